@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parent.parent / "tests"))
 from support.random_graphs import big_graph
 
-from wire.codec import decode_graph, decode_structure, encode_graph
+from wire.ir.codec import decode_graph, decode_structure, encode_graph
 
 
 def main() -> None:

@@ -185,7 +185,7 @@ async def by_links(n: int, folder: Path, tls: bool) -> Figures:
 async def one_size(coordinator: Any, links: Any, peers: Any, place: int, size: int) -> float:
     """A part per rank that makes a tensor and reduces it again and again; seconds of a call, in which the messages that
     begin and end the step have their share."""
-    from wire.messages import Drop, Gang, Member, PartSpec, PlanKey, Source, Target
+    from wire.protocol.messages import Drop, Gang, Member, PartSpec, PlanKey, Source, Target
 
     graph, plan, n = chained(size // 4, CALLS[size], len(links)), PlanKey(1, place + 1), len(links)
     members = tuple(Member(node, rank, 0) for rank, node in enumerate(peers))
@@ -207,8 +207,8 @@ async def one_size(coordinator: Any, links: Any, peers: Any, place: int, size: i
 
 
 def chained(count: int, calls: int, n: int) -> Any:
-    from wire.dtypes import F32
-    from wire.graph import GraphBuilder
+    from wire.ir.dtypes import F32
+    from wire.ir.graph import GraphBuilder
 
     builder = GraphBuilder()
     x = builder.add("broadcast", builder.input("x", (), F32), shape=(count,))

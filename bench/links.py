@@ -35,13 +35,13 @@ sys.path.append(str(Path(__file__).parent.parent / "tests"))
 from support.links import Recorder, node
 from support.tls import authority, credentials
 
-from wire.certificates import any_server_name
-from wire.credentials import Credentials
 from wire.errors import MeshError
 from wire.limits import KIB, MIB
-from wire.link import Link
-from wire.messages import BlobStream, Done, FetchBlob, Message
-from wire.transport import Endpoint
+from wire.link.link import Link
+from wire.link.websocket_carrier import Endpoint
+from wire.protocol.messages import BlobStream, Done, FetchBlob, Message
+from wire.security.certificates import any_server_name
+from wire.security.credentials import Credentials
 
 FRAME_BYTES = 256 * KIB
 GOALS = "goals: link / bare 0.6, plain and TLS alike; TLS / plain 0.35"

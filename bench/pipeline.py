@@ -26,8 +26,8 @@ from mesh.training.data import Cursor, data_of
 from mesh.training.formation import Choice, form
 from mesh.training.run import AHEAD
 from mesh.training.trainer import together_first
-from wire.schedules import SCHEDULES
-from wire.strategies import Strategy
+from wire.policy.pipeline_schedules import SCHEDULES
+from wire.policy.strategies import Strategy
 
 CLASSES, WARM = 10, 5
 GOAL = 0.8

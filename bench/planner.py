@@ -25,9 +25,9 @@ from support.random_graphs import big_graph, random_graph
 from coordinator.planner import make_plan
 from coordinator.profile import Profiles
 from wire.errors import MeshError
-from wire.graph import WireGraph
-from wire.ops import inner_graphs
-from wire.strategies import FOR_ANY_GRAPH
+from wire.ir.graph import WireGraph
+from wire.ir.ops import inner_graphs
+from wire.policy.strategies import FOR_ANY_GRAPH
 
 GOALS_S = {10_000: 2.0, 100_000: 20.0}
 

@@ -31,7 +31,7 @@ from support.random_graphs import big_graph
 
 from coordinator.planning import MADE_AHEAD
 from mesh import Mesh
-from wire.graph import WireGraph
+from wire.ir.graph import WireGraph
 
 STRATEGY = "pipeline"
 READY_S = 240.0  # the process that plans ahead gets what others leave

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from wire.graph import WireGraph
+from wire.ir.graph import WireGraph
 
 from .microbatches import CONST, Line, Loop
 from .working_set import DUPLICATED

@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from wire.graph import WireGraph
+from wire.ir.graph import WireGraph
 
 from .planner import CANDIDATES_MAX, Question
 from .profile import Profiles

@@ -10,13 +10,13 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from wire.codec import tensor_from
 from wire.errors import MeshError, OutOfMemory, ProtocolError
-from wire.exchange import BlobExchange, room_for
-from wire.link import Link
-from wire.measuring import Meter
-from wire.messages import Ballast, BlobStream, Message, Push
-from wire.tasks import as_error
+from wire.ir.codec import tensor_from
+from wire.link.link import Link
+from wire.protocol.messages import Ballast, BlobStream, Message, Push
+from wire.system.tasks import as_error
+from wire.transfer.content_exchange import BlobExchange, room_for
+from wire.transfer.link_probe import Meter
 
 from .outputs import output_of, type_of
 

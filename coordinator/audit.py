@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from wire.disk import Disk
 from wire.errors import ConfigError
 from wire.limits import MIB
+from wire.system.atomic_files import Disk
 
 NAME = "audit.jsonl"
 BYTES_MAX = 64 * MIB  # of one file, then the next begins

@@ -20,18 +20,18 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from wire.address import check_name
-from wire.certificates import (
+from wire.addresses import check_name
+from wire.errors import ConfigError, MeshError, ProtocolError
+from wire.security.certificates import (
     CERTIFICATE_S,
     PublicKey,
     key_of_certificate,
     key_of_request,
 )
-from wire.disk import Disk
-from wire.errors import ConfigError, MeshError, ProtocolError
-from wire.joining import Admitted, Asked, Former, Grant, Refusal, prove_grant
-from wire.lock import FileLock
-from wire.tokens import KEY_ID_BYTES, SECRET_BYTES, Token, new_token, pin_of
+from wire.security.join_protocol import Admitted, Asked, Former, Grant, Refusal, prove_grant
+from wire.security.join_tokens import KEY_ID_BYTES, SECRET_BYTES, Token, new_token, pin_of
+from wire.system.atomic_files import Disk
+from wire.system.file_lock import FileLock
 
 from .audit import AuditLog
 from .keyring import Keyring

@@ -4,7 +4,7 @@ They are one worker, a cut across all of them, the cheapest placement of single 
 axis or two, over several numbers of ranks.  All are judged by the same timeline.  What cannot be better than the best
 one so far, by a bound that costs nothing, is not made; the reasons tell of every strategy, made or not.
 
-To add a strategy: how it is made here (`_splits`), and its class in wire/strategies.py.
+To add a strategy: how it is made here (`_splits`), and its class in wire/policy/strategies.py.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from wire.byte_sizes import counted, time_text
 from wire.errors import InputError, PlacementError
-from wire.graph import WireGraph
-from wire.simplify import simplify
-from wire.sizes import counted, time_text
-from wire.strategies import Auto, DataParallel, DataTensor, FullySharded, Split, TensorParallel, strategy_of
+from wire.ir.graph import WireGraph
+from wire.passes.simplify import simplify
+from wire.policy.strategies import Auto, DataParallel, DataTensor, FullySharded, Split, TensorParallel, strategy_of
 
 from .collectives import BEGIN_S
 from .cost import graph_seconds

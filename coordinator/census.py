@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from wire.limits import MIB
-from wire.messages import DeviceReport, NodeReport, Nodes, PairReport, encode_message
+from wire.protocol.messages import DeviceReport, NodeReport, Nodes, PairReport, encode_message
 
 from .report import NodeView, PairView
 

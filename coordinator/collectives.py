@@ -14,10 +14,10 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from wire.graph import WireGraph
-from wire.grids import Axes, Sizes, groups
-from wire.ops import COLLECTIVES, CONTROL, inner_graphs, sent_bytes
-from wire.types import Attrs, TensorType
+from wire.ir.graph import WireGraph
+from wire.ir.grids import Axes, Sizes, groups
+from wire.ir.ops import COLLECTIVES, CONTROL, inner_graphs, sent_bytes
+from wire.ir.types import Attrs, TensorType
 
 from .cost import turns
 from .profile import Link, Profiles

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from wire.strategies import text_of
+from wire.policy.strategies import text_of
 from wire.timeouts import COLLECTIVE_TIMEOUT_S
 
 from .health import HealthConfig

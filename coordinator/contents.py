@@ -14,10 +14,10 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from wire import mapping
-from wire.codec import hash_bytes
-from wire.disk import Disk
 from wire.errors import BlobCorrupt, BlobMissing
+from wire.ir.codec import hash_bytes
+from wire.system import mapped_files
+from wire.system.atomic_files import Disk
 
 RECENT_BYTES_MAX = 4 << 30  # weights that come again need not be sent again; and a quarter of the free disk
 
@@ -77,7 +77,7 @@ class Contents:
         try:
             with open(path, "rb") as file:
                 length = file.seek(0, 2)
-                data = mapping.viewed(file.fileno(), length)
+                data = mapped_files.viewed(file.fileno(), length)
         except OSError as error:
             raise BlobMissing(f"content of a job is missing: {path}", cause=str(error), next_step=_AGAIN) from None
         if length != size_bytes or hash_bytes(data) != address:

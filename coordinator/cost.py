@@ -31,10 +31,10 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.device_names import DeviceName
 from wire.errors import PlacementError
-from wire.graph import Node, WireGraph
-from wire.ops import CONTROL, LEAVES, VIEWS, WHILE_TRIPS, inner_graphs
+from wire.ir.device_names import DeviceName
+from wire.ir.graph import Node, WireGraph
+from wire.ir.ops import CONTROL, LEAVES, VIEWS, WHILE_TRIPS, inner_graphs
 
 from .pins import allows, check, pins
 from .profile import CLIENT, DeviceProfile, Link, Profiles, WorkerProfile

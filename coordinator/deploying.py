@@ -9,9 +9,9 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from wire import messages as wire
 from wire.errors import MeshError, NodeLost, ProtocolError
-from wire.messages import Combine, Combined, Deploy, Deployed, Drop, MissingGraphs, PlanKey
+from wire.protocol import messages as wire
+from wire.protocol.messages import Combine, Combined, Deploy, Deployed, Drop, MissingGraphs, PlanKey
 
 from . import dispatch
 from .plan import FromParam, FromState, Plan

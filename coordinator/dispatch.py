@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wire.errors import BlobMissing
-from wire.graph import WireGraph, const_value
-from wire.messages import BlobSpec, Deploy, Member, PartSpec, PlanKey, Target, Working
-from wire.messages import Carry as WireCarry
-from wire.messages import Gang as WireGang
-from wire.messages import Source as WireSource
-from wire.ops import LEAVES, inner_graphs
+from wire.ir.graph import WireGraph, const_value
+from wire.ir.ops import LEAVES, inner_graphs
+from wire.ir.types import TensorType
+from wire.protocol.messages import BlobSpec, Deploy, Member, PartSpec, PlanKey, Target, Working
+from wire.protocol.messages import Carry as WireCarry
+from wire.protocol.messages import Gang as WireGang
+from wire.protocol.messages import Source as WireSource
 from wire.timeouts import COLLECTIVE_TIMEOUT_S
-from wire.types import TensorType
 
 from .plan import FromConst, FromInput, FromParam, FromPart, FromState, Output, Pieces, Plan, Source, Window
 from .profile import CLIENT

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from wire.errors import PlacementError
-from wire.portions import Portions, ends_of
-from wire.simplify import simplify
+from wire.passes.simplify import simplify
+from wire.policy.batch_shares import Portions, ends_of
 
 from .plan import Plan
 from .profile import Profiles

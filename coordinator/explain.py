@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from wire.byte_sizes import time_text
 from wire.errors import BlobError, DeadlineExceeded, DeviceLost, ExecuteFailed, MeshError, NodeLost, OutOfMemory
-from wire.sizes import time_text
 
 from . import dispatch
 from .health import Cause, HealthConfig, Transition

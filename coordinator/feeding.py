@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.codec import tensor_bytes
-from wire.dtypes import dtype_of
 from wire.errors import ProtocolError
-from wire.exchange import off_loop, share_with
+from wire.ir.codec import tensor_bytes
+from wire.ir.dtypes import dtype_of
 from wire.limits import KIB
-from wire.link import Link
-from wire.messages import INLINE_BYTES_MAX, Feed, Push, Ran, Run, Value
-from wire.sharedmem import SharedDir
+from wire.link.link import Link
+from wire.protocol.messages import INLINE_BYTES_MAX, Feed, Push, Ran, Run, Value
+from wire.system.shared_memory import SharedDir
+from wire.transfer.content_exchange import off_loop, share_with
 
 from .dispatch import Fed
 from .plan import FromInput

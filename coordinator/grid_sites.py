@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from wire.byte_sizes import need_text, room_text
 from wire.errors import PlacementError
-from wire.graph import WireGraph
-from wire.grids import Axes, Sizes
-from wire.ops import COLLECTIVES, LEAVES
-from wire.sizes import need_text, room_text
+from wire.ir.graph import WireGraph
+from wire.ir.grids import Axes, Sizes
+from wire.ir.ops import COLLECTIVES, LEAVES
 
 from .collectives import exchange_s
 from .cost import graph_seconds, needs

@@ -1,7 +1,7 @@
 """Groups: contents of several workers that are checked together, and who keeps the checks.  Pure.
 
 A group has contents of different workers, and as many checks of them on workers that have none of these: so whoever
-dies takes one share of a group at most, and any of the others give it back (`wire/coding/octets.py`).  A group of one
+dies takes one share of a group at most, and any of the others give it back (`wire/erasure/gf256.py`).  A group of one
 content is a copy with a buddy.  Contents of like size are put together, since a check is as long as the longest.
 
 A content that several workers have already, more than may die, is in no group.  It does not know what contents are.
@@ -13,8 +13,8 @@ import itertools
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from wire.coding.octets import checks, coefficients
-from wire.redundancy import Copies
+from wire.erasure.gf256 import checks, coefficients
+from wire.policy.redundancy import Copies
 
 
 @dataclass(frozen=True, slots=True)

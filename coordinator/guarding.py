@@ -1,9 +1,9 @@
 """Guarding: what workers keep of each other's weights, so that a death loses none, and how it is made again.
 
 Once a plan is deployed, workers are given copies or checks of the weights that too few of them have, as the program's
-policy says (`wire/redundancy.py`, `groups.py`); a plan without parts pins them there.  Where a death took weights
-along, whoever needs them next makes them of the other shares before its part of the new plan is deployed, and that plan
-leaves the others where they are (`staying.py`).  All of it goes between workers.
+policy says (`wire/policy/redundancy.py`, `groups.py`); a plan without parts pins them there.  Where a death took
+weights along, whoever needs them next makes them of the other shares before its part of the new plan is deployed, and
+that plan leaves the others where they are (`staying.py`).  All of it goes between workers.
 
 Nobody keeps more than there is room for beside its parts and what it keeps for others already; what has no copy for
 lack of room is told.  After a death, checks go once all has been made of them that the new plan needs, where it needs
@@ -22,14 +22,14 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from wire.dtypes import U8
+from wire.byte_sizes import counted, size_text
 from wire.errors import MeshError, OutOfMemory
-from wire.graph import WireGraph
-from wire.messages import PlanKey
-from wire.redundancy import copies_of
-from wire.sizes import counted, size_text
-from wire.tasks import Tasks, unheard
-from wire.types import TensorType
+from wire.ir.dtypes import U8
+from wire.ir.graph import WireGraph
+from wire.ir.types import TensorType
+from wire.policy.redundancy import copies_of
+from wire.protocol.messages import PlanKey
+from wire.system.tasks import Tasks, unheard
 
 from . import dispatch
 from .deploying import Deploying, Moved, Term, Wanted

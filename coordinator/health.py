@@ -28,7 +28,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from wire.sizes import counted
+from wire.byte_sizes import counted
 from wire.timeouts import NODE_TIMEOUT_S, check_node_timeout, node_timeout_of_beat
 
 PEERS_ASKED = 2

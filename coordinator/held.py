@@ -6,8 +6,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from wire.codec import tensor_bytes, tensor_from
-from wire.types import TensorType
+from wire.ir.codec import tensor_bytes, tensor_from
+from wire.ir.types import TensorType
 
 
 class HeldTensors:

@@ -27,7 +27,7 @@ from typing import Any
 
 from wire.errors import Busy, Cancelled, InputError, MeshError, from_fields
 from wire.limits import REPORT_CHARS_MAX
-from wire.messages import JobReport
+from wire.protocol.messages import JobReport
 
 FINAL = frozenset({"done", "failed", "cancelled"})
 _NOTHING: Mapping[str, Any] = MappingProxyType({})

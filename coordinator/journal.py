@@ -26,9 +26,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from wire.disk import WRITING, Disk
 from wire.errors import ConfigError, JournalDamaged, NotDurable
-from wire.lock import FileLock
+from wire.system.atomic_files import WRITING, Disk
+from wire.system.file_lock import FileLock
 
 log = logging.getLogger("graph_mesh.journal")
 

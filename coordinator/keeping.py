@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from wire.codec import hash_bytes
-from wire.disk import Disk
 from wire.errors import NotDurable, StorageError
-from wire.tasks import Tasks, unheard
+from wire.ir.codec import hash_bytes
+from wire.system.atomic_files import Disk
+from wire.system.tasks import Tasks, unheard
 
 from .contents import Contents
 from .journal import WHOLE, Connect, Entry, Journal

@@ -10,14 +10,14 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-from wire.certificates import (
+from wire.security.certificates import (
     CertificateAuthority,
     authority_from_pem,
     certificate_from_pem,
     certificate_pem,
     new_authority,
 )
-from wire.disk import Disk
+from wire.system.atomic_files import Disk
 
 _FILE = re.compile(r"authority(?:-(\d+))?\.(?:key|pem|former\.pem)")
 

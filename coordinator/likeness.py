@@ -15,8 +15,8 @@ from enum import IntEnum
 
 import numpy as np
 
-from wire.graph import WireGraph, const_value
-from wire.ops import CONTROL, inner_graphs, tolerance_for
+from wire.ir.graph import WireGraph, const_value
+from wire.ir.ops import CONTROL, inner_graphs, tolerance_for
 
 
 class Likeness(IntEnum):

@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from wire.errors import InputError, MeshError
-from wire.messages import Joined
-from wire.protocol import Identity
+from wire.protocol.messages import Joined
+from wire.protocol.peer import Identity
 
 from .health import Health
 from .report import NodeView

@@ -16,8 +16,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from wire.graph import GraphBuilder, WireGraph
-from wire.ops import VIEWS
+from wire.ir.graph import GraphBuilder, WireGraph
+from wire.ir.ops import VIEWS
 
 from .cost import COPIED
 

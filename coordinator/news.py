@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from wire.reports import Event
+from wire.protocol.reports import Event
 
 # The kind of an event, and how its line is written.
 LINES: Mapping[str, tuple[int, str]] = {

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 
-from wire.tasks import Tasks
+from wire.system.tasks import Tasks
 
 from .health import AskPeer, ProbeSelf
 from .prober import second_opinion

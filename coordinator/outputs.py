@@ -6,13 +6,13 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from wire.codec import tensor_from
-from wire.dtypes import dtype_named
 from wire.errors import BlobMissing
-from wire.link import Link
-from wire.messages import Push, Value
-from wire.sharedmem import take
-from wire.types import TensorType
+from wire.ir.codec import tensor_from
+from wire.ir.dtypes import dtype_named
+from wire.ir.types import TensorType
+from wire.link.link import Link
+from wire.protocol.messages import Push, Value
+from wire.system.shared_memory import take
 
 
 def type_of(value: Value) -> TensorType:

@@ -19,11 +19,11 @@ from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from wire.dtypes import F32
+from wire.byte_sizes import time_text
 from wire.errors import MeshError
-from wire.graph import GraphBuilder
-from wire.messages import Ran
-from wire.sizes import time_text
+from wire.ir.dtypes import F32
+from wire.ir.graph import GraphBuilder
+from wire.protocol.messages import Ran
 
 from .lessons import Lessons
 from .moving import Debts, move_s

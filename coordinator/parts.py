@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from wire.graph import GraphBuilder, WireGraph
+from wire.ir.graph import GraphBuilder, WireGraph
 
 from .cost import CostModel, PartSketch
 from .plan import Edge, FromConst, FromInput, FromParam, FromPart, ParamPlace, Part, Source

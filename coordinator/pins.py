@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from wire.device_names import ANY, DeviceName, device_named
 from wire.errors import InputError, NoSuchDevice
-from wire.graph import WireGraph
-from wire.ops import GRAPH_ATTRS, LEAVES, inner_graphs
+from wire.ir.device_names import ANY, DeviceName, device_named
+from wire.ir.graph import WireGraph
+from wire.ir.ops import GRAPH_ATTRS, LEAVES, inner_graphs
 
 from .profile import DeviceProfile, Profiles, WorkerProfile
 

@@ -2,8 +2,9 @@
 
 The step has one loop over micro-batches (microbatches.py).  It is cut into stages (stages.py), and each stage is two
 parts for every micro-batch, forward and backward, of two graphs: so each is compiled once.  A worker does its parts in
-the order of the schedule (wire/schedules.py), and what goes from stage to stage goes from worker to worker.  What a
-stage needs again when it goes back stays on its device; what a tensor of the state becomes is made where it is read.
+the order of the schedule (wire/policy/pipeline_schedules.py), and what goes from stage to stage goes from worker to
+worker.  What a stage needs again when it goes back stays on its device; what a tensor of the state becomes is made
+where it is read.
 
 Around the loop, each stage has a part for what it needs of inputs before it, and some for what the step does after it.
 A tensor of the state that several stages read is held by the one that makes its next value, which sends it to others.
@@ -20,10 +21,10 @@ from dataclasses import replace
 import numpy as np
 
 from wire.errors import InputError, PlacementError
-from wire.graph import WireGraph, const_value
-from wire.ops import LEAVES
-from wire.schedules import SCHEDULES
-from wire.strategies import Pipeline
+from wire.ir.graph import WireGraph, const_value
+from wire.ir.ops import LEAVES
+from wire.policy.pipeline_schedules import SCHEDULES
+from wire.policy.strategies import Pipeline
 
 from .after_loop import After, beside
 from .cost import CostModel, needs

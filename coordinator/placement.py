@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from wire.errors import InputError, NoSuchDevice, PlacementError
-from wire.strategies import DeviceMap
+from wire.policy.strategies import DeviceMap
 
 from .cost import CostModel
 from .profile import Profiles

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.graph import WireGraph
-from wire.grids import coordinates, groups
+from wire.ir.graph import WireGraph
+from wire.ir.grids import coordinates, groups
 
 
 @dataclass(frozen=True, slots=True)

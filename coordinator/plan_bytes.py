@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from wire.codec import decode_graph
-from wire.graph import WireGraph
+from wire.ir.codec import decode_graph
+from wire.ir.graph import WireGraph
 
 from .plan import (
     Audit,

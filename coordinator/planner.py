@@ -1,6 +1,6 @@
 """make_plan: from a graph and the machines to a Plan.  A pure function.
 
-The graph is simplified first (`wire/simplify.py`): the values stay the same to the bit.
+The graph is simplified first (`wire/passes/simplify.py`): the values stay the same to the bit.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from wire.byte_sizes import size_text, time_text
 from wire.errors import PlacementError
-from wire.graph import WireGraph
-from wire.redundancy import copies_of
+from wire.ir.graph import WireGraph
+from wire.passes.simplify import simplify
+from wire.passes.unroll_spmd import unroll
+from wire.policy.redundancy import copies_of
+from wire.policy.strategies import Auto, DataParallel, DeviceMap, Pipeline, Ranks, Split, Strategy, strategy_of
 from wire.sharding.partition import partition
-from wire.simplify import simplify
-from wire.sizes import size_text, time_text
-from wire.strategies import Auto, DataParallel, DeviceMap, Pipeline, Ranks, Split, Strategy, strategy_of
-from wire.unroll import unroll
 
 from .candidates import Drafts, add_splits, whole_name
 from .cost import CostModel, PartSketch, Prediction
@@ -69,7 +69,7 @@ class Question:
 
 
 def make_plan(graph: WireGraph, profiles: Profiles, strategy: str = "auto", carries: Carries = ()) -> Plan:
-    """The plan for one call of `graph`; `strategy` is the text of one (wire/strategies.py).
+    """The plan for one call of `graph`; `strategy` is the text of one (wire/policy/strategies.py).
 
     `carries` are params with the position of the output that is to lie as they do, where a strategy splits the program.
 

@@ -12,8 +12,8 @@ import struct
 from typing import BinaryIO
 
 from wire.errors import MeshError
-from wire.graph import WireGraph
-from wire.launch import take_stdio
+from wire.ir.graph import WireGraph
+from wire.system.child_python import take_stdio
 
 from .plan_bytes import Asked, plan_bytes, question_from
 

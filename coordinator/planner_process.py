@@ -14,7 +14,7 @@ import subprocess
 from collections.abc import Awaitable
 from typing import Protocol, TypeVar
 
-from wire.launch import python_command
+from wire.system.child_python import python_command
 
 from .plan_bytes import Asked, question_bytes
 from .planner_host import LENGTH, answer_of

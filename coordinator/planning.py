@@ -16,8 +16,8 @@ from functools import partial
 from typing import Any
 
 from wire.errors import InputError, MeshError, PlacementError
-from wire.graph import WireGraph
-from wire.redundancy import OF_CALLS, copies_of
+from wire.ir.graph import WireGraph
+from wire.policy.redundancy import OF_CALLS, copies_of
 
 from . import dispatch, recovery, timeline
 from .ahead import Ahead, Use

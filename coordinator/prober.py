@@ -10,12 +10,12 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
 
+from wire.byte_sizes import time_text
 from wire.errors import MeshError, NodeLost, ProtocolError
-from wire.link import Link as Wire
-from wire.measuring import Meter
-from wire.messages import Probe, Probed
-from wire.sizes import time_text
+from wire.link.link import Link as Wire
+from wire.protocol.messages import Probe, Probed
 from wire.timeouts import SILENT
+from wire.transfer.link_probe import Meter
 
 from .pairs import Pair, Pairs, Way
 from .profile import CLIENT, Link, Profiles

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from wire.errors import ProtocolError
-from wire.messages import DeviceReport, Joined
+from wire.protocol.messages import DeviceReport, Joined
 
 CLIENT = ""  # the node id that stands for whoever holds inputs and wants outputs
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from wire.graph import WireGraph
-from wire.types import TensorType
+from wire.ir.graph import WireGraph
+from wire.ir.types import TensorType
 
 
 @dataclass(frozen=True, eq=False)
 class Program:
     """A graph, the content its params are bound to (name -> address and type), how to place it, and which `copies` of
-    the params are kept (`wire/redundancy.py`).  One that is `forced` has a number of its own, and its parts are
+    the params are kept (`wire/policy/redundancy.py`).  One that is `forced` has a number of its own, and its parts are
     compiled anew, whatever workers have in their caches.
 
     Programs are equal, and share plans and deployments, when their `key` is.

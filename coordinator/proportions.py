@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from wire.graph import WireGraph
-from wire.portions import UNITS, UNLIKE, Portions, handed_out
+from wire.ir.graph import WireGraph
+from wire.policy.batch_shares import UNITS, UNLIKE, Portions, handed_out
 
 from .grid_sites import Site, able
 from .profile import Profiles

@@ -1,7 +1,7 @@
 """The work of ranks: of an spmd node what each rank computes, what it is given, and how its results lie.  Pure.
 
 All ranks have one graph, and the blocks that their specs say.  Where the body branches by who a rank is, ranks that
-take other branches have graphs of their own (`wire/specialise.py`), and are given what those read.
+take other branches have graphs of their own (`wire/passes/specialise_ranks.py`), and are given what those read.
 
 It knows no devices: who is which rank, and where operands come from, is the plan's (`ranks.py`).
 """
@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from wire.graph import GraphBuilder, WireGraph, const_value
-from wire.grids import Axes, Sizes, block, coordinates, parts, spec_of
-from wire.narrow import Box, narrow
-from wire.specialise import specialise
-from wire.types import Attrs
-from wire.varying import Over, varying
+from wire.ir.graph import GraphBuilder, WireGraph, const_value
+from wire.ir.grids import Axes, Sizes, block, coordinates, parts, spec_of
+from wire.ir.types import Attrs
+from wire.passes.input_slicing import Box, narrow
+from wire.passes.replication import Over, varying
+from wire.passes.specialise_ranks import specialise
 
 from .memory import memory_by_site
 from .plan import FromInput, Part, Window

@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from wire.byte_sizes import size_text, time_text
 from wire.errors import PlacementError
-from wire.graph import GraphBuilder, WireGraph
-from wire.grids import Axes, Sizes
-from wire.ops import GRAPH_ATTRS, LEAVES, inner_graphs
-from wire.sizes import size_text, time_text
-from wire.unroll import joined, unroll
+from wire.ir.graph import GraphBuilder, WireGraph
+from wire.ir.grids import Axes, Sizes
+from wire.ir.ops import GRAPH_ATTRS, LEAVES, inner_graphs
+from wire.passes.unroll_spmd import joined, unroll
 
 from .collectives import exchange_s, exchanged_bytes, sending_rates
 from .cost import CostModel

@@ -7,14 +7,14 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from wire.codec import hash_array, tensor_from
-from wire.dtypes import dtype_named
 from wire.errors import InputError
-from wire.exchange import BlobExchange, off_loop
-from wire.graph import WireGraph
-from wire.link import Link
-from wire.messages import NamedValue
-from wire.types import TensorType
+from wire.ir.codec import hash_array, tensor_from
+from wire.ir.dtypes import dtype_named
+from wire.ir.graph import WireGraph
+from wire.ir.types import TensorType
+from wire.link.link import Link
+from wire.protocol.messages import NamedValue
+from wire.transfer.content_exchange import BlobExchange, off_loop
 
 
 class Receiving:

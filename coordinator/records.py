@@ -9,8 +9,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from wire.link import Link
-from wire.messages import Deployed, Joined, Ran
+from wire.link.link import Link
+from wire.protocol.messages import Deployed, Joined, Ran
 
 from .dispatch import Fed, work_of
 from .plan import Plan

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from wire.redundancy import KINDS, copies_of
-from wire.sizes import size_text, time_text
+from wire.byte_sizes import size_text, time_text
+from wire.policy.redundancy import KINDS, copies_of
 
 from .groups import Group, Held, cheapest, grouped, kept_bytes, moved_bytes, unkept
 from .plan import FromParam, Plan

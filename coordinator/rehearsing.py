@@ -16,8 +16,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from wire.limits import MIB
-from wire.messages import PlanKey
-from wire.tasks import Tasks, as_error, unheard
+from wire.protocol.messages import PlanKey
+from wire.system.tasks import Tasks, as_error, unheard
 
 from . import dispatch
 from .ahead import Ahead

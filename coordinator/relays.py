@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from wire.errors import StaleGeneration
-from wire.link import Link
-from wire.messages import Done, PlanKey, Relay
-from wire.relaying import pass_on
+from wire.link.link import Link
+from wire.protocol.messages import Done, PlanKey, Relay
+from wire.transfer.relay import pass_on
 
 from .records import Call
 

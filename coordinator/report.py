@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from wire.limits import REPORT_CHARS_MAX
-from wire.messages import Deployed, DeviceReport, Ran
-from wire.reports import Event, PartReport, RelayReport, WorkerReport
+from wire.protocol.messages import Deployed, DeviceReport, Ran
+from wire.protocol.reports import Event, PartReport, RelayReport, WorkerReport
 
 from .plan import Plan
 
@@ -34,7 +34,7 @@ class NodeView:
     memory_bytes: int
     silent_s: float = 0.0  # since it was last heard
     system: str = ""  # its machine's, as platform.system() says
-    without_gpu: str = ""  # why it has no GPU, as wire/without_gpu.py has it
+    without_gpu: str = ""  # why it has no GPU, as wire/protocol/missing_gpu.py has it
 
     @property
     def address(self) -> str:
@@ -43,7 +43,7 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True)
 class PairView:
-    """How one node reaches another, by their names; the fields are those of `wire.messages.PairReport`."""
+    """How one node reaches another, by their names; the fields are those of `wire.protocol.messages.PairReport`."""
 
     source: str
     target: str

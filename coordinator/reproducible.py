@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from wire.errors import PlacementError
-from wire.strategies import Auto, DataParallel, DataTensor, FullySharded, Strategy, TensorParallel
+from wire.policy.strategies import Auto, DataParallel, DataTensor, FullySharded, Strategy, TensorParallel
 
 from .plan import Plan
 from .profile import Profiles

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from wire.byte_sizes import need_text, room_text, size_text
 from wire.errors import PlacementError
-from wire.graph import WireGraph
-from wire.redundancy import Copies, copies_of
-from wire.sizes import need_text, room_text, size_text
+from wire.ir.graph import WireGraph
+from wire.policy.redundancy import Copies, copies_of
 
 from .groups import Held, grouped, kept_bytes, unkept
 from .memory import memory_by_site

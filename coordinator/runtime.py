@@ -19,15 +19,17 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from wire.address import shown
-from wire.endpoint import Endpoint as AnyEndpoint
+from wire.addresses import shown
+from wire.byte_sizes import counted
 from wire.errors import LOG_LINES_MAX, Cancelled, MeshError, NodeLost, ProtocolError
-from wire.exchange import BlobExchange
-from wire.graph import WireGraph
-from wire.identity import member_id
-from wire.link import Handler, Link
-from wire.measuring import Meter
-from wire.messages import (
+from wire.ir.graph import WireGraph
+from wire.link.endpoint import Endpoint as AnyEndpoint
+from wire.link.identity import member_id
+from wire.link.keepalive import ANSWER_S, LinkWatch
+from wire.link.link import Handler, Link
+from wire.link.reconnect import stay_linked
+from wire.link.websocket_carrier import Endpoint
+from wire.protocol.messages import (
     Beat,
     Began,
     CancelStep,
@@ -47,14 +49,12 @@ from wire.messages import (
     Run,
     Suspected,
 )
-from wire.protocol import Identity
-from wire.redial import stay_linked
-from wire.sharedmem import SharedDir
-from wire.sizes import counted
-from wire.tasks import Tasks, as_error, unheard
-from wire.transport import Endpoint
-from wire.versions import usable_ops
-from wire.watch import ANSWER_S, LinkWatch
+from wire.protocol.peer import Identity
+from wire.protocol.versions import usable_ops
+from wire.system.shared_memory import SharedDir
+from wire.system.tasks import Tasks, as_error, unheard
+from wire.transfer.content_exchange import BlobExchange
+from wire.transfer.link_probe import Meter
 
 from . import dispatch
 from . import events as ev
@@ -333,7 +333,7 @@ class Coordinator:
         if self._shared is not None:
             self._shared.close()
 
-    # -- links (wire.transport.Handler)
+    # -- links (wire.link.websocket_carrier.Handler)
 
     def on_linked(self, link: Link) -> None:
         """Either side dialled; a worker joins."""

@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from wire.dtypes import F32, PARTS, DType
-from wire.graph import GraphBuilder, WireGraph
-from wire.ops import tolerance_for
+from wire.ir.dtypes import F32, PARTS, DType
+from wire.ir.graph import GraphBuilder, WireGraph
+from wire.ir.ops import tolerance_for
 
 from .cost import needs
 from .likeness import Likeness, likeness

@@ -24,14 +24,15 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from wire.codec import decode_graph, hash_array, hash_bytes, tensor_bytes, tensor_from
-from wire.dtypes import dtype_named, dtype_of
 from wire.errors import Cancelled, InputError, LimitExceeded, MeshError, NotDurable, NotTrusted, StorageError
-from wire.exchange import BlobExchange, apart, off_loop
-from wire.graph import WireGraph
-from wire.heap import give_back
+from wire.ir.codec import decode_graph, hash_array, hash_bytes, tensor_bytes, tensor_from
+from wire.ir.dtypes import dtype_named, dtype_of
+from wire.ir.graph import WireGraph
+from wire.ir.types import TensorType
 from wire.limits import PLAN_CHARS_MAX
-from wire.messages import (
+from wire.link.websocket_carrier import Link
+from wire.policy.redundancy import OF_CALLS, copies_of
+from wire.protocol.messages import (
     AskJobs,
     AskNodes,
     AwaitJob,
@@ -48,11 +49,10 @@ from wire.messages import (
     Planned,
     SubmitJob,
 )
-from wire.redundancy import OF_CALLS, copies_of
-from wire.reports import Event
-from wire.tasks import Tasks, unheard
-from wire.transport import Link
-from wire.types import TensorType
+from wire.protocol.reports import Event
+from wire.system.malloc import give_back
+from wire.system.tasks import Tasks, unheard
+from wire.transfer.content_exchange import BlobExchange, apart, off_loop
 
 from .census import page
 from .health import Health

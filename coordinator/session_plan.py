@@ -13,13 +13,13 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from wire.byte_sizes import counted, time_text
 from wire.errors import InputError, PlacementError
-from wire.graph import WireGraph
-from wire.ops import LEAVES
-from wire.redundancy import copies_of
-from wire.simplify import simplify
-from wire.sizes import counted, time_text
-from wire.strategies import FOR_ANY_GRAPH, Auto, Pipeline, Single, Split, Strategy, strategy_of
+from wire.ir.graph import WireGraph
+from wire.ir.ops import LEAVES
+from wire.passes.simplify import simplify
+from wire.policy.redundancy import copies_of
+from wire.policy.strategies import FOR_ANY_GRAPH, Auto, Pipeline, Single, Split, Strategy, strategy_of
 
 from .candidates import Drafts, add_splits, needs_ranks, whole_name
 from .cost import CostModel, Prediction

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from wire.redundancy import Copies, copies_of
+from wire.policy.redundancy import Copies, copies_of
 
 from .groups import Held, grouped, kept_bytes, unkept
 from .plan import Plan

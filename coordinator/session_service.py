@@ -18,11 +18,12 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from wire.codec import decode_graph, hash_array
 from wire.errors import InputError, MeshError, NodeLost
-from wire.exchange import BlobExchange, apart, off_loop
-from wire.link import Link
-from wire.messages import (
+from wire.ir.codec import decode_graph, hash_array
+from wire.ir.types import TensorType
+from wire.link.link import Link
+from wire.policy.redundancy import OF_SESSIONS, copies_of
+from wire.protocol.messages import (
     CloseSession,
     Done,
     Message,
@@ -33,9 +34,8 @@ from wire.messages import (
     SessionStep,
     SessionTold,
 )
-from wire.redundancy import OF_SESSIONS, copies_of
-from wire.tasks import Tasks, unheard
-from wire.types import TensorType
+from wire.system.tasks import Tasks, unheard
+from wire.transfer.content_exchange import BlobExchange, apart, off_loop
 
 from .program import Program
 from .receiving import Receiving

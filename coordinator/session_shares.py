@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from wire.errors import MeshError
-from wire.redundancy import Copies
+from wire.policy.redundancy import Copies
 
 from .deploying import Deploying, Term
 from .groups import Group, Held, grouped

@@ -16,19 +16,19 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from wire.codec import hash_array, tensor_from
-from wire.dtypes import U8
 from wire.errors import BlobMissing, Cancelled, MeshError, NodeLost, PlacementError, ProtocolError
-from wire.exchange import BlobExchange, off_loop
-from wire.graph import WireGraph
+from wire.ir.codec import hash_array, tensor_from
+from wire.ir.dtypes import U8
+from wire.ir.graph import WireGraph
+from wire.ir.types import TensorType
 from wire.limits import MIB
-from wire.messages import CancelStep, PlanKey, Ran, Run, Snapshot, Snapshotted, Working
-from wire.portions import Portions
-from wire.redundancy import copies_of
-from wire.sharedmem import SharedDir
-from wire.strategies import Pipeline, Split, strategy_of
-from wire.tasks import Tasks, as_error
-from wire.types import TensorType
+from wire.policy.batch_shares import Portions
+from wire.policy.redundancy import copies_of
+from wire.policy.strategies import Pipeline, Split, strategy_of
+from wire.protocol.messages import CancelStep, PlanKey, Ran, Run, Snapshot, Snapshotted, Working
+from wire.system.shared_memory import SharedDir
+from wire.system.tasks import Tasks, as_error
+from wire.transfer.content_exchange import BlobExchange, off_loop
 
 from . import dispatch
 from . import session_events as ev

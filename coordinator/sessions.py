@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from wire.errors import BlobError, Cancelled, DeviceLost, MeshError, OutOfMemory, StaleGeneration
-from wire.redundancy import OF_SESSIONS, copies_of
+from wire.policy.redundancy import OF_SESSIONS, copies_of
 
 from .explain import nobody, not_readable_yet, not_without, state_lost, stuck_at_first, stuck_step
 from .profile import CLIENT

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from wire.errors import PlacementError
-from wire.graph import WireGraph
-from wire.ops import COLLECTIVES, inner_graphs
-from wire.portions import handed_out
-from wire.simplify import simplify
-from wire.strategies import DataParallel
+from wire.ir.graph import WireGraph
+from wire.ir.ops import COLLECTIVES, inner_graphs
+from wire.passes.simplify import simplify
+from wire.policy.batch_shares import handed_out
+from wire.policy.strategies import DataParallel
 
 from .cost import graph_seconds
 from .grid_sites import Site

@@ -12,12 +12,12 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from wire.codec import hash_array, tensor_bytes
 from wire.errors import BlobMissing
-from wire.exchange import off_loop
-from wire.link import Link
-from wire.messages import Blob, FetchBlob
-from wire.types import TensorType
+from wire.ir.codec import hash_array, tensor_bytes
+from wire.ir.types import TensorType
+from wire.link.link import Link
+from wire.protocol.messages import Blob, FetchBlob
+from wire.transfer.content_exchange import off_loop
 
 from .dispatch import Bindings, Content
 from .held import HeldTensors

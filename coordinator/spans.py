@@ -6,7 +6,7 @@ from array import array
 from dataclasses import dataclass
 from operator import attrgetter
 
-from wire.messages import Ran
+from wire.protocol.messages import Ran
 
 SPANS_MAX = 50_000
 _SUMMED = attrgetter("wait_s", "exchange_s", "readback_s", "encode_s", "sent_bytes")  # of PartRuns

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Mapping
 from statistics import median
 
 from wire.errors import InputError, PlacementError
-from wire.graph import WireGraph
+from wire.ir.graph import WireGraph
+from wire.policy.strategies import DataParallel, DataTensor, FullySharded, Split, TensorParallel
 from wire.sharding.layout import Axes, Dims
+from wire.sharding.op_cost import Rates
 from wire.sharding.partition import partition
-from wire.sharding.pricing import Rates
-from wire.strategies import DataParallel, DataTensor, FullySharded, Split, TensorParallel
 
 from .profile import CLIENT, Profiles
 

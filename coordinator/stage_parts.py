@@ -11,12 +11,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from wire.dtypes import DType
+from wire.byte_sizes import counted, time_text
 from wire.errors import PlacementError
-from wire.graph import GraphBuilder, WireGraph
-from wire.schedules import FORWARD, SCHEDULES, Event, bound, in_order
-from wire.sizes import counted, time_text
-from wire.strategies import Pipeline
+from wire.ir.dtypes import DType
+from wire.ir.graph import GraphBuilder, WireGraph
+from wire.policy.pipeline_schedules import FORWARD, SCHEDULES, Event, bound, in_order
+from wire.policy.strategies import Pipeline
 
 from .after_loop import After
 from .grid_sites import Site

@@ -12,10 +12,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from wire.graph import WireGraph
-from wire.simplify import simplify
-from wire.sizes import size_text, time_text
-from wire.strategies import strategy_of
+from wire.byte_sizes import size_text, time_text
+from wire.ir.graph import WireGraph
+from wire.passes.simplify import simplify
+from wire.policy.strategies import strategy_of
 
 from .cost import CostModel, Prediction
 from .memory import memory_by_site, missing

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
-from wire.gate import origin_of
+from wire.security.connection_limiter import origin_of
 
 REMEMBERED = 1024  # things, and origins
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 
-from wire.reports import Event, RelayReport
+from wire.protocol.reports import Event, RelayReport
 
 from .members import name_of
 from .program import Program

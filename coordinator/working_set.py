@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from wire.graph import WireGraph
-from wire.ops import CONTROL, inner_graphs
-from wire.scratch import scratch_bytes
+from wire.ir.graph import WireGraph
+from wire.ir.ops import CONTROL, inner_graphs
+from wire.ir.workspace import scratch_bytes
 
 DUPLICATED = frozenset({"input", "param", "const", "iota"})  # held or made anew by whoever uses them
 

@@ -15,7 +15,7 @@ import numpy as np
 import mesh
 import mesh.numpy as mnp
 from mesh import Mesh, PartitionSpec, nn
-from wire.ops import COLLECTIVES
+from wire.ir.ops import COLLECTIVES
 from wire.sharding.partition import partition
 
 WIDTH, HIDDEN, ROWS, WORKERS = 256, 1024, 32, 2

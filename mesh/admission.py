@@ -17,15 +17,15 @@ from pathlib import Path
 
 from coordinator.authority import Authority, Trust
 from coordinator.runtime import Coordinator
-from wire.credentials import RETRY_S, Credentials, Nap, keep_renewed
 from wire.errors import ConfigError, MeshError
-from wire.identity import member_id
-from wire.join_link import PORT_OFFSET, JoinPort, serve_joining
-from wire.joining import Admitted
-from wire.listener import addresses_of
-from wire.messages import Revocations
-from wire.tokens import Token, discovery_key
-from wire.transport import Endpoint
+from wire.link.identity import member_id
+from wire.link.websocket_carrier import Endpoint
+from wire.protocol.messages import Revocations
+from wire.security.credentials import RETRY_S, Credentials, Nap, keep_renewed
+from wire.security.join_port import PORT_OFFSET, JoinPort, serve_joining
+from wire.security.join_protocol import Admitted
+from wire.security.join_tokens import Token, discovery_key
+from wire.security.tls_listener import addresses_of
 
 log = logging.getLogger("graph_mesh.identity")
 

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from wire.errors import Cancelled, ConfigError, DeadlineExceeded, InputError
-from wire.graph import WireGraph
-from wire.redundancy import OF_CALLS, copies_of
-from wire.strategies import Strategy, text_of
+from wire.ir.graph import WireGraph
+from wire.policy.redundancy import OF_CALLS, copies_of
+from wire.policy.strategies import Strategy, text_of
 
 from . import tree
 from .arguments import check_function

@@ -16,10 +16,10 @@ from typing import Any, TypeAlias, Union
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wire.dtypes import C64, C128, F32, F64, DType, dtype_of
 from wire.errors import DTypeError, InputError, ShapeError
-from wire.graph import Node, infer
-from wire.types import NO_ATTRS, Attrs, TensorType
+from wire.ir.dtypes import C64, C128, F32, F64, DType, dtype_of
+from wire.ir.graph import Node, infer
+from wire.ir.types import NO_ATTRS, Attrs, TensorType
 
 from .devices import DLPACK_CPU, MESH, Device, check_device
 from .expression import Expression, Tensor, computable, made_outside, traced_argument

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from wire.graph import GraphBuilder
+from wire.ir.graph import GraphBuilder
 
 from .expression import Tensor
 

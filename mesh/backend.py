@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from wire.graph import WireGraph
-from wire.portions import Portions
+from wire.ir.graph import WireGraph
+from wire.policy.batch_shares import Portions
 
 from .handle import Handle
 from .node import Node

@@ -13,12 +13,12 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wire.address import check_name, parse_address
+from wire.addresses import check_name, parse_address
 from wire.errors import ConfigError
 from wire.limits import DEFAULT
-from wire.redundancy import OF_CALLS, copies_of
+from wire.policy.redundancy import OF_CALLS, copies_of
+from wire.security.join_tokens import parse_token
 from wire.timeouts import check_collective_timeout, check_node_timeout, node_timeout_of_beat
-from wire.tokens import parse_token
 
 from .arguments import integer, number
 from .config import DiscoverSpec, LocalSpec, MeshConfig, SimulateSpec

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 
-from wire.device_names import ANY
 from wire.errors import ConfigError, GraphError, InputError
-from wire.graph import WireGraph
-from wire.ops import COLLECTIVES, inner_graphs
-from wire.text import to_text
+from wire.ir.device_names import ANY
+from wire.ir.graph import WireGraph
+from wire.ir.ops import COLLECTIVES, inner_graphs
+from wire.ir.text import to_text
 
 MODES = ("auto", "on", "off", "local")
 HERE = ("off", "local")  # computed in this process, whatever workers there are

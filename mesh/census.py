@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from wire.messages import NodeReport, Nodes, PairReport
+from wire.protocol.messages import NodeReport, Nodes, PairReport
 
 
 async def whole(ask: Callable[[tuple[str, ...]], Awaitable[Nodes]]) -> Nodes:

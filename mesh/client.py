@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from numpy.typing import NDArray
 
 from wire.errors import Cancelled, ConfigError, DeadlineExceeded, InputError
-from wire.graph import WireGraph
-from wire.portions import Portions
-from wire.strategies import Strategy
+from wire.ir.graph import WireGraph
+from wire.policy.batch_shares import Portions
+from wire.policy.strategies import Strategy
 
 from .aio import OWN, OWN_OF_COMPILE, OWN_OF_SESSIONS, AsyncMesh
 from .arguments import items, said

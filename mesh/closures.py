@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from wire.codec import hash_array
 from wire.errors import InputError
-from wire.graph import WireGraph
+from wire.ir.codec import hash_array
+from wire.ir.graph import WireGraph
 
 from . import tree
 from .array import Array

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.codec import hash_array
-from wire.dtypes import dtype_of
 from wire.errors import InputError
-from wire.graph import WireGraph
-from wire.types import TensorType
+from wire.ir.codec import hash_array
+from wire.ir.dtypes import dtype_of
+from wire.ir.graph import WireGraph
+from wire.ir.types import TensorType
 
 from .backend import Work
 from .building import Building

@@ -10,8 +10,8 @@ from functools import lru_cache
 from typing import Any
 
 from wire.errors import InputError
-from wire.graph import WireGraph
-from wire.types import TensorType
+from wire.ir.graph import WireGraph
+from wire.ir.types import TensorType
 
 from .array import Array, apply
 

@@ -10,9 +10,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from wire.address import check_name
+from wire.addresses import check_name
+from wire.security.join_tokens import Token
 from wire.timeouts import COLLECTIVE_TIMEOUT_S, NODE_TIMEOUT_S
-from wire.tokens import Token
 
 from .enrolment import joined_mesh, state_root
 
@@ -56,7 +56,7 @@ class MeshConfig:
     collective_timeout_s: float = COLLECTIVE_TIMEOUT_S
     plan_ahead: bool = True
     reproducible: bool = False  # only plans of which all have the same bits (docs/planning.md)
-    copies: str = "checkpoint"  # of params (wire/redundancy.py)
+    copies: str = "checkpoint"  # of params (wire/policy/redundancy.py)
 
 
 def default_mesh_name() -> str:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from coordinator.authority import Authority
 from coordinator.health import HealthConfig
 from coordinator.runtime import DIAL_TIMEOUT_S, Coordinator, CoordinatorConfig
-from wire.address import shown
-from wire.allowed import is_loopback
+from wire.addresses import shown
 from wire.errors import ConfigError, ConnectFailed, JoinRefused, MeshError, NotTrusted
-from wire.link import Link
+from wire.link.address_policy import is_loopback
+from wire.link.link import Link
 
 from .admission import Admission
 from .backend import Backend

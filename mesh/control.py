@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from wire.dtypes import BOOL, I32
 from wire.errors import InputError
-from wire.graph import WireGraph
-from wire.types import TensorType
+from wire.ir.dtypes import BOOL, I32
+from wire.ir.graph import WireGraph
+from wire.ir.types import TensorType
 
 from . import numpy as mnp
 from . import tree

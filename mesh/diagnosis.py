@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from wire.address import PORT
+from wire.addresses import PORT
+from wire.byte_sizes import time_text
 from wire.limits import GIB, MIB
-from wire.sizes import time_text
-from wire.throttle import throttle_in
-from wire.without_gpu import ASKED, FAILED, LIBRARY, NONE, SAID, SOFTWARE, kind_of, long_text
+from wire.link.throttle import throttle_in
+from wire.protocol.missing_gpu import ASKED, FAILED, LIBRARY, NONE, SAID, SOFTWARE, kind_of, long_text
 
 PROBLEM, WARNING, OK, UNKNOWN = "problem", "warning", "ok", "not checked"
 HERE = "this machine"
@@ -110,12 +110,12 @@ class Worker:
     version: str
     address: str
     adapters: tuple[Adapter, ...]
-    without_gpu: str = ""  # why it has no GPU, as wire/without_gpu.py has it
+    without_gpu: str = ""  # why it has no GPU, as wire/protocol/missing_gpu.py has it
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """How one node reaches another, by names; the fields are those of `wire.messages.PairReport`."""
+    """How one node reaches another, by names; the fields are those of `wire.protocol.messages.PairReport`."""
 
     source: str
     target: str

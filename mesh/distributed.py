@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, overload
 
-from wire.strategies import Strategy, text_of
+from wire.policy.strategies import Strategy, text_of
 
 from .function import Function, function
 

@@ -14,7 +14,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from wire.errors import InputError
-from wire.portions import Portions
+from wire.policy.batch_shares import Portions
 
 from .backend import Work
 from .stepping import Stepping

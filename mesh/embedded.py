@@ -22,14 +22,14 @@ from coordinator.program import Program
 from coordinator.runtime import Coordinator, CoordinatorConfig
 from coordinator.sessioning import Session, ahead_for
 from coordinator.sessions import Policy
-from wire.credentials import Credentials
-from wire.graph import WireGraph
-from wire.identity import identity_here
-from wire.open_files import allow_open_files
-from wire.portions import Portions
-from wire.reports import Event
-from wire.sharedmem import SharedDir
-from wire.transport import Endpoint
+from wire.ir.graph import WireGraph
+from wire.link.identity import identity_here
+from wire.link.websocket_carrier import Endpoint
+from wire.policy.batch_shares import Portions
+from wire.protocol.reports import Event
+from wire.security.credentials import Credentials
+from wire.system.open_file_limit import allow_open_files
+from wire.system.shared_memory import SharedDir
 
 from .backend import Others, Running, Started, Stateful, Work
 from .handle import Handle

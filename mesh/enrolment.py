@@ -20,12 +20,12 @@ from pathlib import Path
 
 import platformdirs
 
-from wire.address import parse_address, shown
-from wire.credentials import Credentials
+from wire.addresses import parse_address, shown
 from wire.errors import ConfigError
-from wire.lock import FileLock
-from wire.membership import COORDINATOR_FILE, Membership, ask_to_join, coordinator_known, remember_coordinator
-from wire.tokens import Token, discovery_key, parse_token
+from wire.link.membership import COORDINATOR_FILE, Membership, ask_to_join, coordinator_known, remember_coordinator
+from wire.security.credentials import Credentials
+from wire.security.join_tokens import Token, discovery_key, parse_token
+from wire.system.file_lock import FileLock
 
 FIND_S = 5.0  # for a coordinator to be heard
 LEFT_S_MIN = 6 * 3600.0  # at home a certificate with less time left is renewed on the way
@@ -188,7 +188,7 @@ async def _whom(token: Token, peers: Sequence[str], interfaces: Sequence[str]) -
     for host, port in map(parse_address, peers):
         yield f"{shown(host)}:{port}"
     if not peers:
-        from wire.discovery import discover
+        from wire.discovery.mdns import discover
 
         async with aclosing(discover(discovery_key(token.pin), "coordinator", FIND_S, interfaces)) as found:
             async for candidate in found:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from wire.types import Attrs, TensorType
+from wire.ir.types import Attrs, TensorType
 
 from .handle import Handle
 

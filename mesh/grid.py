@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from wire import grids
 from wire.errors import GraphError, InputError, ShapeError
-from wire.types import TensorType
+from wire.ir import grids
+from wire.ir.types import TensorType
 
 from .arguments import integer, items
 from .kinds import checked

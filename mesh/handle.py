@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wire.errors import InputError
-from wire.types import TensorType
+from wire.ir.types import TensorType
 
 from .typed import Typed
 

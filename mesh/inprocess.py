@@ -14,9 +14,9 @@ from weakref import WeakKeyDictionary, WeakSet
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.device_names import ANY, device_named
 from wire.errors import NoSuchDevice
-from wire.graph import WireGraph
+from wire.ir.device_names import ANY, device_named
+from wire.ir.graph import WireGraph
 from worker.cpu.engine import CpuExecutable, compile_graph, ordered, run
 from worker.cpu.process import one_thread
 from worker.engine import Stopped, never

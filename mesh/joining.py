@@ -1,6 +1,6 @@
 """Workers that announce themselves join, as they come and go.
 
-Part of the composition root: it ties the lookout (wire.lookout) to a coordinator.
+Part of the composition root: it ties the lookout (wire.discovery.auto_dialer) to a coordinator.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import logging
 from collections.abc import Callable, Sequence
 
 from coordinator.runtime import DIAL_TIMEOUT_S, Coordinator
-from wire.address import parse_address
-from wire.adverts import Candidate
-from wire.discovery import Browser, Keys
+from wire.addresses import parse_address
+from wire.discovery.announcements import Candidate
+from wire.discovery.auto_dialer import Lookout
+from wire.discovery.mdns import Browser, Keys
 from wire.errors import MeshError
-from wire.lookout import Lookout
 
 log = logging.getLogger("graph_mesh.joining")
 

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
-from wire.graph import WireGraph
+from wire.ir.graph import WireGraph
 
 GRAPHS_COUNT, GRAPHS_BYTES = 128, 256 << 20  # of one function or model, for the shapes it was called with last
 NODE_BYTES = 1 << 10  # of a graph, or of what is made of it; about

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from wire.errors import ConfigError, ConnectFailed
 from wire.limits import DEFAULT, KIB
-from wire.sharedmem import SharedDir
+from wire.system.shared_memory import SharedDir
 
 from .enrolment import authority_folder
 from .gathering import gather_all

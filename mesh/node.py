@@ -94,7 +94,7 @@ class Node:
 
 
 def node_from(report: Any) -> Node:
-    """A Node from a worker's report (`wire.messages.NodeReport` or anything with its fields)."""
+    """A Node from a worker's report (`wire.protocol.messages.NodeReport` or anything with its fields)."""
     return Node(
         report.name,
         report.node_id,

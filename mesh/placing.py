@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from wire.device_names import DeviceName
 from wire.errors import InputError
+from wire.ir.device_names import DeviceName
 
 from . import tree
 from .array import apply

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wire.errors import InputError
-from wire.graph import GraphBuilder
-from wire.verify import check_bound
+from wire.ir.graph import GraphBuilder
+from wire.ir.verify import check_bound
 
 from .arguments import items
 from .array import Array

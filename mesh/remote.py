@@ -20,10 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.address import shown
-from wire.codec import tensor_bytes
-from wire.credentials import Credentials
-from wire.endpoint import Endpoint as AnyEndpoint
+from wire.addresses import shown
 from wire.errors import (
     BlobMissing,
     ConfigError,
@@ -34,12 +31,16 @@ from wire.errors import (
     ProtocolError,
     RemoteError,
 )
-from wire.exchange import BlobExchange, apart
-from wire.graph import WireGraph
-from wire.identity import identity_here, process_id
-from wire.link import Handler, Link
-from wire.membership import Membership
-from wire.messages import (
+from wire.ir.codec import tensor_bytes
+from wire.ir.graph import WireGraph
+from wire.link.endpoint import Endpoint as AnyEndpoint
+from wire.link.identity import identity_here, process_id
+from wire.link.keepalive import LinkWatch
+from wire.link.link import Handler, Link
+from wire.link.membership import Membership
+from wire.link.websocket_carrier import STARTED, Endpoint
+from wire.policy.strategies import text_of
+from wire.protocol.messages import (
     AskJobs,
     AskNodes,
     AwaitJob,
@@ -61,11 +62,10 @@ from wire.messages import (
     Revocations,
     SubmitJob,
 )
-from wire.protocol import Identity
-from wire.sharedmem import SharedDir
-from wire.strategies import text_of
-from wire.transport import STARTED, Endpoint
-from wire.watch import LinkWatch
+from wire.protocol.peer import Identity
+from wire.security.credentials import Credentials
+from wire.system.shared_memory import SharedDir
+from wire.transfer.content_exchange import BlobExchange, apart
 
 from .backend import Others, Running, Started, Stateful, Work
 from .census import whole
@@ -294,7 +294,7 @@ class Remote:
         """Bytes this process has sent to the coordinator, by any way."""
         return 0 if self._link is None else sum(self._link.bytes_sent.values())
 
-    # -- wire.transport.Handler
+    # -- wire.link.websocket_carrier.Handler
 
     async def on_request(self, link: Link, body: Message) -> Message:
         if isinstance(body, FetchBlob):

@@ -15,9 +15,8 @@ from typing import Any, Protocol, TypeVar
 from numpy.typing import NDArray
 
 from wire.errors import BlobMissing, Cancelled, MeshError, NodeLost, RemoteError
-from wire.exchange import BlobExchange
-from wire.link import Link
-from wire.messages import (
+from wire.link.link import Link
+from wire.protocol.messages import (
     CloseSession,
     Done,
     Message,
@@ -29,6 +28,7 @@ from wire.messages import (
     SessionStep,
     SessionTold,
 )
+from wire.transfer.content_exchange import BlobExchange
 
 from .backend import Stateful, Work
 from .handle import Handle

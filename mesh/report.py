@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from wire.reports import Event, PartReport, RelayReport, WorkerReport
+from wire.protocol.reports import Event, PartReport, RelayReport, WorkerReport
 
 from .sizes import counted, size_text, time_text
 

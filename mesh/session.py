@@ -18,7 +18,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from wire.errors import Cancelled
-from wire.redundancy import OF_SESSIONS, copies_of
+from wire.policy.redundancy import OF_SESSIONS, copies_of
 
 from .arguments import integer
 from .backend import Feeds, Running, Started

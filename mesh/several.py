@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
-from wire.graph import Node, infer
-from wire.ops import result_count
-from wire.types import Attrs
+from wire.ir.graph import Node, infer
+from wire.ir.ops import result_count
+from wire.ir.types import Attrs
 
 from .array import Array
 from .expression import Expression, Tensor

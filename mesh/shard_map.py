@@ -6,7 +6,7 @@
     total = mesh.shard_map(loss, grid, in_specs=(P(), P("dp")), out_specs=P())(w, x)
 
 What the function refers to from outside is the same on every rank.  This file only builds a node, `spmd`; on one device
-it means its unrolled form (`wire/unroll.py`).  docs/sharding.md has the rest.
+it means its unrolled form (`wire/passes/unroll_spmd.py`).  docs/sharding.md has the rest.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from functools import wraps
 from typing import Any
 
 from wire.errors import InputError
-from wire.grids import spec_text
-from wire.varying import varying
+from wire.ir.grids import spec_text
+from wire.passes.replication import varying
 
 from . import tree
 from .arguments import check_function

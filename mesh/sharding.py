@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from wire.errors import InputError
-from wire.grids import spec_text
+from wire.ir.grids import spec_text
 from wire.sharding.auto import TRIES_MAX, choose
 from wire.sharding.layout import Axes
-from wire.sharding.pricing import Rates
+from wire.sharding.op_cost import Rates
 
 from . import tree
 from .arguments import integer, said

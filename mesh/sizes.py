@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from numbers import Real
 
+from wire.byte_sizes import counted, size_text, time_text
 from wire.errors import ConfigError
-from wire.sizes import counted, size_text, time_text
 
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _UNITS |= {f"{prefix}ib": 1 << shift for prefix, shift in (("k", 10), ("m", 20), ("g", 30), ("t", 40))}

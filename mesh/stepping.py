@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wire.errors import InputError
-from wire.graph import WireGraph
-from wire.ops import LEAVES
-from wire.simplify import simplify
-from wire.types import TensorType
+from wire.ir.graph import WireGraph
+from wire.ir.ops import LEAVES
+from wire.ir.types import TensorType
+from wire.passes.simplify import simplify
 
 from . import tree
 from .arguments import check_function

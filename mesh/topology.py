@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from wire.messages import PairReport
+from wire.protocol.messages import PairReport
 
 from .node import Device, Node
 from .sizes import size_text, speed_text, time_text

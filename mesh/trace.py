@@ -20,11 +20,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.dtypes import DType, dtype_of, promote
 from wire.errors import DTypeError, InputError
-from wire.graph import GraphBuilder, WireGraph
-from wire.types import Attrs, TensorType
-from wire.verify import check_bound
+from wire.ir.dtypes import DType, dtype_of, promote
+from wire.ir.graph import GraphBuilder, WireGraph
+from wire.ir.types import Attrs, TensorType
+from wire.ir.verify import check_bound
 
 from . import tree
 from .arguments import said

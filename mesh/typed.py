@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from wire.types import TensorType
+from wire.ir.types import TensorType
 
 
 class Typed:

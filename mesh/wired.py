@@ -1,7 +1,7 @@
 """What users see of the wire format: the graph, and the strategies by which it is planned."""
 
-from wire.graph import WireGraph
-from wire.strategies import (
+from wire.ir.graph import WireGraph
+from wire.policy.strategies import (
     Auto,
     DataParallel,
     DataTensor,

@@ -7,13 +7,13 @@ import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from wire.endpoint import Endpoint
-from wire.membership import Membership
+from wire.link.endpoint import Endpoint
+from wire.link.membership import Membership
 
 from .config import WorkerConfig
 
 if TYPE_CHECKING:
-    from wire.discovery import Announcer
+    from wire.discovery.mdns import Announcer
 
 
 async def advertise(
@@ -25,8 +25,8 @@ async def advertise(
     announced: Callable[[Announcer], None],
 ) -> None:
     """Announce who answers on this port until it is `stopped`; the announcer is `announced` once it does."""
-    from wire.discovery import Announcer  # loads zeroconf, which the worker is ready without
-    from wire.lookout import look_for
+    from wire.discovery.auto_dialer import look_for
+    from wire.discovery.mdns import Announcer  # loads zeroconf, which the worker is ready without
 
     key = (lambda: (membership.credentials.discovery_key,)) if membership else None
     async with contextlib.AsyncExitStack() as stack:

@@ -24,12 +24,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from wire import mapping
-from wire.codec import hash_bytes
+from wire.byte_sizes import size_text
 from wire.errors import BlobError, BlobMissing, ConfigError
-from wire.exchange import off_loop
+from wire.ir.codec import hash_bytes
 from wire.limits import GIB
-from wire.sizes import size_text
+from wire.system import mapped_files
+from wire.transfer.content_exchange import off_loop
 
 log = logging.getLogger("graph_mesh.worker")
 _FILE_NAME = re.compile(r"[0-9a-f]{64}")
@@ -251,7 +251,7 @@ class BlobStore:
 
     @staticmethod
     def _path(entry: _Entry, blob: bytes) -> str:
-        """A string: see wire/disk.py."""
+        """A string: see wire/system/atomic_files.py."""
         return os.path.join(entry.folder.path, blob.hex())
 
 
@@ -282,7 +282,7 @@ def _is_sound(path: str, blob: bytes, size_bytes: int) -> bool:
 
 def _map(path: str) -> memoryview:
     with open(path, "rb") as file:
-        return mapping.viewed(file.fileno(), os.fstat(file.fileno()).st_size)
+        return mapped_files.viewed(file.fileno(), os.fstat(file.fileno()).st_size)
 
 
 def _remove_if_abandoned(path: Path) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from wire.errors import InputError, MeshError, StaleGeneration
-from wire.messages import PartSpec
+from wire.protocol.messages import PartSpec
 
 from .events import Kept, Tensor
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import platformdirs
 
-from wire.address import LAST_PORT, PORT
-from wire.alone import ALONE_S
+from wire.addresses import LAST_PORT, PORT
+from wire.discovery.no_peer_advice import ALONE_S
 from wire.limits import GIB
 
 from .cpu.engine import available_bytes
@@ -43,7 +43,9 @@ class WorkerConfig:
     blob_memory_bytes_max: int = 0  # of content that is not kept on disk; 0: as `blob_memory_bytes` has it
     measured_dir: str = ""  # where measurements of devices are kept; "": the user's cache folder, for all workers
     share_memory: bool = True  # False: as if all other nodes were on other machines; for tests and measurements
-    throttle: str = ""  # how much slower than its machine, as wire/throttle.py reads it; for tests and measurements
+    throttle: str = (
+        ""  # how much slower than its machine, as wire/link/throttle.py reads it; for tests and measurements
+    )
     discoverable: bool = True  # announce this worker by mDNS
     alone_s: float = ALONE_S  # without a coordinator for so long: one warning that says what to do
     announce_json: bool = False  # print one line of JSON on stdout once ready: for programs that start workers

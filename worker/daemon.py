@@ -19,9 +19,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from wire.address import parse_address, shown
-from wire.alone import alone
-from wire.dtypes import dtype_named
+from wire.addresses import parse_address, shown
+from wire.discovery.no_peer_advice import alone
 from wire.errors import (
     LOG_LINES_MAX,
     ConnectFailed,
@@ -31,13 +30,14 @@ from wire.errors import (
     StaleGeneration,
     from_fields,
 )
-from wire.exchange import BlobExchange
-from wire.heap import hold_buffers
-from wire.identity import identity_here
-from wire.link import Link
-from wire.logs import start_logging
-from wire.membership import Membership
-from wire.messages import (
+from wire.ir.dtypes import dtype_named
+from wire.link.identity import identity_here
+from wire.link.keepalive import ANSWER_S, IDLE_S, LinkWatch
+from wire.link.link import Link
+from wire.link.membership import Membership
+from wire.link.reconnect import stay_linked
+from wire.link.step_keepalive import Vigil
+from wire.protocol.messages import (
     Ballast,
     Beat,
     BlobStream,
@@ -71,15 +71,15 @@ from wire.messages import (
     TailLog,
     Value,
 )
-from wire.open_files import allow_open_files
-from wire.protocol import Identity
-from wire.redial import stay_linked
-from wire.sharedmem import SharedDir, remove
-from wire.stopping import watch_signals
-from wire.tasks import Tasks, as_error
+from wire.protocol.peer import Identity
+from wire.system.log_ring import start_logging
+from wire.system.malloc import hold_buffers
+from wire.system.open_file_limit import allow_open_files
+from wire.system.shared_memory import SharedDir, remove
+from wire.system.signals import watch_signals
+from wire.system.tasks import Tasks, as_error
 from wire.timeouts import SILENT
-from wire.vigil import Vigil
-from wire.watch import ANSWER_S, IDLE_S, LinkWatch
+from wire.transfer.content_exchange import BlobExchange
 
 from . import events as ev
 from . import folder as state_folder
@@ -110,7 +110,7 @@ from .suspend import SleepWatch
 from .tensors import host_inputs_of, is_here, made_of, tensor_of
 
 if TYPE_CHECKING:
-    from wire.discovery import Announcer
+    from wire.discovery.mdns import Announcer
 
 log = logging.getLogger("graph_mesh.worker")
 LEAVING_LOG_LINES = 64

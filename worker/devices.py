@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import cast
 
 from wire.errors import ConfigError
-from wire.launch import python_command
-from wire.without_gpu import LIBRARY, NONE, SOFTWARE
+from wire.protocol.missing_gpu import LIBRARY, NONE, SOFTWARE
+from wire.system.child_python import python_command
 
 from .engine import Engine
 
@@ -85,7 +85,7 @@ def open_engine(selection: str, cache_dir: Path, memory_bytes: int) -> Engine | 
 
 
 def without_gpu() -> str:
-    """Why "best" is no adapter here, as `wire/without_gpu.py` has it."""
+    """Why "best" is no adapter here, as `wire/protocol/missing_gpu.py` has it."""
     if find_spec("wgpu") is None:
         return LIBRARY
     return SOFTWARE if adapters() else NONE

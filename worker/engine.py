@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from wire.graph import WireGraph
-from wire.types import Attrs, TensorType
+from wire.ir.graph import WireGraph
+from wire.ir.types import Attrs, TensorType
 
 Stopped = Callable[[], bool]
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from wire.dtypes import dtype_named
 from wire.errors import MeshError
-from wire.messages import Began, Deploy, Gang, Message, PartRun, PlanKey
+from wire.ir.dtypes import dtype_named
+from wire.protocol.messages import Began, Deploy, Gang, Message, PartRun, PlanKey
 
 # -- tensors: where bytes are -----------------------------------------------------------------------------
 

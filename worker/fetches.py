@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from wire.errors import BlobMissing, MeshError
-from wire.messages import BlobSpec, PlanKey
+from wire.protocol.messages import BlobSpec, PlanKey
 
 from .events import AbandonFetch, Action, Fetch
 

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 
 from wire.errors import BlobCorrupt
-from wire.tasks import Tasks
+from wire.system.tasks import Tasks
 
 from . import events as ev
 from .blobs import BlobStore

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wire.errors import ConfigError
-from wire.identity import kept_node_id
-from wire.lock import FileLock
+from wire.link.identity import kept_node_id
+from wire.system.file_lock import FileLock
 
 NAMES_MAX = 256  # workers of one name on one machine
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from wire.errors import InputError, MeshError
-from wire.messages import Deploy, Member, PartSpec
+from wire.protocol.messages import Deploy, Member, PartSpec
 
 
 def others_in(part: PartSpec, node: str) -> set[str]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from wire.endpoint import Endpoint
 from wire.errors import NodeLost
-from wire.exchange import BlobExchange
-from wire.link import Link
-from wire.messages import INLINE_BYTES_MAX
+from wire.link.endpoint import Endpoint
+from wire.link.link import Link
+from wire.protocol.messages import INLINE_BYTES_MAX
+from wire.transfer.content_exchange import BlobExchange
 
 FETCH_S_MIN = 10.0  # a holder that is alive answers within a round trip; this is for one that is not
 FETCH_BYTES_PER_S_MIN = 5_000_000  # slower than this and another holder is tried

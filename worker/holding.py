@@ -9,10 +9,10 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from wire.byte_sizes import size_text
 from wire.errors import LimitExceeded
 from wire.limits import MIB
-from wire.messages import Deploy, PlanKey
-from wire.sizes import size_text
+from wire.protocol.messages import Deploy, PlanKey
 
 from .events import Action, Release, Tensor, size_bytes_of
 

@@ -25,18 +25,18 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from wire import mapping
-from wire.codec import decode_graph, tensor_bytes, tensor_from
-from wire.dtypes import dtype_named, dtype_of
+from wire.byte_sizes import need_text, room_text, size_text
 from wire.errors import BlobMissing, DeviceLost, ExecuteFailed, InputError, MeshError, OutOfMemory
-from wire.graph import WireGraph
-from wire.heap import give_back
-from wire.launch import take_stdio
-from wire.open_files import allow_open_files
-from wire.sharedmem import SharedDir, exists, remove, remove_all, share, take
-from wire.sizes import need_text, room_text, size_text
-from wire.throttle import parse_throttle
-from wire.types import TensorType
+from wire.ir.codec import decode_graph, tensor_bytes, tensor_from
+from wire.ir.dtypes import dtype_named, dtype_of
+from wire.ir.graph import WireGraph
+from wire.ir.types import TensorType
+from wire.link.throttle import parse_throttle
+from wire.system import mapped_files
+from wire.system.child_python import take_stdio
+from wire.system.malloc import give_back
+from wire.system.open_file_limit import allow_open_files
+from wire.system.shared_memory import SharedDir, exists, remove, remove_all, share, take
 
 from . import host_messages as messages
 from .collectives.calling import Lines
@@ -558,7 +558,7 @@ def _map_tensor(path: str, kind: TensorType) -> NDArray[Any]:
             if size_bytes != kind.size_bytes:
                 raise BlobMissing(f"{kind} needs {kind.size_bytes} bytes, the blob has {size_bytes}")
             mapped = size_bytes >= MAPPED_BYTES_MIN
-            data = mapping.viewed(file.fileno(), size_bytes) if mapped else file.read()
+            data = mapped_files.viewed(file.fileno(), size_bytes) if mapped else file.read()
     except OSError as error:
         raise BlobMissing("a blob's file cannot be read", cause=str(error)) from None
     return tensor_from(data, kind)

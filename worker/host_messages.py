@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from wire.errors import FrameError
 from wire.limits import MIB
-from wire.messages import INLINE_BYTES_MAX
+from wire.protocol.messages import INLINE_BYTES_MAX
 from wire.timeouts import COLLECTIVE_TIMEOUT_S
 
 from .engine import EngineInfo, Measured
@@ -54,7 +54,7 @@ class Open(_Message, frozen=True, array_like=True, tag=True):
     stop_file: str
     parent_pid: int
     beat_s: float
-    throttle: str = ""  # as wire/throttle.py reads it
+    throttle: str = ""  # as wire/link/throttle.py reads it
 
 
 class BoundParam(Struct, frozen=True, array_like=True):
@@ -213,7 +213,7 @@ class Opened(_Message, frozen=True, array_like=True, tag=True):
     """The device is open; None if there is none that fits a selection that may come up empty, and then why."""
 
     device: Device | None
-    without_gpu: str = ""  # as wire/without_gpu.py has it
+    without_gpu: str = ""  # as wire/protocol/missing_gpu.py has it
 
 
 class OpenFailed(_Message, frozen=True, array_like=True, tag=True):

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import cast
 
 from wire.errors import MeshError
-from wire.launch import python_command
-from wire.tasks import as_error
+from wire.system.child_python import python_command
+from wire.system.tasks import as_error
 
 from .config import WorkerConfig
 from .host_messages import (

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from wire.errors import DeviceLost, MeshError, from_fields
-from wire.messages import DeviceReport
-from wire.sharedmem import SharedDir
-from wire.without_gpu import ASKED, NONE, failed
+from wire.protocol.messages import DeviceReport
+from wire.protocol.missing_gpu import ASKED, NONE, failed
+from wire.system.shared_memory import SharedDir
 
 from . import host_messages as hm
 from .config import WorkerConfig

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wire.graph import GraphBuilder, WireGraph
+from wire.ir.graph import GraphBuilder, WireGraph
 
 
 def inline_composites(graph: WireGraph) -> WireGraph:

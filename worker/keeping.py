@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from wire.byte_sizes import size_text
 from wire.errors import OutOfMemory
-from wire.messages import Deploy
-from wire.sizes import size_text
+from wire.protocol.messages import Deploy
 
 from .events import MemoryLeft
 from .plans import Plan

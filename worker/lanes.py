@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from wire.messages import PlanKey, Working
+from wire.protocol.messages import PlanKey, Working
 
 from .events import Use
 from .repair import Repair

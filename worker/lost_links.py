@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from wire.errors import NodeLost
-from wire.messages import PlanKey
+from wire.protocol.messages import PlanKey
 from wire.timeouts import SILENT
 
 GRACE_S = 1.0  # a coordinator on a LAN has noticed a death long before

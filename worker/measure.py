@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from wire.errors import ConfigError
-from wire.lock import FileLock
+from wire.system.file_lock import FileLock
 
 from .engine import Engine, Measured
 

@@ -10,14 +10,14 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from wire.endpoint import Endpoint
 from wire.errors import MeshError, NodeLost, ProtocolError
-from wire.link import Link
-from wire.measuring import Meter
-from wire.messages import PlanKey, Probe, Probed, Push, Relay, Value
-from wire.relaying import RelayReceiver, RelaySender
-from wire.sharedmem import SharedDir, remove
-from wire.watch import revived
+from wire.link.endpoint import Endpoint
+from wire.link.keepalive import revived
+from wire.link.link import Link
+from wire.protocol.messages import PlanKey, Probe, Probed, Push, Relay, Value
+from wire.system.shared_memory import SharedDir, remove
+from wire.transfer.link_probe import Meter
+from wire.transfer.relay import RelayReceiver, RelaySender
 
 from . import events as ev
 from .tensors import bytes_of, push_header_of

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from wire.errors import ConfigError
-from wire.lock import FileLock
+from wire.system.file_lock import FileLock
 
 from .duty import COORDINATOR, MACHINE
 from .events import Event, PauseWished

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from wire.errors import InputError, MeshError, StaleGeneration
-from wire.messages import Deploy, Deployed, PartRun, PartSpec, PlanKey
+from wire.protocol.messages import Deploy, Deployed, PartRun, PartSpec, PlanKey
 
 from .carries import Carries, Slot, wrong_with
 from .events import Action, Kept, Made, Prepare, Release, ReplyRan, Tensor, Unbind, UnpinBlobs, Unprepare, Use

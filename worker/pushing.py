@@ -9,11 +9,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from wire.endpoint import Endpoint
-from wire.link import Link
-from wire.messages import Push, Value
-from wire.sharedmem import remove
-from wire.tasks import Tasks
+from wire.link.endpoint import Endpoint
+from wire.link.link import Link
+from wire.protocol.messages import Push, Value
+from wire.system.shared_memory import remove
+from wire.system.tasks import Tasks
 
 from . import events as ev
 from .tensors import bytes_of, push_header_of

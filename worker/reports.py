@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from wire.messages import DeviceReport
-from wire.protocol import Identity
+from wire.protocol.messages import DeviceReport
+from wire.protocol.peer import Identity
 
 from .engine import EngineInfo, Measured
 from .host_messages import Device

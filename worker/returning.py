@@ -8,13 +8,13 @@ from __future__ import annotations
 import logging
 from functools import partial
 
-from wire.endpoint import Endpoint
 from wire.errors import MeshError
 from wire.limits import KIB
-from wire.link import Link
-from wire.messages import Output, Push, Ran, Value
-from wire.sharedmem import remove, take
-from wire.tasks import Tasks
+from wire.link.endpoint import Endpoint
+from wire.link.link import Link
+from wire.protocol.messages import Output, Push, Ran, Value
+from wire.system.shared_memory import remove, take
+from wire.system.tasks import Tasks
 
 from . import events as ev
 from .tensors import header_of

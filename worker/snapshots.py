@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from wire.errors import BlobMissing, StaleGeneration
-from wire.messages import CarriedValue, Snapshotted
+from wire.protocol.messages import CarriedValue, Snapshotted
 
 from .carries import Carries, Output
 from .events import Action, BlobMade, BlobNotMade, DiscardBlobs, MakeBlob, Refuse, Reply

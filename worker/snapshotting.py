@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from wire.codec import hash_bytes
 from wire.errors import MeshError, from_fields
-from wire.exchange import off_loop
-from wire.tasks import Tasks
+from wire.ir.codec import hash_bytes
+from wire.system.tasks import Tasks
+from wire.transfer.content_exchange import off_loop
 
 from . import events as ev
 from . import host_messages as hm

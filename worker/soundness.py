@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from wire.messages import PlanKey
+from wire.protocol.messages import PlanKey
 
 from .lanes import Lane
 from .plans import Plan

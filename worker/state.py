@@ -22,9 +22,9 @@ from collections import deque
 from collections.abc import Collection, Iterable
 from typing import Any
 
+from wire.byte_sizes import counted
 from wire.errors import Cancelled, DeviceLost, GraphError, MeshError, NodeLost, StaleGeneration
-from wire.messages import Began, Deploy, Done, MissingGraphs, PartRun, PlanKey, Working
-from wire.sizes import counted
+from wire.protocol.messages import Began, Deploy, Done, MissingGraphs, PartRun, PlanKey, Working
 from wire.timeouts import SILENT
 
 from . import events as ev

@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from wire.credentials import Credentials
-from wire.endpoint import Endpoint
 from wire.errors import MeshError
-from wire.link import Handler
-from wire.protocol import Identity
-from wire.throttle import parse_throttle
-from wire.transport import Endpoint as WebSocketEndpoint
-from wire.watch import LinkWatch
-from wire.whereabouts import Whereabouts
+from wire.link.address_updates import Whereabouts
+from wire.link.endpoint import Endpoint
+from wire.link.keepalive import LinkWatch
+from wire.link.link import Handler
+from wire.link.throttle import parse_throttle
+from wire.link.websocket_carrier import Endpoint as WebSocketEndpoint
+from wire.protocol.peer import Identity
+from wire.security.credentials import Credentials
 
 from .config import WorkerConfig
 from .events import MemoryLeft

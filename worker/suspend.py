@@ -1,8 +1,8 @@
 """Suspend: hears from systemd-logind that this machine goes to sleep, and holds that up until the worker has left.
 
 The one door to D-Bus.  Where there is no system bus, no logind on it or no jeepney to speak with it (macOS, Windows,
-containers), nothing is heard and nothing is lost but good manners: `wire/waking.py` notices a sleep once it is over.
-https://systemd.io/INHIBITOR_LOCKS
+containers), nothing is heard and nothing is lost but good manners: `wire/link/sleep_detector.py` notices a sleep once
+it is over.  https://systemd.io/INHIBITOR_LOCKS
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from wire.tasks import Tasks, unheard
+from wire.system.tasks import Tasks, unheard
 
 log = logging.getLogger("graph_mesh.worker")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from wire.errors import OutOfMemory, ProtocolError
-from wire.link import Link
-from wire.messages import Push, Value
-from wire.sharedmem import SharedDir, check_name, remove, take
+from wire.link.link import Link
+from wire.protocol.messages import Push, Value
+from wire.system.shared_memory import SharedDir, check_name, remove, take
 
 from . import events as ev
 from .host_messages import INLINE_TOTAL_BYTES_MAX, Input, Output

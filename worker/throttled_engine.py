@@ -16,11 +16,11 @@ from typing import Any, cast
 from numpy.typing import NDArray
 
 from wire.errors import Cancelled
-from wire.graph import WireGraph
-from wire.levels import stages
-from wire.ops import COLLECTIVES
-from wire.throttle import Throttle
-from wire.types import Attrs, TensorType
+from wire.ir.graph import WireGraph
+from wire.ir.ops import COLLECTIVES
+from wire.ir.types import Attrs, TensorType
+from wire.link.throttle import Throttle
+from wire.passes.collective_order import stages
 
 from .engine import (
     Collectives,

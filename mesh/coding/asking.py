@@ -14,11 +14,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from wire.coding.checking import TOLERANCE, wrong_shares
-from wire.coding.code import Code, Shares
+from wire.erasure.parity_check import TOLERANCE, wrong_shares
+from wire.erasure.real_mds import Code, Shares
 from wire.errors import ExecuteFailed, InputError, MeshError, NodeLost, PlacementError
-from wire.graph import WireGraph
-from wire.strategies import DeviceMap
+from wire.ir.graph import WireGraph
+from wire.policy.strategies import DeviceMap
 
 from .. import tree
 from ..arguments import check_number, integer, items, said

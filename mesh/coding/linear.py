@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.coding.code import FLOATS, blocks_of, joined
-from wire.graph import WireGraph
+from wire.erasure.real_mds import FLOATS, blocks_of, joined
+from wire.ir.graph import WireGraph
 
 from .. import numpy as mnp
 from ..array import Array, Operand

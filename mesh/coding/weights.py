@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.coding.code import Shares, blocks_of, joined
+from wire.erasure.real_mds import Shares, blocks_of, joined
 from wire.errors import ConfigError, ExecuteFailed, InputError, MeshError, NodeLost, ShapeError
 
 from .. import numpy as mnp

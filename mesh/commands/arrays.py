@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wire.errors import InputError
-from wire.graph import WireGraph
-from wire.types import TensorType
+from wire.ir.graph import WireGraph
+from wire.ir.types import TensorType
 
 
 def read_inputs(graph: WireGraph, given: Sequence[str]) -> dict[str, NDArray[Any]]:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from coordinator.health import HealthConfig
 from wire.errors import ConfigError, MeshError, from_fields
 from wire.limits import MIB
-from wire.strategies import Auto, text_of
-from wire.without_gpu import long_text, short_text
+from wire.policy.strategies import Auto, text_of
+from wire.protocol.missing_gpu import long_text, short_text
 
 from ..sizes import size_text, speed_text
 from .exit_codes import OK, print_log
@@ -26,7 +26,7 @@ from .progress import progress
 from .tables import print_table
 
 if TYPE_CHECKING:
-    from wire.messages import JobReport
+    from wire.protocol.messages import JobReport
 
     from ..node import Node
     from ..remote import Remote

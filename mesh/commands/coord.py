@@ -14,9 +14,9 @@ from importlib import import_module
 from typing import Any
 
 from wire.errors import MeshError
-from wire.logs import start_logging
-from wire.redundancy import OF_CALLS, copies_of
-from wire.strategies import STRATEGIES
+from wire.policy.redundancy import OF_CALLS, copies_of
+from wire.policy.strategies import STRATEGIES
+from wire.system.log_ring import start_logging
 from wire.timeouts import COLLECTIVE_TIMEOUT_S
 
 from .exit_codes import INTERRUPTED, OK, run_command

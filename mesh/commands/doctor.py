@@ -20,15 +20,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from wire.address import parse_address
-from wire.allowed import is_loopback
-from wire.discovery import Browser
+from wire.addresses import parse_address
+from wire.discovery.mdns import Browser
+from wire.discovery.multicast_sockets import LOOPBACK, Tally
 from wire.errors import MeshError
-from wire.join_link import PORT_OFFSET
-from wire.membership import COORDINATOR_FILE, coordinator_known
-from wire.messages import Nodes
+from wire.link.address_policy import is_loopback
+from wire.link.membership import COORDINATOR_FILE, coordinator_known
 from wire.package import package_version
-from wire.places import LOOPBACK, Tally
+from wire.protocol.messages import Nodes
+from wire.security.join_port import PORT_OFFSET
 from worker.config import WorkerConfig
 from worker.devices import list_devices
 

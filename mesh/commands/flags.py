@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from wire.address import check_name
+from wire.addresses import check_name
 from wire.timeouts import PRESETS, check_node_timeout, node_timeout_of_beat
 
 from .exit_codes import epilog
@@ -100,5 +100,5 @@ def node_name(options: argparse.Namespace) -> str:
 
 
 def verbosity(options: argparse.Namespace) -> int:
-    """-1, 0 or 1, as wire.logs counts."""
+    """-1, 0 or 1, as wire.system.log_ring counts."""
     return int(options.verbose) - int(options.quiet)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wire.errors import ConfigError
-from wire.strategies import RANKS_MAX
+from wire.policy.strategies import RANKS_MAX
 from wire.timeouts import COLLECTIVE_TIMEOUT_S, check_collective_timeout
 
 from .exit_codes import INTERRUPTED

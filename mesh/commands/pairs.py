@@ -9,7 +9,7 @@ from ..sizes import time_text
 from .tables import print_table
 
 if TYPE_CHECKING:
-    from wire.messages import PairReport
+    from wire.protocol.messages import PairReport
 
     from ..diagnosis import Pair
 

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wire.errors import InputError
-from wire.file import load_params
-from wire.graph import WireGraph
+from wire.ir.file import load_params
+from wire.ir.graph import WireGraph
 
 from ..load import load
 from ..model import InputSpec

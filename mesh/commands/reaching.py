@@ -9,7 +9,7 @@ import signal
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from wire.address import LAST_PORT, PORT, parse_address, shown
+from wire.addresses import LAST_PORT, PORT, parse_address, shown
 from wire.errors import ConfigError, ConnectFailed, InputError, NotTrusted, WrongMesh
 
 from .exit_codes import INTERRUPTED

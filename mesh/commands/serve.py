@@ -20,14 +20,14 @@ from coordinator.news import News
 from coordinator.runtime import Coordinator, CoordinatorConfig
 from coordinator.service import JobService, for_clients
 from coordinator.session_service import SessionService
-from wire.address import LAST_PORT, PORT, parse_address
+from wire.addresses import LAST_PORT, PORT, parse_address
 from wire.errors import MeshError
-from wire.membership import COORDINATOR_FILE, remember_coordinator
-from wire.reports import Event
-from wire.stopping import watch_signals
+from wire.link.address_updates import Whereabouts
+from wire.link.membership import COORDINATOR_FILE, remember_coordinator
+from wire.protocol.reports import Event
+from wire.security.join_tokens import Token
+from wire.system.signals import watch_signals
 from wire.timeouts import check_collective_timeout
-from wire.tokens import Token
-from wire.whereabouts import Whereabouts
 
 from ..admission import FIRST_TOKEN_S, FIRST_TOKEN_USES, Admission
 from ..config import coordinator_folder
@@ -39,7 +39,7 @@ from .exit_codes import OK
 from .flags import mesh_name, node_name, node_timeout_s
 
 if TYPE_CHECKING:
-    from wire.discovery import Announcer
+    from wire.discovery.mdns import Announcer
 
     from ..joining import AutoJoin
 
@@ -90,7 +90,7 @@ async def serve_until_stopped(options: argparse.Namespace) -> int:
         if options.no_mdns:
             await stopped.wait()
         else:
-            from wire.discovery import Announcer
+            from wire.discovery.mdns import Announcer
 
             from ..joining import AutoJoin
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wire.throttle import EXAMPLE, parse_throttle
+from wire.link.throttle import EXAMPLE, parse_throttle
 
 from ..durations import parse_duration
 from ..sizes import parse_size
@@ -20,7 +20,7 @@ from .exit_codes import OK, run_command
 from .flags import add_common, add_listening, command, mesh_name, node_name, verbosity
 
 if TYPE_CHECKING:
-    from wire.credentials import Credentials
+    from wire.security.credentials import Credentials
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

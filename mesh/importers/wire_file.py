@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from wire.errors import InputError
-from wire.file import load_params
-from wire.graph import GraphBuilder, WireGraph
+from wire.ir.file import load_params
+from wire.ir.graph import GraphBuilder, WireGraph
 
 from ..array import Array
 from ..model import InputSpec, Model, Value, parted

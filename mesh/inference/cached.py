@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.codec import hash_array
-from wire.dtypes import DType
-from wire.types import TensorType
+from wire.ir.codec import hash_array
+from wire.ir.dtypes import DType
+from wire.ir.types import TensorType
 
 from .. import numpy as mnp
 from ..array import Array, apply

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from wire.dtypes import dtype_of
 from wire.errors import Cancelled, InputError, NodeLost, QueueFull
+from wire.ir.dtypes import dtype_of
 
 from ..aio import AsyncMesh
 from ..array import handle_array

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 
-from wire.dtypes import BOOL, DType
 from wire.errors import ShapeError
+from wire.ir.dtypes import BOOL, DType
 
 from .. import numpy as mnp
 from ..array import Array, Operand

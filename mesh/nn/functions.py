@@ -5,8 +5,8 @@ softmax and log_softmax are composites: an engine may have a kernel for them, ev
 
 from __future__ import annotations
 
-from wire.dtypes import I32, I64, U32, U64
 from wire.errors import DTypeError, InputError, ShapeError
+from wire.ir.dtypes import I32, I64, U32, U64
 
 from .. import numpy as mnp
 from ..array import Array, Operand, apply

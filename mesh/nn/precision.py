@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar, cast
 
-from wire.dtypes import BF16, F16, F32
+from wire.ir.dtypes import BF16, F16, F32
 
 from ..array import Array, Operand
 from ..numpy.promotion import cast as converted

@@ -11,8 +11,8 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from wire.dtypes import BOOL, I32
 from wire.errors import InputError, ShapeError
+from wire.ir.dtypes import BOOL, I32
 
 from ..arguments import items, native, said
 from ..array import Array, Operand, apply

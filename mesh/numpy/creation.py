@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from wire.dtypes import BF16, F16, F32, F64, I32, PARTS, DType, promote
 from wire.errors import InputError
+from wire.ir.dtypes import BF16, F16, F32, F64, I32, PARTS, DType, promote
 
 from ..arguments import said
 from ..array import Array, Operand, apply, renamed, strong, value_array

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from wire.dtypes import BOOL, I32
 from wire.errors import InputError
+from wire.ir.dtypes import BOOL, I32
 
 from ..array import Array, Operand, apply
 from ..kinds import checked

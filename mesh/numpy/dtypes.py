@@ -13,8 +13,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from wire.dtypes import PARTS, DType
 from wire.errors import DTypeError, InputError
+from wire.ir.dtypes import PARTS, DType
 
 from ..array import Array, Operand, renamed
 from ..devices import check_device

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from wire.dtypes import BOOL, DType, dtype_named
 from wire.errors import DTypeError, InputError
+from wire.ir.dtypes import BOOL, DType, dtype_named
 
 from ..arguments import integer
 from ..array import Array, Operand, apply, renamed, weakened

@@ -12,8 +12,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from wire.dtypes import C64, C128, F32, F64, I32
 from wire.errors import InputError
+from wire.ir.dtypes import C64, C128, F32, F64, I32
 
 from ..array import Array, Operand, apply
 from ..devices import check_device

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from wire.dtypes import I32
 from wire.errors import InputError, ShapeError
+from wire.ir.dtypes import I32
 
 from ..arguments import items, native
 from ..array import Array, Operand, apply, renamed

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.dtypes import BOOL, I32, I64
 from wire.errors import DTypeError, InputError, ShapeError
+from wire.ir.dtypes import BOOL, I32, I64
 
 from ..array import Array, Operand, apply, literal
 from ..handle import Handle

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from wire.dtypes import BF16, C64, DTYPES, F16, F32, I32
+from wire.ir.dtypes import BF16, C64, DTYPES, F16, F32, I32
 from wire.limits import DEFAULT
 
 from ..devices import MESH, Device, check_device

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from wire.dtypes import BOOL
 from wire.errors import InputError, ShapeError
+from wire.ir.dtypes import BOOL
 
 from ..arguments import items, native, said
 from ..array import Array, Operand, apply, renamed

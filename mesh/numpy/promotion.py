@@ -2,9 +2,9 @@
 
 A Python scalar is weak: it takes the dtype of the Arrays it meets, at full precision, unless its kind is higher (a
 float met by integers makes float32, an integer met by bools makes int32).  numpy scalars and arrays keep their dtype.
-Two Arrays promote by `wire.dtypes.promote`.  Alone, Python scalars are complex64, float32, int32 (int64 or uint64 where
-the number needs it) and bool.  Lists of Python scalars promote as Arrays of these default dtypes do; but their numbers
-go into the common dtype from Python's own 64 bits.
+Two Arrays promote by `wire.ir.dtypes.promote`.  Alone, Python scalars are complex64, float32, int32 (int64 or uint64
+where the number needs it) and bool.  Lists of Python scalars promote as Arrays of these default dtypes do; but their
+numbers go into the common dtype from Python's own 64 bits.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from wire.dtypes import BOOL, BY_NAME, C64, C128, F32, F64, I32, I64, U64, DType, dtype_of, promote
 from wire.errors import DTypeError, InputError
+from wire.ir.dtypes import BOOL, BY_NAME, C64, C128, F32, F64, I32, I64, U64, DType, dtype_of, promote
 
 from ..arguments import items, said
 from ..array import WIDER, Array, Operand, apply, handle_array, literal, strong, value_array

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from wire.dtypes import F32, F64, U32, U64, DType
 from wire.errors import DTypeError, InputError, ShapeError
+from wire.ir.dtypes import F32, F64, U32, U64, DType
 
 from ..arguments import integer, native
 from ..array import Array, Operand, apply, value_array

@@ -11,8 +11,8 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-from wire.dtypes import BF16, BOOL, F16, F32, I32, PARTS, U32, DType
 from wire.errors import InputError
+from wire.ir.dtypes import BF16, BOOL, F16, F32, I32, PARTS, U32, DType
 
 from ..arguments import said
 from ..array import Array, Operand, apply, renamed

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from wire.dtypes import F32, F64, I32, DType
 from wire.errors import InputError, ShapeError
+from wire.ir.dtypes import F32, F64, I32, DType
 
 from ..arguments import integer, items, said
 from ..array import Array, Operand, apply

@@ -12,8 +12,8 @@ from functools import wraps
 from textwrap import shorten
 from typing import Any, NamedTuple, ParamSpec
 
-from wire.dtypes import BF16, F16, F32
 from wire.errors import InputError
+from wire.ir.dtypes import BF16, F16, F32
 
 from .. import numpy as mnp
 from .. import tree

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from wire.limits import KIB
-from wire.sharedmem import SharedDir
+from wire.system.shared_memory import SharedDir
 
 from .meeting import NAME, place
 from .passports import keep

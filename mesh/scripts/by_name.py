@@ -15,9 +15,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.dtypes import dtype_of
 from wire.errors import DTypeError, InputError, ShapeError
-from wire.types import TensorType
+from wire.ir.dtypes import dtype_of
+from wire.ir.types import TensorType
 
 Array = NDArray[Any]
 SHOWN_MAX = 8  # of the names that a rank lacks

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from wire.errors import ConnectFailed, DeadlineExceeded
-from wire.interfaces import interfaces_here, judge, usable
-from wire.security import NodeSocket, secured
+from wire.link.interfaces import interfaces_here, judge, usable
+from wire.security.tls import NodeSocket, secured
 from worker.collectives.calling import listening_on, received
 from worker.collectives.connection import Connection
 

@@ -22,11 +22,11 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from wire.dtypes import dtype_of
 from wire.errors import Cancelled, ConfigError, InputError, MeshError, ShapeError
-from wire.sharedmem import SharedDir
+from wire.ir.dtypes import dtype_of
+from wire.ir.types import TensorType
+from wire.system.shared_memory import SharedDir
 from wire.timeouts import check_collective_timeout
-from wire.types import TensorType
 from worker.collectives.connection import Connection
 from worker.collectives.group import Group as Runtime
 from worker.collectives.running import REDUCTIONS

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from wire.errors import ConfigError, InputError
-from wire.strategies import RANKS_MAX
+from wire.policy.strategies import RANKS_MAX
 
 HERE = ("localhost", "127.0.0.1", "::1")
 OF_SSH = ("user", "port", "python")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from wire.limits import KIB
-from wire.sharedmem import SharedDir, remove, share
+from wire.system.shared_memory import SharedDir, remove, share
 from worker.collectives.connection import Connection
 from worker.collectives.lines import Line
 from worker.collectives.mailbox import Inbox, Outbox, lay_out, letter_bytes_for, short_sleeps, size_of

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from wire.errors import ConfigError, DeadlineExceeded, MeshError, from_fields
-from wire.sharedmem import SharedDir
+from wire.system.shared_memory import SharedDir
 
 POLL_S = 0.005
 ALIVE_S = 0.1  # for how long a process that was seen alive is taken to be

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from wire.certificates import certificate_pem, new_authority, new_key, revocations_pem, server_name
 from wire.errors import ConfigError
-from wire.security import TLSFiles
+from wire.security.certificates import certificate_pem, new_authority, new_key, revocations_pem, server_name
+from wire.security.tls import TLSFiles
 
 MESH = "ranks"
 KEY, CERTIFICATE, TRUST, NAMES = "own.key", "own.pem", "trust.pem", "names.json"

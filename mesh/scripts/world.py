@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wire.errors import ConfigError
-from wire.sharedmem import SharedDir
+from wire.system.shared_memory import SharedDir
 
 from .meeting import Meeting, Note
 from .settings import RankSettings, told

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from coordinator.state import CoordinatorState
-from wire.messages import PlanKey
+from wire.protocol.messages import PlanKey
 from worker.events import Event
 from worker.state import WorkerState
 

@@ -18,13 +18,13 @@ from pathlib import Path
 
 from coordinator.planner_process import Answerer, AnswersHere
 from coordinator.runtime import Coordinator, CoordinatorConfig
-from wire.endpoint import Endpoint
 from wire.errors import ConfigError
-from wire.identity import identity_here
-from wire.link import Handler
-from wire.protocol import Identity
-from wire.reports import Event
-from wire.watch import LinkWatch
+from wire.link.endpoint import Endpoint
+from wire.link.identity import identity_here
+from wire.link.keepalive import LinkWatch
+from wire.link.link import Handler
+from wire.protocol.peer import Identity
+from wire.protocol.reports import Event
 from worker.config import WorkerConfig
 from worker.daemon import Daemon
 from worker.duty import MACHINE

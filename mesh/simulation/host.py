@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
-from wire.codec import decode_graph
+from wire.ir.codec import decode_graph
 from wire.limits import GIB
-from wire.sharedmem import SharedDir, remove
+from wire.system.shared_memory import SharedDir, remove
 from worker import host_messages as hm
 from worker.config import WorkerConfig
 from worker.devices import open_engine

@@ -1,6 +1,6 @@
 """SimulatedNetwork: hosts, the wires between them, and what goes wrong on the way.
 
-A host's `carrier` is a Carrier (`wire/endpoint.py`), so that a real Endpoint works over it.  A wire behaves as TCP
+A host's `carrier` is a Carrier (`wire/link/endpoint.py`), so that a real Endpoint works over it.  A wire behaves as TCP
 does: frames arrive whole and in order, later when it is slow, lossy or cut; nobody notices a silent wire but by
 waiting.  What happens follows from the seed and from the order of calls.
 """
@@ -15,10 +15,10 @@ from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from wire.certificates import Member
-from wire.endpoint import Socket
 from wire.errors import ConfigError, ConnectFailed
-from wire.memory_transport import Conditions
+from wire.link.endpoint import Socket
+from wire.link.virtual_network import Conditions
+from wire.security.certificates import Member
 
 from .loop import context_of
 

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from wire.errors import InputError
-from wire.schedules import SCHEDULES
-from wire.strategies import DataParallel, Pipeline, Split, Strategy
+from wire.policy.pipeline_schedules import SCHEDULES
+from wire.policy.strategies import DataParallel, Pipeline, Split, Strategy
 
 from .. import numpy as mnp
 from .. import tree

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.disk import Disk
 from wire.errors import InputError, StorageError
+from wire.system.atomic_files import Disk
 
 from .. import tree
 from ..arguments import integer

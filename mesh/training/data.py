@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.dtypes import dtype_of
 from wire.errors import InputError
-from wire.portions import Portions, ends_of
+from wire.ir.dtypes import dtype_of
+from wire.policy.batch_shares import Portions, ends_of
 
 from .. import tree
 from ..handle import Handle

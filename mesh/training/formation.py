@@ -15,8 +15,8 @@ from typing import Any, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.portions import Portions, by_speed, ranks_of
-from wire.strategies import Auto, DataParallel, Pipeline, Ranks, Split, Strategy
+from wire.policy.batch_shares import Portions, by_speed, ranks_of
+from wire.policy.strategies import Auto, DataParallel, Pipeline, Ranks, Split, Strategy
 
 from .. import tree
 from ..client import ElasticSession, Mesh, Session

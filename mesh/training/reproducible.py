@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from wire.errors import InputError
-from wire.strategies import Strategy, text_of
+from wire.policy.strategies import Strategy, text_of
 
 from .recipe import Recipe
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from wire.errors import ConfigError, ExecuteFailed, InputError, MeshError, NodeLost, PlacementError
-from wire.strategies import Strategy
+from wire.policy.strategies import Strategy
 
 from ..client import Mesh
 from .checkpoint import Checkpoints

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from wire.errors import InputError
-from wire.schedules import SCHEDULES
-from wire.strategies import Pipeline, Strategy, strategy_of
+from wire.policy.pipeline_schedules import SCHEDULES
+from wire.policy.strategies import Pipeline, Strategy, strategy_of
 
 from .. import tree
 from ..arguments import integer, items, said

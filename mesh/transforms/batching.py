@@ -10,7 +10,7 @@ from functools import wraps
 from typing import Any
 
 from wire.errors import InputError
-from wire.types import TensorType
+from wire.ir.types import TensorType
 
 from .. import numpy as mnp
 from .. import tree

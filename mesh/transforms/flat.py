@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from wire.errors import InputError
-from wire.types import TensorType
+from wire.ir.types import TensorType
 
 from .. import tree
 from ..array import WIDER, Array, literal, strong

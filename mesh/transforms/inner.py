@@ -20,11 +20,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from wire.dtypes import I32
 from wire.errors import InputError, ShapeError
-from wire.graph import GraphBuilder, WireGraph, const_value
+from wire.ir.dtypes import I32
+from wire.ir.graph import GraphBuilder, WireGraph, const_value
+from wire.ir.types import Attrs, TensorType
 from wire.limits import DEFAULT
-from wire.types import Attrs, TensorType
 
 from ..array import Array, argument, literal, made_of, value_array
 from ..assemble import assemble

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from wire.graph import WireGraph
-from wire.types import TensorType
+from wire.ir.graph import WireGraph
+from wire.ir.types import TensorType
 
 from .. import numpy as mnp
 from ..array import Array, apply

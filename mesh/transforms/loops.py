@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from wire.errors import UnknownOp
-from wire.graph import WireGraph
+from wire.ir.graph import WireGraph
 
 from .. import numpy as mnp
 from ..array import Array, apply

@@ -16,7 +16,7 @@ from functools import reduce
 from typing import Any
 
 from wire.errors import Unsupported
-from wire.ops import MULTIPLE
+from wire.ir.ops import MULTIPLE
 
 from .. import numpy as mnp
 from ..array import Array, apply

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from wire.dtypes import U32
+from wire.ir.dtypes import U32
 
 from .. import numpy as mnp
 from ..array import Array, apply, literal

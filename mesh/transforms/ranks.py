@@ -8,9 +8,10 @@ a broadcast by a sum at its root.  Nothing else is needed to be right, whatever 
 An spmd node reads a result that its spec leaves whole from one of its ranks, all of which have it: so each gets an n-th
 of the cotangent.  An operand that is whole is read by all of them: its cotangent is the sum over these.
 
-Where all ranks of a group surely hold the same (`wire/varying.py`), a sum over it is a product with its size: of the
-n-ths above, what they were parts of.  So the transpose of a reduction moves nothing where its result was used alike
-on all ranks, which is JAX's rule for what does not vary.  `differs` finds it out for what a backward pass makes.
+Where all ranks of a group surely hold the same (`wire/passes/replication.py`), a sum over it is a product with its
+size: of the n-ths above, what they were parts of.  So the transpose of a reduction moves nothing where its result was
+used alike on all ranks, which is JAX's rule for what does not vary.  `differs` finds it out for what a backward pass
+makes.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from wire.dtypes import I32
-from wire.graph import WireGraph
-from wire.grids import Axes, Sizes, local_shape, spec_of, spec_text
-from wire.ops import COLLECTIVES
-from wire.types import TensorType
-from wire.varying import NOWHERE, Over, through
+from wire.ir.dtypes import I32
+from wire.ir.graph import WireGraph
+from wire.ir.grids import Axes, Sizes, local_shape, spec_of, spec_text
+from wire.ir.ops import COLLECTIVES
+from wire.ir.types import TensorType
+from wire.passes.replication import NOWHERE, Over, through
 
 from .. import numpy as mnp
 from ..array import Array, apply, literal

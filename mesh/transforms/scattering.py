@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from wire.dtypes import I32
+from wire.ir.dtypes import I32
 
 from .. import numpy as mnp
 from ..array import Array, apply, literal

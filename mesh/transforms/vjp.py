@@ -20,10 +20,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from wire.device_names import ANY
 from wire.errors import UnknownOp
-from wire.ops import ELEMENTWISE
-from wire.types import TensorType
+from wire.ir.device_names import ANY
+from wire.ir.ops import ELEMENTWISE
+from wire.ir.types import TensorType
 
 from .. import numpy as mnp
 from ..array import Array, apply

@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from wire.dtypes import BOOL
-from wire.grids import spec_of, spec_text
-from wire.ops import ELEMENTWISE
+from wire.ir.dtypes import BOOL
+from wire.ir.grids import spec_of, spec_text
+from wire.ir.ops import ELEMENTWISE
 
 from .. import numpy as mnp
 from ..array import Array, apply, literal

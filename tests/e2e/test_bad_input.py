@@ -27,7 +27,7 @@ from support.commands import (
 import mesh.numpy as mnp
 from mesh import Mesh, errors, trace
 from mesh.commands import exit_codes
-from wire.messages import NamedValue, PlanGraph, SubmitJob
+from wire.protocol.messages import NamedValue, PlanGraph, SubmitJob
 
 X = np.linspace(-1, 1, 32, dtype=np.float32).reshape(4, 8)
 MIB = 1 << 20

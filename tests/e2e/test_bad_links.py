@@ -24,8 +24,8 @@ from support.meanwhile import meanwhile
 
 import mesh.numpy as mnp
 from mesh import Auto, Mesh, errors
-from wire.dtypes import F32
-from wire.ops import tolerance_for
+from wire.ir.dtypes import F32
+from wire.ir.ops import tolerance_for
 from wire.timeouts import NODE_TIMEOUT_S
 
 WITHIN_S = 120.0  # no outcome may take longer, whatever happens to the links

@@ -10,7 +10,7 @@ from support.commands import PATIENT_S, until_they_work
 
 import mesh.numpy as mnp
 from mesh import Array, Mesh, evaluate
-from wire.dtypes import BF16, DTYPES, DType
+from wire.ir.dtypes import BF16, DTYPES, DType
 
 SHAPES = {"empty": (0, 3), "0-d": (), "small": (5, 7), "larger than a message": (257, 311)}
 

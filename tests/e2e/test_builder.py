@@ -26,10 +26,10 @@ from support.worker_process import is_alive
 import mesh.numpy as mnp
 from coordinator.runtime import Coordinator
 from mesh import AsyncMesh, Handle, Mesh, errors, grad, remat, trace, value_and_grad, vmap
-from wire import transport
-from wire.address import PORT
-from wire.link import Link
-from wire.messages import Beat, Message
+from wire.addresses import PORT
+from wire.link import websocket_carrier
+from wire.link.link import Link
+from wire.protocol.messages import Beat, Message
 
 X = np.linspace(-1, 1, 32, dtype=np.float32).reshape(4, 8)
 W = np.linspace(0, 1, 24, dtype=np.float32).reshape(8, 3)
@@ -258,7 +258,7 @@ def test_a_node_without_a_port_is_looked_for_at_7100_and_the_error_says_so(monke
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     for assumed in (port, PORT):
-        monkeypatch.setattr(transport, "PORT", assumed)  # in place of 7100, where somebody may listen
+        monkeypatch.setattr(websocket_carrier, "PORT", assumed)  # in place of 7100, where somebody may listen
         with pytest.raises(errors.ConnectFailed, match=f"no node answers at 127.0.0.1:{port}") as caught:
             Mesh.builder().mesh("nowhere").node(f"127.0.0.1:{port}").build()
         said = f"({port} is the port of an address that names none)"

@@ -24,7 +24,7 @@ from mesh import Auto, trace
 from mesh.commands import exit_codes
 from mesh.commands.coord import parser
 from mesh.commands.flags import node_timeout_s
-from wire.strategies import strategy_of
+from wire.policy.strategies import strategy_of
 
 X = np.linspace(-1, 1, 32, dtype=np.float32).reshape(4, 8)
 W = np.linspace(0, 1, 24, dtype=np.float32).reshape(8, 3)

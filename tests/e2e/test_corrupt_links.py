@@ -12,10 +12,10 @@ from support.fault_proxy import DOWN, UP, FaultProxy
 from support.links import Recorder, node
 from support.tls import MESH, authority, credentials
 
-from wire.credentials import Credentials
 from wire.errors import MeshError, NodeLost
-from wire.messages import BlobStream, Done, Message
-from wire.transport import Endpoint
+from wire.link.websocket_carrier import Endpoint
+from wire.protocol.messages import BlobStream, Done, Message
+from wire.security.credentials import Credentials
 
 WITHIN_S = 120.0
 CONTROL, BULK = 0, 1

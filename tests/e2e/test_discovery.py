@@ -19,10 +19,10 @@ from support.promised import within
 from support.waiting import until
 
 from mesh import Mesh, errors
-from wire.adverts import Candidate
-from wire.discovery import Announcer, Browser, StaticFinder, discover
-from wire.identity import identity_here
-from wire.interfaces import Interface
+from wire.discovery.announcements import Candidate
+from wire.discovery.mdns import Announcer, Browser, StaticFinder, discover
+from wire.link.identity import identity_here
+from wire.link.interfaces import Interface
 
 APPEAR_S = 60.0
 FOUND_S = 5.0  # promised

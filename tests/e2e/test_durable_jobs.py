@@ -44,9 +44,9 @@ from mesh import errors, to_device, trace
 from mesh.commands import exit_codes
 from mesh.handle import Handle
 from mesh.remote import Remote
-from wire.codec import hash_array
-from wire.dtypes import F32
-from wire.types import TensorType
+from wire.ir.codec import hash_array
+from wire.ir.dtypes import F32
+from wire.ir.types import TensorType
 
 X = np.linspace(-1, 1, 300 * 300, dtype=np.float32).reshape(300, 300)  # 360 kB: travels and is kept as a file
 STEPS_ALL = 120  # kill at each of the first steps of a life in turn, which is beyond its start; then at any

@@ -16,13 +16,13 @@ from support.tls import authority, credentials
 from support.waiting import until
 
 from coordinator.authority import Authority
-from wire.certificates import new_key
-from wire.credentials import Credentials
 from wire.errors import ConfigError, MeshError
-from wire.gate import Gate, GateLimits
-from wire.join_link import join, serve_joining
-from wire.redial import stay_linked
-from wire.transport import Endpoint
+from wire.link.reconnect import stay_linked
+from wire.link.websocket_carrier import Endpoint
+from wire.security.certificates import new_key
+from wire.security.connection_limiter import Gate, GateLimits
+from wire.security.credentials import Credentials
+from wire.security.join_port import join, serve_joining
 
 NAME = "attic.example"  # of nobody
 KNOWN = {NAME: "127.0.0.1"}

@@ -25,11 +25,11 @@ from support.ranks import HANGS_S
 from support.tls import authority, credentials
 from support.worker_process import Coordinator, Fleet, gone, worker
 
-from wire.codec import tensor_bytes
-from wire.dtypes import F32
 from wire.errors import DeviceLost, MeshError
-from wire.graph import GraphBuilder, WireGraph
-from wire.messages import (
+from wire.ir.codec import tensor_bytes
+from wire.ir.dtypes import F32
+from wire.ir.graph import GraphBuilder, WireGraph
+from wire.protocol.messages import (
     Began,
     CancelStep,
     Drop,

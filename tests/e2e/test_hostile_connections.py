@@ -22,10 +22,14 @@ from support.raw_client import BINARY, CLOSE, PING, TEXT, RawClient, RawLink, ra
 from support.tampering import graph_bombs, tamper
 from support.worker_process import HANGS_S, Coordinator, WorkerProcess, worker
 
-from wire.codec import decode_graph, hash_bytes
-from wire.dtypes import F32
 from wire.errors import GraphError, MeshError, ProtocolError, VersionMismatch, WrongMesh
-from wire.frames import (
+from wire.ir.codec import decode_graph, hash_bytes
+from wire.ir.dtypes import F32
+from wire.ir.graph import GraphBuilder
+from wire.limits import DEFAULT, MIB
+from wire.link.link import Link
+from wire.link.websocket_carrier import HEADER_TIMEOUT_S, HELLO_TIMEOUT_S, UNLINKED_MAX
+from wire.protocol.frames import (
     HELLO_BYTES_MAX,
     Cancel,
     Credit,
@@ -42,13 +46,9 @@ from wire.frames import (
     StreamOpen,
     encode,
 )
-from wire.graph import GraphBuilder
-from wire.limits import DEFAULT, MIB
-from wire.link import Link
-from wire.messages import Deploy, PartSpec, PlanKey, Source, Target
-from wire.protocol import BULK, CONTROL, Channel, Identity, Peer
-from wire.transport import HEADER_TIMEOUT_S, HELLO_TIMEOUT_S, UNLINKED_MAX
-from wire.versions import usable_ops
+from wire.protocol.messages import Deploy, PartSpec, PlanKey, Source, Target
+from wire.protocol.peer import BULK, CONTROL, Channel, Identity, Peer
+from wire.protocol.versions import usable_ops
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),  # one worker bears it all

@@ -21,18 +21,18 @@ from support.waiting import until
 
 from coordinator.audit import read_events, verify
 from coordinator.authority import Authority
-from wire.certificates import CERTIFICATE_S, JOIN_NAME, new_key, server_name
-from wire.credentials import Credentials
 from wire.errors import ConnectFailed, JoinRefused, MeshError, NotTrusted
-from wire.gate import Gate
-from wire.identity import identity_here
-from wire.join_link import NOT_ASKED, PORT_OFFSET, JoinPort, join, renew, serve_joining
-from wire.joining import STRANGER_BYTES_MAX, Admitted, Renew, encode
-from wire.joining import Authority as Greeting
-from wire.membership import Membership
-from wire.security import client_context, join_client_context, peer_member, unverified_context
-from wire.tokens import Token
-from wire.transport import Endpoint
+from wire.link.identity import identity_here
+from wire.link.membership import Membership
+from wire.link.websocket_carrier import Endpoint
+from wire.security.certificates import CERTIFICATE_S, JOIN_NAME, new_key, server_name
+from wire.security.connection_limiter import Gate
+from wire.security.credentials import Credentials
+from wire.security.join_port import NOT_ASKED, PORT_OFFSET, JoinPort, join, renew, serve_joining
+from wire.security.join_protocol import STRANGER_BYTES_MAX, Admitted, Renew, encode
+from wire.security.join_protocol import Authority as Greeting
+from wire.security.join_tokens import Token
+from wire.security.tls import client_context, join_client_context, peer_member, unverified_context
 
 HOST = "127.0.0.1"
 HANGS_S = 120.0
@@ -148,7 +148,7 @@ async def test_a_refusal_is_one_line_and_one_record(there: Coordinator, tmp_path
 async def test_a_token_of_another_mesh_is_noticed_before_anything_is_sent_and_both_sides_say_so(
     there: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wire.join_link.ASKS_WITHIN_S", 0.2)
+    monkeypatch.setattr("wire.security.join_port.ASKS_WITHIN_S", 0.2)
     other = Authority(tmp_path / "other", MESH, disk=QuickDisk())
     for _ in range(3):
         with pytest.raises(NotTrusted, match="not the coordinator that made this token"):
@@ -473,7 +473,7 @@ async def test_a_running_member_that_slept_too_long_renews_as_it_wakes(
     there: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a token: it has its key.  Nobody is there at first, as on a network that is not up yet."""
-    monkeypatch.setattr("wire.credentials.RETRY_OUT_S", 3600.0)
+    monkeypatch.setattr("wire.security.credentials.RETRY_OUT_S", 3600.0)
     node = aged(there, await joined(there, tmp_path), 30.0)
     membership = Membership(node, tmp_path)
     keeping = asyncio.create_task(membership.keep())

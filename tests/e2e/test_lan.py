@@ -20,8 +20,8 @@ from support.lan_mesh import LanMesh, Told, errors, until
 from support.namespaces import Host, Lan, needs_namespaces
 
 from coordinator.audit import read_events
-from wire.join_link import NOT_ASKED
-from wire.tokens import Token, discovery_key, parse_token
+from wire.security.join_port import NOT_ASKED
+from wire.security.join_tokens import Token, discovery_key, parse_token
 
 pytestmark = needs_namespaces
 HEALTHY = "healthy"

@@ -1,4 +1,4 @@
-"""wire.listener: who comes as it closes."""
+"""wire.security.tls_listener: who comes as it closes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 import socket
 from typing import Any
 
-from wire.gate import Gate
-from wire.listener import Listener
+from wire.security.connection_limiter import Gate
+from wire.security.tls_listener import Listener
 
 
 async def nobody(*_: Any) -> None:

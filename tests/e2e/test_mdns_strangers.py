@@ -17,9 +17,9 @@ from support.multicast import needs_multicast
 from zeroconf import IPVersion, ServiceInfo
 from zeroconf.asyncio import AsyncZeroconf
 
-from wire.adverts import CANDIDATES_MAX, DIAL_PAUSE_S, Candidate
-from wire.discovery import SERVICE, Announcer, Browser, announced
-from wire.identity import identity_here
+from wire.discovery.announcements import CANDIDATES_MAX, DIAL_PAUSE_S, Candidate
+from wire.discovery.mdns import SERVICE, Announcer, Browser, announced
+from wire.link.identity import identity_here
 
 pytestmark = needs_multicast
 HERE = ("127.0.0.1",)

@@ -23,12 +23,12 @@ from mesh import Mesh, errors, trace
 from mesh.commands import exit_codes
 from mesh.enrolment import authority_folder, client_folder, client_membership, enrolled
 from mesh.remote import Remote
-from wire.credentials import Credentials
-from wire.identity import identity_here
-from wire.join_link import PORT_OFFSET
-from wire.link import Link
-from wire.messages import AskJobs, AskNodes, Message, SubmitJob
-from wire.transport import Endpoint
+from wire.link.identity import identity_here
+from wire.link.link import Link
+from wire.link.websocket_carrier import Endpoint
+from wire.protocol.messages import AskJobs, AskNodes, Message, SubmitJob
+from wire.security.credentials import Credentials
+from wire.security.join_port import PORT_OFFSET
 
 MESH = "members"
 WORKER = ("worker", "--port", "0", "--no-mdns", "--device", "cpu")

@@ -21,9 +21,9 @@ from support.worker_process import children
 
 import mesh.numpy as mnp
 from mesh import AsyncMesh, Mesh, errors, trace
-from wire.mapping import READ_BYTES_MAX
-from wire.messages import INLINE_BYTES_MAX
-from wire.open_files import WANTED
+from wire.protocol.messages import INLINE_BYTES_MAX
+from wire.system.mapped_files import READ_BYTES_MAX
+from wire.system.open_file_limit import WANTED
 from worker.host import MAPPED_BYTES_MIN
 
 X = np.full((512, 512), 0.01, np.float32)

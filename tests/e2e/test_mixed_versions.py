@@ -22,8 +22,8 @@ from support.commands import PATIENT_S, ROOT, RUN_S, Daemon, daemon, environment
 
 import mesh.numpy as mnp
 from mesh import Auto, Mesh, errors
-from wire import messages
-from wire.versions import PROTOCOL
+from wire.protocol import messages
+from wire.protocol.versions import PROTOCOL
 
 OLDER = ("1.0",)
 X = np.linspace(-3, 3, 512, dtype=np.float32).reshape(8, 64)
@@ -50,7 +50,11 @@ with Mesh.builder().mesh("mixed").node(sys.argv[1]).build() as mesh:
 FIELDS = """
 import json
 import msgspec
-import wire.messages as messages
+
+try:
+    import wire.protocol.messages as messages
+except ImportError:  # an older release
+    import wire.messages as messages
 
 kinds = [each for each in vars(messages).values() if isinstance(each, type) and issubclass(each, msgspec.Struct)]
 print(json.dumps({each.__name__: each.__struct_fields__ for each in kinds}))

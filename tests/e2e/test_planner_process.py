@@ -15,8 +15,8 @@ from coordinator.plan_bytes import plan_from
 from coordinator.planner import Question
 from coordinator.planner_process import PlannerProcess
 from coordinator.session_plan import SessionQuestion, Stateful
-from wire.dtypes import F32
-from wire.graph import GraphBuilder
+from wire.ir.dtypes import F32
+from wire.ir.graph import GraphBuilder
 
 
 def question(workers: int = 3, layers: int = 6) -> Question:

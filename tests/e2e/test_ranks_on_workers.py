@@ -28,9 +28,9 @@ from mesh import (
     tree,
     value_and_grad,
 )
-from wire.dtypes import F32
-from wire.graph import GraphBuilder, WireGraph
-from wire.unroll import unroll
+from wire.ir.dtypes import F32
+from wire.ir.graph import GraphBuilder, WireGraph
+from wire.passes.unroll_spmd import unroll
 from worker.cpu import evaluate as evaluate_here
 
 RNG = np.random.default_rng(11)

@@ -19,11 +19,11 @@ from support.tls import credentials
 from coordinator.audit import verify
 from coordinator.authority import Authority
 from mesh.commands import exit_codes
-from wire.certificates import authority_from_pem, is_issued, new_key
 from wire.errors import NotTrusted
-from wire.identity import identity_here
-from wire.joining import Grant
-from wire.transport import Endpoint
+from wire.link.identity import identity_here
+from wire.link.websocket_carrier import Endpoint
+from wire.security.certificates import authority_from_pem, is_issued, new_key
+from wire.security.join_protocol import Grant
 
 MESH = "rotated"
 SERVE = ("coord", "serve", "--no-mdns", "--port", "0")

@@ -11,11 +11,11 @@ import pytest
 from support.fault_proxy import FaultProxy
 from support.links import Recorder, node
 
-from wire.endpoint import Socket
 from wire.limits import DEFAULT, MIB
-from wire.link import Link
-from wire.messages import BlobStream, Done
-from wire.transport import Endpoint, WebSockets
+from wire.link.endpoint import Socket
+from wire.link.link import Link
+from wire.link.websocket_carrier import Endpoint, WebSockets
+from wire.protocol.messages import BlobStream, Done
 
 WITHIN_S = 120.0
 DATA = memoryview(bytes(range(256)) * (12 * MIB // 256))  # more than kernels buffer

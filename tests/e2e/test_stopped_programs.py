@@ -26,7 +26,7 @@ from support.stopped_program import digest
 from support.training import batch, first_state, train
 
 from mesh import Mesh
-from wire.address import parse_address
+from wire.addresses import parse_address
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGSTOP")
 PROGRAM = Path(__file__).parent.parent / "support" / "stopped_program.py"

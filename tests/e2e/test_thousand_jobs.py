@@ -32,9 +32,9 @@ import mesh.numpy as mnp
 from mesh import Mesh, errors, trace
 from mesh.handle import Handle
 from mesh.remote import Remote
-from wire.codec import hash_array
-from wire.dtypes import F32
-from wire.types import TensorType
+from wire.ir.codec import hash_array
+from wire.ir.dtypes import F32
+from wire.ir.types import TensorType
 
 WARM_UP = 100
 SAMPLES = 36  # over the jobs after the warm-up

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 from support.worker_process import Coordinator, worker
 
-from wire.dtypes import F32
-from wire.graph import GraphBuilder
-from wire.messages import PartSpec, PlanKey, Source, Target
-from wire.throttle import throttle_in
+from wire.ir.dtypes import F32
+from wire.ir.graph import GraphBuilder
+from wire.link.throttle import throttle_in
+from wire.protocol.messages import PartSpec, PlanKey, Source, Target
 
 FLOPS_PER_S = 1e5
 SIZE = 10_000

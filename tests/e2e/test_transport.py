@@ -20,7 +20,6 @@ import pytest_asyncio
 from support.links import Recorder, node
 from support.waiting import until
 
-from wire.endpoint import CLEAR_S
 from wire.errors import (
     Busy,
     Cancelled,
@@ -36,13 +35,14 @@ from wire.errors import (
     VersionMismatch,
     WrongMesh,
 )
-from wire.exchange import share_with
 from wire.limits import DEFAULT, KIB, MIB, Limits
-from wire.link import Link
-from wire.messages import AskNodes, BlobStream, Done, LogLines, Message, PlanGraph, TailLog
-from wire.protocol import Identity
-from wire.sharedmem import SharedDir
-from wire.transport import UNLINKED_MAX, Endpoint
+from wire.link.endpoint import CLEAR_S
+from wire.link.link import Link
+from wire.link.websocket_carrier import UNLINKED_MAX, Endpoint
+from wire.protocol.messages import AskNodes, BlobStream, Done, LogLines, Message, PlanGraph, TailLog
+from wire.protocol.peer import Identity
+from wire.system.shared_memory import SharedDir
+from wire.transfer.content_exchange import share_with
 
 pytestmark = pytest.mark.asyncio
 HEADER = BlobStream(bytes(32), 1)

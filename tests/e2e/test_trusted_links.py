@@ -24,13 +24,13 @@ from support.flood import hello
 from support.links import Recorder, node
 from support.tls import MESH, authority, credentials
 
-from wire.certificates import CERTIFICATE_S, CertificateAuthority, any_server_name
-from wire.credentials import Credentials
 from wire.errors import ConnectFailed, MeshError, NotTrusted
-from wire.gate import GateLimits
-from wire.listener import HEADER_BYTES, HELLO_BYTES_MAX
-from wire.messages import Done, PlanKey, Push, Value
-from wire.transport import Endpoint
+from wire.link.websocket_carrier import Endpoint
+from wire.protocol.messages import Done, PlanKey, Push, Value
+from wire.security.certificates import CERTIFICATE_S, CertificateAuthority, any_server_name
+from wire.security.connection_limiter import GateLimits
+from wire.security.credentials import Credentials
+from wire.security.tls_listener import HEADER_BYTES, HELLO_BYTES_MAX
 
 
 class Home:

@@ -11,7 +11,7 @@ from support.commands import PATIENT_S, daemon, environment
 from support.unlike_ranks import X, Y, program, shared
 
 from mesh import Mesh, PartitionSpec, Ranks
-from wire.unroll import unroll
+from wire.passes.unroll_spmd import unroll
 from worker.cpu import evaluate
 
 FLOPS_PER_S = {"slow": 1e4, "fast": 3e4}  # so that a call is computing, however busy the machine

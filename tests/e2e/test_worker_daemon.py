@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 from support.waiting import latest
 from support.worker_process import HANGS_S, Coordinator, Fleet, gone, worker
 
-from wire.codec import tensor_bytes
-from wire.dtypes import F32
 from wire.errors import (
     BlobMissing,
     Busy,
@@ -34,8 +32,10 @@ from wire.errors import (
     StaleGeneration,
     WrongMesh,
 )
-from wire.graph import GraphBuilder, WireGraph
-from wire.messages import (
+from wire.ir.codec import tensor_bytes
+from wire.ir.dtypes import F32
+from wire.ir.graph import GraphBuilder, WireGraph
+from wire.protocol.messages import (
     Beat,
     Began,
     CancelStep,

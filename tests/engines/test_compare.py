@@ -7,7 +7,7 @@ import pytest
 from support.compare import assert_close, magnitude_of, same_bits
 from support.op_cases import cases
 
-from wire.dtypes import BF16, F16, F32, F64, I32, DType, dtype_of
+from wire.ir.dtypes import BF16, F16, F32, F64, I32, DType, dtype_of
 
 TINY = 1e-40
 

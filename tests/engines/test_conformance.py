@@ -20,10 +20,10 @@ from support.node_by_node import judge
 from support.op_cases import PROGRAMS, ROWS, Case, cases
 from support.random_graphs import random_graph
 
-from wire.dtypes import BOOL, BY_NAME, I32, U32
 from wire.errors import GraphError, Unsupported
-from wire.graph import WireGraph
-from wire.ops import EXACT, OPS, inner_graphs
+from wire.ir.dtypes import BOOL, BY_NAME, I32, U32
+from wire.ir.graph import WireGraph
+from wire.ir.ops import EXACT, OPS, inner_graphs
 from worker.cpu import CpuEngine, evaluate
 from worker.engine import Engine
 from worker.wgsl.profile import CPU_ONLY, WEBGPU_MINIMUM

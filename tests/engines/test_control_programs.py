@@ -11,12 +11,12 @@ from support.adapter import needs_adapter
 from support.control_programs import VARIABLES, Plain, Traced, program
 
 import mesh
-from wire.codec import decode_graph
-from wire.graph import WireGraph
-from wire.ops import inner_graphs
-from wire.simplify import simplify
-from wire.text import from_text, to_text
-from wire.verify import verify
+from wire.ir.codec import decode_graph
+from wire.ir.graph import WireGraph
+from wire.ir.ops import inner_graphs
+from wire.ir.text import from_text, to_text
+from wire.ir.verify import verify
+from wire.passes.simplify import simplify
 from worker.cpu import CpuEngine
 
 

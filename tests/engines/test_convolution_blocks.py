@@ -13,9 +13,9 @@ import pytest
 
 from coordinator.working_set import working_set
 from mesh import nn, trace_full, vjp
-from wire.dtypes import F16, F32, DType
-from wire.graph import GraphBuilder, WireGraph
-from wire.scratch import BLOCK_BYTES, scratch_bytes
+from wire.ir.dtypes import F16, F32, DType
+from wire.ir.graph import GraphBuilder, WireGraph
+from wire.ir.workspace import BLOCK_BYTES, scratch_bytes
 from worker.cpu.engine import compile_graph, evaluate, run
 
 jax = pytest.importorskip("jax", reason="JAX is not installed (the extra `jax`)")

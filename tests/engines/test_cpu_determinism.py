@@ -18,8 +18,8 @@ from support.values import ordinary
 
 import mesh.numpy as mnp
 from mesh import nn, remat, trace_full, value_and_grad, vjp
-from wire.dtypes import F16, F32, F64
-from wire.graph import GraphBuilder, WireGraph
+from wire.ir.dtypes import F16, F32, F64
+from wire.ir.graph import GraphBuilder, WireGraph
 from worker.cpu import evaluate
 
 Tensors = Mapping[str, NDArray[Any]]

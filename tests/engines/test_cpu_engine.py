@@ -11,11 +11,11 @@ import pytest
 from support.compare import same_bits
 from support.values import any_bits, ordinary
 
-from wire.dtypes import BOOL, DTYPES, F32, F64, DType
 from wire.errors import ExecuteFailed, InputError, MeshError, OutOfMemory
-from wire.graph import GraphBuilder, WireGraph
-from wire.ops import OPS
-from wire.types import Attrs, TensorType
+from wire.ir.dtypes import BOOL, DTYPES, F32, F64, DType
+from wire.ir.graph import GraphBuilder, WireGraph
+from wire.ir.ops import OPS
+from wire.ir.types import Attrs, TensorType
 from worker.cpu import CpuEngine, evaluate
 from worker.cpu import engine as cpu_engine
 from worker.cpu.elementwise import IN_PLACE

@@ -7,8 +7,8 @@ from support.op_cases import PROGRAMS, ROWS, cases
 from support.random_graphs import random_graph
 from support.references import REFERENCES, reference, threefry2x32
 
-from wire.dtypes import C128, DTYPES, F64, DType
-from wire.ops import LEAVES, OPS, Tolerance, tolerance_for
+from wire.ir.dtypes import C128, DTYPES, F64, DType
+from wire.ir.ops import LEAVES, OPS, Tolerance, tolerance_for
 from worker.cpu import evaluate
 
 F64_FACTOR = 2.0**-29  # the table's numbers are for f32; here f64 must be as much closer as its rounding is

@@ -11,9 +11,9 @@ from support.adapter import needs_adapter
 from support.failing_calls import Refusing, each_call
 from support.faulty_disk import Fuse
 
-from wire.dtypes import F32
 from wire.errors import CompileFailed, DeviceLost, EngineError, ExecuteFailed, OutOfMemory
-from wire.graph import GraphBuilder, WireGraph
+from wire.ir.dtypes import F32
+from wire.ir.graph import GraphBuilder, WireGraph
 
 pytestmark = needs_adapter
 

@@ -15,7 +15,7 @@ from support.onnx_cases import OPEN, SUITES, Case, cases, graphs, judge, listed,
 
 import mesh
 from wire.errors import MeshError, Unsupported
-from wire.graph import WireGraph
+from wire.ir.graph import WireGraph
 from worker.cpu import evaluate
 
 

@@ -13,7 +13,7 @@ pytest.importorskip("onnx", reason="the extra `onnx` is not installed")
 
 from support.onnx_cases import SUITES, Case, cases, graphs, judge, listed
 
-from wire.graph import WireGraph
+from wire.ir.graph import WireGraph
 from worker.engine import Engine
 
 BATCHES = 16

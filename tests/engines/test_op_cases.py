@@ -3,11 +3,11 @@
 import pytest
 from support.op_cases import PROGRAMS, ROWS, cases
 
-from wire.dtypes import DTYPES, DType, dtype_of
 from wire.errors import GraphError
-from wire.graph import Node
-from wire.ops import OPS
-from wire.types import Attrs, TensorType
+from wire.ir.dtypes import DTYPES, DType, dtype_of
+from wire.ir.graph import Node
+from wire.ir.ops import OPS
+from wire.ir.types import Attrs, TensorType
 
 DATA = {"gather": (0,), "scatter": (0, 2), "dynamic_slice": (0,), "dynamic_update_slice": (0, 1), "select": (1, 2)}
 

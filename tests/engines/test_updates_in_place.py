@@ -9,10 +9,10 @@ from support.control_cases import graph_of, siblings
 from support.op_cases import ROWS, cases
 from support.random_graphs import random_graph
 
-from wire.dtypes import BOOL, F32, I32
 from wire.errors import Cancelled
-from wire.graph import GraphBuilder, WireGraph
-from wire.types import TensorType
+from wire.ir.dtypes import BOOL, F32, I32
+from wire.ir.graph import GraphBuilder, WireGraph
+from wire.ir.types import TensorType
 from worker.cpu import CpuEngine, engine, spare
 from worker.cpu.engine import KERNELS, compile_graph, run
 from worker.cpu.spare import FRESH, Spare

@@ -16,9 +16,9 @@ from support.op_cases import cases
 
 import mesh
 import mesh.numpy as mnp
-from wire.dtypes import BOOL, F32, I64
 from wire.errors import Cancelled, ExecuteFailed, OutOfMemory, Unsupported
-from wire.types import TensorType
+from wire.ir.dtypes import BOOL, F32, I64
+from wire.ir.types import TensorType
 from worker.cpu import evaluate
 from worker.engine import never
 from worker.wgsl.profile import WEBGPU_MINIMUM

@@ -23,10 +23,10 @@ from support.values import special
 import mesh
 import mesh.numpy as mnp
 from mesh import nn
-from wire.dtypes import F32, I32
 from wire.errors import CompileFailed, ConfigError, DeviceLost, ExecuteFailed, InputError, OutOfMemory
-from wire.graph import GraphBuilder, WireGraph
-from wire.ops import EXACT, OPS
+from wire.ir.dtypes import F32, I32
+from wire.ir.graph import GraphBuilder, WireGraph
+from wire.ir.ops import EXACT, OPS
 from worker.cpu import evaluate
 from worker.engine import Engine
 

@@ -14,9 +14,9 @@ from support.rank_parts import by_ranks
 from support.spmd_cases import CASES
 from support.unlike_ranks import X, Y, drawn, program
 
-from wire.dtypes import F32, I32
 from wire.errors import ExecuteFailed
-from wire.specialise import specialise
+from wire.ir.dtypes import F32, I32
+from wire.passes.specialise_ranks import specialise
 from worker.cpu import evaluate
 from worker.wgsl.device import _APART_BYTES_MIN
 

@@ -15,7 +15,7 @@ from mesh.array import handle_array
 from mesh.inference import cached, sampling
 from mesh.inference.settings import GREEDY, Room, Sampling
 from mesh.stepping import Stepping
-from wire.dtypes import F32
+from wire.ir.dtypes import F32
 
 pytestmark = needs_adapter
 ROOM = Room(2, 32, 4)

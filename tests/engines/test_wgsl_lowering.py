@@ -17,10 +17,10 @@ import mesh
 import mesh.numpy as mnp
 from mesh import nn
 from mesh.array import apply
-from wire.dtypes import F32, I64
 from wire.errors import CompileFailed, ConfigError, Unsupported
-from wire.graph import GraphBuilder, WireGraph
-from wire.ops import CONTROL
+from wire.ir.dtypes import F32, I64
+from wire.ir.graph import GraphBuilder, WireGraph
+from wire.ir.ops import CONTROL
 from worker.wgsl.cache import ProgramCache
 from worker.wgsl.emit import folded
 from worker.wgsl.lower import lower

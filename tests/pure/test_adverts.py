@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.mdns import advert
 
-from wire.adverts import (
+from wire.discovery.announcements import (
     ADDRESSES_MAX,
     BUCKET_S,
     CANDIDATES_MAX,
@@ -23,8 +23,8 @@ from wire.adverts import (
     role_in,
     text_of,
 )
-from wire.discovery import announced
-from wire.tokens import discovery_key
+from wire.discovery.mdns import announced
+from wire.security.join_tokens import discovery_key
 
 KEY = discovery_key(bytes(32))
 NONCE = bytes(range(8))

@@ -15,11 +15,11 @@ from coordinator.plan_bytes import plan_bytes, plan_from, question_bytes, questi
 from coordinator.planner import Question
 from coordinator.profile import Link, Profiles
 from coordinator.program import Program
-from wire.dtypes import F32
 from wire.errors import PlacementError
-from wire.graph import GraphBuilder, WireGraph
-from wire.strategies import FOR_ANY_GRAPH
-from wire.types import TensorType
+from wire.ir.dtypes import F32
+from wire.ir.graph import GraphBuilder, WireGraph
+from wire.ir.types import TensorType
+from wire.policy.strategies import FOR_ANY_GRAPH
 
 WORKERS = near(*(worker(number, device(0, 10.0 + number, 10.0)) for number in range(4)))
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import errno
 
-from wire.alone import alone
-from wire.places import Tally
+from wire.discovery.multicast_sockets import Tally
+from wire.discovery.no_peer_advice import alone
 
 WIFI = Tally("wlan0", "224.0.0.251", sent=12, heard=40)
 DEAF = Tally("eth0", "224.0.0.251", sent=3)

@@ -16,9 +16,9 @@ from mesh.errors import DTypeError, InputError, ShapeError
 from mesh.expression import pending
 from mesh.handle import Handle
 from mesh.realise import using
-from wire.codec import hash_array
-from wire.dtypes import F32
-from wire.types import TensorType
+from wire.ir.codec import hash_array
+from wire.ir.dtypes import F32
+from wire.ir.types import TensorType
 
 F = np.array([[1.5, -2.0, 3.0], [0.25, 5.0, -6.0]], np.float32)
 I = np.array([[7, -2, 3], [4, 5, -6]], np.int32)  # noqa: E741  # beside F and B

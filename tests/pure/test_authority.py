@@ -18,7 +18,9 @@ from coordinator.authority import Authority
 from coordinator.roster import LISTED_S, MEMBERS_MAX, REVOKED_REMEMBERED_S, MemberRecord, Roster, from_json, to_json
 from coordinator.tokens import TokenTable
 from mesh.simulation.loop import VirtualLoop
-from wire.certificates import (
+from wire.errors import ConfigError, InputError, JoinRefused
+from wire.limits import DEFAULT
+from wire.security.certificates import (
     CERTIFICATE_S,
     NodeKey,
     authority_from_pem,
@@ -29,11 +31,9 @@ from wire.certificates import (
     new_key,
     read_revocations,
 )
-from wire.errors import ConfigError, InputError, JoinRefused
-from wire.joining import Asked, Grant, JoiningCoordinator, JoiningNode, Refusal, Send, encode
-from wire.joining import Authority as Greeting
-from wire.limits import DEFAULT
-from wire.tokens import Token, request_mac
+from wire.security.join_protocol import Asked, Grant, JoiningCoordinator, JoiningNode, Refusal, Send, encode
+from wire.security.join_protocol import Authority as Greeting
+from wire.security.join_tokens import Token, request_mac
 
 LEAF = b"the coordinator's certificate"
 

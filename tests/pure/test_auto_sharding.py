@@ -15,8 +15,8 @@ from mesh import PartitionSpec as P
 from wire.errors import PlacementError
 from wire.sharding.auto import choose
 from wire.sharding.cost import cost_of
+from wire.sharding.op_cost import Rates
 from wire.sharding.partition import partition
-from wire.sharding.pricing import Rates
 
 RATES = Rates(flops_per_s=1e9, bytes_per_s=1e9, collective_s=1e-5)
 SLOW_LINK = Rates(flops_per_s=1e9, bytes_per_s=1e3, collective_s=1.0)

@@ -19,10 +19,10 @@ import mesh.numpy as mnp
 from mesh.array import Array, apply
 from mesh.numpy import asarray
 from mesh.transforms.vmap import VMAPS, batch
-from wire.dtypes import BOOL, F32, I32, U8, U32
 from wire.errors import InputError
+from wire.ir.dtypes import BOOL, F32, I32, U8, U32
+from wire.ir.ops import COLLECTIVES, EXACT, OPS
 from wire.limits import DEFAULT
-from wire.ops import COLLECTIVES, EXACT, OPS
 
 SIZE = 3
 ELSEWHERE = {"composite", "conv", "cond", "while", "scan", "spmd", *COLLECTIVES}

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from wire.codec import hash_bytes
 from wire.errors import BlobError, BlobMissing
+from wire.ir.codec import hash_bytes
 from worker import blobs
 from worker.blobs import BlobStore
 from worker.config import WorkerConfig

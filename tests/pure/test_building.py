@@ -14,7 +14,7 @@ import mesh.numpy as mnp
 from mesh import Grid, Mesh, collectives, shard_map
 from mesh import PartitionSpec as P
 from wire.errors import ConfigError, GraphError, InputError, NodeLost
-from wire.text import from_text
+from wire.ir.text import from_text
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3)
 GRID = Grid((2,), ("dp",))

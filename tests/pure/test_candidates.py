@@ -20,10 +20,10 @@ from coordinator.profile import CLIENT, Link, Profiles
 from coordinator.session_plan import Stateful, session_plan
 from coordinator.splitting import counts
 from mesh.stepping import Stepping
-from wire.dtypes import F32
 from wire.errors import InputError, PlacementError
-from wire.graph import GraphBuilder, WireGraph
-from wire.strategies import Auto, DataTensor, strategy_of
+from wire.ir.dtypes import F32
+from wire.ir.graph import GraphBuilder, WireGraph
+from wire.policy.strategies import Auto, DataTensor, strategy_of
 from worker.cpu import evaluate
 
 RNG = np.random.default_rng(3)

@@ -25,8 +25,6 @@ from support.worker_machine import (
     weight,
 )
 
-from wire.codec import hash_array, tensor_bytes
-from wire.dtypes import F32, I32
 from wire.errors import (
     BlobMissing,
     ConnectFailed,
@@ -37,9 +35,11 @@ from wire.errors import (
     OutOfMemory,
     StaleGeneration,
 )
-from wire.graph import GraphBuilder
-from wire.messages import CarriedValue, Carry, Deploy, Done, PartSpec, PlanKey, Snapshotted, Source, Target
-from wire.sharedmem import SharedDir, take
+from wire.ir.codec import hash_array, tensor_bytes
+from wire.ir.dtypes import F32, I32
+from wire.ir.graph import GraphBuilder
+from wire.protocol.messages import CarriedValue, Carry, Deploy, Done, PartSpec, PlanKey, Snapshotted, Source, Target
+from wire.system.shared_memory import SharedDir, take
 from worker import events as ev
 from worker import host_messages as hm
 from worker.collectives.ranks import Ranks

@@ -12,7 +12,7 @@ from coordinator.report import NodeView, PairView
 from mesh.census import whole
 from mesh.node import node_from
 from wire.limits import DEFAULT
-from wire.messages import Nodes, encode_message
+from wire.protocol.messages import Nodes, encode_message
 from worker.cpu import CpuEngine
 from worker.engine import Measured
 from worker.host_messages import Device

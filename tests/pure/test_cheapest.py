@@ -23,8 +23,8 @@ import mesh.numpy as mnp
 from coordinator.cost import Assignment, CostModel, Prediction
 from coordinator.partition import EXACT_ASSIGNMENTS_MAX, Partitioner
 from coordinator.working_set import DUPLICATED
-from wire.dtypes import F32
-from wire.graph import GraphBuilder, WireGraph
+from wire.ir.dtypes import F32
+from wire.ir.graph import GraphBuilder, WireGraph
 
 NODES_MAX = 12
 GRAPHS = 300

@@ -20,7 +20,7 @@ from mesh import DistributedTrainer, optim, tree
 from mesh.errors import InputError, StorageError
 from mesh.training import Checkpoints
 from mesh.training.data import Cursor
-from wire.disk import Disk
+from wire.system.atomic_files import Disk
 
 STATE = {"params": [np.arange(6, dtype=np.float32).reshape(2, 3), np.ones(3, ml_dtypes.bfloat16)], "step": np.int32(4)}
 X = np.random.default_rng(0).normal(size=(40, 8)).astype(np.float32)

@@ -17,16 +17,6 @@ from support.promised import WORK_MARGIN, processor_s
 from support.random_graphs import big_graph, random_graph
 from support.tampering import Fields, nested
 
-from wire.codec import (
-    decode_graph,
-    decode_structure,
-    encode_graph,
-    hash_array,
-    hash_bytes,
-    tensor_bytes,
-    tensor_from,
-)
-from wire.dtypes import BF16, BOOL, F32, dtype_of
 from wire.errors import (
     AttrError,
     DTypeError,
@@ -37,8 +27,18 @@ from wire.errors import (
     UnknownOp,
     VersionMismatch,
 )
-from wire.graph import GraphBuilder, WireGraph
-from wire.types import TensorType
+from wire.ir.codec import (
+    decode_graph,
+    decode_structure,
+    encode_graph,
+    hash_array,
+    hash_bytes,
+    tensor_bytes,
+    tensor_from,
+)
+from wire.ir.dtypes import BF16, BOOL, F32, dtype_of
+from wire.ir.graph import GraphBuilder, WireGraph
+from wire.ir.types import TensorType
 
 GRAPH = square_sum()
 FIELDS = Fields.of(GRAPH)
@@ -322,9 +322,9 @@ def test_the_same_graph_from_another_process_is_the_same_key() -> None:
 def test_reading_a_graph_imports_nothing_slow() -> None:
     script = """
 import sys
-from wire.codec import decode_graph, encode_graph
-from wire.dtypes import F32
-from wire.graph import GraphBuilder
+from wire.ir.codec import decode_graph, encode_graph
+from wire.ir.dtypes import F32
+from wire.ir.graph import GraphBuilder
 
 builder = GraphBuilder()
 x = builder.input("x", (4,), F32)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from wire.coding.checking import parity, residual, wrong_shares
-from wire.coding.code import CONDITION_MAX, Code, blocks_of, condition, joined
+from wire.erasure.parity_check import parity, residual, wrong_shares
+from wire.erasure.real_mds import CONDITION_MAX, Code, blocks_of, condition, joined
 from wire.errors import InputError, ShapeError
 
 ERROR_MAX = 1e-4

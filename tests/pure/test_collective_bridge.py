@@ -12,7 +12,7 @@ import pytest_asyncio
 from support.bridges import MEMBERS, PLAN, Link, Network, prepared, reducing
 
 from wire.errors import ConnectFailed, OutOfMemory, ProtocolError, StaleGeneration
-from wire.messages import Gang, Letter, LettersRead, Member, PlanKey
+from wire.protocol.messages import Gang, Letter, LettersRead, Member, PlanKey
 from worker.collectives.bridge import name_of
 from worker.engine import never
 

@@ -17,8 +17,8 @@ from support.bridges import MEMBERS, PLAN, Network, Node, reducing
 from support.ranks import on_wires, wires_in_memory
 from support.tls import MESH, Card, authority, card
 
-from wire.certificates import server_name
-from wire.messages import Gang
+from wire.protocol.messages import Gang
+from wire.security.certificates import server_name
 from worker.collectives.bridge import AGAIN_S
 from worker.collectives.calling import KEY_BYTES, Lines
 from worker.collectives.introducing import Calls, calls_of

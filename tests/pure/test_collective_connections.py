@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from support.ranks import connect, on_wires, sockets, wires_in_memory
 
-from wire.dtypes import BF16, F16, F32, F64, I32, DType
 from wire.errors import Cancelled, ConnectFailed, DTypeError, OutOfMemory, ShapeError
-from wire.types import TensorType
+from wire.ir.dtypes import BF16, F16, F32, F64, I32, DType
+from wire.ir.types import TensorType
 from worker.collectives import running
 from worker.collectives.algorithms import ALL_REDUCE
 from worker.collectives.connection import HEAD_BYTES, Connection

@@ -11,7 +11,6 @@ import pytest
 from numpy.typing import NDArray
 from support.ranks import assert_same, folded, in_threads, mailbox, on_wires, values, wires_in_memory
 
-from wire.dtypes import DTYPES, F16, F32, I32, DType
 from wire.errors import (
     BlobCorrupt,
     Cancelled,
@@ -23,7 +22,8 @@ from wire.errors import (
     OutOfMemory,
     ShapeError,
 )
-from wire.types import TensorType
+from wire.ir.dtypes import DTYPES, F16, F32, I32, DType
+from wire.ir.types import TensorType
 from worker.collectives.algorithms import ALL_REDUCE, BY_RANK
 from worker.collectives.group import REDUCES, Group
 from worker.collectives.mailbox import Envelope, Inbox, Outbox

@@ -16,10 +16,10 @@ from support.spmd_cases import CASES, DTYPES
 
 from coordinator.collectives import sending_rates
 from coordinator.profile import Link, Profiles
-from wire.dtypes import F32
 from wire.errors import Cancelled, OutOfMemory
-from wire.graph import GraphBuilder, WireGraph
-from wire.types import Attrs
+from wire.ir.dtypes import F32
+from wire.ir.graph import GraphBuilder, WireGraph
+from wire.ir.types import Attrs
 from worker.collectives.algorithms import shares
 from worker.collectives.opening import is_crowded
 from worker.collectives.ranks import Ranks

@@ -11,10 +11,10 @@ import pytest
 from mesh import Mesh
 from mesh.commands.coord import parser
 from wire.errors import ConfigError, DeadlineExceeded
-from wire.messages import Gang, Member, PlanKey
-from wire.sharedmem import SharedDir
+from wire.ir.types import Attrs
+from wire.protocol.messages import Gang, Member, PlanKey
+from wire.system.shared_memory import SharedDir
 from wire.timeouts import COLLECTIVE_TIMEOUT_S
-from wire.types import Attrs
 from worker.collectives.bridge import Bridge
 from worker.collectives.opening import ranks_of
 from worker.engine import never

@@ -16,9 +16,9 @@ import mesh
 import mesh.numpy as mnp
 from mesh import Grid, collectives
 from mesh import PartitionSpec as P
-from wire.dtypes import BY_NAME, DType
 from wire.errors import DTypeError, InputError, MeshError, ShapeError
-from wire.grids import coordinates, groups
+from wire.ir.dtypes import BY_NAME, DType
+from wire.ir.grids import coordinates, groups
 
 SQUARE, THREE, FOUR = Grid((2, 2), ("dp", "tp")), Grid((3,), "dp"), Grid((4,), "dp")
 GROUPS = [(SQUARE, "dp"), (SQUARE, "tp"), (SQUARE, ("dp", "tp")), (SQUARE, ("tp", "dp")), (THREE, "dp"), (FOUR, "dp")]

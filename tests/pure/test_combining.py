@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from wire.codec import hash_bytes
-from wire.coding.octets import checks, coefficients
+from wire.erasure.gf256 import checks, coefficients
 from wire.errors import BlobCorrupt, BlobMissing, ConnectFailed, ProtocolError
-from wire.link import Link
-from wire.messages import Combine, Term
+from wire.ir.codec import hash_bytes
+from wire.link.link import Link
+from wire.protocol.messages import Combine, Term
 from worker.blobs import BlobStore
 from worker.combining import Combining
 from worker.holders import Holders

@@ -56,7 +56,7 @@ def test_what_says_a_line_imports_no_library(command: str, arguments: list[str])
 
 def test_what_asks_a_coordinator_imports_a_link_and_no_more() -> None:
     names, _ = imported(ASKING)
-    assert {"mesh.remote", "wire.transport", "aiohttp"} <= names
+    assert {"mesh.remote", "wire.link.websocket_carrier", "aiohttp"} <= names
     assert not of(names, (*NEVER, *REST))
 
 

@@ -13,9 +13,9 @@ import mesh.numpy as mnp
 from mesh.compiled import handle_of
 from mesh.inprocess import evaluate as evaluate_here
 from mesh.realise import using
-from wire.codec import decode_graph
 from wire.errors import InputError
-from wire.simplify import simplify
+from wire.ir.codec import decode_graph
+from wire.passes.simplify import simplify
 
 X = np.arange(6, dtype=np.float32).reshape(3, 2)
 

@@ -13,16 +13,16 @@ from support.control_cases import graph_of, siblings
 from support.op_cases import cases
 from support.tampering import Fields
 
-from wire.codec import decode_graph
-from wire.dtypes import F32
 from wire.errors import AttrError, GraphDecodeError, GraphError, LimitExceeded
-from wire.graph import GraphBuilder, WireGraph
+from wire.ir.codec import decode_graph
+from wire.ir.dtypes import F32
+from wire.ir.graph import GraphBuilder, WireGraph
+from wire.ir.ops import CONTROL, WHILE_TRIPS
+from wire.ir.text import from_text, to_text
+from wire.ir.types import TensorType
+from wire.ir.verify import verify
 from wire.limits import DEFAULT
-from wire.ops import CONTROL, WHILE_TRIPS
-from wire.simplify import simplify
-from wire.text import from_text, to_text
-from wire.types import TensorType
-from wire.verify import verify
+from wire.passes.simplify import simplify
 from worker.cpu import evaluate
 
 SCALAR = TensorType((), F32)

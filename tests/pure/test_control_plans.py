@@ -18,10 +18,10 @@ from coordinator.dispatch import part_seconds
 from coordinator.planner import make_plan
 from coordinator.profile import Profiles
 from coordinator.stragglers import Stragglers
-from wire.dtypes import F32, F64, DType
-from wire.graph import WireGraph
-from wire.ops import OPS, WHILE_TRIPS
-from wire.types import TensorType
+from wire.ir.dtypes import F32, F64, DType
+from wire.ir.graph import WireGraph
+from wire.ir.ops import OPS, WHILE_TRIPS
+from wire.ir.types import TensorType
 from worker.cpu import evaluate
 
 ROWS = np.ones(8, np.float32)

@@ -11,11 +11,11 @@ from support.control_cases import CASES, graph_of, siblings
 from support.op_cases import cases
 from support.random_graphs import random_graph
 
-from wire.dtypes import F16
-from wire.graph import GraphBuilder, WireGraph
-from wire.ops import CONTROL
-from wire.types import TensorType
-from wire.verify import verify
+from wire.ir.dtypes import F16
+from wire.ir.graph import GraphBuilder, WireGraph
+from wire.ir.ops import CONTROL
+from wire.ir.types import TensorType
+from wire.ir.verify import verify
 from worker.cpu import evaluate
 from worker.wgsl.control import Segment, schedule
 

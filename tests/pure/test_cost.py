@@ -9,8 +9,8 @@ from support.random_graphs import random_graph
 
 from coordinator.cost import CostModel
 from coordinator.profile import SAME_HOST, Profiles
-from wire.dtypes import F32, F64
-from wire.graph import GraphBuilder, WireGraph
+from wire.ir.dtypes import F32, F64
+from wire.ir.graph import GraphBuilder, WireGraph
 
 KB = 1024  # bytes of one tensor below: 16 x 16 of f32
 DOT_S = 2 * 16**3 / 1e6  # at 0.001 GFLOP/s

@@ -13,7 +13,8 @@ import pytest
 from support.faulty_disk import FaultyDisk, Fuse, QuickDisk
 from support.tls import MESH, Pair
 
-from wire.certificates import (
+from wire.errors import ConfigError, ConnectFailed, ProtocolError
+from wire.security.certificates import (
     CERTIFICATE_S,
     CertificateAuthority,
     Member,
@@ -22,9 +23,8 @@ from wire.certificates import (
     new_key,
     server_name,
 )
-from wire.credentials import LOOK_S, RETRY_OUT_S, RETRY_S, Credentials, keep_renewed, renewal_due_s
-from wire.errors import ConfigError, ConnectFailed, ProtocolError
-from wire.joining import Admitted, Grant
+from wire.security.credentials import LOOK_S, RETRY_OUT_S, RETRY_S, Credentials, keep_renewed, renewal_due_s
+from wire.security.join_protocol import Admitted, Grant
 
 NOW_S = time.time()
 BY = new_authority(MESH, NOW_S)

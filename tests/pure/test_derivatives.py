@@ -20,7 +20,7 @@ from mesh.numpy import asarray
 from mesh.transforms.jvp import JVPS, forward
 from mesh.transforms.vjp import VJPS, backward
 from mesh.transforms.vmap import batch
-from wire.ops import COLLECTIVES
+from wire.ir.ops import COLLECTIVES
 
 FLAT = {
     "floor": "flat", "round": "flat", "sign": "flat", "bitcast": "bits", "not": "no floats", "is_nan": "a test",

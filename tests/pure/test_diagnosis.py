@@ -32,7 +32,7 @@ from mesh.diagnosis import (
     diagnose,
 )
 from wire.limits import GIB, MIB
-from wire.without_gpu import short_text
+from wire.protocol.missing_gpu import short_text
 
 GPU = Adapter("wgsl", "A card", False)
 CPU = Adapter("cpu", "A processor", False)

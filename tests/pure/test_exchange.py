@@ -6,13 +6,13 @@ import numpy as np
 import psutil
 import pytest
 
-from wire.codec import tensor_from
-from wire.dtypes import F32
 from wire.errors import OutOfMemory, ProtocolError
-from wire.exchange import BlobExchange, room_for
+from wire.ir.codec import tensor_from
+from wire.ir.dtypes import F32
+from wire.ir.types import TensorType
 from wire.limits import GIB, MIB
-from wire.messages import BlobStream
-from wire.types import TensorType
+from wire.protocol.messages import BlobStream
+from wire.transfer.content_exchange import BlobExchange, room_for
 
 
 def test_room_that_is_only_claimed_takes_no_memory() -> None:

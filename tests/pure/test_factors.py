@@ -8,12 +8,12 @@ import pytest
 
 import mesh
 import mesh.numpy as mnp
-from wire.dtypes import F32, I32, U32, DType
 from wire.errors import UnknownOp
-from wire.ops import OPS
+from wire.ir.dtypes import F32, I32, U32, DType
+from wire.ir.ops import OPS
+from wire.ir.types import Attrs, TensorType
 from wire.sharding.factors import ROWS, WITHOUT, rule_of
 from wire.sharding.rule import Rule
-from wire.types import Attrs, TensorType
 
 
 def _types(*shapes: tuple[int, ...], dtype: DType = F32) -> list[TensorType]:

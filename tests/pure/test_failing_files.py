@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from support.failing_calls import NO_ROOM, each_call, system_refuses
 
-from wire.codec import hash_bytes
 from wire.errors import MeshError
+from wire.ir.codec import hash_bytes
 from worker import folder as state_folder
 from worker.blobs import BlobStore
 from worker.cpu import CpuEngine

@@ -13,13 +13,13 @@ import pytest
 from support.failing_calls import NO_ROOM, Refusing, each_call, system_refuses
 from support.faulty_disk import Fuse
 
-from wire.codec import hash_array
-from wire.dtypes import F32
 from wire.errors import BlobMissing, DeviceLost, OutOfMemory, from_fields
-from wire.graph import GraphBuilder
-from wire.messages import INLINE_BYTES_MAX
-from wire.sharedmem import SharedDir, take
-from wire.types import TensorType
+from wire.ir.codec import hash_array
+from wire.ir.dtypes import F32
+from wire.ir.graph import GraphBuilder
+from wire.ir.types import TensorType
+from wire.protocol.messages import INLINE_BYTES_MAX
+from wire.system.shared_memory import SharedDir, take
 from worker import events as ev
 from worker import host_messages as hm
 from worker.cpu import CpuEngine

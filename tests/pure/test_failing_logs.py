@@ -14,7 +14,7 @@ import pytest
 from support.failing_calls import Refusing, each_call
 from support.faulty_disk import Fuse
 
-from wire.logs import LogRing
+from wire.system.log_ring import LogRing
 
 LINES = [f"line {number}" for number in range(6)]
 

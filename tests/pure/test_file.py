@@ -14,11 +14,11 @@ from safetensors.numpy import save_file
 
 import mesh.numpy as mnp
 from mesh import trace
-from wire.codec import hash_bytes
-from wire.dtypes import F16, F32
 from wire.errors import GraphDecodeError, InputError, MeshError, VersionMismatch
-from wire.file import load_graph, load_params
-from wire.graph import GraphBuilder, WireGraph
+from wire.ir.codec import hash_bytes
+from wire.ir.dtypes import F16, F32
+from wire.ir.file import load_graph, load_params
+from wire.ir.graph import GraphBuilder, WireGraph
 
 
 def small() -> WireGraph:
@@ -150,7 +150,7 @@ def test_a_save_that_fails_midway_leaves_the_old_file(
         place.write_bytes(b"half a file")
         raise failure
 
-    monkeypatch.setattr("wire.file.save_file", half)
+    monkeypatch.setattr("wire.ir.file.save_file", half)
     with pytest.raises(InputError, match=r"cannot write .*g\.wire"):
         with_param_and_constant().save(path)
     assert load_graph(path) == small()

@@ -20,7 +20,7 @@ from mesh import Mesh
 from mesh.inprocess import EXECUTABLES
 from mesh.latest import Latest
 from mesh.model import InputSpec, Model
-from wire.dtypes import F32, I32
+from wire.ir.dtypes import F32, I32
 
 X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
 W = np.arange(6, dtype=np.float32).reshape(3, 2)

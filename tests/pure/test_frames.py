@@ -8,7 +8,8 @@ import pytest
 from support.frames import BODY, BUSY, FRAMES, LINK
 
 from wire.errors import Busy, FrameError, MeshError
-from wire.frames import (
+from wire.limits import DEFAULT
+from wire.protocol.frames import (
     ERROR_BYTES_MAX,
     HEADER_BYTES_MAX,
     HELLO_BYTES_MAX,
@@ -34,7 +35,6 @@ from wire.frames import (
     hello_version,
     long_frame_bytes_max,
 )
-from wire.limits import DEFAULT
 
 
 def plain(frame: Frame) -> tuple[object, ...]:

@@ -23,11 +23,11 @@ from support.golden import square_sum
 from support.messages import MESSAGES
 from support.tampering import EXTREMES, TEXT_EXTREMES, graph_bombs, message_bombs
 
-from wire.codec import decode_graph
 from wire.errors import FrameError, GraphError, VersionMismatch
+from wire.ir.codec import decode_graph
+from wire.ir.verify import verify
 from wire.limits import MIB
-from wire.messages import decode_message, encode_message
-from wire.verify import verify
+from wire.protocol.messages import decode_message, encode_message
 
 DEFAULT_COUNT = 250_000
 WARM_UP = 0.1  # of the inputs fill caches and pools; then the memory stays what it is

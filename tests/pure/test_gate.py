@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from wire.gate import Arrival, Gate, GateLimits
+from wire.security.connection_limiter import Arrival, Gate, GateLimits
 
 SLOW_S = GateLimits().patience_s
 

@@ -8,9 +8,9 @@ from support.frames import BODY, FRAMES
 from support.golden import current, square_sum, stored
 from support.messages import MESSAGES
 
-from wire.codec import decode_graph
-from wire.frames import Frame, decode, decode_hello_body, encode
-from wire.messages import AnyMessage, decode_message
+from wire.ir.codec import decode_graph
+from wire.protocol.frames import Frame, decode, decode_hello_body, encode
+from wire.protocol.messages import AnyMessage, decode_message
 
 
 def test_the_bytes_are_those_that_were_stored() -> None:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from coordinator.groups import Group, Held, grouped, kept_bytes, moved_bytes
-from wire.coding.octets import combined
+from wire.erasure.gf256 import combined
 from wire.errors import InputError
-from wire.redundancy import OF_SESSIONS, copies_of
+from wire.policy.redundancy import OF_SESSIONS, copies_of
 
 NODES = ("a", "b", "c", "d", "e")
 

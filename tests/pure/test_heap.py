@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HOLES = """
 import os
 from pathlib import Path
-from wire.heap import give_back
+from wire.system.malloc import give_back
 
 def resident_bytes():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from wire.allowed import ANYWHERE, LOOPBACK_ONLY
 from wire.errors import ConfigError
-from wire.interfaces import Interface, advertised, check_named, interfaces_here, judge, usable
+from wire.link.address_policy import ANYWHERE, LOOPBACK_ONLY
+from wire.link.interfaces import Interface, advertised, check_named, interfaces_here, judge, usable
 
 HOME = (
     Interface("lo", ("127.0.0.1", "::1")),

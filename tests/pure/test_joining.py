@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from coordinator.tokens import ASKED_MAX, REMEMBERED_S, TOKENS_MAX, TTL_S_MAX, USES_MAX, TokenRecord, TokenTable
 from wire.errors import ConfigError, InputError, JoinRefused, MeshError, NotTrusted, ProtocolError, VersionMismatch
-from wire.joining import (
+from wire.security.join_protocol import (
     GRANT_BYTES_MAX,
     REFUSALS,
     STRANGER_BYTES_MAX,
@@ -34,7 +34,7 @@ from wire.joining import (
     encode,
     prove_grant,
 )
-from wire.tokens import Token, new_token
+from wire.security.join_tokens import Token, new_token
 
 AUTHORITY, LEAF = b"the authority's certificate", b"the coordinator's certificate"
 GRANT = Grant(b"certificate", b"revocations", "home", 3)

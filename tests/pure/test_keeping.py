@@ -13,9 +13,9 @@ from support.faulty_disk import FaultyDisk, Fuse, QuickDisk, quick_connect
 
 from coordinator import contents
 from coordinator.keeping import IN_ENTRY_BYTES_MAX, Content, Found, Keeper
-from wire.codec import hash_bytes
-from wire.disk import Data, Disk
 from wire.errors import BlobCorrupt, BlobMissing, NotDurable
+from wire.ir.codec import hash_bytes
+from wire.system.atomic_files import Data, Disk
 
 LONG = bytes(range(256)) * 17
 SHORT = b"short"

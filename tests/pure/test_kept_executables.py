@@ -10,9 +10,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from wire.dtypes import F32
-from wire.graph import GraphBuilder, WireGraph
-from wire.sharedmem import SharedDir
+from wire.ir.dtypes import F32
+from wire.ir.graph import GraphBuilder, WireGraph
+from wire.system.shared_memory import SharedDir
 from worker import host_messages as hm
 from worker.cpu import CpuEngine
 from worker.cpu.engine import compile_graph

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wire.messages import PlanKey, Working
+from wire.protocol.messages import PlanKey, Working
 from worker.lanes import Lane
 
 PLAN, OTHER = PlanKey(1, 1), PlanKey(1, 2)

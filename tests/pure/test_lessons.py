@@ -10,8 +10,8 @@ from coordinator.lessons import SEEN_MIN, Lessons
 from coordinator.plan import Plan
 from coordinator.planner import make_plan
 from coordinator.profile import Profiles
-from wire.dtypes import F32
-from wire.graph import GraphBuilder
+from wire.ir.dtypes import F32
+from wire.ir.graph import GraphBuilder
 
 THREE = near(*(worker(number, device(0, 1.0, 1.0)) for number in range(3)))
 

@@ -13,11 +13,11 @@ from mesh import optim, trace
 from mesh.training.data import ArrayData, Cursor, Shares, padded
 from mesh.training.recipe import Recipe
 from mesh.training.step import first_state, training_step
-from wire.dtypes import F32
-from wire.graph import GraphBuilder, WireGraph
-from wire.levels import levels, meets, stages
-from wire.narrow import narrow
-from wire.simplify import simplify
+from wire.ir.dtypes import F32
+from wire.ir.graph import GraphBuilder, WireGraph
+from wire.passes.collective_order import levels, meets, stages
+from wire.passes.input_slicing import narrow
+from wire.passes.simplify import simplify
 
 GROUP: dict[str, Any] = {"axes": ("dp",), "sizes": (2,)}
 LAYERS, ROWS, WIDTH = 5, 16, 8

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 from support.tampering import Fields, nested
 
-from wire.codec import decode_graph, encode_graph
-from wire.dtypes import F32, U8
 from wire.errors import AttrError, GraphDecodeError, GraphError, LimitExceeded
-from wire.graph import GraphBuilder, WireGraph
+from wire.ir.codec import decode_graph, encode_graph
+from wire.ir.dtypes import F32, U8
+from wire.ir.graph import GraphBuilder, WireGraph
 from wire.limits import DEFAULT, GIB, KIB, Limits
 
 ROOT = Path(__file__).parent.parent.parent
@@ -202,6 +202,6 @@ def test_outputs_and_attribute_sets_are_no_more_than_nodes_may_be() -> None:
 
 
 def test_every_limit_is_used() -> None:
-    text = "".join(path.read_text() for path in (ROOT / "wire").glob("*.py"))
+    text = "".join(path.read_text() for path in (ROOT / "wire").rglob("*.py"))
     unused = [each.name for each in fields(Limits) if not re.search(rf"\.{each.name}\b", text)]
     assert not unused

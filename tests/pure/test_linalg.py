@@ -17,7 +17,7 @@ from coordinator.planner import make_plan
 from coordinator.profile import Profiles
 from mesh.errors import DTypeError, Unsupported
 from mesh.numpy import linalg
-from wire.ops import OPS
+from wire.ir.ops import OPS
 from worker.wgsl.profile import CPU_ONLY
 
 RNG = np.random.default_rng(4)

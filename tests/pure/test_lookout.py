@@ -10,10 +10,10 @@ from typing import Any, cast
 
 import pytest
 
-from wire.adverts import Candidate
-from wire.discovery import Browser
+from wire.discovery.announcements import Candidate
+from wire.discovery.auto_dialer import LINES_PER_MINUTE_MAX, Lookout
+from wire.discovery.mdns import Browser
 from wire.errors import Busy, ConnectFailed, MeshError, NotTrusted, VersionMismatch
-from wire.lookout import LINES_PER_MINUTE_MAX, Lookout
 
 
 class Found:

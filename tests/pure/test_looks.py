@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from wire.errors import DeviceLost
-from wire.sharedmem import SharedDir
-from wire.without_gpu import ASKED, SOFTWARE, long_text
+from wire.protocol.missing_gpu import ASKED, SOFTWARE, long_text
+from wire.system.shared_memory import SharedDir
 from worker import host_messages as hm
 from worker.config import WorkerConfig
 from worker.devices import selections

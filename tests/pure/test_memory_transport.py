@@ -8,10 +8,10 @@ from typing import Any
 from support.links import Pair, joined
 
 from wire.errors import NodeLost, RemoteError
-from wire.frames import Notify, encode
 from wire.limits import KIB
-from wire.memory_transport import PERFECT, Conditions, Network
-from wire.protocol import BULK, CONTROL, Closed, NotifyReceived, Peer, StreamDone, StreamOpened
+from wire.link.virtual_network import PERFECT, Conditions, Network
+from wire.protocol.frames import Notify, encode
+from wire.protocol.peer import BULK, CONTROL, Closed, NotifyReceived, Peer, StreamDone, StreamOpened
 
 STILL = replace(PERFECT, delay_s=0.0, bytes_per_s=1e15)
 

@@ -12,7 +12,7 @@ from support.messages import BLOB, MESSAGES, PLAN, VALUE
 
 from wire.errors import FrameError, LocalError
 from wire.limits import DEFAULT, KIB, MIB
-from wire.messages import (
+from wire.protocol.messages import (
     APPENDED,
     DISPENSABLE,
     SINCE_1,

@@ -13,7 +13,7 @@ from mesh.building import Building
 from mesh.compiled import CompiledFunction, handle_of
 from mesh.errors import InputError
 from mesh.model import InputSpec, Model
-from wire.dtypes import F32, I32
+from wire.ir.dtypes import F32, I32
 from worker.cpu import evaluate
 
 W = np.arange(12, dtype=np.float32).reshape(3, 4)

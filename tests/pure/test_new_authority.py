@@ -20,12 +20,12 @@ from support.tls import MESH, Pair
 from coordinator.audit import read_events, verify
 from coordinator.authority import OVERLAP_S, Authority, Trust
 from mesh.simulation.loop import VirtualLoop
-from wire.certificates import CERTIFICATE_S, any_server_name, check_issued, is_issued
-from wire.credentials import Credentials
-from wire.disk import Data, Disk
 from wire.errors import ConfigError, InputError, MeshError, ProtocolError
-from wire.joining import Admitted, Grant, Refusal
-from wire.security import TLSContext, join_client_context
+from wire.security.certificates import CERTIFICATE_S, any_server_name, check_issued, is_issued
+from wire.security.credentials import Credentials
+from wire.security.join_protocol import Admitted, Grant, Refusal
+from wire.security.tls import TLSContext, join_client_context
+from wire.system.atomic_files import Data, Disk
 
 HOUR_S = 3600.0
 

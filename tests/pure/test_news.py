@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from coordinator.news import News
-from wire.reports import Event
+from wire.protocol.reports import Event
 
 
 def said(news: News, kind: str, node: str, text: str, idle: bool = True) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 import mesh.numpy as mnp
 from mesh.errors import DTypeError, InputError
 from mesh.numpy.promotion import to_dtype
-from wire.dtypes import DTYPES, F32
+from wire.ir.dtypes import DTYPES, F32
 
 
 @pytest.mark.parametrize("spec", [np.float32, np.dtype("float32"), "float32", "f32", F32, float, mnp.float32])

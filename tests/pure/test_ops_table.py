@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from support.control_cases import graph_of
 
-from wire import matrix_rules, ops, rules
-from wire.dtypes import BOOL, C64, DTYPES, F32, F64, I32, U32, DType
+from docs.tools.ops_page import FAMILIES, OPERANDS, markdown
 from wire.errors import AttrError, DTypeError, GraphError, LimitExceeded, ShapeError, UnknownOp
-from wire.graph import GraphBuilder, Node, infer
-from wire.ops import (
+from wire.ir import matrix_rules, ops, rules
+from wire.ir.dtypes import BOOL, C64, DTYPES, F32, F64, I32, U32, DType
+from wire.ir.graph import GraphBuilder, Node, infer
+from wire.ir.ops import (
     GRAPH_ATTRS,
     LEAVES,
     MULTIPLE,
@@ -28,8 +29,7 @@ from wire.ops import (
     table_hash,
     tolerance_for,
 )
-from wire.ops_doc import FAMILIES, OPERANDS, markdown
-from wire.types import Attrs, TensorType
+from wire.ir.types import Attrs, TensorType
 from worker.cpu.control import CONTROL
 from worker.cpu.engine import KERNELS, SEVERAL
 
@@ -189,7 +189,7 @@ def test_a_good_use_has_the_type_the_rules_say(op: str) -> None:
 
 def test_docs_are_generated_from_the_table() -> None:
     stored = Path(__file__).parents[2] / "docs" / "ops.md"
-    assert stored.read_text() == markdown(), "run: python -m wire.ops_doc > docs/ops.md"
+    assert stored.read_text() == markdown(), "run: python -m docs.tools.ops_page > docs/ops.md"
 
 
 def test_every_row_stands_in_the_docs() -> None:

@@ -11,7 +11,7 @@ from support.gang_model import EPOCH, Mesh, Place, Unit
 from support.worker_machine import GRAPH, ME, PEER, Driver, deploy, of, one
 
 from wire.errors import InputError
-from wire.messages import Gang, Member, PartSpec, PlanKey, Target
+from wire.protocol.messages import Gang, Member, PartSpec, PlanKey, Target
 from worker import events as ev
 from worker.lanes import Lane
 

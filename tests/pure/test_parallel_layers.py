@@ -12,7 +12,7 @@ import mesh
 import mesh.numpy as mnp
 from mesh.nn import AllToShardedLinear, Linear, ShardedToAllLinear
 from wire.errors import InputError, ShapeError
-from wire.graph import WireGraph
+from wire.ir.graph import WireGraph
 from wire.sharding.cost import cost_of
 from wire.sharding.partition import partition
 from worker.cpu import evaluate

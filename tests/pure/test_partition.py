@@ -13,10 +13,10 @@ from support.layouts import FOUR, PAIR, SQUARE, THREE, layouts
 import mesh
 import mesh.numpy as mnp
 from mesh.array import Array, apply
-from wire.dtypes import F32
 from wire.errors import AttrError, GraphError, InputError
-from wire.graph import GraphBuilder, WireGraph
-from wire.grids import spec_text
+from wire.ir.dtypes import F32
+from wire.ir.graph import GraphBuilder, WireGraph
+from wire.ir.grids import spec_text
 from wire.sharding.assignment import sound
 from wire.sharding.cost import Cost, cost_of
 from wire.sharding.factors import rule_of

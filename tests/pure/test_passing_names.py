@@ -13,8 +13,8 @@ import pytest
 from support.faulty_disk import QuickDisk
 
 from coordinator.contents import Contents
-from wire.codec import hash_bytes
-from wire.sharedmem import SharedDir, remove, take
+from wire.ir.codec import hash_bytes
+from wire.system.shared_memory import SharedDir, remove, take
 from worker.blobs import BlobStore
 
 ROUNDS = 20

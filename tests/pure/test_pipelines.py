@@ -21,7 +21,7 @@ from coordinator.planner import make_plan
 from coordinator.session_plan import Stateful, session_plan
 from mesh import Pipeline, optim, tree
 from wire.errors import InputError, PlacementError
-from wire.schedules import BACKWARD, FORWARD, SCHEDULES
+from wire.policy.pipeline_schedules import BACKWARD, FORWARD, SCHEDULES
 
 SCHEDULES_OF_SUMS = ["gpipe", "1f1b"]
 

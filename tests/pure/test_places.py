@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import errno
 
-from wire.interfaces import Interface
-from wire.places import LOOPBACK, Tally, dialled, listened, places
+from wire.discovery.multicast_sockets import LOOPBACK, Tally, dialled, listened, places
+from wire.link.interfaces import Interface
 
 LO = Interface("lo", ("127.0.0.1", "::1"))
 HOME = Interface("eth0", ("192.168.1.5", "fd00::5", "fe80::5%eth0"))

@@ -14,9 +14,9 @@ import mesh
 import mesh.numpy as mnp
 from coordinator.planner import make_plan
 from mesh import Grid, PartitionSpec, accelerator, cpu, gpu, to_device, transfer_to
-from wire.device_names import DeviceName, device_named
 from wire.errors import AttrError, InputError, NoSuchDevice
-from wire.graph import WireGraph
+from wire.ir.device_names import DeviceName, device_named
+from wire.ir.graph import WireGraph
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4)
 
@@ -45,7 +45,7 @@ def sites(fn: Any, *args: Any) -> list[tuple[str, int]]:
 
 
 def without_devices(graph: WireGraph) -> WireGraph:
-    from wire.graph import GraphBuilder
+    from wire.ir.graph import GraphBuilder
 
     builder, at = GraphBuilder(), list[int]()
     for node in graph.nodes:

@@ -9,8 +9,8 @@ from support.profiles import NARROW, device, near, worker
 
 from coordinator.plan import Plan
 from coordinator.planner import make_plan
-from wire.dtypes import F32, F64
-from wire.graph import GraphBuilder, WireGraph
+from wire.ir.dtypes import F32, F64
+from wire.ir.graph import GraphBuilder, WireGraph
 
 
 def layers(count: int, width: int = 256) -> WireGraph:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from mesh.commands.programs import read_graph, read_program
-from wire.dtypes import F32
 from wire.errors import InputError
-from wire.graph import GraphBuilder
+from wire.ir.dtypes import F32
+from wire.ir.graph import GraphBuilder
 
 
 @pytest.fixture

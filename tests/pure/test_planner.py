@@ -19,11 +19,11 @@ from coordinator.planner import make_plan
 from coordinator.profile import Profiles, WorkerProfile
 from coordinator.working_set import DUPLICATED
 from mesh.sizes import parse_size
-from wire.dtypes import F32, F64
 from wire.errors import InputError, PlacementError
-from wire.graph import GraphBuilder
-from wire.ops import COLLECTIVES
-from wire.strategies import FOR_ANY_GRAPH
+from wire.ir.dtypes import F32, F64
+from wire.ir.graph import GraphBuilder
+from wire.ir.ops import COLLECTIVES
+from wire.policy.strategies import FOR_ANY_GRAPH
 from worker.cpu import evaluate
 
 GRAPHS = 60

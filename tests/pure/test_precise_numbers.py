@@ -31,9 +31,9 @@ from mesh.expression import pending
 from mesh.inprocess import evaluate
 from mesh.realise import HISTORY_NODES_MAX
 from mesh.standard_doc import NOT_YET, REALISED, STANDARD, state_of
-from wire.codec import decode_graph, encode_graph
-from wire.graph import WireGraph
-from wire.text import from_text, to_text
+from wire.ir.codec import decode_graph, encode_graph
+from wire.ir.graph import WireGraph
+from wire.ir.text import from_text, to_text
 
 NAMES = sorted({call.name for call in CASES})
 WITHOUT_NUMBERS = {

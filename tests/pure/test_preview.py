@@ -19,8 +19,8 @@ from coordinator.timeline import describe
 from mesh import Mesh
 from mesh.picture import BOX
 from mesh.preview import PlanPreview
+from wire.byte_sizes import time_text
 from wire.errors import InputError, PlacementError
-from wire.sizes import time_text
 
 SVG = "{http://www.w3.org/2000/svg}"
 ODD = ('<b>"anna" & co</b>', "b'erta", "ünïcode ✓")

@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.profile import worker_profile
 from wire.errors import ProtocolError
-from wire.messages import DeviceReport, Joined
+from wire.protocol.messages import DeviceReport, Joined
 
 OPS = frozenset({"add"})
 CPU = DeviceReport(0, "cpu", "", "numpy", "", True, 1 << 30, {}, {"add": ("f32",)}, 5.0, 10.0, 1e-4)

@@ -10,10 +10,10 @@ from support.layouts import PAIR, SQUARE
 
 import mesh
 import mesh.numpy as mnp
-from wire.grids import spec_text
-from wire.sharding.asking import asked_layouts
+from wire.ir.grids import spec_text
+from wire.sharding.annotations import asked_layouts
 from wire.sharding.layout import Axes, Dims
-from wire.sharding.pricing import Prices, Rates
+from wire.sharding.op_cost import Prices, Rates
 from wire.sharding.program import Program
 from wire.sharding.propagate import propagate
 

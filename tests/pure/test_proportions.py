@@ -23,8 +23,8 @@ from mesh.training.data import Cursor, Rows, Shares, padded
 from mesh.training.recipe import Recipe
 from mesh.training.step import first_state, training_step
 from mesh.training.trainer import together_first
-from wire.graph import WireGraph
-from wire.portions import UNITS, Portions, by_speed, handed_out, ranks_of
+from wire.ir.graph import WireGraph
+from wire.policy.batch_shares import UNITS, Portions, by_speed, handed_out, ranks_of
 
 ROWS, WIDTH = 64, 32
 PARAMS = [np.eye(WIDTH, dtype=np.float32)] * 3

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 from support.links import LINK_ID, Pair, joined, node
 
-import wire.flow
-import wire.frames
-import wire.pairing
-import wire.protocol
-import wire.versions
+import wire.protocol.dial_collision
+import wire.protocol.flow_control
+import wire.protocol.frames
+import wire.protocol.peer
+import wire.protocol.versions
+from wire.byte_sizes import need_text, room_text
 from wire.errors import (
     Busy,
     Cancelled,
@@ -30,7 +31,9 @@ from wire.errors import (
     VersionMismatch,
     WrongMesh,
 )
-from wire.frames import (
+from wire.limits import DEFAULT, KIB
+from wire.link.virtual_network import Conditions
+from wire.protocol.frames import (
     Cancel,
     Credit,
     Frame,
@@ -49,9 +52,7 @@ from wire.frames import (
     decode,
     encode,
 )
-from wire.limits import DEFAULT, KIB
-from wire.memory_transport import Conditions
-from wire.protocol import (
+from wire.protocol.peer import (
     BULK,
     CONTROL,
     Acknowledged,
@@ -70,8 +71,7 @@ from wire.protocol import (
     StreamOpened,
     StreamSent,
 )
-from wire.sizes import need_text, room_text
-from wire.versions import negotiate, usable_ops
+from wire.protocol.versions import negotiate, usable_ops
 
 SMALL = replace(DEFAULT, chunk_bytes_max=1000, window_bytes=4000, graph_bytes_max=10_000, control_frame_bytes_max=1000)
 
@@ -94,7 +94,15 @@ def place_streams(pair: Pair) -> dict[int, bytearray]:
 
 
 @pytest.mark.parametrize(
-    "module", [wire.flow, wire.frames, wire.pairing, wire.protocol, wire.versions], ids=lambda m: m.__name__
+    "module",
+    [
+        wire.protocol.flow_control,
+        wire.protocol.frames,
+        wire.protocol.dial_collision,
+        wire.protocol.peer,
+        wire.protocol.versions,
+    ],
+    ids=lambda m: m.__name__,
 )
 def test_the_machine_imports_nothing_ambient(module: Any) -> None:
     tree = ast.parse(Path(module.__file__).read_text())

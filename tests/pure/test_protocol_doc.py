@@ -9,13 +9,16 @@ from support.golden import negated, stored
 from support.protocol_doc import PATH, ROOT, TABLES, with_tables
 
 from coordinator import tokens
-from wire import address, adverts, discovery, join_link, joining, listener, security, transport
-from wire.codec import FORMAT
-from wire.discovery import SERVICE
-from wire.frames import MAGIC, encode
-from wire.gate import GateLimits
-from wire.messages import INLINE_BYTES_MAX
-from wire.versions import PROTOCOL, text
+from wire import addresses
+from wire.discovery import announcements, mdns
+from wire.discovery.mdns import SERVICE
+from wire.ir.codec import FORMAT
+from wire.link import websocket_carrier
+from wire.protocol.frames import MAGIC, encode
+from wire.protocol.messages import INLINE_BYTES_MAX
+from wire.protocol.versions import PROTOCOL, text
+from wire.security import join_port, join_protocol, tls, tls_listener
+from wire.security.connection_limiter import GateLimits
 
 DOCUMENT = PATH.read_text()
 GATE = GateLimits()
@@ -34,35 +37,35 @@ def test_every_table_stands_there_once(name: str) -> None:
 @pytest.mark.parametrize(
     "says",
     [
-        f"`GET {transport.PATH}`",
-        f"{transport.HEADER_TIMEOUT_S:g} s from connecting",
-        f"{transport.HELLO_TIMEOUT_S:g} s until the link stands",
-        f"At most {transport.UNLINKED_MAX} connections",
+        f"`GET {websocket_carrier.PATH}`",
+        f"{websocket_carrier.HEADER_TIMEOUT_S:g} s from connecting",
+        f"{websocket_carrier.HELLO_TIMEOUT_S:g} s until the link stands",
+        f"At most {websocket_carrier.UNLINKED_MAX} connections",
         f"now {text(PROTOCOL)}.",
         f"Magic is `{MAGIC.decode()}`",
         f"| format | {FORMAT} |",
         f"up to {INLINE_BYTES_MAX >> 10} KiB rides",
         f"`{SERVICE}`",
-        f"{address.PORT} to {address.LAST_PORT}",
-        f"coordinator's port + {join_link.PORT_OFFSET}.",
-        f"A call has {joining.DEADLINE_S:g} s: {listener.FIRST_WORD_S:g} s until",
+        f"{addresses.PORT} to {addresses.LAST_PORT}",
+        f"coordinator's port + {join_port.PORT_OFFSET}.",
+        f"A call has {join_protocol.DEADLINE_S:g} s: {tls_listener.FIRST_WORD_S:g} s until",
         f"has {GATE.patience_s:g} s for its next step",
-        f"calls again for {join_link.INSIST_S:g} s",
-        f"A handshake has {security.HANDSHAKE_S:g} s.",
-        f"at most {joining.STRANGER_BYTES_MAX >> 10} KiB from the other",
-        f"{joining.GRANT_BYTES_MAX >> 10} KiB of Grant",
-        f"TLS begins every {listener.TURN_S * 1000:g} ms",
+        f"calls again for {join_port.INSIST_S:g} s",
+        f"A handshake has {tls.HANDSHAKE_S:g} s.",
+        f"at most {join_protocol.STRANGER_BYTES_MAX >> 10} KiB from the other",
+        f"{join_protocol.GRANT_BYTES_MAX >> 10} KiB of Grant",
+        f"TLS begins every {tls_listener.TURN_S * 1000:g} ms",
         f"at most {GATE.strangers_max} callers at once, and at most {GATE.strangers_per_origin_max} of one origin",
         f"From the {GATE.questions_per_origin + 1}th question of an origin",
         f"the {GATE.questions + 1}st of all within a minute on, the answer comes {GATE.delay_s:g} s later",
         f"It may ask {tokens.ASKED_MAX} times",
-        f"at most {adverts.CANDIDATES_MAX} candidates with at most {adverts.ADDRESSES_MAX} addresses each",
-        f"for at most {adverts.TTL_S} s after they were last heard",
-        f"dials one at most every {adverts.DIAL_PAUSE_S:g} s",
-        f"At most {discovery.ADVERTS_PER_S_MAX} adverts are read in a second, and none longer than 1,024 bytes",
-        f"divided by {adverts.BUCKET_S:g} and rounded down",
-        f"every {discovery.ASK_S:g} s unless it heard another ask",
-        f"Interfaces are looked at every {discovery.LOOK_S:g} s",
+        f"at most {announcements.CANDIDATES_MAX} candidates with at most {announcements.ADDRESSES_MAX} addresses each",
+        f"for at most {announcements.TTL_S} s after they were last heard",
+        f"dials one at most every {announcements.DIAL_PAUSE_S:g} s",
+        f"At most {mdns.ADVERTS_PER_S_MAX} adverts are read in a second, and none longer than 1,024 bytes",
+        f"divided by {announcements.BUCKET_S:g} and rounded down",
+        f"every {mdns.ASK_S:g} s unless it heard another ask",
+        f"Interfaces are looked at every {mdns.LOOK_S:g} s",
     ],
 )
 def test_its_numbers_are_those_of_the_code(says: str) -> None:
@@ -79,7 +82,7 @@ def test_the_smallest_graph_is_what_the_text_says() -> None:
 def test_sections_that_files_refer_to_exist() -> None:
     titles = set(re.findall(r"(?m)^## (.+)$", DOCUMENT))
     named = set()
-    for path in [*(ROOT / "wire").glob("*.py"), *(ROOT / "tests").rglob("*.py")]:
+    for path in [*(ROOT / "wire").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]:
         named |= set(re.findall(r'docs/protocol\.md, "([^"]+)"', path.read_text()))
     assert named and named <= titles, named - titles
 

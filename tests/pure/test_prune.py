@@ -12,10 +12,10 @@ from support.op_cases import cases
 
 import mesh
 import mesh.numpy as mnp
-from wire.graph import GraphBuilder, WireGraph
-from wire.prune import prune
-from wire.simplify import simplify
-from wire.verify import verify
+from wire.ir.graph import GraphBuilder, WireGraph
+from wire.ir.verify import verify
+from wire.passes.dead_code import prune
+from wire.passes.simplify import simplify
 from worker.cpu import evaluate
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3)

@@ -11,7 +11,7 @@ import pytest
 
 from mesh.simulation.loop import VirtualLoop
 from wire.errors import ConfigError, ConnectFailed, MeshError
-from wire.racing import HEAD_START_S, STAGGER_S, race
+from wire.link.happy_eyeballs import HEAD_START_S, STAGGER_S, race
 
 T = TypeVar("T")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from support.random_graphs import big_graph, random_graph
 
-from wire.codec import decode_graph
-from wire.dtypes import BY_NAME
-from wire.ops import COLLECTIVES, OPS
+from wire.ir.codec import decode_graph
+from wire.ir.dtypes import BY_NAME
+from wire.ir.ops import COLLECTIVES, OPS
 from worker.cpu import evaluate
 
 

@@ -14,16 +14,16 @@ import pytest
 from support.control_cases import graph_of, siblings
 from support.references import reference
 
-from wire.codec import decode_graph
-from wire.dtypes import I32
-from wire.graph import GraphBuilder, WireGraph
-from wire.grids import coordinates, spec_of, whole_shape
-from wire.ops import COLLECTIVES
-from wire.simplify import simplify
-from wire.text import from_text, to_text
-from wire.types import TensorType
-from wire.varying import varying
-from wire.verify import verify
+from wire.ir.codec import decode_graph
+from wire.ir.dtypes import I32
+from wire.ir.graph import GraphBuilder, WireGraph
+from wire.ir.grids import coordinates, spec_of, whole_shape
+from wire.ir.ops import COLLECTIVES
+from wire.ir.text import from_text, to_text
+from wire.ir.types import TensorType
+from wire.ir.verify import verify
+from wire.passes.replication import varying
+from wire.passes.simplify import simplify
 from worker.cpu import evaluate
 
 GRIDS = [(("a",), (3,)), (("a", "b"), (2, 2)), (("a", "b"), (1, 3)), (("a", "b", "c"), (2, 1, 2)), (("a",), (1,))]

@@ -28,7 +28,7 @@ from wire.errors import (
     NodeLost,
     ShapeError,
 )
-from wire.sharedmem import SharedDir
+from wire.system.shared_memory import SharedDir
 
 N = 4
 SITES = pytest.mark.parametrize("hosts", [(), ("a", "a", "b", "b"), ("a", "b", "c", "d")], ids=["one", "two", "four"])

@@ -24,12 +24,12 @@ from coordinator.profile import CLIENT, Link, Profiles
 from coordinator.samples import audited
 from coordinator.stragglers import Stragglers
 from mesh.preview import PlanPreview
-from wire.dtypes import F32, I32
 from wire.errors import PlacementError
-from wire.graph import GraphBuilder, WireGraph
-from wire.messages import Member, PlanKey
-from wire.types import TensorType
-from wire.unroll import unroll
+from wire.ir.dtypes import F32, I32
+from wire.ir.graph import GraphBuilder, WireGraph
+from wire.ir.types import TensorType
+from wire.passes.unroll_spmd import unroll
+from wire.protocol.messages import Member, PlanKey
 from worker.cpu import evaluate
 from worker.plans import wrong_in
 

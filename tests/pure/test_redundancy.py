@@ -9,8 +9,8 @@ from coordinator.plan import Plan
 from coordinator.planner import make_plan
 from coordinator.profile import SAME_HOST, Profiles
 from coordinator.redundancy import SETTLE_S, outlook
-from wire.dtypes import F32
-from wire.graph import GraphBuilder
+from wire.ir.dtypes import F32
+from wire.ir.graph import GraphBuilder
 
 LAYERS, WIDTH = 6, 32
 LAYER_BYTES = 4 * WIDTH * WIDTH

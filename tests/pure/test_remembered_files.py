@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from wire.identity import kept_node_id
-from wire.membership import coordinator_known
+from wire.link.identity import kept_node_id
+from wire.link.membership import coordinator_known
 from worker.engine import EngineInfo, Measured
 from worker.measure import measured
 

@@ -10,10 +10,10 @@ import pytest
 
 from coordinator.report import EVENTS_FIRST, EVENTS_LAST, CallReport, as_text
 from mesh.report import Report
-from wire.exchange import INLINE_TOTAL_BYTES_MAX, BlobExchange, apart
 from wire.limits import DEFAULT, KIB, REPORT_CHARS_MAX
-from wire.messages import INLINE_BYTES_MAX, JobResult, decode_message, encode_message
-from wire.reports import Event, PartReport, RelayReport, WorkerReport
+from wire.protocol.messages import INLINE_BYTES_MAX, JobResult, decode_message, encode_message
+from wire.protocol.reports import Event, PartReport, RelayReport, WorkerReport
+from wire.transfer.content_exchange import INLINE_TOTAL_BYTES_MAX, BlobExchange, apart
 
 
 def test_of_many_events_the_first_and_the_latest_are_kept_and_the_others_counted() -> None:

@@ -28,8 +28,8 @@ from mesh import PartitionSpec as P
 from mesh.simulation.loop import VirtualLoop
 from mesh.stepping import Stepping
 from wire.errors import InputError, PlacementError
-from wire.graph import WireGraph
-from wire.strategies import STRATEGIES, DeviceMap, strategy_of, text_of
+from wire.ir.graph import WireGraph
+from wire.policy.strategies import STRATEGIES, DeviceMap, strategy_of, text_of
 from worker.cpu import evaluate
 from worker.cpu.process import arithmetic
 

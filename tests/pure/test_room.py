@@ -16,11 +16,11 @@ from coordinator.planner import Question
 from coordinator.profile import Profiles
 from coordinator.room import contents_of, own_bytes, room_of
 from mesh.sizes import parse_size
-from wire.dtypes import F32
+from wire.byte_sizes import room_text
 from wire.errors import PlacementError
-from wire.graph import GraphBuilder, WireGraph
-from wire.redundancy import copies_of
-from wire.sizes import room_text
+from wire.ir.dtypes import F32
+from wire.ir.graph import GraphBuilder, WireGraph
+from wire.policy.redundancy import copies_of
 
 SIZE = r"[\d.]+ [KMG]?i?B"
 TENTH = 0.1  # of itself is the most that a size in a message is off

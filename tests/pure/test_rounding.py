@@ -12,7 +12,7 @@ from support.rounding import RECORDED, ROUNDED, allowed, allowed_of_model, asser
 import mesh
 import mesh.numpy as mnp
 from mesh import nn, optim
-from wire.ops import COLLECTIVES, EXACT, OPS
+from wire.ir.ops import COLLECTIVES, EXACT, OPS
 
 RNG = np.random.default_rng(4)
 X = RNG.standard_normal((16, 96)).astype(np.float32)

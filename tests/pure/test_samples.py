@@ -13,8 +13,8 @@ from coordinator import dispatch
 from coordinator.plan import Audit, FromPart
 from coordinator.planner import make_plan
 from coordinator.samples import AUDITORS, FREIVALDS_FLOPS_MIN, Auditor, audit_graph, audited
-from wire.dtypes import C64, F32
-from wire.graph import GraphBuilder, WireGraph
+from wire.ir.dtypes import C64, F32
+from wire.ir.graph import GraphBuilder, WireGraph
 from worker.cpu import evaluate
 
 MATMUL = {"lhs_batch": (), "rhs_batch": (), "lhs_contract": (1,), "rhs_contract": (0,)}

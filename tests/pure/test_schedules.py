@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from wire.schedules import BACKWARD, FORWARD, SCHEDULES, Event, bound, in_order
+from wire.policy.pipeline_schedules import BACKWARD, FORWARD, SCHEDULES, Event, bound, in_order
 
 SIZES = list(itertools.product(range(1, 7), range(1, 13)))
 

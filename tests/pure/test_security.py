@@ -14,7 +14,8 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from support.tls import MESH, Card, Pair, authority, card, write_trust
 
-from wire.certificates import (
+from wire.errors import ConfigError, ConnectFailed, NotTrusted, ProtocolError
+from wire.security.certificates import (
     BACKDATED_S,
     CERTIFICATE_BYTES_MAX,
     CERTIFICATE_S,
@@ -37,8 +38,7 @@ from wire.certificates import (
     revocations_pem,
     server_name,
 )
-from wire.errors import ConfigError, ConnectFailed, NotTrusted, ProtocolError
-from wire.security import (
+from wire.security.tls import (
     client_context,
     explain,
     join_client_context,

@@ -10,10 +10,10 @@ from coordinator.plan import Plan
 from coordinator.profile import Profiles
 from coordinator.room import contents_of, own_bytes
 from coordinator.session_plan import SessionQuestion, Stateful
-from wire.dtypes import F32
 from wire.errors import PlacementError
-from wire.graph import GraphBuilder, WireGraph
-from wire.strategies import DataParallel
+from wire.ir.dtypes import F32
+from wire.ir.graph import GraphBuilder, WireGraph
+from wire.policy.strategies import DataParallel
 
 WIDTH, LAYERS = 32, 4
 LAYER_BYTES = 4 * WIDTH * WIDTH

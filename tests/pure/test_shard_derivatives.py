@@ -16,12 +16,12 @@ from mesh.array import Array
 from mesh.transforms.jvp import JVPS
 from mesh.transforms.vjp import VJPS
 from mesh.transforms.vmap import VMAPS
-from wire.dtypes import F64
 from wire.errors import UnknownOp
-from wire.graph import WireGraph
-from wire.ops import COLLECTIVES, MULTIPLE, inner_graphs
-from wire.simplify import simplify
-from wire.types import TensorType
+from wire.ir.dtypes import F64
+from wire.ir.graph import WireGraph
+from wire.ir.ops import COLLECTIVES, MULTIPLE, inner_graphs
+from wire.ir.types import TensorType
+from wire.passes.simplify import simplify
 
 CASE = pytest.mark.parametrize("case", [pytest.param(case, id=name) for name, case in CASES.items()])
 

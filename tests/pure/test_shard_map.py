@@ -15,12 +15,12 @@ import mesh
 import mesh.numpy as mnp
 from mesh import Grid, PartitionSpec, collectives
 from mesh import PartitionSpec as P
-from wire.codec import decode_graph
 from wire.errors import AttrError, InputError, MeshError, ShapeError
-from wire.simplify import simplify
-from wire.text import from_text, to_text
-from wire.unroll import unroll
-from wire.verify import verify
+from wire.ir.codec import decode_graph
+from wire.ir.text import from_text, to_text
+from wire.ir.verify import verify
+from wire.passes.simplify import simplify
+from wire.passes.unroll_spmd import unroll
 from worker.cpu import evaluate
 
 SQUARE, LINE = Grid((2, 2), ("dp", "tp")), Grid(3, "dp")

@@ -11,11 +11,11 @@ import pytest
 from support.layouts import GRIDS, layouts
 from support.sharded_cases import Case, cases
 
-from wire.ops import OPS
+from wire.ir.ops import OPS
+from wire.ir.verify import verify
 from wire.sharding.factors import WITHOUT
 from wire.sharding.layout import Axes, Dims
 from wire.sharding.partition import partition
-from wire.verify import verify
 from worker.cpu import evaluate
 
 SHARDED = sorted(OPS.keys() - WITHOUT.keys() - {"constraint"})  # which names its own grid: test_partition.py

@@ -14,9 +14,9 @@ from coordinator.plan import Plan
 from coordinator.planner import make_plan
 from coordinator.profile import Profiles
 from mesh import PartitionSpec as P
-from wire.dtypes import F32
 from wire.errors import PlacementError
-from wire.graph import GraphBuilder
+from wire.ir.dtypes import F32
+from wire.ir.graph import GraphBuilder
 from wire.sharding.partition import partition
 from worker.cpu import evaluate
 

@@ -11,13 +11,13 @@ import pytest
 from support.links import Recorder, node
 from support.waiting import until
 
-from wire import mapping, sharedmem
 from wire.errors import BlobCorrupt, BlobMissing, ProtocolError
-from wire.handed import LOOK_EVERY, Handed
-from wire.mapping import READ_BYTES_MAX
-from wire.messages import PlanKey
-from wire.sharedmem import SharedDir, readable, remove, take
-from wire.transport import Endpoint
+from wire.link.websocket_carrier import Endpoint
+from wire.protocol.messages import PlanKey
+from wire.system import mapped_files, shared_memory
+from wire.system.mapped_files import READ_BYTES_MAX
+from wire.system.shared_memory import SharedDir, readable, remove, take
+from wire.system.shared_memory_handoff import LOOK_EVERY, Handed
 from worker import events as ev
 from worker.pushing import Pushing
 from worker.tensors import bytes_of
@@ -71,7 +71,9 @@ def test_mapped_memory_is_given_back_with_the_last_view_of_it(tmp_path: Path) ->
         return sum(each.path == str(path) for each in process.memory_maps(grouped=False))
 
     with path.open("r+b") as file:
-        views = [make(file.fileno(), 8 << 20) for make in (mapping.copied, mapping.viewed, mapping.shared)]
+        views = [
+            make(file.fileno(), 8 << 20) for make in (mapped_files.copied, mapped_files.viewed, mapped_files.shared)
+        ]
     arrays = [np.frombuffer(view, np.uint8)[1:] for view in views]
     assert mapped() == 3 and [view.readonly for view in views] == [False, True, False]
     views[2][0] = 7
@@ -81,7 +83,7 @@ def test_mapped_memory_is_given_back_with_the_last_view_of_it(tmp_path: Path) ->
     del arrays
     assert mapped() == 0
     with path.open("rb") as file, pytest.raises(OSError, match="Permission denied"):
-        mapping.shared(file.fileno(), 8 << 20)
+        mapped_files.shared(file.fileno(), 8 << 20)
 
 
 @pytest.mark.parametrize("name", ["", "lock", "../secret", "a" * 31, "A" * 32, "0" * 33, "/etc/passwd"])
@@ -98,14 +100,14 @@ def test_only_names_of_our_making_are_opened_or_removed(tmp_path: Path, name: st
 
 
 def test_a_directory_that_is_being_made_is_not_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hold = sharedmem._hold
+    hold = shared_memory._hold
 
     def sweep_first(lock: int) -> bool:
-        monkeypatch.setattr(sharedmem, "_hold", hold)
+        monkeypatch.setattr(shared_memory, "_hold", hold)
         assert SharedDir.sweep(tmp_path) == 0
         return hold(lock)
 
-    monkeypatch.setattr(sharedmem, "_hold", sweep_first)
+    monkeypatch.setattr(shared_memory, "_hold", sweep_first)
     made = SharedDir.create(tmp_path)
     assert made.write([b"abc"]) and SharedDir.sweep(tmp_path) == 0
     made.close()

@@ -14,10 +14,10 @@ from coordinator.planner import make_plan
 from coordinator.profile import Profiles
 from coordinator.shares import sharing
 from mesh import Mesh
-from wire.dtypes import F32
 from wire.errors import InputError, PlacementError
-from wire.graph import GraphBuilder
-from wire.strategies import DataParallel, strategy_of
+from wire.ir.dtypes import F32
+from wire.ir.graph import GraphBuilder
+from wire.policy.strategies import DataParallel, strategy_of
 from worker.cpu import evaluate
 
 GRAPH = layers(240, 64, 3)

@@ -17,7 +17,6 @@ import pytest
 from numpy.typing import NDArray
 from support.ranks import assert_same, at_once, folded, mailbox, on_wires, values, wires_in_memory
 
-from wire.dtypes import BF16, DTYPES, F16, F32, F64, DType
 from wire.errors import (
     BlobCorrupt,
     BlobMissing,
@@ -28,10 +27,11 @@ from wire.errors import (
     OutOfMemory,
     ShapeError,
 )
-from wire.graph import GraphBuilder, WireGraph
-from wire.ops import OPS
-from wire.sharedmem import Segment, SharedDir, share
-from wire.types import TensorType
+from wire.ir.dtypes import BF16, DTYPES, F16, F32, F64, DType
+from wire.ir.graph import GraphBuilder, WireGraph
+from wire.ir.ops import OPS
+from wire.ir.types import TensorType
+from wire.system.shared_memory import Segment, SharedDir, share
 from worker import host as host_module
 from worker import host_messages as hm
 from worker.collectives.group import REDUCES, Group

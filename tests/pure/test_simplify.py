@@ -13,14 +13,24 @@ import pytest
 from support.compare import same_bits
 from support.random_graphs import random_graph
 
-from wire.codec import decode_graph
-from wire.dtypes import BF16, C64, C128, DTYPES, F16, F32, F64, DType
-from wire.graph import GraphBuilder, WireGraph
+from wire.ir.codec import decode_graph
+from wire.ir.dtypes import BF16, C64, C128, DTYPES, F16, F32, F64, DType
+from wire.ir.graph import GraphBuilder, WireGraph
+from wire.ir.text import from_text
+from wire.ir.types import TensorType
+from wire.ir.verify import verify
 from wire.limits import DEFAULT
-from wire.simplify import ABSORBERS, OPPOSITE, OPPOSITE_ORDER, REPEATS, SAME_TWICE, SETTLED, UNDONE, UNITS, simplify
-from wire.text import from_text
-from wire.types import TensorType
-from wire.verify import verify
+from wire.passes.simplify import (
+    ABSORBERS,
+    OPPOSITE,
+    OPPOSITE_ORDER,
+    REPEATS,
+    SAME_TWICE,
+    SETTLED,
+    UNDONE,
+    UNITS,
+    simplify,
+)
 from worker.cpu import evaluate
 
 PARTS = (0.0, -0.0, 1.0, -2.5, np.inf, np.nan)

@@ -10,13 +10,13 @@ import pytest
 from support.source import PACKAGES, SourceFile, source_files
 
 from mesh.sizes import parse_size
-from wire.sizes import counted, need_text, room_text, size_text, time_text
+from wire.byte_sizes import counted, need_text, room_text, size_text, time_text
 
 # Errors about bytes that do not come out even: there the exact numbers are the news, and their difference may be one.
 EXACT = {"BlobCorrupt", "BlobMissing", "FrameError", "GraphDecodeError", "GraphError", "LocalError", "ProtocolError"}
 EXACT |= {"InputError", "ShapeError", "OSError"}  # a file that is cut off, a constant of another shape
 # So they are in the checks of frames, in bindings that are not aligned, and of names, whose bytes people count.
-COUNTED = ("wire/frames.py:", "is not possible", "name_bytes_max", "NAME_BYTES_MAX")
+COUNTED = ("wire/protocol/frames.py:", "is not possible", "name_bytes_max", "NAME_BYTES_MAX")
 
 
 READ = [  # a size, how it is read, as a need, and as room
@@ -70,7 +70,7 @@ def raw_times(file: SourceFile) -> Iterator[str]:
 
 def test_what_people_read_has_its_times_from_one_function() -> None:
     lines = [line for file in source_files(*PACKAGES) for line in raw_times(file)]
-    here = ("wire/sizes.py:", "coordinator/health.py:")  # the function itself, and settings as they were given
+    here = ("wire/byte_sizes.py:", "coordinator/health.py:")  # the function itself, and settings as they were given
     assert not [line for line in lines if not line.startswith(here)]
     assert all(any(line.startswith(each) for line in lines) for each in here), "an exception that nothing needs"
 

@@ -6,7 +6,7 @@ import pytest
 
 from coordinator.spans import Span
 from mesh.training.profile import events, table
-from wire.messages import PartRun, Ran
+from wire.protocol.messages import PartRun, Ran
 
 PARTS = (PartRun(0, 0.25, 0.125, 0.0625, 0.125, 0.015625, 64), PartRun(1, 0.5, 0.0, 0.03125, 0.125, 0.0, 32))
 

@@ -13,14 +13,14 @@ import mesh
 import mesh.numpy as mnp
 from mesh import Grid, PartitionSpec, collectives
 from mesh.composite import composite
-from wire.dtypes import F32
 from wire.errors import InputError
-from wire.graph import GraphBuilder, WireGraph
-from wire.levels import meets, stages
-from wire.narrow import narrow
-from wire.ops import inner_graphs
-from wire.specialise import specialise
-from wire.unroll import unroll
+from wire.ir.dtypes import F32
+from wire.ir.graph import GraphBuilder, WireGraph
+from wire.ir.ops import inner_graphs
+from wire.passes.collective_order import meets, stages
+from wire.passes.input_slicing import narrow
+from wire.passes.specialise_ranks import specialise
+from wire.passes.unroll_spmd import unroll
 from worker.cpu import evaluate
 
 P = PartitionSpec

@@ -11,10 +11,10 @@ from support.run_plan import run_plan
 
 from coordinator.plan import FromInput, FromParam, Plan
 from coordinator.planner import make_plan
-from wire.dtypes import F32
 from wire.errors import InputError, PlacementError
-from wire.graph import GraphBuilder, WireGraph
-from wire.strategies import DataParallel, FullySharded, Split, TensorParallel, strategy_of
+from wire.ir.dtypes import F32
+from wire.ir.graph import GraphBuilder, WireGraph
+from wire.policy.strategies import DataParallel, FullySharded, Split, TensorParallel, strategy_of
 from worker.cpu import evaluate
 
 FOUR = near(*(worker(number, device(0, 1e-3, 1e-2)) for number in range(4)))

@@ -298,7 +298,7 @@ def tasks_made(tree: ast.AST) -> Iterator[ast.AST]:
 
 def test_shells_make_tasks_in_one_place_only() -> None:
     made = {file.path for file in SHELLS for node in tasks_made(file.tree)}
-    assert made == {"wire/tasks.py"}, "use wire/tasks.py, so that whatever a task raises somebody is told"
+    assert made == {"wire/system/tasks.py"}, "use wire/system/tasks.py, so that whatever a task raises somebody is told"
 
 
 @pytest.mark.parametrize(

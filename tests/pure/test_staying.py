@@ -12,8 +12,8 @@ from coordinator.plan import Plan
 from coordinator.planner import make_plan
 from coordinator.profile import Profiles
 from coordinator.staying import staying_plan
-from wire.dtypes import F32
-from wire.graph import GraphBuilder, WireGraph
+from wire.ir.dtypes import F32
+from wire.ir.graph import GraphBuilder, WireGraph
 from worker.cpu import evaluate
 
 LAYERS, WIDTH = 9, 64

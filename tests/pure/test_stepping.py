@@ -15,7 +15,7 @@ from mesh.aio import AsyncMesh
 from mesh.config import MeshConfig
 from mesh.errors import Cancelled, ConfigError, InputError
 from mesh.stepping import Stepping
-from wire.graph import WireGraph
+from wire.ir.graph import WireGraph
 
 X = np.arange(4, dtype=np.float32)
 

@@ -11,8 +11,8 @@ from support.profiles import device, near, worker
 
 from coordinator.plan import Gang, Part, Plan
 from coordinator.stragglers import BASE_S, LEARNT_MIN, SEEN_MIN, SLOWNESS_MAX, WINDOW, Stragglers
-from wire.dtypes import F32
-from wire.graph import GraphBuilder, WireGraph
+from wire.ir.dtypes import F32
+from wire.ir.graph import GraphBuilder, WireGraph
 
 A, B = ("a", 0), ("b", 0)
 Time = Callable[[], float]

@@ -14,10 +14,10 @@ import mesh
 from coordinator.plan import FromParam, Plan
 from coordinator.planner import make_plan
 from mesh import Auto, DeviceMap, Pipeline, Single
-from wire.dtypes import F32
 from wire.errors import InputError, NoSuchDevice, PlacementError
-from wire.graph import GraphBuilder, WireGraph
-from wire.strategies import strategy_of, text_of
+from wire.ir.dtypes import F32
+from wire.ir.graph import GraphBuilder, WireGraph
+from wire.policy.strategies import strategy_of, text_of
 
 NAMES = ["params/embed/w", *(f"params/blocks/{index}/w" for index in range(12)), "params/head/w"]
 RNG = np.random.default_rng(5)

@@ -10,7 +10,7 @@ import pytest
 
 from mesh.simulation.loop import VirtualLoop
 from wire.errors import BlobMissing, MeshError, OutOfMemory
-from wire.tasks import AGAIN_S, Tasks
+from wire.system.tasks import AGAIN_S, Tasks
 
 FAULTS: list[tuple[Exception, type[MeshError]]] = [
     (BlobMissing("it is gone"), BlobMissing),

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from support.random_graphs import random_graph
 
-from wire.dtypes import BF16, BOOL, F16, F32, F64, DType
 from wire.errors import GraphDecodeError, GraphError, LimitExceeded, ShapeError
-from wire.graph import GraphBuilder, WireGraph
-from wire.text import from_text, to_text
+from wire.ir.dtypes import BF16, BOOL, F16, F32, F64, DType
+from wire.ir.graph import GraphBuilder, WireGraph
+from wire.ir.text import from_text, to_text
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "graph.txt"
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from wire.dtypes import F32
 from wire.errors import Cancelled, ConfigError
-from wire.graph import GraphBuilder, WireGraph
-from wire.throttle import NONE, Throttle, parse_throttle, throttle_in
-from wire.types import Attrs
+from wire.ir.dtypes import F32
+from wire.ir.graph import GraphBuilder, WireGraph
+from wire.ir.types import Attrs
+from wire.link.throttle import NONE, Throttle, parse_throttle, throttle_in
 from worker.cpu.engine import CpuEngine
 from worker.engine import Measured, Pending
 from worker.throttled_engine import Clock, ThrottledEngine, throttled

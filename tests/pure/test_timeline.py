@@ -10,8 +10,8 @@ from support.random_graphs import random_graph
 from coordinator.planner import make_plan
 from coordinator.profile import Profiles
 from coordinator.timeline import timeline
-from wire.dtypes import F32
-from wire.graph import GraphBuilder, WireGraph
+from wire.ir.dtypes import F32
+from wire.ir.graph import GraphBuilder, WireGraph
 
 
 def summed(rows: int) -> WireGraph:

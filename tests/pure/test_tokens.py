@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from wire.errors import TokenError
-from wire.tokens import (
+from wire.security.join_tokens import (
     TOKEN_CHARS,
     Token,
     discovery_key,

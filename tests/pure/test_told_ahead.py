@@ -11,7 +11,7 @@ from msgspec.structs import replace as with_fields
 from support.worker_machine import COORD, ME, TO_COORD, WEIGHT, Driver, deploy, part, weight
 
 from wire.errors import BlobMissing, Cancelled, ConnectFailed, DeviceLost, ExecuteFailed, MeshError
-from wire.messages import Carry, Deploy, PartSpec, PlanKey, Source, Target
+from wire.protocol.messages import Carry, Deploy, PartSpec, PlanKey, Source, Target
 from worker import events as ev
 
 STATE, FEED = Source("param", blob=WEIGHT), Source("input")

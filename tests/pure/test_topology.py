@@ -12,7 +12,7 @@ import pytest
 from mesh.node import Device, Node
 from mesh.sizes import speed_text
 from mesh.topology import data, dot, links, quoted
-from wire.messages import PairReport
+from wire.protocol.messages import PairReport
 
 ODD = 'a "b" \\', "naïve\n-- [x]; }", "\\N", "node", "-1", ""
 TOKEN = re.compile(r'\s+|"(?:[^"\\\n]|\\.)*"|[A-Za-z_][A-Za-z_0-9]*|--|[{}\[\],;=]')

@@ -16,9 +16,9 @@ from mesh.errors import GraphError, InputError, ShapeError
 from mesh.handle import Handle
 from mesh.realise import using
 from mesh.trace import Kind, Parts, argument_names
-from wire.codec import decode_graph, encode_graph, hash_array
-from wire.dtypes import F32
-from wire.types import TensorType
+from wire.ir.codec import decode_graph, encode_graph, hash_array
+from wire.ir.dtypes import F32
+from wire.ir.types import TensorType
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 W = np.ones((3, 4), np.float32)

@@ -13,7 +13,7 @@ import mesh
 from mesh import nn
 from mesh.errors import InputError
 from mesh.model import InputSpec, parted
-from wire.dtypes import F32
+from wire.ir.dtypes import F32
 
 IDS = np.arange(3, 11, dtype=np.int32)[None]
 

@@ -17,7 +17,7 @@ from mesh.training.gradients import finite
 from mesh.training.recipe import Recipe
 from mesh.training.step import first_state, training_step
 from mesh.training.telling import Progress, StepReport
-from wire.graph import WireGraph
+from wire.ir.graph import WireGraph
 
 RNG = np.random.default_rng(5)
 

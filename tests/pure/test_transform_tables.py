@@ -7,7 +7,7 @@ import pytest
 from mesh.transforms.jvp import JVPS
 from mesh.transforms.vjp import VJPS
 from mesh.transforms.vmap import VMAPS
-from wire.ops import LEAVES, OPS
+from wire.ir.ops import LEAVES, OPS
 
 NEVER_WALKED = {
     **dict.fromkeys((*LEAVES, "iota", "axis_index"), "has no operands, so it depends on no argument"),

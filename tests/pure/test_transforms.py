@@ -15,8 +15,8 @@ from mesh import nn
 from mesh.array import Array
 from mesh.transforms.vjp import VJPS
 from wire.errors import InputError, UnknownOp
-from wire.graph import WireGraph
-from wire.simplify import simplify
+from wire.ir.graph import WireGraph
+from wire.passes.simplify import simplify
 from worker.cpu import evaluate
 
 RNG = np.random.default_rng(5)

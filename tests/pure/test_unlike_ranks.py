@@ -24,10 +24,10 @@ from coordinator.profile import CLIENT, Link, Profiles
 from coordinator.session_plan import Stateful, session_plan
 from mesh import Grid, PartitionSpec, collectives, shard_map
 from mesh.preview import PlanPreview
-from wire.dtypes import F32
 from wire.errors import InputError, PlacementError
-from wire.graph import GraphBuilder, WireGraph
-from wire.unroll import unroll
+from wire.ir.dtypes import F32
+from wire.ir.graph import GraphBuilder, WireGraph
+from wire.passes.unroll_spmd import unroll
 from worker.cpu import evaluate
 
 P = PartitionSpec

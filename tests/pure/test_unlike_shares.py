@@ -21,7 +21,7 @@ from mesh.training.formation import Alone, together
 from mesh.training.recipe import Recipe, TopK
 from mesh.training.step import first_state, training_step
 from mesh.training.trainer import together_first
-from wire.portions import Portions, ranks_of
+from wire.policy.batch_shares import Portions, ranks_of
 
 RNG = np.random.default_rng(4)
 X = RNG.normal(size=(37, 8)).astype(np.float32)

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from support.random_graphs import big_graph, random_graph
 
-from wire.dtypes import F32, I32
 from wire.errors import AttrError, DTypeError, GraphError, LimitExceeded, ShapeError, UnknownOp
-from wire.graph import GraphBuilder, Node, WireGraph
+from wire.ir.dtypes import F32, I32
+from wire.ir.graph import GraphBuilder, Node, WireGraph
+from wire.ir.types import NO_ATTRS, Attrs, TensorType
+from wire.ir.verify import verify
 from wire.limits import DEFAULT
-from wire.types import NO_ATTRS, Attrs, TensorType
-from wire.verify import verify
 
 X = TensorType((2, 3), F32)
 INPUT = Node("input", (), Attrs({"name": "x", "shape": (2, 3), "dtype": "f32"}))

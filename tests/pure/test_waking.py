@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wire.waking import Waking
+from wire.link.sleep_detector import Waking
 
 
 def test_it_says_whether_the_machine_slept_or_the_process_alone_stood_still() -> None:

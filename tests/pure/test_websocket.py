@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from wire.websocket import QUEUE_BYTES_MAX, SHARED_BYTES, BinaryWebSocket
+from wire.link.websocket_buffers import QUEUE_BYTES_MAX, SHARED_BYTES, BinaryWebSocket
 
 BINARY, TEXT, CLOSE, FRAGMENT = 0x82, 0x81, 0x88, 0x02
 

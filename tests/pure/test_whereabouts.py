@@ -6,11 +6,11 @@ import pytest
 from support.links import Recorder, node
 
 from mesh.simulation.network import SimulatedNetwork
-from wire.allowed import ANYWHERE, LOOPBACK_ONLY, Allowed
-from wire.endpoint import Endpoint
 from wire.errors import ConfigError
-from wire.interfaces import Interface
-from wire.whereabouts import Whereabouts
+from wire.link.address_policy import ANYWHERE, LOOPBACK_ONLY, Allowed
+from wire.link.address_updates import Whereabouts
+from wire.link.endpoint import Endpoint
+from wire.link.interfaces import Interface
 
 LOOPBACK = Interface("lo", ("127.0.0.1",))
 WIFI, CABLE = Interface("wifi", ("192.168.1.20",)), Interface("cable", ("10.0.0.5",))

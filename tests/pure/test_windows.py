@@ -19,13 +19,13 @@ from coordinator.plan import FromInput, FromParam, FromPart, Part, Pieces, Plan,
 from coordinator.plan_bytes import plan_bytes, plan_from
 from coordinator.planner import make_plan
 from coordinator.slices import Slices
-from wire.codec import hash_array
-from wire.dtypes import F32
 from wire.errors import BlobMissing, NodeLost
-from wire.graph import GraphBuilder, WireGraph
-from wire.link import Link
-from wire.messages import INLINE_BYTES_MAX, Blob, FetchBlob, Message, PlanKey, Push, Ran, Run
-from wire.types import TensorType
+from wire.ir.codec import hash_array
+from wire.ir.dtypes import F32
+from wire.ir.graph import GraphBuilder, WireGraph
+from wire.ir.types import TensorType
+from wire.link.link import Link
+from wire.protocol.messages import INLINE_BYTES_MAX, Blob, FetchBlob, Message, PlanKey, Push, Ran, Run
 
 X = np.arange(24, dtype=np.float32).reshape(4, 6)
 LEFT, RIGHT = Window((0, 0), (4, 3)), Window((0, 3), (4, 3))

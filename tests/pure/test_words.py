@@ -6,7 +6,7 @@ import pytest
 
 from mesh.durations import parse_duration
 from mesh.sizes import parse_size
-from wire.address import parse_address
+from wire.addresses import parse_address
 from wire.errors import ConfigError
 
 SIZES = [("8GiB", 8 << 30), ("1.5G", 3 << 29), ("500MB", 500_000_000), (" 7 ", 7)]

@@ -19,7 +19,7 @@ from support.worker_machine import (
 )
 
 from wire.errors import Busy, NodeLost, StaleGeneration
-from wire.messages import Done, PlanKey
+from wire.protocol.messages import Done, PlanKey
 from worker import events as ev
 from worker.duty import COORDINATOR, MACHINE, SLEEP_S_MAX
 

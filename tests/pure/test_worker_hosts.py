@@ -23,7 +23,7 @@ from support.worker_machine import (
 )
 
 from wire.errors import DeviceLost, NodeLost
-from wire.messages import Deployed, PlanKey, Source, Target
+from wire.protocol.messages import Deployed, PlanKey, Source, Target
 from worker import events as ev
 from worker.repair import LOSSES_MAX, WITHIN_S, Repair
 from worker.watchdog import Watchdog

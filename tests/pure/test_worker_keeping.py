@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from support.worker_machine import KEY, ONE_PART, TO_COORD, Driver, deploy, of, one, part
 
-from wire.codec import hash_array, tensor_bytes
-from wire.dtypes import F32
 from wire.errors import OutOfMemory, from_fields
-from wire.graph import GraphBuilder
-from wire.messages import BlobSpec, Deploy, PlanKey, Source
-from wire.sharedmem import SharedDir
+from wire.ir.codec import hash_array, tensor_bytes
+from wire.ir.dtypes import F32
+from wire.ir.graph import GraphBuilder
+from wire.protocol.messages import BlobSpec, Deploy, PlanKey, Source
+from wire.system.shared_memory import SharedDir
 from worker import events as ev
 from worker import host_messages as hm
 from worker.cpu.engine import CpuEngine

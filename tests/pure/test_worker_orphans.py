@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from support.worker_machine import COORD, KEY, ME, ONE_PART, SMALL, WEIGHT, Driver, deploy, made, of, one, part, weight
 
-from wire.codec import hash_array, tensor_bytes
-from wire.dtypes import F32
 from wire.errors import Busy, NodeLost, StaleGeneration
-from wire.graph import GraphBuilder
-from wire.messages import BlobSpec, Carry, Deploy, PartSpec, PlanKey, Snapshotted, Source, Target
-from wire.sharedmem import SharedDir
+from wire.ir.codec import hash_array, tensor_bytes
+from wire.ir.dtypes import F32
+from wire.ir.graph import GraphBuilder
+from wire.protocol.messages import BlobSpec, Carry, Deploy, PartSpec, PlanKey, Snapshotted, Source, Target
+from wire.system.shared_memory import SharedDir
 from worker import events as ev
 from worker import host_messages as hm
 from worker.cpu.engine import CpuEngine

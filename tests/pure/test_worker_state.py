@@ -41,7 +41,7 @@ from wire.errors import (
     OutOfMemory,
     StaleGeneration,
 )
-from wire.messages import BlobSpec, Deploy, Deployed, Done, MissingGraphs, PartSpec, PlanKey, Source, Target
+from wire.protocol.messages import BlobSpec, Deploy, Deployed, Done, MissingGraphs, PartSpec, PlanKey, Source, Target
 from worker import events as ev
 from worker.holding import Bounds
 from worker.lost_links import GRACE_S

@@ -15,7 +15,7 @@ import mesh.numpy as mnp
 from mesh import Coding, Mesh, errors, nn, tree
 from mesh.coding import CodedWeights
 from mesh.numpy import random
-from wire.coding.code import joined
+from wire.erasure.real_mds import joined
 
 ERROR_MAX = 1e-4
 

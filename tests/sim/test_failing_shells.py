@@ -30,14 +30,14 @@ from coordinator.teller import Teller
 from mesh import Grid, Mesh, PartitionSpec, Ranks, collectives, shard_map
 from mesh.simulation.cluster import Cluster
 from mesh.simulation.host import Device, SimulatedHost
-from wire.codec import hash_array
-from wire.dtypes import F32
 from wire.errors import MeshError, NodeLost
-from wire.exchange import BlobExchange
-from wire.graph import GraphBuilder
-from wire.link import Link
-from wire.sharedmem import SharedDir
-from wire.types import TensorType
+from wire.ir.codec import hash_array
+from wire.ir.dtypes import F32
+from wire.ir.graph import GraphBuilder
+from wire.ir.types import TensorType
+from wire.link.link import Link
+from wire.system.shared_memory import SharedDir
+from wire.transfer.content_exchange import BlobExchange
 from worker.blobs import BlobStore
 from worker.collectives.bridge import Bridge
 from worker.daemon import Daemon

@@ -11,7 +11,7 @@ import pytest
 import mesh.numpy as mnp
 from coordinator.guarding import STOOD_BY
 from mesh import Mesh
-from wire.messages import FetchBlob
+from wire.protocol.messages import FetchBlob
 
 LAYERS, WIDTH = 10, 32
 X = np.random.default_rng(0).standard_normal((4, WIDTH), np.float32)

@@ -11,12 +11,12 @@ from support.links import Recorder, node
 
 from mesh.simulation.loop import VirtualLoop
 from mesh.simulation.network import SimulatedNetwork
-from wire.endpoint import Endpoint
 from wire.errors import Busy, MeshError, ProtocolError
-from wire.link import Link
-from wire.measuring import BYTES_MAX, OPEN_MAX, SECONDS, Meter
-from wire.memory_transport import Conditions
-from wire.messages import Ballast, Landed, Message
+from wire.link.endpoint import Endpoint
+from wire.link.link import Link
+from wire.link.virtual_network import Conditions
+from wire.protocol.messages import Ballast, Landed, Message
+from wire.transfer.link_probe import BYTES_MAX, OPEN_MAX, SECONDS, Meter
 
 
 class Measuring(Recorder):

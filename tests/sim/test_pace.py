@@ -16,10 +16,10 @@ from coordinator.pacing import RETRY_S_FIRST
 from coordinator.program import Program
 from mesh.simulation.cluster import COORDINATOR, Cluster
 from mesh.simulation.host import Device
-from wire.codec import hash_array
-from wire.dtypes import dtype_named
-from wire.graph import GraphBuilder
-from wire.memory_transport import Conditions
+from wire.ir.codec import hash_array
+from wire.ir.dtypes import dtype_named
+from wire.ir.graph import GraphBuilder
+from wire.link.virtual_network import Conditions
 
 X = np.ones((32, 32), np.float32)
 KFLOPS = X.size * 16  # of one sin

@@ -10,7 +10,7 @@ from support.simulated import Job, simulate
 from coordinator.pairs import RETRY_S_FIRST, Way
 from coordinator.profile import CLIENT, LAN
 from mesh.simulation.cluster import COORDINATOR, Cluster
-from wire.memory_transport import Conditions
+from wire.link.virtual_network import Conditions
 
 
 def ways(cluster: Cluster) -> dict[tuple[str, str], tuple[Way, str]]:

@@ -20,11 +20,11 @@ from coordinator.rehearsing import QUIET_S
 from coordinator.report import CallReport
 from mesh.simulation.cluster import Cluster
 from mesh.simulation.host import Device
-from wire.codec import hash_array
-from wire.dtypes import F32
-from wire.graph import GraphBuilder
-from wire.memory_transport import Conditions
-from wire.types import TensorType
+from wire.ir.codec import hash_array
+from wire.ir.dtypes import F32
+from wire.ir.graph import GraphBuilder
+from wire.ir.types import TensorType
+from wire.link.virtual_network import Conditions
 from worker.cpu import evaluate
 
 X = np.linspace(-1, 1, 8 * 8, dtype=np.float32).reshape(8, 8)

@@ -17,10 +17,10 @@ from support.towers import layers
 from coordinator.program import Program
 from mesh.simulation.cluster import COORDINATOR, Cluster
 from mesh.simulation.host import Device
-from wire.codec import hash_array
 from wire.errors import MeshError
-from wire.graph import WireGraph
-from wire.memory_transport import Conditions
+from wire.ir.codec import hash_array
+from wire.ir.graph import WireGraph
+from wire.link.virtual_network import Conditions
 
 OFF_MAX, BEHIND_MAX = 2.0, 1.1
 CALLS = 3

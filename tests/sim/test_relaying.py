@@ -13,12 +13,12 @@ from support.links import Recorder, node
 
 from mesh.simulation.loop import VirtualLoop
 from mesh.simulation.network import SimulatedNetwork
-from wire.endpoint import Endpoint
 from wire.errors import NodeLost, ProtocolError
-from wire.link import Link
-from wire.memory_transport import Conditions
-from wire.messages import RELAY_BYTES_MAX, Done, Message, PlanKey, Push, Relay, Value
-from wire.relaying import PIECES_MAX, RelayReceiver, RelaySender, pass_on
+from wire.link.endpoint import Endpoint
+from wire.link.link import Link
+from wire.link.virtual_network import Conditions
+from wire.protocol.messages import RELAY_BYTES_MAX, Done, Message, PlanKey, Push, Relay, Value
+from wire.transfer.relay import PIECES_MAX, RelayReceiver, RelaySender, pass_on
 
 PUSH = Push(PlanKey(1, 2), 3, 0, 1, Value("u8", (5,)))
 

@@ -24,9 +24,9 @@ from mesh.remote import RETURN_S, UNREAD_MAX, Remote
 from mesh.simulation.cluster import COORDINATOR, PORT, Cluster
 from mesh.simulation.host import Device
 from mesh.simulation.loop import VirtualLoop
-from wire.identity import identity_here
-from wire.link import Link
-from wire.messages import AskNodes, Nodes
+from wire.link.identity import identity_here
+from wire.link.link import Link
+from wire.protocol.messages import AskNodes, Nodes
 
 CLIENT = "client"
 MOMENTS, MOMENTS_BRIEFLY = 100, 16

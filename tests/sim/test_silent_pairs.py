@@ -17,16 +17,16 @@ from mesh.simulation.cluster import COORDINATOR, Cluster
 from mesh.simulation.host import Device
 from mesh.simulation.loop import VirtualLoop
 from mesh.simulation.network import SimulatedNetwork
-from wire.dtypes import dtype_named
-from wire.endpoint import Endpoint
 from wire.errors import NodeLost
-from wire.graph import GraphBuilder
+from wire.ir.dtypes import dtype_named
+from wire.ir.graph import GraphBuilder
 from wire.limits import Limits
-from wire.link import Link
-from wire.memory_transport import Conditions
-from wire.messages import PlanKey, Push, Value
+from wire.link.endpoint import Endpoint
+from wire.link.link import Link
+from wire.link.step_keepalive import Vigil
+from wire.link.virtual_network import Conditions
+from wire.protocol.messages import PlanKey, Push, Value
 from wire.timeouts import BEATS, SILENT
-from wire.vigil import Vigil
 from worker.cpu import evaluate
 
 NOTICED_S = 2.0  # from the silence until the work goes on through the coordinator

@@ -7,8 +7,8 @@ from support.simulated import Job, simulate
 
 from mesh.simulation.cluster import Cluster
 from mesh.simulation.host import Device
-from wire.codec import hash_array
 from wire.errors import ExecuteFailed
+from wire.ir.codec import hash_array
 
 CALLS_MAX = 150
 

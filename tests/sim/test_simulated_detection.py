@@ -16,7 +16,7 @@ from support.simulated import Job, simulate
 from coordinator.health import HealthConfig
 from mesh.simulation.cluster import COORDINATOR, Cluster
 from wire.limits import DEFAULT
-from wire.memory_transport import Conditions
+from wire.link.virtual_network import Conditions
 from worker.ownership import ASK_SHARE
 
 HEALTH = HealthConfig()

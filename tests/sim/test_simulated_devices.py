@@ -16,9 +16,9 @@ from coordinator.state import STUCK_S_MIN
 from mesh.node import node_from
 from mesh.simulation.cluster import Cluster
 from mesh.simulation.host import Device
-from wire.dtypes import dtype_named
 from wire.errors import PoisonTask
-from wire.graph import GraphBuilder
+from wire.ir.dtypes import dtype_named
+from wire.ir.graph import GraphBuilder
 from worker.repair import LOSSES_MAX, LOSSES_OF_LAST_MAX
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4)

@@ -23,8 +23,8 @@ from coordinator.sessioning import Session
 from mesh import DistributedTrainer, Mesh, optim, tree
 from mesh.simulation.cluster import Cluster
 from mesh.training import Callback, StepReport
-from wire.link import Link
-from wire.messages import BlobStream, Message
+from wire.link.link import Link
+from wire.protocol.messages import BlobStream, Message
 
 RNG = np.random.default_rng(5)
 X = RNG.normal(size=(96, 8)).astype(np.float32)

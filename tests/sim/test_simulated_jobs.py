@@ -16,8 +16,8 @@ from support.simulated import ALONE_S, Job
 from support.simulated_jobs import Client, DurableCluster, simulate_durable, submission
 
 from wire.errors import NodeLost
-from wire.messages import AskJobs, AwaitJob, CancelJob, Done, JobAccepted, JobResult, Jobs
-from wire.reports import RelayReport
+from wire.protocol.messages import AskJobs, AwaitJob, CancelJob, Done, JobAccepted, JobResult, Jobs
+from wire.protocol.reports import RelayReport
 
 
 @pytest.mark.parametrize("seeds", [range(6), pytest.param(range(6, 500), marks=pytest.mark.long)], ids=str)

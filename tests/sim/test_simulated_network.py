@@ -10,10 +10,10 @@ from support.links import Recorder, node
 
 from mesh.simulation.loop import Stuck, VirtualLoop
 from mesh.simulation.network import SimulatedNetwork
-from wire.endpoint import Endpoint
 from wire.errors import ConnectFailed, NodeLost
-from wire.memory_transport import Conditions
-from wire.messages import Done, LogLines, TailLog
+from wire.link.endpoint import Endpoint
+from wire.link.virtual_network import Conditions
+from wire.protocol.messages import Done, LogLines, TailLog
 
 
 def simulate(scenario: Callable[[SimulatedNetwork], Awaitable[object]], seed: int = 0) -> float:

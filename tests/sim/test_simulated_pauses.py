@@ -10,8 +10,8 @@ from support.waiting import until
 
 from coordinator.report import CallReport
 from mesh.simulation.cluster import Cluster
-from wire.codec import hash_array
 from wire.errors import Busy, InputError, NodeLost
+from wire.ir.codec import hash_array
 
 HOUR_S = 3600.0
 SLEEPS = [3.0, 60.0, pytest.param(8 * HOUR_S, marks=pytest.mark.long)]

@@ -23,10 +23,10 @@ from mesh import Grid, Mesh, PartitionSpec, collectives, shard_map
 from mesh.simulation.cluster import Cluster
 from mesh.simulation.host import Device
 from wire.errors import CompileFailed, MeshError
-from wire.graph import WireGraph
-from wire.messages import PlanKey
+from wire.ir.graph import WireGraph
+from wire.passes.unroll_spmd import unroll
+from wire.protocol.messages import PlanKey
 from wire.timeouts import COLLECTIVE_TIMEOUT_S
-from wire.unroll import unroll
 from worker.cpu import evaluate
 from worker.engine import Engine, Executable
 

@@ -14,13 +14,23 @@ from support.waiting import until
 from mesh.simulation.cluster import COORDINATOR, PORT, Cluster
 from mesh.simulation.loop import VirtualLoop
 from mesh.simulation.network import SimulatedNetwork
-from wire.alone import ALONE_S
-from wire.endpoint import Endpoint
+from wire.discovery.no_peer_advice import ALONE_S
 from wire.errors import Busy, ConnectFailed, MeshError, NodeLost
-from wire.link import Link
-from wire.redial import stay_linked
-from wire.waking import STOOD_S_MIN
-from wire.watch import ANSWER_DOUBTFUL_S, ANSWER_S, IDLE_S, LOOK_S, RESTING_S, TICK_S, LinkWatch, resting_s, revived
+from wire.link.endpoint import Endpoint
+from wire.link.keepalive import (
+    ANSWER_DOUBTFUL_S,
+    ANSWER_S,
+    IDLE_S,
+    LOOK_S,
+    RESTING_S,
+    TICK_S,
+    LinkWatch,
+    resting_s,
+    revived,
+)
+from wire.link.link import Link
+from wire.link.reconnect import stay_linked
+from wire.link.sleep_detector import STOOD_S_MIN
 
 HOUR_S = 3600.0
 

@@ -10,13 +10,13 @@ from support.links import Recorder, node
 
 from mesh.simulation.loop import VirtualLoop
 from mesh.simulation.network import SimulatedNetwork
-from wire.endpoint import Endpoint
 from wire.limits import MIB
-from wire.link import Link
-from wire.memory_transport import Conditions
-from wire.messages import Ballast
-from wire.throttle import parse_throttle
-from wire.throttled_links import Line, ThrottledCarrier
+from wire.link.endpoint import Endpoint
+from wire.link.link import Link
+from wire.link.throttle import parse_throttle
+from wire.link.traffic_shaper import Line, ThrottledCarrier
+from wire.link.virtual_network import Conditions
+from wire.protocol.messages import Ballast
 
 MBIT_PER_S = 8.0  # a mebibyte takes a bit more than a second
 AT_ONCE = Conditions(delay_s=0.0, bytes_per_s=1e12)

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from wire.errors import MeshError, NodeLost
-from wire.messages import Gang, Member, Message, PlanKey
-from wire.sharedmem import SharedDir
-from wire.types import Attrs
+from wire.ir.types import Attrs
+from wire.protocol.messages import Gang, Member, Message, PlanKey
+from wire.system.shared_memory import SharedDir
 from worker.collectives.bridge import Bridge
 from worker.collectives.opening import ranks_of
 from worker.collectives.ranks import Ranks

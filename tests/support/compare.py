@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.dtypes import F64, PARTS, DType
-from wire.ops import EXACT, Tolerance, tolerance_for
+from wire.ir.dtypes import F64, PARTS, DType
+from wire.ir.ops import EXACT, Tolerance, tolerance_for
 from worker.cpu import evaluate
 
 from .op_cases import PROGRAMS, Case

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.dtypes import BOOL, F16, F32, F64, I32, U32, DType
-from wire.graph import GraphBuilder, WireGraph
-from wire.types import TensorType
+from wire.ir.dtypes import BOOL, F16, F32, F64, I32, U32, DType
+from wire.ir.graph import GraphBuilder, WireGraph
+from wire.ir.types import TensorType
 
 from .values import ordinary
 

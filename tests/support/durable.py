@@ -25,7 +25,7 @@ from mesh import trace
 from mesh.enrolment import client_membership
 from mesh.remote import Remote
 from wire.errors import MeshError
-from wire.join_link import PORT_OFFSET
+from wire.security.join_port import PORT_OFFSET
 
 from .commands import ROOT, Daemon, daemon, environment
 

@@ -4,7 +4,7 @@
 
 A process that has everything imported forks one coordinator per line, so that a life costs a tenth of a second.  On
 stdout: the coordinator's own line when it is ready, and {"event": "died", ...} when it is no more.  The hook lives here
-and not in the product: it replaces what wire.disk and coordinator.journal call.
+and not in the product: it replaces what wire.system.atomic_files and coordinator.journal call.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 from mesh.commands import coord, serve
 from mesh.commands.coord import main
-from wire.disk import Data, Disk
+from wire.system.atomic_files import Data, Disk
 
 assert coord and serve  # imported here, so that no life has to
 

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from coordinator.authority import Authority
-from wire.disk import Data, Disk
+from wire.system.atomic_files import Data, Disk
 
 
 class Dying(Disk):

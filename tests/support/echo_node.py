@@ -11,10 +11,10 @@ from pathlib import Path
 
 from support.links import Recorder, node
 
-from wire.link import Link
-from wire.messages import Message, TailLog
-from wire.sharedmem import SharedDir
-from wire.transport import Endpoint
+from wire.link.link import Link
+from wire.link.websocket_carrier import Endpoint
+from wire.protocol.messages import Message, TailLog
+from wire.system.shared_memory import SharedDir
 
 
 class Echo(Recorder):

@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from wire import mapping
+from wire.system import mapped_files
 
 from .faulty_disk import Fuse
 
@@ -34,7 +34,7 @@ SYSTEM = (  # (module, name, the arguments that may be paths)
     (builtins, "open", (0,)),
     (io, "open", (0,)),
 )
-MEMORY = ((os, "write"), (os, "posix_fallocate"), (mmap, "mmap"), (mapping, "_mapped"))
+MEMORY = ((os, "write"), (os, "posix_fallocate"), (mmap, "mmap"), (mapped_files, "_mapped"))
 SOCKETS = ("bind", "listen", "connect", "accept", "recv", "recv_into", "send", "sendmsg")
 TLS = ("do_handshake", "read", "write", "unwrap")
 SOCKET_ERRORS = (errno.ECONNRESET, errno.EPIPE, errno.EMFILE, errno.ENETUNREACH, errno.ETIMEDOUT)

@@ -22,12 +22,12 @@ from coordinator import state as s  # noqa: E402
 from coordinator.explain import explain, lost_node  # noqa: E402
 from coordinator.health import Cause, Health, HealthConfig, Transition  # noqa: E402
 from coordinator.planner import make_plan  # noqa: E402
-from wire.address import parse_address  # noqa: E402
-from wire.dtypes import F32  # noqa: E402
+from wire.addresses import parse_address  # noqa: E402
 from wire.errors import MeshError  # noqa: E402
-from wire.graph import GraphBuilder, WireGraph  # noqa: E402
-from wire.tokens import parse_token  # noqa: E402
-from wire.versions import negotiate  # noqa: E402
+from wire.ir.dtypes import F32  # noqa: E402
+from wire.ir.graph import GraphBuilder, WireGraph  # noqa: E402
+from wire.protocol.versions import negotiate  # noqa: E402
+from wire.security.join_tokens import parse_token  # noqa: E402
 from worker import events as ev  # noqa: E402
 from worker.duty import MACHINE  # noqa: E402
 from worker.host import mesh_error_of  # noqa: E402

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wire.disk import Data, Disk
+from wire.system.atomic_files import Data, Disk
 
 
 @dataclass(slots=True)

@@ -18,15 +18,15 @@ from coordinator.journal import Entry, Journal
 from coordinator.roster import MemberRecord, Roster, from_json, to_json
 from coordinator.tokens import TokenRecord, TokenTable
 from mesh.safetensors import load_safetensors
-from wire.address import parse_address
-from wire.certificates import authority_from_pem, certificate_pem, new_authority
-from wire.codec import hash_bytes
-from wire.credentials import Credentials
+from wire.addresses import parse_address
 from wire.errors import ConfigError, GraphError, InputError, JournalDamaged, VersionMismatch
-from wire.file import load_graph, load_params
-from wire.identity import kept_node_id
-from wire.membership import coordinator_known
-from wire.verify import verify
+from wire.ir.codec import hash_bytes
+from wire.ir.file import load_graph, load_params
+from wire.ir.verify import verify
+from wire.link.identity import kept_node_id
+from wire.link.membership import coordinator_known
+from wire.security.certificates import authority_from_pem, certificate_pem, new_authority
+from wire.security.credentials import Credentials
 from worker.engine import EngineInfo, Measured
 from worker.measure import measured
 from worker.pausing import PauseFiles

@@ -14,8 +14,8 @@ import sys
 from collections.abc import Sequence
 from itertools import cycle
 
-from wire.address import PORT
-from wire.join_link import PORT_OFFSET
+from wire.addresses import PORT
+from wire.security.join_port import PORT_OFFSET
 
 AT_ONCE = 250
 STAY_S = 3.0

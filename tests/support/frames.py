@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from wire.errors import Busy
-from wire.frames import (
+from wire.protocol.frames import (
     Cancel,
     Credit,
     ErrorReply,

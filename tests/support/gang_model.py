@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from wire.errors import Cancelled
-from wire.messages import Deploy, PartSpec, PlanKey, Source, Target
+from wire.protocol.messages import Deploy, PartSpec, PlanKey, Source, Target
 from worker import events as ev
 from worker.state import WorkerState
 

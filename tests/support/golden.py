@@ -12,11 +12,11 @@ import numpy as np
 from support.frames import BODY, FRAMES
 from support.messages import MESSAGES
 
-from wire.codec import encode_graph
-from wire.dtypes import F32, I32
-from wire.frames import encode, encode_hello_body
-from wire.graph import GraphBuilder, WireGraph
-from wire.messages import encode_message
+from wire.ir.codec import encode_graph
+from wire.ir.dtypes import F32, I32
+from wire.ir.graph import GraphBuilder, WireGraph
+from wire.protocol.frames import encode, encode_hello_body
+from wire.protocol.messages import encode_message
 
 PATH = Path(__file__).parent.parent / "golden" / "bytes.txt"
 

@@ -16,12 +16,12 @@ from support.lan_mesh import MESH
 from support.links import Recorder
 
 from coordinator.authority import Authority
-from wire.address import PORT
-from wire.credentials import Credentials
-from wire.discovery import Announcer
-from wire.identity import identity_here
-from wire.join_link import PORT_OFFSET, serve_joining
-from wire.transport import Endpoint
+from wire.addresses import PORT
+from wire.discovery.mdns import Announcer
+from wire.link.identity import identity_here
+from wire.link.websocket_carrier import Endpoint
+from wire.security.credentials import Credentials
+from wire.security.join_port import PORT_OFFSET, serve_joining
 
 WORKER_PORT = 7200
 

@@ -11,11 +11,11 @@ import os
 import sys
 import time
 
-from wire.address import PORT
-from wire.certificates import new_key
+from wire.addresses import PORT
 from wire.errors import MeshError
-from wire.join_link import PORT_OFFSET, join
-from wire.tokens import parse_token
+from wire.security.certificates import new_key
+from wire.security.join_port import PORT_OFFSET, join
+from wire.security.join_tokens import parse_token
 
 
 async def main(host: str, count: int) -> None:

@@ -25,12 +25,12 @@ from support.commands import ROOT
 from support.links import Recorder, node
 from support.namespaces import Host
 
-from wire.credentials import Credentials
 from wire.errors import MeshError
 from wire.limits import MIB
-from wire.link import Link
-from wire.messages import BlobStream, Done, Message
-from wire.transport import Endpoint
+from wire.link.link import Link
+from wire.link.websocket_carrier import Endpoint
+from wire.protocol.messages import BlobStream, Done, Message
+from wire.security.credentials import Credentials
 
 
 class LanNode:

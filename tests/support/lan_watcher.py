@@ -18,7 +18,7 @@ from support.lan_mesh import LanMesh, until
 
 from mesh.enrolment import client_membership
 from mesh.remote import Remote
-from wire.address import PORT
+from wire.addresses import PORT
 
 LOOK_S = 0.01
 

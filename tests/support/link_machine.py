@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from wire.errors import Busy, LocalError, MeshError, NodeLost, OutOfMemory
-from wire.frames import Piece, StreamChunk, decode
 from wire.limits import DEFAULT
-from wire.protocol import (
+from wire.protocol.frames import Piece, StreamChunk, decode
+from wire.protocol.peer import (
     BULK,
     CONTROL,
     Acknowledged,

@@ -8,11 +8,11 @@ from typing import Any
 
 from wire.errors import MeshError
 from wire.limits import DEFAULT, Limits
-from wire.link import Link
-from wire.memory_transport import PERFECT, Conditions, Network, Wire
-from wire.messages import Message
-from wire.protocol import Event, Identity, Peer, State
-from wire.versions import PROTOCOL
+from wire.link.link import Link
+from wire.link.virtual_network import PERFECT, Conditions, Network, Wire
+from wire.protocol.messages import Message
+from wire.protocol.peer import Event, Identity, Peer, State
+from wire.protocol.versions import PROTOCOL
 
 LINK_ID = b"l" * 16
 

@@ -16,9 +16,10 @@ from coordinator.cost import needs
 from coordinator.plan import Plan
 from coordinator.planner import make_plan
 from coordinator.profile import Profiles, worker_profile
-from wire.dtypes import DTYPES
 from wire.errors import FrameError, MeshError
-from wire.messages import (
+from wire.ir.dtypes import DTYPES
+from wire.ir.ops import OPS
+from wire.protocol.messages import (
     CancelStep,
     Deploy,
     DeviceReport,
@@ -35,7 +36,6 @@ from wire.messages import (
     decode_message,
     encode_message,
 )
-from wire.ops import OPS
 from worker import events as ev
 
 from .fuzzing import Target, refused_with

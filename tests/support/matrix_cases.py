@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.dtypes import DType
+from wire.ir.dtypes import DType
 
 Matrices = NDArray[Any]
 Examples = Iterator[tuple[str, tuple[Matrices, ...], dict[str, int]]]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.types import Attrs, TensorType
+from wire.ir.types import Attrs, TensorType
 
 Array = NDArray[Any]
 TINY = np.finfo(np.longdouble).eps

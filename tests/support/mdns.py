@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from zeroconf import DNSAddress, DNSOutgoing, DNSPointer, DNSService, DNSText
 
-from wire.adverts import TTL_S, bucket_of, text_of
-from wire.discovery import SERVICE
+from wire.discovery.announcements import TTL_S, bucket_of, text_of
+from wire.discovery.mdns import SERVICE
 
 GROUP, PORT = "224.0.0.251", 5353
 _A, _PTR, _TXT, _AAAA, _SRV = 1, 12, 16, 28, 33

@@ -19,9 +19,9 @@ from typing import Any
 from support.commands import ROOT
 from support.namespaces import Host
 
-from wire.adverts import Candidate
-from wire.discovery import Announcer, Browser
-from wire.identity import identity_here
+from wire.discovery.announcements import Candidate
+from wire.discovery.mdns import Announcer, Browser
+from wire.link.identity import identity_here
 
 WITHIN_S = 120.0
 

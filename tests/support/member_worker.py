@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from wire.credentials import Credentials
+from wire.security.credentials import Credentials
 from worker.config import WorkerConfig
 from worker.daemon import run_worker
 from worker.surroundings import REAL

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wire.messages import (
+from wire.protocol.messages import (
     AskJobs,
     AskNodes,
     AwaitJob,

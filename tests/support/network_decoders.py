@@ -14,25 +14,10 @@ import msgspec
 from mesh.durations import parse_duration
 from mesh.remote import told
 from mesh.sizes import parse_size
-from wire.address import check_name, parse_address, shown
-from wire.adverts import ROLES, bucket_of, fields_of, key_of_name, near, role_in
-from wire.allowed import is_loopback
-from wire.certificates import (
-    ROLES as NODE_ROLES,
-)
-from wire.certificates import (
-    check_issued,
-    is_authority_of,
-    key_of_certificate,
-    key_of_request,
-    member_of,
-    new_authority,
-    new_key,
-    read_revocations,
-)
-from wire.codec import decode_graph, encode_graph, tensor_bytes, tensor_from
-from wire.discovery import announced
-from wire.dtypes import F32, dtype_named
+from wire.addresses import check_name, parse_address, shown
+from wire.discovery.announcements import ROLES, bucket_of, fields_of, key_of_name, near, role_in
+from wire.discovery.mdns import announced
+from wire.discovery.multicast_sockets import LOOPBACK, Place, dialled
 from wire.errors import (
     BlobError,
     ConfigError,
@@ -44,7 +29,14 @@ from wire.errors import (
     VersionMismatch,
     from_fields,
 )
-from wire.frames import (
+from wire.ir.codec import decode_graph, encode_graph, tensor_bytes, tensor_from
+from wire.ir.dtypes import F32, dtype_named
+from wire.ir.text import from_text, to_text
+from wire.ir.types import TensorType
+from wire.ir.verify import verify
+from wire.limits import DEFAULT
+from wire.link.address_policy import is_loopback
+from wire.protocol.frames import (
     Cancel,
     Credit,
     ErrorReply,
@@ -65,7 +57,20 @@ from wire.frames import (
     encode,
     encode_hello_body,
 )
-from wire.joining import (
+from wire.protocol.messages import Message, Value, decode_message, encode_message
+from wire.protocol.peer import BULK, CONTROL, Channel, HelloReceived, Peer, State, StreamOpened
+from wire.security.certificates import ROLES as NODE_ROLES
+from wire.security.certificates import (
+    check_issued,
+    is_authority_of,
+    key_of_certificate,
+    key_of_request,
+    member_of,
+    new_authority,
+    new_key,
+    read_revocations,
+)
+from wire.security.join_protocol import (
     Asked,
     Authority,
     Former,
@@ -79,16 +84,9 @@ from wire.joining import (
     Send,
     prove_grant,
 )
-from wire.joining import encode as encode_join
-from wire.limits import DEFAULT
-from wire.messages import Message, Value, decode_message, encode_message
-from wire.places import LOOPBACK, Place, dialled
-from wire.protocol import BULK, CONTROL, Channel, HelloReceived, Peer, State, StreamOpened
-from wire.sharedmem import SharedDir, take
-from wire.text import from_text, to_text
-from wire.tokens import new_token, parse_token, redacted
-from wire.types import TensorType
-from wire.verify import verify
+from wire.security.join_protocol import encode as encode_join
+from wire.security.join_tokens import new_token, parse_token, redacted
+from wire.system.shared_memory import SharedDir, take
 from worker import host_messages as host
 from worker.engine import EngineInfo, Measured
 

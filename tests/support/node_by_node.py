@@ -11,8 +11,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from wire.graph import GraphBuilder, WireGraph, const_value
-from wire.ops import LEAVES
+from wire.ir.graph import GraphBuilder, WireGraph, const_value
+from wire.ir.ops import LEAVES
 from worker.cpu import evaluate
 from worker.engine import Engine
 

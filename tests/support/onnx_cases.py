@@ -25,7 +25,7 @@ from onnx.backend.test.loader import load_model_tests
 import mesh
 from mesh.model import Model
 from wire.errors import Unsupported
-from wire.graph import WireGraph
+from wire.ir.graph import WireGraph
 
 LISTED = Path(__file__).parent.parent / "golden" / "onnx_unsupported.txt"
 SUITES = ("node", "simple", "pytorch-operator", "pytorch-converted")

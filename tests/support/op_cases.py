@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.dtypes import BOOL, C128, DTYPES, F32, F64, I32, PARTS, U32, DType, dtype_of
-from wire.graph import GraphBuilder, WireGraph
+from wire.ir.dtypes import BOOL, C128, DTYPES, F32, F64, I32, PARTS, U32, DType, dtype_of
+from wire.ir.graph import GraphBuilder, WireGraph
 
 from . import control_cases, spmd_cases
 from .matrix_cases import EXAMPLES, SIGNED

@@ -12,8 +12,8 @@ from typing import Any
 
 import mesh.numpy as mnp
 from mesh import nn, trace_full
-from wire.dtypes import BF16, BOOL, F16, F32, F64, I32, I64, U32
-from wire.graph import GraphBuilder
+from wire.ir.dtypes import BF16, BOOL, F16, F32, F64, I32, I64, U32
+from wire.ir.graph import GraphBuilder
 
 from .op_cases import Case
 from .values import any_bits, ordinary

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.dtypes import F32
-from wire.graph import GraphBuilder
-from wire.sharedmem import SharedDir, take
+from wire.ir.dtypes import F32
+from wire.ir.graph import GraphBuilder
+from wire.system.shared_memory import SharedDir, take
 from worker import host_messages as hm
 from worker.engine import Engine
 from worker.host import Host

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 import mesh
 import mesh.numpy as mnp
-from wire.graph import WireGraph
+from wire.ir.graph import WireGraph
 
 from .array_api_cases import FLOAT_UNARY, NUMBER_BINARY, ORDERS, Call
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from coordinator.profile import CLIENT, DeviceProfile, Link, Profiles, WorkerProfile
-from wire.dtypes import DTYPES
-from wire.ops import OPS
+from wire.ir.dtypes import DTYPES
+from wire.ir.ops import OPS
 
 EVERYTHING = tuple(dtype.name for dtype in DTYPES)
 NARROW = ("f32", "i32", "u32", "bool")  # what every WebGPU device computes

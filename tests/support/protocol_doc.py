@@ -20,11 +20,12 @@ if __name__ == "__main__":
 
 from support.golden import stored  # noqa: E402
 
-from wire import joining, messages  # noqa: E402
-from wire.frames import _ROWS, HelloBody  # noqa: E402
 from wire.limits import DEFAULT, GIB, KIB, MIB, Limits  # noqa: E402
-from wire.messages import AnyMessage, Message  # noqa: E402
-from wire.protocol import _BOTH, _CHANNELS  # noqa: E402
+from wire.protocol import messages  # noqa: E402
+from wire.protocol.frames import _ROWS, HelloBody  # noqa: E402
+from wire.protocol.messages import AnyMessage, Message  # noqa: E402
+from wire.protocol.peer import _BOTH, _CHANNELS  # noqa: E402
+from wire.security import join_protocol  # noqa: E402
 
 PATH = ROOT / "docs" / "protocol.md"
 _WIDTHS = {"B": "u8", "H": "u16", "I": "u32", "Q": "u64"}
@@ -70,14 +71,16 @@ def structs() -> str:
 
 def join_frames() -> str:
     rows = []
-    for row in joining._ROWS:
+    for row in join_protocol._ROWS:
         fields = ", ".join(f"{field.name} {_sizes(field.least, field.most)}" for field in row.fields)
         rows.append([f"{row.kind}", f"`{row.frame.__name__}`", fields, _about(row.frame)])
     return markdown(["kind", "frame", "fields in bytes", "meaning"], rows)
 
 
 def refusals() -> str:
-    return markdown(["reason", "meaning"], [[f"`{reason}`", said] for reason, (said, _) in joining.REFUSALS.items()])
+    return markdown(
+        ["reason", "meaning"], [[f"`{reason}`", said] for reason, (said, _) in join_protocol.REFUSALS.items()]
+    )
 
 
 def limits() -> str:

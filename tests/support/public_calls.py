@@ -20,7 +20,7 @@ from mesh import numpy as mnp
 from mesh.inference.replies import Request
 from mesh.inference.server import Options
 from mesh.numpy import fft, linalg
-from wire.dtypes import F32
+from wire.ir.dtypes import F32
 
 Calls = dict[str, Callable[..., Any]]
 

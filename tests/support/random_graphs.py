@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.dtypes import BF16, BOOL, C64, C128, DTYPES, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64, DType
-from wire.graph import GraphBuilder, WireGraph
-from wire.matrix_rules import MATRICES
-from wire.types import TensorType
+from wire.ir.dtypes import BF16, BOOL, C64, C128, DTYPES, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64, DType
+from wire.ir.graph import GraphBuilder, WireGraph
+from wire.ir.matrix_rules import MATRICES
+from wire.ir.types import TensorType
 
 from .control_cases import counted, graph_of, siblings
 

@@ -13,7 +13,7 @@ from mesh.scripts.doors import Door
 from mesh.scripts.group import Group, Neighbours
 from mesh.scripts.meeting import Meeting, Note
 from mesh.scripts.passports import issue, keep, passport
-from wire.sharedmem import SharedDir
+from wire.system.shared_memory import SharedDir
 
 LONG_S = 100.0
 

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from support.ranks import HANGS_S, wires_in_memory
 
-from wire.graph import WireGraph
-from wire.grids import block, coordinates, parts, spec_of
+from wire.ir.graph import WireGraph
+from wire.ir.grids import block, coordinates, parts, spec_of
 from worker.collectives.ranks import Ranks
 from worker.cpu.engine import CpuEngine
 from worker.engine import Engine, never

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from wire.dtypes import F32
-from wire.graph import GraphBuilder, WireGraph
-from wire.types import TensorType
+from wire.ir.dtypes import F32
+from wire.ir.graph import GraphBuilder, WireGraph
+from wire.ir.types import TensorType
 
 from .control_cases import siblings
 

@@ -1,8 +1,8 @@
 """What ranks compute together, written a second time: every rank in a thread of its own, meeting at the collectives.
 
-Nothing here uses what wire/unroll.py uses: a rank is a walk over the body with its own values, and a collective is a
-rendezvous at which all ranks of the group put down what they have.  So branches and loops need no rule: each rank takes
-its own, and what does not meet is an error.
+Nothing here uses what wire/passes/unroll_spmd.py uses: a rank is a walk over the body with its own values, and a
+collective is a rendezvous at which all ranks of the group put down what they have.  So branches and loops need no rule:
+each rank takes its own, and what does not meet is an error.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.dtypes import dtype_of
-from wire.types import Attrs
+from wire.ir.dtypes import dtype_of
+from wire.ir.types import Attrs
 
 Array = NDArray[Any]
 Inside = Callable[..., list[Array]]

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.dtypes import BF16, BOOL, F16, F32, DType
 from wire.errors import MeshError, from_fields
+from wire.ir.dtypes import BF16, BOOL, F16, F32, DType
 from worker.collectives.connection import Connection
 from worker.collectives.group import Group
 from worker.collectives.lines import Line

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from support.links import node
 
-from wire.frames import Frame, Refuse, decode
 from wire.limits import DEFAULT
-from wire.protocol import BULK, CONTROL, Channel, Identity, Peer, State
-from wire.transport import PATH
+from wire.link.websocket_carrier import PATH
+from wire.protocol.frames import Frame, Refuse, decode
+from wire.protocol.peer import BULK, CONTROL, Channel, Identity, Peer, State
 
 BINARY, TEXT, CLOSE, PING = 2, 1, 8, 9
 ENDED = (ConnectionError, asyncio.IncompleteReadError)

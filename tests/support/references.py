@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.dtypes import BF16, DType, dtype_of
-from wire.graph import Node, WireGraph, const_value
-from wire.ops import COLLECTIVES
-from wire.types import Attrs, TensorType
+from wire.ir.dtypes import BF16, DType, dtype_of
+from wire.ir.graph import Node, WireGraph, const_value
+from wire.ir.ops import COLLECTIVES
+from wire.ir.types import Attrs, TensorType
 
 from .matrix_references import MATRICES
 from .rank_references import Rank, collective, spmd

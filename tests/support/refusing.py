@@ -13,7 +13,7 @@ import os, sys
 
 if "mesh.commands.worker" in sys.orig_argv:
     from wire.errors import ConnectFailed
-    from wire.transport import WebSockets
+    from wire.link.websocket_carrier import WebSockets
 
     connect = WebSockets.connect
     only = int(os.environ["ONLY_PORT"])

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from mesh.model import Model
 from mesh.trace import trace_full
-from wire.graph import GraphBuilder, Node, TensorType, WireGraph, const_value
-from wire.ops import CONTROL, LEAVES, inner_graphs
+from wire.ir.graph import GraphBuilder, Node, TensorType, WireGraph, const_value
+from wire.ir.ops import CONTROL, LEAVES, inner_graphs
 from worker.cpu import evaluate
 from worker.inline import inline_composites
 

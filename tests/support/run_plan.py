@@ -12,10 +12,10 @@ from support.rank_parts import each_by_itself
 from coordinator.dispatch import counts, outputs
 from coordinator.plan import FromInput, FromParam, FromPart, Gang, Part, Plan, Source
 from coordinator.working_set import DUPLICATED
-from wire.graph import GraphBuilder, WireGraph
-from wire.ops import CONTROL, inner_graphs
-from wire.scratch import scratch_bytes
-from wire.unroll import Ranks
+from wire.ir.graph import GraphBuilder, WireGraph
+from wire.ir.ops import CONTROL, inner_graphs
+from wire.ir.workspace import scratch_bytes
+from wire.passes.unroll_spmd import Ranks
 from worker.cpu import evaluate
 
 Arrays = Mapping[str, NDArray[Any]]

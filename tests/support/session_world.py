@@ -16,7 +16,7 @@ from coordinator.groups import Held, grouped
 from coordinator.profile import CLIENT
 from coordinator.sessions import Policy, SessionState
 from wire.errors import BlobMissing, MeshError, NodeLost, StaleGeneration
-from wire.redundancy import copies_of
+from wire.policy.redundancy import copies_of
 
 PIECES = ("embedding", "head")
 

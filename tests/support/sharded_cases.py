@@ -19,7 +19,7 @@ import mesh.numpy as mnp
 from mesh.array import Array, apply
 from mesh.numpy import asarray
 from mesh.transforms.vjp import backward
-from wire.graph import WireGraph
+from wire.ir.graph import WireGraph
 from worker.cpu import evaluate
 
 from .smooth_cases import SMOOTH, any_, apart, ints

@@ -24,8 +24,8 @@ from mesh.simulation.cluster import COORDINATOR, Cluster
 from mesh.simulation.host import Device
 from mesh.simulation.loop import VirtualLoop
 from mesh.simulation.network import LAN
-from wire.memory_transport import Conditions
-from wire.messages import AskJobs, JobAccepted, Jobs
+from wire.link.virtual_network import Conditions
+from wire.protocol.messages import AskJobs, JobAccepted, Jobs
 
 from .simulated import ALONE_S, ANSWER_S, Job
 from .simulated_jobs import Client, DurableCluster, submission

@@ -18,11 +18,11 @@ from coordinator.runtime import CoordinatorConfig
 from mesh.simulation.cluster import COORDINATOR, Cluster
 from mesh.simulation.host import Device
 from mesh.simulation.loop import VirtualLoop
-from wire.codec import hash_array
-from wire.dtypes import F32
 from wire.errors import MeshError, NodeLost, PoisonTask
-from wire.graph import GraphBuilder
-from wire.memory_transport import Conditions
+from wire.ir.codec import hash_array
+from wire.ir.dtypes import F32
+from wire.ir.graph import GraphBuilder
+from wire.link.virtual_network import Conditions
 from worker.cpu import evaluate
 
 from .compare import same_bits

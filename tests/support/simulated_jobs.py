@@ -20,15 +20,15 @@ from coordinator.service import JobService
 from mesh.simulation.cluster import COORDINATOR, PORT, Cluster
 from mesh.simulation.host import Device
 from mesh.simulation.loop import VirtualLoop
-from wire.codec import tensor_from
-from wire.dtypes import dtype_named
-from wire.endpoint import Endpoint
 from wire.errors import MeshError, NodeLost, NotDurable, PoisonTask, ProtocolError, RemoteError
-from wire.exchange import BlobExchange
-from wire.identity import identity_here
-from wire.link import Link
-from wire.messages import AskJobs, AwaitJob, JobAccepted, JobResult, Jobs, Message, SubmitJob
-from wire.types import TensorType
+from wire.ir.codec import tensor_from
+from wire.ir.dtypes import dtype_named
+from wire.ir.types import TensorType
+from wire.link.endpoint import Endpoint
+from wire.link.identity import identity_here
+from wire.link.link import Link
+from wire.protocol.messages import AskJobs, AwaitJob, JobAccepted, JobResult, Jobs, Message, SubmitJob
+from wire.transfer.content_exchange import BlobExchange
 
 from .compare import same_bits
 from .faulty_disk import FaultyDisk, Fuse, faulty_connect

@@ -7,10 +7,10 @@ import gc
 import os
 from dataclasses import dataclass, field
 
-from wire.credentials import Credentials
 from wire.errors import MeshError
-from wire.messages import BlobStream, TailLog
-from wire.transport import Endpoint
+from wire.link.websocket_carrier import Endpoint
+from wire.protocol.messages import BlobStream, TailLog
+from wire.security.credentials import Credentials
 
 from .links import Recorder, node
 

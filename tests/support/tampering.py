@@ -14,8 +14,8 @@ from typing import Any
 
 import msgpack
 
-from wire.dtypes import F32
-from wire.graph import GraphBuilder, WireGraph
+from wire.ir.dtypes import F32
+from wire.ir.graph import GraphBuilder, WireGraph
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from wire.certificates import (
+from wire.security.certificates import (
     CertificateAuthority,
     NodeKey,
     certificate_pem,
@@ -15,9 +15,9 @@ from wire.certificates import (
     new_key,
     revocations_pem,
 )
-from wire.credentials import Credentials
-from wire.joining import Admitted, Grant
-from wire.security import TLSFiles
+from wire.security.credentials import Credentials
+from wire.security.join_protocol import Admitted, Grant
+from wire.security.tls import TLSFiles
 
 from .faulty_disk import QuickDisk
 

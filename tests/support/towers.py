@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from wire.dtypes import F32
-from wire.graph import GraphBuilder, WireGraph
+from wire.ir.dtypes import F32
+from wire.ir.graph import GraphBuilder, WireGraph
 
 
 def layers(rows: int, width: int, count: int) -> WireGraph:

@@ -11,8 +11,8 @@ import numpy as np
 import mesh
 import mesh.numpy as mnp
 from mesh import Grid, PartitionSpec, collectives, shard_map
-from wire.graph import WireGraph
-from wire.simplify import simplify
+from wire.ir.graph import WireGraph
+from wire.passes.simplify import simplify
 
 Body = Callable[..., Any]
 X, Y = (np.random.default_rng(seed).integers(-9, 9, (12, 4)).astype(np.float32) for seed in (7, 8))

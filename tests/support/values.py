@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.dtypes import PARTS, DType
+from wire.ir.dtypes import PARTS, DType
 
 Values = NDArray[Any]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from wire.messages import BlobSpec, Deploy, PartSpec, PlanKey, Source, Target
+from wire.protocol.messages import BlobSpec, Deploy, PartSpec, PlanKey, Source, Target
 from worker import events as ev
 from worker.holding import Bounds
 from worker.state import WorkerState

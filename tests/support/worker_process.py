@@ -16,17 +16,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.certificates import CertificateAuthority
-from wire.codec import hash_array, tensor_bytes, tensor_from
-from wire.credentials import Credentials
-from wire.dtypes import dtype_named, dtype_of
 from wire.errors import MeshError
-from wire.exchange import BlobExchange
-from wire.graph import WireGraph
-from wire.identity import identity_here
-from wire.launch import python_command
-from wire.link import Link
-from wire.messages import (
+from wire.ir.codec import hash_array, tensor_bytes, tensor_from
+from wire.ir.dtypes import dtype_named, dtype_of
+from wire.ir.graph import WireGraph
+from wire.ir.types import TensorType
+from wire.link.identity import identity_here
+from wire.link.link import Link
+from wire.link.websocket_carrier import Endpoint
+from wire.protocol.messages import (
     Beat,
     Began,
     BlobSpec,
@@ -46,9 +44,11 @@ from wire.messages import (
     Run,
     Value,
 )
-from wire.sharedmem import SharedDir, take
-from wire.transport import Endpoint
-from wire.types import TensorType
+from wire.security.certificates import CertificateAuthority
+from wire.security.credentials import Credentials
+from wire.system.child_python import python_command
+from wire.system.shared_memory import SharedDir, take
+from wire.transfer.content_exchange import BlobExchange
 from worker.config import WorkerConfig
 
 from .commands import PATIENT_S

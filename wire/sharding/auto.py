@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from itertools import permutations, product
 from math import prod
 
+from ..byte_sizes import need_text, room_text, time_text
 from ..errors import PlacementError
-from ..graph import WireGraph
-from ..sizes import need_text, room_text, time_text
+from ..ir.graph import WireGraph
 from .cost import Cost, cost_of
 from .layout import Axes, Dims
+from .op_cost import Rates
 from .partition import partition
-from .pricing import Rates
 
 TRIES_MAX = 1000
 

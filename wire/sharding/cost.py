@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ..graph import WireGraph
-from ..ops import COLLECTIVES, GRAPH_ATTRS, WHILE_TRIPS, inner_graphs, sent_bytes
-from ..types import Attrs
-from .pricing import Rates
+from ..ir.graph import WireGraph
+from ..ir.ops import COLLECTIVES, GRAPH_ATTRS, WHILE_TRIPS, inner_graphs, sent_bytes
+from ..ir.types import Attrs
+from .op_cost import Rates
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ A rule says for every dimension of operands and results of which factors it is m
   * what a dimension has besides its factors cannot be split: whoever computes has all of it.  So `()` is a dimension
     that is whole, such as the axis of a sort;
   * a factor that is `exact` must be shared out evenly, as it is when it is not alone in its dimension;
-  * a factor that is `special` needs to know which part of it a rank has (`special.py`).
+  * a factor that is `special` needs to know which part of it a rank has (`position_ops.py`).
 
 Halos are not exchanged: windows, reversed, sliced, padded and joined axes are whole.  Ops with graphs inside can be
-split in what all of a graph's nodes can be split in without a word between ranks (`bodies.py`).
+split in what all of a graph's nodes can be split in without a word between ranks (`region_dims.py`).
 
 The form is that of Shardy's sharding rules (openxla.org/shardy, "Sharding representation": pass-through, reduction and
 need-replication factors; compound factors of reshapes), which generalise the per-operator tables of GSPMD (Xu et al.,
@@ -27,10 +27,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from ..errors import UnknownOp
-from ..graph import Node, WireGraph, infer
-from ..ops import COLLECTIVES, ELEMENTWISE
-from ..types import Attrs, TensorType
-from .bodies import Classes, Unified
+from ..ir.graph import Node, WireGraph, infer
+from ..ir.ops import COLLECTIVES, ELEMENTWISE
+from ..ir.types import Attrs, TensorType
+from .region_dims import Classes, Unified
 from .rule import WHOLE, Body, Dimensions, Draft, Rule
 
 Types = Sequence[TensorType]

@@ -4,14 +4,14 @@ Layouts are found for all tensors first (`propagate.py`).  Then every node is wr
 it, operands first.  How its factors are split is chosen by cost: from what its operands are held in, and what was found
 for its results, the way that takes least time for moving operands, computing, and settling the result.  Collectives
 come in where an operand is not held as a node needs it, and what was moved once is remembered.  A sum that ranks have
-terms of waits for as long as everyone who takes it is linear (`linear.py`), so that two such sums are added before one
-reduction, and a reduction whose result is split anyway scatters.
+terms of waits for as long as everyone who takes it is linear (`partial_sums.py`), so that two such sums are added
+before one reduction, and a reduction whose result is split anyway scatters.
 
 What does not divide is padded with zeros on the way in and trimmed on the way out.  In between, elements behind the end
 mean nothing, and are replaced where an op would mix them with others: by 0 in a sum, by -inf in a maximum.
 
 A composite split along an axis that its body sums over is replaced by its body; branches and loops are split only where
-their graphs need no word between ranks (`bodies.py`), and get their operands whole otherwise.
+their graphs need no word between ranks (`region_dims.py`), and get their operands whole otherwise.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import GraphError
-from ..graph import GraphBuilder, WireGraph
-from .asking import asked_axes, asked_layouts, spmd_attrs, spmd_specs
+from ..ir.graph import GraphBuilder, WireGraph
+from .annotations import asked_axes, asked_layouts, spmd_attrs, spmd_specs
 from .assignment import Assignment, agreements, dims_of, projected, shards_of
-from .emit import Held, Rank, identity
+from .decompose import opened
 from .layout import Axes, Dims, Layout, local_shape, padded_shape, whole
-from .linear import may_wait, stays_partial
-from .local import local_attrs
-from .opening import opened
-from .pricing import Prices, Rates, result_layout
+from .local_attrs import local_attrs
+from .op_cost import Prices, Rates, result_layout
+from .partial_sums import may_wait, stays_partial
+from .position_ops import SPECIAL, Share
 from .program import Program
 from .propagate import propagate
+from .rank_emitter import Held, Rank, identity
 from .rule import Rule
-from .special import SPECIAL, Share
 
 
 def partition(

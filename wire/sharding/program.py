@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
-from ..graph import Node, WireGraph
-from ..types import Attrs, TensorType
+from ..ir.graph import Node, WireGraph
+from ..ir.types import Attrs, TensorType
 from .factors import rule_of
 from .layout import Axes, Dims
 from .rule import Rule

@@ -12,10 +12,10 @@ GSPMD's (arXiv 2105.04663, section 3.5).
 
 from __future__ import annotations
 
-from ..ops import OPS
+from ..ir.ops import OPS
 from .assignment import agreements, dims_of, projected
 from .layout import Dims
-from .pricing import Prices
+from .op_cost import Prices
 from .program import Program
 from .rule import Made
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import count, permutations
 
-from ..grids import block, coordinates
-from ..ops import SENT
+from ..ir.grids import block, coordinates
+from ..ir.ops import SENT
 from .layout import Axes, Dims, Layout, local_dim, local_shape, padding
 
 

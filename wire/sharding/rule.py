@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..graph import WireGraph
-from ..types import TensorType
+from ..ir.graph import WireGraph
+from ..ir.types import TensorType
 from .layout import local_dim
 
 Made = tuple[tuple[int, ...], ...]

@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 
 from wire.errors import ConnectFailed, MeshError, ProtocolError, StaleGeneration
 from wire.limits import KIB
-from wire.link import Link
-from wire.messages import Gang, GaveUp, Letter, LettersRead, Meet, Member, Message, PlanKey
-from wire.sharedmem import SharedDir, new_prefix, remove, remove_all
-from wire.tasks import Tasks, unheard
+from wire.link.link import Link
+from wire.protocol.messages import Gang, GaveUp, Letter, LettersRead, Meet, Member, Message, PlanKey
+from wire.system.shared_memory import SharedDir, new_prefix, remove, remove_all
+from wire.system.tasks import Tasks, unheard
 
 from ..host_messages import Expecting, Parted, Rang, RankOf, RankPeer
 from .introducing import Calls

@@ -123,7 +123,7 @@ def _proved(sock: socket.socket, tls: NodeTLS | None, accepting: bool) -> socket
     """The socket, within TLS where the mesh has it, with just the node at the other end that `tls` names."""
     if tls is None:
         return sock
-    from wire.security import TLSFiles, secured  # loads cryptography, which other hosts are open without
+    from wire.security.tls import TLSFiles, secured  # loads cryptography, which other hosts are open without
 
     return secured(sock, TLSFiles(Path(tls.key), Path(tls.certificate), Path(tls.trust)), tls.name, accepting)
 

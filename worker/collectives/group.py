@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.dtypes import BF16, BOOL, C64, C128, DTYPES, F16, DType, dtype_of
 from wire.errors import DTypeError, InputError, ShapeError
-from wire.types import TensorType
+from wire.ir.dtypes import BF16, BOOL, C64, C128, DTYPES, F16, DType, dtype_of
+from wire.ir.types import TensorType
 
 from . import algorithms
 from .algorithms import FAR, SHARED, Path, Program, Send, piece_of, steps

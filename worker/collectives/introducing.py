@@ -10,12 +10,12 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from wire.address import parse_address
-from wire.certificates import server_name
-from wire.credentials import Credentials
-from wire.link import Link
-from wire.messages import Meet
-from wire.throttle import parse_throttle
+from wire.addresses import parse_address
+from wire.link.link import Link
+from wire.link.throttle import parse_throttle
+from wire.protocol.messages import Meet
+from wire.security.certificates import server_name
+from wire.security.credentials import Credentials
 
 from ..config import WorkerConfig
 from ..host_messages import Call, Expect, NodeTLS, ToHost

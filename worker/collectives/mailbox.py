@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.dtypes import BOOL, DTYPES, DType
 from wire.errors import BlobCorrupt, BlobMissing
+from wire.ir.dtypes import BOOL, DTYPES, DType
 from wire.limits import KIB, MIB
 
 LETTERS = 8  # what a rank may be ahead of another

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from wire.sharedmem import share
+from wire.system.shared_memory import share
 
 from ..host_messages import RankOf
 from .lines import Line

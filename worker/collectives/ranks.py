@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wire.errors import InputError, MeshError
-from wire.grids import Axes, Sizes, groups
-from wire.types import Attrs, TensorType
+from wire.ir.grids import Axes, Sizes, groups
+from wire.ir.types import Attrs, TensorType
 
 from .algorithms import shares
 from .group import Group

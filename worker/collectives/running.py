@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wire.errors import Cancelled, ConnectFailed, DTypeError, GraphError, MeshError, NodeLost, ProtocolError, ShapeError
-from wire.types import TensorType
+from wire.ir.types import TensorType
 
 from .connection import Connection, wait_for
 from .lines import Line

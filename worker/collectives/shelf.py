@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.dtypes import BF16, F16
-from wire.graph import WireGraph
+from wire.ir.dtypes import BF16, F16
+from wire.ir.graph import WireGraph
+from wire.ir.types import TensorType
 from wire.limits import KIB, MIB
-from wire.types import TensorType
 
 from .mailbox import Outbox
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from wire.graph import WireGraph
-from wire.types import Attrs
+from wire.ir.graph import WireGraph
+from wire.ir.types import Attrs
 
 from .elementwise import Array
 

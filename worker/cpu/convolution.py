@@ -1,7 +1,7 @@
 """conv on numpy arrays: windows copied block by block into matrices that BLAS multiplies.
 
-Blocks are of bounded memory (wire/scratch.py) and follow from shapes alone, as does everything else here, so the same
-conv gives the same bits in any part of any graph.
+Blocks are of bounded memory (wire/ir/workspace.py) and follow from shapes alone, as does everything else here, so the
+same conv gives the same bits in any part of any graph.
 
 A derivative by the weights is a conv whose kernel is as large as an image and that has few windows.  It is as quick: in
 a matrix the elements of a window lie beside each other where there are more taps than windows, else below each other.
@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from wire.dtypes import BF16, F16
-from wire.scratch import BLOCK_BYTES
-from wire.types import Attrs, TensorType
+from wire.ir.dtypes import BF16, F16
+from wire.ir.types import Attrs, TensorType
+from wire.ir.workspace import BLOCK_BYTES
 
 from .elementwise import Array
 
@@ -59,7 +59,7 @@ class _Phases:
 
 
 def conv(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
-    """x (n, c, *dims) by w (o, c / groups, *kernel); the row of wire/ops.py says what it means."""
+    """x (n, c, *dims) by w (o, c / groups, *kernel); the row of wire/ir/ops.py says what it means."""
     x, w = (array.astype(np.float32) for array in operands) if out.dtype in (F16, BF16) else operands
     if 0 in (out.size, x.size, w.size):
         return np.zeros(out.shape, out.dtype.numpy)

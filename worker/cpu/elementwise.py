@@ -1,4 +1,4 @@
-"""Scalar ops on numpy arrays, one row each; semantics are those of wire/ops.py.
+"""Scalar ops on numpy arrays, one row each; semantics are those of wire/ir/ops.py.
 
 A row takes `(attrs, operands, result type)` and returns an array; operands are C-contiguous and of one dtype.  f16 and
 bf16 are computed in f32 where numpy has no kernel of their own, and rounded once.
@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.dtypes import BF16, F16
-from wire.types import Attrs, TensorType
+from wire.ir.dtypes import BF16, F16
+from wire.ir.types import Attrs, TensorType
 
 Array = NDArray[Any]
 Kernel = Callable[[Attrs, list[Array], TensorType], Array]

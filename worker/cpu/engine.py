@@ -21,14 +21,14 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from wire.dtypes import DTYPES, F32, F64
 from wire.errors import Cancelled, ExecuteFailed, InputError, MeshError, OutOfMemory, Unsupported
-from wire.graph import GraphBuilder, Node, WireGraph, const_value
-from wire.levels import meets, stages
-from wire.ops import COLLECTIVES, GRAPH_ATTRS, LEAVES, MULTIPLE, OPS
-from wire.scratch import scratch_bytes
-from wire.types import TensorType
-from wire.unroll import unroll
+from wire.ir.dtypes import DTYPES, F32, F64
+from wire.ir.graph import GraphBuilder, Node, WireGraph, const_value
+from wire.ir.ops import COLLECTIVES, GRAPH_ATTRS, LEAVES, MULTIPLE, OPS
+from wire.ir.types import TensorType
+from wire.ir.workspace import scratch_bytes
+from wire.passes.collective_order import meets, stages
+from wire.passes.unroll_spmd import unroll
 
 from ..engine import Collectives, EngineInfo, Measured, Pending, Stopped, never
 from ..inline import inline_composites

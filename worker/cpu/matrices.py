@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.types import Attrs, TensorType
+from wire.ir.types import Attrs, TensorType
 
 from .control import Run, Several
 from .elementwise import Array, Kernel

@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from wire.dtypes import F32, F64
-from wire.graph import WireGraph
-from wire.types import Attrs, TensorType
+from wire.ir.dtypes import F32, F64
+from wire.ir.graph import WireGraph
+from wire.ir.types import Attrs, TensorType
 
 from ..collectives.shelf import LAID, is_laid
 from .elementwise import IN_PLACE, Array

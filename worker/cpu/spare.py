@@ -14,9 +14,9 @@ from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from wire.dtypes import BF16, F16
-from wire.graph import WireGraph
-from wire.ops import COLLECTIVES, ELEMENTWISE, GRAPH_ATTRS, MULTIPLE
+from wire.ir.dtypes import BF16, F16
+from wire.ir.graph import WireGraph
+from wire.ir.ops import COLLECTIVES, ELEMENTWISE, GRAPH_ATTRS, MULTIPLE
 
 from ..inline import inline_composites
 

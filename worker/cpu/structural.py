@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.dtypes import BF16, C64, C128, F16, F32, F64
-from wire.types import Attrs, TensorType
+from wire.ir.dtypes import BF16, C64, C128, F16, F32, F64
+from wire.ir.types import Attrs, TensorType
 
 from ..lending import Undo
 from .convolution import conv

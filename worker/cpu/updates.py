@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.types import Attrs
+from wire.ir.types import Attrs
 
 from ..lending import Lent, Undo
 from .elementwise import Array

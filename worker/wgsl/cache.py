@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from wire.errors import ConfigError
-from wire.lock import FileLock
+from wire.system.file_lock import FileLock
 
 from .program import Program, from_json, to_json
 

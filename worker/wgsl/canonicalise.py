@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from wire.dtypes import F16, F32, U32, DType, dtype_named
 from wire.errors import Unsupported
-from wire.graph import GraphBuilder, Node, WireGraph
-from wire.ops import CONTROL
-from wire.types import TensorType
+from wire.ir.dtypes import F16, F32, U32, DType, dtype_named
+from wire.ir.graph import GraphBuilder, Node, WireGraph
+from wire.ir.ops import CONTROL
+from wire.ir.types import TensorType
 
 from .profile import CPU_ONLY, Profile
 

@@ -2,9 +2,9 @@
 
     segment 0 (straight) -> turn (while) -> segment 1 -> turns (cond, all_reduce) -> segment 2 ...
 
-A segment is all straight nodes of a stage (`wire/levels.py`), which without collectives are those with as many turns
-before them; what later steps need of it are its outputs.  Pure: it knows neither kernels nor devices.  Who runs the
-steps is `looping.py`.
+A segment is all straight nodes of a stage (`wire/passes/collective_order.py`), which without collectives are those with
+as many turns before them; what later steps need of it are its outputs.  Pure: it knows neither kernels nor devices.
+Who runs the steps is `looping.py`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from wire.dtypes import F16, F32
-from wire.graph import GraphBuilder, Node, WireGraph
-from wire.levels import BETWEEN
-from wire.levels import stages as stages_of
-from wire.ops import LEAVES
-from wire.types import Attrs, TensorType
+from wire.ir.dtypes import F16, F32
+from wire.ir.graph import GraphBuilder, Node, WireGraph
+from wire.ir.ops import LEAVES
+from wire.ir.types import Attrs, TensorType
+from wire.passes.collective_order import BETWEEN
+from wire.passes.collective_order import stages as stages_of
 
 from ..inline import inline_composites
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from wire.graph import WireGraph
-from wire.ops import ELEMENTWISE
+from wire.ir.graph import WireGraph
+from wire.ir.ops import ELEMENTWISE
 
 from .canonicalise import splat_bits
 from .expressions import Builder, Expr

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.dtypes import BOOL
-from wire.types import TensorType
+from wire.ir.dtypes import BOOL
+from wire.ir.types import TensorType
 
 from .device import Device, Memory, Step
 from .program import Buffer, Program, padded

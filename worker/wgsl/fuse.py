@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
-from wire.graph import WireGraph
-from wire.ops import ELEMENTWISE, LEAVES, VIEWS
+from wire.ir.graph import WireGraph
+from wire.ir.ops import ELEMENTWISE, LEAVES, VIEWS
 
 from .canonicalise import splat_bits
 from .elements import FUSABLE, Elements, Index

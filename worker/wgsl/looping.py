@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from wire.byte_sizes import size_text
 from wire.errors import Cancelled, ExecuteFailed, Unsupported
-from wire.graph import WireGraph
-from wire.ops import COLLECTIVES, GRAPH_ATTRS
-from wire.sizes import size_text
-from wire.types import TensorType
+from wire.ir.graph import WireGraph
+from wire.ir.ops import COLLECTIVES, GRAPH_ATTRS
+from wire.ir.types import TensorType
 
 from ..engine import Collectives, Pending, Stopped
 from .control import Schedule, Segment, Turn

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import hashlib
 
+from wire.byte_sizes import need_text, room_text
 from wire.errors import Unsupported
-from wire.graph import Node, WireGraph
-from wire.ops import LEAVES
-from wire.sizes import need_text, room_text
+from wire.ir.graph import Node, WireGraph
+from wire.ir.ops import LEAVES
 
 from .canonicalise import canonicalise, splat_bits
 from .emit import Shader, TextTooLong

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 
-from wire.graph import Node, WireGraph
-from wire.types import NO_ATTRS, TensorType
+from wire.ir.graph import Node, WireGraph
+from wire.ir.types import NO_ATTRS, TensorType
 
 from .emit import Shader, emit
 from .families import LOWERINGS, Frame

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from wire.dtypes import BF16, F16, F32, F64, DType
 from wire.errors import InputError, Unsupported
+from wire.ir.dtypes import BF16, F16, F32, F64, DType
 
 from ... import nn
 from ... import numpy as mnp

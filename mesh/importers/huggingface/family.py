@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from wire.dtypes import BOOL, F32, I32
 from wire.errors import InputError
+from wire.ir.dtypes import BOOL, F32, I32
 
 from ... import numpy as mnp
 from ...array import Array

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.dtypes import F16, dtype_of
+from wire.ir.dtypes import F16, dtype_of
 
 from ... import numpy as mnp
 from ...array import Array

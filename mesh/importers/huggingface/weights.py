@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.dtypes import DType, dtype_of
 from wire.errors import InputError
-from wire.types import TensorType
+from wire.ir.dtypes import DType, dtype_of
+from wire.ir.types import TensorType
 
 from ... import nn
 from ...array import Array, argument

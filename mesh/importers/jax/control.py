@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from wire.dtypes import BOOL, I32
+from wire.ir.dtypes import BOOL, I32
 
 from ... import numpy as mnp
 from ...array import Array, literal

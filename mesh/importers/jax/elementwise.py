@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from wire.dtypes import BF16, BOOL, F16, F32, F64, DType, dtype_of
 from wire.errors import Unsupported
+from wire.ir.dtypes import BF16, BOOL, F16, F32, F64, DType, dtype_of
 
 from ... import numpy as mnp
 from ...array import Array, apply, literal

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from wire.dtypes import I32
+from wire.ir.dtypes import I32
 
 from ... import numpy as mnp
 from ...array import Array, apply, literal

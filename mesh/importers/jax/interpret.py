@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from wire.dtypes import U32, dtype_of
 from wire.errors import DTypeError, Unsupported
-from wire.types import TensorType
+from wire.ir.dtypes import U32, dtype_of
+from wire.ir.types import TensorType
 
 from ... import numpy as mnp
 from ...array import Array, literal

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from wire.dtypes import U32
 from wire.errors import Unsupported
+from wire.ir.dtypes import U32
 
 from ... import numpy as mnp
 from ...array import Array, apply, literal

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from wire.types import TensorType
+from wire.ir.types import TensorType
 
 from ...array import Array
 

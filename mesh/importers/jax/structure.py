@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from wire.dtypes import dtype_of
+from wire.ir.dtypes import dtype_of
 
 from ... import numpy as mnp
 from ...array import Array, apply

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from wire.dtypes import DType
 from wire.errors import Unsupported
+from wire.ir.dtypes import DType
 
 from ... import numpy as mnp
 from ...array import Array, apply, literal

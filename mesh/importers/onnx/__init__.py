@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from wire.dtypes import DType, dtype_named
 from wire.errors import InputError
-from wire.graph import WireGraph
+from wire.ir.dtypes import DType, dtype_named
+from wire.ir.graph import WireGraph
 
 from ...array import Array
 from ...model import InputSpec, Model, Value, parted

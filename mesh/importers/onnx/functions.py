@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from wire.types import TensorType
+from wire.ir.types import TensorType
 
 from .program import DOMAIN, ELEMENT_TYPES, Declared, Graph, Node, Program
 from .reading import Reader, Unreadable, domain, package

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.dtypes import BY_NAME
 from wire.errors import ConfigError, InputError
+from wire.ir.dtypes import BY_NAME
 
 from .program import DOMAIN, ELEMENT_TYPES, Declared, Graph, Node, Program, element_name
 from .slim import slim_bytes

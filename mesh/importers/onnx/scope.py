@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from wire.dtypes import BY_NAME
 from wire.errors import Unsupported
+from wire.ir.dtypes import BY_NAME
 
 from . import functions
 from .evaluate import Row

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from wire.dtypes import dtype_of
+from wire.ir.dtypes import dtype_of
 
 from .functions import schema_of
 from .program import ELEMENT_TYPES, Declared, Graph, Node

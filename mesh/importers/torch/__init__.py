@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.dtypes import dtype_of
 from wire.errors import ConfigError, InputError, Unsupported
+from wire.ir.dtypes import dtype_of
 
 from ...array import Array
 from ...model import InputSpec, Model, Value

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from wire.dtypes import BOOL, I64
 from wire.errors import Unsupported
+from wire.ir.dtypes import BOOL, I64
 
 from ... import numpy as mnp
 from ...array import Array, apply, literal

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from wire.dtypes import BF16, F16, F32, I64, dtype_of
 from wire.errors import Unsupported
+from wire.ir.dtypes import BF16, F16, F32, I64, dtype_of
 
 from ... import nn
 from ... import numpy as mnp

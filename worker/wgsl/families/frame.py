@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from wire.graph import WireGraph
+from wire.ir.graph import WireGraph
 
 from ..elements import Anchor, Elements
 from ..expressions import Builder, Expr

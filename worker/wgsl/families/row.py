@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from wire.dtypes import dtype_named
+from wire.ir.dtypes import dtype_named
 
 from ..canonicalise import identity_of
 from ..elements import Anchor, Index, register

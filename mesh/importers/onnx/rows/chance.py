@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from wire.dtypes import BOOL, F32, DType
+from wire.ir.dtypes import BOOL, F32, DType
 
 from .... import numpy as mnp
 from ....array import Array

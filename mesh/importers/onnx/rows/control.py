@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from wire.dtypes import BOOL, I64
 from wire.errors import InputError
+from wire.ir.dtypes import BOOL, I64
 
 from .... import control
 from .... import numpy as mnp

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from wire.dtypes import F32, I32
+from wire.ir.dtypes import F32, I32
 
 from .... import numpy as mnp
 from ....array import Array, apply, value_array

@@ -9,7 +9,7 @@ import math
 from functools import reduce
 from typing import Any
 
-from wire.dtypes import BOOL, BY_NAME, F32, F64, U8, DType
+from wire.ir.dtypes import BOOL, BY_NAME, F32, F64, U8, DType
 
 from .... import nn
 from .... import numpy as mnp

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.dtypes import F32
+from wire.ir.dtypes import F32
 
 from .... import numpy as mnp
 from ....array import Array, value_array

@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from wire.dtypes import BOOL, I32, DType
+from wire.ir.dtypes import BOOL, I32, DType
 
 from .... import numpy as mnp
 from ....array import Array, apply, value_array

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from wire.dtypes import I32
+from wire.ir.dtypes import I32
 
 from .... import numpy as mnp
 from ....array import Array, apply

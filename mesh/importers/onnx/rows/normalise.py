@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from wire.dtypes import BF16, F16, F32, F64, DType
+from wire.ir.dtypes import BF16, F16, F32, F64, DType
 
 from .... import nn
 from .... import numpy as mnp

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.dtypes import I64
+from wire.ir.dtypes import I64
 
 from .... import numpy as mnp
 from ....array import Array, value_array

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.dtypes import I64
+from wire.ir.dtypes import I64
 
 from .... import nn
 from .... import numpy as mnp

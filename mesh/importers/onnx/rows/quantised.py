@@ -5,7 +5,7 @@ Products of integers are summed in int32 and scaled in float32; results are roun
 
 from __future__ import annotations
 
-from wire.dtypes import F32, I32, U8, DType
+from wire.ir.dtypes import F32, I32, U8, DType
 
 from .... import numpy as mnp
 from ....array import Array

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from wire.dtypes import I32
+from wire.ir.dtypes import I32
 
 from .... import control
 from .... import numpy as mnp

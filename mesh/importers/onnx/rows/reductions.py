@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from wire.dtypes import BF16, BOOL, F16, F32, F64, I64
+from wire.ir.dtypes import BF16, BOOL, F16, F32, F64, I64
 
 from .... import numpy as mnp
 from ....array import Array

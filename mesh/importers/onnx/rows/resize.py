@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.dtypes import BF16, F16, F32
 from wire.errors import InputError
+from wire.ir.dtypes import BF16, F16, F32
 
 from .... import numpy as mnp
 from ....array import Array, value_array

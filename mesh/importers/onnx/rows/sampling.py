@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.dtypes import I32
+from wire.ir.dtypes import I32
 
 from .... import numpy as mnp
 from ....array import Array, apply, value_array

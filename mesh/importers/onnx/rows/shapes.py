@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from wire.dtypes import BOOL, I32
 from wire.errors import InputError
+from wire.ir.dtypes import BOOL, I32
 
 from .... import numpy as mnp
 from ....array import Array, apply, value_array

@@ -11,7 +11,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.dtypes import F64
+from wire.ir.dtypes import F64
 
 from .... import numpy as mnp
 from ....array import Array, value_array

@@ -1,0 +1,1 @@
+"""Discovery: nodes announce themselves by mDNS, and dial those that they find."""

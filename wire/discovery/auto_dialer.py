@@ -1,0 +1,108 @@
+"""Auto dialer: dials the nodes that a browser finds, in turn and for as long as they announce themselves.
+
+Whom it dials and what for, its maker says; that nobody who announces many makes it dial or talk much, it sees to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+
+from ..errors import MeshError, NotTrusted
+from ..link.endpoint import Endpoint
+from ..system.tasks import Tasks
+from .announcements import Candidate
+from .mdns import Browser, Keys
+
+log = logging.getLogger("graph_mesh.discovery")
+
+LINES_PER_MINUTE_MAX = 20  # of failures: whoever has the discovery key may announce what it likes
+
+
+class Lookout:
+    """Calls `dial(candidate)` for every candidate that is `wanted`, at once and then every few seconds.
+
+    A MeshError of a dial is told once, with the `aim` that was missed; where retrying is hopeless, it is final.
+    `imposter(where, error)` hears of those who are not whom they announced.
+    """
+
+    def __init__(
+        self,
+        browser: Browser,
+        dial: Callable[[Candidate], Awaitable[object]],
+        wanted: Callable[[Candidate], bool],
+        aim: str,
+        imposter: Callable[[str, MeshError], object] | None = None,
+    ) -> None:
+        self.browser = browser
+        self.failures: dict[str, MeshError] = {}  # of candidates that are there, by label
+        self._dial, self._wanted, self._aim, self._imposter = dial, wanted, aim, imposter
+        self._tasks = Tasks()
+        self._dialling: dict[str, asyncio.Task[None]] = {}
+        self._lines: deque[float] = deque(maxlen=LINES_PER_MINUTE_MAX)
+
+    async def start(self) -> None:
+        await self.browser.start()
+        self._tasks.keep("looking for others", self._look)
+
+    async def close(self) -> None:
+        await self.browser.close()
+        self._tasks.cancel()
+
+    def forget(self, candidate: Candidate) -> None:
+        """It is gone: give up dialling it."""
+        self.failures.pop(candidate.label, None)
+        task = self._dialling.pop(candidate.label, None)
+        if task is not None:
+            task.cancel()
+
+    async def _look(self) -> None:
+        while True:
+            candidate = await self.browser.next()
+            failure = self.failures.get(candidate.label)
+            hopeless = not (failure is None or failure.retry or isinstance(failure, NotTrusted))  # who may be renewed
+            if not hopeless and candidate.label not in self._dialling and self._wanted(candidate):
+                missed = partial(self._missed, candidate)
+                self._dialling[candidate.label] = self._tasks.run("dialling", self._try(candidate), missed)
+
+    async def _try(self, candidate: Candidate) -> None:
+        label = candidate.label
+        try:
+            await self._dial(candidate)
+            self.failures.pop(label, None)
+        finally:
+            if self._dialling.get(label) is asyncio.current_task():
+                del self._dialling[label]
+
+    def _missed(self, candidate: Candidate, error: MeshError) -> None:
+        self._tell(candidate, error)
+        self.failures[candidate.label] = error
+
+    def _tell(self, candidate: Candidate, error: MeshError) -> None:
+        """One line for each new failure, and few where there are many."""
+        now_s = asyncio.get_running_loop().time()
+        if str(error) == str(self.failures.get(candidate.label)):
+            return
+        if len(self._lines) < LINES_PER_MINUTE_MAX or now_s - self._lines[0] > 60:
+            self._lines.append(now_s)
+            where = " and ".join(candidate.addresses)
+            log.warning("%s announced itself but did not %s: %s", where, self._aim, error)
+            if isinstance(error, NotTrusted) and self._imposter is not None:
+                self._imposter(where, error)
+
+
+def look_for(endpoint: Endpoint, key: bytes | Keys, role: str, interfaces: Sequence[str] = ()) -> Lookout:
+    """A lookout that dials whoever announces itself in a role, while this node has no link to one."""
+
+    def forget(candidate: Candidate) -> None:
+        lookout.forget(candidate)
+
+    def missing(candidate: Candidate) -> bool:
+        return all(link.peer.role != role for link in endpoint.links.values())
+
+    browser = Browser(key, on_gone=forget, role=role, interfaces=interfaces)
+    lookout = Lookout(browser, lambda candidate: endpoint.reach(candidate.addresses), missing, "link")
+    return lookout

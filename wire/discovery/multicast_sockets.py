@@ -1,0 +1,107 @@
+"""Multicast sockets: where a node speaks mDNS, which are its interfaces times the two IP families, and what came of it
+there.
+
+A node without a token has one place, the loopback interface.  Which interfaces others may reach,
+`wire/link/interfaces.py` says; this file knows neither multicast nor what is said.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ..addresses import EVERY, shown
+from ..link.interfaces import Interface, judge
+from .announcements import near
+
+PORT = 5353
+GROUPS = {4: "224.0.0.251", 6: "ff02::fb"}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An interface in one IP family: the node's `own` addresses there, and those it may be dialled at by either."""
+
+    interface: str
+    version: int
+    own: tuple[str, ...]
+    told: tuple[str, ...]
+
+    @property
+    def group(self) -> str:
+        return GROUPS[self.version]
+
+
+LOOPBACK = Place("loopback", 4, ("127.0.0.1",), ("127.0.0.1",))
+
+
+@dataclass(slots=True)
+class Tally:
+    """What came of mDNS at one place since the start; `heard` are packets of other machines, of whatever service."""
+
+    interface: str
+    group: str
+    sent: int = 0
+    heard: int = 0
+    adverts: int = 0  # of any mesh, this machine's among them
+    known: int = 0  # of them, those of this mesh
+    last_errno: int = 0
+    port: int = PORT
+
+    def failed(self, error: OSError) -> None:
+        self.last_errno = error.errno or errno.EIO
+
+    def __str__(self) -> str:
+        failure = f", last error {errno.errorcode.get(self.last_errno, '?')} ({os.strerror(self.last_errno)})"
+        return (
+            f"{self.interface}: sent {self.sent}, heard {self.heard} on {self.group} port {self.port}"
+            f"{failure if self.last_errno else ''}"
+        )
+
+
+def places(interfaces: Sequence[Interface], names: Sequence[str] = ()) -> list[Place]:
+    """Where a member speaks: every interface that others can reach, and loopback for this machine's own nodes.
+
+    `names` are the interfaces to use and no others.
+    """
+    reached = {each.name for each in judge(interfaces, names) if each.addresses}
+    found = [
+        Place(each.name, version, own, told)
+        for each in interfaces
+        if each.name in reached
+        for told in [tuple(filter(near, (address.partition("%")[0] for address in each.addresses)))]
+        for version in GROUPS
+        if (own := tuple(address for address in each.addresses if _version(address) == version))
+    ]
+    return [*found, LOOPBACK]
+
+
+def listened(told: Sequence[str], host: str) -> list[str]:
+    """Those of a place's addresses that a node which listens on `host` answers at."""
+    if host in EVERY:
+        return [address for address in told if host == "::" or _version(address) == 4]
+    return [address for address in told if address == host.partition("%")[0]]
+
+
+def dialled(hosts: Iterable[str], port: int, scope: int, place: Place) -> list[str]:
+    """Those of an advert's addresses that may be dialled from where it was heard, as "host:port".
+
+    `scope` is the number of the interface it came by, without which a link-local IPv6 address means nothing.
+    """
+    found = []
+    for host in filter(near, hosts):
+        address = ipaddress.ip_address(host)
+        if address.is_loopback != (place == LOOPBACK):
+            continue
+        if address.version == 4 or not address.is_link_local:
+            found.append(f"{shown(host)}:{port}")
+        elif scope:
+            found.append(f"[{host}%{scope}]:{port}")
+    return found
+
+
+def _version(address: str) -> int:
+    return ipaddress.ip_address(address.partition("%")[0]).version

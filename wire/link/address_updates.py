@@ -1,0 +1,52 @@
+"""Address updates: where others can dial this node, and telling them.
+
+A node that listens on one address has that; one that listens on all has those of its interfaces, which come and go with
+cables, networks and leases.  Who links from now on learns them by the hello.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from .endpoint import Endpoint
+from .interfaces import Interface, advertised, check_named, interfaces_here, judge, usable
+
+log = logging.getLogger("graph_mesh.transport")
+
+
+class Whereabouts:
+    """For an endpoint that listens on `host` and `port`.
+
+    `names` are the interfaces to use (none: all that others may reach), `extra` addresses that only its owner knows.
+    ConfigError for one that is not there or not allowed.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        host: str,
+        port: int,
+        names: Sequence[str] = (),
+        extra: Sequence[str] = (),
+        look: Callable[[], Sequence[Interface]] = interfaces_here,
+    ) -> None:
+        check_named(look(), names)
+        self.judged = judge(look(), names)
+        self._endpoint = endpoint
+        self._host, self._port = host, port
+        self._names, self._extra, self._look = names, extra, look
+        endpoint.advertise(self._addresses())
+
+    def moved(self) -> bool:
+        """Look again: whether the addresses are others than before, which the endpoint was told then."""
+        self.judged = judge(self._look(), self._names)
+        addresses = self._addresses()
+        if addresses == self._endpoint.identity.addresses:
+            return False
+        self._endpoint.advertise(addresses)
+        log.info("this node can now be dialled at %s", ", ".join(addresses) or "no address")
+        return True
+
+    def _addresses(self) -> tuple[str, ...]:
+        return advertised(self._endpoint.allowed, self._host, self._port, usable(self.judged), self._extra)

@@ -1,0 +1,132 @@
+"""This machine's network interfaces: which of their addresses others may dial, and why not the rest.
+
+`interfaces_here` looks; everything else is a pure function of what it saw.  Every address that may work is told to
+others, and they try them all: nobody can know from here which one reaches there.  To leave out another kind of
+interface, add a row to VIRTUAL.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import ipaddress
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..addresses import EVERY, parse_address, shown
+from ..errors import ConfigError
+from .address_policy import Allowed
+
+ADDRESSES_MAX = 16  # of one node: more interfaces than any machine at home has
+
+# Networks inside one machine, by the names that the software gives them: nobody outside can dial there.
+VIRTUAL = {
+    "docker*": "docker", "br-*": "docker", "veth*": "containers", "cni*": "containers", "podman*": "podman",
+    "lxc*": "lxc", "lxd*": "lxd", "virbr*": "libvirt", "vnet*": "libvirt", "cali*": "calico", "flannel*": "flannel",
+    "cilium*": "cilium", "kube-*": "kubernetes", "vmnet*": "VMware", "vboxnet*": "VirtualBox", "vEthernet*": "Hyper-V",
+    "awdl*": "AirDrop", "llw*": "AirDrop",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """`up` says that it works now: switched on, with its cable or its network."""
+
+    name: str
+    addresses: tuple[str, ...]
+    up: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What of an interface others may dial; `reason` says why not, "" where all is well."""
+
+    name: str
+    addresses: tuple[str, ...]
+    reason: str = ""
+
+
+def interfaces_here() -> tuple[Interface, ...]:
+    """What this machine has now, in the system's order."""
+    import psutil  # a millisecond or two that a program with its own workers need not spend
+
+    families = (socket.AF_INET, socket.AF_INET6)
+    stats = psutil.net_if_stats()
+    return tuple(
+        Interface(
+            name,
+            tuple(each.address for each in addresses if each.family in families),
+            name in stats and stats[name].isup,
+        )
+        for name, addresses in psutil.net_if_addrs().items()
+    )
+
+
+def judge(interfaces: Sequence[Interface], wanted: Sequence[str] = ()) -> list[Judged]:
+    """Every interface with its addresses to dial, or why there are none.
+
+    `wanted` names the interfaces to use and no others; a name counts more than what VIRTUAL says of it.
+    """
+    return [_judged(each, wanted) for each in interfaces]
+
+
+def check_named(interfaces: Sequence[Interface], wanted: Sequence[str]) -> None:
+    """ConfigError for a name that no interface has."""
+    there = [each.name for each in interfaces]
+    for name in wanted:
+        if name not in there:
+            raise ConfigError(
+                f"there is no network interface {name!r}", next_step=f"This machine has {', '.join(there)}"
+            )
+
+
+def usable(judged: Sequence[Judged]) -> tuple[str, ...]:
+    """The addresses of all interfaces, the likelier ones first."""
+    found = dict.fromkeys(address for each in judged for address in each.addresses)
+    return tuple(sorted(found, key=_rank))
+
+
+def advertised(
+    allowed: Allowed, host: str, port: int, addresses: Sequence[str], extra: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """What a node that listens on `host` tells others to dial, as "host:port", best first.
+
+    `addresses` are the machine's usable ones, for a node that listens on all of them ("0.0.0.0" or "::").  `extra` are
+    addresses that only its owner knows (--advertise HOST[:PORT]: a forwarded port, say); they come first, and
+    ConfigError says if one is not allowed.
+    """
+    named = []
+    for text in extra:
+        name, number = parse_address(text, port)
+        named.append(f"{shown(allowed.check(name, 'advertise'))}:{number}")
+    own: Sequence[str] = [host]
+    if host in EVERY:
+        own = [address for address in addresses if host == "::" or ":" not in address]
+    found = dict.fromkeys([*named, *(f"{shown(address)}:{port}" for address in allowed.among(own))])
+    return tuple(found)[:ADDRESSES_MAX]
+
+
+def _judged(interface: Interface, wanted: Sequence[str]) -> Judged:
+    addresses = tuple(address for address in interface.addresses if _reaches_others(address))
+    virtual = next((what for name, what in VIRTUAL.items() if fnmatch.fnmatchcase(interface.name, name)), "")
+    reasons = (
+        (bool(wanted) and interface.name not in wanted, "not named by --interface"),
+        (bool(virtual) and interface.name not in wanted, f"a network inside this machine ({virtual})"),
+        (not interface.up, "down"),
+        (bool(interface.addresses) and not addresses, "loopback or link-local addresses only"),
+        (not interface.addresses, "no address"),
+    )
+    reason = next((text for holds, text in reasons if holds), "")
+    return Judged(interface.name, () if reason else addresses, reason)
+
+
+def _reaches_others(address: str) -> bool:
+    """A link-local IPv6 address means nothing without an interface of whoever dials it."""
+    found = ipaddress.ip_address(address.partition("%")[0])
+    return not (found.is_loopback or found.is_unspecified or (found.version == 6 and found.is_link_local))
+
+
+def _rank(address: str) -> tuple[bool, bool]:
+    """IPv4 first, since every network at home has it; self-given addresses (169.254) last."""
+    found = ipaddress.ip_address(address)
+    return found.is_link_local, found.version == 6

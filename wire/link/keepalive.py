@@ -1,0 +1,126 @@
+"""LinkWatch: notices links that died without a word, and a machine that slept or moved.
+
+A connection whose other end vanished looks like one with nothing to say.  So a link that was silent for a while is
+pinged; and when this machine wakes, stood still, or has other addresses than before, all links are pinged at once,
+and those that do not answer in time are ended, so that who keeps them dials anew.  That time is short where the network
+may be another one by now.  Where this process alone was held up it is the usual one: the machine is busy, and may hold
+up those who answer, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection
+
+from ..errors import DeadlineExceeded, MeshError, NodeLost
+from ..system.tasks import Tasks
+from .endpoint import Endpoint
+from .link import Link
+from .sleep_detector import Waking
+
+log = logging.getLogger("graph_mesh.transport")
+
+TICK_S = 1.0
+IDLE_S = 2.0  # of silence until a link is asked whether it lives; traffic of any kind keeps it from being asked
+# The same of a link to a worker that nothing depends on; who dialled asks first.  A question and its answer take each
+# end 70 us over TLS, so that a hundred links take less than a thousandth of a core, and a thousand not much more.
+RESTING_S, RESTING_S_MAX = 15.0, 60.0
+RESTING_ASKED_PER_S = 7.0  # with more links than that allows in RESTING_S each is asked less often
+LOOK_S = 5.0  # how often those are looked at
+ANSWER_S = 3.0  # of an idle link: twice the node time-out of a LAN
+# A user's process may be stopped, or busy in something that lets nothing else run, and many have a coordinator inside.
+# Who has to know sooner whether one lives goes by heartbeats; here a link is kept over which both can go on.
+ANSWER_USERS_S = 90.0  # a stop of a minute, and what a busy machine needs to answer after it
+USERS = frozenset({"client", "coordinator"})
+ANSWER_DOUBTFUL_S = 2.0  # of a link that is doubtful: dialling anew costs little
+
+
+class LinkWatch:
+    """Watches one endpoint while `run` runs.
+
+    `moved()` says whether the machine's addresses changed since it was last asked; `wall` is the time of day; `woke` is
+    told when either made all links doubtful; an idle node has `answer_s` to answer.  `needed()` are the nodes that
+    something depends on now: in a mesh of a thousand most links are to other workers, which are asked seldom.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, moved: Callable[[], bool] = lambda: False, wall: Callable[[], float] = time.time
+    ) -> None:
+        self.moved = moved
+        self.wall = wall
+        self.woke: list[Callable[[], object]] = []
+        self.answer_s = ANSWER_S
+        self.needed: Callable[[], Collection[str]] | None = None  # everyone is
+        self._endpoint = endpoint
+        self._waking = Waking()
+        self._look_at_s = 0.0
+        self._tasks = Tasks()
+        self._asked: dict[Link, asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        """Watch; never returns."""
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                reason = self._waking.tick(loop.time(), self.wall())
+                moved = self.moved()
+                if moved:
+                    reason = reason or "this machine's addresses changed"
+                if reason:
+                    log.info("%s: asking %d linked nodes whether they are there", reason, len(self._endpoint.links))
+                    for tell in self.woke:
+                        tell()
+                for link in list(self._endpoint.links.values()) if reason else self._quiet(loop.time()):
+                    usual_s = ANSWER_USERS_S if link.peer.role in USERS else self.answer_s
+                    answer_s = ANSWER_DOUBTFUL_S if moved or self._waking.slept else usual_s
+                    self._ask(link, answer_s, reason or f"silent for {loop.time() - link.heard_s:.0f} s")
+                await asyncio.sleep(TICK_S)
+        finally:
+            self._tasks.cancel()
+
+    def _quiet(self, now: float) -> list[Link]:
+        """Those that were silent for long enough to be asked; links to others than the needed are seldom looked at."""
+        links, needed = self._endpoint.links, self.needed() if self.needed else None
+        if needed is None:
+            return [link for link in links.values() if now - link.heard_s >= IDLE_S]
+        if now >= self._look_at_s:
+            self._look_at_s = now + LOOK_S
+            rest_s = resting_s(len(links))
+            return [link for link in links.values() if now - link.heard_s >= _quiet_s(link, needed, rest_s)]
+        return [link for node in needed if (link := links.get(node)) is not None and now - link.heard_s >= IDLE_S]
+
+    def _ask(self, link: Link, answer_s: float, reason: str) -> None:
+        if link not in self._asked:
+            task = self._asked[link] = self._tasks.run("asking a node", _check(link, answer_s, reason), link.fail)
+            task.add_done_callback(lambda _: self._asked.pop(link, None))
+
+
+def resting_s(links: int) -> float:
+    """After how much silence a link that nothing depends on is asked, where there are so many links."""
+    return min(max(RESTING_S, links / RESTING_ASKED_PER_S), RESTING_S_MAX)
+
+
+def _quiet_s(link: Link, needed: Collection[str], rest_s: float) -> float:
+    """After how much silence a link is asked."""
+    if link.peer.role != "worker" or link.peer.node_id in needed:
+        return IDLE_S
+    return rest_s if link.address else rest_s + 2 * LOOK_S
+
+
+async def revived(link: Link) -> bool:
+    """Whether a link that may have rested lives; one that does not is ended."""
+    if asyncio.get_running_loop().time() - link.heard_s >= IDLE_S:
+        await _check(link, ANSWER_DOUBTFUL_S, "it had rested")
+    return not link.closed
+
+
+async def _check(link: Link, answer_s: float, reason: str) -> None:
+    """End a link whose other end does not answer a ping."""
+    try:
+        await link.ping(answer_s)
+    except DeadlineExceeded:
+        link.fail(NodeLost(f"no answer within {answer_s:g} s", node=link.peer.name, cause=reason))
+    except MeshError:
+        return  # it ended meanwhile

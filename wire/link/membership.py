@@ -1,0 +1,154 @@
+"""A node as a member of its mesh, while it runs: its certificate stays valid, its coordinator stays known.
+
+Workers and clients have one.  It knows no message and decides nothing about work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import AsyncIterable, Sequence
+from pathlib import Path
+
+from ..addresses import parse_address
+from ..errors import ConfigError, ConnectFailed, JoinRefused, MeshError, NotTrusted
+from ..security.certificates import NodeKey
+from ..security.credentials import Credentials, Nap, keep_renewed
+from ..security.join_port import PORT_OFFSET, join, renew
+from ..security.join_protocol import Admitted, Former
+from ..security.join_tokens import Token
+from ..system.atomic_files import Disk
+from .endpoint import Endpoint
+from .identity import member_id
+
+log = logging.getLogger("graph_mesh.identity")
+
+COORDINATOR_FILE = "coordinator.json"
+WHY_S = 1.0  # for the reason of a refusal: it is asked for when all is lost already
+
+
+class Membership:
+    """Of the node whose identity is in `folder`."""
+
+    def __init__(self, credentials: Credentials, folder: Path) -> None:
+        self.credentials = credentials
+        self._file = folder / COORDINATOR_FILE
+        self.coordinator = coordinator_known(self._file)
+        self._nap = Nap()
+
+    def met(self, addresses: Sequence[str]) -> None:
+        """The coordinator can be dialled at these "host:port": it renews certificates, and is looked for after a
+        restart."""
+        if addresses and tuple(addresses) != self.coordinator:
+            self.coordinator = tuple(addresses)
+            remember_coordinator(self._file.parent, self.coordinator)
+
+    async def keep(self) -> None:
+        """Keep the certificate renewed, for ever; at once if it has run out."""
+        failure = await self.refresh()
+        if failure is not None:
+            log.warning("%s", failure)
+        await keep_renewed(self.credentials, self._renewed, sleep=self._nap)
+
+    async def refresh(self, address: str = "") -> MeshError | None:
+        """Renew a certificate that ran out, or is of the authority before: a machine that was off needs no new token.
+
+        By the coordinator at this "host:port", if one is given; why not, if it could not be.  A command that heard of a
+        new authority calls it at its end, for it may not come again in time.
+        """
+        out = self.credentials.member.ends_s < time.time()
+        if not (out or self.credentials.outdated) or not (address or self.coordinator):
+            return None
+        try:
+            self.credentials.adopt(await self._renewed(address))
+        except MeshError as error:
+            said = "has run out" if out else "is of an authority that is replaced"
+            return NotTrusted(
+                f"the certificate of this node {said}, and is not renewed: {error.message}",
+                cause=error.cause,
+                next_step=error.next_step or f"The join port must be open: the coordinator's port + {PORT_OFFSET}",
+            )
+        return None
+
+    async def why(self, address: str) -> MeshError | None:
+        """Why the coordinator at this "host:port" does not take this node, as it says at its join port."""
+        try:
+            async with asyncio.timeout(WHY_S):
+                self.credentials.adopt(await self._renewed(address))
+        except (JoinRefused, NotTrusted) as error:
+            return error
+        except (MeshError, TimeoutError) as error:
+            log.debug("nothing is said at the join port, either: %s", error)
+        return None
+
+    def woke(self) -> None:
+        """The machine slept: the certificate may be due, or have run out."""
+        self._nap.end()
+
+    def trust(self, endpoint: Endpoint, data: bytes, authority: bytes, former: tuple[bytes, bytes]) -> None:
+        """The coordinator says who is out, and has no link from now on, and whom to trust (see `take_trust`)."""
+        if not self.credentials.take_trust(data, authority, Former(*former) if all(former) else None):
+            return
+        if self.credentials.outdated:
+            log.info("mesh %s has a new authority", self.credentials.mesh)
+            self._nap.end()
+        out = self.credentials.revocations
+        for link in list(endpoint.links.values()):
+            if out.includes(member_id(link.peer.node_id)):
+                log.warning("%s was revoked", link.peer.name)
+                link.close("this node was revoked")
+
+    async def _renewed(self, named: str = "") -> Admitted:
+        failure: MeshError = ConnectFailed("no coordinator is known that could renew the certificate")
+        for address in (named,) if named else self.coordinator:
+            host, port = parse_address(address)
+            try:
+                return await renew(host, port + PORT_OFFSET, self.credentials)
+            except MeshError as error:
+                failure = error
+        raise failure
+
+
+async def ask_to_join(
+    addresses: AsyncIterable[str], token: Token, key: NodeKey, role: str, name: str
+) -> tuple[Admitted, str]:
+    """Ask the coordinators at these addresses, one after another, to let a node in; also the address that did.
+
+    Raises what the coordinator said that knows the token, else what the last one said.
+    """
+    failure: MeshError = ConfigError(
+        "no coordinator of the token's mesh announces itself here",
+        next_step="Name it: --peer HOST:PORT (a client: --coordinator HOST:PORT)",
+    )
+    async for address in addresses:
+        host, port = parse_address(address)
+        try:
+            return await join(host, port + PORT_OFFSET, token, key, role, name), address
+        except JoinRefused:
+            raise
+        except MeshError as error:
+            failure = error
+    raise failure
+
+
+def remember_coordinator(folder: Path, addresses: Sequence[str]) -> None:
+    """For the node whose identity is in `folder`; losing it costs a --peer, so a disk that refuses is only told of."""
+    try:
+        Disk().write_whole(folder / COORDINATOR_FILE, [json.dumps(list(addresses)).encode()])
+    except OSError as error:
+        log.warning("cannot remember the coordinator: %s", error)
+
+
+def coordinator_known(path: Path) -> tuple[str, ...]:
+    """What such a file says, nothing where it cannot be read."""
+    try:
+        said = json.loads(path.read_bytes())
+        if not isinstance(said, list):
+            return ()
+        for address in said:
+            parse_address(address)
+    except (OSError, ValueError, AttributeError, RecursionError, ConfigError):  # AttributeError: no text
+        return ()
+    return tuple(said)

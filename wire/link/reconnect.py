@@ -1,0 +1,62 @@
+"""Staying linked: dial a node, and again whenever its link ends, for ever.
+
+Either side may dial, so a link that the other one made counts as well.  It does not know what a link is for; who asks
+for it says with `ready` what makes it a good one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from ..errors import MeshError
+from .backoff import Backoff
+from .endpoint import Endpoint
+from .link import Link
+
+log = logging.getLogger("graph_mesh.transport")
+
+STABLE_S = 1.0  # a link that lived so long was one; what ends sooner is refused, and is asked less and less often
+DIAL_S_MAX = 5.0
+
+
+async def nothing_more(link: Link) -> None:
+    """A link is good as soon as it stands."""
+
+
+async def stay_linked(
+    endpoint: Endpoint,
+    addresses: Callable[[], Sequence[str]],
+    ready: Callable[[Link], Awaitable[object]] = nothing_more,
+    link: Link | None = None,
+    failed: Callable[[MeshError], object] = lambda error: None,
+    judged: bool = False,
+) -> None:
+    """Keep a link to whoever listens on `addresses()`, beginning with `link` if there is one already; never returns.
+
+    No failure is final: an address without a route has one again when the cable is back.  Failures are logged, but with
+    `judged` those after a link only: whoever judges the node's silence says that it is gone.
+    """
+    loop, backoff, told = asyncio.get_running_loop(), Backoff(endpoint.chance), ""
+    linked = False
+    while True:
+        try:
+            link = link or await endpoint.reach(addresses(), timeout_s=DIAL_S_MAX)
+            await ready(link)
+            told, since_s, linked = "", loop.time(), True
+            await link.wait_closed()
+            if loop.time() - since_s >= STABLE_S:
+                backoff.reset()
+            link = endpoint.links.get(link.peer.node_id)  # the other side may have made a new one
+            if link is not None:
+                continue
+        except MeshError as error:
+            link = None
+            failed(error)
+            if str(error) != told:
+                told = str(error)
+                where = " and ".join(addresses()) or "nowhere"
+                level = logging.DEBUG if judged and linked else logging.INFO
+                log.log(level, "%s%s", "" if where in told else f"{where}: ", error)
+        await asyncio.sleep(backoff.next_s())

@@ -1,0 +1,1 @@
+"""Passes: graph in, graph out, each a pure function."""

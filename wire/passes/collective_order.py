@@ -1,0 +1,81 @@
+"""The order in which engines compute a graph in which ranks meet: by stages.  Pure.
+
+A node's level is how far it is from the inputs, counted in branches, loops and collectives.  Within a level the ranks'
+meetings, collectives and loops that have some inside, come by how far they are from the inputs in operations, each
+behind what it needs and no sooner behind anything else; what none of them needs comes last.  So gradients of the last
+layers leave while those of the first are computed.
+
+All engines start the meetings of a graph in this order, which the ranks of a gang must, whatever device each of them
+has.  Views do not count, so a graph that is given less and need not cut it has the same order.  Ranks with graphs of
+their own are given such as have one order (`specialise_ranks.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..ir.graph import Node
+from ..ir.ops import COLLECTIVES, CONTROL, LEAVES, VIEWS, inner_graphs
+from ..ir.types import Attrs
+
+BETWEEN = CONTROL | COLLECTIVES
+
+
+def meets(op: str, attrs: Attrs) -> bool:
+    """Whether ranks meet in a node: it is a collective that moves something, or has one inside."""
+    if op in COLLECTIVES:
+        return op != "axis_index"
+    return any(
+        meets(node.op, node.attrs)
+        for inner in inner_graphs(op, attrs)
+        if op != "spmd" and inner.free_axes
+        for node in inner.nodes
+    )
+
+
+def levels(nodes: Sequence[Node]) -> list[int]:
+    """Of every node: how many branches, loops and collectives lie before it, at the most."""
+    found: list[int] = []
+    for node in nodes:
+        found.append(max((found[i] + (nodes[i].op in BETWEEN) for i in node.inputs), default=0))
+    return found
+
+
+def depths(nodes: Sequence[Node]) -> list[int]:
+    """Of every node: how many operations lead to it, at the most, itself included."""
+    found: list[int] = []
+    for node in nodes:
+        counts = node.op not in VIEWS and node.op not in LEAVES
+        found.append(max((found[i] for i in node.inputs), default=0) + counts)
+    return found
+
+
+def stages(nodes: Sequence[Node]) -> list[int]:
+    """Of every node when it is computed; in one stage there is a meeting at most, at its end.  Where ranks do not meet,
+    its level."""
+    level, depth = levels(nodes), depths(nodes)
+    meetings = [index for index, node in enumerate(nodes) if meets(node.op, node.attrs)]
+    if not meetings:
+        return level
+    found = [-1] * len(nodes)
+    meetings.sort(key=lambda index: (level[index], depth[index], index))
+    stage = 0
+    for here in range(max(level) + 1):
+        while meetings and level[meetings[0]] == here:
+            _take(nodes, meetings.pop(0), found, stage)
+            stage += 1
+        for index, its in enumerate(level):
+            if its == here and found[index] < 0:
+                found[index] = stage
+        stage += 1
+    return found
+
+
+def _take(nodes: Sequence[Node], meeting: int, found: list[int], stage: int) -> None:
+    """Put a meeting, and what it needs that is in no stage yet, into one."""
+    waiting = [meeting]
+    while waiting:
+        index = waiting.pop()
+        if found[index] < 0:
+            found[index] = stage
+            waiting += nodes[index].inputs

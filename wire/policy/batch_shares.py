@@ -1,0 +1,49 @@
+"""Batch shares: how a batch is shared out among ranks, whatever it is of.  It knows no rows and no workers.
+
+A number is even portions for so many ranks.  A tuple says by rank how many units it has of as many as they are in all,
+most first, so that those that differ only in who is who are the same program.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+Portions = int | tuple[int, ...]
+UNITS = 8  # of an even share: as fine as that are shares by speed, so that there are few programs
+UNLIKE = 1.25  # times as long for the same share: below it, shares by speed are not even thought of
+
+
+def ranks_of(portions: Portions) -> int:
+    """For how many ranks they are."""
+    return len(portions) if isinstance(portions, tuple) else portions
+
+
+def ends_of(units: tuple[int, ...], pieces: int) -> list[int]:
+    """Where the share of each rank ends, of so many pieces: as near to its units as whole pieces go."""
+    return [pieces * sum(units[: rank + 1]) // sum(units) for rank in range(len(units))]
+
+
+def handed_out(begin_s: Sequence[float], each_s: Sequence[float], units: int, first: int = 0) -> tuple[int, ...]:
+    """One unit after the other to whoever would be done with it first, after `first` for everybody; by worker."""
+    shares = [first] * len(each_s)
+    ends = [(begin + (first + 1) * each, who) for who, (begin, each) in enumerate(zip(begin_s, each_s, strict=True))]
+    heapq.heapify(ends)
+    for _ in range(units - sum(shares)):
+        who = ends[0][1]
+        shares[who] += 1
+        heapq.heapreplace(ends, (begin_s[who] + (shares[who] + 1) * each_s[who], who))
+    return tuple(shares)
+
+
+def by_speed(even_s: Sequence[float], pieces: int) -> Portions:
+    """Those of ranks that take so many seconds for an even share of a batch of so many pieces, some for each of them;
+    even ones where these are alike, or pieces too few."""
+    ranks = len(even_s)
+    units = min(pieces, UNITS * ranks)
+    if units < ranks or min(even_s) <= 0 or max(even_s) <= UNLIKE * min(even_s):
+        return ranks
+    return tuple(sorted(handed_out([0.0] * ranks, even_s, units, 1), reverse=True))
+
+
+__all__ = ["UNITS", "UNLIKE", "Portions", "by_speed", "ends_of", "handed_out", "ranks_of"]

@@ -1,0 +1,1 @@
+"""The protocol without I/O: frames, messages, flow control, and the peer that speaks them."""

@@ -1,0 +1,347 @@
+"""The join port and calls to it: sockets and TLS around `join_protocol.py`, which decides (docs/protocol.md,
+"Joining").
+
+Neither side speaks HTTP here.  This file does not know tokens' tables or files; who is let in, an Admission says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import random
+import secrets
+import socket
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
+from typing import Protocol, TypeVar
+
+from ..errors import ConnectFailed, MeshError, NotTrusted, ProtocolError
+from ..system.tasks import Tasks, unheard
+from .certificates import JOIN_NAME, NodeKey, is_authority_of
+from .connection_limiter import Gate, origin_of
+from .credentials import Credentials
+from .join_protocol import (
+    DEADLINE_S,
+    Admitted,
+    Asked,
+    Authority,
+    Grant,
+    JoiningCoordinator,
+    JoiningNode,
+    Listening,
+    NodeAction,
+    Refusal,
+    RenewingNode,
+    Send,
+    Verify,
+)
+from .join_tokens import NONCE_BYTES, Token
+from .tls import (
+    HANDSHAKE_S,
+    TLSContext,
+    drop,
+    explain,
+    explain_caller,
+    join_client_context,
+    peer_certificate,
+    unverified_context,
+)
+from .tls_listener import Caller, Listener
+
+log = logging.getLogger("graph_mesh.join")
+
+T = TypeVar("T")
+
+PORT_OFFSET = 1000  # of the join port from the coordinator's port
+SHUTDOWN_S = 0.5  # for a call's last bytes; then the connection is dropped
+READ_BYTES = 4096
+INSIST_S = 20.0  # a flood leaves room for somebody else every few hundredths of a second
+AGAIN_S = 0.05
+ASKS_WITHIN_S = 5.0  # a node's second call follows its first one at once
+NOT_ASKED = "it heard who we are and did not ask: its token is of another mesh, or it has none"
+TELL_S = 2.0  # until somebody who waits is told why
+CROWDED = "It may have too many callers; try again later, and look at the coordinator's log"
+JOIN_AGAIN = {"worker": "mesh-worker join here", "client": "mesh-coord join here"}
+
+
+class Admission(Protocol):
+    """Who is let in.  All of it writes files and so is called in a thread."""
+
+    def admit(self, asked: Asked, host: str) -> Grant | Refusal:
+        """Answer a node with a token."""
+
+    def renew(self, certificate: bytes, host: str) -> Grant | Refusal:
+        """Answer a member; TLS has verified that it has this certificate of ours, which may have run out."""
+
+    def turned_away(self, host: str, why: str) -> None:
+        """Someone called who did not get as far as a question.  A flood of them must fill no log."""
+
+
+# -- the coordinator's side --------------------------------------------------------------------------------
+
+
+async def serve_joining(
+    hosts: Sequence[str], port: int, credentials: Credentials, admission: Admission, gate: Gate | None = None
+) -> tuple[JoinPort, int]:
+    """Open the join port of the coordinator with these credentials; what to close, and the port it got."""
+    opened = JoinPort(credentials, admission, gate or Gate())
+    return opened, opened.listener.listen(hosts, port)
+
+
+class JoinPort:
+    """Where nodes become members and renew their certificates; see `serve_joining`."""
+
+    def __init__(self, credentials: Credentials, admission: Admission, gate: Gate) -> None:
+        self._credentials = credentials
+        self._admission = admission
+        self._gate = gate
+        # Calls that heard who we are and to which no question has come yet, by origin, the oldest first.
+        self._greeted: dict[str, deque[asyncio.Task[None]]] = {}
+        self._tasks = Tasks()
+        self.listener = Listener(self._serve, self._turned_away, gate)
+
+    async def close(self) -> None:
+        """Stop listening, and end what callers there are."""
+        await self.listener.close()
+        tasks = list(itertools.chain.from_iterable(self._greeted.values()))
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _serve(self, connection: socket.socket, caller: Caller) -> None:
+        """One call, from its handshake to its end."""
+        try:
+            shown, context = self._credentials.admitted, self._credentials.join_server_context()
+            async with asyncio.timeout(DEADLINE_S), _accepted(connection, context) as (reader, writer):
+                caller.answered()
+                await self._answer(shown, reader, writer, caller)
+        except TimeoutError:
+            await self._turned_away(caller.host, f"a call took more than {DEADLINE_S:g} s")
+        except OSError as error:  # TLS's errors, too
+            await self._turned_away(caller.host, explain_caller(error))
+        except ProtocolError as error:
+            await self._turned_away(caller.host, error.message)
+
+    async def _answer(
+        self, shown: Admitted, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, caller: Caller
+    ) -> None:
+        call = JoiningCoordinator(shown.authority, shown.grant.certificate, shown.former)
+        _write(writer, call.connected())
+        question = None
+        while question is None:
+            data = await reader.read(READ_BYTES)
+            if not data:
+                self._heard_who_we_are(caller.host)
+                return
+            question = call.received(data)
+        caller.asked()
+        host = caller.host
+        if greeted := self._greeted.get(origin_of(host)):
+            greeted.popleft().cancel()
+        await asyncio.sleep(self._gate.delay_s(host, asyncio.get_running_loop().time()))
+        if isinstance(question, Asked):
+            decision = await asyncio.to_thread(self._admission.admit, question, host)
+        else:
+            certificate = peer_certificate(writer)
+            if not certificate:
+                raise ProtocolError("a caller without a certificate asks to renew it")
+            decision = await asyncio.to_thread(self._admission.renew, certificate, host)
+        _write(writer, call.answer(decision))
+        await writer.drain()
+
+    def _heard_who_we_are(self, host: str) -> None:
+        """The first of a node's two calls ends so; and so does the only one of a node whose token is another mesh's."""
+        waiting = self._tasks.run("waiting for a question", self._gives_up(host), unheard)
+        origin = origin_of(host)
+        self._greeted.setdefault(origin, deque()).append(waiting)
+        waiting.add_done_callback(partial(self._over, origin))
+
+    async def _gives_up(self, host: str) -> None:
+        await asyncio.sleep(ASKS_WITHIN_S)
+        await self._turned_away(host, NOT_ASKED)
+
+    def _over(self, origin: str, waiting: asyncio.Task[None]) -> None:
+        calls = self._greeted.get(origin, deque())
+        if waiting in calls:
+            calls.remove(waiting)
+        if not calls:
+            self._greeted.pop(origin, None)
+
+    async def _turned_away(self, host: str, why: str) -> None:
+        await asyncio.to_thread(self._admission.turned_away, host, why)
+
+
+@contextlib.asynccontextmanager
+async def _accepted(
+    connection: socket.socket, context: TLSContext
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=READ_BYTES)
+    protocol = asyncio.StreamReaderProtocol(reader)
+    transport, _ = await loop.connect_accepted_socket(
+        lambda: protocol,
+        connection,
+        ssl=context,
+        ssl_handshake_timeout=HANDSHAKE_S,
+        ssl_shutdown_timeout=SHUTDOWN_S,
+    )
+    writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+    try:
+        yield reader, writer
+    finally:
+        await _close(writer)
+
+
+# -- the node's side ---------------------------------------------------------------------------------------
+
+
+async def join(host: str, port: int, token: Token, key: NodeKey, role: str, name: str) -> Admitted:
+    """Ask the coordinator at this join port to be let in.
+
+    A coordinator that has many callers hangs up on some, so it is called again then, for a while.  Raises JoinRefused
+    with the reason, NotTrusted for anyone but the token's coordinator (who gets no proof of it), ConnectFailed,
+    VersionMismatch or ProtocolError.
+    """
+    where = f"{host}:{port}"
+    node = JoiningNode(where, token, role, name, key.request(), secrets.token_bytes(NONCE_BYTES))
+
+    async def ask_who() -> NodeAction | Authority:
+        async with _call(where, host, port, unverified_context()) as (reader, _):
+            return await _until_end(node, reader)
+
+    verify = await _insist(where, ask_who)
+    assert isinstance(verify, Verify)
+    context = join_client_context(verify.authority)
+
+    async def ask_in() -> NodeAction | Authority:
+        node.again(secrets.token_bytes(NONCE_BYTES))
+        async with _call(where, host, port, context) as (reader, writer):
+            _write(writer, node.connected(peer_certificate(writer)))
+            return await _until_end(node, reader)
+
+    joined = await _insist(where, ask_in)
+    assert isinstance(joined, Admitted)
+    return joined
+
+
+async def renew(host: str, port: int, member: Credentials) -> Admitted:
+    """Ask the coordinator at this join port for a new certificate, as a member whose own may have run out.
+
+    Raises as `join` does; NotTrusted if the member was revoked, or was away while its mesh got a new authority.
+    """
+    where = f"{host}:{port}"
+    node = RenewingNode(where, member.admitted.authority)
+
+    async def ask() -> NodeAction | Authority:
+        async with _call(where, host, port, member.client_context()) as (reader, writer):
+            _write(writer, node.connected())
+            return await _until_end(node, reader)
+
+    try:
+        joined = await _insist(where, ask)
+    except NotTrusted as error:
+        raise await _left_behind(where, host, port, member) or error from None
+    assert isinstance(joined, Admitted)
+    return joined
+
+
+async def _left_behind(where: str, host: str, port: int, member: Credentials) -> NotTrusted | None:
+    """The error to tell where, by its own word, another authority of the same mesh is at work than the member knows."""
+    node = Listening(where)
+    try:
+        async with asyncio.timeout(DEADLINE_S), _call(where, host, port, unverified_context()) as (reader, _):
+            named = await _until_end(node, reader)
+    except (MeshError, TimeoutError, _HungUp):
+        return None
+    assert isinstance(named, Authority)
+    known = member.admitted.authority
+    if named.certificate == known or not is_authority_of(named.certificate, member.mesh):
+        return None
+    return NotTrusted(
+        f"{where} says that mesh {member.mesh!r} has a new authority, which this node was not told of in time",
+        next_step=f"Join again with a new token: mesh-coord token create there, then {JOIN_AGAIN[member.member.role]}",
+    )
+
+
+class _HungUp(Exception):
+    """The other side ended a call early, and may be in better spirits soon; `told` is what it means if not."""
+
+    def __init__(self, told: MeshError) -> None:
+        super().__init__(str(told))
+        self.told = told
+
+
+async def _insist(where: str, call: Callable[[], Awaitable[T]]) -> T:
+    """What a call ends with, made again for INSIST_S where the other side hangs up on it."""
+    loop = asyncio.get_running_loop()
+    began_s, until_s, told = loop.time(), loop.time() + INSIST_S, False
+    while True:
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                return await call()
+        except TimeoutError:
+            raise ConnectFailed(f"{where} did not answer within {DEADLINE_S:g} s") from None
+        except _HungUp as error:
+            if loop.time() > until_s:
+                error.told.next_step = error.told.next_step or CROWDED
+                raise error.told from None
+            if not told and loop.time() - began_s > TELL_S:
+                told = True
+                log.warning("%s hangs up, as with many callers; asking again for %.0f s", where, INSIST_S - TELL_S)
+        await asyncio.sleep(random.SystemRandom().uniform(0.5, 1.5) * AGAIN_S)
+
+
+@contextlib.asynccontextmanager
+async def _call(
+    where: str, host: str, port: int, context: TLSContext
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    try:
+        reader, writer = await asyncio.open_connection(
+            host,
+            port,
+            ssl=context,
+            server_hostname=JOIN_NAME,
+            ssl_handshake_timeout=HANDSHAKE_S,
+            ssl_shutdown_timeout=SHUTDOWN_S,
+        )
+        try:
+            yield reader, writer
+        finally:
+            await _close(writer)
+    except (ConnectionResetError, ConnectionAbortedError, BrokenPipeError) as error:
+        raise _HungUp(explain(error, where)) from None
+    except OSError as error:
+        raise explain(error, where) from None
+
+
+async def _until_end(
+    node: JoiningNode | RenewingNode | Listening, reader: asyncio.StreamReader
+) -> NodeAction | Authority:
+    while True:
+        try:
+            data = await reader.read(READ_BYTES)
+        except (ConnectionResetError, ConnectionAbortedError, BrokenPipeError):
+            data = b""
+        if not data:
+            ended = node.ended()
+            raise ended if isinstance(ended, NotTrusted) else _HungUp(ended)
+        for action in node.received(data):
+            return action
+
+
+def _write(writer: asyncio.StreamWriter, sends: Sequence[NodeAction | Send]) -> None:
+    for send in sends:
+        assert isinstance(send, Send)
+        writer.write(send.data)
+
+
+async def _close(writer: asyncio.StreamWriter) -> None:
+    """End a connection: what was written leaves, and a caller that takes nothing is not waited for."""
+    writer.close()
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(2 * SHUTDOWN_S):
+            await writer.wait_closed()
+    drop(writer.transport)

@@ -1,0 +1,213 @@
+"""A listening port for TLS that hears only so many strangers at once, whatever comes (docs/protocol.md, "Joining").
+
+It accepts every connection, so that a flood costs the kernel nothing, and closes those beyond the gate's limits.  TLS
+takes 300 KiB, so it only begins when the whole first record is there and can be TLS's; what does not begin so goes at
+once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from ..errors import ConfigError
+from ..system.tasks import Tasks, unheard
+from .connection_limiter import Gate
+
+log = logging.getLogger("graph_mesh.listener")
+
+BACKLOG = 256
+FIRST_WORD_S = 3.0  # a caller that wants something says so at once
+TLS_HANDSHAKE = b"\x16"  # the first byte of every TLS connection
+HELLO_BYTES_MAX = 4096  # of the first record, which is 300 to 2,000
+HEADER_BYTES = 5  # of a record: its kind, version (2) and length (2)
+LOOK_S = 0.01  # from one look for the rest of a record to the next
+CROWD_TOLD_S = 10.0  # from one word about callers that find no room to the next
+TURN_S = 0.005  # from one begin of TLS to the next: a flood takes a part of the loop's time, and no more memory
+PAUSE_S = 0.1  # after a failed accept: no file descriptor is free, most of the time
+
+
+def addresses_of(host: str) -> tuple[str, ...]:
+    """What to listen on for `host`: for "::" every address, of IPv6 too where this machine has it."""
+    if host != "::":
+        return (host,)
+    try:
+        with socket.socket(socket.AF_INET6) as here:
+            here.bind(("::1", 0))
+    except OSError:
+        return ("0.0.0.0",)
+    return ("0.0.0.0", "::")
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """A stranger that is being served."""
+
+    host: str
+    number: int
+    _gate: Gate
+
+    def asked(self) -> None:
+        """It said all it has to say, and waits for us."""
+        self._gate.spoke(self.number)
+
+    def answered(self) -> None:
+        """It is its turn, and others may take its place if nothing comes."""
+        self._gate.answered(self.number, asyncio.get_running_loop().time())
+
+
+class Listener:
+    """Calls `serve(connection, caller)` for each caller; it counts as a stranger until that returns.
+
+    `serve` owns the socket and takes care of its time limit; it is cancelled when the caller has to go.
+    `turned_away(host, why)` hears of callers that did not begin.
+    """
+
+    def __init__(
+        self,
+        serve: Callable[[socket.socket, Caller], Awaitable[None]],
+        turned_away: Callable[[str, str], Awaitable[None]],
+        gate: Gate,
+    ) -> None:
+        self._serve = serve
+        self._turned_away = turned_away
+        self._gate = gate
+        self._turn = asyncio.Lock()
+        self._begun_s = 0.0
+        self._crowded_s = float("-inf")
+        self._numbers = itertools.count()
+        self._listening: list[socket.socket] = []
+        self._tasks = Tasks()
+        self._strangers: dict[int, asyncio.Task[None]] = {}
+
+    def listen(self, hosts: Sequence[str], port: int) -> int:
+        """Listen on all these addresses ("0.0.0.0" and "::" for any), 0 meaning any free port; returns the port."""
+        for host in hosts:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            try:
+                bound = socket.create_server((host, port), family=family, backlog=BACKLOG)
+            except OSError as error:
+                raise ConfigError(f"cannot listen on port {port} of {host}", cause=error.strerror or "") from None
+            bound.setblocking(False)
+            port = bound.getsockname()[1]
+            self._listening.append(bound)
+            self._tasks.keep("accepting", partial(self._accept, bound))
+        return port
+
+    async def close(self) -> None:
+        """Stop listening, and end what strangers there are."""
+        await asyncio.sleep(0)  # every task has begun, and so takes care of its socket
+        for bound in self._listening:
+            # asyncio gives a caller who is there already to the accept that is cancelled below, which is an error.
+            with contextlib.suppress(NotImplementedError):  # on Windows it does not
+                asyncio.get_running_loop().remove_reader(bound)
+        self._tasks.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for bound in self._listening:
+            bound.close()
+
+    async def _accept(self, bound: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, address = await loop.sock_accept(bound)
+            except OSError as error:
+                log.warning("cannot accept a connection: %s", error)
+                await asyncio.sleep(PAUSE_S)
+                continue
+            self._arrived(connection, address[0])
+
+    def _arrived(self, connection: socket.socket, host: str) -> None:
+        number = next(self._numbers)
+        arrival = self._gate.arrive(number, host, asyncio.get_running_loop().time())
+        if arrival.evicted is not None:
+            # Behind the first step of the task, which takes charge of the socket.
+            asyncio.get_running_loop().call_soon(self._strangers[arrival.evicted].cancel)
+        if not arrival.heard:
+            connection.close()
+            self._tell_crowd(host)
+            return
+        connection.setblocking(False)
+        caller = Caller(host, number, self._gate)
+        hearing = self._tasks.run("hearing a caller", self._hear(caller, connection), lambda _: connection.close())
+        self._strangers[number] = hearing
+
+    def _tell_crowd(self, host: str) -> None:
+        """Now and then: each is tried again by whoever means it."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._crowded_s >= CROWD_TOLD_S:
+            self._crowded_s = now_s
+            self._tasks.run("telling of a crowd", self._told(host), unheard)
+
+    async def _told(self, host: str) -> None:
+        await self._turned_away(host, "too many callers at once")
+
+    async def _hear(self, caller: Caller, connection: socket.socket) -> None:
+        try:
+            if await self._begins(connection, caller.host):
+                caller.asked()
+                await self._wait_for_turn(connection)
+                caller.answered()
+                await self._serve(connection, caller)
+        except OSError as error:
+            log.debug("a caller from %s ended early: %s", caller.host, error)
+        finally:
+            self._gate.leave(caller.number)
+            self._strangers.pop(caller.number, None)
+
+    async def _begins(self, connection: socket.socket, host: str) -> bool:
+        """Whether the caller begins as TLS does; if not, its connection is closed."""
+        try:
+            async with asyncio.timeout(FIRST_WORD_S):
+                why = await _first_record(connection)
+        except TimeoutError:
+            why = f"it said nothing for {FIRST_WORD_S:g} s"
+        except BaseException:
+            connection.close()
+            raise
+        if why is None:
+            return True
+        connection.close()
+        if why:
+            await self._turned_away(host, why)
+        return False
+
+    async def _wait_for_turn(self, connection: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            async with self._turn:
+                await asyncio.sleep(max(0.0, self._begun_s + TURN_S - loop.time()))
+                self._begun_s = loop.time()
+        except BaseException:
+            connection.close()
+            raise
+
+
+async def _first_record(connection: socket.socket) -> str | None:
+    """Wait for a whole record of TLS, left where it is: None, or why it is none, "" if the caller hung up."""
+    loop = asyncio.get_running_loop()
+    there = asyncio.Event()
+    try:
+        loop.add_reader(connection, there.set)
+    except NotImplementedError:  # Windows' loop waits for whole reads only, and so TLS begins at once
+        return None
+    try:
+        await there.wait()
+    finally:
+        loop.remove_reader(connection)
+    while True:
+        said = connection.recv(HELLO_BYTES_MAX, socket.MSG_PEEK)
+        if not said:
+            return ""
+        size = HEADER_BYTES + int.from_bytes(said[3:HEADER_BYTES])
+        if said[:1] != TLS_HANDSHAKE or size > HELLO_BYTES_MAX:
+            return "it does not speak TLS"
+        if len(said) >= max(size, HEADER_BYTES):
+            return None
+        await asyncio.sleep(LOOK_S)

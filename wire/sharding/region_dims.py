@@ -1,0 +1,122 @@
+"""Unified: which dimensions of all values in a graph go together, for ops with graphs inside.
+
+Every dimension of every value is a member of a class; the rule of each node joins classes.  A class that any node sums
+over, needs whole, or lowers in a way of its own is blocked: within a body ranks do not speak.  Of a dimension made of
+several factors the outermost counts, which must then be shared out evenly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ..ir.graph import WireGraph
+from ..ir.types import Attrs, TensorType
+from .rule import WHOLE, Draft, Rule
+
+RuleOf = Callable[[str, Attrs, Sequence[TensorType], int], Rule | None]
+"""The rule of a node by op, attributes, operands and how many of its results it is for; None if it has none."""
+
+Classes = list[int]
+"""The classes of a value's dimensions."""
+
+
+@dataclass(slots=True)
+class _Class:
+    size: int
+    exact: bool = False
+    blocked: bool = False
+
+
+class Unified:
+    """Classes of the dimensions in one or more graphs."""
+
+    def __init__(self, rule_of: RuleOf) -> None:
+        self._rule_of = rule_of
+        self._above: list[int] = []
+        self._classes: list[_Class] = []
+        self._factors: dict[int, int] = {}
+
+    def add(self, graph: WireGraph) -> list[Classes]:
+        """The classes of every node of a graph."""
+        found: list[Classes] = []
+        for index, (op, inputs, attrs) in enumerate(graph.nodes):
+            shape = graph.types[index].shape
+            operands = [found[source] for source in inputs]
+            results = attrs["output"] + 1 if "output" in attrs else 1
+            rule = None if op == "input" else self._rule_of(op, attrs, [graph.types[i] for i in inputs], results)
+            if op == "input":
+                found.append([self._new(dim) for dim in shape])
+            elif rule is None:
+                self._block(*[member for each in operands for member in each])
+                found.append([self.whole() for _ in shape])
+            else:
+                found.append(self._node(rule, operands, results - 1))
+        return found
+
+    def whole(self) -> int:
+        """A class that is not split."""
+        member = self._new(1)
+        self._block(member)
+        return member
+
+    def join(self, left: Sequence[Classes], right: Sequence[Classes]) -> None:
+        """Values that are the same, or take each other's place."""
+        for one, other in zip(left, right, strict=True):
+            for here, there in zip(one, other, strict=True):
+                self._join(here, there)
+
+    def made(self, draft: Draft, classes: Classes) -> tuple[tuple[int, ...], ...]:
+        """Of which factors of `draft` the dimensions are made."""
+        return tuple([self._made(draft, self._root(member)) for member in classes])
+
+    def _made(self, draft: Draft, root: int) -> tuple[int, ...]:
+        found = self._classes[root]
+        if found.blocked:
+            return WHOLE
+        if root not in self._factors:
+            self._factors[root] = draft.new(found.size, exact=found.exact)
+        return (self._factors[root],)
+
+    def _node(self, rule: Rule, operands: Sequence[Classes], output: int) -> Classes:
+        of_factor = [self._new(size) for size in rule.sizes]
+        self._block(*[of_factor[factor] for factor in (*rule.reduced, *rule.special)])
+        for factor in rule.exact:
+            self._classes[self._root(of_factor[factor])].exact = True
+        for classes, made in zip(operands, rule.operands, strict=True):
+            for member, factors in zip(classes, made, strict=True):
+                self._join(member, self._outermost(of_factor, factors))
+        return [self._outermost(of_factor, factors) for factors in rule.results[output]]
+
+    def _outermost(self, of_factor: Sequence[int], factors: tuple[int, ...]) -> int:
+        if not factors:
+            return self.whole()
+        self._block(*[of_factor[factor] for factor in factors[1:]])
+        return of_factor[factors[0]]
+
+    # -- union-find ---------------------------------------------------------------------------------------
+
+    def _new(self, size: int) -> int:
+        self._above.append(len(self._above))
+        self._classes.append(_Class(size))
+        return len(self._above) - 1
+
+    def _root(self, member: int) -> int:
+        while self._above[member] != member:
+            self._above[member] = member = self._above[self._above[member]]
+        return member
+
+    def _join(self, left: int, right: int) -> None:
+        one, other = self._root(left), self._root(right)
+        if one == other:
+            return
+        kept, gone = self._classes[one], self._classes[other]
+        kept.exact |= gone.exact or kept.size != gone.size
+        kept.size = math.gcd(kept.size, gone.size)
+        kept.blocked |= gone.blocked
+        self._above[other] = one
+
+    def _block(self, *members: int) -> None:
+        for member in members:
+            self._classes[self._root(member)].blocked = True

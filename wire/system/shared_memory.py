@@ -1,0 +1,373 @@
+"""Tensors between processes of one host: files in memory that change owner (docs/protocol.md, "Shared memory").
+
+Every node has one directory (on /dev/shm where that exists and is large enough, else the temporary folder).  A sender
+writes a file and names it in a message; the receiver maps it, unlinks it and owns it from then on, so nobody frees a
+file twice.  Nothing is left when a process dies: what its directory holds goes with the next directory that any process
+of this user makes (`SharedDir.sweep`), and what others had named to it they remove themselves
+(`shared_memory_handoff.py`).
+
+Names come from other processes: a directory must be of our making (its name, its owner, mode 0700), a file's name is
+hexadecimal and never a link, so no peer can make us open or delete anything else.
+
+Files are named by strings here and not by Paths: a Path interns every name in it, and the table of interned strings
+doubles, by 0.5 MiB at once, when some thousand names have come and gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..byte_sizes import size_text
+from ..errors import BlobCorrupt, BlobMissing, ConfigError, OutOfMemory, ProtocolError
+from ..limits import MIB
+from . import mapped_files
+from .atomic_files import WRITING
+
+MEMORY_FOLDER = Path("/dev/shm")
+MEMORY_BYTES_MIN = 512 * MIB  # containers often get 64 MiB there; files on disk are then the better choice
+NEW_S = 30.0  # a directory without a lock is being made; after this long its maker is dead
+
+_DIR_NAME = re.compile(r"graph-mesh-[0-9a-f]{32}")
+_FILE_NAME = re.compile(r"[0-9a-f]{32}")
+_LOCK = "lock"
+_NO_LINKS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A new file and its writable bytes."""
+
+    name: str
+    buffer: memoryview
+
+
+class SharedDir:
+    """One node's directory of shared files.  `create` makes and owns one; `attach` uses another process's."""
+
+    def __init__(self, path: Path, lock: int | None) -> None:
+        self.path = path
+        self._lock = lock
+
+    @classmethod
+    def create(cls, base: Path | None = None) -> SharedDir:
+        """A new directory in `base` (chosen if None), which `close` removes.  Those of dead processes go first."""
+        SharedDir.sweep(base)
+        folder = base or _base()
+        path = folder / f"graph-mesh-{secrets.token_hex(16)}"
+        try:
+            path.mkdir(mode=0o700)
+            lock = _locked(path)
+        except OSError as error:
+            raise ConfigError(f"{folder} cannot hold shared memory", cause=str(error)) from None
+        return cls(path, lock)
+
+    @classmethod
+    def attach(cls, path: Path) -> SharedDir:
+        """Another process's directory, to write files on its behalf; `close` leaves it alone."""
+        _check_dir(str(path))
+        return cls(path, None)
+
+    def write(self, chunks: Iterable[bytes | bytearray | memoryview], name: str = "") -> str:
+        """A new file of these bytes, one after the other, named so or by chance: its name.  OutOfMemory if they do not
+        fit."""
+        name, handle = self._new_file(os.O_WRONLY, name)
+        try:
+            for chunk in chunks:
+                _write_all(handle, memoryview(chunk).cast("B") if memoryview(chunk).nbytes else memoryview(b""))
+        except OSError as error:
+            _unlink(self._file(name))
+            raise OutOfMemory("shared memory is full", cause=str(error)) from None
+        finally:
+            os.close(handle)
+        return name
+
+    def allocate(self, size_bytes: int, name: str = "") -> Segment:
+        """A new file of `size_bytes` zeros to write into, named so or by chance.  OutOfMemory if it has no room."""
+        name, handle = self._new_file(os.O_RDWR, name)
+        try:
+            if size_bytes:
+                _reserve(handle, size_bytes)
+            return Segment(name, mapped_files.shared(handle, size_bytes))
+        except OSError as error:
+            _unlink(self._file(name))
+            raise OutOfMemory(f"{size_text(size_bytes)} do not fit into shared memory", cause=str(error)) from None
+        finally:
+            os.close(handle)
+
+    def write_copies(self, chunks: Iterable[bytes | bytearray | memoryview], copies: int) -> tuple[str, ...]:
+        """A new file of these bytes under one name for each receiver; OutOfMemory if it does not fit, and then none."""
+        names = [self.write(chunks)]
+        try:
+            while len(names) < copies:
+                names.append(new_name())
+                os.link(self._file(names[0]), self._file(names[-1]), follow_symlinks=False)
+        except OSError as error:
+            for name in names:
+                _unlink(self._file(name))
+            raise OutOfMemory("shared memory takes no further file", cause=str(error)) from None
+        return tuple(names)
+
+    def _new_file(self, mode: int, name: str = "") -> tuple[str, int]:
+        name = name or new_name()
+        try:
+            return name, os.open(self._file(name), mode | os.O_CREAT | os.O_EXCL | _NO_LINKS, 0o600)
+        except FileNotFoundError:
+            raise BlobMissing(f"{self.path} is gone, and the process whose shared memory it was") from None
+        except OSError as error:
+            raise OutOfMemory("shared memory takes no further file", cause=str(error)) from None
+
+    def _file(self, name: str) -> str:
+        return os.path.join(self.path, name)
+
+    def close(self) -> None:
+        """Remove the directory if this process made it.  Mappings stay valid."""
+        if self._lock is None:
+            return
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)  # after the removal: whoever sweeps must not find it unlocked
+        self._lock = None
+        shutil.rmtree(self.path, ignore_errors=True)  # Windows keeps an open lock file
+
+    def clear(self) -> None:
+        """Remove what is in it; the directory itself tells that this process runs, until it ends and others sweep."""
+        for path in list(self.path.iterdir()) if self.path.exists() else ():
+            if path.name != _LOCK:
+                _unlink(str(path))
+
+    @staticmethod
+    def lives(path: Path) -> bool:
+        """Whether this is a directory of this user's whose maker runs, and has not closed it."""
+        with contextlib.suppress(OSError):
+            return bool(_DIR_NAME.fullmatch(path.name)) and _is_ours(path) and _is_alive(path)
+        return False
+
+    @staticmethod
+    def sweep(base: Path | None = None) -> int:
+        """Remove what dead processes of this user left; how many directories."""
+        removed = 0
+        for folder in {base} if base else {MEMORY_FOLDER, Path(tempfile.gettempdir())}:
+            for path in _left_over(folder):
+                shutil.rmtree(path, ignore_errors=True)
+                removed += not path.exists()
+        return removed
+
+
+def new_name() -> str:
+    """A name that no file has."""
+    return secrets.token_hex(16)
+
+
+def new_prefix() -> str:
+    """What the names of several files may begin with: each is that and 8 more hexadecimal digits."""
+    return secrets.token_hex(12)
+
+
+def take(directory: str | Path, name: str, size_bytes: int, unlink: bool = True) -> memoryview:
+    """The bytes of another process's file of exactly `size_bytes`, as memory of our own: writable, and nobody else's.
+    What its writer writes later is not seen (`share`).
+
+    With `unlink` false the file stays for whoever takes it next.  The memory is freed with the last view of it, and no
+    file stays open for it.
+    Raises ProtocolError for names that are not of our making, BlobMissing, BlobCorrupt for another size, OutOfMemory
+    where it cannot be mapped.
+    """
+    path = _file(directory, name)
+    try:
+        handle = os.open(path, os.O_RDONLY | _NO_LINKS)
+    except OSError as error:
+        raise BlobMissing(f"shared file {name} cannot be opened", cause=str(error)) from None
+    try:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode) or found.st_size != size_bytes:
+            raise BlobCorrupt(f"shared file {name} has {found.st_size} bytes, expected {size_bytes}")
+        view = mapped_files.copied(handle, size_bytes)
+    except OSError as error:
+        raise OutOfMemory(f"{size_text(size_bytes)} of shared memory cannot be mapped", cause=str(error)) from None
+    finally:
+        os.close(handle)
+    if unlink:
+        _unlink(path)
+    return view
+
+
+def share(directory: str | Path, name: str) -> memoryview:
+    """Map a file that several processes write to, whole; its owner removes it.  Raises as `take` does."""
+    path = _file(directory, name)
+    try:
+        handle = os.open(path, os.O_RDWR | _NO_LINKS)
+    except OSError as error:
+        raise BlobMissing(f"shared file {name} cannot be opened", cause=str(error)) from None
+    try:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode) or not found.st_size:
+            raise BlobCorrupt(f"shared file {name} is no file, or empty")
+        return mapped_files.shared(handle, found.st_size)
+    except OSError as error:
+        raise OutOfMemory(f"shared file {name} cannot be mapped", cause=str(error)) from None
+    finally:
+        os.close(handle)
+
+
+def remove(directory: str | Path, name: str) -> None:
+    """Drop a file that will not be taken; one that is gone, alone or with its process, is fine."""
+    with contextlib.suppress(BlobMissing):
+        _unlink(_file(directory, name))
+
+
+def remove_all(directory: str | Path, prefix: str) -> None:
+    """Drop all files whose names begin so (`new_prefix`)."""
+    with contextlib.suppress(FileNotFoundError):
+        for name in os.listdir(directory):
+            if prefix and name.startswith(prefix):
+                remove(directory, name)
+
+
+def exists(directory: str | Path, name: str) -> bool:
+    """Whether a file has that name now."""
+    return os.path.exists(os.path.join(directory, name))
+
+
+def readable(directory: str) -> bool:
+    """Whether files in this directory can be taken by this process."""
+    try:
+        _check_dir(directory)
+    except (ProtocolError, BlobMissing):
+        return False
+    return os.access(directory, os.R_OK | os.W_OK | os.X_OK)
+
+
+# -- checks ------------------------------------------------------------------------------------------------
+
+
+def _file(directory: str | Path, name: str) -> str:
+    _check_dir(str(directory))
+    check_name(name)
+    return os.path.join(directory, name)
+
+
+def check_name(name: str) -> None:
+    """ProtocolError for a name that no SharedDir makes."""
+    if not _FILE_NAME.fullmatch(name):
+        raise ProtocolError(f"{name[:64]!r} is not the name of a shared file")
+
+
+def _check_dir(directory: str) -> None:
+    try:
+        named = _DIR_NAME.fullmatch(os.path.basename(directory))
+        good = named is not None and os.path.isabs(directory) and _is_ours(directory)
+    except FileNotFoundError:
+        raise BlobMissing(f"{directory} is gone, and the process whose shared memory it was") from None
+    except (OSError, ValueError):
+        good = False
+    if not good:
+        raise ProtocolError(f"{directory[:256]!r} is not a shared-memory directory of this user")
+
+
+def _is_ours(path: str | Path) -> bool:
+    found = os.lstat(path)
+    if not stat.S_ISDIR(found.st_mode):
+        return False
+    if not hasattr(os, "getuid"):  # Windows: the temporary folder is the user's own
+        return True
+    return found.st_uid == os.getuid() and stat.S_IMODE(found.st_mode) == 0o700
+
+
+# -- the platform ------------------------------------------------------------------------------------------
+
+
+def _base() -> Path:
+    with contextlib.suppress(OSError, AttributeError):
+        space = os.statvfs(MEMORY_FOLDER)
+        if space.f_frsize * space.f_blocks >= MEMORY_BYTES_MIN and os.access(MEMORY_FOLDER, os.W_OK):
+            return MEMORY_FOLDER
+    return Path(tempfile.gettempdir())
+
+
+def _reserve(handle: int, size_bytes: int) -> None:
+    """Give the file its size and its memory: a full file system must fail here, not at a later write (SIGBUS)."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(handle, 0, size_bytes)
+    else:
+        os.ftruncate(handle, size_bytes)
+
+
+def _write_all(handle: int, data: memoryview) -> None:
+    while data:
+        data = data[os.write(handle, data) :]
+
+
+def _unlink(path: str) -> None:
+    # Windows cannot unlink a mapped file: it goes with its directory.
+    with contextlib.suppress(FileNotFoundError, PermissionError):
+        os.unlink(path)
+
+
+def _left_over(folder: Path) -> Iterator[Path]:
+    """Directories whose maker is dead: its lock is free, or was never taken."""
+    try:
+        entries = sorted(folder.iterdir())
+    except OSError:
+        return
+    for path in entries:
+        with contextlib.suppress(OSError):
+            if _DIR_NAME.fullmatch(path.name) and _is_ours(path) and not _is_alive(path):
+                yield path
+
+
+def _is_alive(path: Path) -> bool:
+    try:
+        lock = os.open(path / _LOCK, os.O_RDWR | _NO_LINKS)
+    except FileNotFoundError:
+        return time.time() - path.stat().st_mtime < NEW_S
+    try:
+        return not _hold(lock)
+    finally:
+        os.close(lock)
+
+
+def _locked(path: Path) -> int:
+    """A directory's new lock file, held.  It gets its name once it is held: one that is free is a dead process's, and
+    whoever sweeps at that moment would remove the directory."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _NO_LINKS
+    if sys.platform == "win32":  # which does not rename an open file
+        lock = os.open(path / _LOCK, flags, 0o600)
+        _hold(lock)
+        return lock
+    lock = os.open(path / (_LOCK + WRITING), flags, 0o600)
+    _hold(lock)
+    os.rename(path / (_LOCK + WRITING), path / _LOCK)
+    return lock
+
+
+def _hold(lock: int) -> bool:
+    """Lock a file for as long as it is open (the kernel lets go when the process dies); False if another holds it."""
+    try:
+        import fcntl
+    except ImportError:
+        return _hold_on_windows(lock)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _hold_on_windows(lock: int) -> bool:
+    import msvcrt
+
+    try:
+        msvcrt.locking(lock, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined, unused-ignore]
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,34 @@
+"""Signals: a daemon that is told to stop by a signal does so in good order, and at the second one ends at once.
+
+It ends without a word: whoever reads its log may be what it waits for.
+
+It does not know what there is to put in order.  Child processes end with their pipes, and what is on disk is whole at
+any moment, so that nothing is left to do for the second signal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALLED = 128  # plus its number: the exit code of who is ended by a signal, as shells have it
+
+
+def watch_signals(loop: asyncio.AbstractEventLoop, stop: Callable[[str], object]) -> None:
+    """Call `stop` with why, for people, at the first SIGTERM or Ctrl-C; at the second one end the process."""
+    asked: list[signal.Signals] = []
+
+    def told(number: signal.Signals) -> None:
+        if asked:
+            os._exit(SIGNALLED + number)
+        asked.append(number)
+        stop(f"asked to stop by {number.name}")
+
+    for number in SIGNALS:
+        try:
+            loop.add_signal_handler(number, told, number)
+        except NotImplementedError:  # Windows
+            signal.signal(number, lambda *_, number=number: loop.call_soon_threadsafe(told, number))

@@ -1,0 +1,103 @@
+"""Tasks of a shell: whatever one of them raises, somebody is told.
+
+A task that ends in silence leaves those waiting who count on what it was to bring.  So every task of a shell is begun
+here, and says with `failed` which event its failure is; a foreign exception comes as the MeshError it means.  What
+serves for as long as the process does begins again.  No other file of `wire`, `worker` and `coordinator` makes tasks,
+but for those of a TaskGroup, which raises what they raise (`tests/pure/test_static.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, TypeVar
+
+from ..errors import MeshError, OutOfMemory
+
+log = logging.getLogger("graph_mesh.tasks")
+T = TypeVar("T")
+AGAIN_S = 1.0  # until what serves begins again, after a fault
+Failed = Callable[[MeshError], object]
+
+
+class Tasks:
+    """Those of one object, which cancels them at its end."""
+
+    def __init__(self) -> None:
+        self._running: set[asyncio.Task[Any]] = set()
+
+    def __iter__(self) -> Iterator[asyncio.Task[Any]]:
+        return iter(list(self._running))
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def run(self, what: str, work: Coroutine[Any, Any, T], failed: Failed) -> asyncio.Task[T]:
+        """Begin with `work`, soon.  If it raises, `failed` is told, and so is whoever awaits the task; `what` is what
+        it does, for people.  One that is cancelled tells nobody: whoever cancels it knows."""
+        return self._begin(_told(what, work, failed), work)
+
+    def keep(self, what: str, serve: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
+        """Begin with `serve()`, and again whenever it fails, until it returns or the task is cancelled."""
+        return self._begin(_kept(what, serve))
+
+    def cancel(self) -> None:
+        """Stop them all."""
+        for task in self:
+            task.cancel()
+
+    def _begin(self, work: Coroutine[Any, Any, T], inner: Coroutine[Any, Any, Any] | None = None) -> asyncio.Task[T]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._running.add(task)
+
+        def over(_: asyncio.Task[T]) -> None:
+            self._running.discard(task)
+            if inner is not None:
+                inner.close()  # it may have been cancelled before it began
+            fault = None if task.cancelled() else task.exception()
+            if fault is not None and not isinstance(fault, MeshError):
+                log.error("telling of a failure failed", exc_info=fault)
+
+        task.add_done_callback(over)
+        return task
+
+
+async def _told(what: str, work: Coroutine[Any, Any, T], failed: Failed) -> T:
+    try:
+        return await work
+    except MeshError as known:
+        failed(known)
+        raise
+    except Exception as fault:
+        error = as_error(f"{what} failed", fault)
+        failed(error)
+        raise error from fault
+
+
+async def _kept(what: str, serve: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    before = ""
+    while True:
+        try:
+            return await serve()
+        except Exception as fault:
+            if str(fault) != before:
+                before = str(fault)
+                log.error("%s failed, and begins again every %g s", what, AGAIN_S, exc_info=fault)
+        await asyncio.sleep(AGAIN_S)
+
+
+def as_error(what: str, fault: Exception) -> MeshError:
+    """The error that others are told: an error itself, or the cause of a fault of this process, which is logged."""
+    if isinstance(fault, MeshError):
+        return fault
+    log.error(what, exc_info=fault)
+    cause = f"{type(fault).__name__}: {fault}"
+    if isinstance(fault, MemoryError):
+        return OutOfMemory(what, cause=cause, next_step="Free memory on this machine, or use one with more")
+    return MeshError(what, cause=cause)
+
+
+def unheard(error: MeshError) -> None:
+    """For tasks whose failure changes nothing: whoever waits has an end of its own."""
+    log.debug("%s", error)

@@ -1,0 +1,200 @@
+"""Content moving between two nodes by its address: asking for it and giving it.
+
+One BlobExchange per process that holds tensors in memory (coordinator, client).  It chooses the way: inline in the
+answer, through shared memory on one host, or as a stream; and it checks what arrives against the address asked for.
+It does not know where content is kept: `find` is given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..byte_sizes import size_text
+from ..errors import BlobCorrupt, BlobMissing, EngineError, MeshError, NodeLost, OutOfMemory, ProtocolError
+from ..ir.codec import hash_array, hash_bytes, tensor_bytes, tensor_from
+from ..ir.dtypes import dtype_named, dtype_of
+from ..ir.graph import check_type
+from ..ir.types import TensorType
+from ..limits import DEFAULT, MIB
+from ..link.websocket_carrier import Link
+from ..protocol.messages import INLINE_BYTES_MAX, Blob, BlobStream, FetchBlob, Message, NamedValue
+from ..system.shared_memory import SharedDir, new_name, remove, take
+from ..system.tasks import Tasks, unheard
+
+OFF_LOOP_BYTES = MIB  # copies and hashes above this run in a thread, so that heartbeats are read on time
+INLINE_TOTAL_BYTES_MAX = 4 * MIB  # of the values of one message, which may have 17 MiB
+FETCHES_MAX = 64  # at once
+T = TypeVar("T")
+
+
+async def off_loop(size_bytes: int, work: Callable[..., T], *args: Any) -> T:
+    """Run `work` here if it handles little, in a thread if it would hold up the loop."""
+    return work(*args) if size_bytes <= OFF_LOOP_BYTES else await asyncio.to_thread(work, *args)
+
+
+async def share_with(link: Link, shared: SharedDir, data: memoryview) -> str:
+    """Write a file for the other end of a link: its name, to be told at once.  NodeLost if the link has ended, and
+    OutOfMemory; there is no file then, nor if this is cancelled."""
+    name = new_name()
+
+    def unwanted(writing: asyncio.Task[str]) -> None:
+        if not writing.cancelled() and writing.exception() is None:
+            remove(shared.path, name)
+
+    if data.nbytes <= OFF_LOOP_BYTES:
+        shared.write([data], name)
+    else:
+        writing = Tasks().run("writing a file", asyncio.to_thread(shared.write, [data], name), unheard)
+        try:
+            await asyncio.shield(writing)
+        except asyncio.CancelledError:  # the thread writes on
+            writing.add_done_callback(unwanted)
+            raise
+    if link.closed:
+        remove(shared.path, name)
+        raise NodeLost(f"the link to {link.peer.name} has ended", node=link.peer.name)
+    link.hand(str(shared.path), name, data.nbytes)
+    return name
+
+
+def apart(arrays: Iterable[NDArray[Any]]) -> list[bool]:
+    """Which tensors of one message do not travel in it: large ones, and those for which the others leave no room."""
+    found, room_bytes = [], INLINE_TOTAL_BYTES_MAX
+    for array in arrays:
+        found.append(array.nbytes > min(INLINE_BYTES_MAX, room_bytes))
+        room_bytes -= 0 if found[-1] else array.nbytes
+    return found
+
+
+def room_for(size_bytes: int) -> memoryview:
+    """Where so many bytes may arrive; OutOfMemory if they never could.
+
+    Not filled with zeros, so that memory is taken as bytes come and not for a size that somebody claims.
+    """
+    try:
+        return np.empty(size_bytes, np.uint8).data
+    except MemoryError:
+        raise OutOfMemory(f"{size_text(size_bytes)} do not fit into memory") from None
+
+
+class BlobExchange:
+    """Serves what `find(address)` has (its bytes, or None) and fetches from others.
+
+    `kept(address, size)` may have it from before, on disk say, so that it need not be fetched.
+    """
+
+    def __init__(self, shared: SharedDir | None, find: Callable[[bytes], memoryview | None]) -> None:
+        self.kept: Callable[[bytes, int], Awaitable[memoryview | None]] | None = None
+        self._shared = shared
+        self._find = find
+        self._numbers = itertools.count(1)
+        self._expected: dict[int, tuple[bytes, int, asyncio.Future[memoryview]]] = {}
+
+    async def serve(self, link: Link, asked: FetchBlob) -> Blob:
+        """The answer to a request for content; BlobMissing if it is not here."""
+        data = self._find(asked.blob)
+        if data is None:
+            raise BlobMissing(f"blob {asked.blob.hex()[:16]} is not held here")
+        if data.nbytes <= INLINE_BYTES_MAX:
+            return Blob(data.nbytes, data.tobytes())
+        if link.same_host and self._shared is not None:
+            return Blob(data.nbytes, None, await share_with(link, self._shared, data))
+        await link.send_stream(BlobStream(asked.blob, asked.stream), data)  # first: if it fails, this is the answer
+        return Blob(data.nbytes)
+
+    async def fetch(self, link: Link, blob: bytes, size_bytes: int) -> memoryview:
+        """Content of exactly this address and size; BlobMissing, BlobCorrupt or NodeLost, or OutOfMemory where there is
+        no room for it here."""
+        if self.kept is not None and (here := await self.kept(blob, size_bytes)) is not None:
+            return here
+        number = next(self._numbers)
+        arrived: asyncio.Future[memoryview] = asyncio.get_running_loop().create_future()
+        self._expected[number] = (blob, size_bytes, arrived)
+        try:
+            answer = await self._answer(link, FetchBlob(blob, number), arrived)
+            if not isinstance(answer, Blob) or answer.size_bytes != size_bytes:
+                raise ProtocolError(f"the answer for blob {blob.hex()[:16]} is not {size_bytes} bytes of content")
+            if answer.data is not None:
+                data = memoryview(bytearray(answer.data))
+            elif answer.shared:
+                data = take(link.peer.shared_memory, answer.shared, size_bytes)
+                link.bytes_received["shared"] += size_bytes
+            else:
+                data = await arrived
+        finally:
+            del self._expected[number]
+            arrived.cancel()
+            if arrived.done() and not arrived.cancelled():
+                arrived.exception()  # it was raised, or another was before
+        if await off_loop(size_bytes, hash_bytes, data) != blob:
+            raise BlobCorrupt(f"what arrived for blob {blob.hex()[:16]} has another address", node=link.peer.name)
+        return data
+
+    @staticmethod
+    async def _answer(link: Link, asked: FetchBlob, arrived: asyncio.Future[memoryview]) -> Message:
+        """What the other end answers.  One that has no memory, or whose stream was refused, cannot give it; why it was
+        refused, who refused it knows better."""
+        try:
+            return await link.request(asked)
+        except EngineError as error:
+            if arrived.done():
+                arrived.result()
+            raise BlobMissing(
+                f"blob {asked.blob.hex()[:16]} could not be sent", node=error.node, cause=str(error)
+            ) from None
+
+    async def fetch_all(self, link: Link, values: Sequence[NamedValue]) -> list[NDArray[Any]]:
+        """As `fetch_named`, some at a time: a link has room for so many requests."""
+        some = asyncio.Semaphore(FETCHES_MAX)
+
+        async def fetch(value: NamedValue) -> NDArray[Any]:
+            async with some:
+                return await self.fetch_named(link, value)
+
+        return await asyncio.gather(*(fetch(value) for value in values))
+
+    async def fetch_named(self, link: Link, value: NamedValue) -> NDArray[Any]:
+        """The tensor a NamedValue stands for, fetched if it did not ride along."""
+        kind = TensorType(value.shape, dtype_named(value.dtype))
+        check_type(kind, DEFAULT)
+        if value.data is not None:
+            return tensor_from(bytearray(value.data), kind)
+        if value.blob is None:
+            raise ProtocolError(f"the value {value.name!r} has neither data nor an address", node=link.peer.name)
+        return tensor_from(await self.fetch(link, value.blob, kind.size_bytes), kind)
+
+    def open_stream(self, header: BlobStream, size_bytes: int) -> memoryview:
+        """Where a stream's bytes go; ProtocolError unless it was asked for."""
+        blob, expected, arrived = self._expected.get(header.stream, (b"", -1, None))
+        if arrived is None or (blob, expected) != (header.blob, size_bytes):
+            raise ProtocolError(f"nobody asked for {size_bytes} bytes of blob {header.blob.hex()[:16]}")
+        try:
+            return room_for(size_bytes)
+        except OutOfMemory as error:
+            if not arrived.done():
+                arrived.set_exception(error.copy())
+            raise
+
+    def stream_done(self, header: BlobStream, buffer: memoryview, error: MeshError | None) -> None:
+        """A stream ended."""
+        arrived = self._expected.get(header.stream, (b"", 0, None))[2]
+        if arrived is None or arrived.done():
+            return
+        if error is None:
+            arrived.set_result(buffer)
+        else:
+            arrived.set_exception(NodeLost("the stream broke off", cause=str(error)))
+
+    @staticmethod
+    def named(name: str, array: NDArray[Any], apart: bool, address: bytes | None = None) -> NamedValue:
+        """A NamedValue for a tensor: inline or, `apart`, its address, under which the other side will ask for it."""
+        dtype = dtype_of(array).name
+        if not apart:
+            return NamedValue(name, dtype, array.shape, tensor_bytes(array).tobytes())
+        return NamedValue(name, dtype, array.shape, None, address or hash_array(array))
