@@ -129,8 +129,8 @@ def ours(chosen: argparse.Namespace) -> Figures:
     sys.path[:0] = [str(HERE.parent.parent), str(HERE.parent.parent / "tests")]
     from support.ranks import Processes
 
-    from worker.collectives.mailbox import LETTER_BYTES, LETTERS
-    from worker.collectives.shelf import GIVEN_BYTES_MAX
+    from worker.collectives.ring_buffer import LETTER_BYTES, LETTERS
+    from worker.collectives.shared_arena import GIVEN_BYTES_MAX
 
     base = "/dev/shm" if os.path.isdir("/dev/shm") else None
     with tempfile.TemporaryDirectory(dir=base) as folder:

@@ -1,8 +1,8 @@
 """How a step begins on a worker, and how its inputs get there: small ones with its Run, and others after it.
 
 Runs leave in the order in which `run_step` began, to whichever workers and for whichever plans, however long the copies
-of inputs take: so gangs come in one order everywhere (worker/lanes.py).  Of an input of which a worker needs a
-window, only that travels.
+of inputs take: so gangs come in one order everywhere (worker/state/device_queue.py).  Of an input of which a worker
+needs a window, only that travels.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A worker may live, answer every heartbeat and never end its part: a shader that hangs, a machine that swaps.  It is
 given up by how long steps took so far, but for work that depends on values.  Whoever gives up too soon does one step
 twice, so the next time it waits for twice as long; without it a session waits until the worker itself ends its host
-(`worker/watchdog.py`), ten minutes.  So it is with a part that a worker compiles, by what that should take.
+(`worker/engine_host/watchdog.py`), ten minutes.  So it is with a part that a worker compiles, by what that should take.
 """
 
 from __future__ import annotations

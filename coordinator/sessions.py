@@ -1,8 +1,8 @@
 """A session's decisions: events in, actions out.  Pure.
 
-A session's state stays on its workers, step after step (`worker/carries.py`).  Steps are issued ahead, `ahead` of them
-at once, and committed in order, once every worker has done its part; only then is the caller told.  The feeds of a step
-are held until a copy of the state makes sure that it is never done again.
+A session's state stays on its workers, step after step (`worker/state/carried_state.py`).  Steps are issued ahead,
+`ahead` of them at once, and committed in order, once every worker has done its part; only then is the caller told.  The
+feeds of a step are held until a copy of the state makes sure that it is never done again.
 
 Where a plan cannot go on, because a worker died or a link broke, or a better one is there, the state of the last
 committed step is taken from its workers, as blobs, and a new plan begins with them.  If a worker took some of it along,

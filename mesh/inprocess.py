@@ -19,8 +19,8 @@ from wire.ir.device_names import ANY, device_named
 from wire.ir.graph import WireGraph
 from worker.cpu.engine import CpuExecutable, compile_graph, ordered, run
 from worker.cpu.process import one_thread
-from worker.engine import Stopped, never
-from worker.lending import Lent
+from worker.engine.donation import Lent
+from worker.engine.protocol import Stopped, never
 
 from .backend import Work
 from .handle import Handle

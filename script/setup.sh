@@ -61,7 +61,7 @@ install_project() {
 }
 
 has_adapter() {
-    .venv/bin/python -P -m worker.devices 2>/dev/null | grep -q '"engine": "wgsl"'
+    .venv/bin/python -P -m worker.devices.registry 2>/dev/null | grep -q '"engine": "wgsl"'
 }
 
 ensure_adapter() {

@@ -7,7 +7,7 @@ import json
 import sys
 from typing import Any
 
-from .daemon import WorkerConfig, run_worker
+from .daemon.daemon import WorkerConfig, run_worker
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ class WorkerConfig:
     interfaces: tuple[str, ...] = ()  # of those others may reach, the only ones to use; (): all
     advertise: tuple[str, ...] = ()  # "HOST[:PORT]" where others can dial it too: a forwarded port, say
     peers: tuple[str, ...] = ()  # "HOST:PORT" or "HOST" to dial, again and again, until they answer
-    devices: tuple[str, ...] = ()  # as `worker.devices` reads them; (): the best hardware adapter, and the cpu
+    devices: tuple[str, ...] = ()  # as `worker.devices.registry` reads them; (): the best hardware adapter, and the cpu
     memory_bytes: int = 0  # budget for weights and working memory of all devices; 0: what they have
     keep_orphans_s: float = 600.0  # how long a coordinator that fell silent finds what it deployed; 0: it does not
     state_dir: str = ""  # "": the platform's folder for state

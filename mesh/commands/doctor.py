@@ -30,7 +30,7 @@ from wire.package import package_version
 from wire.protocol.messages import Nodes
 from wire.security.join_port import PORT_OFFSET
 from worker.config import WorkerConfig
-from worker.devices import list_devices
+from worker.devices.registry import list_devices
 
 from ..diagnosis import (
     EVERY,

@@ -1,6 +1,7 @@
 """`mesh-worker pause` and `resume`: whoever sits at a machine has it back at once, and lends it again later.
 
-They work on this user's workers of one mesh on this machine, by files in their state folders (`worker/pausing.py`).
+They work on this user's workers of one mesh on this machine, by files in their state folders
+(`worker/daemon/pause_file.py`).
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import json
 import time
 
 from wire.errors import ConfigError, DeadlineExceeded
-from worker.duty import MACHINE
-from worker.pausing import FINISHING, PAUSED, SERVING, PauseFiles, workers_in
+from worker.daemon.pause_file import FINISHING, PAUSED, SERVING, PauseFiles, workers_in
+from worker.state.availability import MACHINE
 
 from ..enrolment import state_root
 from .exit_codes import OK

@@ -72,8 +72,8 @@ def work(options: argparse.Namespace) -> int:
 
         return set_pause(options, mesh_name(options), on=options.verb == "pause")
     from worker.config import WorkerConfig
-    from worker.daemon import run_worker
-    from worker.surroundings import REAL
+    from worker.daemon.daemon import run_worker
+    from worker.daemon.environment import REAL
 
     from ..enrolment import authority_folder, enrolled
 
@@ -112,7 +112,7 @@ def work(options: argparse.Namespace) -> int:
 
 def join(options: argparse.Namespace) -> str:
     """Enter the mesh that a token is for; its name."""
-    from worker.folder import claim
+    from worker.daemon.state_folder import claim
 
     from ..enrolment import ask_for_token, join_mesh, machine_name, state_root
 
@@ -133,7 +133,7 @@ def join(options: argparse.Namespace) -> str:
 
 
 def list_devices(as_json: bool) -> int:
-    from worker.devices import list_devices as found
+    from worker.devices.registry import list_devices as found
 
     rows = found()
     if as_json:

@@ -25,7 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from coordinator.health import HealthConfig
 from wire.timeouts import NODE_TIMEOUT_S
-from worker.devices import list_devices
+from worker.devices.registry import list_devices
 
 from ..client import Mesh
 from ..node import Node

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from wire.errors import ConnectFailed, DeadlineExceeded
 from wire.link.interfaces import interfaces_here, judge, usable
 from wire.security.tls import NodeSocket, secured
-from worker.collectives.calling import listening_on, received
 from worker.collectives.connection import Connection
+from worker.collectives.connector import listening_on, received
 
 from .meeting import Note
 from .passports import Passport

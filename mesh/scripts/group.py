@@ -28,8 +28,8 @@ from wire.ir.types import TensorType
 from wire.system.shared_memory import SharedDir
 from wire.timeouts import check_collective_timeout
 from worker.collectives.connection import Connection
+from worker.collectives.executor import REDUCTIONS
 from worker.collectives.group import Group as Runtime
-from worker.collectives.running import REDUCTIONS
 
 from .. import tree
 from ..arguments import axis_of, integer, number, pairs_of, said

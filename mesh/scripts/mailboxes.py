@@ -15,10 +15,10 @@ from pathlib import Path
 
 from wire.limits import KIB
 from wire.system.shared_memory import SharedDir, remove, share
+from worker.collectives.channels import Wire, Wires
 from worker.collectives.connection import Connection
-from worker.collectives.lines import Line
-from worker.collectives.mailbox import Inbox, Outbox, lay_out, letter_bytes_for, short_sleeps, size_of
-from worker.collectives.wires import Wire, Wires
+from worker.collectives.remote_channel import Line
+from worker.collectives.ring_buffer import Inbox, Outbox, lay_out, letter_bytes_for, short_sleeps, size_of
 
 from .meeting import life_of
 

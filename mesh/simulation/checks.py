@@ -11,8 +11,8 @@ from typing import Any
 
 from coordinator.state import CoordinatorState
 from wire.protocol.messages import PlanKey
-from worker.events import Event
-from worker.state import WorkerState
+from worker.state.events import Event
+from worker.state.worker_state import WorkerState
 
 
 class Referee:

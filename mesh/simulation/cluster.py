@@ -1,6 +1,6 @@
 """Cluster: the workers and the coordinator of a simulated mesh, and what befalls them.
 
-Real daemons (worker/daemon.py) and a real coordinator (coordinator/runtime.py) run on one VirtualLoop over a
+Real daemons (worker/daemon/daemon.py) and a real coordinator (coordinator/runtime.py) run on one VirtualLoop over a
 SimulatedNetwork; their engine hosts are simulated.  Every host has one process, and its name is its address.  What
 happens is written down as a trace, and the same seed gives the same trace.
 """
@@ -26,10 +26,10 @@ from wire.link.link import Handler
 from wire.protocol.peer import Identity
 from wire.protocol.reports import Event
 from worker.config import WorkerConfig
-from worker.daemon import Daemon
-from worker.duty import MACHINE
-from worker.pausing import PauseFiles
-from worker.surroundings import Surroundings
+from worker.daemon.daemon import Daemon
+from worker.daemon.environment import Surroundings
+from worker.daemon.pause_file import PauseFiles
+from worker.state.availability import MACHINE
 
 from ..sizes import counted
 from .checks import Referee

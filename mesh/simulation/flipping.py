@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.engine import Engine
+from worker.engine.protocol import Engine
 
 
 class Wrong(Protocol):

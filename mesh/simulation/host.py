@@ -1,8 +1,8 @@
 """SimulatedHost: an engine host without a process.  It computes real results and takes virtual time for them.
 
-Parts go through the same `Host` (worker/host.py) and the cpu engine, those of a gang together (`meetings.py`).  What
-they take follows from the machine's figures by the roofline that the planner uses, so it is the same in every run.
-Faults of a device are in `Device`.
+Parts go through the same `Host` (worker/engine_host/host.py) and the cpu engine, those of a gang together
+(`meetings.py`).  What they take follows from the machine's figures by the roofline that the planner uses, so it is the
+same in every run.  Faults of a device are in `Device`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import cast
 from wire.ir.codec import decode_graph
 from wire.limits import GIB
 from wire.system.shared_memory import SharedDir, remove
-from worker import host_messages as hm
 from worker.config import WorkerConfig
-from worker.devices import open_engine
-from worker.engine import Engine, Measured
-from worker.host import Host
-from worker.surroundings import OnLost, OnMessage
-from worker.watchdog import Watchdog, loss_of
+from worker.daemon.environment import OnLost, OnMessage
+from worker.devices.registry import open_engine
+from worker.engine import host_messages as hm
+from worker.engine.protocol import Engine, Measured
+from worker.engine_host.host import Host
+from worker.engine_host.watchdog import Watchdog, loss_of
 
 from .flipping import FlippingEngine
 from .meetings import Meetings
@@ -57,7 +57,7 @@ class Device:
 
 
 class SimulatedHost:
-    """EngineHost (worker/surroundings.py) on the loop of the simulation."""
+    """EngineHost (worker/daemon/environment.py) on the loop of the simulation."""
 
     def __init__(
         self,

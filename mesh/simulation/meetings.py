@@ -11,7 +11,7 @@ import threading
 from dataclasses import dataclass
 from typing import Protocol
 
-from worker import host_messages as hm
+from worker.engine import host_messages as hm
 
 
 class Attendant(Protocol):

@@ -24,7 +24,7 @@ from mesh import AsyncMesh, Mesh, errors, trace
 from wire.protocol.messages import INLINE_BYTES_MAX
 from wire.system.mapped_files import READ_BYTES_MAX
 from wire.system.open_file_limit import WANTED
-from worker.host import MAPPED_BYTES_MIN
+from worker.engine_host.host import MAPPED_BYTES_MIN
 
 X = np.full((512, 512), 0.01, np.float32)
 SOON_S = 120.0  # for what takes milliseconds

@@ -25,7 +25,7 @@ from wire.ir.dtypes import BOOL, BY_NAME, I32, U32
 from wire.ir.graph import WireGraph
 from wire.ir.ops import EXACT, OPS, inner_graphs
 from worker.cpu import CpuEngine, evaluate
-from worker.engine import Engine
+from worker.engine.protocol import Engine
 from worker.wgsl.profile import CPU_ONLY, WEBGPU_MINIMUM
 
 EVERY_DTYPE = {"bool", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "f16", "bf16", "f32", "f64",

@@ -12,7 +12,7 @@ from support.numpy_programs import ON_WGSL, agree, as_function, random_program, 
 
 import mesh
 from wire.errors import Unsupported
-from worker.engine import Engine
+from worker.engine.protocol import Engine
 
 pytestmark = needs_adapter
 

@@ -14,7 +14,7 @@ pytest.importorskip("onnx", reason="the extra `onnx` is not installed")
 from support.onnx_cases import SUITES, Case, cases, graphs, judge, listed
 
 from wire.ir.graph import WireGraph
-from worker.engine import Engine
+from worker.engine.protocol import Engine
 
 BATCHES = 16
 SAMPLE = 4  # of the default run: every so many-th case of the suites that need not be generated first

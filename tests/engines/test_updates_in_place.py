@@ -13,11 +13,11 @@ from wire.errors import Cancelled
 from wire.ir.dtypes import BOOL, F32, I32
 from wire.ir.graph import GraphBuilder, WireGraph
 from wire.ir.types import TensorType
-from worker.cpu import CpuEngine, engine, spare
+from worker.compiler.inline_composites import inline_composites
+from worker.cpu import CpuEngine, engine, inplace_analysis
 from worker.cpu.engine import KERNELS, compile_graph, run
-from worker.cpu.spare import FRESH, Spare
-from worker.inline import inline_composites
-from worker.lending import Lent
+from worker.cpu.inplace_analysis import FRESH, Spare
+from worker.engine.donation import Lent
 
 ROWS_COUNT, WIDTH = 96, 64
 KIND, ROW, SCALAR = TensorType((ROWS_COUNT, WIDTH), F32), TensorType((1, WIDTH), F32), TensorType((), I32)
@@ -195,7 +195,7 @@ def test_the_engine_says_that_it_takes_what_is_lent() -> None:
 def test_random_graphs_in_place_give_the_bits_of_graphs_that_copy(
     monkeypatch: pytest.MonkeyPatch, copying: Any
 ) -> None:
-    monkeypatch.setattr(spare, "UPDATED_BYTES_MIN", 0)
+    monkeypatch.setattr(inplace_analysis, "UPDATED_BYTES_MIN", 0)
     for seed in range(80):
         made = random_graph(seed)
         named = {**made.inputs, **made.params}

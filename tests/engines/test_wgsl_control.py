@@ -20,7 +20,7 @@ from wire.errors import Cancelled, ExecuteFailed, OutOfMemory, Unsupported
 from wire.ir.dtypes import BOOL, F32, I64
 from wire.ir.types import TensorType
 from worker.cpu import evaluate
-from worker.engine import never
+from worker.engine.protocol import never
 from worker.wgsl.profile import WEBGPU_MINIMUM
 
 pytestmark = needs_adapter

@@ -28,7 +28,7 @@ from wire.ir.dtypes import F32, I32
 from wire.ir.graph import GraphBuilder, WireGraph
 from wire.ir.ops import EXACT, OPS
 from worker.cpu import evaluate
-from worker.engine import Engine
+from worker.engine.protocol import Engine
 
 pytestmark = needs_adapter
 

@@ -14,9 +14,9 @@ import pytest
 
 from wire.errors import BlobError, BlobMissing
 from wire.ir.codec import hash_bytes
-from worker import blobs
-from worker.blobs import BlobStore
 from worker.config import WorkerConfig
+from worker.daemon import blob_store
+from worker.daemon.blob_store import BlobStore
 
 MIB = 1 << 20
 pytestmark = pytest.mark.asyncio
@@ -156,8 +156,8 @@ class FullDisk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, fails: Callable[[int, str], bool]) -> None:
         self.writes = 0
         self._fails = fails
-        self._write = blobs._write_file
-        monkeypatch.setattr(blobs, "_write_file", self)
+        self._write = blob_store._write_file
+        monkeypatch.setattr(blob_store, "_write_file", self)
 
     def __call__(self, temporary: str, final: str, data: memoryview) -> None:
         self.writes += 1
@@ -200,7 +200,7 @@ async def test_disk_and_memory_full_is_a_clean_error_and_leaves_no_file(
 async def test_a_write_that_fails_half_way_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "temporary").symlink_to("/dev/full")
     with pytest.raises(OSError):
-        blobs._write_file(str(tmp_path / "temporary"), str(tmp_path / "final"), memoryview(b"x" * 100))
+        blob_store._write_file(str(tmp_path / "temporary"), str(tmp_path / "final"), memoryview(b"x" * 100))
     assert not (tmp_path / "final").exists()
 
 
@@ -280,8 +280,8 @@ async def test_what_was_put_for_a_time_is_not_evicted_before_it_is_pinned(
     held.discard([first])
     third = await put(held, 3, keep=False)
     assert held.view(second) is not None and held.view(third) is not None
-    later_s = time.monotonic() + blobs.PUT_S_MAX
-    monkeypatch.setattr(blobs.time, "monotonic", lambda: later_s)
+    later_s = time.monotonic() + blob_store.PUT_S_MAX
+    monkeypatch.setattr(blob_store.time, "monotonic", lambda: later_s)
     await put(held, 4, keep=False)
     assert held.view(second) is None, "whoever put it is gone"
 
@@ -306,7 +306,7 @@ async def test_content_goes_to_memory_where_the_disk_has_become_read_only(
             raise OSError(errno.EROFS, "Read-only file system", path)
         unlink(path)
 
-    monkeypatch.setattr(blobs.os, "unlink", read_only)
+    monkeypatch.setattr(blob_store.os, "unlink", read_only)
     new = await put(held, 2)
     assert Path(held.path(new)).parent == tmp_path / "memory"
     assert held.view(old) is not None and held.used_bytes == 2000

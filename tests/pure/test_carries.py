@@ -40,11 +40,11 @@ from wire.ir.dtypes import F32, I32
 from wire.ir.graph import GraphBuilder
 from wire.protocol.messages import CarriedValue, Carry, Deploy, Done, PartSpec, PlanKey, Snapshotted, Source, Target
 from wire.system.shared_memory import SharedDir, take
-from worker import events as ev
-from worker import host_messages as hm
-from worker.collectives.ranks import Ranks
+from worker.collectives.rank import Ranks
 from worker.cpu import CpuEngine
-from worker.host import Host
+from worker.engine import host_messages as hm
+from worker.engine_host.host import Host
+from worker.state import events as ev
 
 STATE = Source("param", blob=WEIGHT)
 

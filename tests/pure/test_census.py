@@ -14,9 +14,9 @@ from mesh.node import node_from
 from wire.limits import DEFAULT
 from wire.protocol.messages import Nodes, encode_message
 from worker.cpu import CpuEngine
-from worker.engine import Measured
-from worker.host_messages import Device
-from worker.reports import report_of, without_ops
+from worker.daemon.device_reports import report_of, without_ops
+from worker.engine.host_messages import Device
+from worker.engine.protocol import Measured
 
 DEVICE = report_of(0, Device(CpuEngine().info, Measured(10.0, 10.0, 1e-4)))
 

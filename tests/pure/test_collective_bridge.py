@@ -13,8 +13,8 @@ from support.bridges import MEMBERS, PLAN, Link, Network, prepared, reducing
 
 from wire.errors import ConnectFailed, OutOfMemory, ProtocolError, StaleGeneration
 from wire.protocol.messages import Gang, Letter, LettersRead, Member, PlanKey
-from worker.collectives.bridge import name_of
-from worker.engine import never
+from worker.daemon.collective_bridge import name_of
+from worker.engine.protocol import never
 
 
 @pytest_asyncio.fixture

@@ -19,13 +19,13 @@ from support.tls import MESH, Card, authority, card
 
 from wire.protocol.messages import Gang
 from wire.security.certificates import server_name
-from worker.collectives.bridge import AGAIN_S
-from worker.collectives.calling import KEY_BYTES, Lines
-from worker.collectives.introducing import Calls, calls_of
-from worker.collectives.lines import Line
-from worker.collectives.opening import ranks_of
+from worker.collectives.connector import KEY_BYTES, Lines
+from worker.collectives.open_channels import ranks_of
+from worker.collectives.remote_channel import Line
 from worker.config import WorkerConfig
-from worker.host_messages import Call, Expect, Expecting, FromHost, NodeTLS, Parted
+from worker.daemon.collective_bridge import AGAIN_S
+from worker.daemon.collective_rendezvous import Calls, calls_of
+from worker.engine.host_messages import Call, Expect, Expecting, FromHost, NodeTLS, Parted
 
 KEY, MAILBOX = bytes(range(KEY_BYTES)), "box"
 
@@ -75,8 +75,8 @@ class Ends:
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing here is late because the machine is busy."""
-    monkeypatch.setattr("worker.collectives.calling.EXPECTED_S", 120.0)
-    monkeypatch.setattr("worker.collectives.calling.PROOF_S", 60.0)
+    monkeypatch.setattr("worker.collectives.connector.EXPECTED_S", 120.0)
+    monkeypatch.setattr("worker.collectives.connector.PROOF_S", 60.0)
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_a_host_calls_one_that_expects_it(ends: Ends, listens: str, calls: str) 
 
 
 def test_strangers_are_turned_away_and_do_not_keep_the_caller_out(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worker.collectives.calling.PROOF_S", 0.1)
+    monkeypatch.setattr("worker.collectives.connector.PROOF_S", 0.1)
     port = ends.expect()
     strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(4)]
     strangers[0].sendall(bytes(KEY_BYTES))  # not the key
@@ -114,7 +114,7 @@ def test_strangers_are_turned_away_and_do_not_keep_the_caller_out(ends: Ends, mo
     for each in (strangers[0], strangers[1], strangers[3]):
         each.settimeout(60.0)
         assert hung_up(each)
-    monkeypatch.setattr("worker.collectives.calling.PROOF_S", 60.0)
+    monkeypatch.setattr("worker.collectives.connector.PROOF_S", 60.0)
     ends.call(port)
     assert ends.connected
     with pytest.raises(OSError):
@@ -146,14 +146,14 @@ def test_a_caller_with_another_key_gets_nothing_and_takes_nobody_for_the_right_o
 
 
 def test_nobody_answers_and_nobody_comes(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worker.collectives.calling.EXPECTED_S", 0.05)
+    monkeypatch.setattr("worker.collectives.connector.EXPECTED_S", 0.05)
     port = ends.expect()
     first = ends.first.line(MAILBOX)
     settled(first)
     assert first._newest is None
     assert ends.told.get(timeout=60.0) == Parted(MAILBOX)  # the daemons try again
     assert ends.call(port)._newest is None
-    monkeypatch.setattr("worker.collectives.calling.EXPECTED_S", 120.0)
+    monkeypatch.setattr("worker.collectives.connector.EXPECTED_S", 120.0)
     ends.call(ends.expect())  # the next attempt may come to something
     assert ends.connected
 
@@ -279,7 +279,7 @@ async def test_a_link_that_comes_later_and_a_connection_that_ended_are_made_up_f
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert AGAIN_S > 0
-    monkeypatch.setattr("worker.collectives.bridge.AGAIN_S", 0.0)
+    monkeypatch.setattr("worker.daemon.collective_bridge.AGAIN_S", 0.0)
     network = Daemons(tmp_path)
     try:
         network.connect()

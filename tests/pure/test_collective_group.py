@@ -25,9 +25,9 @@ from wire.errors import (
 from wire.ir.dtypes import DTYPES, F16, F32, I32, DType
 from wire.ir.types import TensorType
 from worker.collectives.algorithms import ALL_REDUCE, BY_RANK
+from worker.collectives.executor import REDUCTIONS
 from worker.collectives.group import REDUCES, Group
-from worker.collectives.mailbox import Envelope, Inbox, Outbox
-from worker.collectives.running import REDUCTIONS
+from worker.collectives.ring_buffer import Envelope, Inbox, Outbox
 
 Array = NDArray[Any]
 

@@ -21,10 +21,10 @@ from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder, WireGraph
 from wire.ir.types import Attrs
 from worker.collectives.algorithms import shares
-from worker.collectives.opening import is_crowded
-from worker.collectives.ranks import Ranks
+from worker.collectives.open_channels import is_crowded
+from worker.collectives.rank import Ranks
 from worker.cpu.engine import compile_graph, evaluate, run
-from worker.engine import never
+from worker.engine.protocol import never
 
 Array = NDArray[Any]
 

@@ -15,9 +15,9 @@ from wire.ir.types import Attrs
 from wire.protocol.messages import Gang, Member, PlanKey
 from wire.system.shared_memory import SharedDir
 from wire.timeouts import COLLECTIVE_TIMEOUT_S
-from worker.collectives.bridge import Bridge
-from worker.collectives.opening import ranks_of
-from worker.engine import never
+from worker.collectives.open_channels import ranks_of
+from worker.daemon.collective_bridge import Bridge
+from worker.engine.protocol import never
 
 PLAN = PlanKey(1, 4)
 MEMBERS = (Member("a", 0, 0), Member("a", 1, 1))

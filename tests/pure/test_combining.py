@@ -15,9 +15,9 @@ from wire.errors import BlobCorrupt, BlobMissing, ConnectFailed, ProtocolError
 from wire.ir.codec import hash_bytes
 from wire.link.link import Link
 from wire.protocol.messages import Combine, Term
-from worker.blobs import BlobStore
-from worker.combining import Combining
-from worker.holders import Holders
+from worker.daemon.blob_sources import Holders
+from worker.daemon.blob_store import BlobStore
+from worker.daemon.parity_builder import Combining
 
 OWNER = "coordinator"
 CONTENTS = [np.random.default_rng(seed).bytes(100 + 7 * seed) for seed in range(3)]

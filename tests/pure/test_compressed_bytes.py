@@ -15,7 +15,7 @@ from mesh import optim
 from mesh.training import TopK
 from mesh.training.exchange import AXIS, summed
 from mesh.training.recipe import Recipe
-from worker.collectives.mailbox import Outbox
+from worker.collectives.ring_buffer import Outbox
 
 RANKS, SIZE = 3, 12_000
 GRADIENTS = np.random.default_rng(5).standard_normal((RANKS, SIZE)).astype(np.float32)

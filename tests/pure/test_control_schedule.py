@@ -17,7 +17,7 @@ from wire.ir.ops import CONTROL
 from wire.ir.types import TensorType
 from wire.ir.verify import verify
 from worker.cpu import evaluate
-from worker.wgsl.control import Segment, schedule
+from worker.wgsl.control_schedule import Segment, schedule
 
 
 def carried_out(graph: WireGraph, inputs: dict[str, NDArray[Any]]) -> list[NDArray[Any]]:

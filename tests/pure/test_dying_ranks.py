@@ -13,8 +13,8 @@ import pytest
 from support.ranks import wires_in_memory
 
 from wire.errors import MeshError, NodeLost
+from worker.collectives.channels import Wires
 from worker.collectives.group import Group
-from worker.collectives.wires import Wires
 
 COUNT = 24  # elements: a letter of each region for up to 4 ranks
 

@@ -14,12 +14,12 @@ from support.failing_calls import NO_ROOM, each_call, system_refuses
 
 from wire.errors import MeshError
 from wire.ir.codec import hash_bytes
-from worker import folder as state_folder
-from worker.blobs import BlobStore
 from worker.cpu import CpuEngine
-from worker.engine import Measured
-from worker.measure import measured
-from worker.pausing import PauseFiles
+from worker.daemon import state_folder as state_folder
+from worker.daemon.blob_store import BlobStore
+from worker.daemon.pause_file import PauseFiles
+from worker.devices.benchmark import measured
+from worker.engine.protocol import Measured
 from worker.wgsl.cache import ProgramCache, cache_key
 from worker.wgsl.program import Program
 

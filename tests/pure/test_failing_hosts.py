@@ -20,13 +20,13 @@ from wire.ir.graph import GraphBuilder
 from wire.ir.types import TensorType
 from wire.protocol.messages import INLINE_BYTES_MAX
 from wire.system.shared_memory import SharedDir, take
-from worker import events as ev
-from worker import host_messages as hm
 from worker.cpu import CpuEngine
-from worker.engine import Engine
-from worker.host import Host
-from worker.host_messages import INLINE_TOTAL_BYTES_MAX
-from worker.tensors import host_inputs_of
+from worker.daemon.tensor_refs import host_inputs_of
+from worker.engine import host_messages as hm
+from worker.engine.host_messages import INLINE_TOTAL_BYTES_MAX
+from worker.engine.protocol import Engine
+from worker.engine_host.host import Host
+from worker.state import events as ev
 
 SIDE = 512  # a tensor is over the megabyte from which files are mapped, and over what travels in a message
 WEIGHT = np.arange(SIDE * SIDE, dtype=np.float32).reshape(SIDE, SIDE)

@@ -13,11 +13,11 @@ import pytest
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder, WireGraph
 from wire.system.shared_memory import SharedDir
-from worker import host_messages as hm
 from worker.cpu import CpuEngine
 from worker.cpu.engine import compile_graph
-from worker.engine import Engine
-from worker.host import EXECUTABLES_BYTES_MAX, EXECUTABLES_MAX, Host
+from worker.engine import host_messages as hm
+from worker.engine.protocol import Engine
+from worker.engine_host.host import EXECUTABLES_BYTES_MAX, EXECUTABLES_MAX, Host
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from wire.protocol.messages import PlanKey, Working
-from worker.lanes import Lane
+from worker.state.device_queue import Lane
 
 PLAN, OTHER = PlanKey(1, 1), PlanKey(1, 2)
 RUNS = {7: (PLAN, 3, 0), 3: (PLAN, 3, 0)}

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from worker.lending import Lent, Undo, Versions
+from worker.engine.donation import Lent, Undo, Versions
 
 
 def written(lent: Lent, rows: list[int], value: float) -> np.ndarray:

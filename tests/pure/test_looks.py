@@ -12,12 +12,12 @@ import pytest
 from wire.errors import DeviceLost
 from wire.protocol.missing_gpu import ASKED, SOFTWARE, long_text
 from wire.system.shared_memory import SharedDir
-from worker import host_messages as hm
 from worker.config import WorkerConfig
-from worker.devices import selections
-from worker.hosting import Hosting
-from worker.looks import FILE, Looks, machine
-from worker.surroundings import REAL, Surroundings
+from worker.daemon.engine_hosts import Hosting
+from worker.daemon.environment import REAL, Surroundings
+from worker.devices.adapter_cache import FILE, Looks, machine
+from worker.devices.registry import selections
+from worker.engine import host_messages as hm
 
 BOOT = "proc/sys/kernel/random/boot_id"
 

@@ -12,8 +12,8 @@ from support.worker_machine import GRAPH, ME, PEER, Driver, deploy, of, one
 
 from wire.errors import InputError
 from wire.protocol.messages import Gang, Member, PartSpec, PlanKey, Target
-from worker import events as ev
-from worker.lanes import Lane
+from worker.state import events as ev
+from worker.state.device_queue import Lane
 
 ONE, OTHER = PlanKey(EPOCH, 1), PlanKey(EPOCH, 2)
 A, B = ("a", 0), ("b", 0)

@@ -15,7 +15,7 @@ from support.faulty_disk import QuickDisk
 from coordinator.contents import Contents
 from wire.ir.codec import hash_bytes
 from wire.system.shared_memory import SharedDir, remove, take
-from worker.blobs import BlobStore
+from worker.daemon.blob_store import BlobStore
 
 ROUNDS = 20
 DATA = [memoryview(bytes([number]) * 5000) for number in range(ROUNDS)]

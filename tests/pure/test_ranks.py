@@ -31,7 +31,7 @@ from wire.ir.types import TensorType
 from wire.passes.unroll_spmd import unroll
 from wire.protocol.messages import Member, PlanKey
 from worker.cpu import evaluate
-from worker.plans import wrong_in
+from worker.state.deployments import wrong_in
 
 SIX = near(*(worker(number, device(0, 1.0 + number / 8, 1.0 + number / 8)) for number in range(6)))
 GROUP = {"axes": ("dp",), "sizes": (2,)}

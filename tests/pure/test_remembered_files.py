@@ -8,8 +8,8 @@ import pytest
 
 from wire.link.identity import kept_node_id
 from wire.link.membership import coordinator_known
-from worker.engine import EngineInfo, Measured
-from worker.measure import measured
+from worker.devices.benchmark import measured
+from worker.engine.protocol import EngineInfo, Measured
 
 
 class Ruler:

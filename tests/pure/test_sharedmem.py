@@ -18,9 +18,9 @@ from wire.system import mapped_files, shared_memory
 from wire.system.mapped_files import READ_BYTES_MAX
 from wire.system.shared_memory import SharedDir, readable, remove, take
 from wire.system.shared_memory_handoff import LOOK_EVERY, Handed
-from worker import events as ev
-from worker.pushing import Pushing
-from worker.tensors import bytes_of
+from worker.daemon.tensor_refs import bytes_of
+from worker.daemon.tensor_sender import Pushing
+from worker.state import events as ev
 
 
 def test_a_taken_file_belongs_to_the_taker(tmp_path: Path) -> None:

@@ -32,20 +32,20 @@ from wire.ir.graph import GraphBuilder, WireGraph
 from wire.ir.ops import OPS
 from wire.ir.types import TensorType
 from wire.system.shared_memory import Segment, SharedDir, share
-from worker import host as host_module
-from worker import host_messages as hm
+from worker.collectives.channels import Wires
+from worker.collectives.executor import REDUCTIONS
 from worker.collectives.group import REDUCES, Group
-from worker.collectives.mailbox import Envelope, Inbox, Outbox, lay_out, size_of
-from worker.collectives.ranks import Ranks
-from worker.collectives.running import REDUCTIONS
-from worker.collectives.shelf import ALIGNMENT, GIVEN_BYTES_MAX, TENSOR_BYTES_MIN, Shelf, given_bytes
-from worker.collectives.wires import Wires
+from worker.collectives.rank import Ranks
+from worker.collectives.ring_buffer import Envelope, Inbox, Outbox, lay_out, size_of
+from worker.collectives.shared_arena import ALIGNMENT, GIVEN_BYTES_MAX, TENSOR_BYTES_MIN, Shelf, given_bytes
 from worker.cpu import CpuEngine
 from worker.cpu.elementwise import IN_PLACE
 from worker.cpu.engine import KERNELS, _Call, compile_graph
-from worker.cpu.rooms import INTO, in_rooms
-from worker.engine import never
-from worker.host import Host
+from worker.cpu.shared_outputs import INTO, in_rooms
+from worker.engine import host_messages as hm
+from worker.engine.protocol import never
+from worker.engine_host import host as host_module
+from worker.engine_host.host import Host
 
 Array = NDArray[Any]
 COUNT = TENSOR_BYTES_MIN // 4 + 3  # elements of an f32 that does not divide

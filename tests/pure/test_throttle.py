@@ -16,8 +16,8 @@ from wire.ir.graph import GraphBuilder, WireGraph
 from wire.ir.types import Attrs
 from wire.link.throttle import NONE, Throttle, parse_throttle, throttle_in
 from worker.cpu.engine import CpuEngine
-from worker.engine import Measured, Pending
-from worker.throttled_engine import Clock, ThrottledEngine, throttled
+from worker.engine.protocol import Measured, Pending
+from worker.engine.throttled import Clock, ThrottledEngine, throttled
 
 FLOPS_PER_S = 1e6
 

@@ -12,7 +12,7 @@ from support.worker_machine import COORD, ME, TO_COORD, WEIGHT, Driver, deploy, 
 
 from wire.errors import BlobMissing, Cancelled, ConnectFailed, DeviceLost, ExecuteFailed, MeshError
 from wire.protocol.messages import Carry, Deploy, PartSpec, PlanKey, Source, Target
-from worker import events as ev
+from worker.state import events as ev
 
 STATE, FEED = Source("param", blob=WEIGHT), Source("input")
 DEVICES = 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from wire.errors import ConfigError
-from worker.devices import DeviceRow, choose, selections
+from worker.devices.registry import DeviceRow, choose, selections
 
 
 def row(select: str, adapter: str, software: bool = False) -> DeviceRow:

@@ -20,8 +20,8 @@ from support.worker_machine import (
 
 from wire.errors import Busy, NodeLost, StaleGeneration
 from wire.protocol.messages import Done, PlanKey
-from worker import events as ev
-from worker.duty import COORDINATOR, MACHINE, SLEEP_S_MAX
+from worker.state import events as ev
+from worker.state.availability import COORDINATOR, MACHINE, SLEEP_S_MAX
 
 NEXT = PlanKey(7, 2)
 

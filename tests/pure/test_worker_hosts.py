@@ -24,9 +24,9 @@ from support.worker_machine import (
 
 from wire.errors import DeviceLost, NodeLost
 from wire.protocol.messages import Deployed, PlanKey, Source, Target
-from worker import events as ev
-from worker.repair import LOSSES_MAX, WITHIN_S, Repair
-from worker.watchdog import Watchdog
+from worker.engine_host.watchdog import Watchdog
+from worker.state import events as ev
+from worker.state.device_recovery import LOSSES_MAX, WITHIN_S, Repair
 
 GONE = DeviceLost("the engine host of cpu is gone: it was ended by signal 9")
 

@@ -14,11 +14,11 @@ from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder
 from wire.protocol.messages import BlobSpec, Deploy, PlanKey, Source
 from wire.system.shared_memory import SharedDir
-from worker import events as ev
-from worker import host_messages as hm
 from worker.cpu.engine import CpuEngine
-from worker.holding import Bounds
-from worker.host import Host
+from worker.engine import host_messages as hm
+from worker.engine_host.host import Host
+from worker.state import events as ev
+from worker.state.early_tensors import Bounds
 
 KEEPS = PlanKey(7, 2)
 

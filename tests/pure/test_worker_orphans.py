@@ -14,12 +14,12 @@ from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder
 from wire.protocol.messages import BlobSpec, Carry, Deploy, PartSpec, PlanKey, Snapshotted, Source, Target
 from wire.system.shared_memory import SharedDir
-from worker import events as ev
-from worker import host_messages as hm
 from worker.cpu.engine import CpuEngine
-from worker.holding import Bounds
-from worker.host import Host
-from worker.surroundings import REAL
+from worker.daemon.environment import REAL
+from worker.engine import host_messages as hm
+from worker.engine_host.host import Host
+from worker.state import events as ev
+from worker.state.early_tensors import Bounds
 
 SILENCE_S = 2.0
 KEEP_S = 600.0

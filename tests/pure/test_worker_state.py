@@ -42,9 +42,9 @@ from wire.errors import (
     StaleGeneration,
 )
 from wire.protocol.messages import BlobSpec, Deploy, Deployed, Done, MissingGraphs, PartSpec, PlanKey, Source, Target
-from worker import events as ev
-from worker.holding import Bounds
-from worker.lost_links import GRACE_S
+from worker.state import events as ev
+from worker.state.early_tensors import Bounds
+from worker.state.lost_links import GRACE_S
 
 # -- ownership
 

@@ -16,7 +16,7 @@ from support.simulated import simulate
 from mesh.simulation.cluster import Cluster
 from mesh.simulation.host import Device
 from wire.errors import DeviceLost, OutOfMemory
-from worker.engine import Engine
+from worker.engine.protocol import Engine
 
 ERRORS: dict[str, Callable[[], Exception]] = {
     "lost": lambda: DeviceLost("the test's device is gone"),

@@ -19,8 +19,8 @@ import coordinator.dispatch
 import coordinator.runtime
 import coordinator.sessioning
 import mesh.numpy as mnp
-import worker.returning
-import worker.snapshotting
+import worker.daemon.output_sender
+import worker.daemon.snapshot_writer
 from coordinator.deploying import Deploying
 from coordinator.planning import Planning
 from coordinator.program import Program
@@ -38,12 +38,12 @@ from wire.ir.types import TensorType
 from wire.link.link import Link
 from wire.system.shared_memory import SharedDir
 from wire.transfer.content_exchange import BlobExchange
-from worker.blobs import BlobStore
-from worker.collectives.bridge import Bridge
-from worker.daemon import Daemon
-from worker.neighbours import Neighbours
-from worker.repair import WITHIN_S
-from worker.returning import Returning
+from worker.daemon.blob_store import BlobStore
+from worker.daemon.collective_bridge import Bridge
+from worker.daemon.daemon import Daemon
+from worker.daemon.output_sender import Returning
+from worker.daemon.worker_links import Neighbours
+from worker.state.device_recovery import WITHIN_S
 
 LARGE = np.ones(1 << 16, np.float32)  # travels as a file, not in a message
 
@@ -159,7 +159,7 @@ CALLS: dict[str, tuple[Any, str]] = {
     "a stream": (Link, "send_stream"),
     "dialling": (Neighbours, "linked"),
     "outputs": (Returning, "answer"),
-    "an output's file": (worker.returning, "take"),
+    "an output's file": (worker.daemon.output_sender, "take"),
     "planning": (Planning, "plan_for"),
     "a plan of before": (Planning, "found"),
     "deploying": (Deploying, "deploy"),
@@ -232,7 +232,7 @@ SESSIONS: dict[str, tuple[Any, str]] = {
     "deploying": (Deploying, "deploy"),
     "running": (coordinator.sessioning, "run_step"),
     "outputs": (coordinator.dispatch, "outputs"),
-    "hashing a snapshot": (worker.snapshotting, "hash_bytes"),
+    "hashing a snapshot": (worker.daemon.snapshot_writer, "hash_bytes"),
     "storing a snapshot": (BlobStore, "put"),
     "keeping a copy": (Deploying, "keep"),
     "fetching a copy": (BlobExchange, "fetch"),

@@ -22,7 +22,7 @@ from mesh import Mesh
 from mesh.errors import NodeLost
 from mesh.simulation.cluster import COORDINATOR
 from mesh.simulation.loop import VirtualLoop, context_of
-from worker.events import MemoryLeft
+from worker.state.events import MemoryLeft
 
 STOPS_S = (1.0, 3.0, 10.0, 60.0)
 MOMENTS = 50

@@ -17,7 +17,7 @@ from coordinator.health import HealthConfig
 from mesh.simulation.cluster import COORDINATOR, Cluster
 from wire.limits import DEFAULT
 from wire.link.virtual_network import Conditions
-from worker.ownership import ASK_SHARE
+from worker.state.lease import ASK_SHARE
 
 HEALTH = HealthConfig()
 SETTLED_S = 3.3

@@ -19,7 +19,7 @@ from mesh.simulation.host import Device
 from wire.errors import PoisonTask
 from wire.ir.dtypes import dtype_named
 from wire.ir.graph import GraphBuilder
-from worker.repair import LOSSES_MAX, LOSSES_OF_LAST_MAX
+from worker.state.device_recovery import LOSSES_MAX, LOSSES_OF_LAST_MAX
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4)
 BEATS_S = 0.3  # a few heartbeats

@@ -11,7 +11,7 @@ import pytest
 import mesh.numpy as mnp
 from mesh import Grid, Mesh, PartitionSpec, Ranks, collectives, shard_map
 from wire.errors import DeviceLost, OutOfMemory
-from worker.engine import Engine
+from worker.engine.protocol import Engine
 
 GRID = Grid((3,), ("dp",))
 X = np.random.default_rng(3).standard_normal((12, 16)).astype(np.float32)

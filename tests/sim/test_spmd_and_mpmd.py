@@ -28,7 +28,7 @@ from wire.passes.unroll_spmd import unroll
 from wire.protocol.messages import PlanKey
 from wire.timeouts import COLLECTIVE_TIMEOUT_S
 from worker.cpu import evaluate
-from worker.engine import Engine, Executable
+from worker.engine.protocol import Engine, Executable
 
 X = np.random.default_rng(5).standard_normal((8, 4)).astype(np.float32)
 GRID = Grid((4,), ("dp",))

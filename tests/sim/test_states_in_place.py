@@ -13,7 +13,7 @@ import mesh.numpy as mnp
 from mesh import Mesh, tree
 from mesh.config import MeshConfig
 from mesh.simulation.loop import VirtualLoop
-from worker.lending import Versions
+from worker.engine.donation import Versions
 
 ROWS, WIDTH, STEPS = 96, 64, 15
 

@@ -10,7 +10,7 @@ from functools import cache
 
 import pytest
 
-from worker.devices import DeviceRow, list_devices
+from worker.devices.registry import DeviceRow, list_devices
 
 REQUIRED = os.environ.get("GRAPH_MESH_REQUIRE_ADAPTER") == "1"
 

@@ -15,10 +15,10 @@ from wire.errors import MeshError, NodeLost
 from wire.ir.types import Attrs
 from wire.protocol.messages import Gang, Member, Message, PlanKey
 from wire.system.shared_memory import SharedDir
-from worker.collectives.bridge import Bridge
-from worker.collectives.opening import ranks_of
-from worker.collectives.ranks import Ranks
-from worker.engine import never
+from worker.collectives.open_channels import ranks_of
+from worker.collectives.rank import Ranks
+from worker.daemon.collective_bridge import Bridge
+from worker.engine.protocol import never
 
 PLAN = PlanKey(1, 4)
 MEMBERS = (Member("a", 0, 0), Member("b", 1, 0))

@@ -28,10 +28,10 @@ from wire.ir.dtypes import F32  # noqa: E402
 from wire.ir.graph import GraphBuilder, WireGraph  # noqa: E402
 from wire.protocol.versions import negotiate  # noqa: E402
 from wire.security.join_tokens import parse_token  # noqa: E402
-from worker import events as ev  # noqa: E402
-from worker.duty import MACHINE  # noqa: E402
-from worker.host import mesh_error_of  # noqa: E402
-from worker.watchdog import loss_of  # noqa: E402
+from worker.engine_host.host import mesh_error_of  # noqa: E402
+from worker.engine_host.watchdog import loss_of  # noqa: E402
+from worker.state import events as ev  # noqa: E402
+from worker.state.availability import MACHINE  # noqa: E402
 
 PATH = ROOT / "tests" / "golden" / "errors.txt"
 MATMUL = {"lhs_batch": (), "rhs_batch": (), "lhs_contract": (1,), "rhs_contract": (0,)}

@@ -27,9 +27,9 @@ from wire.link.identity import kept_node_id
 from wire.link.membership import coordinator_known
 from wire.security.certificates import authority_from_pem, certificate_pem, new_authority
 from wire.security.credentials import Credentials
-from worker.engine import EngineInfo, Measured
-from worker.measure import measured
-from worker.pausing import PauseFiles
+from worker.daemon.pause_file import PauseFiles
+from worker.devices.benchmark import measured
+from worker.engine.protocol import EngineInfo, Measured
 
 from .faulty_disk import QuickDisk
 from .fuzzing import Target, refused_with

@@ -12,8 +12,8 @@ from functools import partial
 
 from wire.errors import Cancelled
 from wire.protocol.messages import Deploy, PartSpec, PlanKey, Source, Target
-from worker import events as ev
-from worker.state import WorkerState
+from worker.state import events as ev
+from worker.state.worker_state import WorkerState
 
 COORD, EPOCH = "coord", 7
 GRAPH = b"g" * 32

@@ -36,7 +36,7 @@ from wire.protocol.messages import (
     decode_message,
     encode_message,
 )
-from worker import events as ev
+from worker.state import events as ev
 
 from .fuzzing import Target, refused_with
 from .random_graphs import random_graph

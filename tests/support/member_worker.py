@@ -14,8 +14,8 @@ from typing import Any
 
 from wire.security.credentials import Credentials
 from worker.config import WorkerConfig
-from worker.daemon import run_worker
-from worker.surroundings import REAL
+from worker.daemon.daemon import run_worker
+from worker.daemon.environment import REAL
 
 
 def main() -> None:

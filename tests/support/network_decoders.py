@@ -87,8 +87,8 @@ from wire.security.join_protocol import (
 from wire.security.join_protocol import encode as encode_join
 from wire.security.join_tokens import new_token, parse_token, redacted
 from wire.system.shared_memory import SharedDir, take
-from worker import host_messages as host
-from worker.engine import EngineInfo, Measured
+from worker.engine import host_messages as host
+from worker.engine.protocol import EngineInfo, Measured
 
 from .control_cases import CASES
 from .frames import BODY, BUSY, FRAMES, LINK

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from wire.ir.graph import GraphBuilder, WireGraph, const_value
 from wire.ir.ops import LEAVES
 from worker.cpu import evaluate
-from worker.engine import Engine
+from worker.engine.protocol import Engine
 
 from .compare import assert_close, magnitude_of
 from .op_cases import Case

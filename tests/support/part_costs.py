@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder
 from wire.system.shared_memory import SharedDir, take
-from worker import host_messages as hm
-from worker.engine import Engine
-from worker.host import Host
+from worker.engine import host_messages as hm
+from worker.engine.protocol import Engine
+from worker.engine_host.host import Host
 
 
 def part_costs(engine: Engine, folder: Path, x: NDArray[np.float32]) -> tuple[hm.Executed, NDArray[Any]]:

@@ -12,9 +12,9 @@ from support.ranks import HANGS_S, wires_in_memory
 
 from wire.ir.graph import WireGraph
 from wire.ir.grids import block, coordinates, parts, spec_of
-from worker.collectives.ranks import Ranks
+from worker.collectives.rank import Ranks
 from worker.cpu.engine import CpuEngine
-from worker.engine import Engine, never
+from worker.engine.protocol import Engine, never
 
 Array = NDArray[Any]
 

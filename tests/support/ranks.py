@@ -21,13 +21,22 @@ from numpy.typing import NDArray
 
 from wire.errors import MeshError, from_fields
 from wire.ir.dtypes import BF16, BOOL, F16, F32, DType
+from worker.collectives.channels import Wire, Wires
 from worker.collectives.connection import Connection
+from worker.collectives.executor import REDUCTIONS
 from worker.collectives.group import Group
-from worker.collectives.lines import Line
-from worker.collectives.mailbox import LETTER_BYTES, LETTERS, Inbox, Outbox, Patience, lay_out, short_sleeps, size_of
-from worker.collectives.running import REDUCTIONS
-from worker.collectives.shelf import Shelf
-from worker.collectives.wires import Wire, Wires
+from worker.collectives.remote_channel import Line
+from worker.collectives.ring_buffer import (
+    LETTER_BYTES,
+    LETTERS,
+    Inbox,
+    Outbox,
+    Patience,
+    lay_out,
+    short_sleeps,
+    size_of,
+)
+from worker.collectives.shared_arena import Shelf
 
 Array = NDArray[Any]
 

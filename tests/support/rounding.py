@@ -26,8 +26,8 @@ from mesh.model import Model
 from mesh.trace import trace_full
 from wire.ir.graph import GraphBuilder, Node, TensorType, WireGraph, const_value
 from wire.ir.ops import CONTROL, LEAVES, inner_graphs
+from worker.compiler.inline_composites import inline_composites
 from worker.cpu import evaluate
-from worker.inline import inline_composites
 
 LAMBDA = 8.0
 SAMPLES = 24  # a standard deviation of so many is off by a seventh

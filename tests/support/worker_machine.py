@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TypeVar
 
 from wire.protocol.messages import BlobSpec, Deploy, PartSpec, PlanKey, Source, Target
-from worker import events as ev
-from worker.holding import Bounds
-from worker.state import WorkerState
+from worker.state import events as ev
+from worker.state.early_tensors import Bounds
+from worker.state.worker_state import WorkerState
 
 A = TypeVar("A")
 COORD, ME, PEER = "coord", "me", "peer"

@@ -2,7 +2,7 @@
 
     flops=2e9,rate=20Mbit/s,delay=5ms
 
-`flops` is what its devices compute per second at most, by the op table's work column (`worker/throttled_engine.py`);
+`flops` is what its devices compute per second at most, by the op table's work column (`worker/engine/throttled.py`);
 `rate` is what it sends per second to all others together, and `delay` how much later all of that arrives
 (`wire/link/traffic_shaper.py`).  Pure.  To add a figure, add a field and a row to `_READERS`.
 """

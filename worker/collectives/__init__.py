@@ -1,0 +1,1 @@
+"""Collectives: how ranks exchange tensors, through shared memory and over connections."""

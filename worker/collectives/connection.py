@@ -6,7 +6,8 @@ What is sent goes from the tensor to the socket, and what comes from the socket 
 buffers are the ring.  Nothing here waits: `post` queues what the socket does not take, `push` tries again, `arrived`
 and `fill` take what is there.  Bytes that were posted must not change before `idle`.
 
-It does not know ranks, or how the connection was made (`lines.py`).  Once it has `ended` nothing brings it back.
+It does not know ranks, or how the connection was made (`remote_channel.py`).  Once it has `ended` nothing brings it
+back.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from numpy.typing import NDArray
 
 from wire.limits import KIB
 
-from .mailbox import ENVELOPE_BYTES, tag_of
+from .ring_buffer import ENVELOPE_BYTES, tag_of
 
 JOINED_BYTES_MAX = 16 * KIB  # a copy of so much is cheaper than another call of the kernel
 PARTS_MAX = 16  # of one call

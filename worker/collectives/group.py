@@ -1,7 +1,7 @@
 """A group of ranks that perform collectives together, each through a mailbox to and one from every other.
 
 `Wires` are one process's mailboxes of a plan; a `Group` is some of those ranks in an order, and has the programs of
-`algorithms.py` performed on numpy arrays (`running.py`): blocking, in the thread that calls.  All ranks call the same
+`algorithms.py` performed on numpy arrays (`executor.py`): blocking, in the thread that calls.  All ranks call the same
 operations in the same order.  It does not know graphs, steps of plans or who made the mailboxes.
 """
 
@@ -21,11 +21,11 @@ from wire.ir.types import TensorType
 
 from . import algorithms
 from .algorithms import FAR, SHARED, Path, Program, Send, piece_of, steps
-from .mailbox import Envelope, tagged
-from .running import OPERATION_CODES, REDUCTION_CODES, REDUCTIONS, Run
-from .shelf import is_laid
-from .shelves import reduced
-from .wires import Wire, Wires
+from .channels import Wire, Wires
+from .executor import OPERATION_CODES, REDUCTION_CODES, REDUCTIONS, Run
+from .ring_buffer import Envelope, tagged
+from .shared_arena import is_laid
+from .shared_reduce import reduced
 
 _HALVES = (F16, BF16)
 

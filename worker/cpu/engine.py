@@ -30,17 +30,17 @@ from wire.ir.workspace import scratch_bytes
 from wire.passes.collective_order import meets, stages
 from wire.passes.unroll_spmd import unroll
 
-from ..engine import Collectives, EngineInfo, Measured, Pending, Stopped, never
-from ..inline import inline_composites
-from ..lending import Lent
+from ..compiler.inline_composites import inline_composites
+from ..engine.donation import Lent
+from ..engine.protocol import Collectives, EngineInfo, Measured, Pending, Stopped, never
 from .control import CONTROL, Several
 from .elementwise import ELEMENTWISE, IN_PLACE, Kernel
+from .inplace_analysis import spare
+from .inplace_updates import Writing
 from .matrices import FACTORISATIONS, MATRICES
 from .process import arithmetic, keep_memory, one_thread
-from .rooms import INTO, in_rooms
-from .spare import spare
+from .shared_outputs import INTO, in_rooms
 from .structural import STRUCTURAL
-from .updates import Writing
 
 KERNELS: dict[str, Kernel] = {**ELEMENTWISE, **STRUCTURAL, **MATRICES}
 SEVERAL: dict[str, Several] = {**CONTROL, **FACTORISATIONS}
@@ -113,7 +113,7 @@ class CpuExecutable:
 
 
 class CpuEngine:
-    """The engine (worker/engine.py) over numpy."""
+    """The engine (worker/engine/protocol.py) over numpy."""
 
     takes_lent = True
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from wire.ir.dtypes import BF16, C64, C128, F16, F32, F64
 from wire.ir.types import Attrs, TensorType
 
-from ..lending import Undo
+from ..engine.donation import Undo
 from .convolution import conv
 from .elementwise import Array, Kernel
 

@@ -109,7 +109,7 @@ class Rewriter:
     def _check(self, node: Node, type_: TensorType) -> None:
         if node.op in CONTROL:
             raise Unsupported(
-                f"{node.op} is no kernel", op=node.op, next_step="Compile the graph in steps (control.py)"
+                f"{node.op} is no kernel", op=node.op, next_step="Compile the graph in steps (control_schedule.py)"
             )
         known = self.profile.dtypes
         if node.op in CPU_ONLY:

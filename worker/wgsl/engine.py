@@ -23,12 +23,12 @@ from wire.ir.ops import OPS
 from wire.ir.types import TensorType
 from wire.passes.unroll_spmd import unroll
 
-from ..engine import Collectives, EngineInfo, Executable, Measured, Stopped, never
+from ..engine.protocol import Collectives, EngineInfo, Executable, Measured, Stopped, never
 from .cache import ProgramCache, cache_key
-from .control import schedule
+from .control_runtime import ControlExecutable
+from .control_schedule import schedule
 from .device import AdapterInfo, Device, Memory, list_adapters
 from .execute import WgslExecutable, resident
-from .looping import ControlExecutable
 from .lower import VERSION, const_key, lower
 from .profile import CPU_ONLY
 from .program import Program

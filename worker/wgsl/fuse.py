@@ -27,7 +27,7 @@ from wire.ir.graph import WireGraph
 from wire.ir.ops import ELEMENTWISE, LEAVES, VIEWS
 
 from .canonicalise import splat_bits
-from .elements import FUSABLE, Elements, Index
+from .element_exprs import FUSABLE, Elements, Index
 from .expressions import Builder, Expr
 from .legalise import COSTLY, LOOPING
 from .profile import Profile

@@ -21,7 +21,10 @@ from pathlib import Path
 FOLDER = os.environ.get("ASK_FOLDER", "")
 TRACE = int(os.environ.get("ASK_TRACE", "0"))  # frames
 GREW_SHOWN = 16
-DEVICE_BYTES = {"Host": "_resident_bytes", "Device": "allocated_bytes"}  # worker/host.py, worker/wgsl/device.py
+DEVICE_BYTES = {
+    "Host": "_resident_bytes",
+    "Device": "allocated_bytes",
+}  # worker/engine_host/host.py, worker/wgsl/device.py
 
 before: list[tracemalloc.Snapshot] = []
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from ..elements import Elements, padded, register
+from ..element_exprs import Elements, padded, register
 from ..expressions import Expr
 from .frame import Frame
 

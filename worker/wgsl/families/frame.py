@@ -9,7 +9,7 @@ from functools import cached_property
 
 from wire.ir.graph import WireGraph
 
-from ..elements import Anchor, Elements
+from ..element_exprs import Anchor, Elements
 from ..expressions import Builder, Expr
 from ..fuse import Group
 from ..kernel_ir import Leave, Let, Statement

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..elements import Elements, Index, register
+from ..element_exprs import Elements, Index, register
 from ..expressions import Expr, terms_of
 from ..kernel_ir import (
     Assign,

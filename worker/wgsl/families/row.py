@@ -16,7 +16,7 @@ import numpy as np
 from wire.ir.dtypes import dtype_named
 
 from ..canonicalise import identity_of
-from ..elements import Anchor, Index, register
+from ..element_exprs import Anchor, Index, register
 from ..expressions import Expr
 from ..fuse import row_index, row_shape
 from ..kernel_ir import (

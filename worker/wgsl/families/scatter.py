@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from ..elements import Index
+from ..element_exprs import Index
 from ..expressions import Expr
 from ..kernel_ir import Assign, Declare, Kernel, Let, Loop, Statement, Store, When
 from .frame import Frame

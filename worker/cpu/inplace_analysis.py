@@ -1,0 +1,161 @@
+"""Inplace analysis: which updates of a schedule may be written over the tensor that they update.  Pure.
+
+An update copies a tensor and replaces some rows.  Where nobody reads the old tensor afterwards, the copy is spared.
+Each value *reaches* some memory: that of an input, that which a node made, or some of which nothing is known.  What a
+kernel makes anew is its own (`FRESH`); any other result may be its operands', or a part of them.  An update may write
+over a tensor if all who reach the same memory were read before.  Branches of a `cond` are searched with it.
+
+Inputs are taken to be memory of their own: whoever runs the schedule sees to that, and to who owns them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from wire.ir.dtypes import BF16, F16
+from wire.ir.graph import WireGraph
+from wire.ir.ops import COLLECTIVES, ELEMENTWISE, GRAPH_ATTRS, MULTIPLE
+
+from ..compiler.inline_composites import inline_composites
+
+UPDATES = frozenset({"scatter", "dynamic_update_slice"})
+UPDATED_BYTES_MIN = 1 << 14  # what is smaller is copied as quickly
+MAYBE_VIEWS = frozenset({"select", "real", "imag", "floor", "round", "bitcast", "after", "constraint", "transfer"})
+FRESH = (ELEMENTWISE | UPDATES | {"dot", "conv", "gather", "concat", "pad", "argmax", "argsort"}) - MAYBE_VIEWS
+"""Ops whose kernels give memory that no operand has; a test runs them all.  So does an update, of a kind: what was
+written over is nobody's from then on."""
+
+Memory = Hashable  # the index of the node that made it, or what stands for it in a branch
+Reach = Sequence[frozenset[Memory]]  # by node
+UNKNOWN: Memory = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Spare:
+    """Of a schedule: the updates that may be written over, and of each cond the operands that its branches may write
+    over, counted without the first, which chooses."""
+
+    updates: frozenset[int] = frozenset()
+    operands: Mapping[int, frozenset[int]] | None = None
+
+    def of(self, cond: int) -> frozenset[int]:
+        return (self.operands or {}).get(cond, frozenset())
+
+
+def spare(graph: WireGraph, order: Sequence[int], mine: Collection[int]) -> Spare:
+    """What a schedule of `graph`, whose nodes are computed in this order, may write over; `mine` are the inputs whose
+    memory it may have."""
+    if not _has_updates(graph):
+        return Spare()
+    uses = _Uses(graph, order, frozenset(mine))
+    conds = [index for index in order if graph.nodes[index].op == "cond"]
+    operands = {index: frozenset(_operands(uses, index)) for index in conds}
+    return Spare(frozenset(index for index in order if _pays(graph, index) and uses.over(index, 0)), operands)
+
+
+def _operands(uses: _Uses, cond: int) -> Iterator[int]:
+    for place in range(1, len(uses.graph.nodes[cond].inputs)):
+        if uses.over(cond, place):
+            yield place - 1
+
+
+class _Uses:
+    """When each value is read the last time, and who reaches which memory."""
+
+    def __init__(self, graph: WireGraph, order: Sequence[int], mine: frozenset[int]) -> None:
+        self.graph = graph
+        self._reach = _reach(graph)
+        self._made = dict.fromkeys(range(len(graph.nodes)), -1)  # when; leaves are there from the beginning
+        self._read: dict[int, float] = {}
+        for when, index in enumerate(order):
+            group = graph.siblings.get(index, (index,))
+            self._made.update(dict.fromkeys(group, when) if graph.nodes[index].inputs else {})
+            self._read.update(dict.fromkeys(graph.nodes[index].inputs, when))
+        self._read.update(dict.fromkeys(graph.outputs, inf))
+        leaves = {index for index, node in enumerate(graph.nodes) if node.op in ("input", "param")}
+        read_elsewhere = (source for node in graph.nodes if node.op in COLLECTIVES for source in node.inputs)
+        self._barred = {UNKNOWN, *(leaves - mine)}.union(*(self._reach[source] for source in read_elsewhere))
+        self._who: dict[Memory, list[int]] = {}
+        for index, reached in enumerate(self._reach):
+            for memory in reached:
+                self._who.setdefault(memory, []).append(index)
+
+    def over(self, index: int, place: int) -> bool:
+        """Whether a node may write over its operand in this place."""
+        inputs, now = self.graph.nodes[index].inputs, self._made[index]
+        mine = self._reach[inputs[place]]
+        others = frozenset().union(*(self._reach[each] for at, each in enumerate(inputs) if at != place))
+        if mine & (others | self._barred):
+            return False
+        return all(
+            self._read.get(value, -1) <= now
+            for memory in mine
+            for value in self._who[memory]
+            if self._made[value] < now
+        )
+
+
+def _reach(graph: WireGraph) -> Reach:
+    found: list[frozenset[Memory]] = []
+    first = {each: group[0] for group in graph.siblings.values() for each in group}
+    branches: dict[int, list[tuple[WireGraph, Reach]]] = {}
+    for index, (op, inputs, attrs) in enumerate(graph.nodes):
+        operands: frozenset[Memory] = frozenset().union(*(found[source] for source in inputs))
+        if op in ("input", "param") or op in FRESH:
+            found.append(frozenset({index}))
+        elif op == "cond":
+            group = first[index]
+            if group not in branches:
+                branches[group] = [_inside(attrs[name]) for name in GRAPH_ATTRS["cond"]]
+            found.append(_chosen(group, attrs["output"], branches[group], [found[each] for each in inputs[1:]]))
+        elif op in MULTIPLE or op in COLLECTIVES or not inputs:
+            found.append(operands | {UNKNOWN})
+        else:
+            found.append(operands)
+    return found
+
+
+def _inside(branch: WireGraph) -> tuple[WireGraph, Reach]:
+    """A branch, and what its outputs reach: the places of its inputs, or memory of its own."""
+    flat = inline_composites(branch)
+    reach = _reach(flat)
+    names = [branch.nodes[index].attrs["name"] for index in (*branch.inputs, *branch.params)]
+    places = {index: names.index(flat.nodes[index].attrs["name"]) for index in (*flat.inputs, *flat.params)}
+    said: list[frozenset[Memory]] = [
+        frozenset(("operand", places[each]) if each in places else each for each in reach[output])
+        for output in flat.outputs
+    ]
+    return flat, said
+
+
+def _chosen(
+    cond: int, output: int, branches: Sequence[tuple[WireGraph, Reach]], operands: Sequence[frozenset[Memory]]
+) -> frozenset[Memory]:
+    """What a result of a cond reaches: in either branch."""
+    reached: set[Memory] = set()
+    for which, (_, said) in enumerate(branches):
+        for memory in said[output]:
+            if isinstance(memory, tuple) and memory[0] == "operand":
+                reached |= operands[memory[1]]
+            else:
+                reached.add(memory if memory == UNKNOWN else ("branch", cond, which, memory))
+    return frozenset(reached)
+
+
+def _has_updates(graph: WireGraph) -> bool:
+    return any(
+        node.op in UPDATES or any(_has_updates(node.attrs[name]) for name in GRAPH_ATTRS.get(node.op, ()))
+        for node in graph.nodes
+    )
+
+
+def _pays(graph: WireGraph, index: int) -> bool:
+    node, kind = graph.nodes[index], graph.types[index]
+    if node.op not in UPDATES or kind.size_bytes < UPDATED_BYTES_MIN:
+        return False
+    if node.op == "scatter" and node.attrs["mode"] != "set" and kind.dtype in (F16, BF16):
+        return False  # computed wider
+    update = graph.types[node.inputs[2 if node.op == "scatter" else 1]]
+    return 2 * update.size_bytes <= kind.size_bytes

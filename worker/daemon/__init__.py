@@ -1,0 +1,1 @@
+"""The daemon: the shell that performs what worker/state decides, with sockets, stores and processes."""

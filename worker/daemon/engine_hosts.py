@@ -1,0 +1,119 @@
+"""Engine hosts: the daemon's part that opens engine hosts, and puts new ones in the place of those that were lost.
+
+It does not know what hosts are asked to do, nor how often a lost one is worth another try.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from wire.errors import DeviceLost, MeshError, from_fields
+from wire.protocol.messages import DeviceReport
+from wire.protocol.missing_gpu import ASKED, NONE, failed
+from wire.system.shared_memory import SharedDir
+
+from ..config import WorkerConfig
+from ..devices.registry import BEST
+from ..engine import host_messages as hm
+from .device_reports import report_of
+from .environment import EngineHost, OnLost, OnMessage, Surroundings
+
+log = logging.getLogger("graph_mesh.worker")
+
+
+class Hosting:
+    """`hosts` are those of the worker's devices, by their numbers, once they are open.  `said` takes what they say,
+    `lost` hears of each that is lost, and `back` of each that serves again."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        surroundings: Surroundings,
+        shared: SharedDir,
+        kernels: Path,
+        said: OnMessage,
+        lost: OnLost,
+        back: Callable[[int], None],
+    ) -> None:
+        self.hosts: list[EngineHost] = []
+        self.without_gpu = ""  # why there is no GPU among them
+        self._config = config
+        self._surroundings = surroundings
+        self._shared = shared
+        self._kernels = kernels
+        self._said, self._lost, self._back = said, lost, back
+
+    async def start(self, selections: Sequence[str]) -> None:
+        """Begin to open these devices; `opened` says what came of it."""
+        looks, folder = self._surroundings.looks, self._config.measured_folder
+        if all(each == "cpu" for each in selections):
+            self.without_gpu = ASKED
+        elif BEST in selections and (why := await asyncio.to_thread(looks.found_none, folder)):
+            self.without_gpu = why
+            selections = [each for each in selections if each != BEST]
+        await asyncio.gather(*(self._start(each) for each in selections))
+
+    async def _start(self, selection: str) -> None:
+        host = self._host(selection)
+        self.hosts.append(host)
+        await host.start()
+
+    async def opened(self) -> tuple[DeviceReport, ...]:
+        """Wait until every host has its device; a selection that came up empty is left out.  MeshError."""
+        hosts = list(self.hosts)
+        answers = await asyncio.gather(*(host.opened for host in hosts))
+        reports: list[DeviceReport] = []
+        self.hosts.clear()
+        for host, answer in zip(hosts, answers, strict=True):
+            if isinstance(answer, hm.OpenFailed):
+                error = from_fields(answer.error)
+                if host.selection != BEST:
+                    raise error
+                log.warning("the best adapter cannot be used, going on without it: %s", error)
+                self.without_gpu = failed(": ".join(filter(None, (error.message, error.cause))))
+            elif answer.device is not None:
+                host.device = len(self.hosts)
+                self.hosts.append(host)
+                reports.append(report_of(host.device, answer.device))
+                continue
+            elif host.selection == BEST:
+                self.without_gpu = answer.without_gpu or NONE
+                looks, folder = self._surroundings.looks, self._config.measured_folder
+                await asyncio.to_thread(looks.remember_none, folder, self.without_gpu)
+            host.kill()
+        return tuple(reports)
+
+    async def restart(self, device: int) -> None:
+        """Put a new engine host in the place of a lost one."""
+        log.info("device %d: starting its engine host again", device)
+        host = self._host(self.hosts[device].selection)
+        host.device = device
+        self.hosts[device] = host
+        await host.start()
+        answer = await host.opened
+        if isinstance(answer, hm.Opened) and answer.device is not None:
+            log.info("device %d is back", device)
+            self._back(device)
+            return
+        host.kill()
+        gone: MeshError = DeviceLost(f"there is no {host.selection} now")
+        self._lost(host, from_fields(answer.error) if isinstance(answer, hm.OpenFailed) else gone)
+
+    def _host(self, selection: str) -> EngineHost:
+        stop = self._shared.allocate(hm.STOP_BYTES)
+        opening = hm.Open(
+            device=selection,
+            memory_bytes=self._config.memory_bytes,
+            cache_dir=str(self._kernels),
+            measured_dir=str(self._config.measured_folder),
+            shared_dir=str(self._shared.path),
+            stop_file=stop.name,
+            parent_pid=os.getpid(),
+            beat_s=self._config.host_beat_s,
+            throttle=self._config.throttle,
+        )
+        return self._surroundings.host(opening, stop.buffer, self._config, self._said, self._lost)

@@ -1,0 +1,99 @@
+"""Environment: what a worker's daemon needs of the machine it runs on.
+
+REAL is a machine: WebSockets, engine hosts as child processes, signals.  A simulation gives others; the daemon and the
+machine of its decisions are the same in both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from wire.errors import MeshError
+from wire.link.address_updates import Whereabouts
+from wire.link.endpoint import Endpoint
+from wire.link.keepalive import LinkWatch
+from wire.link.link import Handler
+from wire.link.throttle import parse_throttle
+from wire.link.websocket_carrier import Endpoint as WebSocketEndpoint
+from wire.protocol.peer import Identity
+from wire.security.credentials import Credentials
+
+from ..config import WorkerConfig
+from ..devices.adapter_cache import Looks, machine
+from ..engine.host_messages import FromHost, Open, Opened, OpenFailed, ToHost
+from ..engine_host.host_client import HostProcess
+from ..state.early_tensors import Bounds
+from ..state.events import MemoryLeft
+from ..state.worker_state import WorkerState
+
+
+class EngineHost(Protocol):
+    """Whoever computes on one device.  `opened` becomes its first message: the device, or why there is none."""
+
+    selection: str
+    device: int  # its number among the worker's devices, once it is one
+    opened: asyncio.Future[Opened | OpenFailed]
+    exited: asyncio.Event
+
+    async def start(self) -> None:
+        """Begin to open the device."""
+
+    def send(self, message: ToHost) -> None:
+        """Give it a message; nothing is said of a host that is gone, since `on_lost` says it."""
+
+    def stop_run(self, run: int) -> None:
+        """Have it give up a run it may be computing; it answers it all the same."""
+
+    def kill(self) -> None:
+        """End it, whatever it does; `on_lost` is not called."""
+
+
+OnMessage = Callable[[Any, FromHost], None]
+OnLost = Callable[[Any, MeshError], None]
+
+
+def _watch_here(endpoint: Endpoint, config: WorkerConfig, port: int) -> LinkWatch:
+    whereabouts = Whereabouts(endpoint, config.host, port, config.interfaces, config.advertise)
+    return LinkWatch(endpoint, whereabouts.moved)
+
+
+def _no_member(folder: Path, name: str) -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """`signals` says whether the process is the daemon's own, so that it may answer SIGTERM; `machine` makes what
+    decides, from its node id, its devices and its incarnation; `memory` says what is left of the machine's; `watch`
+    makes what notices that links died, for an endpoint that listens on a port; `credentials` gives the identity in a
+    state folder of the worker of that name, None where it is no member of its mesh; `looks` remembers that the machine
+    has no graphics adapter."""
+
+    endpoint: Callable[[Identity, Handler, Credentials | None, WorkerConfig], Endpoint]
+    host: Callable[[Open, memoryview, WorkerConfig, OnMessage, OnLost], EngineHost]
+    machine: Callable[[str, int, int, Bounds], WorkerState] = WorkerState
+    memory: Callable[[], MemoryLeft] | None = None
+    signals: bool = False
+    watch: Callable[[Endpoint, WorkerConfig, int], LinkWatch] = _watch_here
+    credentials: Callable[[Path, str], Credentials | None] = _no_member
+    looks: Looks = field(default_factory=Looks)
+
+
+def _endpoint_here(
+    identity: Identity, handler: Handler, credentials: Credentials | None, config: WorkerConfig
+) -> Endpoint:
+    return WebSocketEndpoint(identity, handler, credentials=credentials, throttle=parse_throttle(config.throttle))
+
+
+def _memory_here() -> MemoryLeft:
+    import psutil  # which few workers ever need
+
+    memory = psutil.virtual_memory()
+    return MemoryLeft(memory.available, memory.total)
+
+
+REAL = Surroundings(_endpoint_here, HostProcess, memory=_memory_here, signals=True, looks=Looks(machine))

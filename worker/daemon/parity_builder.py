@@ -1,0 +1,79 @@
+"""Parity builder: the daemon's part that makes a check of several contents, or one of these again of a check and the
+others.
+
+Sums are taken term by term as the contents come, so that one of them is held at a time.  Which contents, and by which
+factors, the coordinator says; it alone may.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wire.byte_sizes import size_text
+from wire.erasure.gf256 import add
+from wire.errors import BlobCorrupt, BlobMissing, MeshError, OutOfMemory, ProtocolError
+from wire.ir.codec import hash_bytes
+from wire.protocol.messages import Combine, Combined, Term
+from wire.transfer.content_exchange import off_loop
+
+from .blob_sources import Holders
+from .blob_store import BlobStore
+
+
+class Combining:
+    """`owner` is the coordinator's node id."""
+
+    def __init__(self, store: BlobStore, holders: Holders, owner: Callable[[], str]) -> None:
+        self._store = store
+        self._holders = holders
+        self._owner = owner
+        self._turn = asyncio.Lock()  # one sum at a time: each holds its bytes and those of a content
+
+    async def answer(self, asker: str, asked: Combine) -> Combined:
+        """The sum that was asked for, among our blobs; BlobMissing, BlobCorrupt where it is not what it has to be, or
+        BlobError where there is no room."""
+        if asker != self._owner():
+            raise ProtocolError("only the coordinator of a worker may have it combine")
+        if asked.size_bytes > max(term.size_bytes for term in asked.terms):
+            raise ProtocolError(f"a sum of {asked.size_bytes} bytes is longer than all that it is of")
+        if asked.blob is not None and await self._store.find(asked.blob, asked.size_bytes) is not None:
+            return Combined(asked.blob, 0, 0)
+        async with self._turn:
+            try:
+                total = np.zeros(asked.size_bytes, np.uint8)
+            except MemoryError:
+                raise OutOfMemory(f"{size_text(asked.size_bytes)} do not fit into memory") from None
+            moved = {True: 0, False: 0}
+            for term in asked.terms:
+                moved_here, through_memory = await self._add(total, term, asked)
+                moved[through_memory] += moved_here
+            data = total.data
+            blob = await off_loop(data.nbytes, hash_bytes, data)
+            if asked.blob not in (None, blob):
+                raise BlobCorrupt("what was made of a check and the others is not what was lost")
+            await self._store.put(blob, data, asked.keep)
+        return Combined(blob, moved[False], moved[True])
+
+    async def _add(self, total: NDArray[np.uint8], term: Term, asked: Combine) -> tuple[int, bool]:
+        """Add a term; how many bytes came from elsewhere, and whether through shared memory."""
+        here = await self._store.find(term.blob, term.size_bytes)
+        if here is not None:
+            data = self._store.view(term.blob)
+            if data is not None:
+                await off_loop(term.size_bytes, add, total, term.factor, data)
+                return 0, False
+        error: MeshError = BlobMissing(f"nobody holds blob {term.blob.hex()[:16]}, which others are to be made of")
+        for holder in term.holders:
+            try:
+                addresses = asked.peers.get(holder, ())
+                data, through_memory = await self._holders.fetch(holder, term.blob, term.size_bytes, addresses)
+            except MeshError as failure:
+                error = failure
+                continue
+            await off_loop(term.size_bytes, add, total, term.factor, data)
+            return term.size_bytes, through_memory
+        raise BlobMissing(f"no holder sent blob {term.blob.hex()[:16]}", cause=str(error))

@@ -1,0 +1,1 @@
+"""Devices: which ones this machine has, which are opened, and how fast they are."""

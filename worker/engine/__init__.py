@@ -1,0 +1,1 @@
+"""What all engines share: the Engine protocol, the messages of engine hosts, donated buffers."""

@@ -1,0 +1,125 @@
+"""Donation: a tensor that a run may write over, and how to get its old value back.
+
+An update of a few rows of a large tensor copies all of it, only so that the old value is still there.  A lent tensor is
+written over instead, and what stood there is remembered: so the old value is one `take_back` away, at the cost of the
+rows (Baker, 1991, "Shallow binding makes functional arrays fast").
+
+`Versions` are tensors under numbers, of which several may live in the same memory: the newest has it, those before it
+are what to undo.  It knows no engine and no plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Undo:
+    """What stood at `index` of a tensor seen in this shape, `axis` being moved to the front, before it was written."""
+
+    shape: tuple[int, ...]
+    axis: int
+    index: Any
+    old: NDArray[Any]
+
+
+@dataclass(slots=True)
+class Lent:
+    """An input of a run (worker/engine/protocol.py).  After it `output` is the place of the output that has its memory,
+    and
+    `undo` what was written, in order; None: the array is as it was."""
+
+    array: NDArray[Any]
+    undo: list[Undo] = field(default_factory=list)
+    output: int | None = None
+
+    def take_back(self) -> None:
+        """Have the old value again; whatever has the memory now changes with it."""
+        take_back(self.array, self.undo)
+        self.undo, self.output = [], None
+
+
+def take_back(array: NDArray[Any], undo: Sequence[Undo]) -> None:
+    """Undo what was written, the last first; `array` is contiguous."""
+    for each in reversed(undo):
+        np.moveaxis(array.reshape(each.shape), each.axis, 0)[each.index] = each.old
+
+
+@dataclass(frozen=True, slots=True)
+class _Outgrown:
+    later: int  # who has the memory, or is outgrown itself
+    undo: tuple[Undo, ...]
+    shape: tuple[int, ...]
+
+
+class Versions:
+    """Tensors under numbers."""
+
+    def __init__(self) -> None:
+        self._whole: dict[int, NDArray[Any]] = {}
+        self._outgrown: dict[int, _Outgrown] = {}
+        self._earlier: dict[int, int] = {}  # of a number, whose memory it has
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._whole or number in self._outgrown
+
+    def __iter__(self) -> Iterator[int]:
+        yield from (*self._whole, *self._outgrown)
+
+    def __len__(self) -> int:
+        return len(self._whole) + len(self._outgrown)
+
+    def add(self, number: int, array: NDArray[Any]) -> None:
+        """A tensor, which nobody else writes to."""
+        self._whole[number] = array
+
+    def get(self, number: int) -> NDArray[Any]:
+        """A value to be read until something else is done here; KeyError if it is not here."""
+        return self._copy(number) if number in self._outgrown else self._whole[number]
+
+    def lend(self, number: int) -> Lent | NDArray[Any]:
+        """A value for a run that may write over it; one that is outgrown is copied.  Whoever asks says what became of
+        it: `gave`, or that it was taken back."""
+        return self._copy(number) if number in self._outgrown else Lent(self._whole[number])
+
+    def gave(self, number: int, lent: Lent, later: int) -> None:
+        """A run made `later`, which was added, in the memory of what was lent to it."""
+        self._outgrown[number] = _Outgrown(later, tuple(lent.undo), self._whole.pop(number).shape)
+        self._earlier[later] = number
+
+    def take(self, number: int) -> NDArray[Any]:
+        """A value, which is not here any more; KeyError if it is not here."""
+        array = self.get(number)
+        if number in self._earlier:
+            array = array.copy()  # its memory goes back to the one before
+        self.drop(number)
+        return array
+
+    def drop(self, number: int) -> None:
+        """Forget a value, if it is here; the one before it has its memory again if nothing came after."""
+        earlier = self._earlier.pop(number, None)
+        found = self._outgrown.pop(number, None)
+        if found is not None:
+            del self._earlier[found.later]
+        array = self._whole.pop(number, None)
+        if earlier is None:
+            return
+        before = self._outgrown.pop(earlier)
+        if found is not None:
+            self._outgrown[earlier] = _Outgrown(found.later, (*before.undo, *found.undo), before.shape)
+            self._earlier[found.later] = earlier
+        else:
+            assert array is not None, "whoever has the memory of another is here"
+            take_back(array, before.undo)
+            self._whole[earlier] = array.reshape(before.shape)
+
+    def _copy(self, number: int) -> NDArray[Any]:
+        found = self._outgrown[number]
+        array = self._copy(found.later) if found.later in self._outgrown else self._whole[found.later].copy()
+        take_back(array, found.undo)
+        return array.reshape(found.shape)

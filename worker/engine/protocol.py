@@ -1,0 +1,154 @@
+"""What an engine is: the seam between a part of a graph and the device that computes it.
+
+An engine lives in an engine host (one child process per device), is used from one thread, and never opens a
+socket.  It compiles a part once and runs it many times.  All engines pass one conformance suite
+(`tests/engines`), within the op table's tolerances; the cpu engine is the oracle.
+
+To add an engine: implement `Engine` and register the class under the entry-point group `graph_mesh.engines`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from wire.ir.graph import WireGraph
+from wire.ir.types import Attrs, TensorType
+
+Stopped = Callable[[], bool]
+
+
+def never() -> bool:
+    """A run that nobody will stop."""
+    return False
+
+
+class Pending(Protocol):
+    """A collective under way."""
+
+    def result(self) -> NDArray[Any]:
+        """What this rank gets, once it is done; raises what went wrong, on this rank or another.  It may be memory of
+        all ranks, which is read only and lasts for this run."""
+        ...
+
+
+class Collectives(Protocol):
+    """How a part of a gang reaches the other ranks (worker/collectives/)."""
+
+    @property
+    def crowded(self) -> bool:
+        """Whether the ranks of this machine leave no cores for threads of their own that move what they exchange."""
+        ...
+
+    def room(self, kind: TensorType) -> NDArray[Any] | None:
+        """Memory where other ranks can read a tensor that is to be a collective's operand; None if there is none.  It
+        lasts for this run, so an output that lies there has to be copied."""
+        ...
+
+    def start(self, op: str, attrs: Attrs, operand: NDArray[Any] | None, meanwhile: bool = True) -> Pending:
+        """Begin a collective of the op table; all ranks start the same ones in the same order.
+
+        The operand must not change until it is done.  `meanwhile` says that the caller computes before it asks for the
+        result.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What an engine tells about its device at join.
+
+    `dtypes_by_op` says for every op which dtype names (of the result, and of the operands) it can compute; an op that
+    is absent is unsupported, and the planner places it elsewhere.  `limits` are the adapter's own.
+    """
+
+    engine: str
+    adapter: str
+    backend: str
+    driver: str
+    software: bool
+    memory_bytes: int
+    limits: Mapping[str, int]
+    dtypes_by_op: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Short measurements of the device: f32 matmul GFLOP/s, streaming GB/s, seconds per call of a trivial graph."""
+
+    gflops: float
+    gbytes_per_s: float
+    dispatch_s: float
+
+
+class Executable(Protocol):
+    """A compiled part.  `memory_bytes` is what a run needs beyond inputs and params, `kept_bytes` what it holds for as
+    long as it is kept, whether it runs or not: code and constants, about."""
+
+    @property
+    def memory_bytes(self) -> int: ...
+
+    @property
+    def kept_bytes(self) -> int: ...
+
+    @property
+    def from_cache(self) -> bool:
+        """True where no kernel had to be generated or compiled anew."""
+        ...
+
+
+class Engine(Protocol):
+    """One device.  Errors are EngineErrors: Unsupported, CompileFailed, ExecuteFailed, DeviceLost, OutOfMemory."""
+
+    info: EngineInfo
+
+    def measure(self) -> Measured:
+        """Measure the device; at most about 0.3 s."""
+        ...
+
+    def compile(self, graph: WireGraph, force: bool = False) -> Executable:
+        """Compile a part; with `force` rebuild even what the cache holds.  Unsupported names op and dtype."""
+        ...
+
+    def load(self, array: NDArray[Any]) -> Any:
+        """Make a tensor resident on the device (a weight); the handle can stand for an input of `run`."""
+        ...
+
+    def unload(self, handle: Any) -> None:
+        """Free a resident tensor."""
+        ...
+
+    def run(
+        self,
+        executable: Executable,
+        inputs: Sequence[Any],
+        stopped: Stopped = never,
+        collectives: Collectives | None = None,
+    ) -> list[NDArray[Any]]:
+        """The part's outputs, in order; `collectives` for a part of a gang.
+
+        `inputs` are in the order of `graph.inputs` then `graph.params`, each a C-contiguous numpy array of exactly the
+        declared type, or a handle from `load`.  Inputs are never written to; outputs never alias inputs.  An engine
+        that `takes_lent` may also be given arrays as `Lent` (donation.py): it may write over these and give their
+        memory to an output, if it says so there; where it raises, they are as before.  Cancelled soon after `stopped()`
+        becomes true, where the device can still be held back.
+        """
+        ...
+
+    def close(self) -> None:
+        """Free everything."""
+        ...
+
+
+def readback_s(engine: Engine) -> float:
+    """The seconds in which an engine so far brought tensors from the device's memory to the host's, for profiles.  An
+    engine that computes there has no such attribute."""
+    return float(getattr(engine, "readback_s", 0.0))
+
+
+def takes_lent(engine: Engine) -> bool:
+    """Whether inputs of a run may be `Lent`.  An engine that knows nothing of it has no such attribute."""
+    return bool(getattr(engine, "takes_lent", False))

@@ -1,0 +1,1 @@
+"""Every decision of a worker, pure: events in, actions out."""

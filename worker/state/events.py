@@ -1,0 +1,676 @@
+"""What happens to a worker and what it does about it: the vocabulary of `worker_state.py`.
+
+Events come from the shell (`worker/daemon/daemon.py`), actions go back to it.  All are frozen data; a tensor appears
+only as a note of where its bytes are.  To add an event, add a class here and a row to the table in `worker_state.py`;
+to add an action, add a class here and a row to the table in `worker/daemon/daemon.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from wire.errors import MeshError
+from wire.ir.dtypes import dtype_named
+from wire.protocol.messages import Began, Deploy, Gang, Message, PartRun, PlanKey
+
+# -- tensors: where bytes are -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Inline:
+    """Small enough to travel inside messages."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedFile:
+    """A file in a shared-memory directory; it is ours until it is taken, sent or released."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    directory: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Held by the engine host of `device` under the number `tensor`."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    device: int
+    tensor: int
+
+
+Tensor = Inline | SharedFile | Kept
+
+
+def size_bytes_of(tensor: Tensor) -> int:
+    """How many bytes the tensor's elements take; DTypeError for an unknown dtype."""
+    return math.prod(tensor.shape) * dtype_named(tensor.dtype).itemsize
+
+
+# -- events -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class JoinAsked:
+    """`blobs` is what the store holds, most recent first; `kept` are the plans of this epoch, by generation, that its
+    coordinator goes on with if it had this worker before."""
+
+    node: str
+    request: int
+    name: str
+    epoch: int
+    beat_s: float
+    silence_s: float
+    blobs: tuple[bytes, ...] = ()
+    kept: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """Something came from `node`."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class SuspectedBy:
+    node: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLinked:
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeUnlinked:
+    """Silent says that nothing came over it for too long, though both nodes may be well; `goodbye` that it was closed
+    in good order."""
+
+    node: str
+    silent: bool = False
+    goodbye: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LinkFailed:
+    """The link asked for by LinkTo could not be made."""
+
+    node: str
+    error: MeshError
+
+
+@dataclass(frozen=True, slots=True)
+class DeployAsked:
+    node: str
+    request: int
+    deploy: Deploy
+
+
+@dataclass(frozen=True, slots=True)
+class BlobFound:
+    """`source` is "resident", "disk", "shared" or "socket", the last two perhaps `from_owner`, our coordinator."""
+
+    attempt: int
+    source: str
+    from_owner: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BlobNotFound:
+    attempt: int
+    error: MeshError
+
+
+@dataclass(frozen=True, slots=True)
+class PartPrepared:
+    prepared: int
+    compile_s: float
+    from_cache: bool
+    working_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareFailed:
+    prepared: int
+    error: MeshError
+
+
+@dataclass(frozen=True, slots=True)
+class RunAsked:
+    """`feeds` are (part, slot, tensor); inputs that follow as streams are not among them.  So many steps of the plan
+    are `committed`."""
+
+    node: str
+    request: int
+    plan: PlanKey
+    step: int
+    feeds: tuple[tuple[int, int, Tensor], ...]
+    committed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TensorArrived:
+    node: str
+    plan: PlanKey
+    step: int
+    part: int
+    slot: int
+    tensor: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class TensorLost:
+    """A tensor of this step could not be taken; who sent it may count it as sent."""
+
+    plan: PlanKey
+    step: int
+    error: MeshError
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """An output as its engine host left it: inline, or in as many files as copies were wished; and kept, if wished."""
+
+    inline: Inline | None = None
+    files: tuple[SharedFile, ...] = ()
+    kept: Kept | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PartExecuted:
+    run: int
+    outputs: tuple[Made, ...]
+    compute_s: float
+    exchange_s: float = 0.0
+    readback_s: float = 0.0
+    encode_s: float = 0.0
+    sent_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ExecuteFailed:
+    run: int
+    error: MeshError
+
+
+@dataclass(frozen=True, slots=True)
+class PushSent:
+    push: int
+
+
+@dataclass(frozen=True, slots=True)
+class PushFailed:
+    push: int
+    error: MeshError
+
+
+@dataclass(frozen=True, slots=True)
+class CancelAsked:
+    node: str
+    plan: PlanKey
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropAsked:
+    node: str
+    request: int
+    plan: PlanKey
+    free: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotAsked:
+    """The coordinator wants what `step` carried among our blobs."""
+
+    node: str
+    request: int
+    plan: PlanKey
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlobMade:
+    number: int
+    blob: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BlobNotMade:
+    number: int
+    error: MeshError
+
+
+@dataclass(frozen=True, slots=True)
+class RequestGone:
+    """Whoever asked no longer waits for the answer."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostLost:
+    """An engine host died or hung, or could not be started again; DeviceLost or OutOfMemory says why."""
+
+    device: int
+    error: MeshError
+
+
+@dataclass(frozen=True, slots=True)
+class HostReady:
+    """An engine host that was started again has its device, and nothing else."""
+
+    device: int
+
+
+@dataclass(frozen=True, slots=True)
+class DrainAsked:
+    """Hand everything back and go."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PauseWished:
+    """The state folder says that this worker be paused, by whom, or "" that it be not."""
+
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class PauseAsked:
+    """The coordinator wants this worker paused, or (`on` false) not any more."""
+
+    node: str
+    request: int
+    on: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SleepAsked:
+    """The machine is about to sleep."""
+
+
+@dataclass(frozen=True, slots=True)
+class Woke:
+    """The machine is awake again, or this process goes on after it stood still, or the machine moved.  `announced`: the
+    system said so; else it is a guess, and what happens to the network before a sleep looks the same."""
+
+    announced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed.  `late_s` is how much later than asked the shell woke up."""
+
+    late_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLeft:
+    """So much of the machine's memory can be had by whoever asks, as the system says."""
+
+    free_bytes: int
+    total_bytes: int
+
+
+Event = (
+    JoinAsked
+    | Heard
+    | SuspectedBy
+    | NodeLinked
+    | NodeUnlinked
+    | LinkFailed
+    | DeployAsked
+    | BlobFound
+    | BlobNotFound
+    | PartPrepared
+    | PrepareFailed
+    | RunAsked
+    | TensorArrived
+    | TensorLost
+    | PartExecuted
+    | ExecuteFailed
+    | PushSent
+    | PushFailed
+    | CancelAsked
+    | DropAsked
+    | SnapshotAsked
+    | BlobMade
+    | BlobNotMade
+    | RequestGone
+    | HostLost
+    | HostReady
+    | DrainAsked
+    | MemoryLeft
+    | PauseWished
+    | PauseAsked
+    | SleepAsked
+    | Woke
+    | Tick
+)
+
+
+# -- actions ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    request: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    request: int
+    error: MeshError
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyRan:
+    """Answer a Run; `outputs` are (position among the graph's outputs, tensor)."""
+
+    request: int
+    node: str
+    plan: PlanKey
+    step: int
+    outputs: tuple[tuple[int, Tensor], ...]
+    parts: tuple[PartRun, ...]
+    bytes_in: int
+    bytes_out: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyJoined:
+    """Answer a Join with the devices (the shell has the reports); `kept` are the plans of before that are here."""
+
+    request: int
+    blobs: tuple[bytes, ...]
+    paused: str = ""
+    kept: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StartBeats:
+    node: str
+    beat_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StopBeats:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class SendBeat:
+    """Beat now, out of turn: the incarnation changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskOwner:
+    """The coordinator has been quiet: ask it something, so that its answer shows it lives."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class CloseLink:
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkTo:
+    """See that there is a link to `node`; answered by NodeLinked or LinkFailed."""
+
+    node: str
+    addresses: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Get content from `holder`, or from our own store where `holder` is this node; answered by BlobFound or
+    BlobNotFound."""
+
+    attempt: int
+    blob: bytes
+    size_bytes: int
+    keep: bool
+    holder: str
+    addresses: tuple[str, ...] = ()  # where the holder may be dialled, if there is no link to it
+
+
+@dataclass(frozen=True, slots=True)
+class AbandonFetch:
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class PinBlobs:
+    """These must stay in the store until unpinned."""
+
+    blobs: frozenset[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class UnpinBlobs:
+    blobs: frozenset[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class DiscardBlobs:
+    """These were put into the store, and may go if nobody has pinned them and nothing says that they be kept."""
+
+    blobs: frozenset[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Compile a part and bind its params, (input position, blob) each.  Any of `blobs` may be a constant of it.  With a
+    gang, it is a rank of that."""
+
+    device: int
+    prepared: int
+    graph: bytes
+    encoded: bytes = field(repr=False)
+    inputs: int  # how many the graph must have, params included
+    outputs: int
+    params: tuple[tuple[int, bytes], ...]
+    blobs: frozenset[bytes]
+    force: bool
+    gang: tuple[PlanKey, Gang] | None = None
+    kept_bytes: int = 0  # that this worker keeps for others
+
+
+@dataclass(frozen=True, slots=True)
+class Unprepare:
+    device: int
+    prepared: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unbind:
+    """These inputs of a part, bound to params before, are given with every run from now on."""
+
+    device: int
+    prepared: int
+    positions: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class MakeBlob:
+    """Put a kept tensor among our blobs too; answered by BlobMade or BlobNotMade."""
+
+    number: int
+    tensor: Kept
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """An input of an execution; `last` means that nobody else will read this tensor."""
+
+    position: int
+    tensor: Tensor
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What should become of an output: keep it on the device under a number (0: do not), and how many copies of it
+    will leave the host."""
+
+    keep: int
+    copies: int
+
+
+@dataclass(frozen=True, slots=True)
+class Execute:
+    device: int
+    run: int
+    prepared: int
+    inputs: tuple[Use, ...]
+    outputs: tuple[Wish, ...]
+    step: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StopRun:
+    """Nobody waits for this run any more: the device should be free soon.  It is answered all the same."""
+
+    device: int
+    run: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Free what the tensor occupies."""
+
+    tensor: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class SendPush:
+    """Send a tensor to another worker; answered by PushSent or PushFailed."""
+
+    push: int
+    node: str
+    plan: PlanKey
+    step: int
+    part: int
+    slot: int
+    tensor: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StopPush:
+    push: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendBegan:
+    node: str
+    began: Began
+
+
+@dataclass(frozen=True, slots=True)
+class StartHost:
+    """Start the engine host of a device again; answered by HostReady or HostLost."""
+
+    device: int
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUpDevice:
+    """It is out of use until this worker starts anew; `node` is the owner that should know, "" if there is none."""
+
+    device: int
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SendLeaving:
+    """`failed`: not because it was asked to, so that the last lines of its log say more."""
+
+    node: str
+    reason: str
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SendPaused:
+    node: str
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeepPause:
+    """Remember who paused this worker, for its next start."""
+
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class FreeCache:
+    """What is in memory and nobody uses goes, though it might be asked for again; `why` is for people."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class LookForOwner:
+    """Dial the coordinator of before now, however often that failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the process with this exit code."""
+
+    code: int
+    reason: str
+
+
+Action = (
+    Reply
+    | Refuse
+    | ReplyRan
+    | ReplyJoined
+    | StartBeats
+    | StopBeats
+    | SendBeat
+    | AskOwner
+    | CloseLink
+    | LinkTo
+    | Fetch
+    | AbandonFetch
+    | PinBlobs
+    | UnpinBlobs
+    | DiscardBlobs
+    | FreeCache
+    | Prepare
+    | Unprepare
+    | Unbind
+    | MakeBlob
+    | Execute
+    | Release
+    | SendPush
+    | StopPush
+    | StopRun
+    | SendBegan
+    | StartHost
+    | GiveUpDevice
+    | SendLeaving
+    | SendPaused
+    | KeepPause
+    | LookForOwner
+    | Stop
+)

@@ -1,0 +1,131 @@
+"""Lease: which coordinator a worker serves, and when that was last heard.  Pure.
+
+One at a time: another that asks hears Busy.  One that was silent for a while is asked whether it lives, and its lease
+lapses after `silence_s`, which it says itself: from then on another may have this worker.  Until one comes, what it
+deployed stays: its process may be stopped, or its machine asleep, and it finds everything as it was.  It is given up
+`keep_s` after it was last heard, or sooner where this machine runs short of memory.  It does not know plans.
+
+    free --Join--> served --silent silence_s, or its link ended--> lapsed --silent keep_s, or another's Join--> free
+                      ^                                              |
+                      '---heard over its link, or the same epoch joins---'
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from wire.errors import Busy, InputError, MeshError, StaleGeneration
+
+from .events import JoinAsked
+
+BEAT_S_MIN, BEAT_S_MAX = 0.005, 3600.0  # what a coordinator may ask for
+ASK_SHARE = 1 / 4  # of the silence after which the lease of the coordinator lapses; then it is asked whether it lives
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    node: str
+    name: str
+    epoch: int
+
+
+@dataclass(slots=True)
+class Ownership:
+    """`owner` is None while the worker is free; one that has `lapsed` may be followed by any other."""
+
+    keep_s: float = 0.0
+    owner: Owner | None = None
+    lapsed: bool = False
+    _linked: bool = False  # the link that the owner joined over stands
+    _closing: bool = False  # we end that link ourselves
+    _last: Owner | None = None
+    _heard_s: float = 0.0
+    _silence_s: float = 0.0  # 0: its lease does not lapse while its link stands
+    _asked: bool = False  # since it was last heard
+
+    def refusal(self, event: JoinAsked) -> MeshError | None:
+        """Why a coordinator that asks cannot have this worker."""
+        if not BEAT_S_MIN <= event.beat_s <= BEAT_S_MAX:
+            return InputError(f"a heartbeat of {event.beat_s} s is not within reason")
+        if self.owner is not None and self.owner.node != event.node and not self.lapsed:
+            busy = f"this worker serves coordinator {self.owner.name}"
+            return Busy(busy, next_step="Stop that one, or use its workers")
+        if self._last and self._last.node == event.node and event.epoch < self._last.epoch:
+            return StaleGeneration(f"epoch {event.epoch} is over, {self._last.epoch} began")
+        return None
+
+    def is_back(self, event: JoinAsked) -> bool:
+        """Whether who asks is the owner of before, the same process."""
+        return self.owner is not None and (self.owner.node, self.owner.epoch) == (event.node, event.epoch)
+
+    def joined(self, event: JoinAsked, now: float) -> None:
+        self.owner = self._last = Owner(event.node, event.name, event.epoch)
+        self._linked, self._closing, self.lapsed = True, False, False
+        self._heard_s, self._silence_s, self._asked = now, event.silence_s, False
+
+    def by(self, node: str) -> bool:
+        """Whether this worker is that node's."""
+        return self.owner is not None and self.owner.node == node
+
+    def heard(self, node: str, now: float) -> float:
+        """For how long the owner was silent, if its lease had lapsed and it is back over the same link; else 0."""
+        if not self.by(node) or not self._linked:
+            return 0.0
+        silent_s = now - self._heard_s if self.lapsed else 0.0
+        self._heard_s, self._asked, self.lapsed = now, False, False
+        return silent_s
+
+    def unlinked(self) -> None:
+        """The owner's link ended: it comes back by joining anew."""
+        self._linked, self.lapsed = False, True
+
+    def close(self) -> None:
+        """We end its link, if it has one: not all that it deployed is here any more, as it hears when it joins anew."""
+        self._closing = self._linked
+        self.unlinked()
+
+    def closed_here(self) -> bool:
+        """Whether the link that ended now is one that we ended so."""
+        closing, self._closing = self._closing, False
+        return closing
+
+    def excuse(self, late_s: float, now: float) -> None:
+        """We were late: what delayed us may have delayed its words too."""
+        self._heard_s = min(now, self._heard_s + late_s)
+
+    def next_deadline(self) -> float | None:
+        """When to look for `ask_due`, `lapse` and `expired_s` again."""
+        if self.owner is None:
+            return None
+        if self.lapsed:
+            return self._heard_s + max(self.keep_s, self._silence_s)
+        if not self._silence_s:
+            return None
+        return self._heard_s + self._silence_s * (1 if self._asked else ASK_SHARE)
+
+    def lapse(self, now: float) -> float:
+        """For how long the owner was silent, if its lease lapses now; else 0."""
+        quiet_s = now - self._heard_s
+        if self.owner is None or self.lapsed or not 0 < self._silence_s <= quiet_s:
+            return 0.0
+        self.lapsed = True
+        return quiet_s
+
+    def expired_s(self, now: float) -> float:
+        """For how long the owner was silent, if that is so long that nothing is kept for it any more; else 0."""
+        quiet_s = now - self._heard_s
+        return quiet_s if self.lapsed and quiet_s >= max(self.keep_s, self._silence_s) else 0.0
+
+    def ask_due(self, now: float) -> bool:
+        """Whether to ask the owner now if it lives; once in a silence."""
+        due_s = self.next_deadline()
+        if due_s is None or self.lapsed or self._asked or now < due_s:
+            return False
+        self._asked = True
+        return True
+
+    def ended(self) -> Owner:
+        """It serves nobody any more; who had it."""
+        assert self.owner is not None
+        was, self.owner, self.lapsed, self._linked = self.owner, None, False, False
+        return was

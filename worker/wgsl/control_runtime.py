@@ -1,0 +1,290 @@
+"""Runs graphs with branches, loops and collectives: the steps of `control_schedule.py`, one after another, with all
+tensors on the device.
+
+Nothing is read back but what decides how to go on, the four bytes of a cond's or a while's test, and what other ranks
+are to have: the operands of collectives.  The turns of a scan
+are recorded and submitted many at a time, so many that a submission takes some milliseconds: soon enough to be stopped
+between two of them.  A turn's rows are copied out of and into the arrays that hold all of them.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wire.byte_sizes import size_text
+from wire.errors import Cancelled, ExecuteFailed, Unsupported
+from wire.ir.graph import WireGraph
+from wire.ir.ops import COLLECTIVES, GRAPH_ATTRS
+from wire.ir.types import TensorType
+
+from ..engine.protocol import Collectives, Pending, Stopped
+from .control_schedule import Schedule, Segment, Turn
+from .device import Copy, Device, Memory
+from .execute import Value, WgslExecutable, from_stored, resident, stored_size
+from .program import padded
+
+Values = list[Value | None]  # None: a tensor without elements
+_SUBMITTED_S = 0.01  # a submission of several turns should take about so long
+_TURNS_MAX = 1024  # of one submission
+_COMMANDS_MAX = 16_384  # likewise
+
+
+class Pace:
+    """How many turns are submitted at once, whether somebody stopped the run, and how it reaches other ranks."""
+
+    def __init__(self, device: Device, stopped: Stopped, collectives: Collectives | None = None) -> None:
+        self.collectives = collectives
+        self._device = device
+        self._stopped = stopped
+        self._turns, self._most = 0, 1
+        self._began_s = time.perf_counter()
+
+    def turn(self) -> None:
+        """Between two turns; Cancelled if the run was stopped."""
+        if self._stopped():
+            raise Cancelled("the run was stopped")
+        self._turns += 1
+        if self._turns < self._most and self._device.recorded < _COMMANDS_MAX:
+            return
+        self._device.run((), ())
+        took_s = time.perf_counter() - self._began_s
+        if took_s < _SUBMITTED_S:
+            self._most = min(2 * self._most, _TURNS_MAX)
+        elif took_s > 2 * _SUBMITTED_S:
+            self._most = max(self._most // 2, 1)
+        self._again()
+
+    def truth(self, value: Value | None) -> bool:
+        """A bool on the device; waits for it."""
+        if self._stopped():
+            raise Cancelled("the run was stopped")
+        assert value is not None
+        (raw,) = self._device.run((), [(value.memory, 4)])
+        self._again()
+        return bool(raw.view(np.uint32)[0])
+
+    def _again(self) -> None:
+        self._turns, self._began_s = 0, time.perf_counter()
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A step made ready."""
+
+    step: Segment | Turn
+    made: Mapping[str, WgslExecutable | ControlExecutable]  # "" is a segment's own, else by attribute
+
+
+class ControlExecutable:
+    """A compiled part with branches, loops or collectives.  As WgslExecutable, but it runs in several submissions."""
+
+    def __init__(
+        self,
+        device: Device,
+        schedule: Schedule,
+        inputs: Mapping[str, TensorType],
+        outputs: Sequence[TensorType],
+        make: Callable[[WireGraph], WgslExecutable | ControlExecutable],
+    ) -> None:
+        self.inputs = dict(inputs)
+        self.outputs = tuple(outputs)
+        self._device = device
+        self._schedule = schedule
+        self._work = [_Work(step, _compiled(step, make)) for step in schedule.steps]
+        graph = schedule.graph
+        names = {graph.nodes[index].attrs["name"]: index for index in (*graph.inputs, *graph.params)}
+        self._places = [names.get(name) for name in self.inputs]
+        self._check_sizes()
+        self.from_cache: bool = all(made.from_cache for made in self._parts)
+
+    @property
+    def _parts(self) -> list[WgslExecutable | ControlExecutable]:
+        return [made for work in self._work for made in work.made.values()]
+
+    @property
+    def memory_bytes(self) -> int:
+        """Device memory of a run beyond inputs and params, at the most."""
+        graph = self._schedule.graph
+        total = 0
+        for work in self._work:
+            inner = max((made.memory_bytes for made in work.made.values()), default=0)
+            total += inner
+            if isinstance(work.step, Turn):
+                total += inner  # what a turn makes of the carry while that is still held
+                total += sum(_stored(graph.types[index]) for index, _ in work.step.outputs)
+        return total
+
+    @property
+    def kept_bytes(self) -> int:
+        """Constants and kernels, all graphs together."""
+        return sum(made.kept_bytes for made in self._parts)
+
+    @property
+    def dispatches(self) -> int:
+        """Kernel launches of one run in which every graph runs once."""
+        return sum(made.dispatches for made in self._parts)
+
+    def run(
+        self, inputs: Mapping[str, Memory | NDArray[Any]], stopped: Stopped, collectives: Collectives | None = None
+    ) -> list[NDArray[Any]]:
+        """The outputs in order; Cancelled between two turns once `stopped()`."""
+        try:
+            given = [self._given(inputs[name]) if used is not None else None
+                     for name, used in zip(self.inputs, self._places, strict=True)]  # fmt: skip
+            values = self.record(given, Pace(self._device, stopped, collectives))
+            wanted = [(value.memory, stored_size(type_))
+                      for value, type_ in zip(values, self.outputs, strict=True) if value is not None]  # fmt: skip
+            raw = iter(self._device.run((), wanted))
+        except BaseException:
+            self._device.forget_recorded()
+            raise
+        return [
+            np.zeros(type_.shape, type_.dtype.numpy) if value is None else from_stored(next(raw), type_)
+            for value, type_ in zip(values, self.outputs, strict=True)
+        ]
+
+    def record(self, inputs: Sequence[Value | None], pace: Pace) -> Values:
+        """Let a run follow what the device has recorded; some of it is run at once."""
+        values: dict[int, Value | None] = {}
+        under_way: dict[int, Pending] = {}
+        for place, value in zip(self._places, inputs, strict=True):
+            if place is not None:
+                values[place] = value
+        for at, work in enumerate(self._work):
+            step = work.step
+            self._settle(step.inputs, under_way, values)
+            operands = [values[index] for index in step.inputs]
+            if isinstance(step, Segment):
+                values.update(zip(step.outputs, _perform(work.made[""], operands, pace), strict=True))
+            elif step.node.op in COLLECTIVES:
+                under_way[step.outputs[0][0]] = self._meet(step, operands, pace)
+            else:
+                results = _TURNS[step.node.op](self._device, work, operands, pace)
+                values.update({index: results[output] for index, output in step.outputs})
+            for index in step.inputs:
+                if self._schedule.last[index] == at:
+                    values.pop(index, None)
+            del operands
+        self._settle(self._schedule.graph.outputs, under_way, values)
+        return [values[index] for index in self._schedule.graph.outputs]
+
+    def _meet(self, step: Turn, operands: Values, pace: Pace) -> Pending:
+        """Start a collective; those of one level are all under way before the first of them is waited for."""
+        if pace.collectives is None:
+            raise ExecuteFailed("a collective outside of a gang", op=step.node.op)
+        given = [self._read(index, value) for index, value in zip(step.inputs, operands, strict=True)]
+        return pace.collectives.start(step.node.op, step.node.attrs, given[0] if given else None)
+
+    def _read(self, index: int, value: Value | None) -> NDArray[Any]:
+        kind = self._schedule.graph.types[index]
+        if value is None:
+            return np.zeros(kind.shape, kind.dtype.numpy)
+        (raw,) = self._device.run((), [(value.memory, stored_size(kind))])
+        return from_stored(raw, kind)
+
+    def _settle(self, needed: Sequence[int], under_way: dict[int, Pending], values: dict[int, Value | None]) -> None:
+        """Wait for those of the collectives under way that are needed."""
+        for index in needed:
+            if index in under_way:
+                values[index] = self._given(np.ascontiguousarray(under_way.pop(index).result()))
+
+    def _given(self, value: Memory | NDArray[Any]) -> Value | None:
+        if isinstance(value, Memory):
+            return Value(value)
+        return Value(resident(self._device, value), self._device) if value.size else None
+
+    def _check_sizes(self) -> None:
+        """Everything between two steps must fit into a buffer, and be bound by the kernels of others."""
+        limits, graph = self._device.profile.limits, self._schedule.graph
+        most = min(limits.binding_bytes, limits.buffer_bytes)
+        for work in self._work:
+            for index in (*work.step.inputs, *_outputs(work.step)):
+                if stored_size(graph.types[index]) > most:
+                    raise Unsupported(
+                        f"a tensor {graph.types[index]} needs {size_text(stored_size(graph.types[index]))}, "
+                        f"this adapter binds {size_text(most)}",
+                        op=graph.nodes[index].op,
+                        next_step="Cut the tensor, or place this part on a cpu engine",
+                    )
+
+
+def _outputs(step: Segment | Turn) -> tuple[int, ...]:
+    return step.outputs if isinstance(step, Segment) else tuple(index for index, _ in step.outputs)
+
+
+def _compiled(
+    step: Segment | Turn, make: Callable[[WireGraph], WgslExecutable | ControlExecutable]
+) -> dict[str, WgslExecutable | ControlExecutable]:
+    if isinstance(step, Segment):
+        return {"": make(step.graph)}
+    return {name: make(step.node.attrs[name]) for name in GRAPH_ATTRS.get(step.node.op, ())}
+
+
+def _perform(made: WgslExecutable | ControlExecutable, operands: Sequence[Value | None], pace: Pace) -> Values:
+    return made.record(operands) if isinstance(made, WgslExecutable) else made.record(operands, pace)
+
+
+# -- branches and loops -----------------------------------------------------------------------------------
+
+
+def _cond(device: Device, work: _Work, operands: Values, pace: Pace) -> Values:
+    name = "then" if pace.truth(operands[0]) else "otherwise"
+    return _perform(work.made[name], operands[1:], pace)
+
+
+def _while(device: Device, work: _Work, operands: Values, pace: Pace) -> Values:
+    assert isinstance(work.step, Turn)
+    count = len(work.step.node.attrs["body"].outputs)
+    carry, constants = operands[:count], operands[count:]
+    while pace.truth(_perform(work.made["test"], [*carry, *constants], pace)[0]):
+        carry = _perform(work.made["body"], [*carry, *constants], pace)
+    return carry
+
+
+def _scan(device: Device, work: _Work, operands: Values, pace: Pace) -> Values:
+    assert isinstance(work.step, Turn)
+    attrs = work.step.node.attrs
+    body: WireGraph = attrs["body"]
+    count, length = attrs["carry"], attrs["length"]
+    first = count + attrs["consts"]
+    carry, constants, arrays = operands[:count], operands[count:first], operands[first:]
+    taken = [body.types[index] for index in body.inputs[first:]]
+    given = [body.types[index] for index in body.outputs[count:]]
+    stacked = [_room(device, length * stored_size(kind)) for kind in given]
+    for at in reversed(range(length)) if attrs["reverse"] else range(length):
+        rows = [_row(device, array, at, kind) for array, kind in zip(arrays, taken, strict=True)]
+        results = _perform(work.made["body"], [*carry, *constants, *rows], pace)
+        carry = results[:count]
+        for whole, row, kind in zip(stacked, results[count:], given, strict=True):
+            if whole is not None and row is not None:
+                size = stored_size(kind)
+                device.record([Copy(row.memory, 0, whole.memory, at * size, size)])
+        pace.turn()
+    return [*carry, *stacked]
+
+
+def _room(device: Device, size_bytes: int) -> Value | None:
+    return Value(device.take(padded(size_bytes)), device) if size_bytes else None
+
+
+def _row(device: Device, array: Value | None, at: int, kind: TensorType) -> Value | None:
+    size = stored_size(kind)
+    if array is None or not size:
+        return None
+    row = Value(device.take(padded(size)), device)
+    device.record([Copy(array.memory, at * size, row.memory, 0, size)])
+    return row
+
+
+def _stored(kind: TensorType) -> int:
+    return padded(stored_size(kind)) if math.prod(kind.shape) else 0
+
+
+_TURNS: dict[str, Callable[[Device, _Work, Values, Pace], Values]] = {"cond": _cond, "while": _while, "scan": _scan}
