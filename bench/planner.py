@@ -22,8 +22,8 @@ from support.crowd import heartbeat_round
 from support.profiles import device, near, random_profiles, worker
 from support.random_graphs import big_graph, random_graph
 
-from coordinator.planner import make_plan
-from coordinator.profile import Profiles
+from coordinator.planning.core.profiles import Profiles
+from coordinator.planning.planner import make_plan
 from wire.errors import MeshError
 from wire.ir.graph import WireGraph
 from wire.ir.ops import inner_graphs

@@ -29,7 +29,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from support.random_graphs import big_graph
 
-from coordinator.planning import MADE_AHEAD
+from coordinator.plan_service.plan_service import MADE_AHEAD
 from mesh import Mesh
 from wire.ir.graph import WireGraph
 

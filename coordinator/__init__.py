@@ -1,0 +1,1 @@
+"""The coordinator: plans, calls, sessions and jobs over the workers of a mesh."""

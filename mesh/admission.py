@@ -15,8 +15,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from coordinator.authority import Authority, Trust
-from coordinator.runtime import Coordinator
+from coordinator.authority.authority import Authority, Trust
+from coordinator.coordinator import Coordinator
 from wire.errors import ConfigError, MeshError
 from wire.link.identity import member_id
 from wire.link.websocket_carrier import Endpoint

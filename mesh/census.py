@@ -1,4 +1,5 @@
-"""Census: all that a coordinator tells of its workers, in as many answers as that takes (`coordinator/census.py`)."""
+"""Census: all that a coordinator tells of its workers, in as many answers as that takes
+(`coordinator/workers/paged_reports.py`)."""
 
 from __future__ import annotations
 

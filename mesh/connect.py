@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from coordinator.authority import Authority
-from coordinator.health import HealthConfig
-from coordinator.runtime import DIAL_TIMEOUT_S, Coordinator, CoordinatorConfig
+from coordinator.authority.authority import Authority
+from coordinator.coordinator import DIAL_TIMEOUT_S, Coordinator, CoordinatorConfig
+from coordinator.workers.failure_detector import HealthConfig
 from wire.addresses import shown
 from wire.errors import ConfigError, ConnectFailed, JoinRefused, MeshError, NotTrusted
 from wire.link.address_policy import is_loopback

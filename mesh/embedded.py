@@ -16,12 +16,12 @@ from weakref import WeakKeyDictionary, finalize
 
 from numpy.typing import NDArray
 
-from coordinator import session_plan
-from coordinator.elastic import Elastic
-from coordinator.program import Program
-from coordinator.runtime import Coordinator, CoordinatorConfig
-from coordinator.sessioning import Session, ahead_for
-from coordinator.sessions import Policy
+from coordinator.coordinator import Coordinator, CoordinatorConfig
+from coordinator.planning import session_planner
+from coordinator.planning.core.program import Program
+from coordinator.sessions.elastic import Elastic
+from coordinator.sessions.runtime import Session, ahead_for
+from coordinator.sessions.state import Policy
 from wire.ir.graph import WireGraph
 from wire.link.identity import identity_here
 from wire.link.websocket_carrier import Endpoint
@@ -95,7 +95,7 @@ class Embedded:
         policy = Policy(state.copies or "buddy", state.every, ahead, state.replay_bytes, bool(state.copies))
         opened = self.coordinator.sessions.open(
             self._program(work),
-            session_plan.Stateful(state.carries, state.told, ahead),
+            session_planner.Stateful(state.carries, state.told, ahead),
             policy,
             None if others is None else self._elastic(others),
         )

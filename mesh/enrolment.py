@@ -71,7 +71,7 @@ def enrolled(folder: Path, mesh: str, role: str, name: str, authority: Path) -> 
     with FileLock(folder / "enrolling"):  # several commands of one user may start at once
         credentials = Credentials(folder)
         if home:
-            from coordinator.authority import Authority
+            from coordinator.authority.authority import Authority
 
             ours = Authority(authority, mesh)
             if not _is_good(credentials, ours.certificate):

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from coordinator.runtime import DIAL_TIMEOUT_S, Coordinator
+from coordinator.coordinator import DIAL_TIMEOUT_S, Coordinator
 from wire.addresses import parse_address
 from wire.discovery.announcements import Candidate
 from wire.discovery.auto_dialer import Lookout

@@ -1,7 +1,7 @@
 """The node time-out: the one number people choose about failure detection, and what it may be; and how long ranks wait.
 
-After that many seconds of silence a worker is certainly counted as dead; `coordinator/health.py` derives every other
-time from it.  It does not know what follows from a silence.  A new preset is a row here.
+After that many seconds of silence a worker is certainly counted as dead; `coordinator/workers/failure_detector.py`
+derives every other time from it.  It does not know what follows from a silence.  A new preset is a row here.
 """
 
 from __future__ import annotations

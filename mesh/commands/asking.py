@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coordinator.health import HealthConfig
+from coordinator.workers.failure_detector import HealthConfig
 from wire.errors import ConfigError, MeshError, from_fields
 from wire.limits import MIB
 from wire.policy.strategies import Auto, text_of

@@ -23,7 +23,7 @@ from .reaching import Ask, on_a_coordinator
 from .tables import print_table
 
 if TYPE_CHECKING:
-    from coordinator.authority import Authority, Rotation
+    from coordinator.authority.authority import Authority, Rotation
 
     from ..remote import Remote
 
@@ -159,7 +159,7 @@ def _authority(options: Options) -> Authority:
             f"the authority of mesh {mesh!r} is not on this machine, or not this user's",
             next_step="Ask on the machine, and as the user, that runs mesh-coord serve",
         )
-    from coordinator.authority import Authority
+    from coordinator.authority.authority import Authority
 
     return Authority(authority_folder(mesh, options.state_dir), mesh)
 

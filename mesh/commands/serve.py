@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from coordinator.authority import Authority
-from coordinator.health import HealthConfig
-from coordinator.jobs import JobLimits, JobTable
-from coordinator.keeping import Keeper
-from coordinator.news import News
-from coordinator.runtime import Coordinator, CoordinatorConfig
-from coordinator.service import JobService, for_clients
-from coordinator.session_service import SessionService
+from coordinator.authority.authority import Authority
+from coordinator.coordinator import Coordinator, CoordinatorConfig
+from coordinator.jobs.job_service import JobService, for_clients
+from coordinator.jobs.job_store import Keeper
+from coordinator.jobs.job_table import JobLimits, JobTable
+from coordinator.jobs.session_service import SessionService
+from coordinator.workers.failure_detector import HealthConfig
+from coordinator.workers.log_lines import News
 from wire.addresses import LAST_PORT, PORT, parse_address
 from wire.errors import MeshError
 from wire.link.address_updates import Whereabouts

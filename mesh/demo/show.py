@@ -23,7 +23,7 @@ from platformdirs import user_cache_path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from coordinator.health import HealthConfig
+from coordinator.workers.failure_detector import HealthConfig
 from wire.timeouts import NODE_TIMEOUT_S
 from worker.devices.registry import list_devices
 

@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
-from coordinator.health import HealthConfig
-from coordinator.runtime import CoordinatorConfig
+from coordinator.coordinator import CoordinatorConfig
+from coordinator.workers.failure_detector import HealthConfig
 from wire.errors import ConfigError
 
 from ..backend import Started

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from coordinator.state import CoordinatorState
+from coordinator.calls.state import CoordinatorState
 from wire.protocol.messages import PlanKey
 from worker.state.events import Event
 from worker.state.worker_state import WorkerState

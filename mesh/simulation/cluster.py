@@ -1,6 +1,6 @@
 """Cluster: the workers and the coordinator of a simulated mesh, and what befalls them.
 
-Real daemons (worker/daemon/daemon.py) and a real coordinator (coordinator/runtime.py) run on one VirtualLoop over a
+Real daemons (worker/daemon/daemon.py) and a real coordinator (coordinator/coordinator.py) run on one VirtualLoop over a
 SimulatedNetwork; their engine hosts are simulated.  Every host has one process, and its name is its address.  What
 happens is written down as a trace, and the same seed gives the same trace.
 """
@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from coordinator.planner_process import Answerer, AnswersHere
-from coordinator.runtime import Coordinator, CoordinatorConfig
+from coordinator.coordinator import Coordinator, CoordinatorConfig
+from coordinator.plan_service.planner_client import Answerer, AnswersHere
 from wire.errors import ConfigError
 from wire.link.endpoint import Endpoint
 from wire.link.identity import identity_here

@@ -24,7 +24,7 @@ from support.promised import slowness
 from support.worker_process import is_alive
 
 import mesh.numpy as mnp
-from coordinator.runtime import Coordinator
+from coordinator.coordinator import Coordinator
 from mesh import AsyncMesh, Handle, Mesh, errors, grad, remat, trace, value_and_grad, vmap
 from wire.addresses import PORT
 from wire.link import websocket_carrier

@@ -19,7 +19,7 @@ import pytest
 from support.commands import PATIENT_S, Daemon, command, daemon, environment, node_states, run, wait_for
 
 import mesh.numpy as mnp
-from coordinator.health import HealthConfig
+from coordinator.workers.failure_detector import HealthConfig
 from mesh import Auto, trace
 from mesh.commands import exit_codes
 from mesh.commands.coord import parser

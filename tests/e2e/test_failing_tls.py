@@ -15,7 +15,7 @@ from support.talking import CONTENT, ENDS_S, Talk, descriptors
 from support.tls import authority, credentials
 from support.waiting import until
 
-from coordinator.authority import Authority
+from coordinator.authority.authority import Authority
 from wire.errors import ConfigError, MeshError
 from wire.link.reconnect import stay_linked
 from wire.link.websocket_carrier import Endpoint

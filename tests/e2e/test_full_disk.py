@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.small_disk import fill, small_disk
 
-from coordinator.journal import Entry, Journal
+from coordinator.jobs.journal import Entry, Journal
 from wire.errors import NotDurable
 
 FILLER = bytes(2_000_000)

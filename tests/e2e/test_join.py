@@ -19,8 +19,8 @@ from support.tls import authority as new_ca
 from support.tls import credentials as identity_of
 from support.waiting import until
 
-from coordinator.audit import read_events, verify
-from coordinator.authority import Authority
+from coordinator.authority.audit_log import read_events, verify
+from coordinator.authority.authority import Authority
 from wire.errors import ConnectFailed, JoinRefused, MeshError, NotTrusted
 from wire.link.identity import identity_here
 from wire.link.membership import Membership

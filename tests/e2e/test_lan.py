@@ -19,7 +19,7 @@ from support.commands import ROOT, environment
 from support.lan_mesh import LanMesh, Told, errors, until
 from support.namespaces import Host, Lan, needs_namespaces
 
-from coordinator.audit import read_events
+from coordinator.authority.audit_log import read_events
 from wire.security.join_port import NOT_ASKED
 from wire.security.join_tokens import Token, discovery_key, parse_token
 

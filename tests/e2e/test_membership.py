@@ -18,7 +18,7 @@ from support.durable import free_port
 from support.links import Recorder
 from support.promised import within
 
-from coordinator.authority import Authority
+from coordinator.authority.authority import Authority
 from mesh import Mesh, errors, trace
 from mesh.commands import exit_codes
 from mesh.enrolment import authority_folder, client_folder, client_membership, enrolled

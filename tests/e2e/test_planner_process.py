@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from support.profiles import device, near, worker
 
-from coordinator import planner_process
-from coordinator.plan_bytes import plan_from
-from coordinator.planner import Question
-from coordinator.planner_process import PlannerProcess
-from coordinator.session_plan import SessionQuestion, Stateful
+from coordinator.plan_service import planner_client
+from coordinator.plan_service.planner_client import PlannerProcess
+from coordinator.planning.plan_codec import plan_from
+from coordinator.planning.planner import Question
+from coordinator.planning.session_planner import SessionQuestion, Stateful
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder
 
@@ -56,7 +56,7 @@ async def test_it_plans_the_steps_of_sessions() -> None:
 
 
 async def test_it_ends_when_nobody_asks_and_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planner_process, "REST_S", 0.05)
+    monkeypatch.setattr(planner_client, "REST_S", 0.05)
     process = PlannerProcess()
     try:
         assert await process.answer(question()) is not None
@@ -78,7 +78,7 @@ async def test_it_may_be_had_ready_before_a_question_comes(monkeypatch: pytest.M
         assert await process.answer(question()) is not None
         assert process._process is child, "the one that was had ready answered"
         await process.close()
-        monkeypatch.setattr(planner_process, "REST_S", 0.05)
+        monkeypatch.setattr(planner_client, "REST_S", 0.05)
         await process.get_ready()
         child = process._process
         assert child is not None

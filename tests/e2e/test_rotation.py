@@ -16,8 +16,8 @@ from support.commands import ROOT, daemon, environment, node_states, run, wait_f
 from support.links import Recorder
 from support.tls import credentials
 
-from coordinator.audit import verify
-from coordinator.authority import Authority
+from coordinator.authority.audit_log import verify
+from coordinator.authority.authority import Authority
 from mesh.commands import exit_codes
 from wire.errors import NotTrusted
 from wire.link.identity import identity_here

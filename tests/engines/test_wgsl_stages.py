@@ -6,7 +6,7 @@ import numpy as np
 from support.adapter import needs_adapter
 from support.pipelines import alike, case
 
-from coordinator.planner import make_plan
+from coordinator.planning.planner import make_plan
 from mesh import Pipeline
 from worker.cpu import evaluate
 

@@ -10,11 +10,11 @@ import pytest
 from support.profiles import device, near, random_profiles, worker
 from support.random_graphs import random_graph
 
-from coordinator.ahead import DEATHS_MAX, PROGRAMS_MAX, Ahead, Use
-from coordinator.plan_bytes import plan_bytes, plan_from, question_bytes, question_from, seconds_in
-from coordinator.planner import Question
-from coordinator.profile import Link, Profiles
-from coordinator.program import Program
+from coordinator.planning.contingency import DEATHS_MAX, PROGRAMS_MAX, Ahead, Use
+from coordinator.planning.core.profiles import Link, Profiles
+from coordinator.planning.core.program import Program
+from coordinator.planning.plan_codec import plan_bytes, plan_from, question_bytes, question_from, seconds_in
+from coordinator.planning.planner import Question
 from wire.errors import PlacementError
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder, WireGraph

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.faulty_disk import FaultyDisk, Fuse, QuickDisk
 
-from coordinator.audit import FIRST, TEXT_MAX, AuditLog, Verdict, read_events, verify
+from coordinator.authority.audit_log import FIRST, TEXT_MAX, AuditLog, Verdict, read_events, verify
 from wire.errors import ConfigError
 
 

@@ -13,10 +13,18 @@ from pathlib import Path
 import pytest
 from support.faulty_disk import FaultyDisk, Fuse, QuickDisk
 
-from coordinator.audit import read_events, verify
-from coordinator.authority import Authority
-from coordinator.roster import LISTED_S, MEMBERS_MAX, REVOKED_REMEMBERED_S, MemberRecord, Roster, from_json, to_json
-from coordinator.tokens import TokenTable
+from coordinator.authority.audit_log import read_events, verify
+from coordinator.authority.authority import Authority
+from coordinator.authority.member_roster import (
+    LISTED_S,
+    MEMBERS_MAX,
+    REVOKED_REMEMBERED_S,
+    MemberRecord,
+    Roster,
+    from_json,
+    to_json,
+)
+from coordinator.authority.token_table import TokenTable
 from mesh.simulation.loop import VirtualLoop
 from wire.errors import ConfigError, InputError, JoinRefused
 from wire.limits import DEFAULT

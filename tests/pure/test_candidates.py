@@ -14,11 +14,11 @@ from support.training import batch, first_state, train
 
 import mesh
 import mesh.numpy as mnp
-from coordinator.plan import Plan
-from coordinator.planner import make_plan
-from coordinator.profile import CLIENT, Link, Profiles
-from coordinator.session_plan import Stateful, session_plan
-from coordinator.splitting import counts
+from coordinator.planning.core.plan import Plan
+from coordinator.planning.core.profiles import CLIENT, Link, Profiles
+from coordinator.planning.planner import make_plan
+from coordinator.planning.session_planner import Stateful, session_plan
+from coordinator.planning.spmd.split_strategies import counts
 from mesh.stepping import Stepping
 from wire.errors import InputError, PlacementError
 from wire.ir.dtypes import F32

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.census import ANSWER_BYTES_MAX, page
-from coordinator.report import NodeView, PairView
+from coordinator.workers.paged_reports import ANSWER_BYTES_MAX, page
+from coordinator.workers.views import NodeView, PairView
 from mesh.census import whole
 from mesh.node import node_from
 from wire.limits import DEFAULT

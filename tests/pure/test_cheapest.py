@@ -20,9 +20,9 @@ from support.random_graphs import big_graph, random_graph
 
 import mesh
 import mesh.numpy as mnp
-from coordinator.cost import Assignment, CostModel, Prediction
-from coordinator.partition import EXACT_ASSIGNMENTS_MAX, Partitioner
-from coordinator.working_set import DUPLICATED
+from coordinator.planning.core.cost_model import Assignment, CostModel, Prediction
+from coordinator.planning.core.liveness import DUPLICATED
+from coordinator.planning.core.partition import EXACT_ASSIGNMENTS_MAX, Partitioner
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder, WireGraph
 

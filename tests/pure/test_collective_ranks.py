@@ -14,8 +14,8 @@ from support.rank_parts import by_ranks
 from support.ranks import at_once, wires_in_memory
 from support.spmd_cases import CASES, DTYPES
 
-from coordinator.collectives import sending_rates
-from coordinator.profile import Link, Profiles
+from coordinator.planning.core.profiles import Link, Profiles
+from coordinator.planning.spmd.collective_cost import sending_rates
 from wire.errors import Cancelled, OutOfMemory
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder, WireGraph

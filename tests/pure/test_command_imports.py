@@ -13,7 +13,15 @@ FLOOR = "import aiohttp, cryptography.x509, msgspec, numpy"  # what a link over 
 SHARE_MAX = 0.75  # of the floor: measured 0.25 to 0.4, and 1.9 when every command imported what some of them need
 LARGE = ("aiohttp", "cryptography", "msgspec", "numpy", "ml_dtypes", "platformdirs", "rich", "zeroconf", "safetensors")
 NEVER = ("mesh.nn", "mesh.load", "mesh.model", "mesh.importers", "wgpu", "jax", "onnx", "torch", "safetensors", "scipy")
-REST = ("mesh.preview", "mesh.diagnosis", "mesh.scripts", "aiohttp.web", "coordinator.runtime", "worker", "zeroconf")
+REST = (
+    "mesh.preview",
+    "mesh.diagnosis",
+    "mesh.scripts",
+    "aiohttp.web",
+    "coordinator.coordinator",
+    "worker",
+    "zeroconf",
+)
 
 RUN = """
 import json, os, sys

@@ -13,11 +13,11 @@ from support.profiles import device, worker
 from support.run_plan import run_plan
 
 import mesh
-from coordinator.cost import CostModel
-from coordinator.dispatch import part_seconds
-from coordinator.planner import make_plan
-from coordinator.profile import Profiles
-from coordinator.stragglers import Stragglers
+from coordinator.planning.core.cost_model import CostModel
+from coordinator.planning.core.profiles import Profiles
+from coordinator.planning.plan_messages import part_seconds
+from coordinator.planning.planner import make_plan
+from coordinator.workers.straggler_detector import Stragglers
 from wire.ir.dtypes import F32, F64, DType
 from wire.ir.graph import WireGraph
 from wire.ir.ops import OPS, WHILE_TRIPS

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from support.coordinator_machine import Driver, of
 
-from coordinator import state as s
-from coordinator.session_patience import PREPARE_S_MIN
+from coordinator.calls import state as s
+from coordinator.calls.step_timeout import PREPARE_S_MIN
 from wire.errors import DeviceLost, MeshError, NodeLost, OutOfMemory, PoisonTask
 
 LOST = NodeLost("gone")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from support.coordinator_machine import Driver, of
 
-from coordinator import state as s
+from coordinator.calls import state as s
 from wire.errors import NodeLost
 
 LOST = NodeLost("connection closed")

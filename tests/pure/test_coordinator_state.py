@@ -7,7 +7,7 @@ import random
 import pytest
 from support.coordinator_machine import Driver, of
 
-from coordinator import state as s
+from coordinator.calls import state as s
 from wire.errors import CompileFailed, DeviceLost, NodeLost
 
 LOST = NodeLost("gone")

@@ -7,8 +7,8 @@ import pytest
 from support.profiles import DISPATCH_S, device, near, worker
 from support.random_graphs import random_graph
 
-from coordinator.cost import CostModel
-from coordinator.profile import SAME_HOST, Profiles
+from coordinator.planning.core.cost_model import CostModel
+from coordinator.planning.core.profiles import SAME_HOST, Profiles
 from wire.ir.dtypes import F32, F64
 from wire.ir.graph import GraphBuilder, WireGraph
 

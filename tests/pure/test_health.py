@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.health import (
+from coordinator.workers.failure_detector import (
     DECAY,
     MASS_MIN,
     PEERS_ASKED,

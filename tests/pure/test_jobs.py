@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.jobs import FINAL, Action, Job, JobLimits, JobTable, Note, Save, Start, Stop
+from coordinator.jobs.job_table import FINAL, Action, Job, JobLimits, JobTable, Note, Save, Start, Stop
 from wire.errors import Busy, Cancelled, ExecuteFailed, InputError, MeshError, NotDurable
 
 LIMITS = JobLimits(

@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.tokens import ASKED_MAX, REMEMBERED_S, TOKENS_MAX, TTL_S_MAX, USES_MAX, TokenRecord, TokenTable
+from coordinator.authority.token_table import (
+    ASKED_MAX,
+    REMEMBERED_S,
+    TOKENS_MAX,
+    TTL_S_MAX,
+    USES_MAX,
+    TokenRecord,
+    TokenTable,
+)
 from wire.errors import ConfigError, InputError, JoinRefused, MeshError, NotTrusted, ProtocolError, VersionMismatch
 from wire.security.join_protocol import (
     GRANT_BYTES_MAX,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.faulty_disk import FaultyDisk, Fuse, QuickDisk, faulty_connect, quick_connect
 
-from coordinator.journal import DEAD_ROWS_MIN, FORGOTTEN, Entry, Journal
+from coordinator.jobs.journal import DEAD_ROWS_MIN, FORGOTTEN, Entry, Journal
 from wire.errors import ConfigError, JournalDamaged, NotDurable
 
 QUICK = QuickDisk()

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from support.faulty_disk import FaultyDisk, Fuse, QuickDisk, quick_connect
 
-from coordinator import contents
-from coordinator.keeping import IN_ENTRY_BYTES_MAX, Content, Found, Keeper
+from coordinator.jobs import content_files as contents
+from coordinator.jobs.job_store import IN_ENTRY_BYTES_MAX, Content, Found, Keeper
 from wire.errors import BlobCorrupt, BlobMissing, NotDurable
 from wire.ir.codec import hash_bytes
 from wire.system.atomic_files import Data, Disk

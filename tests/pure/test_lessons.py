@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from support.profiles import device, near, worker
 
-from coordinator.lessons import SEEN_MIN, Lessons
-from coordinator.plan import Plan
-from coordinator.planner import make_plan
-from coordinator.profile import Profiles
+from coordinator.planning.core.plan import Plan
+from coordinator.planning.core.profiles import Profiles
+from coordinator.planning.planner import make_plan
+from coordinator.workers.collective_calibration import SEEN_MIN, Lessons
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder
 

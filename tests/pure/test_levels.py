@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.rank_work import RankWork
+from coordinator.planning.spmd.rank_programs import RankWork
 from mesh import numpy as mnp
 from mesh import optim, trace
 from mesh.training.data import ArrayData, Cursor, Shares, padded

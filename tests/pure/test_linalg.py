@@ -13,8 +13,8 @@ from support.profiles import device, worker
 
 import mesh
 import mesh.numpy as mnp
-from coordinator.planner import make_plan
-from coordinator.profile import Profiles
+from coordinator.planning.core.profiles import Profiles
+from coordinator.planning.planner import make_plan
 from mesh.errors import DTypeError, Unsupported
 from mesh.numpy import linalg
 from wire.ir.ops import OPS

@@ -6,10 +6,10 @@ import pytest
 from support.profiles import device, worker
 from support.random_graphs import random_graph
 
-from coordinator.moving import GAIN_MIN, MARGIN, REST_S, SETTLE_S, Debt, move_s
-from coordinator.plan import FromParam
-from coordinator.planner import make_plan
-from coordinator.profile import CLIENT, Link, Profiles
+from coordinator.planning.core.plan import FromParam
+from coordinator.planning.core.profiles import CLIENT, Link, Profiles
+from coordinator.planning.faults.migration_cost import GAIN_MIN, MARGIN, REST_S, SETTLE_S, Debt, move_s
+from coordinator.planning.planner import make_plan
 
 
 def test_what_moves_is_the_weights_that_a_worker_does_not_hold() -> None:

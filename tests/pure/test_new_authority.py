@@ -17,8 +17,8 @@ import pytest
 from support.faulty_disk import FaultyDisk, Fuse, QuickDisk
 from support.tls import MESH, Pair
 
-from coordinator.audit import read_events, verify
-from coordinator.authority import OVERLAP_S, Authority, Trust
+from coordinator.authority.audit_log import read_events, verify
+from coordinator.authority.authority import OVERLAP_S, Authority, Trust
 from mesh.simulation.loop import VirtualLoop
 from wire.errors import ConfigError, InputError, MeshError, ProtocolError
 from wire.security.certificates import CERTIFICATE_S, any_server_name, check_issued, is_issued

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from coordinator.news import News
+from coordinator.workers.log_lines import News
 from wire.protocol.reports import Event
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.faulty_disk import QuickDisk
 
-from coordinator.contents import Contents
+from coordinator.jobs.content_files import Contents
 from wire.ir.codec import hash_bytes
 from wire.system.shared_memory import SharedDir, remove, take
 from worker.daemon.blob_store import BlobStore

@@ -14,11 +14,11 @@ from support.run_plan import run_plan
 
 import mesh
 import mesh.numpy as mnp
-from coordinator.memory import memory_by_site
-from coordinator.plan import FromParam, FromPart, Part, Plan
-from coordinator.plan_bytes import plan_bytes, plan_from
-from coordinator.planner import make_plan
-from coordinator.session_plan import Stateful, session_plan
+from coordinator.planning.core.memory_check import memory_by_site
+from coordinator.planning.core.plan import FromParam, FromPart, Part, Plan
+from coordinator.planning.plan_codec import plan_bytes, plan_from
+from coordinator.planning.planner import make_plan
+from coordinator.planning.session_planner import Stateful, session_plan
 from mesh import Pipeline, optim, tree
 from wire.errors import InputError, PlacementError
 from wire.policy.pipeline_schedules import BACKWARD, FORWARD, SCHEDULES

@@ -12,7 +12,7 @@ from support.run_plan import run_plan
 
 import mesh
 import mesh.numpy as mnp
-from coordinator.planner import make_plan
+from coordinator.planning.planner import make_plan
 from mesh import Grid, PartitionSpec, accelerator, cpu, gpu, to_device, transfer_to
 from wire.errors import AttrError, InputError, NoSuchDevice
 from wire.ir.device_names import DeviceName, device_named

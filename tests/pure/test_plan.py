@@ -7,8 +7,8 @@ import json
 import numpy as np
 from support.profiles import NARROW, device, near, worker
 
-from coordinator.plan import Plan
-from coordinator.planner import make_plan
+from coordinator.planning.core.plan import Plan
+from coordinator.planning.planner import make_plan
 from wire.ir.dtypes import F32, F64
 from wire.ir.graph import GraphBuilder, WireGraph
 

@@ -13,11 +13,11 @@ from support.profiles import NARROW, alike_profiles, device, near, random_profil
 from support.random_graphs import big_graph, random_graph
 from support.run_plan import memory_by_device, run_plan
 
-from coordinator.cost import CostModel, needs
-from coordinator.plan import FromPart, Part, Plan
-from coordinator.planner import make_plan
-from coordinator.profile import Profiles, WorkerProfile
-from coordinator.working_set import DUPLICATED
+from coordinator.planning.core.cost_model import CostModel, needs
+from coordinator.planning.core.liveness import DUPLICATED
+from coordinator.planning.core.plan import FromPart, Part, Plan
+from coordinator.planning.core.profiles import Profiles, WorkerProfile
+from coordinator.planning.planner import make_plan
 from mesh.sizes import parse_size
 from wire.errors import InputError, PlacementError
 from wire.ir.dtypes import F32, F64

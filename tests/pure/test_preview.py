@@ -13,9 +13,9 @@ from support.profiles import device, near, worker
 from support.towers import layers
 
 import mesh
-from coordinator.planner import make_plan
-from coordinator.profile import Profiles
-from coordinator.timeline import describe
+from coordinator.planning.core.profiles import Profiles
+from coordinator.planning.core.timeline import describe
+from coordinator.planning.planner import make_plan
 from mesh import Mesh
 from mesh.picture import BOX
 from mesh.preview import PlanPreview

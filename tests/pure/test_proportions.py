@@ -11,12 +11,12 @@ import pytest
 from support.profiles import device, near, worker
 
 import mesh.numpy as mnp
-from coordinator.elastic import Elastic, Planned
-from coordinator.plan import Plan
-from coordinator.profile import Profiles
-from coordinator.program import Program
-from coordinator.proportions import proposals, unlike
-from coordinator.session_plan import Stateful, session_plan
+from coordinator.planning.core.plan import Plan
+from coordinator.planning.core.profiles import Profiles
+from coordinator.planning.core.program import Program
+from coordinator.planning.session_planner import Stateful, session_plan
+from coordinator.planning.spmd.load_balance import proposals, unlike
+from coordinator.sessions.elastic import Elastic, Planned
 from mesh import optim, trace
 from mesh.stepping import Stepping
 from mesh.training.data import Cursor, Rows, Shares, padded

@@ -8,7 +8,7 @@ import pytest
 from support.golden import negated, stored
 from support.protocol_doc import PATH, ROOT, TABLES, with_tables
 
-from coordinator import tokens
+from coordinator.authority import token_table
 from wire import addresses
 from wire.discovery import announcements, mdns
 from wire.discovery.mdns import SERVICE
@@ -58,7 +58,7 @@ def test_every_table_stands_there_once(name: str) -> None:
         f"at most {GATE.strangers_max} callers at once, and at most {GATE.strangers_per_origin_max} of one origin",
         f"From the {GATE.questions_per_origin + 1}th question of an origin",
         f"the {GATE.questions + 1}st of all within a minute on, the answer comes {GATE.delay_s:g} s later",
-        f"It may ask {tokens.ASKED_MAX} times",
+        f"It may ask {token_table.ASKED_MAX} times",
         f"at most {announcements.CANDIDATES_MAX} candidates with at most {announcements.ADDRESSES_MAX} addresses each",
         f"for at most {announcements.TTL_S} s after they were last heard",
         f"dials one at most every {announcements.DIAL_PAUSE_S:g} s",

@@ -15,14 +15,20 @@ from support.rank_programs import rank_program
 from support.run_plan import run_plan
 from support.spmd_cases import CASES, on_grid
 
-from coordinator import dispatch
-from coordinator.collectives import BEGIN_S, COMBINED_BYTES_PER_S, MAILBOX, exchange_s, exchanged_bytes
-from coordinator.plan import FromInput, FromParam, FromPart, Pieces, Plan, Window
-from coordinator.plan_bytes import plan_bytes, plan_from
-from coordinator.planner import make_plan
-from coordinator.profile import CLIENT, Link, Profiles
-from coordinator.samples import audited
-from coordinator.stragglers import Stragglers
+from coordinator.planning import plan_messages
+from coordinator.planning.core.plan import FromInput, FromParam, FromPart, Pieces, Plan, Window
+from coordinator.planning.core.profiles import CLIENT, Link, Profiles
+from coordinator.planning.faults.result_audit import audited
+from coordinator.planning.plan_codec import plan_bytes, plan_from
+from coordinator.planning.planner import make_plan
+from coordinator.planning.spmd.collective_cost import (
+    BEGIN_S,
+    COMBINED_BYTES_PER_S,
+    MAILBOX,
+    exchange_s,
+    exchanged_bytes,
+)
+from coordinator.workers.straggler_detector import Stragglers
 from mesh.preview import PlanPreview
 from wire.errors import PlacementError
 from wire.ir.dtypes import F32, I32
@@ -246,10 +252,10 @@ def test_a_collective_in_a_loop_costs_once_per_turn() -> None:
 
 def test_workers_are_told_which_rank_they_are_and_who_the_others_are() -> None:
     plan = make_plan(halves(), SIX, "ranks")
-    params = {source: (bytes(32), TensorType((4, 8), F32)) for source in dispatch.params_of(plan)}
+    params = {source: (bytes(32), TensorType((4, 8), F32)) for source in plan_messages.params_of(plan)}
     for place, node in enumerate(part.node for part in plan.parts[:2]):
-        peers = dict.fromkeys(dispatch.nodes(plan), ("h:1",))
-        told = dispatch.deploy(plan, node, PlanKey(1, 1), params, (), {}, peers, timeout_s=7.0)
+        peers = dict.fromkeys(plan_messages.nodes(plan), ("h:1",))
+        told = plan_messages.deploy(plan, node, PlanKey(1, 1), params, (), {}, peers, timeout_s=7.0)
         assert told.ordered and wrong_in(told, node, 1) is None
         for first, part in zip((0, 2), told.parts, strict=True):
             assert part.gang is not None and (part.part, part.gang.rank) == (first + place, place)
@@ -260,7 +266,7 @@ def test_workers_are_told_which_rank_they_are_and_who_the_others_are() -> None:
 
 def test_ranks_are_neither_stuck_nor_audited_and_may_be_stragglers() -> None:
     plan = make_plan(halves(), SIX, "ranks")
-    assert set(dispatch.part_seconds(plan).values()) == {math.inf}
+    assert set(plan_messages.part_seconds(plan).values()) == {math.inf}
     assert audited(plan, 0, SIX) == plan
     stragglers = Stragglers()
     for _ in range(40):

@@ -6,10 +6,10 @@ import pytest
 from support.profiles import device, near, worker
 from support.towers import layers
 
-from coordinator.plan import Plan
-from coordinator.planner import make_plan
-from coordinator.profile import CLIENT, Link
-from coordinator.recovery import described, moves
+from coordinator.planning.core.plan import Plan
+from coordinator.planning.core.profiles import CLIENT, Link
+from coordinator.planning.faults.what_if import described, moves
+from coordinator.planning.planner import make_plan
 
 THREE = near(*(worker(number, device(0, 1.0, 1e3)) for number in range(3)))
 GRAPH = layers(64, 64, 6)

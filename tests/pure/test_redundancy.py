@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from support.profiles import device, near, worker
 
-from coordinator.plan import Plan
-from coordinator.planner import make_plan
-from coordinator.profile import SAME_HOST, Profiles
-from coordinator.redundancy import SETTLE_S, outlook
+from coordinator.planning.core.plan import Plan
+from coordinator.planning.core.profiles import SAME_HOST, Profiles
+from coordinator.planning.faults.redundancy_cost import SETTLE_S, outlook
+from coordinator.planning.planner import make_plan
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder
 

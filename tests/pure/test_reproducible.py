@@ -16,13 +16,13 @@ from support.training import batch, first_state, train
 
 import mesh
 import mesh.numpy as mnp
-from coordinator.plan import Plan
-from coordinator.planner import make_plan
-from coordinator.profile import CLIENT, Link, Profiles, WorkerProfile
-from coordinator.reproducible import EXCLUDED
-from coordinator.samples import audit_graph, audited
-from coordinator.session_plan import Stateful, meanwhile, session_plan
-from coordinator.staying import staying_plan
+from coordinator.planning.core.plan import Plan
+from coordinator.planning.core.profiles import CLIENT, Link, Profiles, WorkerProfile
+from coordinator.planning.core.reproducible import EXCLUDED
+from coordinator.planning.faults.result_audit import audit_graph, audited
+from coordinator.planning.faults.sticky_placement import staying_plan
+from coordinator.planning.planner import make_plan
+from coordinator.planning.session_planner import Stateful, meanwhile, session_plan
 from mesh import AsyncInferenceServer, Auto, DataParallel, DistributedTrainer, Mesh, Pipeline, Single, nn, random
 from mesh import PartitionSpec as P
 from mesh.simulation.loop import VirtualLoop

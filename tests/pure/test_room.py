@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from support.profiles import device, near, worker
 
-from coordinator.groups import grouped, kept_bytes, unkept
-from coordinator.plan import Plan
-from coordinator.planner import Question
-from coordinator.profile import Profiles
-from coordinator.room import contents_of, own_bytes, room_of
+from coordinator.planning.core.plan import Plan
+from coordinator.planning.core.profiles import Profiles
+from coordinator.planning.faults.parity_groups import grouped, kept_bytes, unkept
+from coordinator.planning.faults.redundancy_memory import contents_of, own_bytes, room_of
+from coordinator.planning.planner import Question
 from mesh.sizes import parse_size
 from wire.byte_sizes import room_text
 from wire.errors import PlacementError

@@ -9,10 +9,10 @@ from support.profiles import device, near, worker
 from support.random_graphs import random_graph
 from support.run_plan import run_plan
 
-from coordinator import dispatch
-from coordinator.plan import Audit, FromPart
-from coordinator.planner import make_plan
-from coordinator.samples import AUDITORS, FREIVALDS_FLOPS_MIN, Auditor, audit_graph, audited
+from coordinator.planning import plan_messages
+from coordinator.planning.core.plan import Audit, FromPart
+from coordinator.planning.faults.result_audit import AUDITORS, FREIVALDS_FLOPS_MIN, Auditor, audit_graph, audited
+from coordinator.planning.planner import make_plan
 from wire.ir.dtypes import C64, F32
 from wire.ir.graph import GraphBuilder, WireGraph
 from worker.cpu import evaluate
@@ -197,7 +197,7 @@ def test_where_nobody_else_can_compute_it_there_is_no_audit() -> None:
     profiles = near(worker(0, device(0, 1.0, 1.0)))
     plan = make_plan(made.graph, profiles)
     assert audited(plan, 0, profiles) is plan
-    assert all(isinstance(source, FromPart) or source for source in plan.outputs) and not dispatch.counts(plan, {})
+    assert all(isinstance(source, FromPart) or source for source in plan.outputs) and not plan_messages.counts(plan, {})
 
 
 # -- who is wrong

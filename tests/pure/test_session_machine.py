@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from support.session_world import World
 
-from coordinator import session_events as ev
-from coordinator.profile import CLIENT
-from coordinator.sessions import ATTEMPTS_MAX, RETURN_S, SETTLE_S, Policy
+from coordinator.planning.core.profiles import CLIENT
+from coordinator.sessions import events as ev
+from coordinator.sessions.state import ATTEMPTS_MAX, RETURN_S, SETTLE_S, Policy
 from wire.errors import Cancelled, ExecuteFailed, MeshError, NodeLost, OutOfMemory, PlacementError
 
 EVERY = Policy("buddy", every=1, ahead=2)

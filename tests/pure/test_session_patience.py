@@ -7,8 +7,7 @@ import math
 import pytest
 from support.session_world import PIECES
 
-from coordinator import session_events as ev
-from coordinator.session_patience import (
+from coordinator.calls.step_timeout import (
     AVOIDED_S,
     FIRST_S,
     MOVE_S_MIN,
@@ -17,7 +16,8 @@ from coordinator.session_patience import (
     STEP_S_MIN,
     Patience,
 )
-from coordinator.sessions import COMPILES_LOST_MAX, Policy, SessionState
+from coordinator.sessions import events as ev
+from coordinator.sessions.state import COMPILES_LOST_MAX, Policy, SessionState
 from wire.errors import DeviceLost, NodeLost, PlacementError
 
 

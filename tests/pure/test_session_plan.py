@@ -10,11 +10,11 @@ import pytest
 from support.profiles import device, near, worker
 from support.training import batch, first_state, train
 
-from coordinator.memory import memory_by_site
-from coordinator.plan import FromPart, FromState, Plan
-from coordinator.plan_bytes import plan_bytes, plan_from
-from coordinator.profile import Profiles
-from coordinator.session_plan import Stateful, _even, check_carried, session_plan
+from coordinator.planning.core.memory_check import memory_by_site
+from coordinator.planning.core.plan import FromPart, FromState, Plan
+from coordinator.planning.core.profiles import Profiles
+from coordinator.planning.plan_codec import plan_bytes, plan_from
+from coordinator.planning.session_planner import Stateful, _even, check_carried, session_plan
 from mesh.stepping import Stepping
 from wire.errors import InputError, PlacementError
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from support.profiles import device, near, worker
 
-from coordinator.plan import Plan
-from coordinator.profile import Profiles
-from coordinator.room import contents_of, own_bytes
-from coordinator.session_plan import SessionQuestion, Stateful
+from coordinator.planning.core.plan import Plan
+from coordinator.planning.core.profiles import Profiles
+from coordinator.planning.faults.redundancy_memory import contents_of, own_bytes
+from coordinator.planning.session_planner import SessionQuestion, Stateful
 from wire.errors import PlacementError
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder, WireGraph

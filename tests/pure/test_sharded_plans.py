@@ -10,9 +10,9 @@ from support.profiles import device, near, worker
 from support.run_plan import run_plan
 
 import mesh
-from coordinator.plan import Plan
-from coordinator.planner import make_plan
-from coordinator.profile import Profiles
+from coordinator.planning.core.plan import Plan
+from coordinator.planning.core.profiles import Profiles
+from coordinator.planning.planner import make_plan
 from mesh import PartitionSpec as P
 from wire.errors import PlacementError
 from wire.ir.dtypes import F32

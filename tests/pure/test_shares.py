@@ -10,9 +10,9 @@ from support.profiles import device, near, worker
 from support.run_plan import run_plan
 from support.towers import layers
 
-from coordinator.planner import make_plan
-from coordinator.profile import Profiles
-from coordinator.shares import sharing
+from coordinator.planning.core.profiles import Profiles
+from coordinator.planning.planner import make_plan
+from coordinator.planning.spmd.uneven_ranks import sharing
 from mesh import Mesh
 from wire.errors import InputError, PlacementError
 from wire.ir.dtypes import F32

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.spans import Span
+from coordinator.sessions.spans import Span
 from mesh.training.profile import events, table
 from wire.protocol.messages import PartRun, Ran
 

@@ -9,8 +9,8 @@ import pytest
 from support.profiles import device, near, worker
 from support.run_plan import run_plan
 
-from coordinator.plan import FromInput, FromParam, Plan
-from coordinator.planner import make_plan
+from coordinator.planning.core.plan import FromInput, FromParam, Plan
+from coordinator.planning.planner import make_plan
 from wire.errors import InputError, PlacementError
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder, WireGraph

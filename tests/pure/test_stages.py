@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from coordinator.stages import SLACK, Load, Send, Stages, Team, best_stages
+from coordinator.planning.pipeline.stage_search import SLACK, Load, Send, Stages, Team, best_stages
 
 
 def cost_of(line: Load, teams: list[Team], found: Stages, send_s: Send, behind_of: int) -> float:

@@ -8,10 +8,10 @@ from support.compare import same_bits
 from support.profiles import device, near, worker
 from support.run_plan import run_plan
 
-from coordinator.plan import Plan
-from coordinator.planner import make_plan
-from coordinator.profile import Profiles
-from coordinator.staying import staying_plan
+from coordinator.planning.core.plan import Plan
+from coordinator.planning.core.profiles import Profiles
+from coordinator.planning.faults.sticky_placement import staying_plan
+from coordinator.planning.planner import make_plan
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder, WireGraph
 from worker.cpu import evaluate

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 from support.profiles import device, near, worker
 
-from coordinator.plan import Gang, Part, Plan
-from coordinator.stragglers import BASE_S, LEARNT_MIN, SEEN_MIN, SLOWNESS_MAX, WINDOW, Stragglers
+from coordinator.planning.core.plan import Gang, Part, Plan
+from coordinator.workers.straggler_detector import BASE_S, LEARNT_MIN, SEEN_MIN, SLOWNESS_MAX, WINDOW, Stragglers
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder, WireGraph
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from coordinator.strangers import ALL, ORIGIN, REMEMBERED, REPEATED_S, Strangers
+from coordinator.authority.refusal_log import ALL, ORIGIN, REMEMBERED, REPEATED_S, Strangers
 
 DAY_S = 86400.0
 

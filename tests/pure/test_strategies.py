@@ -11,8 +11,8 @@ from support.profiles import device, near, worker
 from support.run_plan import run_plan
 
 import mesh
-from coordinator.plan import FromParam, Plan
-from coordinator.planner import make_plan
+from coordinator.planning.core.plan import FromParam, Plan
+from coordinator.planning.planner import make_plan
 from mesh import Auto, DeviceMap, Pipeline, Single
 from wire.errors import InputError, NoSuchDevice, PlacementError
 from wire.ir.dtypes import F32

@@ -7,9 +7,9 @@ import pytest
 from support.profiles import device, near, random_profiles, worker
 from support.random_graphs import random_graph
 
-from coordinator.planner import make_plan
-from coordinator.profile import Profiles
-from coordinator.timeline import timeline
+from coordinator.planning.core.profiles import Profiles
+from coordinator.planning.core.timeline import timeline
+from coordinator.planning.planner import make_plan
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder, WireGraph
 

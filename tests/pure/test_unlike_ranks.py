@@ -14,14 +14,14 @@ from support.unlike_ranks import X, Y, drawn, program, shared
 
 import mesh
 import mesh.numpy as mnp
-from coordinator.collectives import exchange_s
-from coordinator.cost import graph_seconds
-from coordinator.grid_sites import sites_for
-from coordinator.plan import FromInput, FromParam, FromState, Plan, Window
-from coordinator.plan_bytes import plan_bytes, plan_from
-from coordinator.planner import make_plan
-from coordinator.profile import CLIENT, Link, Profiles
-from coordinator.session_plan import Stateful, session_plan
+from coordinator.planning.core.cost_model import graph_seconds
+from coordinator.planning.core.plan import FromInput, FromParam, FromState, Plan, Window
+from coordinator.planning.core.profiles import CLIENT, Link, Profiles
+from coordinator.planning.plan_codec import plan_bytes, plan_from
+from coordinator.planning.planner import make_plan
+from coordinator.planning.session_planner import Stateful, session_plan
+from coordinator.planning.spmd.collective_cost import exchange_s
+from coordinator.planning.spmd.rank_placement import sites_for
 from mesh import Grid, PartitionSpec, collectives, shard_map
 from mesh.preview import PlanPreview
 from wire.errors import InputError, PlacementError

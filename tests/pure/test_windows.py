@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from support.profiles import device, near, worker
 
-from coordinator import dispatch
-from coordinator.feeding import RUN_BYTES_MAX, given, run_step, with_run
-from coordinator.held import HeldTensors
-from coordinator.plan import FromInput, FromParam, FromPart, Part, Pieces, Plan, Window
-from coordinator.plan_bytes import plan_bytes, plan_from
-from coordinator.planner import make_plan
-from coordinator.slices import Slices
+from coordinator.delivery.input_sender import RUN_BYTES_MAX, given, run_step, with_run
+from coordinator.delivery.param_slices import Slices
+from coordinator.delivery.tensor_store import HeldTensors
+from coordinator.planning import plan_messages
+from coordinator.planning.core.plan import FromInput, FromParam, FromPart, Part, Pieces, Plan, Window
+from coordinator.planning.plan_codec import plan_bytes, plan_from
+from coordinator.planning.planner import make_plan
 from wire.errors import BlobMissing, NodeLost
 from wire.ir.codec import hash_array
 from wire.ir.dtypes import F32
@@ -58,7 +58,7 @@ def test_a_window_is_a_box_of_an_array() -> None:
 
 
 def test_a_worker_is_fed_its_window_only() -> None:
-    feeds = dispatch.feeds(halved())
+    feeds = plan_messages.feeds(halved())
     assert feeds == {"node-0": ((0, 0, FromInput("x", LEFT)),), "node-1": ((1, 0, FromInput("x", RIGHT)),)}
     (feed,), apart = with_run(feeds["node-1"], {"x": X})
     assert feed.value.data == X[:, 3:].tobytes() and feed.value.shape == (4, 3) and not apart
@@ -78,8 +78,8 @@ def test_large_feeds_and_those_beyond_a_short_message_are_sent_apart() -> None:
 def test_what_a_plan_says_of_windows_is_what_workers_hear() -> None:
     plan, w = halved(), TensorType((4, 3), F32)
     params = {FromParam("w", LEFT): (b"l" * 32, w), FromParam("w", RIGHT): (b"r" * 32, w)}
-    assert list(dispatch.params_of(plan)) == list(params)
-    told = dispatch.deploy(plan, "node-1", PlanKey(1, 1), params, (), {}, {"node-0": (), "node-1": ()})
+    assert list(plan_messages.params_of(plan)) == list(params)
+    told = plan_messages.deploy(plan, "node-1", PlanKey(1, 1), params, (), {}, {"node-0": (), "node-1": ()})
     assert told.ordered
     (part,), (blob,) = told.parts, told.blobs
     assert part.sources[1].blob == blob.blob == b"r" * 32
@@ -89,19 +89,19 @@ def test_what_a_plan_says_of_windows_is_what_workers_hear() -> None:
 
 def test_an_output_in_pieces_is_put_together() -> None:
     plan = halved()
-    assert plan.arrivals == {0: FromPart(0, 0), 1: FromPart(1, 0)} and dispatch.output_count(plan) == 2
-    params = dict.fromkeys(dispatch.params_of(plan), (b"r" * 32, TensorType((4, 3), F32)))
-    told = dispatch.deploy(plan, "node-1", PlanKey(1, 1), params, (), {}, {})
+    assert plan.arrivals == {0: FromPart(0, 0), 1: FromPart(1, 0)} and plan_messages.output_count(plan) == 2
+    params = dict.fromkeys(plan_messages.params_of(plan), (b"r" * 32, TensorType((4, 3), F32)))
+    told = plan_messages.deploy(plan, "node-1", PlanKey(1, 1), params, (), {}, {})
     ((target,),) = told.parts[0].targets
     assert (target.node, target.slot) == ("", 1)
-    (whole,) = dispatch.outputs(plan, {1: X[:, 3:], 0: X[:, :3]}, {}, {})
+    (whole,) = plan_messages.outputs(plan, {1: X[:, 3:], 0: X[:, :3]}, {}, {})
     assert np.array_equal(whole, X)
 
 
 def test_an_output_that_is_a_window_of_an_input_is_cut_here() -> None:
     plan = halved()
     plan = Plan("single", plan.graph, (), (), (FromInput("x", TOP),), (), (), 0.0, 0, ())
-    (found,) = dispatch.outputs(plan, {}, {"x": X}, {})
+    (found,) = plan_messages.outputs(plan, {}, {"x": X}, {})
     assert np.array_equal(found, X[:2])
 
 
@@ -112,7 +112,9 @@ def test_a_plan_with_windows_survives_as_bytes() -> None:
 
 def test_a_slice_is_content_of_its_own_hashed_once_and_cut_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     hashed: list[Any] = []
-    monkeypatch.setattr("coordinator.slices.hash_array", lambda array: (hashed.append(array), hash_array(array))[1])
+    monkeypatch.setattr(
+        "coordinator.delivery.param_slices.hash_array", lambda array: (hashed.append(array), hash_array(array))[1]
+    )
     held = HeldTensors()
     slices, address, kind = Slices(held), hash_array(X), TensorType((4, 6), F32)
     held.hold(address, X)

@@ -26,7 +26,16 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from coordinator.health import AskPeer, Cause, Decision, Health, HealthConfig, HealthDetector, ProbeSelf, Transition
+from coordinator.workers.failure_detector import (
+    AskPeer,
+    Cause,
+    Decision,
+    Health,
+    HealthConfig,
+    HealthDetector,
+    ProbeSelf,
+    Transition,
+)
 
 CONFIG = HealthConfig()
 WORST_MS = {"idle": 115, "20 % of a core": 158, "5 % of a core": 297}

@@ -15,18 +15,18 @@ import pytest
 from support.simulated import simulate
 from support.training import batch, first_state, train
 
-import coordinator.dispatch
-import coordinator.runtime
-import coordinator.sessioning
+import coordinator.coordinator
+import coordinator.planning.plan_messages
+import coordinator.sessions.runtime
 import mesh.numpy as mnp
 import worker.daemon.output_sender
 import worker.daemon.snapshot_writer
-from coordinator.deploying import Deploying
-from coordinator.planning import Planning
-from coordinator.program import Program
-from coordinator.report import CallReport
-from coordinator.sessioning import Session
-from coordinator.teller import Teller
+from coordinator.delivery.deployer import Deploying
+from coordinator.plan_service.plan_service import Planning
+from coordinator.planning.core.program import Program
+from coordinator.sessions.runtime import Session
+from coordinator.workers.event_feed import Teller
+from coordinator.workers.views import CallReport
 from mesh import Grid, Mesh, PartitionSpec, Ranks, collectives, shard_map
 from mesh.simulation.cluster import Cluster
 from mesh.simulation.host import Device, SimulatedHost
@@ -164,11 +164,11 @@ CALLS: dict[str, tuple[Any, str]] = {
     "a plan of before": (Planning, "found"),
     "deploying": (Deploying, "deploy"),
     "the params": (Deploying, "params"),
-    "running": (coordinator.runtime, "run_step"),
-    "putting outputs together": (coordinator.dispatch, "outputs"),
+    "running": (coordinator.coordinator, "run_step"),
+    "putting outputs together": (coordinator.planning.plan_messages, "outputs"),
     "beginning a run": (CallReport, "begins"),
     "telling of a plan": (Teller, "planned"),
-    "telling of the end": (coordinator.runtime.Coordinator, "_answer"),
+    "telling of the end": (coordinator.coordinator.Coordinator, "_answer"),
 }
 
 
@@ -230,8 +230,8 @@ def test_a_gang_without_mailboxes_ends_its_call(name: str) -> None:
 SESSIONS: dict[str, tuple[Any, str]] = {
     "planning": (Session, "_planned"),
     "deploying": (Deploying, "deploy"),
-    "running": (coordinator.sessioning, "run_step"),
-    "outputs": (coordinator.dispatch, "outputs"),
+    "running": (coordinator.sessions.runtime, "run_step"),
+    "outputs": (coordinator.planning.plan_messages, "outputs"),
     "hashing a snapshot": (worker.daemon.snapshot_writer, "hash_bytes"),
     "storing a snapshot": (BlobStore, "put"),
     "keeping a copy": (Deploying, "keep"),

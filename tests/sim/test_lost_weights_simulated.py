@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mesh.numpy as mnp
-from coordinator.guarding import STOOD_BY
+from coordinator.plan_service.weight_redundancy import STOOD_BY
 from mesh import Mesh
 from wire.protocol.messages import FetchBlob
 

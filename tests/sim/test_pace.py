@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from support.simulated import simulate
 
-from coordinator.moving import GAIN_MIN
-from coordinator.pacing import RETRY_S_FIRST
-from coordinator.program import Program
+from coordinator.planning.core.program import Program
+from coordinator.planning.faults.migration_cost import GAIN_MIN
+from coordinator.workers.straggler_mitigation import RETRY_S_FIRST
 from mesh.simulation.cluster import COORDINATOR, Cluster
 from mesh.simulation.host import Device
 from wire.ir.codec import hash_array

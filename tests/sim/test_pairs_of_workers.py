@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from support.simulated import Job, simulate
 
-from coordinator.pairs import RETRY_S_FIRST, Way
-from coordinator.profile import CLIENT, LAN
+from coordinator.planning.core.profiles import CLIENT, LAN
+from coordinator.workers.link_table import RETRY_S_FIRST, Way
 from mesh.simulation.cluster import COORDINATOR, Cluster
 from wire.link.virtual_network import Conditions
 

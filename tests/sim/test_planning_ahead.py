@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from support.simulated import chaos_run, simulate
 
-from coordinator import rehearsing
-from coordinator.plan_bytes import Asked
-from coordinator.planner_process import AnswersHere
-from coordinator.planning import LOOK_S, MADE_AHEAD, SETTLE_S
-from coordinator.program import Program
-from coordinator.rehearsing import QUIET_S
-from coordinator.report import CallReport
+from coordinator.plan_service import warm_up
+from coordinator.plan_service.plan_service import LOOK_S, MADE_AHEAD, SETTLE_S
+from coordinator.plan_service.planner_client import AnswersHere
+from coordinator.plan_service.warm_up import QUIET_S
+from coordinator.planning.core.program import Program
+from coordinator.planning.plan_codec import Asked
+from coordinator.workers.views import CallReport
 from mesh.simulation.cluster import Cluster
 from mesh.simulation.host import Device
 from wire.ir.codec import hash_array
@@ -239,7 +239,7 @@ def test_after_a_rehearsal_a_recovery_moves_no_weight_and_compiles_nothing(
     rehearsed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not rehearsed:
-        monkeypatch.setattr(rehearsing, "BYTES_MAX", 0)
+        monkeypatch.setattr(warm_up, "BYTES_MAX", 0)
 
     async def scenario(cluster: Cluster) -> None:
         await ask(cluster)

@@ -14,7 +14,7 @@ import pytest
 from support.simulated import simulate
 from support.towers import layers
 
-from coordinator.program import Program
+from coordinator.planning.core.program import Program
 from mesh.simulation.cluster import COORDINATOR, Cluster
 from mesh.simulation.host import Device
 from wire.errors import MeshError

@@ -15,9 +15,9 @@ import pytest
 from support.training import batch, first_state, train
 from support.undisturbed import bits, undisturbed
 
-from coordinator.runtime import CoordinatorConfig
-from coordinator.service import for_clients
-from coordinator.session_service import KEEP_S, SessionService
+from coordinator.coordinator import CoordinatorConfig
+from coordinator.jobs.job_service import for_clients
+from coordinator.jobs.session_service import KEEP_S, SessionService
 from mesh.aio import AsyncMesh
 from mesh.errors import NodeLost, ProtocolError
 from mesh.remote import RETURN_S, UNREAD_MAX, Remote

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from support.links import Recorder, node
 from support.simulated import simulate
 
-from coordinator.program import Program
-from coordinator.state import STALLED_S_MIN
+from coordinator.calls.state import STALLED_S_MIN
+from coordinator.planning.core.program import Program
 from mesh.simulation.cluster import COORDINATOR, Cluster
 from mesh.simulation.host import Device
 from mesh.simulation.loop import VirtualLoop

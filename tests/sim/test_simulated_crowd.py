@@ -15,8 +15,8 @@ from collections import Counter
 import pytest
 from support.simulated import Job, simulate
 
-from coordinator.plan_bytes import Asked
-from coordinator.planner_process import AnswersHere
+from coordinator.plan_service.planner_client import AnswersHere
+from coordinator.planning.plan_codec import Asked
 from mesh.simulation.cluster import Cluster
 
 CHURN_PER_S = 0.05 / 60  # of all workers; each is away for a while

@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 from support.simulated import Job, simulate
 
-from coordinator.health import HealthConfig
+from coordinator.workers.failure_detector import HealthConfig
 from mesh.simulation.cluster import COORDINATOR, Cluster
 from wire.limits import DEFAULT
 from wire.link.virtual_network import Conditions

@@ -10,9 +10,9 @@ import pytest
 from numpy.typing import NDArray
 from support.simulated import simulate
 
-from coordinator.program import Program
-from coordinator.session_patience import PREPARE_S_MIN
-from coordinator.state import STUCK_S_MIN
+from coordinator.calls.state import STUCK_S_MIN
+from coordinator.calls.step_timeout import PREPARE_S_MIN
+from coordinator.planning.core.program import Program
 from mesh.node import node_from
 from mesh.simulation.cluster import Cluster
 from mesh.simulation.host import Device

@@ -12,14 +12,14 @@ import pytest
 from support.training import first_state
 
 import mesh.numpy as mnp
-from coordinator import sessioning
-from coordinator.plan import Plan
-from coordinator.plan_bytes import Asked
-from coordinator.planner_host import answer_of
-from coordinator.planner_process import AnswersHere
-from coordinator.profile import Profiles
-from coordinator.program import Program
-from coordinator.sessioning import Session
+from coordinator.plan_service.planner_client import AnswersHere
+from coordinator.plan_service.planner_main import answer_of
+from coordinator.planning.core.plan import Plan
+from coordinator.planning.core.profiles import Profiles
+from coordinator.planning.core.program import Program
+from coordinator.planning.plan_codec import Asked
+from coordinator.sessions import runtime
+from coordinator.sessions.runtime import Session
 from mesh import DistributedTrainer, Mesh, optim, tree
 from mesh.simulation.cluster import Cluster
 from mesh.training import Callback, StepReport
@@ -144,7 +144,7 @@ def test_deaths_are_planned_for_by_another_process_where_plans_take_long(monkeyp
         here.extend(each for each in args if isinstance(each, Profiles))
         return await plan(session, *args)
 
-    monkeypatch.setattr(sessioning, "PLANNED_HERE_S", 0.0)
+    monkeypatch.setattr(runtime, "PLANNED_HERE_S", 0.0)
     monkeypatch.setattr(AnswersHere, "answer", answer)
     monkeypatch.setattr(Session, "_session_plan", planned)
     found = trainer()
@@ -165,7 +165,7 @@ def test_who_cannot_answer_once_costs_no_worker(monkeypatch: pytest.MonkeyPatch)
             raise failures.pop()
         return answer_of(question)
 
-    monkeypatch.setattr(sessioning, "PLANNED_HERE_S", 0.0)
+    monkeypatch.setattr(runtime, "PLANNED_HERE_S", 0.0)
     monkeypatch.setattr(AnswersHere, "answer", answer)
     workers, found = list[int](), trainer()
     with Mesh.builder().mesh("sim").simulate(WORKERS, gflops=GFLOPS).build() as mesh:

@@ -8,7 +8,7 @@ import pytest
 from support.simulated import ALONE_S, Job, simulate
 from support.waiting import until
 
-from coordinator.report import CallReport
+from coordinator.workers.views import CallReport
 from mesh.simulation.cluster import Cluster
 from wire.errors import Busy, InputError, NodeLost
 from wire.ir.codec import hash_array

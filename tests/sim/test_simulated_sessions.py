@@ -12,7 +12,7 @@ from support.simulated import Chaos
 from support.training import batch, first_state, train
 from support.undisturbed import bits, undisturbed
 
-from coordinator.deploying import Deploying
+from coordinator.delivery.deployer import Deploying
 from mesh import AsyncMesh, Mesh, tree
 from mesh.errors import DeviceLost, MeshError, NodeLost
 from mesh.simulation.loop import VirtualLoop

@@ -10,7 +10,7 @@ import pytest
 from support.training import batch, first_state, train
 
 import mesh.numpy as mnp
-from coordinator.session_patience import PREPARE_S_MIN
+from coordinator.calls.step_timeout import PREPARE_S_MIN
 from mesh import DistributedTrainer, Mesh, tree
 from mesh.config import MeshConfig
 from mesh.simulation.host import Device

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from coordinator.cost import CostModel, Prediction
+from coordinator.planning.core.cost_model import CostModel, Prediction
 
 
 def best_of_all(model: CostModel) -> Prediction:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from coordinator import state as s
+from coordinator.calls import state as s
 
 
 class Driver:

@@ -12,7 +12,7 @@ from types import CodeType, FrameType
 from typing import Any
 from unittest.mock import patch
 
-from coordinator.prober import Prober
+from coordinator.workers.link_prober import Prober
 from mesh.simulation.cluster import Cluster
 
 from .simulated import simulate

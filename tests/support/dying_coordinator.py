@@ -4,7 +4,7 @@
 
 A process that has everything imported forks one coordinator per line, so that a life costs a tenth of a second.  On
 stdout: the coordinator's own line when it is ready, and {"event": "died", ...} when it is no more.  The hook lives here
-and not in the product: it replaces what wire.system.atomic_files and coordinator.journal call.
+and not in the product: it replaces what wire.system.atomic_files and coordinator.jobs.journal call.
 """
 
 from __future__ import annotations

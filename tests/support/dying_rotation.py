@@ -12,7 +12,7 @@ import signal
 import sys
 from pathlib import Path
 
-from coordinator.authority import Authority
+from coordinator.authority.authority import Authority
 from wire.system.atomic_files import Data, Disk
 
 

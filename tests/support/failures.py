@@ -18,10 +18,10 @@ from support import coordinator_machine as coordinator  # noqa: E402
 from support import profiles  # noqa: E402
 from support import worker_machine as worker  # noqa: E402
 
-from coordinator import state as s  # noqa: E402
-from coordinator.explain import explain, lost_node  # noqa: E402
-from coordinator.health import Cause, Health, HealthConfig, Transition  # noqa: E402
-from coordinator.planner import make_plan  # noqa: E402
+from coordinator.calls import state as s  # noqa: E402
+from coordinator.calls.error_context import explain, lost_node  # noqa: E402
+from coordinator.planning.planner import make_plan  # noqa: E402
+from coordinator.workers.failure_detector import Cause, Health, HealthConfig, Transition  # noqa: E402
 from wire.addresses import parse_address  # noqa: E402
 from wire.errors import MeshError  # noqa: E402
 from wire.ir.dtypes import F32  # noqa: E402

@@ -13,10 +13,10 @@ import numpy as np
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
-from coordinator import audit
-from coordinator.journal import Entry, Journal
-from coordinator.roster import MemberRecord, Roster, from_json, to_json
-from coordinator.tokens import TokenRecord, TokenTable
+from coordinator.authority import audit_log
+from coordinator.authority.member_roster import MemberRecord, Roster, from_json, to_json
+from coordinator.authority.token_table import TokenRecord, TokenTable
+from coordinator.jobs.journal import Entry, Journal
 from mesh.safetensors import load_safetensors
 from wire.addresses import parse_address
 from wire.errors import ConfigError, GraphError, InputError, JournalDamaged, VersionMismatch
@@ -141,16 +141,16 @@ def _no_number(text: str) -> None:
 
 def audits(folder: Path) -> Target:
     """Whoever alters a line breaks the chain, except at the end; what can be read of it is shown all the same."""
-    log = audit.AuditLog(folder, QuickDisk())
+    log = audit_log.AuditLog(folder, QuickDisk())
     for number in range(3):
         log.append("joined", 1.0 + number, node="n1", name="desk")
     whole = log.path.read_bytes()
 
     def attempt(data: bytes) -> bool:
         log.path.write_bytes(data)
-        verdict = audit.verify(folder)
+        verdict = audit_log.verify(folder)
         try:
-            events = audit.read_events(folder, 10)
+            events = audit_log.read_events(folder, 10)
         except ConfigError:
             assert verdict.broken
             return True

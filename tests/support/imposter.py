@@ -15,7 +15,7 @@ from pathlib import Path
 from support.lan_mesh import MESH
 from support.links import Recorder
 
-from coordinator.authority import Authority
+from coordinator.authority.authority import Authority
 from wire.addresses import PORT
 from wire.discovery.mdns import Announcer
 from wire.link.identity import identity_here

@@ -16,8 +16,8 @@ from typing import Any
 from support.commands import COMES_TRUE_S, READY_S, command, environment
 from support.namespaces import Host
 
-from coordinator.audit import read_events, verify
-from coordinator.authority import Authority
+from coordinator.authority.audit_log import read_events, verify
+from coordinator.authority.authority import Authority
 
 MESH = "home"
 TOKEN = re.compile(r"gm1_[a-z2-7]{92}")

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import msgspec
 
-from coordinator.cost import needs
-from coordinator.plan import Plan
-from coordinator.planner import make_plan
-from coordinator.profile import Profiles, worker_profile
+from coordinator.planning.core.cost_model import needs
+from coordinator.planning.core.plan import Plan
+from coordinator.planning.core.profiles import Profiles, worker_profile
+from coordinator.planning.planner import make_plan
 from wire.errors import FrameError, MeshError
 from wire.ir.dtypes import DTYPES
 from wire.ir.ops import OPS

@@ -13,9 +13,9 @@ from support.profiles import device, near, worker
 from support.run_plan import run_plan
 
 import mesh.numpy as mnp
-from coordinator.plan import Plan
-from coordinator.planner import make_plan
-from coordinator.profile import Profiles
+from coordinator.planning.core.plan import Plan
+from coordinator.planning.core.profiles import Profiles
+from coordinator.planning.planner import make_plan
 from mesh import nn, optim, random, remat, scan, tree
 from mesh.stepping import Stepping
 from mesh.training.data import Cursor, Rows, Shares, padded

@@ -11,10 +11,10 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from coordinator import session_events as ev
-from coordinator.groups import Held, grouped
-from coordinator.profile import CLIENT
-from coordinator.sessions import Policy, SessionState
+from coordinator.planning.core.profiles import CLIENT
+from coordinator.planning.faults.parity_groups import Held, grouped
+from coordinator.sessions import events as ev
+from coordinator.sessions.state import Policy, SessionState
 from wire.errors import BlobMissing, MeshError, NodeLost, StaleGeneration
 from wire.policy.redundancy import copies_of
 

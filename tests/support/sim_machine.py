@@ -19,7 +19,7 @@ from typing import Any, ClassVar, TypeVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from coordinator.runtime import CoordinatorConfig
+from coordinator.coordinator import CoordinatorConfig
 from mesh.simulation.cluster import COORDINATOR, Cluster
 from mesh.simulation.host import Device
 from mesh.simulation.loop import VirtualLoop

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.config import PLAN_AHEAD_MIN
-from coordinator.planner_process import Answerer, AnswersHere
-from coordinator.program import Program
-from coordinator.runtime import CoordinatorConfig
+from coordinator.coordinator import CoordinatorConfig
+from coordinator.plan_service.planner_client import Answerer, AnswersHere
+from coordinator.planning.core.program import Program
 from mesh.simulation.cluster import COORDINATOR, Cluster
 from mesh.simulation.host import Device
 from mesh.simulation.loop import VirtualLoop

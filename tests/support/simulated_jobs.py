@@ -13,10 +13,10 @@ from typing import TypeVar
 
 import numpy as np
 
-from coordinator.jobs import FINAL, JobLimits, JobTable
-from coordinator.keeping import Keeper
-from coordinator.runtime import Coordinator, CoordinatorConfig
-from coordinator.service import JobService
+from coordinator.coordinator import Coordinator, CoordinatorConfig
+from coordinator.jobs.job_service import JobService
+from coordinator.jobs.job_store import Keeper
+from coordinator.jobs.job_table import FINAL, JobLimits, JobTable
 from mesh.simulation.cluster import COORDINATOR, PORT, Cluster
 from mesh.simulation.host import Device
 from mesh.simulation.loop import VirtualLoop

@@ -6,7 +6,7 @@
 is where.
 
 A strategy never means something else silently: what cannot be done is an error.  To add one: a class with its `word`, a
-row in `_KINDS`, and what it means in coordinator/planner.py.
+row in `_KINDS`, and what it means in coordinator/planning/planner.py.
 """
 
 from __future__ import annotations

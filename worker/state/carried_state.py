@@ -8,7 +8,7 @@ What a step is about to make is promised, so that a host can be told of the next
 what it is told in order, and if the first of them fails, so does the other, for want of it.
 
 A step that ends early breaks the chain: nothing follows it in this plan.  Host and plan take the values with them; who
-else has them is the coordinator's business (`coordinator/sessions.py`).
+else has them is the coordinator's business (`coordinator/sessions/state.py`).
 """
 
 from __future__ import annotations

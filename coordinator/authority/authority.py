@@ -1,0 +1,420 @@
+"""The authority of a mesh in its folder: tokens, members, certificates and revocations, each on disk before it counts.
+
+Every change locks the folder, reads the list of members, changes it and writes it again.  So the coordinator and the
+commands `token` and `nodes revoke` in other processes may all do so at any time: who may write the folder may decide.
+Nothing is kept in memory but keys.  What to decide is in `member_roster.py` and `token_table.py`, the keys are in
+`keyring.py`.
+
+A mesh may get a new authority: from then on that certifies, and by its word the one before is trusted for another day.
+Only the coordinator still shows a certificate of the one before until that day is over, since not everybody has heard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from wire.addresses import check_name
+from wire.errors import ConfigError, MeshError, ProtocolError
+from wire.security.certificates import (
+    CERTIFICATE_S,
+    PublicKey,
+    key_of_certificate,
+    key_of_request,
+)
+from wire.security.join_protocol import Admitted, Asked, Former, Grant, Refusal, prove_grant
+from wire.security.join_tokens import KEY_ID_BYTES, SECRET_BYTES, Token, new_token, pin_of
+from wire.system.atomic_files import Disk
+from wire.system.file_lock import FileLock
+
+from .audit_log import AuditLog
+from .keyring import Keyring
+from .member_roster import MemberRecord, Roster, from_json, to_json
+from .refusal_log import Strangers
+from .token_table import TTL_S, TokenRecord, TokenTable
+
+log = logging.getLogger("graph_mesh.authority")
+
+WATCH_S = 0.2  # how often the list of members is looked at: a revocation works within a second
+OVERLAP_S = CERTIFICATE_S  # how long the authority before is trusted: every member renews within that
+OVERLAP_S_MAX = 30 * 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """Whom members trust: who is out, as a list to hand on (`data`) and as node ids, and the authorities.
+
+    `pins` are those of the authority and of the one before, if that is trusted too; `certified` are the members that
+    have a certificate of the present one.
+    """
+
+    number: int
+    data: bytes
+    node_ids: frozenset[str]
+    authority: bytes
+    former: Former | None
+    pins: tuple[bytes, ...]
+    certified: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """The authorities of a mesh: how long the one before is trusted, and which members know the present one not yet.
+
+    `name` is how the audit log calls the present one.
+    """
+
+    name: str
+    number: int
+    former_until_s: float  # 0: there is none
+    behind: tuple[MemberRecord, ...]
+    withdrawn: tuple[TokenRecord, ...] = ()
+
+
+class Authority:
+    """Opens the authority of `mesh` in `folder`, or makes one; ConfigError if what is there cannot be used.
+
+    `epoch` is the coordinator's, told to whoever joins.  Methods block for a few disk writes; call them in a thread.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        mesh: str,
+        clock: Callable[[], float] = time.time,
+        disk: Disk | None = None,
+        epoch: int = 0,
+    ) -> None:
+        self.mesh = mesh
+        self.epoch = epoch
+        self._folder = folder
+        self._clock = clock
+        self._disk = disk or Disk()
+        self._audit = AuditLog(folder, self._disk)
+        self._strangers = Strangers()
+        self._counting = threading.Lock()  # callers are answered in threads
+        self._keyring = Keyring(folder, self._disk)
+        self._seen: tuple[tuple[int, int, int], Roster] | None = None
+        self._dummy_key = secrets.token_bytes(32)
+        self._members = folder / "members.json"
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with FileLock(folder / "lock"):
+                found = self._open().mesh
+        except OSError as error:
+            raise ConfigError(f"cannot use the folder {folder}", cause=str(error)) from None
+        if found != mesh:
+            raise ConfigError(f"{folder} belongs to mesh {found}, not {mesh}", next_step="Check --mesh and --state-dir")
+
+    @property
+    def certificate(self) -> bytes:
+        return self._keyring.get(self._latest().authority).certificate
+
+    # -- tokens
+
+    def create_token(self, role: str = "worker", uses: int = 1, ttl_s: float = TTL_S) -> Token:
+        """A new token; only its text, which is nowhere kept, lets a node in."""
+        with self._changing() as roster:
+            certificate = self._keyring.get(roster.authority).certificate
+            token = new_token(certificate, secrets.token_bytes(KEY_ID_BYTES), secrets.token_bytes(SECRET_BYTES))
+            roster.tokens.create(token, role, uses, ttl_s, self._clock())
+            self._write(roster)
+            self._tell("token created", token=token.key_id, role=role, uses=str(uses), ttl_s=f"{ttl_s:g}")
+        return token
+
+    def tokens(self) -> list[TokenRecord]:
+        return self._read().tokens.records
+
+    def revoke_token(self, key_id: str) -> TokenRecord:
+        """The token lets nobody in any more; the nodes that it let in stay."""
+        with self._changing() as roster:
+            record = roster.tokens.withdraw(key_id)
+            self._write(roster)
+            self._tell("token revoked", token=key_id)
+        return record
+
+    # -- members
+
+    def members(self) -> list[MemberRecord]:
+        return list(self._read().members.values())
+
+    def revoke_node(self, who: str) -> MemberRecord:
+        """Throw out a node, by name, id or the start of that: its handshakes fail from the next look at the list on."""
+        with self._changing() as roster:
+            member, withdrawn = roster.revoke(who, self._clock())
+            self._write(roster)
+            self._tell("node revoked", node=member.node_id, name=member.name)
+            for record in withdrawn:
+                self._tell("token revoked", token=record.key_id, reason=f"{member.name} knows it")
+        return member
+
+    def trust(self) -> Trust:
+        """Whom to trust now."""
+        return self._trust(self._read())
+
+    async def watch(self) -> AsyncIterator[Trust]:
+        """Whom to trust now, and again after each change by whatever process or by time, for ever."""
+        told: object = None
+        while True:
+            try:
+                roster = await asyncio.to_thread(self._latest)
+                if roster.former_until_s and not roster.former(self._clock()):
+                    await asyncio.to_thread(self._settle)
+                    continue
+                now = (roster.number, roster.authority, roster.former_until_s)
+                if now != told:
+                    trust = await asyncio.to_thread(self._trust, roster)
+                    told = now
+                    yield trust
+            except (OSError, MeshError) as error:
+                log.error("cannot read the list of members: %s", error)
+            await asyncio.sleep(WATCH_S)
+
+    # -- a new authority
+
+    def rotate(self, overlap_s: float = OVERLAP_S) -> Rotation:
+        """Give the mesh a new authority; the one before is trusted for another `overlap_s`.
+
+        Open tokens are withdrawn: they name the old one.  InputError while the last such change is not over.
+        """
+        if not 0 < overlap_s <= OVERLAP_S_MAX:
+            raise ConfigError(f"an authority is trusted for at most {OVERLAP_S_MAX / 86400:g} more days")
+        self._settle()
+        with self._changing() as roster:
+            now_s = self._clock()
+            before = roster.authority
+            withdrawn = roster.rotate(now_s, now_s + overlap_s)
+            made = self._keyring.succeed(before, self.mesh, now_s, now_s + overlap_s)
+            self._tell("authority made", authority=_short(made.certificate))
+            self._write(roster)
+            former = _short(self._keyring.get(before).certificate)
+            self._tell("authority changed", authority=_short(made.certificate), former=former, for_s=f"{overlap_s:g}")
+            for record in withdrawn:
+                self._tell("token revoked", token=record.key_id, reason="it names the authority before")
+            return self._rotation(roster, tuple(withdrawn))
+
+    def rotation(self) -> Rotation:
+        """Which authorities there are."""
+        self._settle()
+        return self._rotation(self._read())
+
+    # -- who is let in: the Admission of the join port
+
+    def admit(self, asked: Asked, host: str) -> Grant | Refusal:
+        """Answer a node with a token."""
+        said = {"token": asked.ask.key_name, "name": asked.ask.name, "host": host}
+        with self._answering(said):
+            proof = self._latest().tokens.prove(asked)
+            if proof.record is None:  # strangers are many: without a lock
+                return self._refuse("invalid", said, proof.why)
+            with self._locked() as roster:
+                answer = self._admit(roster, asked, host, said)
+            return answer if isinstance(answer, Grant) else self._refuse(answer[0], said, answer[1])
+        return Refusal("failed")
+
+    def renew(self, certificate: bytes, host: str) -> Grant | Refusal:
+        """Answer a member who showed this certificate of ours, on a link or at the join port."""
+        key = key_of_certificate(certificate)
+        said = {"node": key.node_id, "host": host}
+        with self._answering(said):
+            with self._locked() as roster:
+                member = roster.renew(key.node_id, self._clock() + CERTIFICATE_S)
+                if not isinstance(member, str):
+                    self._write(roster)
+                    self._tell("renewed", name=member.name, role=member.role, **said)
+                    return self._grant(key, member.role, roster)
+            return self._refuse(member, said)
+        return Refusal("failed")
+
+    def turned_away(self, host: str, why: str) -> None:
+        """Someone called who did not get as far as a question, or a link."""
+        untold = self._tells("turned away", host, why)
+        if untold is not None:
+            log.warning("turned away a caller from %s: %s%s", host, why, _others(untold))
+            self._note("turned away", host, why, untold)
+
+    def distrusted(self, host: str, why: str) -> None:
+        """Someone announced itself as a node of this mesh, and is none."""
+        untold = self._tells("imposter", host, why)
+        if untold is not None:
+            self._note("imposter", host, why, untold)
+
+    def _note(self, event: str, host: str, why: str, untold: int) -> None:
+        """Write down what a stranger did, as far as the disk takes it."""
+        try:
+            with self._locked():
+                self._tell(event, host=host, reason=why, untold=_number(untold))
+        except (OSError, MeshError) as error:
+            log.error("the audit log cannot be written: %s", error)
+
+    def certify_coordinator(self, key: PublicKey) -> Admitted:
+        """A certificate for the coordinator itself, at its start and whenever it is due."""
+        with self._changing() as roster:
+            self._tell("coordinator certified", node=key.node_id)
+            return self._admitted(key, "coordinator", roster)
+
+    def admit_here(self, key: PublicKey, role: str, name: str) -> Admitted:
+        """Let in a node of whoever may write this folder; ConfigError if it was revoked."""
+        with self._changing() as roster:
+            now_s = self._clock()
+            if not roster.admit_here(key.node_id, role, check_name("node", name), now_s, now_s + CERTIFICATE_S):
+                raise ConfigError(f"{name} was revoked", next_step="Remove its state folder to make it a new node")
+            self._write(roster)
+            self._tell("joined", role=role, name=name, node=key.node_id, host="this machine")
+            return self._admitted(key, role, roster)
+
+    # -- inside
+
+    def _admit(self, roster: Roster, asked: Asked, host: str, said: dict[str, str]) -> Grant | tuple[str, str]:
+        """Let in a node with a token; or the reason against it, and what the log says of that."""
+        proof = roster.tokens.prove(asked)
+        if proof.record is None:
+            return "invalid", proof.why
+        try:
+            check_name("node", asked.ask.name)
+            key = key_of_request(asked.ask.request)
+        except (ConfigError, ProtocolError) as error:
+            return "malformed", error.message
+        said["node"] = key.node_id
+        now_s = self._clock()
+        reason = roster.admit(proof.record, asked, key.node_id, host, now_s, now_s + CERTIFICATE_S)
+        if reason:
+            return reason, ""
+        self._write(roster)
+        self._tell("joined", role=proof.record.role, **said)
+        return prove_grant(self._grant(key, proof.record.role, roster), proof.record.key, asked.ask.nonce)
+
+    def _tells(self, event: str, host: str, *what: str) -> int | None:
+        """As Strangers has it."""
+        with self._counting:
+            return self._strangers.tells(host, "|".join((event, *what)), self._clock())
+
+    def _open(self) -> Roster:
+        """What is there, made at the first start: the list of members is written last, and says all is there."""
+        if not self._members.exists():
+            roster = Roster(self.mesh, TokenTable(self._dummy_key))
+            self._keyring.make(roster.authority, self.mesh, self._clock())
+            self._write(roster)
+        roster = self._read()
+        self._keyring.get(roster.authority)
+        self._keyring.keep_only(_trusted(roster))
+        return roster
+
+    def _settle(self) -> None:
+        """Drop the authority before once its time is over."""
+        if not self._latest().former_until_s:
+            return
+        with self._changing() as roster:
+            if roster.former_until_s and not roster.former(self._clock()):
+                former = _short(self._keyring.get(roster.authority - 1).certificate)
+                roster.former_until_s = 0.0
+                self._write(roster)
+                self._tell("authority dropped", authority=former)
+                self._keyring.keep_only(_trusted(roster))
+
+    def _admitted(self, key: PublicKey, role: str, roster: Roster) -> Admitted:
+        trust = self._trust(roster)
+        return Admitted(self._grant(key, role, roster), trust.authority, trust.former)
+
+    def _grant(self, key: PublicKey, role: str, roster: Roster) -> Grant:
+        now_s = self._clock()
+        former = roster.former(now_s) if role == "coordinator" else 0
+        certificate = self._keyring.get(former or roster.authority).issue(key, role, self.mesh, now_s)
+        return Grant(certificate, self._trust(roster).data, self.mesh, self.epoch)
+
+    def _trust(self, roster: Roster) -> Trust:
+        now_s = self._clock()
+        ours, before = self._keyring.get(roster.authority), roster.former(now_s)
+        out = frozenset(roster.listed(now_s))
+        pins, former = [pin_of(ours.certificate)], None
+        if before:
+            theirs = self._keyring.get(before)
+            pins.append(pin_of(theirs.certificate))
+            former = Former(self._keyring.vouched(roster.authority), theirs.revocations(out, roster.number))
+        data = ours.revocations(out, roster.number)
+        certified = frozenset(roster.certified())
+        return Trust(roster.number, data, out, ours.certificate, former, tuple(pins), certified)
+
+    def _rotation(self, roster: Roster, withdrawn: tuple[TokenRecord, ...] = ()) -> Rotation:
+        certificate = self._keyring.get(roster.authority).certificate
+        return Rotation(_short(certificate), roster.authority, roster.former_until_s, tuple(roster.behind()), withdrawn)
+
+    def _refuse(self, reason: str, said: dict[str, str], why: str = "") -> Refusal:
+        """Say no, and write it down; not to be called under the lock."""
+        who = said.get("name") or said.get("node") or ""
+        untold = self._tells("refused", said["host"], why or reason, who, said.get("token", ""))
+        if untold is not None:
+            log.warning("refused %r from %s: %s%s", who, said["host"], why or reason, _others(untold))
+            with self._locked():
+                self._tell("refused", reason=why or reason, untold=_number(untold), **said)
+        return Refusal(reason)
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[Roster]:
+        """The list of members, locked, for a change; ConfigError where that cannot be written."""
+        try:
+            with self._locked() as roster:
+                yield roster
+        except OSError as error:
+            raise ConfigError(f"cannot write in {self._folder}", cause=str(error)) from None
+
+    @contextlib.contextmanager
+    def _answering(self, said: dict[str, str]) -> Iterator[None]:
+        """A failure is logged, and ends the block: the answer is that it failed."""
+        try:
+            yield
+        except (OSError, MeshError) as error:
+            log.error("cannot answer %r from %s: %s", said.get("name") or said.get("node"), said["host"], error)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[Roster]:
+        with FileLock(self._folder / "lock"):
+            yield self._read()
+
+    def _latest(self) -> Roster:
+        """The list of members as it was read last, read again where it changed: to look at, for strangers are many."""
+        stamp = self._stamp()
+        if self._seen is None or self._seen[0] != stamp:
+            self._seen = stamp, self._read()
+        return self._seen[1]
+
+    def _read(self) -> Roster:
+        return from_json(self._members.read_bytes(), self._dummy_key)
+
+    def _write(self, roster: Roster) -> None:
+        self._disk.write_whole(self._members, [to_json(roster)])
+
+    def _stamp(self) -> tuple[int, int, int]:
+        found = self._members.stat()
+        return found.st_mtime_ns, found.st_size, found.st_ino
+
+    def _tell(self, event: str, **fields: str) -> None:
+        self._audit.append(event, self._clock(), **fields)
+
+
+# -- helpers -----------------------------------------------------------------------------------------------
+
+
+def _trusted(roster: Roster) -> tuple[int, ...]:
+    """Whose keys are needed: the time of the one before is over when the list says so."""
+    return (roster.authority, roster.authority - 1) if roster.former_until_s else (roster.authority,)
+
+
+def _number(untold: int) -> str:
+    return str(untold) if untold else ""
+
+
+def _others(untold: int) -> str:
+    return f" (and {untold} others since the last such line)" if untold else ""
+
+
+def _short(certificate: bytes) -> str:
+    """How the log names an authority: the start of what tokens say of it."""
+    return pin_of(certificate).hex()[:16]

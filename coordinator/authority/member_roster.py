@@ -1,0 +1,228 @@
+"""The members of a mesh: who was let in by which token, who was thrown out, and what either question decides.
+
+Pure: certificates, files and the clock are the business of `authority.py`.  As text it is JSON; a new field gets a
+default in `MemberRecord` or `TokenRecord`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from wire.errors import ConfigError, InputError
+from wire.limits import DEFAULT
+from wire.security.join_protocol import Asked
+
+from .token_table import TokenRecord, TokenTable
+
+FORMAT = 1
+NUMBER_MAX = 1 << 53  # of counts, and of seconds since 1970
+LISTED_S = 3600.0  # a revoked node stays on the list until its last certificate ran out, and so long after
+REVOKED_REMEMBERED_S = 30 * 86400.0  # then it is unknown instead, which lets it in as little
+MEMBERS_MAX = 4 * DEFAULT.nodes_max  # remembered: of more, those gone for the longest need a token again
+ID_PREFIX_MIN = 4  # characters of a node id that stand for it
+
+
+@dataclass(frozen=True, slots=True)
+class MemberRecord:
+    """`token` is the key id of the token that let it in, `ends_s` when its last certificate runs out."""
+
+    node_id: str
+    name: str
+    role: str
+    token: str
+    host: str
+    joined_s: float
+    ends_s: float
+    revoked_s: float = 0.0  # 0: it was not
+    authority: int = 1  # which of the mesh's certified it last, counted from the first
+
+    @property
+    def revoked(self) -> bool:
+        return self.revoked_s > 0.0
+
+    def certified(self, now_s: float) -> bool:
+        """Whether it can show a certificate: who is gone for longer than that lasts counts no more, and may return."""
+        return not self.revoked and self.ends_s > now_s
+
+
+@dataclass(slots=True)
+class Roster:
+    """`number` counts revocations; it is the number of the revocation list.
+
+    `authority` counts the mesh's authorities; the one before is trusted until `former_until_s`, 0 if there is none.
+    """
+
+    mesh: str
+    tokens: TokenTable
+    members: dict[str, MemberRecord] = field(default_factory=dict)
+    number: int = 0
+    authority: int = 1
+    former_until_s: float = 0.0
+
+    def former(self, now_s: float) -> int:
+        """The authority that is trusted beside the present one, 0 for none."""
+        return self.authority - 1 if now_s < self.former_until_s else 0
+
+    def rotate(self, now_s: float, until_s: float) -> list[TokenRecord]:
+        """A new authority; the one before is trusted until then.  The open tokens, which name it, are withdrawn."""
+        if self.former(now_s):
+            left_h = (self.former_until_s - now_s) / 3600
+            raise InputError(
+                f"mesh {self.mesh} got a new authority lately; the one before is trusted for another {left_h:.1f} h",
+                next_step="Wait until then; who has not heard of it yet, says: mesh-coord authority show",
+            )
+        self.authority += 1
+        self.former_until_s = until_s
+        return self.tokens.withdraw_open(now_s)
+
+    def behind(self) -> list[MemberRecord]:
+        """The members that have no certificate of the present authority yet."""
+        return [each for each in self.members.values() if not each.revoked and each.authority < self.authority]
+
+    def certified(self) -> list[str]:
+        """The ids of those that have one."""
+        return [each.node_id for each in self.members.values() if not each.revoked and each.authority == self.authority]
+
+    def admit(self, record: TokenRecord, asked: Asked, node_id: str, host: str, now_s: float, ends_s: float) -> str:
+        """Let a node in that proved to know the token of `record`: "" then, else a reason of `joining.REFUSALS`."""
+        known = self.members.get(node_id)
+        if known is not None and known.revoked:
+            return "revoked"
+        if known is None and sum(member.certified(now_s) for member in self.members.values()) >= DEFAULT.nodes_max:
+            return "full"
+        reason = self.tokens.admit(record, asked, node_id, now_s)
+        if not reason:
+            self._forget(now_s)
+            name = asked.ask.name
+            self._let_in(MemberRecord(node_id, name, record.role, record.key_id, host, now_s, ends_s))
+        return reason
+
+    def admit_here(self, node_id: str, role: str, name: str, now_s: float, ends_s: float) -> bool:
+        """Let in a node of this machine, without a token; False if it was revoked."""
+        known = self.members.get(node_id)
+        if known is not None and known.revoked:
+            return False
+        self._let_in(MemberRecord(node_id, name, role, "", "this machine", now_s, ends_s))
+        return True
+
+    def renew(self, node_id: str, ends_s: float) -> MemberRecord | str:
+        """The member to certify anew, or a reason of `joining.REFUSALS`."""
+        member = self.members.get(node_id)
+        if member is None:
+            return "unknown"
+        if member.revoked:
+            return "revoked"
+        return self._let_in(replace(member, ends_s=ends_s))
+
+    def revoke(self, who: str, now_s: float) -> tuple[MemberRecord, list[TokenRecord]]:
+        """Throw a node out, by its name, its id or the start of that, with the open tokens that it knows."""
+        member = replace(self.find(who), revoked_s=now_s)
+        self.members[member.node_id] = member
+        self.number += 1
+        self._forget(now_s)
+        return member, self.tokens.withdraw_used_by(member.node_id, now_s)
+
+    def find(self, who: str) -> MemberRecord:
+        """The one member that is meant and not revoked; InputError if there is none, or several."""
+        left = [member for member in self.members.values() if not member.revoked]
+        found = [member for member in left if who in (member.name, member.node_id)]
+        if not found and len(who) >= ID_PREFIX_MIN:
+            found = [member for member in left if member.node_id.startswith(who)]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            ids = ", ".join(member.node_id for member in found)
+            raise InputError(f"{len(found)} nodes are called {who!r}", next_step=f"Give the id of one: {ids}")
+        raise InputError(f"there is no node {who!r} in mesh {self.mesh}", next_step="List them with: mesh-coord nodes")
+
+    def listed(self, now_s: float) -> list[str]:
+        """The ids on the revocation list: revoked nodes whose certificates could still be shown."""
+        return [
+            member.node_id for member in self.members.values() if member.revoked and member.ends_s + LISTED_S > now_s
+        ]
+
+    def _let_in(self, member: MemberRecord) -> MemberRecord:
+        self.members[member.node_id] = replace(member, authority=self.authority)
+        return self.members[member.node_id]
+
+    def _forget(self, now_s: float) -> None:
+        for member in list(self.members.values()):
+            if member.revoked and now_s > max(member.ends_s, member.revoked_s) + REVOKED_REMEMBERED_S:
+                del self.members[member.node_id]
+        gone = sorted((each.ends_s, each.node_id) for each in self.members.values() if not each.revoked)
+        for ends_s, node_id in gone[: max(0, len(gone) + 1 - MEMBERS_MAX)]:
+            if ends_s <= now_s:
+                del self.members[node_id]
+
+
+def to_json(roster: Roster) -> bytes:
+    return json.dumps(
+        {
+            "format": FORMAT,
+            "mesh": roster.mesh,
+            "number": roster.number,
+            "authority": roster.authority,
+            "former_until_s": roster.former_until_s,
+            "tokens": [_token_fields(record) for record in roster.tokens.records],
+            "members": [dataclasses.asdict(member) for member in roster.members.values()],
+        },
+        indent=1,
+    ).encode()
+
+
+def from_json(data: bytes, dummy_key: bytes) -> Roster:
+    """The roster in a file; ConfigError if it is none."""
+    try:
+        said = json.loads(data)
+        if said["format"] != FORMAT:
+            raise ConfigError(f"the list of members has format {said['format']}", next_step="Upgrade graph-mesh")
+        members = [_typed(MemberRecord(**each)) for each in said["members"]]
+        table = TokenTable(dummy_key, _records(said["tokens"]))
+        by_id = {each.node_id: each for each in members}
+        rotation = said.get("authority", 1), said.get("former_until_s", 0.0)
+        return _typed(Roster(said["mesh"], table, by_id, said["number"], *rotation))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ConfigError("the list of members is damaged", cause=f"{type(error).__name__}: {error}") from None
+
+
+_Record = TypeVar("_Record", MemberRecord, TokenRecord, Roster)
+
+
+def _typed(record: _Record) -> _Record:
+    """The same, if its plain fields are what they are said to be; TypeError otherwise."""
+    for each in dataclasses.fields(record):
+        value = getattr(record, each.name)
+        kinds = _KINDS.get(str(each.type))
+        if kinds and (type(value) not in kinds or (kinds[0] is int and not 0 <= value < NUMBER_MAX)):
+            raise TypeError(f"{each.name} is {value!r:.40}")
+    return record
+
+
+_KINDS: dict[str, tuple[type, ...]] = {"str": (str,), "bool": (bool,), "int": (int,), "float": (int, float)}
+
+
+def _token_fields(record: TokenRecord) -> dict[str, Any]:
+    nodes = {node_id: [nonce.hex() for nonce in nonces] for node_id, nonces in record.nodes}
+    plain = {each.name: getattr(record, each.name) for each in dataclasses.fields(record)}
+    return {**plain, "key": record.key.hex(), "nodes": nodes}
+
+
+def _records(said: Iterable[dict[str, Any]]) -> list[TokenRecord]:
+    return [
+        _typed(
+            TokenRecord(
+                **{
+                    **each,
+                    "key": bytes.fromhex(each["key"]),
+                    "nodes": tuple(
+                        (node_id, tuple(map(bytes.fromhex, nonces))) for node_id, nonces in each["nodes"].items()
+                    ),
+                }
+            )
+        )
+        for each in said
+    ]

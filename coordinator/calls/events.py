@@ -1,0 +1,240 @@
+"""What happens to the coordinator's machine, and what it wants done.
+
+Data only.  To add an event or an action, add a class, name it in `Event` or `Action`, and give it a row in the tables
+of `CoordinatorState` or of `Coordinator` in `coordinator/coordinator.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from wire.errors import MeshError
+
+# -- events -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NodeJoined:
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeGone:
+    """Dead or left; its plans are void.  If it crashed, `work` says what it had to compute, by generation.  One that is
+    `away` did not say that it goes, and may come back with what it holds for sessions."""
+
+    node: str
+    error: MeshError
+    work: Mapping[int, frozenset[str]] = field(default_factory=dict)
+    away: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NodePaused:
+    """It is there and takes no work, and has handed back what it had; NodeJoined ends that."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Working:
+    """What a node computes now and for how long: (generation, step, part, seconds).  Step PREPARING is compiling."""
+
+    node: str
+    runs: tuple[tuple[int, int, int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProfilesChanged:
+    """The nodes are the same, but not what they can do: later calls get new plans."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outdated:
+    """There is a better plan than this generation's: later calls get it."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class CallSubmitted:
+    """Evaluate something, without the nodes to `avoid` as long as others are there.  Calls with equal `job` share a
+    plan.  A patient one waits for a node for ever."""
+
+    call: int
+    job: Hashable
+    avoid: frozenset[str] = frozenset()
+    patient: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PlanMade:
+    """`nodes` are those the plan uses; `outputs` how many graph outputs come back from them; `seconds` what every part
+    is predicted to take, `prepare_s` what to compile it, `call_s` what all of it takes."""
+
+    generation: int
+    nodes: frozenset[str]
+    outputs: int
+    seconds: Mapping[int, float] = field(default_factory=dict)
+    prepare_s: Mapping[int, float] = field(default_factory=dict)
+    call_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFailed:
+    generation: int
+    error: MeshError
+
+
+@dataclass(frozen=True, slots=True)
+class DeployDone:
+    generation: int
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeployFailed:
+    """`work` as in RunFailed."""
+
+    generation: int
+    node: str
+    error: MeshError
+    work: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeBegan:
+    """The first part of `node` runs."""
+
+    generation: int
+    step: int
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRan:
+    """All parts of `node` are done for this step, each in so many seconds."""
+
+    generation: int
+    step: int
+    node: str
+    seconds: Mapping[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RunFailed:
+    """If an engine host died of it, `work` is what that was computing.  `culprit` is the node whose error it is, where
+    `node` waited for another one; "" for `node` itself."""
+
+    generation: int
+    step: int
+    node: str
+    error: MeshError
+    work: frozenset[str] = frozenset()
+    culprit: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputArrived:
+    generation: int
+    step: int
+    slot: int
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class JobForgotten:
+    """No more calls of this job will come, and what workers keep of it may be freed."""
+
+    job: Hashable
+
+
+@dataclass(frozen=True, slots=True)
+class CallCancelled:
+    call: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed; `now` says how much."""
+
+
+# -- actions ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class MakePlan:
+    generation: int
+    job: Hashable
+    nodes: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class SendDeploy:
+    generation: int
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class SendRun:
+    generation: int
+    step: int
+    node: str
+    call: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendCancel:
+    generation: int
+    step: int
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class SendDrop:
+    """Have a node forget a plan; with `free` weights that only it used are freed and not kept."""
+
+    generation: int
+    node: str
+    free: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TellStalled:
+    """For people: nobody has worked on a plan for so long, and it is made anew."""
+
+    generation: int
+    error: MeshError
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetPlan:
+    """Nothing refers to this generation any more."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resolve:
+    """The call's outputs, by slot."""
+
+    call: int
+    generation: int
+    outputs: Mapping[int, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    call: int
+    error: MeshError
+
+
+Event = (
+    NodeJoined | NodeGone | NodePaused | ProfilesChanged | Outdated | Working | CallSubmitted | PlanMade | PlanFailed
+    | DeployDone
+    | DeployFailed | NodeBegan | NodeRan | RunFailed | OutputArrived | CallCancelled | JobForgotten | Tick
+)  # fmt: skip
+NEWS_OF_NODES = frozenset({NodeJoined, NodeGone, NodePaused, ProfilesChanged})  # other plans may be wanted after it
+Action = MakePlan | SendDeploy | SendRun | SendCancel | SendDrop | TellStalled | ForgetPlan | Resolve | Reject

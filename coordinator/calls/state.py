@@ -1,0 +1,686 @@
+"""The coordinator's decisions: events in, actions out.
+
+Pure: no clock, no socket, no thread.  `CoordinatorState.handle(event, now)` returns what the shell
+(`coordinator/coordinator.py`) must do, in order.  It does not look inside graphs, plans or tensors; it knows which
+nodes a plan uses, which calls wait for what, and what a death means for them.
+
+The life of a call:
+
+    CallSubmitted -> plan known? --no--> MakePlan -> PlanMade -> SendDeploy to every node -> DeployDone from each
+                        |yes                                                                     |
+                        '-----------------------> SendRun to every node of the plan <------------'
+                                                       |  RanPart from each, outputs complete -> Resolve
+                        a node of the plan dies  ------'-> SendDrop to the others, start over from the graph
+
+A worker that is alive but takes far longer for a part than expected is *stuck*: until it moves on, calls that wait for
+it are also tried on a plan without it, the first answer wins, and later calls do without it.  A part that was running
+on three workers when they died, or their engine hosts did, is poison and ends its call.  A call that lost a worker that
+way, or ran out of memory there, avoids it.  Times come with the events; nothing here reads a clock.
+
+A plan is identified by its generation, which only grows; whatever arrives for another generation, step or node than the
+ones waited for is stale and changes nothing (fencing).  Plans are made for a set of nodes; when the set changes, later
+calls get a new plan, and the old one is dropped when its last step is done.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from wire.byte_sizes import counted
+from wire.errors import Cancelled, DeviceLost, EngineError, MeshError, NodeLost, OutOfMemory, PoisonTask
+
+from ..planning.plan_messages import PREPARING, work_text
+from .error_context import nobody, stalled
+from .events import (
+    Action,
+    CallCancelled,
+    CallSubmitted,
+    DeployDone,
+    DeployFailed,
+    Event,
+    ForgetPlan,
+    JobForgotten,
+    MakePlan,
+    NodeBegan,
+    NodeGone,
+    NodeJoined,
+    NodePaused,
+    NodeRan,
+    Outdated,
+    OutputArrived,
+    PlanFailed,
+    PlanMade,
+    ProfilesChanged,
+    Reject,
+    Resolve,
+    RunFailed,
+    SendCancel,
+    SendDeploy,
+    SendDrop,
+    SendRun,
+    TellStalled,
+    Tick,
+    Working,
+)
+from .step_timeout import compile_s_max
+
+ATTEMPTS_MAX = 20  # plans one call may lose to failures before it is given up as poisonous
+PARK_S = 0.05  # doubled with every further failure while no node changed: a link that fails at once is not hammered
+PARK_S_MAX = 1.0
+STORY_EVENTS_MAX = 512
+STUCK_S_MIN = 2.0  # a part is never stuck before; a busy machine or a cold cache may cost as much
+STUCK_OBSERVED = 2.0  # times the longest that the part took of late: a straggler is worth a second try
+FADING = 0.8  # of what a part took, with every run after it
+STUCK_PREDICTED = 20.0  # times what it should take: the first time, predictions are rough
+STALLED_S_MIN = 30.0  # without a sign of work: inputs, outputs and tensors between workers may be on their way
+STALLED_PREDICTED = 20.0  # times what a call should take, where that is more: links may be slower than assumed
+STALLED_DOUBLED_MAX = 6  # the next time a call waits for twice as long
+STALLED_LOOK_S = 5.0  # how often it is looked for
+STOPPED_S = 5.0  # a part that goes on for nobody should have noticed by then
+POISON_NODES = 3
+NO_MEMORY_MAX = 2  # how often a call that ran out of memory is tried elsewhere
+ASLEEP_S = 1.0  # who looks so much too late was held up itself, and no node could come meanwhile: the wait begins anew
+IDLE_PLANS_MAX = 64  # deployed plans kept for the next call of their job; the least recently used goes first
+
+
+# -- the machine ------------------------------------------------------------------------------------------
+
+
+_Key = tuple[Hashable, frozenset[str]]  # a job, and the nodes to avoid
+
+
+@dataclass(slots=True)
+class _Step:
+    call: int
+    seen_s: float  # when there was a sign of it last
+    began: set[str] = field(default_factory=set)  # nodes that compute or did
+    ran: set[str] = field(default_factory=set)  # nodes that are done
+    outputs: dict[int, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Plan:
+    generation: int
+    job: Hashable
+    avoided: frozenset[str]  # the nodes that it was made to do without
+    candidates: frozenset[str]  # the nodes it was made for
+    nodes: frozenset[str] = frozenset()  # the nodes it uses
+    free: bool = False  # whether its weights go with it
+    outputs: int = 0
+    expected_s: dict[int, float] = field(default_factory=dict)  # how long a part may take at most
+    took_s: dict[int, float] = field(default_factory=dict)  # the longest it took of late
+    prepare_s: Mapping[int, float] = field(default_factory=dict)
+    call_s: float = 0.0
+    made: bool = False
+    deployed: set[str] = field(default_factory=set)
+    waiting: deque[int] = field(default_factory=deque)  # calls that start when it is deployed
+    steps: dict[int, _Step] = field(default_factory=dict)
+    next_step: int = 0
+
+    @property
+    def key(self) -> _Key:
+        return self.job, self.avoided
+
+    @property
+    def ready(self) -> bool:
+        return self.made and len(self.deployed) == len(self.nodes)
+
+    @property
+    def idle(self) -> bool:
+        return not self.waiting and not self.steps
+
+
+@dataclass(slots=True)
+class _Call:
+    call: int
+    job: Hashable
+    patient: bool = False
+    tries: dict[int, int | None] = field(default_factory=dict)  # generation -> step, None until it is deployed
+    attempts: int = 0
+    avoid: set[str] = field(default_factory=set)  # nodes that died of it, or had no memory for it
+    no_memory: int = 0
+    stalled: int = 0  # how often nobody worked on it any more
+    suspects: frozenset[str] = frozenset()  # what was being computed in every crash
+    crashes: dict[str, int] = field(default_factory=dict)  # by node
+    alone_since_s: float | None = None  # since when there is no node to run it on
+    parked_until_s: float | None = None  # after repeated failures, when it is tried again
+    last_error: MeshError | None = None
+
+
+class CoordinatorState:
+    """The machine.  `alone_s` is how long a call waits for a node when all are gone before it fails with NodeLost."""
+
+    def __init__(self, alone_s: float = 5.0) -> None:
+        self._alone_s = alone_s
+        self._nodes: set[str] = set()
+        self._paused: set[str] = set()
+        self._plans: dict[int, _Plan] = {}
+        self._current: dict[_Key, int] = {}  # the generation new calls use
+        self._stuck: dict[str, tuple[int, int, int]] = {}  # with the run that it is stuck in
+        self._worked_s: dict[str, float] = {}  # when nodes computed or compiled last, for whomever
+        self._looked_s = -math.inf  # when it was seen last whether calls get on
+        self._awake_s = -math.inf  # what was not seen before then may have happened while this process slept
+        self._calls: dict[int, _Call] = {}
+        self._next_generation = 1
+        self.story: deque[tuple[float, str]] = deque(maxlen=STORY_EVENTS_MAX)
+        self._handlers: dict[type, Any] = {
+            NodeJoined: self._node_joined,
+            NodeGone: self._node_gone,
+            NodePaused: self._node_paused,
+            ProfilesChanged: self._profiles_changed,
+            Outdated: self._outdated,
+            Working: self._working,
+            CallSubmitted: self._call_submitted,
+            PlanMade: self._plan_made,
+            PlanFailed: self._plan_failed,
+            DeployDone: self._deploy_done,
+            DeployFailed: self._deploy_failed,
+            NodeBegan: self._node_began,
+            NodeRan: self._node_ran,
+            RunFailed: self._run_failed,
+            OutputArrived: self._output_arrived,
+            CallCancelled: self._call_cancelled,
+            JobForgotten: self._job_forgotten,
+            Tick: self._tick,
+        }
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """The actions that follow from `event`, to be performed in order."""
+        actions: list[Action] = self._handlers[type(event)](event, now)
+        return actions
+
+    def next_deadline(self) -> float | None:
+        """When a Tick is due, or None."""
+        calls = self._calls.values()
+        alone = (until_s for call in calls if (until_s := self._alone_until_s(call)) is not None)
+        parked = (call.parked_until_s for call in calls if call.parked_until_s is not None)
+        look = [self._looked_s + STALLED_LOOK_S] if any(plan.steps for plan in self._plans.values()) else []
+        return min((*alone, *parked, *look), default=None)
+
+    @property
+    def idle(self) -> bool:
+        """No call is in progress."""
+        return not self._calls
+
+    def spare_generation(self) -> int:
+        """A number that no plan of this machine has or will have."""
+        self._next_generation += 1
+        return self._next_generation - 1
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        """Nodes that may get work: they are there, and nobody paused them or took them out."""
+        return frozenset(self._nodes)
+
+    @property
+    def stuck(self) -> frozenset[str]:
+        """Nodes that are alive and do not get on."""
+        return frozenset(self._stuck)
+
+    def validate(self) -> None:
+        """AssertionError if the state contradicts itself; tests call it after every event."""
+        for call in self._calls.values():
+            if not call.tries:
+                alone, parked = call.alone_since_s is not None, call.parked_until_s is not None
+                assert alone != parked, f"call {call.call} waits for nothing"
+            for generation, step in call.tries.items():
+                plan = self._plans[generation]
+                if step is None:
+                    assert call.call in plan.waiting, f"call {call.call} is not queued on its plan"
+                else:
+                    assert plan.steps[step].call == call.call, f"step {step} belongs to another call"
+                    assert plan.ready, "a step runs on a plan that is not deployed"
+        for generation, plan in self._plans.items():
+            assert plan.generation == generation
+            assert plan.nodes <= self._nodes, "a plan uses a node that is gone"
+        for key, generation in self._current.items():
+            assert self._plans[generation].key == key
+        assert self._stuck.keys() <= self._nodes, "a node that is gone counts as stuck"
+        assert not self._paused & self._nodes, "a paused node counts as one that works"
+
+    # -- nodes
+
+    def _node_joined(self, event: NodeJoined, now: float) -> list[Action]:
+        self._nodes.add(event.node)
+        self._paused.discard(event.node)
+        self._tell(now, f"{event.node} joined")
+        actions = self._retire_outdated()
+        for call in self._without_plan():
+            actions += self._place(call, now)
+        return actions
+
+    def _node_paused(self, event: NodePaused, now: float) -> list[Action]:
+        self._paused.add(event.node)
+        if event.node not in self._nodes:
+            return []
+        self._tell(now, f"{event.node} is paused")
+        error, actions = NodeLost("a worker of the plan was paused"), list[Action]()
+        for call in self._take_out(event.node, error, actions):
+            actions += self._place(call, now)
+        return actions
+
+    def _node_gone(self, event: NodeGone, now: float) -> list[Action]:
+        if event.node in self._paused:
+            self._paused.discard(event.node)
+            for call in self._without_plan():
+                call.alone_since_s = None if call.alone_since_s is None else now
+        if event.node not in self._nodes:
+            return []
+        self._tell(now, f"{event.node} gone: {event.error}")
+        for plan in self._plans_with(event.node):
+            for step in [step for step in plan.steps.values() if event.node in step.began - step.ran]:
+                self._blame(self._calls[step.call], event.node, event.work.get(plan.generation, frozenset()))
+        actions: list[Action] = []
+        for call in self._take_out(event.node, event.error, actions):
+            actions += self._retry(call, event.error, now, died=True)
+        for call in self._without_plan():
+            actions += self._place(call, now)
+        return actions
+
+    def _plans_with(self, node: str) -> list[_Plan]:
+        return [plan for plan in self._plans.values() if node in (plan.nodes or plan.candidates)]
+
+    def _take_out(self, node: str, error: MeshError, actions: list[Action]) -> list[_Call]:
+        """Plans do without the node from now on; returns the calls that this leaves without any."""
+        self._nodes.discard(node)
+        self._stuck.pop(node, None)
+        self._worked_s.pop(node, None)
+        homeless: list[_Call] = []
+        for plan in self._plans_with(node):
+            homeless += self._void(plan, error, actions)
+        actions += self._retire_outdated()
+        return homeless
+
+    def _profiles_changed(self, event: ProfilesChanged, now: float) -> list[Action]:
+        replaced = [self._plans[generation] for generation in self._current.values()]
+        self._current.clear()
+        return [action for plan in replaced for action in self._retire_if_outdated(plan)]
+
+    def _outdated(self, event: Outdated, now: float) -> list[Action]:
+        plan = self._plans.get(event.generation)
+        if plan is None or self._current.get(plan.key) != plan.generation:
+            return []
+        del self._current[plan.key]
+        return self._retire_if_outdated(plan)
+
+    def _working(self, event: Working, now: float) -> list[Action]:
+        """Whether a node is stuck: what it computes takes far longer than expected, or goes on for nobody."""
+        if event.node not in self._nodes:
+            return []
+        if event.runs:
+            self._worked_s[event.node] = now
+        late = [(run, took_s) for *run, took_s in event.runs if took_s > self._allowed_s(*run)]
+        if not late:
+            return self._unstick(event.node, now)
+        ((generation, step, part), took_s), known = late[0], event.node in self._stuck
+        self._stuck[event.node] = (generation, step, part)
+        if known:
+            return []
+        self._tell(now, f"{event.node} is stuck: part {part} of generation {generation} has run for {took_s:.1f} s")
+        actions: list[Action] = []
+        for call in list(self._calls.values()):
+            if call.tries and all(
+                self._waits_for(generation, step, event.node) for generation, step in call.tries.items()
+            ):
+                actions += self._place(call, now)
+        return actions
+
+    def _allowed_s(self, generation: int, step: int, part: int) -> float:
+        plan = self._plans.get(generation)
+        if step == PREPARING:
+            return compile_s_max(plan.prepare_s.get(part, 0.0) if plan else 0.0)
+        return STOPPED_S if plan is None or step not in plan.steps else max(STUCK_S_MIN, plan.expected_s.get(part, 0.0))
+
+    def _waits_for(self, generation: int, step: int | None, node: str) -> bool:
+        plan = self._plans[generation]
+        done = plan.deployed if step is None else plan.steps[step].ran
+        return node in (plan.nodes or plan.candidates) and node not in done
+
+    def _unstick(self, node: str, now: float) -> list[Action]:
+        if self._stuck.pop(node, None) is None:
+            return []
+        self._tell(now, f"{node} goes on")
+        return [action for plan in list(self._plans.values()) for action in self._retire_if_outdated(plan)]
+
+    def _avoided(self, call: _Call) -> frozenset[str]:
+        """The nodes that a call should do without, as long as others are left."""
+        for unwanted in (call.avoid | self._stuck.keys(), call.avoid, set(self._stuck)):
+            avoided = frozenset(unwanted & self._nodes)
+            if avoided != self._nodes:
+                return avoided
+        return frozenset()
+
+    def _without_plan(self) -> list[_Call]:
+        return [call for call in self._calls.values() if not call.tries]
+
+    # -- calls
+
+    def _call_submitted(self, event: CallSubmitted, now: float) -> list[Action]:
+        call = self._calls[event.call] = _Call(event.call, event.job, event.patient, avoid=set(event.avoid))
+        return self._place(call, now)
+
+    def _call_cancelled(self, event: CallCancelled, now: float) -> list[Action]:
+        call = self._calls.pop(event.call, None)
+        if call is None:
+            return []
+        return [Reject(call.call, Cancelled("the call was cancelled")), *self._abandon(call)]
+
+    def _abandon(self, call: _Call) -> list[Action]:
+        """Stop every try of a call that is over."""
+        actions: list[Action] = []
+        for generation, step in call.tries.items():
+            plan = self._plans[generation]
+            if step is None:
+                plan.waiting.remove(call.call)
+            else:
+                ran = plan.steps.pop(step).ran
+                actions += [SendCancel(generation, step, node) for node in sorted(plan.nodes - ran)]
+            actions += self._retire_if_outdated(plan)
+        call.tries.clear()
+        return actions
+
+    def _place(self, call: _Call, now: float) -> list[Action]:
+        """Try a call on a plan: the job's current one, or a new one over the nodes there are."""
+        call.parked_until_s = None
+        if not self._nodes:
+            call.alone_since_s = now if call.alone_since_s is None else call.alone_since_s
+            return []
+        call.alone_since_s = None
+        key = call.job, self._avoided(call)
+        generation = self._current.get(key)
+        if generation is None:
+            return self._new_plan(call, key, now)
+        if generation in call.tries:
+            return []
+        plan = self._plans[generation]
+        self._current[key] = self._current.pop(key)  # most recently used stands last
+        if plan.ready:
+            return self._start(plan, call, now)
+        call.tries[generation] = None
+        plan.waiting.append(call.call)
+        return []
+
+    def _new_plan(self, call: _Call, key: _Key, now: float) -> list[Action]:
+        generation = self._next_generation
+        self._next_generation += 1
+        plan = _Plan(generation, *key, frozenset(self._nodes - key[1]))
+        plan.waiting.append(call.call)
+        call.tries[generation] = None
+        self._plans[generation] = plan
+        self._current[key] = generation
+        self._tell(now, f"generation {generation} planned for {counted(len(plan.candidates), 'node')}")
+        return [*self._evict_idle(), MakePlan(generation, call.job, plan.candidates)]
+
+    def _retry(self, call: _Call, error: MeshError, now: float, died: bool = False) -> list[Action]:
+        """The call lost its plan.  A death is acted on at once, as is a device's failure where others are left; another
+        failure gets time to become a death."""
+        call.attempts += 1
+        call.last_error = error
+        if len(call.crashes) >= POISON_NODES or sum(call.crashes.values()) > POISON_NODES:
+            return self._reject(call, _poison(call, error))
+        if call.attempts >= ATTEMPTS_MAX:
+            return self._reject(call, error)
+        if died or call.attempts == 1 or (isinstance(error, EngineError) and self._avoided(call)):
+            return self._place(call, now)
+        call.parked_until_s = now + min(PARK_S * 2 ** (call.attempts - 2), PARK_S_MAX)
+        return []
+
+    def _reject(self, call: _Call, error: MeshError) -> list[Action]:
+        del self._calls[call.call]
+        return [Reject(call.call, error), *self._abandon(call)]
+
+    def _blame(self, call: _Call, node: str, work: frozenset[str]) -> None:
+        """An engine or a worker died while it computed this for the call: what was there each time may have done it."""
+        if not work:
+            return
+        common = call.suspects & work
+        if not common:
+            call.crashes.clear()
+        call.suspects = common or work
+        call.crashes[node] = call.crashes.get(node, 0) + 1
+        call.avoid.add(node)
+
+    # -- plans
+
+    def _plan_made(self, event: PlanMade, now: float) -> list[Action]:
+        plan = self._plans.get(event.generation)
+        if plan is None:
+            return [ForgetPlan(event.generation)]
+        plan.nodes, plan.outputs, plan.made = event.nodes, event.outputs, True
+        plan.prepare_s, plan.call_s = event.prepare_s, event.call_s
+        plan.expected_s = {part: STUCK_PREDICTED * seconds for part, seconds in event.seconds.items()}
+        if plan.ready:  # a graph that computes nothing needs no node
+            return self._start_waiting(plan, now)
+        return [SendDeploy(plan.generation, node) for node in sorted(plan.nodes)]
+
+    def _plan_failed(self, event: PlanFailed, now: float) -> list[Action]:
+        plan = self._plans.get(event.generation)
+        if plan is None:
+            return [ForgetPlan(event.generation)]
+        return self._fail(plan, event.error)
+
+    def _deploy_done(self, event: DeployDone, now: float) -> list[Action]:
+        plan = self._plans.get(event.generation)
+        if plan is None:
+            return [SendDrop(event.generation, event.node)] if event.node in self._nodes else []
+        plan.deployed.add(event.node)
+        return self._start_waiting(plan, now) if plan.ready else []
+
+    def _deploy_failed(self, event: DeployFailed, now: float) -> list[Action]:
+        plan = self._plans.get(event.generation)
+        if plan is None:
+            return []
+        self._tell(now, f"generation {event.generation} failed to deploy on {event.node}: {event.error}")
+        calls = [self._calls[number] for number in plan.waiting]
+        for call in calls:
+            self._blame(call, event.node, event.work)
+            if isinstance(event.error, DeviceLost):
+                call.avoid.add(event.node)
+        return self._fail_or_retry(plan, event.error, now, self._short_of_memory(calls, event.node, event.error))
+
+    def _start_waiting(self, plan: _Plan, now: float) -> list[Action]:
+        actions: list[Action] = []
+        while plan.waiting:
+            actions += self._start(plan, self._calls[plan.waiting.popleft()], now)
+        return actions
+
+    def _start(self, plan: _Plan, call: _Call, now: float) -> list[Action]:
+        step = plan.next_step
+        plan.next_step += 1
+        call.tries[plan.generation] = step
+        plan.steps[step] = _Step(call.call, now)
+        if not plan.nodes:
+            return self._finish_if_complete(plan, step)
+        return [SendRun(plan.generation, step, node, call.call) for node in sorted(plan.nodes)]
+
+    def _fail(self, plan: _Plan, error: MeshError) -> list[Action]:
+        """The plan cannot work at all: its calls get the error, but for those that are also tried elsewhere."""
+        actions: list[Action] = []
+        for call in self._void(plan, error, actions):
+            actions += self._reject(call, error)
+        return actions
+
+    def _short_of_memory(self, calls: list[_Call], node: str, error: MeshError) -> bool:
+        """Whether calls that had too little memory on a node may go on elsewhere."""
+        if not isinstance(error, OutOfMemory) or not calls:
+            return False
+        for call in calls:
+            call.no_memory += 1
+            call.avoid.add(node)
+        return all(call.no_memory <= NO_MEMORY_MAX and not self._nodes <= call.avoid for call in calls)
+
+    def _fail_or_retry(self, plan: _Plan, error: MeshError, now: float, elsewhere: bool = False) -> list[Action]:
+        if not (error.retry or elsewhere):
+            return self._fail(plan, error)
+        actions: list[Action] = []
+        for call in self._void(plan, error, actions):
+            actions += self._retry(call, error, now)
+        return actions
+
+    def _job_forgotten(self, event: JobForgotten, now: float) -> list[Action]:
+        """Its plans go now, or once the calls under way are over."""
+        actions: list[Action] = []
+        for plan in [plan for plan in self._plans.values() if plan.job == event.job]:
+            plan.free = True
+            self._current.pop(plan.key, None)
+            actions += self._retire_if_outdated(plan)
+        return actions
+
+    def _void(self, plan: _Plan, error: MeshError, actions: list[Action]) -> list[_Call]:
+        """Forget a plan and tell its surviving nodes; returns the calls it leaves without any."""
+        del self._plans[plan.generation]
+        if self._current.get(plan.key) == plan.generation:
+            del self._current[plan.key]
+        actions += [SendDrop(plan.generation, node, plan.free) for node in sorted(plan.nodes & self._nodes)]
+        actions.append(ForgetPlan(plan.generation))
+        calls = [self._calls[call] for call in (*(step.call for step in plan.steps.values()), *plan.waiting)]
+        for call in calls:
+            del call.tries[plan.generation]
+        return [call for call in calls if not call.tries]
+
+    def _retire_outdated(self) -> list[Action]:
+        """After a change of nodes: new calls must not use plans made for another set."""
+        actions: list[Action] = []
+        for plan in list(self._plans.values()):
+            if plan.candidates != self._nodes - plan.avoided:
+                if self._current.get(plan.key) == plan.generation:
+                    del self._current[plan.key]
+                actions += self._retire_if_outdated(plan)
+        return actions
+
+    def _evict_idle(self) -> list[Action]:
+        """Keep the number of deployed plans that nobody uses bounded."""
+        idle = [generation for generation in self._current.values() if self._plans[generation].idle]
+        actions: list[Action] = []
+        for generation in idle[: max(len(idle) - IDLE_PLANS_MAX, 0)]:
+            self._void(self._plans[generation], NodeLost("the plan made room for others"), actions)
+        return actions
+
+    def _retire_if_outdated(self, plan: _Plan) -> list[Action]:
+        wanted = self._current.get(plan.key) == plan.generation and plan.avoided <= self._stuck.keys()
+        if not plan.idle or wanted:
+            return []
+        actions: list[Action] = []
+        self._void(plan, NodeLost("the plan was replaced"), actions)
+        return actions
+
+    # -- steps
+
+    def _output_arrived(self, event: OutputArrived, now: float) -> list[Action]:
+        step = self._step(event.generation, event.step)
+        if step is None:
+            return []
+        step.outputs[event.slot], step.seen_s = event.value, now
+        return self._finish_if_complete(self._plans[event.generation], event.step)
+
+    def _node_began(self, event: NodeBegan, now: float) -> list[Action]:
+        step = self._step(event.generation, event.step)
+        if step is not None:
+            step.began.add(event.node)
+            step.seen_s = now
+        return []
+
+    def _node_ran(self, event: NodeRan, now: float) -> list[Action]:
+        step = self._step(event.generation, event.step)
+        if step is None:
+            return []
+        step.ran.add(event.node)
+        step.seen_s = now
+        plan = self._plans[event.generation]
+        for part, took_s in event.seconds.items():
+            plan.took_s[part] = max(took_s, FADING * plan.took_s.get(part, 0.0))
+            if plan.expected_s.get(part) != math.inf:
+                plan.expected_s[part] = STUCK_OBSERVED * plan.took_s[part]
+        return self._finish_if_complete(self._plans[event.generation], event.step)
+
+    def _run_failed(self, event: RunFailed, now: float) -> list[Action]:
+        if self._step(event.generation, event.step) is None:
+            return []
+        plan = self._plans[event.generation]
+        self._tell(now, f"generation {event.generation} step {event.step} failed on {event.node}: {event.error}")
+        call = self._calls[plan.steps[event.step].call]
+        self._blame(call, event.node, event.work)
+        elsewhere = self._short_of_memory([call], event.culprit or event.node, event.error)
+        if event.error.retry or elsewhere:
+            return self._fail_or_retry(plan, event.error, now, elsewhere)
+        plan.steps[event.step].ran.add(event.node)  # it need not be told
+        return self._reject(call, event.error)
+
+    def _finish_if_complete(self, plan: _Plan, number: int) -> list[Action]:
+        step = plan.steps[number]
+        if len(step.ran) < len(plan.nodes) or len(step.outputs) < plan.outputs:
+            return []
+        del plan.steps[number]
+        call = self._calls.pop(step.call)
+        del call.tries[plan.generation]
+        resolved = Resolve(step.call, plan.generation, step.outputs)
+        return [resolved, *self._abandon(call), *self._retire_if_outdated(plan)]
+
+    def _step(self, generation: int, step: int) -> _Step | None:
+        plan = self._plans.get(generation)
+        return plan.steps.get(step) if plan else None
+
+    # -- time
+
+    def _tick(self, event: Tick, now: float) -> list[Action]:
+        actions = self._renew_stalled(now) if now >= self._looked_s + STALLED_LOOK_S else []
+        for call in self._without_plan():
+            until_s = self._alone_until_s(call)
+            if until_s is not None and now - until_s > ASLEEP_S:
+                call.alone_since_s = now
+            elif until_s is not None and now >= until_s:
+                actions += self._reject(call, nobody(self._alone_s, len(self._paused), call.last_error))
+            elif call.parked_until_s is not None and now >= call.parked_until_s:
+                actions += self._place(call, now)
+        return actions
+
+    def _renew_stalled(self, now: float) -> list[Action]:
+        """Whatever was lost on the way, and whoever does not know of it: plans that nobody works on are made anew."""
+        if now - self._looked_s > 2 * STALLED_LOOK_S:
+            self._awake_s = now
+        self._looked_s = now
+        actions: list[Action] = []
+        for plan in list(self._plans.values()):
+            silent_s = max((self._over_s(plan, step, now) for step in plan.steps.values()), default=0.0)
+            if not silent_s:
+                continue
+            error = stalled(silent_s)
+            self._tell(now, f"generation {plan.generation} is void: {error}")
+            actions.append(TellStalled(plan.generation, error))
+            for call in self._void(plan, error, actions):
+                call.stalled += 1
+                actions += self._retry(call, error.copy(), now)
+        return actions
+
+    def _over_s(self, plan: _Plan, step: _Step, now: float) -> float:
+        """For how long nobody has worked on a step, if that is too long; else 0."""
+        worked_s = max((self._worked_s.get(node, -math.inf) for node in plan.nodes), default=-math.inf)
+        silent_s = now - max(step.seen_s, worked_s, self._awake_s)
+        predicted_s = STALLED_PREDICTED * plan.call_s if math.isfinite(plan.call_s) else 0.0
+        most_s = max(STALLED_S_MIN, predicted_s) * (1 << min(self._calls[step.call].stalled, STALLED_DOUBLED_MAX))
+        return silent_s if silent_s > most_s else 0.0
+
+    def _alone_until_s(self, call: _Call) -> float | None:
+        """When a call that has no node is given up, None for never."""
+        if call.alone_since_s is None or call.patient:
+            return None
+        return call.alone_since_s + self._alone_s
+
+    def _tell(self, now: float, text: str) -> None:
+        self.story.append((now, text))
+
+
+def _poison(call: _Call, error: MeshError) -> PoisonTask:
+    poison = PoisonTask(
+        f"engines or workers died {sum(call.crashes.values())} times while they computed this",
+        op=work_text(call.suspects),
+        node=error.node,
+        cause=str(error),
+        next_step="Run the graph without these ops, or on another engine, to see which one does it",
+    )
+    poison.log_lines = error.log_lines
+    return poison

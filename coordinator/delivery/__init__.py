@@ -1,0 +1,1 @@
+"""Delivery: plans, inputs and weights to workers, and what they send back."""

@@ -1,0 +1,168 @@
+"""Deployer: telling the workers that are there their parts of a plan, and to forget them again.
+
+It does not know which plans there are, nor what follows once one is deployed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from wire.errors import MeshError, NodeLost, ProtocolError
+from wire.protocol import messages as wire
+from wire.protocol.messages import Combine, Combined, Deploy, Deployed, Drop, MissingGraphs, PlanKey
+
+from ..planning import plan_messages
+from ..planning.core.plan import FromParam, FromState, Plan
+from ..planning.core.profiles import CLIENT
+from ..workers.link_prober import Prober
+from ..workers.records import Member
+from .param_slices import Slices
+
+log = logging.getLogger("graph_mesh.coordinator")
+NO_STATE: plan_messages.State = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """What a content counts in a sum, its size, and the workers that have it."""
+
+    factor: int
+    size_bytes: int
+    holders: Collection[str]
+
+
+Moved = tuple[int, int]  # bytes between workers, by socket and through shared memory
+Wanted = Callable[[str], Awaitable[Collection[bytes]]]  # what a worker needs; asked where there is any to restore
+
+
+async def _restore_nothing(plan: Plan, node: str, wanted: Wanted) -> Moved:
+    return 0, 0
+
+
+class Deploying:
+    """To `members`; the prober knows which of them cannot dial each other, and hears who could not."""
+
+    def __init__(self, members: Mapping[str, Member], prober: Prober, slices: Slices, timeout_s: float) -> None:
+        self._members = members
+        self._prober = prober
+        self._slices = slices
+        self._timeout_s = timeout_s  # for ranks to wait for each other
+        self.restore: Callable[[Plan, str, Wanted], Awaitable[Moved]] = _restore_nothing
+
+    async def deploy(
+        self,
+        plan: Plan,
+        node: str,
+        key: PlanKey,
+        bindings: plan_messages.Bindings,
+        state: plan_messages.State = NO_STATE,
+        force: bool = False,
+    ) -> Deployed:
+        """Have a worker ready for its parts; its own MeshError, or NodeLost.  Who holds the first values of the state,
+        `state` says; where it does not, they are the bindings'.  With `force` the parts are compiled anew."""
+        member = self._members.get(node)
+        if member is None:
+            raise NodeLost("the worker is gone")
+        params = await self.params(plan, node, bindings, state)
+
+        async def wanted(other: str) -> Collection[bytes]:
+            theirs = params if other == node else await self.params(plan, other, bindings, state)
+            return plan_messages.contents_of(plan, other, theirs).keys()
+
+        moved = await self.restore(plan, node, wanted)
+        answer = await member.link.request(self._message(plan, member, key, params, state, force))
+        if isinstance(answer, MissingGraphs):
+            member.graphs -= set(answer.graphs)
+            answer = await member.link.request(self._message(plan, member, key, params, state, force))
+        if not isinstance(answer, Deployed):
+            raise ProtocolError(f"expected Deployed, got {type(answer).__name__}", node=member.profile.name)
+        for other in answer.unreached:
+            self._prober.doubt(node, other)
+        return answer.with_moved(*moved) if any(moved) else answer
+
+    async def combine(
+        self, node: str, terms: Mapping[bytes, Term], size_bytes: int, made: bytes | None = None, keep: bool = False
+    ) -> Combined:
+        """Have a worker sum contents; `made` is what comes of it, if that is known, and `keep` as for weights.
+        MeshError."""
+        member = self._members.get(node)
+        if member is None:
+            raise NodeLost("the worker is gone")
+        told = (
+            wire.Term(term.factor, blob, term.size_bytes, (*sorted(term.holders), CLIENT))
+            for blob, term in terms.items()
+        )
+        asked = Combine(tuple(told), size_bytes, self._addresses(node), made, keep)
+        answer = await member.link.request(asked)
+        if not isinstance(answer, Combined):
+            raise ProtocolError(f"expected Combined, got {type(answer).__name__}", node=member.profile.name)
+        return answer
+
+    def holders(self, blob: bytes) -> list[str]:
+        """The workers that are known to have some content."""
+        return sorted(node for node, member in self._members.items() if blob in member.blobs)
+
+    async def keep(self, node: str, key: PlanKey, held: Iterable[tuple[plan_messages.Content, frozenset[str]]]) -> None:
+        """Have a worker hold content that others have, until this plan without parts is dropped; MeshError."""
+        member = self._members.get(node)
+        if member is None:
+            raise NodeLost("the worker is gone")
+        where = {address: (kind, holders) for (address, kind), holders in held}
+        blobs = tuple(
+            plan_messages.spec_of(blob, kind, tuple(sorted(holders)), keep=False)
+            for blob, (kind, holders) in where.items()
+        )
+        answer = await member.link.request(Deploy(key, (), {}, blobs, self._addresses(node)))
+        if not isinstance(answer, Deployed):
+            raise ProtocolError(f"expected Deployed, got {type(answer).__name__}", node=member.profile.name)
+
+    async def params(
+        self, plan: Plan, node: str, bindings: plan_messages.Bindings, state: plan_messages.State = NO_STATE
+    ) -> plan_messages.Params:
+        """What a worker needs of the plan's params and of its state: which content that is; BlobMissing where it cannot
+        be known."""
+        found: dict[FromParam | FromState, plan_messages.Content] = {}
+        for source, content in (await self._slices.params(plan_messages.params_of(plan, node), bindings)).items():
+            found[source] = content
+        first = {piece: FromParam(piece.name, piece.window) for piece in plan_messages.states_of(plan, node)}
+        given = await self._slices.params([each for piece, each in first.items() if piece not in state], bindings)
+        return found | {piece: state[piece][0] if piece in state else given[each] for piece, each in first.items()}
+
+    async def drop(self, node: str, key: PlanKey, free: bool = False) -> None:
+        """Have a worker forget a plan, and free its weights, or not."""
+        member = self._members.get(node)
+        if member is None:
+            return
+        try:
+            await member.link.request(Drop(key, free))
+        except MeshError as error:
+            log.debug("dropping generation %d on %s: %s", key.generation, member.profile.name, error)
+
+    def _message(
+        self,
+        plan: Plan,
+        member: Member,
+        key: PlanKey,
+        params: plan_messages.Params,
+        state: plan_messages.State,
+        force: bool,
+    ) -> Deploy:
+        own = member.profile.node_id
+        holders = {node: other.blobs for node, other in self._members.items() if node != own}
+        for (address, _), nodes in state.values():
+            for node in nodes & holders.keys():
+                holders[node] = holders[node] | {address}
+        addresses = self._addresses(own)
+        message = plan_messages.deploy(
+            plan, own, key, params, member.graphs, holders, addresses, self._timeout_s, force
+        )
+        member.graphs.update(message.graphs)
+        member.blobs.update(spec.blob for spec in message.blobs if spec.keep)
+        return message
+
+    def _addresses(self, own: str) -> dict[str, tuple[str, ...]]:
+        """Where all workers listen, none for those that this one cannot reach."""
+        cut = self._prober.pairs.relayed(own)
+        return {node: () if node in cut else other.link.peer.addresses for node, other in self._members.items()}

@@ -1,0 +1,79 @@
+"""How a step begins on a worker, and how its inputs get there: small ones with its Run, and others after it.
+
+Runs leave in the order in which `run_step` began, to whichever workers and for whichever plans, however long the copies
+of inputs take: so gangs come in one order everywhere (worker/state/device_queue.py).  Of an input of which a worker
+needs a window, only that travels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wire.errors import ProtocolError
+from wire.ir.codec import tensor_bytes
+from wire.ir.dtypes import dtype_of
+from wire.limits import KIB
+from wire.link.link import Link
+from wire.protocol.messages import INLINE_BYTES_MAX, Feed, Push, Ran, Run, Value
+from wire.system.shared_memory import SharedDir
+from wire.transfer.content_exchange import off_loop, share_with
+
+from ..planning.core.plan import FromInput
+from ..planning.plan_messages import Fed
+
+RUN_BYTES_MAX = 512 * KIB  # of feeds in one Run: a longer message would go by the bulk connection, and out of order
+Arrays = Mapping[str, NDArray[Any]]
+
+
+async def run_step(link: Link, run: Run, wanted: Iterable[Fed], inputs: Arrays, shared: SharedDir | None) -> Ran:
+    """Have a worker run a step: what it answers; its MeshError, or NodeLost.
+
+    To be awaited first of all in a task of its own, made as soon as the step is decided: tasks begin in the order in
+    which they were made.
+    """
+    feeds, apart = with_run(wanted, inputs)
+    with link.asking(Run(run.plan, run.step, feeds, run.committed)) as answering:
+        await send_apart(link, run, apart, inputs, shared)
+        answer = await answering
+    if not isinstance(answer, Ran):
+        raise ProtocolError(f"expected Ran, got {type(answer).__name__}", node=link.peer.name)
+    return answer
+
+
+def with_run(wanted: Iterable[Fed], inputs: Arrays) -> tuple[tuple[Feed, ...], list[Fed]]:
+    """What rides along with a Run, and what is sent apart."""
+    feeds, apart, size_bytes = [], [], 0
+    for part, slot, source in wanted:
+        array = given(source, inputs)
+        if array.nbytes > INLINE_BYTES_MAX or size_bytes + array.nbytes > RUN_BYTES_MAX:
+            apart.append((part, slot, source))
+            continue
+        size_bytes += array.nbytes
+        feeds.append(Feed(part, slot, Value(dtype_of(array).name, array.shape, tensor_bytes(array).tobytes())))
+    return tuple(feeds), apart
+
+
+async def send_apart(link: Link, run: Run, apart: Iterable[Fed], inputs: Arrays, shared: SharedDir | None) -> None:
+    """Send what did not ride along: through shared memory, or as streams."""
+    key, step = run.plan, run.step
+    for part, slot, source in apart:
+        array = given(source, inputs)
+        dtype = dtype_of(array).name
+        whole = await off_loop(array.nbytes, np.ascontiguousarray, array)
+        if array.nbytes <= INLINE_BYTES_MAX:
+            link.notify(Push(key, step, part, slot, Value(dtype, array.shape, tensor_bytes(whole).tobytes())))
+        elif link.same_host and shared is not None:
+            name = await share_with(link, shared, tensor_bytes(whole))
+            link.notify(Push(key, step, part, slot, Value(dtype, array.shape, None, name)))
+        else:
+            await link.send_stream(Push(key, step, part, slot, Value(dtype, array.shape)), tensor_bytes(whole))
+
+
+def given(source: FromInput, inputs: Arrays) -> NDArray[Any]:
+    """What a call gives for an input, or the window of it that is meant."""
+    array = inputs[source.name]
+    return array if source.window is None else source.window.of(array)

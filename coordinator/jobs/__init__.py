@@ -1,0 +1,1 @@
+"""Jobs: what clients of a coordinator daemon ask for, kept on disk until it is done."""

@@ -1,0 +1,523 @@
+"""What a coordinator daemon answers its clients: jobs, previews, nodes.
+
+The shell around `job_table.py`: it performs what the table decides, runs jobs on a Coordinator, moves their tensors,
+and has a Keeper keep them across restarts.  Any number of clients; a client's jobs are its own unless detached, and end
+with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import hashlib
+import itertools
+import json
+import logging
+import platform
+import secrets
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from numpy.typing import NDArray
+
+from wire.errors import Cancelled, InputError, LimitExceeded, MeshError, NotDurable, NotTrusted, StorageError
+from wire.ir.codec import decode_graph, hash_array, hash_bytes, tensor_bytes, tensor_from
+from wire.ir.dtypes import dtype_named, dtype_of
+from wire.ir.graph import WireGraph
+from wire.ir.types import TensorType
+from wire.limits import PLAN_CHARS_MAX
+from wire.link.websocket_carrier import Link
+from wire.policy.redundancy import OF_CALLS, copies_of
+from wire.protocol.messages import (
+    AskJobs,
+    AskNodes,
+    AwaitJob,
+    CancelJob,
+    Done,
+    JobAccepted,
+    JobResult,
+    Jobs,
+    Message,
+    NamedValue,
+    Nodes,
+    PauseNode,
+    PlanGraph,
+    Planned,
+    SubmitJob,
+)
+from wire.protocol.reports import Event
+from wire.system.malloc import give_back
+from wire.system.tasks import Tasks, unheard
+from wire.transfer.content_exchange import BlobExchange, apart, off_loop
+
+from ..coordinator import Coordinator
+from ..planning.core.program import Program
+from ..workers.failure_detector import Health
+from ..workers.paged_reports import page
+from ..workers.views import NodeView, as_text
+from .job_store import Content, Found, Keeper
+from .job_table import FINAL, Action, Free, Job, JobTable, Note, Save, Start, Stop, Tell
+from .program_upload import Receiving, consts_of
+
+log = logging.getLogger("graph_mesh.service")
+
+PUBLISHED_MAX = 16  # results that wait for clients to fetch them; each large output is an open file
+RECENT_MAX = 8  # jobs that are over and whose details are in memory; others are read from the journal
+GIVE_BACK_EVERY = 64  # jobs, after which memory goes back to the system
+WORKERS = "@workers"  # the entry that names the workers of before; no job has such an id
+WORKERS_CHANGED = frozenset({"joined", "healthy", "dead", "leaving", "paused", "resumed", "quarantined"})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Work:
+    """What a job computes, all of it in this process."""
+
+    graph: WireGraph
+    strategy: str
+    inputs: dict[str, NDArray[Any]]
+    params: dict[str, tuple[bytes, NDArray[Any]]]
+    consts: dict[bytes, NDArray[Any]]
+    copies: str = "checkpoint"
+    forced: int = 0
+
+    @property
+    def program(self) -> Program:
+        kinds = self.graph.param_types
+        bindings = {name: (address, kinds[name]) for name, (address, _) in self.params.items()}
+        return Program(self.graph, bindings, self.strategy, self.copies, self.forced)
+
+    @property
+    def held(self) -> list[tuple[bytes, NDArray[Any]]]:
+        """What workers may ask for while the job runs."""
+        return [*self.params.values(), *self.consts.items()]
+
+
+Answer = Callable[[Link, Any], Awaitable[Message]]
+_ABOUT = {"waiting": " for a worker"}  # what an event of no worker is about, by its kind
+
+
+class JobService:
+    """Registers itself as the answer to every client message of `coordinator`.  Call `resume` before `listen`."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        table: JobTable,
+        keeper: Keeper,
+        unix: Callable[[], float] = time.time,
+    ) -> None:
+        self._coordinator = coordinator
+        self._table = table
+        self._keeper = keeper
+        self._unix = unix  # what people call the time, which may be set
+        self._receiving = Receiving(coordinator.blobs)
+        self._loop = asyncio.get_running_loop()
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._saving, self._tasks = Tasks(), Tasks()
+        self._waiting: dict[str, list[asyncio.Future[None]]] = {}
+        self._published: dict[str, tuple[NamedValue, ...]] = {}  # results as clients get them, by job
+        self._publishing = asyncio.Lock()
+        self._held: dict[str, list[bytes]] = {}  # those that clients fetch by address
+        self._recent: dict[str, Job] = {}
+        self._ended = itertools.count(1)
+        self._forced = itertools.count(1)
+        self._workers_before: frozenset[str] = frozenset()
+        self._workers_kept: list[dict[str, Any]] = []
+        self._closing = False
+        self._wake = asyncio.Event()
+        self._performers: dict[type, Callable[[Any], None]] = {
+            Save: self._start_saving,
+            Note: self._note,
+            Start: self._start_running,
+            Stop: self._stop,
+            Tell: self._tell,
+            Free: self._free,
+        }
+        answers: dict[type, Answer] = {
+            SubmitJob: self._submit,
+            PlanGraph: self._plan,
+            AskJobs: self._ask,
+            AwaitJob: self._await,
+            CancelJob: self._cancel,
+            AskNodes: self._nodes,
+            PauseNode: self._pause_node,
+        }
+        coordinator.requests.update({message: for_clients(answer) for message, answer in answers.items()})
+        coordinator.unlinked.append(self._client_gone)
+        coordinator.watchers.append(self._happened)
+        self._timer = self._tasks.keep("watching the time", self._watch_time)
+
+    def resume(self, found: Iterable[Found]) -> dict[str, list[str]]:
+        """Take up the jobs of before; the workers of before, by node id, with addresses that are worth dialling."""
+        now = self._now()
+        for entry in found:
+            if entry.job == WORKERS:
+                self._workers_kept = entry.fields["workers"]
+            else:
+                self._table.restore(entry.job, entry.kind, entry.fields, now)
+        self._table.gather(now)
+        jobs = self._table.all()
+        if jobs:
+            going_on = sum(job.state not in FINAL for job in jobs)
+            log.info("%d jobs of before, %d of them go on", len(jobs), going_on)
+        self._wake.set()
+        addresses = {worker["node_id"]: worker["addresses"] for worker in self._workers_kept}
+        self._workers_before = frozenset(addresses)
+        return addresses
+
+    async def close(self) -> None:
+        """End every job's work; the next start goes on with it."""
+        self._closing = True
+        tasks = [*self._running.values(), self._timer]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._saving, return_exceptions=True)
+        await self._keeper.close()
+
+    # -- answers
+
+    async def _submit(self, link: Link, body: SubmitJob) -> JobAccepted:
+        graph = decode_graph(body.graph)
+        client = link.peer.node_id
+        self._table.seen(client)
+        name = body.job or secrets.token_hex(6)
+        while True:
+            created_s = self._now() + self._table.unix_s
+            job = Job(name, sys.intern(body.name), client, body.detach, created_s, _digest(body))
+            known = self._table.submit(job)
+            if known is job:
+                await self._take_in(link, job, graph, body)
+            else:
+                await self._until(known, lambda job: job.state != "arriving")
+            if known.accepted:
+                return JobAccepted(name)
+            if known is job:
+                assert job.error is not None
+                raise job.error.copy()
+
+    async def _take_in(self, link: Link, job: Job, graph: WireGraph, body: SubmitJob) -> None:
+        """Everything a job needs comes and is kept; from then on it does not need its client."""
+        try:
+            work = await self._receive(link, graph, body)
+        except BaseException as error:
+            known = error if isinstance(error, MeshError) else Cancelled("the client went away")
+            self._feed(self._table.refused(job, self._now(), known))
+            raise
+        self._feed(self._table.arrived(job, self._now(), work))
+        await self._until(job, lambda job: job.state != "arriving")
+
+    async def _plan(self, link: Link, body: PlanGraph) -> Planned:
+        graph, copies = decode_graph(body.graph), copies_of(body.copies, OF_CALLS).text
+        strategy = self._coordinator.config.strategy_of(body.strategy)
+        told = json.dumps(await self._coordinator.preview(graph, strategy, copies, body.dies))
+        if len(told) > PLAN_CHARS_MAX:
+            raise LimitExceeded(f"the plan is {len(told)} characters of text, the limit is {PLAN_CHARS_MAX}")
+        return Planned(told)
+
+    async def _ask(self, link: Link, body: AskJobs) -> Jobs:
+        self._table.seen(link.peer.node_id)
+        now = self._now()
+        if not body.job:
+            return Jobs(tuple(self._table.report(job, now, details=False) for job in self._table.all()))
+        job = self._table.get(body.job)
+        await self._recall(job)
+        return Jobs((self._table.report(job, now, details=True),))
+
+    async def _await(self, link: Link, body: AwaitJob) -> JobResult:
+        self._table.seen(link.peer.node_id)
+        job = self._table.get(body.job)
+        await self._until(job, lambda job: job.state in FINAL)
+        if job.error is not None:
+            await self._recall(job)
+            raise job.error.copy()  # for whoever asks: raised itself, it would gather the stacks of them all
+        async with self._publishing:
+            await self._recall(job)
+            if job.job not in self._published:
+                self._published[job.job] = await self._publish(job)
+                for other in list(self._published)[:-PUBLISHED_MAX]:
+                    self._unpublish(other)  # whoever asks for it again has it published again
+            return JobResult(self._published[job.job], job.report)
+
+    async def _recall(self, job: Job) -> None:
+        """Have a job's details in memory."""
+        if job.shrunk:
+            fields = await self._keeper.read(job.job)
+            if job.shrunk:  # still
+                self._table.recall(job, fields)
+                self._remember(job)
+
+    def _remember(self, job: Job) -> None:
+        """The details of the most recent jobs stay in memory, and no others'."""
+        self._recent[job.job] = job
+        while len(self._recent) > RECENT_MAX:
+            self._table.shrink(self._recent.pop(next(iter(self._recent))))
+
+    async def _cancel(self, link: Link, body: CancelJob) -> Done:
+        job = self._table.get(body.job)
+        if job.state not in FINAL:
+            self._feed(self._table.cancel(job, self._now()))
+            await self._until(job, lambda job: job.state in FINAL)
+        elif job.state != "cancelled":
+            raise InputError(f"job {body.job} is over already: {job.state}")
+        return Done()
+
+    async def _nodes(self, link: Link, body: AskNodes) -> Nodes:
+        pairs = self._coordinator.pairs() if body.pairs else []
+        nodes, ways, more = page(self._coordinator.nodes(), pairs, body.after)
+        timeout_s = self._coordinator.config.health.node_timeout_s
+        return Nodes(nodes, timeout_s, ways, self._unix(), platform.system(), more)
+
+    async def _pause_node(self, link: Link, body: PauseNode) -> Done:
+        await self._coordinator.pause(body.node, body.on)
+        return Done()
+
+    async def _until(self, job: Job, holds: Callable[[Job], bool]) -> None:
+        while not holds(job):
+            told: asyncio.Future[None] = self._loop.create_future()
+            self._waiting.setdefault(job.job, []).append(told)
+            await told
+
+    # -- performing what the table decided
+
+    def _feed(self, actions: Sequence[Action]) -> None:
+        self._perform(actions)
+        self._wake.set()  # the table may have something else due now
+
+    def _perform(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            self._performers[type(action)](action)
+
+    def _start_saving(self, save: Save) -> None:
+        self._saving.run("keeping a job", self._save(save), lambda error: self._not_saved(save, error))
+
+    def _note(self, note: Note) -> None:
+        self._keeper.note(note.job.job, note.kind)
+
+    async def _save(self, save: Save) -> None:
+        job = save.job
+        kept = await self._keeper.save(job.job, save.kind, save.fields, _values(save))
+        if save.kind == "ended" and kept:
+            job.kept, job.outputs = kept, None  # read from the disk when asked for; memory is free again
+        self._feed(self._table.saved(save, self._now()))
+        if save.kind == "ended":
+            self._remember(job)
+            if next(self._ended) % GIVE_BACK_EVERY == 0:
+                await asyncio.to_thread(give_back)
+
+    def _not_saved(self, save: Save, error: MeshError) -> None:
+        log.error("job %s: %s", save.job.job, error)
+        known = error if isinstance(error, StorageError) else NotDurable("the job could not be kept", cause=str(error))
+        self._feed(self._table.not_saved(save, self._now(), known))
+
+    def _start_running(self, start: Start) -> None:
+        if self._closing:
+            return
+        job = start.job
+        task = self._running[job.job] = self._tasks.run("running a job", self._run(job), unheard)  # `_stopped` hears
+        task.add_done_callback(partial(self._stopped, job))
+
+    def _stopped(self, job: Job, task: asyncio.Task[None]) -> None:
+        del self._running[job.job]
+        if task.cancelled():  # before it began, and so it could not say so itself
+            self._ran(job, {}, "", Cancelled("the job was cancelled"))
+        elif (error := task.exception()) is not None:  # a fault of ours must end the waits for the job
+            self._ran(job, {}, "", MeshError("the job could not be run", cause=str(error)))
+
+    async def _run(self, job: Job) -> None:
+        error: MeshError | None = None
+        outputs: dict[str, NDArray[Any]] = {}
+        report = ""
+        held: list[bytes] = []
+        try:
+            work: _Work = job.work or await self._kept_work(job)
+            for address, array in work.held:
+                self._coordinator.hold(address, array)
+                held.append(address)
+            arrays, told = await self._coordinator.call(work.program, work.inputs, patient=job.detached)
+            report = as_text(told)
+            for relayed in told.relayed:
+                self._table.tell(job.job, self._now(), f"relayed {relayed}")
+            outputs = dict(zip(work.graph.output_names, arrays, strict=True))
+        except asyncio.CancelledError:
+            error = Cancelled("the job was cancelled")
+        except MeshError as failure:
+            error = failure
+        finally:
+            for address in held:
+                self._coordinator.release(address)
+        self._ran(job, outputs, report, error)
+
+    def _ran(self, job: Job, outputs: Mapping[str, NDArray[Any]], report: str, error: MeshError | None) -> None:
+        if error is not None and self._closing:
+            return  # the next start runs it again
+        self._feed(self._table.ran(job, self._now(), outputs, report, error))
+
+    def _stop(self, stop: Stop) -> None:
+        self._running[stop.job.job].cancel()
+
+    def _tell(self, tell: Tell) -> None:
+        for told in self._waiting.pop(tell.job.job, ()):
+            if not told.done():
+                told.set_result(None)
+
+    def _free(self, free: Free) -> None:
+        self._recent.pop(free.job.job, None)
+        self._unpublish(free.job.job)
+
+    def _unpublish(self, job: str) -> None:
+        for address in self._held.pop(job, ()):
+            self._coordinator.release(address)
+        self._published.pop(job, None)
+
+    # -- values on their way in
+
+    async def _receive(self, link: Link, graph: WireGraph, body: SubmitJob) -> _Work:
+        """The program and inputs of a job, everything fetched from the client and checked against the graph."""
+        strategy = self._coordinator.config.strategy_of(body.strategy)
+        inputs = await self._receiving.values(link, body.inputs, graph.input_types)
+        params = await self._receiving.params(link, body.params, graph)
+        consts = await self._receiving.consts(link, graph)
+        forced = next(self._forced) if body.force else 0
+        return _Work(graph, strategy, inputs, params, consts, copies_of(body.copies, OF_CALLS).text, forced)
+
+    # -- values on their way out
+
+    async def _publish(self, job: Job) -> tuple[NamedValue, ...]:
+        """A job's outputs for clients; large ones stay here to be fetched by address, as long as the job is kept."""
+        arrays = await self._kept_outputs(job) if job.outputs is None else job.outputs
+        outputs = []
+        for (name, array), far in zip(arrays.items(), apart(arrays.values()), strict=True):
+            address = None
+            if far:
+                address = await off_loop(array.nbytes, hash_array, array)
+                self._coordinator.hold(address, array)
+                self._held.setdefault(job.job, []).append(address)
+            outputs.append(BlobExchange.named(name, array, far, address))
+        return tuple(outputs)
+
+    # -- values of before
+
+    async def _kept_work(self, job: Job) -> _Work:
+        kept, load = job.kept, self._keeper.load
+        graph = decode_graph(bytes(await load(kept["graph"])))
+        inputs = {name: tensor_from(await load(leaf), graph.input_types[name]) for name, leaf in kept["inputs"].items()}
+        params = {}
+        for name, leaf in kept["params"].items():
+            array = tensor_from(await load(leaf), graph.param_types[name])
+            params[name] = (await off_loop(array.nbytes, hash_array, array), array)
+        kinds = {address.hex(): (address, kind) for address, kind in consts_of(graph).items()}
+        consts = {}
+        for name, leaf in kept["consts"].items():
+            address, kind = kinds[name]
+            consts[address] = tensor_from(await load(leaf), kind)
+        return _Work(graph, kept["strategy"], inputs, params, consts, kept.get("copies", "checkpoint"))
+
+    async def _kept_outputs(self, job: Job) -> dict[str, NDArray[Any]]:
+        outputs = {}
+        for each in job.kept["outputs"]:
+            kind = TensorType(tuple(each["shape"]), dtype_named(each["dtype"]))
+            outputs[each["name"]] = tensor_from(await self._keeper.load(each["content"]), kind)
+        return outputs
+
+    # -- clients, workers, time
+
+    def _now(self) -> float:
+        """By the clock of the table, who hears meanwhile what the date is."""
+        now = self._loop.time()
+        self._table.unix_s = self._unix() - now
+        return now
+
+    def _client_gone(self, link: Link, error: MeshError | None) -> None:
+        client = link.peer.node_id
+        newer = self._coordinator.endpoint.links.get(client)
+        if newer is None or newer is link or newer.closed:
+            self._feed(self._table.left(client, self._now(), for_good=error is None))
+
+    def _happened(self, event: Event) -> None:
+        """What happens to the workers is part of the log of every job that runs meanwhile."""
+        about = f" {event.node}" if event.node else _ABOUT.get(event.kind, "")
+        text = f"{event.kind}{about}: {event.text}"
+        for job in self._running:
+            self._table.tell(job, self._now(), text)
+        if event.kind in WORKERS_CHANGED:
+            self._wake.set()
+
+    async def _watch_time(self) -> None:
+        """Wake when the table has something due, or when workers came or went."""
+        while True:
+            due_s = self._table.next_deadline()
+            self._wake.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(None if due_s is None else max(due_s - self._now(), 0.0)):
+                    await self._wake.wait()
+            now, workers = self._now(), self._workers()
+            missing = self._workers_before - {worker.node_id for worker in workers}
+            self._perform([*self._table.tick(now), *self._table.workers(now, self._coordinator.lack, missing)])
+            await self._keep_workers(workers)
+
+    def _workers(self) -> list[NodeView]:
+        return [view for view in self._coordinator.nodes() if view.state != Health.DEAD.value]
+
+    async def _keep_workers(self, workers: Sequence[NodeView]) -> None:
+        """Who is here now, for the next start."""
+        rows = [{"node_id": worker.node_id, "addresses": list(worker.addresses)} for worker in workers]
+        if rows == self._workers_kept or not rows:
+            return  # when all are gone it is more likely that the network is
+        try:
+            await self._keeper.save(WORKERS, "workers", {"workers": rows})
+            self._workers_kept = rows
+        except StorageError as error:
+            log.debug("the workers of now are not kept: %s", error)
+
+
+def _values(save: Save) -> Any:
+    """The values that an entry speaks of."""
+    if save.kind == "accepted":
+        work: _Work = save.job.work
+        return {
+            "graph": Content(memoryview(work.graph.encoded)),
+            "strategy": work.strategy,
+            "copies": work.copies,
+            "inputs": {name: Content(tensor_bytes(array)) for name, array in work.inputs.items()},
+            "params": {name: Content(tensor_bytes(array), address) for name, (address, array) in work.params.items()},
+            "consts": {address.hex(): Content(tensor_bytes(array), address) for address, array in work.consts.items()},
+        }
+    if save.kind == "ended" and save.job.outputs:
+        return {
+            "outputs": [
+                {
+                    "name": name,
+                    "dtype": dtype_of(array).name,
+                    "shape": array.shape,
+                    "content": Content(tensor_bytes(array)),
+                }
+                for name, array in save.job.outputs.items()
+            ]
+        }
+    return None
+
+
+def _digest(body: SubmitJob) -> str:
+    """What a job computes, in a few bytes."""
+    values = [
+        (value.name, value.dtype, value.shape, (value.blob or hash_bytes(value.data or b"")).hex())
+        for value in (*body.inputs, *body.params)
+    ]
+    said = json.dumps([hash_bytes(body.graph).hex(), body.strategy, body.copies, len(body.inputs), values])
+    return hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
+
+
+def for_clients(answer: Answer) -> Answer:
+    """A worker computes what it is given; what there is to compute is not its to say or to see."""
+
+    async def checked(link: Link, body: Any) -> Message:
+        if link.peer.role != "client":
+            raise NotTrusted(f"{link.peer.name} is a {link.peer.role}: only clients submit jobs and ask for them")
+        return await answer(link, body)
+
+    return checked

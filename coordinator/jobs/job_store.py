@@ -1,0 +1,223 @@
+"""Where a coordinator daemon keeps its jobs: entries in the journal, large values beside it.
+
+It knows that an entry belongs to a job and may speak of values; it does not know what either means.  Entries that come
+together share one commit; the event loop never waits for the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from wire.errors import NotDurable, StorageError
+from wire.ir.codec import hash_bytes
+from wire.system.atomic_files import Disk
+from wire.system.tasks import Tasks, unheard
+
+from .content_files import Contents
+from .journal import WHOLE, Connect, Entry, Journal
+
+log = logging.getLogger("graph_mesh.journal")
+
+T = TypeVar("T")
+ADDRESS_BYTES = 32
+IN_ENTRY_BYTES_MAX = 4096  # a file costs two syncs, a longer entry next to nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A leaf among an entry's values: bytes, and their address if they came by it, and may do so again."""
+
+    data: memoryview
+    address: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An entry of before."""
+
+    job: str
+    kind: str
+    fields: dict[str, Any]
+
+
+class Keeper:
+    """Made by `open`."""
+
+    def __init__(self, journal: Journal, contents: Contents) -> None:
+        self.epoch = journal.epoch
+        self._journal = journal
+        self._contents = contents
+        self._held: dict[str, bytes] = {}  # addresses by job, joined: lists would be a tenth of what is kept of jobs
+        self._doubtful: list[bytes] = []  # of entries that may be on the disk all the same, until another one surely is
+        self._queue: list[tuple[Entry, asyncio.Future[None] | None]] = []
+        self._tasks = Tasks()
+        self._writing: asyncio.Task[None] | None = None
+        self._writer = ThreadPoolExecutor(1, "journal")  # one thread: SQLite's memory stays in one arena
+
+    @staticmethod
+    def open(
+        folder: Path, epoch_min: int, disk: Disk | None = None, connect: Connect | None = None
+    ) -> tuple[Keeper, list[Found]]:
+        """The keeper of a folder and what it holds, oldest first; errors as of Journal.open."""
+        disk = disk or Disk()
+        journal, entries = Journal.open(folder, epoch_min, disk, connect)
+        keeper = Keeper(journal, Contents(folder / "content", disk))
+        found = [Found(entry.job, entry.kind, json.loads(entry.body)) for entry in entries]
+        for entry in found:
+            if held := b"".join(_addresses(entry.fields)):
+                keeper._held[entry.job] = keeper._held.get(entry.job, b"") + held
+        try:
+            keeper._contents.restore(address for held in keeper._held.values() for address in _apart(held))
+        except OSError as error:
+            journal.close()
+            raise NotDurable(f"{folder / 'content'} cannot be used", cause=str(error)) from None
+        return keeper, found
+
+    async def save(self, job: str, kind: str, fields: Mapping[str, Any], values: Any = None) -> Any:
+        """Keep an entry whose `values` is a tree of dicts, lists and Content; the tree that `load` takes leaves of.
+
+        Returns once it is on the disk.  Raises NotDurable if the disk refuses; then the entry does not count.
+        """
+        held: list[bytes] = []
+        try:
+            kept = await asyncio.to_thread(self._put, values, held) if _long(values) else self._put(values, held)
+            await self._write(Entry(job, kind, json.dumps({**fields, "values": kept}).encode()))
+        except OSError as error:
+            await self._release(held)
+            raise NotDurable("a job's values cannot be written", cause=str(error), next_step="Make room") from None
+        except StorageError:
+            self._doubtful += held
+            await asyncio.to_thread(self._contents.forget)
+            raise
+        doubtful, self._doubtful = self._doubtful, []
+        await self._release(doubtful)
+        if kind in WHOLE:
+            former = self._held.pop(job, b"")
+            if held:
+                self._held[job] = b"".join(held)
+            await self._release(_apart(former))
+        return kept
+
+    def note(self, job: str, kind: str) -> None:
+        """Keep an entry that nobody waits for: it goes to the disk with the next one."""
+        self._queue.append((Entry(job, kind, b"{}"), None))
+
+    async def read(self, job: str) -> dict[str, Any]:
+        """The fields of a job's newest entry, with its `values`."""
+        entry = await self._in_writer(self._journal.read, job)
+        if entry is None:
+            raise NotDurable(f"the journal says nothing of {job}", next_step="Start the coordinator anew")
+        fields: dict[str, Any] = json.loads(entry.body)
+        return fields
+
+    async def load(self, leaf: Mapping[str, Any]) -> memoryview:
+        """The bytes of a leaf; BlobMissing or BlobCorrupt."""
+        if "data" in leaf:
+            return memoryview(base64.b64decode(leaf["data"]))
+        return await asyncio.to_thread(self._contents.load, bytes.fromhex(leaf["address"]), leaf["size_bytes"])
+
+    async def find(self, address: bytes, size_bytes: int) -> memoryview | None:
+        """Content that another job has on the disk, by its address: weights come from a client once."""
+        return await asyncio.to_thread(self._contents.find, address, size_bytes)
+
+    async def close(self) -> None:
+        """Write what is under way, and let go of the folder."""
+        await (self._writing or self._write_all())
+        await self._in_writer(self._journal.close)
+        self._writer.shutdown()
+
+    # -- helpers
+
+    def _put(self, values: Any, held: list[bytes]) -> Any:
+        def keep(content: Content) -> dict[str, Any]:
+            if content.data.nbytes <= IN_ENTRY_BYTES_MAX:
+                return {"data": base64.b64encode(content.data).decode()}
+            address = content.address or hash_bytes(content.data)
+            self._contents.put(address, content.data, again=content.address is not None)  # named, so weights
+            held.append(address)
+            return {"address": address.hex(), "size_bytes": content.data.nbytes}
+
+        return _map(keep, values)
+
+    async def _in_writer(self, work: Callable[..., T], *args: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._writer, work, *args)
+
+    async def _release(self, held: list[bytes]) -> None:
+        if not held:
+            return
+        try:
+            await asyncio.to_thread(self._contents.release, held)
+        except OSError as error:  # the next start removes what nothing holds
+            log.warning("content that is not needed stays on the disk: %s", error)
+
+    async def _write(self, entry: Entry) -> None:
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue.append((entry, written))
+        if self._writing is None:
+            self._writing = self._tasks.run("writing the journal", self._write_all(), unheard)
+        await written
+
+    async def _write_all(self) -> None:
+        while self._queue:
+            batch, self._queue = self._queue, []
+            failure: StorageError | None = None
+            try:
+                await self._in_writer(self._journal.write, [entry for entry, _ in batch])
+            except StorageError as error:
+                failure = error
+            except Exception as error:  # a fault of the journal must end the waits for it
+                log.exception("writing the journal failed")
+                failure = NotDurable("the journal failed", cause=f"{type(error).__name__}: {error}")
+            for _, written in batch:
+                if written is None or written.done():  # nobody waits, or nobody does any more
+                    continue
+                if failure is None:
+                    written.set_result(None)
+                else:
+                    written.set_exception(
+                        type(failure)(failure.message, cause=failure.cause, next_step=failure.next_step)
+                    )
+        self._writing = None
+
+
+def _apart(addresses: bytes) -> list[bytes]:
+    return [addresses[at : at + ADDRESS_BYTES] for at in range(0, len(addresses), ADDRESS_BYTES)]
+
+
+def _long(values: Any) -> bool:
+    """Whether any of the contents does not go into the entry."""
+    sizes: list[int] = []
+    _map(lambda content: sizes.append(content.data.nbytes), values)
+    return max(sizes, default=0) > IN_ENTRY_BYTES_MAX
+
+
+def _map(change: Callable[[Content], Any], tree: Any) -> Any:
+    match tree:
+        case Content():
+            return change(tree)
+        case Mapping():
+            return {name: _map(change, value) for name, value in tree.items()}
+        case list() | tuple():
+            return [_map(change, value) for value in tree]
+    return tree
+
+
+def _addresses(tree: Any) -> Iterator[bytes]:
+    """Of every file that the tree speaks of."""
+    match tree:
+        case {"address": str(address), "size_bytes": int()}:
+            yield bytes.fromhex(address)
+        case Mapping():
+            for value in tree.values():
+                yield from _addresses(value)
+        case list():
+            for value in tree:
+                yield from _addresses(value)

@@ -1,0 +1,264 @@
+"""Plan service: plans of the workers that are there, made when they are asked for or ahead, and remembered.
+
+A plan follows from its Question and from nothing else, so that is what it is remembered by: whatever changes about the
+machines makes another question.  What is asked for is planned in a thread; what `coordinator/planning/contingency.py`
+expects, by an Answerer, while nothing changes.  It does not know what a plan is wanted for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from wire.errors import InputError, MeshError, PlacementError
+from wire.ir.graph import WireGraph
+from wire.policy.redundancy import OF_CALLS, copies_of
+
+from ..planning import plan_messages
+from ..planning.contingency import Ahead, Use
+from ..planning.core import timeline
+from ..planning.core.plan import Plan
+from ..planning.core.profiles import Profiles
+from ..planning.core.program import Program, Sampled, Trial, program_of
+from ..planning.faults import what_if
+from ..planning.faults.redundancy_cost import kept_elsewhere, outlook
+from ..planning.faults.redundancy_memory import refused
+from ..planning.faults.result_audit import audited
+from ..planning.faults.sticky_placement import Homes, staying_plan
+from ..planning.plan_codec import Asked, plan_from, seconds_in
+from ..planning.planner import Question
+from ..workers.collective_calibration import Lessons
+from ..workers.link_prober import Prober
+from ..workers.records import Member
+from ..workers.straggler_detector import Stragglers
+from ..workers.straggler_mitigation import trial_plan
+from .planner_client import Answerer
+from .warm_up import first_of
+
+log = logging.getLogger("graph_mesh.coordinator")
+
+PLANS_REMEMBERED = 64
+NODES_REMEMBERED = 500_000  # of the graphs of all plans together: some hundred bytes each
+LOOK_S = 5.0
+SETTLE_S = 0.5  # changes come in crowds, and a death has its recovery to be carried out first
+MADE_AHEAD = "this plan was made ahead, before it was needed"
+
+
+class Planning:
+    """Plans for some of `members`, by what is known of them, their pace and their links.
+
+    Those of them that may get work are the `usable`; `answered` is called when another plan was made ahead.
+    """
+
+    def __init__(
+        self,
+        members: Mapping[str, Member],
+        stragglers: Stragglers,
+        prober: Prober,
+        usable: Callable[[], Iterable[str]],
+        ahead: Ahead,
+        answerer: Answerer,
+        answered: Callable[[], None],
+    ) -> None:
+        self._members = members
+        self._stragglers = stragglers
+        self.lessons = Lessons()
+        self._prober = prober
+        self._usable = usable
+        self._ahead = ahead
+        self._answerer = answerer
+        self._answered = answered
+        self.kept_by_others: Callable[[WireGraph, str, str], Mapping[str, int]] = lambda *_: {}  # than this program
+        self._plans: dict[Question, Plan] = {}  # the oldest first
+        self._news = asyncio.Event()
+
+    # -- plans that are asked for
+
+    def found(self, graph: WireGraph, strategy: str, nodes: Iterable[str], copies: str = "checkpoint") -> Plan | None:
+        """The plan for these workers, if it is remembered."""
+        return self._plans.get(self._question(graph, strategy, nodes, copies))
+
+    async def plan(
+        self, graph: WireGraph, strategy: str, nodes: Iterable[str], copies: str = "checkpoint", firm: bool = False
+    ) -> Plan:
+        """The plan for these workers; PlacementError if there is none, or, if that is `firm`, none that has room for
+        these copies of the weights."""
+        question = self._question(graph, strategy, nodes, copies)
+        found = self._plans.get(question)
+        if found is None:
+            ahead = self._ahead.find(question)
+            known = [plan.graph for asked, plan in self._plans.items() if asked.graph == graph][-1:]
+            work = question.answer if ahead is None else partial(_unpacked, ahead, question, known)
+            found = await asyncio.to_thread(work)
+            self._remember(question, found)
+        refusal = refused(found) if firm else None
+        if refusal is not None:
+            raise refusal
+        return found
+
+    def profiles(self, nodes: Iterable[str]) -> Profiles:
+        """What is known of these workers, as far as they are there; by name: ids change with every start."""
+        there = [self._members[node] for node in nodes if node in self._members]
+        members = sorted(there, key=lambda member: member.profile.name)
+        workers = tuple(self._stragglers.as_it_runs(member.profile) for member in members)
+        near = frozenset(member.profile.node_id for member in members if member.link.same_host)
+        ids = [worker.node_id for worker in workers]
+        factors = {node: factor for node, factor in self.lessons.factors.items() if node in ids}
+        return Profiles(workers, near, self._prober.known(ids), factors)
+
+    async def plan_for(self, job: object, nodes: Iterable[str], homes: tuple[Homes, Homes], firm: bool) -> Plan:
+        """The plan of what the machine has to do: one that leaves weights where their homes are, if there is one.  If
+        it is `firm` that copies are kept, one that has room for them."""
+        program, nodes = program_of(job), frozenset(nodes)
+        if isinstance(job, Trial):
+            return await asyncio.to_thread(trial_plan, job, self.profiles(nodes))
+        graph, strategy = program.graph, program.strategy
+        profiles = self._question(graph, strategy, nodes, program.copies).profiles
+        stays = await asyncio.to_thread(staying_plan, graph, profiles, strategy, *homes) if homes[0] else None
+        plan = await self.plan(graph, strategy, nodes, program.copies, firm) if stays is None else stays
+        return await asyncio.to_thread(audited, plan, job.variant, profiles) if isinstance(job, Sampled) else plan
+
+    # -- plans made ahead
+
+    def use(self, program: Program, nodes: frozenset[str]) -> None:
+        """Calls go by a plan that runs on these workers."""
+        self._ahead.use(Use(program, nodes))
+        self._news.set()
+
+    def changed(self) -> None:
+        """Something about the workers is other than it was."""
+        self._news.set()
+
+    async def run(self) -> None:
+        """Answer what is expected; never returns."""
+        try:
+            while True:
+                await self._any_news()
+                await asyncio.sleep(SETTLE_S)
+                self._news.clear()
+                self._ahead.expect(self.profiles(self._usable()))
+                await first_of(self._news.wait(), self._answer_all())
+        finally:
+            await self._answerer.close()
+
+    def outlook(self, graph: WireGraph, strategy: str, copies: str = "checkpoint") -> list[dict[str, Any]]:
+        """For every worker whose death is planned for: its name, the predicted seconds per call without it, and whether
+        that plan was rehearsed."""
+        profiles = self.profiles(self._usable())
+        left = ((each.name, profiles.without(each.node_id)) for each in profiles.workers)
+        rows = [(name, Question(graph, strategy, others, copies)) for name, others in left]
+        return [
+            {"worker": name, "seconds": seconds_in(data), "rehearsed": self._ahead.was_rehearsed(question)}
+            for name, question in rows
+            if (data := self._ahead.find(question)) is not None
+        ]
+
+    async def _any_news(self) -> None:
+        """Until something changed, or may have without a word: verdicts on the pace of devices do."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_S if self._ahead.busy else None):
+                await self._news.wait()
+
+    async def _answer_all(self) -> None:
+        while (question := self._ahead.next(self._plans)) is not None:
+            data = None
+            with contextlib.suppress(MeshError):  # then it is planned for when it is needed
+                data = await self.answer_ahead(question)
+            if self._ahead.answered(question, data):
+                self._answered()
+
+    async def answer_ahead(self, question: Asked) -> bytes | None:
+        """The plan as `coordinator/planning/plan_codec.py` writes it, without haste; None if there is none, MeshError
+        if nobody can tell."""
+        try:
+            return await self._answerer.answer(question)
+        except (OSError, EOFError) as error:
+            log.warning("the process that plans ahead ended: %s", error)
+            raise MeshError("the process that plans ahead ended", cause=str(error)) from None
+
+    @property
+    def plans_ahead(self) -> bool:
+        """Whether anything is planned before it is needed."""
+        return self._ahead.wanted
+
+    async def get_ready(self) -> None:
+        """Questions of what is to come are about to be asked."""
+        try:
+            await self._answerer.get_ready()
+        except Exception as error:  # whoever asks finds it out again, and nothing depends on it before
+            log.warning("the process that plans ahead did not start: %s", error)
+
+    async def described(
+        self, plan: Plan, graph: WireGraph, strategy: str, copies: str = "checkpoint", dies: str = ""
+    ) -> dict[str, Any]:
+        """A plan as plain data, with when what runs, the deaths that are planned for, what these copies of its params
+        cost and what each death does then, and what follows if the worker of that name `dies`."""
+        nodes, standby = frozenset(self._usable()), dict[str, Plan]()
+        for node in plan_messages.nodes(plan) if copies_of(copies, OF_CALLS).on_devices else ():
+            with contextlib.suppress(PlacementError):
+                standby[node] = await self.plan(graph, strategy, nodes - {node})
+        room = self._question(graph, strategy, nodes, copies).profiles
+        redundancy = outlook(plan, room, copies, standby or None)
+        found = {**plan.describe(), "deaths": self.outlook(graph, strategy, copies), "redundancy": redundancy}
+        found["timeline"] = timeline.describe(plan, self.profiles(nodes))
+        return {**found, "what_if_dies": await self._without(plan, graph, strategy, dies, copies)} if dies else found
+
+    async def _without(self, plan: Plan, graph: WireGraph, strategy: str, name: str, copies: str) -> dict[str, Any]:
+        """What follows if a worker dies; InputError for one there is not, PlacementError if nobody can go on."""
+        nodes = frozenset(self._usable())
+        dead = next((node for node in nodes if self._members[node].profile.name == name), None)
+        if dead is None:
+            names = ", ".join(sorted(self._members[node].profile.name for node in nodes))
+            raise InputError(f"no worker that takes work now is called {name!r}", next_step=f"There are {names}")
+        if len(nodes) == 1:
+            raise PlacementError(f"no worker is left if {name} dies", next_step="Start another mesh-worker")
+        profiles = self._question(graph, strategy, nodes, copies).profiles
+        ahead = self._ahead.find(Question(graph, strategy, profiles.without(dead), copies)) is not None
+        kept = copies_of(copies).on_workers
+        whole, made = kept_elsewhere(plan, profiles, copies, dead) if kept else ({}, {})
+        homes = {place.name: set(place.homes) - {dead} for place in plan.params} if kept else {}
+        stays = await asyncio.to_thread(staying_plan, graph, profiles.without(dead), strategy, homes, whole)
+        standby = copies_of(
+            copies
+        ).on_devices  # the plan after it is deployed beside this one, for no copies of its own
+        asked = "checkpoint" if standby else copies
+        after = await self.plan(graph, strategy, nodes - {dead}, asked) if stays is None else stays
+        for place in after.params if standby else ():
+            whole.setdefault(place.name, set()).update(place.homes)
+
+        def holds(node: str) -> set[str]:
+            return self._on_disk(node, graph) | {param for param, having in whole.items() if node in having}
+
+        return what_if.described(plan, after, profiles, dead, holds, ahead and stays is None, made)
+
+    def _on_disk(self, node: str, graph: WireGraph) -> set[str]:
+        """The params of a program that a worker is known to have, if the program was called."""
+        programs = self._ahead.programs(graph)
+        return {name for program in programs for name in self._members[node].holds(program)}
+
+    # -- helpers
+
+    def _question(self, graph: WireGraph, strategy: str, nodes: Iterable[str], copies: str) -> Question:
+        profiles, kept = self.profiles(nodes), self.kept_by_others(graph, strategy, copies)
+        if kept:
+            workers = (replace(w, memory_bytes=w.memory_bytes - kept.get(w.node_id, 0)) for w in profiles.workers)
+            profiles = replace(profiles, workers=tuple(workers))
+        return Question(graph, strategy, profiles, copies)
+
+    def _remember(self, question: Question, plan: Plan) -> None:
+        self._plans[question] = plan
+        while len(self._plans) > PLANS_REMEMBERED or (len(self._plans) > 1 and self._size() > NODES_REMEMBERED):
+            del self._plans[next(iter(self._plans))]
+
+    def _size(self) -> int:
+        return sum(len(plan.graph) for plan in self._plans.values())
+
+
+def _unpacked(data: bytes, question: Question, known: Iterable[WireGraph]) -> Plan:
+    plan = plan_from(data, question.graph, known)
+    return replace(plan, reasons=(*plan.reasons, MADE_AHEAD))

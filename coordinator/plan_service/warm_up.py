@@ -1,0 +1,124 @@
+"""Warm up: what a recovery would send is sent before it is needed, while nobody calls.
+
+A plan made ahead is deployed to its workers and dropped again.  What they keep of it, as of every plan that was
+dropped, they keep as long as there is room and nothing that is in use has to give way: weights in their stores and on
+their devices, compiled graphs, links to each other.  A recovery then finds it all there.
+
+A call that comes ends a rehearsal at once.  It may find a device compiling one part.  It does not know which plans are
+worth it (`coordinator/planning/contingency.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from wire.limits import MIB
+from wire.protocol.messages import PlanKey
+from wire.system.tasks import Tasks, as_error, unheard
+
+from ..delivery.deployer import Deploying
+from ..planning import plan_messages
+from ..planning.contingency import Ahead
+from ..planning.core.plan import Plan
+from ..planning.core.program import Program
+from ..planning.plan_codec import plan_from
+from ..workers.records import Member
+
+log = logging.getLogger("graph_mesh.coordinator")
+
+QUIET_S = 0.3  # without a call, before a rehearsal begins
+BYTES_MAX = 256 * MIB  # of weights that one may move; a recovery that moves more takes its time
+
+
+class Rehearsing:
+    """`key` names a plan that no call uses; `tasks` do what must be said also when a rehearsal is broken off."""
+
+    def __init__(
+        self,
+        ahead: Ahead,
+        members: Mapping[str, Member],
+        deploying: Deploying,
+        key: Callable[[], PlanKey],
+        tasks: Tasks,
+    ) -> None:
+        self._ahead = ahead
+        self._members = members
+        self._deploying = deploying
+        self._key = key
+        self._tasks = tasks
+        self._quiet = asyncio.Event()
+        self._called = asyncio.Event()
+        self._news = asyncio.Event()
+        self._quiet.set()
+
+    def calls(self, any_under_way: bool) -> None:
+        """Whether anybody waits for an answer now."""
+        if any_under_way:
+            self._quiet.clear()
+            self._called.set()
+        else:
+            self._called.clear()
+            self._quiet.set()
+
+    def changed(self) -> None:
+        """There may be something new to rehearse."""
+        self._news.set()
+
+    async def run(self) -> None:
+        """Rehearse what is not yet, one plan after another; never returns."""
+        while True:
+            await self._quiet.wait()
+            await asyncio.sleep(QUIET_S)
+            if self._called.is_set():
+                continue
+            self._news.clear()
+            found = self._ahead.unrehearsed()
+            await first_of(self._called.wait(), self._news.wait() if found is None else self._rehearse(*found))
+
+    async def _rehearse(self, program: Program, question: Any) -> None:
+        data = self._ahead.find(question)
+        assert data is not None, "only what has a plan is rehearsed"
+        plan = await asyncio.to_thread(plan_from, data, program.graph)
+        try:
+            if await self._moved_bytes(plan, program) <= BYTES_MAX:
+                await self._deploy_and_drop(plan, program)
+        except Exception as fault:
+            log.debug("not rehearsed: %s", as_error("rehearsing a plan", fault))
+        self._ahead.rehearsed(program, question)
+
+    async def _deploy_and_drop(self, plan: Plan, program: Program) -> None:
+        key, nodes = self._key(), sorted(plan_messages.nodes(plan))
+        deploys = (self._deploying.deploy(plan, node, key, program.bindings) for node in nodes)
+        try:
+            for node, outcome in zip(nodes, await asyncio.gather(*deploys, return_exceptions=True), strict=True):
+                if isinstance(outcome, BaseException):
+                    log.debug("rehearsing on %s: %s", node, outcome)
+        finally:
+            for node in nodes:
+                self._tasks.run("dropping a plan", self._deploying.drop(node, key), unheard)
+
+    async def _moved_bytes(self, plan: Plan, program: Program) -> int:
+        """Of weights that workers would have to fetch."""
+        moved = 0
+        for node in plan_messages.nodes(plan) & self._members.keys():
+            wanted = dict((await self._deploying.params(plan, node, program.bindings)).values())
+            there = self._members[node].blobs
+            moved += sum(kind.size_bytes for address, kind in wanted.items() if address not in there)
+        return moved
+
+
+async def first_of(*works: Coroutine[Any, Any, object]) -> None:
+    """Until one of them ends; the others are cancelled."""
+    running = Tasks()
+    tasks = [running.run("waiting", work, unheard) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

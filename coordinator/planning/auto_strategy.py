@@ -1,0 +1,258 @@
+"""Auto strategy: the plans that `auto` chooses among, each with what it is predicted to take.  Pure.
+
+They are one worker, a cut across all of them, the cheapest placement of single nodes, and the program split along one
+axis or two, over several numbers of ranks.  All are judged by the same timeline.  What cannot be better than the best
+one so far, by a bound that costs nothing, is not made; the reasons tell of every strategy, made or not.
+
+To add a strategy: how it is made here (`_splits`), and its class in wire/policy/strategies.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from wire.byte_sizes import counted, time_text
+from wire.errors import InputError, PlacementError
+from wire.ir.graph import WireGraph
+from wire.passes.simplify import simplify
+from wire.policy.strategies import Auto, DataParallel, DataTensor, FullySharded, Split, TensorParallel, strategy_of
+
+from .core.cost_model import graph_seconds
+from .core.plan import Candidate, Plan
+from .core.profiles import CLIENT, Profiles, WorkerProfile
+from .core.timeline import timeline
+from .spmd.collective_cost import BEGIN_S
+from .spmd.rank_planner import plan_ranks
+from .spmd.split_strategies import Carries, counts, split
+from .spmd.uneven_ranks import plan_shares, unlike
+
+GAIN_MIN = 0.05  # of a call's time: a split that saves less is not worth another order of additions
+BY_SPEED_GAIN_MIN = 0.2  # so many parts are dispatched, and are too short to tell how well a device is
+NODES_MAX = 4_000  # of all programs that are split together: the partitioner takes 0.2 to 0.7 ms for a node
+REASONS_MAX = 8
+TELLING = 2.0  # times slower or further away that is told of a worker without work
+PROBE_BYTES = 1 << 20
+BATCHES_MAX = 3  # sizes of first dimensions that are tried as the batch's
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A plan that was made, and what the strategy that it follows is called."""
+
+    name: str
+    plan: Plan
+    seconds: float
+
+    @property
+    def gain_min(self) -> float:
+        """What it has to save of a call's time."""
+        asked = strategy_of(self.plan.strategy)
+        if isinstance(asked, DataParallel) and asked.by_speed:
+            return BY_SPEED_GAIN_MIN
+        return GAIN_MIN if isinstance(asked, Split) else 0.0
+
+    @property
+    def candidate(self) -> Candidate:
+        return Candidate(self.name, self.seconds, len({part.node for part in self.plan.parts}))
+
+
+class Drafts:
+    """Plans of one program as they are made; `accept` may change one, or refuse it with None."""
+
+    def __init__(
+        self, profiles: Profiles, asked: Auto, accept: Callable[[Plan], Plan | None] = lambda plan: plan
+    ) -> None:
+        self.made: list[Draft] = []
+        self.known: list[Candidate] = []  # whose plans were not made, though what they take is known
+        self.left_out: list[Candidate] = []
+        self._profiles, self._asked, self._accept = profiles, asked, accept
+
+    def add(self, name: str, plan: Plan) -> None:
+        """One that follows the strategy called so."""
+        self.known += [each for each in plan.candidates if each.name != name]
+        accepted = self._accept(plan)
+        if accepted is None:
+            self.leave_out(name, "its state would not be made where it is read, or has no room")
+        else:
+            self.have(name, accepted, as_it_was=accepted is plan and not plan.gangs)
+
+    def have(self, name: str, plan: Plan, as_it_was: bool = True) -> None:
+        """One that need not be accepted any more; its own prediction stands, if it is as it was made."""
+        seconds = plan.seconds if as_it_was else timeline(plan, self._profiles).seconds
+        self.made.append(Draft(name, replace(plan, seconds=seconds), seconds))
+
+    def leave_out(self, name: str, why: str) -> None:
+        self.left_out.append(Candidate(name, None, 0, why))
+
+    @property
+    def best_s(self) -> float:
+        return min((each.seconds for each in self._fitting()), default=float("inf"))
+
+    def best(self) -> Plan:
+        """The one that takes least, with the others as candidates and reasons; PlacementError if there is none."""
+        found = self._fitting()
+        if not found:
+            most = max((each.candidate.workers for each in self.made), default=0)
+            raise PlacementError(
+                f"no plan gives all {len(self._profiles.workers)} workers work: {most} at most",
+                next_step="Leave out use_all, or give the program more to do",
+            )
+        best = min(found, key=lambda each: each.seconds / (1 - each.gain_min))
+        by_name = {each.name: each for each in (*self.known, *(each.candidate for each in self.made))}
+        compared = sorted(by_name.values(), key=_seconds)
+        candidates = (*compared, *self.left_out)
+        plan = replace(best.plan, strategy=self._asked.text, how=best.plan.strategy, candidates=candidates)
+        everybody = len(self._profiles.workers)
+        rivals = [each for each in candidates if not self._asked.use_all or each.workers in (0, everybody)]
+        told = (*best.plan.reasons, *_reasons(best, rivals), *_idle(best, candidates, self._profiles))
+        return replace(plan, reasons=told[:REASONS_MAX])
+
+    def _fitting(self) -> list[Draft]:
+        everybody = len(self._profiles.workers)
+        return [each for each in self.made if not self._asked.use_all or each.candidate.workers == everybody]
+
+
+def needs_ranks(graph: WireGraph) -> bool:
+    """Whether a program says itself how it is split."""
+    return graph.has_spmd or any(node.op == "constraint" for node in graph.nodes)
+
+
+def whole_name(plan: Plan) -> str:
+    """What a plan without ranks is called."""
+    workers = len({part.node for part in plan.parts})
+    return f"cut {workers}" if workers > 1 else "single"
+
+
+def add_splits(drafts: Drafts, graph: WireGraph, profiles: Profiles, use_all: bool, carries: Carries = ()) -> None:
+    """Split the program in every way that may be better than what there is."""
+    if len(profiles.workers) < 2:
+        return
+    left = NODES_MAX
+    for name, asked, ranks in _splits(drafts, graph, profiles, carries):
+        if use_all and ranks < len(profiles.workers):
+            continue
+        bound_s = _least_s(graph, profiles, ranks)
+        if bound_s >= drafts.best_s * (1 - GAIN_MIN):
+            drafts.leave_out(name, f"takes {time_text(bound_s)} at least")
+            continue
+        left -= len(graph)
+        if left < 0:
+            drafts.leave_out(
+                name, f"not tried: a program of {counted(len(graph), 'node')} takes too long to split often"
+            )
+            continue
+        try:
+            if isinstance(asked, DataParallel) and asked.by_speed:
+                drafts.add(name, plan_shares(graph, asked, profiles))
+            else:
+                made = simplify(split(graph, asked, ranks, profiles, carries))
+                drafts.add(name, plan_ranks(made, profiles, asked.text))
+        except (InputError, PlacementError) as error:
+            drafts.leave_out(name, error.message)
+
+
+def _splits(drafts: Drafts, graph: WireGraph, profiles: Profiles, carries: Carries) -> Iterator[tuple[str, Split, int]]:
+    """Strategies with numbers of ranks, those first that are best most often."""
+    batches = _batches(graph)
+    many = len(batches) > 1
+    for inputs in batches:
+        asked = DataParallel(inputs=inputs)
+        of = f" by {inputs[0]}" if many else ""
+        yield from ((f"{_called(asked, ranks)}{of}", asked, ranks) for ranks in _counts(asked, profiles))
+        if not carries and unlike(profiles):
+            yield f"data by speed{of}", replace(asked, by_speed=True), len(profiles.workers)
+    if not any(len(kind.shape) > 1 for kind in graph.param_types.values()):
+        return
+    split = [each for each in drafts.made if strategy_of(each.plan.strategy).word == DataParallel.word]
+    best = min(split, key=lambda each: each.seconds, default=None)
+    chosen = getattr(strategy_of(best.plan.strategy), "inputs", ()) if best else next(iter(batches), ())
+    others: list[Split] = [TensorParallel()]
+    others += [FullySharded(inputs=chosen), DataTensor(inputs=chosen)] if chosen else []
+    for other in others:
+        yield from ((_called(other, ranks), other, ranks) for ranks in _counts(other, profiles))
+
+
+def _counts(asked: Split, profiles: Profiles) -> Iterator[int]:
+    try:
+        yield from counts(asked, profiles)
+    except PlacementError:
+        return
+
+
+def _called(asked: Split, ranks: int) -> str:
+    sizes = " x ".join(map(str, asked.grid(ranks).values()))
+    return f"{asked.word} {sizes}"
+
+
+def _batches(graph: WireGraph) -> list[tuple[str, ...]]:
+    """Inputs that are as long as each other, those first that have most bytes."""
+    found: dict[int, list[str]] = {}
+    for name, kind in graph.input_types.items():
+        if kind.shape and kind.shape[0] > 1:
+            found.setdefault(kind.shape[0], []).append(name)
+    sizes = {rows: sum(graph.input_types[name].size_bytes for name in names) for rows, names in found.items()}
+    return [tuple(found[rows]) for rows in sorted(found, key=lambda rows: -sizes[rows])][:BATCHES_MAX]
+
+
+def _least_s(graph: WireGraph, profiles: Profiles, ranks: int) -> float:
+    """What so many ranks take if the work divides evenly, nothing is exchanged and the fastest devices do it."""
+    rates = sorted(_whole_s(graph, profiles))[:ranks]
+    computing_s = 1.0 / sum(1.0 / seconds for seconds in rates) if rates and rates[0] > 0 else 0.0
+    nodes = [worker.node_id for worker in profiles.workers]
+    feeding_s = min(profiles.link(CLIENT, node).latency_s for node in nodes) if graph.inputs else 0.0
+    dispatch_s = min(device.dispatch_s for worker in profiles.workers for device in worker.devices)
+    returning_s = min(profiles.link(node, CLIENT).latency_s for node in nodes)
+    return computing_s + feeding_s + dispatch_s + returning_s + BEGIN_S * ranks
+
+
+def _whole_s(graph: WireGraph, profiles: Profiles) -> list[float]:
+    """What each worker's fastest device takes for all of it."""
+    return [min(graph_seconds(graph, device) for device in worker.devices) for worker in profiles.workers]
+
+
+def _seconds(candidate: Candidate) -> float:
+    return float("inf") if candidate.seconds is None else candidate.seconds
+
+
+def _reasons(best: Draft, candidates: Sequence[Candidate]) -> Iterator[str]:
+    """What the best of every other strategy would take."""
+    told: dict[str, Candidate] = {}
+    for each in candidates:
+        told.setdefault(each.name.partition(" ")[0], each)
+    others = [
+        f"{each.name} {each.why or time_text(_seconds(each))}" for each in told.values() if each.name != best.name
+    ]
+    if others:
+        yield f"{best.name} is predicted to take least, {time_text(best.seconds)}; {', '.join(others)}"
+
+
+def _idle(best: Draft, candidates: Sequence[Candidate], profiles: Profiles) -> Iterator[str]:
+    """Who has no work, because of what, and what a call would take if all had some."""
+    used = {part.node for part in best.plan.parts}
+    everybody = len(profiles.workers)
+    if not used or len(used) == everybody:
+        return
+    whole = next((each for each in candidates if each.workers == everybody and each.seconds is not None), None)
+    if whole is not None:
+        yield f"with all {everybody} workers it would take {time_text(_seconds(whole))} ({whole.name})"
+    fastest = max((each for each in profiles.workers if each.node_id in used), key=_speed)
+    nearest = min((profiles.link(CLIENT, node) for node in used), key=lambda link: link.seconds(PROBE_BYTES))
+    for each in profiles.workers:
+        link = profiles.link(CLIENT, each.node_id)
+        if each.node_id in used:
+            continue
+        times = _speed(fastest) / _speed(each)
+        if times > TELLING:
+            yield f"{each.name} has no work: it is {_times(times)} times slower than {fastest.name}"
+        elif link.seconds(PROBE_BYTES) > TELLING * nearest.seconds(PROBE_BYTES):
+            bits = 8e-6 * link.bytes_per_s
+            yield f"{each.name} has no work: its link carries {bits:.3g} Mbit/s after {time_text(link.latency_s)}"
+
+
+def _speed(worker: WorkerProfile) -> float:
+    return max(device.gflops for device in worker.devices) or 1e-9
+
+
+def _times(times: float) -> str:
+    return f"{times:.2g}" if times < 10 else f"{times:.0f}"

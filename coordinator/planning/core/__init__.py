@@ -1,0 +1,1 @@
+"""What all planners share: the Plan, profiles, cost, partition, memory, timeline."""

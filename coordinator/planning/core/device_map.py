@@ -1,0 +1,71 @@
+"""Device map: which worker computes what, where a DeviceMap says which layer is where.  Pure.
+
+A node that reads params is where these are; one that reads none is where its operands are, in the last of their rows,
+or if it has none, where what it makes is read first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from wire.errors import InputError, NoSuchDevice, PlacementError
+from wire.policy.strategies import DeviceMap
+
+from .cost_model import CostModel
+from .profiles import Profiles
+
+
+def named(profiles: Profiles, layers: DeviceMap) -> Profiles:
+    """The workers that a device map names, and no others; NoSuchDevice for one that is not there,
+    InputError for a map of none."""
+    if not layers.rows:
+        raise InputError("the device map is empty", next_step='Add layers: DeviceMap().layer("", WORKER) is everything')
+    wanted = {row.worker: None for row in layers.rows}
+    found = {name: each for each in profiles.workers for name in (each.node_id, each.name)}
+    for name in wanted:
+        if name not in found:
+            known = ", ".join(sorted(each.name for each in profiles.workers))
+            raise NoSuchDevice(f"there is no worker {name!r}", next_step=f"There are {known}")
+    return replace(profiles, workers=tuple(dict.fromkeys(found[name] for name in wanted)))
+
+
+def placed(model: CostModel, layers: DeviceMap) -> list[int]:
+    """A worker per unit, of those that the map names; InputError for a param in no row and for a row without params,
+    PlacementError for a worker that cannot compute what it is given."""
+    rows = _rows_of_params(model, layers)
+    places = {name: place for place, each in enumerate(model.profiles.workers) for name in (each.node_id, each.name)}
+    workers = [places[row.worker] for row in layers.rows]
+    found: list[int | None] = []
+    for unit, operands in enumerate(model.operands):
+        mine = [rows[leaf] for leaf in model.leaves[unit] if leaf in rows]
+        mine = mine or [row for operand in operands if (row := found[operand]) is not None]
+        found.append(max(mine, default=None))
+    for unit in reversed(range(len(found))):
+        if found[unit] is None:
+            found[unit] = min((row for each in model.consumers[unit] if (row := found[each]) is not None), default=0)
+    assignment = [workers[row or 0] for row in found]
+    for unit, worker in enumerate(assignment):
+        if model.device[worker][unit] < 0:
+            node = model.graph.nodes[model.units[unit]]
+            name = model.profiles.workers[worker].name
+            raise PlacementError(
+                f"{name} cannot compute {node.op}, which the device map places there",
+                op=f"{node.op} (node {model.units[unit]})",
+                next_step="Place that layer on a worker that supports it",
+            )
+    return assignment
+
+
+def _rows_of_params(model: CostModel, layers: DeviceMap) -> dict[int, int]:
+    """The row of every param, by its node."""
+    names = {index: model.graph.nodes[index].attrs["name"] for index in model.graph.params}
+    rows = {index: layers.row_of(name) for index, name in names.items()}
+    missing = [names[index] for index, row in rows.items() if row is None]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise InputError(f"the device map has no layer for {missing[0]!r}{more}", next_step="Add it to a layer")
+    unknown = [str(row) for index, row in enumerate(layers.rows) if row.name and index not in rows.values()]
+    if unknown:
+        known = ", ".join(sorted(names.values())[:4]) or "none"
+        raise InputError(f"no param belongs to layer {unknown[0]!r}", next_step=f"The params are {known}, ...")
+    return {index: row for index, row in rows.items() if row is not None}

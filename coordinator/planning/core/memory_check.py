@@ -1,0 +1,106 @@
+"""What the parts of a plan hold while they run, counted from the parts themselves.
+
+The cost model counts the same of an assignment, in the order of the whole graph.  A part's own graph may have another
+order (its canonical one), in which other results are alive at once; so a plan is counted again before it is believed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from wire.byte_sizes import need_text, room_text
+from wire.errors import PlacementError
+
+from .liveness import DUPLICATED, working_set
+from .plan import FromPart, FromState, Part, Plan
+from .profiles import Profiles
+
+
+def memory_by_site(parts: Iterable[Part], in_turn: bool = False) -> dict[tuple[str, int], int]:
+    """Per (worker, device) the most bytes held at once by one call.
+
+    All that its parts read stays, each tensor once, and of a state as many values as steps may need; of what they make,
+    the largest working set of a part is added.  Of parts that run `in_turn`, as they stand here, what one made for
+    others stays until the last of them has read it.
+    """
+    if in_turn:
+        return _in_turn(list(parts))
+    held: dict[tuple[str, int], dict[object, int]] = {}
+    made: dict[tuple[str, int], int] = {}
+    parts = list(parts)
+    working = _working(parts)
+    for part in parts:
+        site = (part.node, part.device)
+        held.setdefault(site, {}).update(_read(part))
+        made[site] = max(made.get(site, 0), working[id(part.graph)])
+    return {site: most + sum(held[site].values()) for site, most in made.items()}
+
+
+def _read(part: Part) -> Iterator[tuple[object, int]]:
+    """What a part reads, and its constants, with their bytes."""
+    for index, node in enumerate(part.graph.nodes):
+        if node.op == "input":
+            source = part.sources[int(node.attrs["name"])]
+            times = source.values if isinstance(source, FromState) else 1
+            yield source, times * part.graph.types[index].size_bytes
+        elif node.op in DUPLICATED:
+            yield node, part.graph.types[index].size_bytes
+
+
+def _working(parts: Sequence[Part]) -> dict[int, int]:
+    """The working sets of their graphs, by id: many parts have one graph."""
+    graphs = {id(part.graph): part.graph for part in parts}
+    return {each: working_set(graph) for each, graph in graphs.items()}
+
+
+def _in_turn(parts: Sequence[Part]) -> dict[tuple[str, int], int]:
+    last: dict[tuple[tuple[str, int], object], int] = {}
+    comes: dict[int, list[tuple[tuple[str, int], object, int]]] = {}  # by the part that makes it
+    held: dict[tuple[str, int], int] = {}
+    for at, part in enumerate(parts):
+        site = (part.node, part.device)
+        held.setdefault(site, 0)
+        for source, size_bytes in _read(part):
+            if (site, source) not in last:
+                if isinstance(source, FromPart):
+                    comes.setdefault(source.part, []).append((site, source, size_bytes))
+                else:
+                    held[site] += size_bytes
+            last[site, source] = at
+    goes: dict[int, list[tuple[tuple[str, int], int]]] = {}
+    most = dict(held)
+    made = _working(parts)
+    for at, part in enumerate(parts):
+        site = (part.node, part.device)
+        most[site] = max(most[site], held[site] + made[id(part.graph)])
+        for there, source, size_bytes in comes.get(part.index, ()):
+            held[there] += size_bytes
+            most[there] = max(most[there], held[there])
+            goes.setdefault(last[there, source], []).append((there, size_bytes))
+        for there, size_bytes in goes.get(at, ()):
+            held[there] -= size_bytes
+    return most
+
+
+def missing(plan: Plan, profiles: Profiles) -> list[int]:
+    """Per worker by how many bytes the parts exceed its budget, or those of its devices."""
+    memory = memory_by_site(plan.parts, plan.ordered and not plan.gangs)
+    short = []
+    for worker in profiles.workers:
+        sizes = [memory.get((worker.node_id, device.index), 0) for device in worker.devices]
+        pairs = zip(sizes, worker.devices, strict=True)
+        on_devices = sum(max(size - device.memory_bytes, 0) for size, device in pairs)
+        short.append(max(on_devices, sum(sizes) - worker.memory_bytes, 0))
+    return short
+
+
+def does_not_fit(plan: Plan, short: Sequence[int]) -> PlacementError:
+    rows = [
+        f"{share.name} needs {need_text(share.memory_bytes)} and has "
+        f"{room_text(share.memory_bytes - lacking if lacking else share.budget_bytes)}"
+        for share, lacking in zip(plan.workers, short, strict=True)
+    ]
+    return PlacementError(
+        f"no plan fits the workers' memory: {'; '.join(rows)}",
+        next_step=f"Raise --max-memory by {need_text(sum(short))} in all, or add a worker with at least that much",
+    )

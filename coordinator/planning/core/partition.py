@@ -1,0 +1,315 @@
+"""Partition: which worker computes which node.
+
+Every candidate is judged by the one cost function, `CostModel.predict`; the algorithms below only propose.
+
+  * Small graphs: branch and bound over all assignments, exact.  The bound is the prediction of the units so far.
+  * `singles`: everything on one worker.
+  * `slices`: contiguous slices of the topological order, one per worker, by dynamic programming over (cut position,
+    worker) as in PipeDream (Narayanan et al., SOSP 2019, section 3.1), within each worker's memory; minimising either
+    the slowest stage (strategy "pipeline") or the sum of stages and transfers (one call's latency).
+  * `earliest_finish`: list scheduling by upward rank, HEFT (Topcuoglu, Hariri, Wu 2002), for graphs with branches.
+  * `refine`: moves of single nodes across a cut while they help, after Kernighan-Lin / Fiduccia-Mattheyses (1982).
+
+To add a strategy: a property of Partitioner and a case of `best`.  docs/planning.md tells why these and what they miss.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .cost_model import Assignment, CostModel, Prediction
+
+EXACT_ASSIGNMENTS_MAX = 600_000  # 3 workers to the power of 12 nodes
+POSITIONS_MAX = 160  # cut positions the dynamic program considers
+ORDERS_MAX = 24  # orders of workers along a pipeline that are tried
+REFINE_UNITS_MAX = 600  # above this a single prediction is too dear to try moves
+REFINE_TRIES = 120
+EVERY_COUNT_UNITS_MAX = 20_000  # above, a graph is cut for 2, 4, 8, ... and all workers only
+PROPOSALS_OF_LARGE_MAX = 2  # orders of a large graph that are predicted, for every number of workers
+
+Best = tuple[Prediction, list[int]]
+
+
+class Partitioner:
+    """The cheapest assignment found for each strategy, by `Prediction.objective`; each is looked for when asked for.
+
+    Whether it fits is for the caller to see.
+    """
+
+    def __init__(self, model: CostModel) -> None:
+        self.model = model
+
+    def best(self, strategy: str) -> Best:
+        if not self.model.units:
+            return self.model.predict([]), []
+        match strategy:
+            case "single":
+                return self.single
+            case "pipeline":
+                return self.pipeline
+        return self.auto
+
+    @cached_property
+    def single(self) -> Best:
+        return _best(self.model, _singles(self.model))
+
+    @cached_property
+    def pipeline(self) -> Best:
+        """Uses every worker, where the graph has a unit for each."""
+        found = _best(self.model, _pipelines(self._slices))
+        return found if found[0].fits else _refine(self.model, found, keep=True)
+
+    @cached_property
+    def auto(self) -> Best:
+        model = self.model
+        workers = len(model.profiles.workers)
+        if workers == 1:
+            return self.single
+        others = _best(model, _latencies(self._slices))
+        found = min(self.single, others, self.pipeline, key=lambda best: best[0].objective)
+        if workers ** len(model.units) <= EXACT_ASSIGNMENTS_MAX:
+            return _branch_and_bound(model, found)
+        return _refine(model, found)
+
+    @cached_property
+    def _slices(self) -> _Slices:
+        return _Slices(self.model)
+
+
+def _best(model: CostModel, proposals: Iterable[list[int]]) -> Best:
+    distinct = {tuple(assignment): assignment for assignment in proposals}.values()
+    return min(((model.predict(each), each) for each in distinct), key=lambda best: best[0].objective)
+
+
+# -- proposals --------------------------------------------------------------------------------------------
+
+
+def _latencies(slices: _Slices) -> Iterator[list[int]]:
+    """Two workers and more, for the least time of one call."""
+    yield _earliest_finish(slices.model)
+    units, most = len(slices.model.units), min(len(slices.model.profiles.workers), len(slices.model.units))
+    few = {most, *(1 << power for power in range(1, most.bit_length()))}
+    for count in range(2, most + 1):
+        if units <= EVERY_COUNT_UNITS_MAX or count in few:
+            yield from _sliced(slices, count, np.add)
+
+
+def _pipelines(slices: _Slices) -> Iterator[list[int]]:
+    """Slices over every worker, each with at least one unit where the graph has enough."""
+    model = slices.model
+    count = min(len(model.profiles.workers), len(model.units))
+    yield from _sliced(slices, count, np.maximum)
+    yield _repaired(model, [unit * count // len(model.units) for unit in range(len(model.units))])
+
+
+def _singles(model: CostModel) -> Iterator[list[int]]:
+    for worker in model.by_speed:
+        if model.profiles.twins[worker] < 0:
+            yield _repaired(model, [worker] * len(model.units))
+
+
+def _repaired(model: CostModel, assignment: list[int]) -> list[int]:
+    """Units that their worker cannot compute go to the fastest that can."""
+    for unit, worker in enumerate(assignment):
+        if model.device[worker][unit] < 0:
+            assignment[unit] = min(model.able[unit], key=lambda able: (model.seconds[able][unit], able))
+    return assignment
+
+
+# -- contiguous slices ------------------------------------------------------------------------------------
+
+
+def _sliced(slices: _Slices, count: int, combine: Callable[..., NDArray[np.float64]]) -> Iterator[list[int]]:
+    """For several orders of `count` workers, the best cuts of the topological order by dynamic programming.
+
+    `combine` joins a stage's cost to what came before: np.maximum for the bottleneck, np.add for the sum.  Of a large
+    graph only the orders that look best are proposed, because a prediction of it is dear.
+    """
+    model = slices.model
+    found = [(*slices.cut(order, combine), order) for order in _orders(model, count)]
+    found.sort(key=lambda each: each[0])
+    large = len(model.units) > REFINE_UNITS_MAX
+    for cost, cuts, order in found[: PROPOSALS_OF_LARGE_MAX if large else ORDERS_MAX]:
+        if cost < float("inf"):
+            yield _repaired(model, slices.assignment(order, cuts))
+
+
+def _orders(model: CostModel, count: int) -> list[tuple[int, ...]]:
+    """Some orders of the fastest and of the roomiest workers; of orders that differ by twins only, one."""
+    workers = model.profiles.workers
+    roomy = sorted(model.by_speed, key=lambda worker: -workers[worker].memory_bytes)
+    first: list[int] = []
+    for worker, twin in enumerate(model.profiles.twins):
+        first.append(worker if twin < 0 else first[twin])
+    orders: dict[tuple[int, ...], tuple[int, ...]] = {}
+    for chosen in (model.by_speed[:count], roomy[:count]):
+        for order in itertools.islice(itertools.permutations(chosen), ORDERS_MAX):
+            orders.setdefault(tuple(first[worker] for worker in order), order)
+    return list(orders.values())[:ORDERS_MAX]
+
+
+class _Slices:
+    """Costs of every slice between two cut positions, as matrices."""
+
+    def __init__(self, model: CostModel) -> None:
+        self.model = model
+        count = len(model.units)
+        steps = np.linspace(0, count, min(count, POSITIONS_MAX) + 1).astype(np.int64)
+        self.positions = np.array([*dict.fromkeys(steps.tolist())])
+        slow = [[s if s != float("inf") else 0.0 for s in seconds] for seconds in model.seconds]
+        self._prefix = [np.concatenate([[0.0], np.cumsum(seconds)])[self.positions] for seconds in slow]
+        self._crossing = _crossing_bytes(model)[self.positions]
+        self._held = self._held_bytes()
+
+    def _held_bytes(self) -> NDArray[np.float64]:
+        """[i, j]: bytes of leaves first used between positions i and j.  Shared leaves count at their first use only:
+        an underestimate that the final prediction corrects."""
+        seen: set[int] = set()
+        new = []
+        for leaves in self.model.leaves:
+            fresh = [leaf for leaf in leaves if leaf not in seen]
+            seen.update(fresh)
+            new.append(float(sum(self.model.leaf_bytes[leaf] for leaf in fresh)))
+        prefix = np.concatenate([[0.0], np.cumsum(new)])[self.positions]
+        held: NDArray[np.float64] = prefix[None, :] - prefix[:, None] + 2.0 * self._crossing[:, None]
+        return held
+
+    def cut(self, order: Sequence[int], combine: Callable[..., NDArray[np.float64]]) -> tuple[float, list[int]]:
+        """The best cuts' cost (inf: memory admits none) and the positions (indices) where each worker's slice ends."""
+        places = len(self.positions)
+        if places - 1 < len(order):
+            return float("inf"), []
+        best = np.full(places, np.inf)
+        best[0] = 0.0
+        choices = []
+        for stage in range(len(order)):
+            cost = self._stage_cost(order, stage)
+            total = combine(best[:, None], cost)
+            total[~np.isfinite(best)] = np.inf
+            choices.append(total.argmin(axis=0))
+            best = total.min(axis=0)
+        if not np.isfinite(best[-1]):
+            return float("inf"), []
+        cuts, place = [places - 1], places - 1
+        for choice in reversed(choices[1:]):
+            place = int(choice[place])
+            cuts.append(place)
+        return float(best[-1]), cuts[::-1]
+
+    def _stage_cost(self, order: Sequence[int], stage: int) -> NDArray[np.float64]:
+        worker = order[stage]
+        profile = self.model.profiles.workers[worker]
+        seconds = self._prefix[worker][None, :] - self._prefix[worker][:, None] + profile.devices[0].dispatch_s
+        if stage:
+            link = self.model.profiles.link(self.model.profiles.workers[order[stage - 1]].node_id, profile.node_id)
+            seconds = seconds + (link.latency_s + self._crossing[:, None] / link.bytes_per_s)
+        places = np.arange(len(self.positions))
+        allowed = (places[None, :] > places[:, None]) & (self._held <= profile.memory_bytes)
+        return np.where(allowed, seconds, np.inf)
+
+    def assignment(self, order: Sequence[int], cuts: Sequence[int]) -> list[int]:
+        ends = self.positions[list(cuts)].tolist()
+        assignment: list[int] = []
+        for worker, end in zip(order, ends, strict=True):
+            assignment.extend([worker] * (end - len(assignment)))
+        return assignment
+
+
+def _crossing_bytes(model: CostModel) -> NDArray[np.float64]:
+    """[i]: bytes of results of units before i that units from i on need."""
+    change = np.zeros(len(model.units) + 1)
+    for unit, consumers in enumerate(model.consumers):
+        if consumers:
+            change[unit + 1] += model.out_bytes[unit]
+            change[max(consumers) + 1] -= model.out_bytes[unit]
+    return np.cumsum(change)
+
+
+# -- list scheduling --------------------------------------------------------------------------------------
+
+
+def _earliest_finish(model: CostModel) -> list[int]:
+    """HEFT: units by upward rank, each to the worker where it ends first."""
+    workers = model.profiles.workers
+    link = model.profiles.link(workers[0].node_id, workers[1].node_id)
+    mean = [float(np.mean([model.seconds[w][unit] for w in model.able[unit]])) for unit in range(len(model.units))]
+    rank = [0.0] * len(mean)
+    for unit in reversed(range(len(mean))):
+        ahead = [rank[consumer] for consumer in model.consumers[unit]]
+        rank[unit] = mean[unit] + (link.seconds(model.out_bytes[unit]) + max(ahead) if ahead else 0.0)
+    free = [0.0] * len(workers)
+    finish = [0.0] * len(mean)
+    assignment = [0] * len(mean)
+    for unit in sorted(range(len(mean)), key=lambda unit: (-rank[unit], unit)):
+        best = (float("inf"), 0)
+        for worker in model.able[unit]:
+            ready = free[worker]
+            for operand in model.operands[unit]:
+                wait = 0.0 if assignment[operand] == worker else link.seconds(model.out_bytes[operand])
+                ready = max(ready, finish[operand] + wait)
+            best = min(best, (ready + model.seconds[worker][unit], worker))
+        finish[unit], assignment[unit] = best
+        free[best[1]] = best[0]
+    return assignment
+
+
+# -- improvement ------------------------------------------------------------------------------------------
+
+
+def _refine(model: CostModel, best: Best, keep: bool = False) -> Best:
+    """Move single units across a cut while that helps; `keep` leaves every worker that has units at least one."""
+    if len(model.units) > REFINE_UNITS_MAX:
+        return best
+    assignment = list(best[1])
+    tries, unmoved = 0, 0
+    for unit in itertools.cycle(range(len(assignment))):
+        unmoved += 1
+        for worker in _neighbours(model, assignment, unit):
+            before = assignment[unit]
+            if keep and assignment.count(before) == 1:
+                continue
+            assignment[unit] = worker
+            candidate = model.predict(assignment)
+            tries += 1
+            if candidate.objective < best[0].objective:
+                best, unmoved = (candidate, list(assignment)), 0
+            else:
+                assignment[unit] = before
+        if tries >= REFINE_TRIES or unmoved >= len(assignment):
+            return best
+    return best
+
+
+def _neighbours(model: CostModel, assignment: Assignment, unit: int) -> list[int]:
+    """The other workers that make or use what a unit uses or makes, and can compute it."""
+    near = {assignment[other] for other in (*model.operands[unit], *model.consumers[unit])} - {assignment[unit]}
+    return sorted(worker for worker in near if model.device[worker][unit] >= 0)
+
+
+def _branch_and_bound(model: CostModel, best: Best) -> Best:
+    """Every assignment that could still be better than the best found, depth first in topological order."""
+    twins = model.profiles.twins
+    assignment: list[int] = []
+
+    def descend() -> None:
+        nonlocal best
+        unit = len(assignment)
+        for worker in model.able[unit]:
+            if twins[worker] >= 0 and twins[worker] not in assignment:
+                continue  # the twin has its turn first, and the rest would be the same
+            assignment.append(worker)
+            bound = model.predict(assignment)
+            if bound.objective < best[0].objective:
+                if unit + 1 == len(model.units):
+                    best = (bound, list(assignment))
+                else:
+                    descend()
+            assignment.pop()
+
+    descend()
+    return best

@@ -1,0 +1,1 @@
+"""What plans owe to faults: redundancy, sticky placement, audits, migration."""

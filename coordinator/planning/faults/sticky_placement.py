@@ -1,0 +1,188 @@
+"""Sticky placement: a plan that leaves weights where they are, for what goes on after a death.  Pure.
+
+What reads weights that a worker has is computed there, also where another cut would be faster; only what a dead worker
+alone had is shared out anew, in the order of the graph, cut where calls are predicted to take least.  So no more moves
+than was lost.  Where workers have no room for that, the plan is made as any other.
+
+It does not know how lost weights are made again, nor when a plan like this is wanted
+(`coordinator/plan_service/weight_redundancy.py`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from wire.byte_sizes import size_text, time_text
+from wire.ir.graph import WireGraph
+from wire.passes.simplify import simplify
+from wire.policy.strategies import strategy_of
+
+from ..core.cost_model import CostModel, Prediction
+from ..core.memory_check import memory_by_site, missing
+from ..core.plan import Plan, WorkerShare
+from ..core.profiles import Profiles
+from ..core.reproducible import alike
+from ..core.subgraphs import edges_of, output_source, param_places, parts_of
+
+Homes = Mapping[str, Collection[str]]  # param -> the workers that have it
+NOWHERE: Homes = {}
+STAYS = ("auto", "pipeline")  # the strategies that say nothing of which worker has what
+PROPOSALS_MAX = 64
+SHARES: Mapping[int, Sequence[tuple[float, ...]]] = {2: ((0.5, 0.5), (0.25, 0.75), (0.75, 0.25))}  # else even ones
+UNITS_LARGE, PROPOSALS_OF_LARGE_MAX = 600, 6  # one prediction takes time proportional to the graph
+
+
+def staying_plan(
+    graph: WireGraph, profiles: Profiles, strategy: str, homes: Homes, kept: Homes = NOWHERE
+) -> Plan | None:
+    """The plan, or None where there is none that leaves all weights where they are.
+
+    What was lost goes to those who have `kept` it for others, as far as they have room for all of that.
+    """
+    graph = simplify(graph)
+    whole = not graph.has_spmd and all(node.op != "constraint" for node in graph.nodes)
+    asked = strategy_of(strategy)
+    if not (homes and whole and asked.plain.text in STAYS):
+        return None
+    model = CostModel(graph, alike(profiles) if asked.reproducible else profiles)
+    assignment, lost = _at_home(model, homes)
+    has = {unit: _having(model, unit, kept) for unit in lost}
+    sizes, able = [_bytes(model, [unit]) or 1 for unit in lost], [model.able[unit] for unit in lost]
+    ways = itertools.chain([_kept(model, assignment, lost, has)], cuts(sizes, able, model.by_speed))
+    judged = []
+    for way in itertools.islice(ways, proposals_max(model)):
+        chosen = dict(zip(lost, way, strict=True))
+        moved = _bytes(model, [unit for unit, worker in chosen.items() if worker not in has[unit]])
+        filled = _filled(model, assignment, chosen)
+        prediction = model.predict(filled)
+        judged.append((sum(prediction.short_bytes), moved, prediction.seconds, filled))
+    plan = _plan(model, strategy, min(judged)[-1], _bytes(model, lost))
+    return None if any(missing(plan, model.profiles)) else plan
+
+
+def proposals_max(model: CostModel) -> int:
+    """How many may be predicted."""
+    return PROPOSALS_MAX if len(model.units) <= UNITS_LARGE else PROPOSALS_OF_LARGE_MAX
+
+
+def _at_home(model: CostModel, homes: Homes) -> tuple[list[int], list[int]]:
+    """A worker for every unit whose weights one has, -1 for the others; and of these the units whose weights nobody
+    has together."""
+    assignment: list[int] = []
+    lost: list[int] = []
+    last = -1
+    for unit in range(len(model.units)):
+        having, read = _having(model, unit, homes), bool(_params(model, unit))
+        able = sorted(having & set(model.able[unit])) if read else []
+        worker = last if last in able else (able or [-1])[0]
+        assignment.append(worker)
+        last = worker if able else last
+        if read and not able:
+            lost.append(unit)
+    return assignment, lost
+
+
+def _params(model: CostModel, unit: int) -> list[int]:
+    return [leaf for leaf in model.leaves[unit] if model.graph.nodes[leaf].op == "param"]
+
+
+def _having(model: CostModel, unit: int, homes: Homes) -> set[int]:
+    """The workers that have all weights of a unit."""
+    names = [model.graph.nodes[leaf].attrs["name"] for leaf in _params(model, unit)]
+    workers = enumerate(model.profiles.workers)
+    return {number for number, worker in workers if all(worker.node_id in homes.get(name, ()) for name in names)}
+
+
+def _kept(model: CostModel, assignment: Sequence[int], lost: Sequence[int], has: Mapping[int, set[int]]) -> list[int]:
+    """What was lost with those who have its bytes, as far as they have room, and else where there is most."""
+    workers = range(len(model.profiles.workers))
+    mine = {worker: [unit for unit, at in enumerate(assignment) if at == worker] for worker in workers}
+    room = {worker: model.profiles.workers[worker].memory_bytes - _bytes(model, mine[worker]) for worker in workers}
+    chosen = []
+    for unit in lost:
+        size = _bytes(model, [unit])
+        best = max(model.able[unit], key=lambda worker: (worker in has[unit] and room[worker] >= size, room[worker]))
+        room[best] -= size
+        chosen.append(best)
+    return chosen
+
+
+def cuts(sizes: Sequence[int], able: Sequence[Collection[int]], workers: Sequence[int]) -> Iterator[list[int]]:
+    """Ways to share out what was lost, by its sizes and who is able to have it: in order, over one of the workers and
+    more, about equal and in other proportions."""
+    if not sizes:
+        yield []
+        return
+    for several in range(min(len(workers), len(sizes)), 0, -1):
+        for order in itertools.permutations(workers, several):
+            for shares in SHARES.get(several, ((1.0,) * several,)):
+                chosen = [order[at] for at in _sliced(sizes, shares)]
+                if all(worker in fit for worker, fit in zip(chosen, able, strict=True)):
+                    yield chosen
+
+
+def _sliced(sizes: Sequence[int], shares: Sequence[float]) -> list[int]:
+    """Which slice each of these is in, by where its middle is."""
+    total, whole, before = sum(sizes), sum(shares), 0.0
+    ends = [sum(shares[: place + 1]) / whole * total for place in range(len(shares))]
+    slices = []
+    for size in sizes:
+        middle = before + size / 2
+        slices.append(next((place for place, end in enumerate(ends) if middle <= end), len(ends) - 1))
+        before += size
+    return slices
+
+
+def _filled(model: CostModel, assignment: Sequence[int], chosen: Mapping[int, int]) -> list[int]:
+    """With what was lost on the workers chosen for it, and what reads no weights near to its operands or readers."""
+    filled = [chosen.get(unit, worker) for unit, worker in enumerate(assignment)]
+    for unit in range(len(filled)):
+        if filled[unit] < 0:
+            filled[unit] = _near(model, unit, [filled[each] for each in model.operands[unit]])
+    for unit in reversed(range(len(filled))):
+        if filled[unit] < 0:
+            filled[unit] = _near(model, unit, [filled[each] for each in model.consumers[unit]])
+    return [worker if worker >= 0 else model.able[unit][0] for unit, worker in enumerate(filled)]
+
+
+def _near(model: CostModel, unit: int, neighbours: Sequence[int]) -> int:
+    fit = [worker for worker in neighbours if worker >= 0 and model.device[worker][unit] >= 0]
+    return max(fit, key=fit.count) if fit else -1
+
+
+def _bytes(model: CostModel, units: Collection[int]) -> int:
+    """Of the weights that some units read."""
+    leaves = {leaf for unit in units for leaf in _params(model, unit)}
+    return sum(model.leaf_bytes[leaf] for leaf in leaves)
+
+
+def _plan(model: CostModel, strategy: str, assignment: list[int], lost_bytes: int) -> Plan:
+    prediction, sketches = model.arrange(assignment)
+    parts, place = parts_of(model, sketches)
+    workers = model.profiles.workers
+    used = sorted({workers[worker].name for worker in assignment})
+    took = f"predicted {time_text(prediction.seconds)} per call"
+    return Plan(
+        strategy,
+        model.graph,
+        parts,
+        edges_of(parts),
+        tuple(output_source(model.graph, index, place) for index in model.graph.outputs),
+        param_places(model.graph, parts),
+        tuple(_share(model, worker, prediction, memory_by_site(parts)) for worker in range(len(prediction.busy_s))),
+        prediction.seconds,
+        prediction.cut_bytes,
+        (
+            f"{len(used)} of {len(workers)} workers ({', '.join(used)}), {took}",
+            f"weights stay where they are; {size_text(lost_bytes)} that a lost worker alone had go to others",
+        ),
+    )
+
+
+def _share(model: CostModel, index: int, prediction: Prediction, memory: Mapping[tuple[str, int], int]) -> WorkerShare:
+    worker = model.profiles.workers[index]
+    held = sum(size for (node, _), size in memory.items() if node == worker.node_id)
+    parts = sum(node == worker.node_id for node, _ in memory)
+    busy_s, bytes_in = prediction.busy_s[index], prediction.bytes_in[index]
+    return WorkerShare(worker.node_id, worker.name, parts, busy_s, held, worker.memory_bytes, bytes_in)

@@ -1,0 +1,1 @@
+"""Pipelines: a training step cut into stages of micro-batches."""

@@ -1,0 +1,353 @@
+"""make_plan: from a graph and the machines to a Plan.  A pure function.
+
+The graph is simplified first (`wire/passes/simplify.py`): the values stay the same to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from wire.byte_sizes import size_text, time_text
+from wire.errors import PlacementError
+from wire.ir.graph import WireGraph
+from wire.passes.simplify import simplify
+from wire.passes.unroll_spmd import unroll
+from wire.policy.redundancy import copies_of
+from wire.policy.strategies import Auto, DataParallel, DeviceMap, Pipeline, Ranks, Split, Strategy, strategy_of
+from wire.sharding.partition import partition
+
+from .auto_strategy import Drafts, add_splits, whole_name
+from .core.cost_model import CostModel, PartSketch, Prediction
+from .core.device_map import named, placed
+from .core.memory_check import does_not_fit, memory_by_site, missing
+from .core.partition import EXACT_ASSIGNMENTS_MAX, Partitioner
+from .core.plan import Candidate, Edge, Part, Plan, WorkerShare
+from .core.profiles import Profiles
+from .core.reproducible import alike, told
+from .core.subgraphs import edges_of, output_source, param_places, parts_of
+from .faults.redundancy_memory import replicas_kept, share_of, weights_kept, with_copies
+from .pipeline.pipeline_planner import plan_pipeline
+from .spmd.rank_planner import plan_ranks
+from .spmd.split_strategies import Carries, counts, rates_of, split
+from .spmd.uneven_ranks import plan_shares
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a plan follows from, all of it: equal questions have equal plans.  `copies` are those of its params."""
+
+    graph: WireGraph
+    strategy: str
+    profiles: Profiles
+    copies: str = "checkpoint"
+
+    def answer(self) -> Plan:
+        """The plan, with room for its copies if there is such a one (`faults/redundancy_memory.py`); PlacementError if
+        nothing fits."""
+        copies, profiles = copies_of(self.copies), self.profiles
+        if not profiles.workers or not (copies.on_workers or copies.on_devices):
+            return self._made(profiles)
+        if copies.on_workers:
+            share = share_of(copies, len(profiles.workers))
+            return with_copies(self._made, profiles, self.copies, weights_kept(profiles, self.copies), share)
+        return self._with_replicas()
+
+    def _made(self, profiles: Profiles) -> Plan:
+        return make_plan(self.graph, profiles, self.strategy)
+
+    def _with_replicas(self) -> Plan:
+        plan, profiles, standby = self._made(self.profiles), self.profiles, dict[str, Plan]()
+        for worker in profiles.workers if len(profiles.workers) > 1 else ():
+            if all(part.node != worker.node_id for part in plan.parts):
+                continue
+            try:
+                standby[worker.node_id] = self._made(profiles.without(worker.node_id))
+            except PlacementError as error:
+                lacking = f"copies replica cannot be kept: without {worker.name}, {error.message}"
+                return replace(plan, unkept=(lacking, error.next_step), reasons=(*plan.reasons, lacking))
+        return with_copies(lambda _: plan, profiles, self.copies, replicas_kept(standby), 1.0)
+
+
+def make_plan(graph: WireGraph, profiles: Profiles, strategy: str = "auto", carries: Carries = ()) -> Plan:
+    """The plan for one call of `graph`; `strategy` is the text of one (wire/policy/strategies.py).
+
+    `carries` are params with the position of the output that is to lie as they do, where a strategy splits the program.
+
+    PlacementError with need and have per worker if nothing fits, InputError for a strategy that is not known.
+    """
+    asked = strategy_of(strategy)
+    if not profiles.workers:
+        raise PlacementError("there is no worker to plan for", next_step="Start mesh-worker")
+    if asked.reproducible:
+        return told(_made(simplify(graph), alike(profiles), asked.plain, carries, asked.reproducible), asked, profiles)
+    return _made(simplify(graph), profiles, asked, carries)
+
+
+def _made(graph: WireGraph, profiles: Profiles, asked: Strategy, carries: Carries, reproducible: bool = False) -> Plan:
+    whole = graph
+    if isinstance(asked, Split):
+        return _split(graph, profiles, asked, carries)
+    if isinstance(asked, Pipeline) and (found := _in_stages(graph, profiles, asked, carries)) is not None:
+        return found
+    if isinstance(asked, Auto | Ranks) and any(node.op == "constraint" for node in graph.nodes):
+        graph = simplify(partition(graph, rates=None if reproducible else rates_of(profiles)))
+        whole = graph if reproducible else whole
+    if not graph.has_spmd and isinstance(asked, Auto):
+        return _cheapest(graph, profiles, asked, carries, not reproducible)
+    if not graph.has_spmd:
+        return _whole(graph, profiles, asked)
+    return _with_all(_apart(graph, whole, profiles, asked, carries), profiles, asked)
+
+
+def _apart(graph: WireGraph, whole: WireGraph, profiles: Profiles, asked: Strategy, carries: Carries) -> Plan:
+    """A program that has ranks: each on a device of its own, or all of them as one program, as that was written."""
+    why = "nobody asked for ranks apart"
+    if isinstance(asked, Auto | Ranks) and any(node.op == "spmd" for node in graph.nodes):
+        try:
+            return plan_ranks(graph, profiles, asked.text, state=[name for name, _ in carries])
+        except PlacementError as error:
+            if isinstance(asked, Ranks):
+                raise
+            why = error.message
+    plan = _whole(simplify(unroll(whole)), profiles, asked)
+    return replace(plan, reasons=(*plan.reasons, f"all ranks are computed as one program, since {why}"))
+
+
+def _with_all(plan: Plan, profiles: Profiles, asked: Strategy) -> Plan:
+    """The same plan; PlacementError if it was to give every worker work, and does not."""
+    used = len({part.node for part in plan.parts})
+    if isinstance(asked, Auto) and asked.use_all and used < len(profiles.workers):
+        raise PlacementError(
+            f"the ranks of this program give {used} of {len(profiles.workers)} workers work",
+            next_step="Make it of more ranks, or leave out use_all",
+        )
+    return plan
+
+
+def _cheapest(graph: WireGraph, profiles: Profiles, asked: Auto, carries: Carries, splits: bool) -> Plan:
+    """The cheapest of all that may be done with a program."""
+    drafts = Drafts(profiles, asked)
+    add_all(drafts, graph, profiles, asked, carries, splits)
+    return drafts.best()
+
+
+def add_all(
+    drafts: Drafts, graph: WireGraph, profiles: Profiles, asked: Auto, carries: Carries = (), splits: bool = True
+) -> None:
+    """Every plan of a program without ranks that may be the best one; PlacementError if not even one can be made."""
+    refusal = None
+    try:
+        plan = _whole(graph, profiles, Pipeline() if asked.use_all else Auto())
+        drafts.add(whole_name(plan), plan)
+    except PlacementError as error:
+        refusal = error
+    if splits:
+        add_splits(drafts, graph, profiles, asked.use_all, carries)
+    if refusal is not None:
+        if not drafts.made:
+            raise refusal
+        drafts.leave_out("single", refusal.message)
+
+
+def _in_stages(graph: WireGraph, profiles: Profiles, asked: Pipeline, carries: Carries) -> Plan | None:
+    """The plan of a training step; None for another program, which is cut by what one call takes."""
+    found = plan_pipeline(graph, profiles, asked, carries)
+    if found is None and asked != Pipeline():
+        raise PlacementError(
+            f"this program has no loop over {asked.micro_batches} micro-batches that could go through stages",
+            next_step="Give a DistributedTrainer this strategy, or choose Pipeline()",
+        )
+    return found
+
+
+def _split(graph: WireGraph, profiles: Profiles, asked: Split, carries: Carries) -> Plan:
+    """The fastest plan for any number of ranks that may be tried; PlacementError if none fits."""
+    if isinstance(asked, DataParallel) and asked.by_speed:
+        if carries:
+            raise PlacementError("a session's state is not shared out by speed", next_step="Choose DataParallel()")
+        return plan_shares(graph, asked, profiles)
+    found: list[Plan] = []
+    refusals: list[PlacementError] = []
+    for ranks in counts(asked, profiles):
+        try:
+            found.append(plan_ranks(simplify(split(graph, asked, ranks, profiles, carries)), profiles, asked.text))
+        except PlacementError as error:
+            refusals.append(error)
+    if not found:
+        raise refusals[0]
+    best = min(found, key=lambda plan: plan.seconds)
+    others = (f"{len(each.gangs[0].parts)} would take {time_text(each.seconds)}" for each in found if each is not best)
+    return replace(best, reasons=(*best.reasons, *others))
+
+
+def _whole(graph: WireGraph, profiles: Profiles, asked: Strategy) -> Plan:
+    """The plan of a graph without ranks."""
+    strategy = asked.text
+    if isinstance(asked, Ranks):
+        raise PlacementError(
+            "this program has no ranks", next_step="Make it of mesh.shard_map, or choose another strategy"
+        )
+    if isinstance(asked, DeviceMap):
+        return _fitting(graph, named(profiles, asked), strategy, len(profiles.workers))
+    count = len(profiles.workers) if isinstance(asked, Pipeline) else CANDIDATES_MAX
+    while count < len(profiles.workers):
+        try:
+            return _fitting(graph, profiles.best(count), strategy, len(profiles.workers))
+        except PlacementError:
+            count *= 2
+    return _fitting(graph, profiles, strategy, len(profiles.workers))
+
+
+CANDIDATES_MAX = 16  # workers among which to choose; of many more, none but the best are looked at unless they must be
+
+
+def _fitting(graph: WireGraph, profiles: Profiles, strategy: str, known: int) -> Plan:
+    """The best plan that fits; PlacementError if there is none.  `known` workers there are in all."""
+    budgets = profiles
+    refusals = []
+    for _ in range(BUDGETS_TRIED_MAX):
+        plan, prediction = _draft(graph, profiles, budgets, strategy, known)
+        short = missing(plan, profiles)
+        if not any(short):
+            return plan
+        refusals.append(does_not_fit(plan, short))
+        if not prediction.fits:
+            break
+        budgets = _tightened(budgets, prediction, short)
+    raise refusals[0]
+
+
+BUDGETS_TRIED_MAX = 4  # a part may hold slightly more than was predicted of it
+
+
+def _draft(
+    graph: WireGraph, profiles: Profiles, budgets: Profiles, strategy: str, known: int
+) -> tuple[Plan, Prediction]:
+    """The best plan under these budgets, or the one that lacks least; the profiles have the real ones."""
+    model = CostModel(graph, budgets)
+    partitioner = Partitioner(model)
+    asked = strategy_of(strategy)
+    assignment = placed(model, asked) if isinstance(asked, DeviceMap) else partitioner.best(strategy)[1]
+    prediction, sketches = model.arrange(assignment)
+    parts, place = parts_of(model, sketches)
+    edges = edges_of(parts)
+    plan = Plan(
+        strategy,
+        graph,
+        parts,
+        edges,
+        tuple(output_source(graph, index, place) for index in graph.outputs),
+        param_places(graph, parts),
+        _shares(profiles, prediction, parts),
+        prediction.seconds,
+        prediction.cut_bytes,
+        (*_reasons(partitioner, strategy, prediction, sketches, known), *_relays(profiles, parts, edges)),
+        candidates=_compared_with(partitioner) if strategy == "auto" and model.units else (),
+    )
+    return plan, prediction
+
+
+# -- the rest of a plan -----------------------------------------------------------------------------------
+
+
+def _shares(profiles: Profiles, prediction: Prediction, parts: Sequence[Part]) -> tuple[WorkerShare, ...]:
+    memory = memory_by_site(parts)
+    rows = zip(profiles.workers, prediction.busy_s, prediction.bytes_in, strict=True)
+    return tuple(
+        WorkerShare(
+            worker.node_id,
+            worker.name,
+            sum(part.node == worker.node_id for part in parts),
+            busy_s,
+            sum(size for (node, _), size in memory.items() if node == worker.node_id),
+            worker.memory_bytes,
+            bytes_in,
+        )
+        for worker, busy_s, bytes_in in rows
+    )
+
+
+def _reasons(
+    partitioner: Partitioner, strategy: str, chosen: Prediction, sketches: Sequence[PartSketch], known: int
+) -> list[str]:
+    """Why the plan is as it is, a sentence each."""
+    model = partitioner.model
+    workers = model.profiles.workers
+    used = sorted({part.site[0] for part in sketches})
+    names = ", ".join(workers[worker].name for worker in used) or "none"
+    reasons = [f"{len(used)} of {known} workers ({names}), predicted {time_text(chosen.seconds)} per call"]
+    if strategy.startswith(DeviceMap.word):
+        return [*reasons, "every layer where the device map says", *_detours(model, sketches)][:REASONS_MAX]
+    if known > len(workers):
+        reasons.append(f"chosen among the {len(workers)} fastest and roomiest")
+    if strategy == "auto" and len(workers) ** len(model.units) <= EXACT_ASSIGNMENTS_MAX:
+        reasons.append(f"the cheapest of all ways to place {len(model.units)} nodes on {len(workers)} workers")
+    if strategy != "pipeline" and 0 < len(used) < len(workers):
+        which = f"all {known} workers" if known == len(workers) else f"those {len(workers)}"
+        reasons.append(_compared(f"cut across {which}", partitioner.pipeline[0], chosen))
+    if strategy != "single" and len(used) > 1:
+        reasons.append(_compared("on one worker", partitioner.single[0], chosen))
+    return [*reasons, *_detours(model, sketches)][:REASONS_MAX]
+
+
+REASONS_MAX = 8
+
+
+def _compared_with(partitioner: Partitioner) -> tuple[Candidate, ...]:
+    """The proposals that the cheapest placement was compared with."""
+    found = {f"cut {len(set(each))}" if len(set(each)) > 1 else "single": (prediction, len(set(each)))
+             for prediction, each in (partitioner.pipeline, partitioner.single)}  # fmt: skip
+    return tuple(
+        Candidate(name, prediction.seconds if prediction.fits else None, workers, "" if prediction.fits else NO_ROOM)
+        for name, (prediction, workers) in found.items()
+    )
+
+
+NO_ROOM = "does not fit into the workers' memory"
+
+
+def _compared(what: str, other: Prediction, chosen: Prediction) -> str:
+    if not other.fits:
+        return f"{what} it would need {size_text(sum(other.short_bytes))} more than there are"
+    times = other.seconds / chosen.seconds
+    return f"{what} a call would take {'about' if 0.95 < times < 1.05 else f'{times:.2g} times'} as long"
+
+
+def _relays(profiles: Profiles, parts: Sequence[Part], edges: Sequence[Edge]) -> list[str]:
+    """Which tensors go through the coordinator, and that the cost of it was counted."""
+    names = {worker.node_id: worker.name for worker in profiles.workers}
+    sizes: dict[tuple[str, str], int] = {}
+    for edge in edges:
+        way = parts[edge.source.part].node, parts[edge.part].node
+        if profiles.link(*way).relayed:
+            sizes[way] = sizes.get(way, 0) + edge.size_bytes
+    return [
+        f"{names[source]} and {names[target]} cannot connect: {size_text(size_bytes)} per call go through the "
+        f"coordinator, predicted {time_text(profiles.link(source, target).seconds(size_bytes))}"
+        for (source, target), size_bytes in sizes.items()
+    ]
+
+
+def _detours(model: CostModel, sketches: Sequence[PartSketch]) -> list[str]:
+    """What does not run on a worker's first device, and why."""
+    workers = model.profiles.workers
+    found: dict[str, None] = {}
+    for part in sketches:
+        worker, device = part.site
+        if device:
+            for index in (model.units[unit] for unit in part.units):
+                what = f"{model.graph.nodes[index].op} on {model.graph.types[index].dtype.name}"
+                first, other = workers[worker].devices[0].engine, workers[worker].devices[device].engine
+                found[f"{workers[worker].name} computes {what} on {other}, because its {first} device cannot"] = None
+    return list(found)
+
+
+def _tightened(budgets: Profiles, prediction: Prediction, short: Sequence[int]) -> Profiles:
+    """Budgets under which what was predicted no longer fits."""
+    rows = zip(budgets.workers, prediction.memory_bytes, short, strict=True)
+    workers = (
+        replace(worker, memory_bytes=min(worker.memory_bytes, need) - lacking) if lacking else worker
+        for worker, need, lacking in rows
+    )
+    return replace(budgets, workers=tuple(workers))

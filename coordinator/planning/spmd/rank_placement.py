@@ -1,0 +1,209 @@
+"""Rank placement: which devices the ranks of a grid are given.  Pure.
+
+A rank needs a device of its own, since it waits there for the others.  Candidates are the fastest devices, and for each
+of them those that are nearest to it; of these the set is taken whose slowest rank, with all collectives, is done first.
+Within it, ranks along the innermost axis are near each other, then those along the next.
+
+Where ranks do not compute the same, the set is also taken as it is best shared out: whoever has most to do on the
+fastest device, so that the slowest rank is done as soon as it can be.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from wire.byte_sizes import need_text, room_text
+from wire.errors import PlacementError
+from wire.ir.graph import WireGraph
+from wire.ir.grids import Axes, Sizes
+from wire.ir.ops import COLLECTIVES, LEAVES
+
+from ..core.cost_model import graph_seconds, needs
+from ..core.profiles import DeviceProfile, Profiles, WorkerProfile
+from .collective_cost import exchange_s
+
+SEEDS_MAX = 16  # devices around which the others are looked for
+PROBE_BYTES = 1 << 20  # by how long this takes, near and far are told
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A device of a worker."""
+
+    worker: WorkerProfile
+    device: DeviceProfile
+
+    def seconds(self, graph: WireGraph) -> float:
+        """What it takes for a graph, dispatch included."""
+        return self.device.dispatch_s + graph_seconds(graph, self.device)
+
+
+def sites_for(
+    graphs: Sequence[Sequence[WireGraph]], axes: Axes, sizes: Sizes, profiles: Profiles, need_bytes: Sequence[int]
+) -> tuple[Site, ...]:
+    """A device for each rank, in order, for all graphs that it computes in this grid and what it holds for that, both
+    by rank; PlacementError with need and have."""
+    took = _Took([tuple(mine) for mine in graphs], need_bytes, profiles)
+    if not took.pairs(took.sites).complete:
+        raise _too_few(graphs, axes, sizes, profiles, max(need_bytes))
+
+    def far(one: Site, other: Site) -> float:
+        return profiles.link(one.worker.node_id, other.worker.node_id).seconds(PROBE_BYTES)
+
+    proposals: dict[float, tuple[Site, ...]] = {}
+    for seed in (None, *took.sites[:SEEDS_MAX]):
+        order = took.sites if seed is None else [seed, *sorted(took.sites, key=partial(far, seed))]
+        chosen = sorted(_reaching(order, took, profiles), key=took.sites.index)
+        if len(chosen) < len(graphs):
+            continue
+        for arranged in dict.fromkeys((_arranged(chosen, sizes, far), *took.shared_out(chosen))):
+            nodes = [site.worker.node_id for site in arranged]
+            shared_s = sum(exchange_s(graph, axes, sizes, nodes, profiles) for graph in graphs[0])
+            slowest_s = max(map(took.seconds, range(len(graphs)), arranged))
+            if slowest_s < math.inf:
+                proposals.setdefault(shared_s + slowest_s, arranged)
+    if not proposals:
+        raise PlacementError(
+            f"no {len(graphs)} workers with a device for each rank of a grid all reach each other",
+            next_step="mesh-coord nodes -v says who does not reach whom, and mesh-coord doctor why",
+        )
+    return proposals[min(proposals)]
+
+
+class _Took:
+    """What each rank would take on each device: infinitely long where it cannot be.  `sites` are those where some rank
+    can, the fastest first."""
+
+    def __init__(self, graphs: Sequence[tuple[WireGraph, ...]], need_bytes: Sequence[int], profiles: Profiles) -> None:
+        self._kinds = list(zip(graphs, need_bytes, strict=True))
+        found: dict[tuple[tuple[WireGraph, ...], int], dict[Site, float]] = {}
+        for kind in dict.fromkeys(self._kinds):
+            mine, need = kind
+            fit = [
+                site for site in able(mine, profiles) if need <= min(site.device.memory_bytes, site.worker.memory_bytes)
+            ]
+            found[kind] = {site: sum(site.seconds(graph) for graph in mine) for site in fit}
+        self._seconds = found
+        able_sites = dict.fromkeys(site for each in found.values() for site in each)
+        self.sites = sorted(able_sites, key=self._slowness)
+        self._heaviest = sorted(
+            range(len(graphs)), key=lambda rank: -min(found[self._kinds[rank]].values(), default=0.0)
+        )
+
+    def seconds(self, rank: int, site: Site) -> float:
+        return self._seconds[self._kinds[rank]].get(site, math.inf)
+
+    def pairs(self, sites: Iterable[Site], within_s: float = math.inf) -> _Pairs:
+        """Ranks and as many of these sites as can be had, the first for whom has most to do, none of whom takes
+        longer."""
+
+        def allowed(rank: int, site: Site) -> bool:
+            seconds = self.seconds(rank, site)
+            return seconds <= within_s and seconds < math.inf
+
+        pairs = _Pairs(self._heaviest, allowed)
+        for site in sites:
+            pairs.take(site)
+        return pairs
+
+    def shared_out(self, sites: Sequence[Site]) -> Iterator[tuple[Site, ...]]:
+        """By rank, so that the slowest is done first; nothing where all ranks compute the same."""
+        if len(self._seconds) > 1:
+            times = sorted({self.seconds(rank, site) for rank in self._heaviest for site in sites} - {math.inf})
+            least = bisect_left(times, True, key=lambda within_s: self.pairs(sites, within_s).complete)
+            yield self.pairs(sites, times[least]).by_rank
+
+    def _slowness(self, site: Site) -> tuple[float, float]:
+        """Of what it can do, how many times as long it takes as the fastest there is; and how long."""
+        found = [(each[site], min(each.values())) for each in self._seconds.values() if site in each]
+        return sum(mine / max(best, 1e-12) for mine, best in found) / len(found), sum(mine for mine, _ in found)
+
+
+class _Pairs:
+    """Ranks and sites, one for one: augmenting paths, after Kuhn."""
+
+    def __init__(self, ranks: Sequence[int], allowed: Callable[[int, Site], bool]) -> None:
+        self._ranks, self._allowed = ranks, allowed
+        self._site_of: dict[int, Site] = {}
+
+    @property
+    def complete(self) -> bool:
+        return len(self._site_of) == len(self._ranks)
+
+    @property
+    def by_rank(self) -> tuple[Site, ...]:
+        return tuple(self._site_of[rank] for rank in sorted(self._ranks))
+
+    def take(self, site: Site) -> bool:
+        """Whether there is a rank for it, too: a free one, or one that becomes free as others change places."""
+        return not self.complete and self._place(site, set())
+
+    def _place(self, site: Site, seen: set[int]) -> bool:
+        mine = [rank for rank in self._ranks if rank not in seen and self._allowed(rank, site)]
+        free = next((rank for rank in mine if rank not in self._site_of), None)
+        if free is not None:
+            self._site_of[free] = site
+            return True
+        for rank in mine:
+            if rank not in seen:
+                seen.add(rank)
+                if self._place(self._site_of[rank], seen):
+                    self._site_of[rank] = site
+                    return True
+        return False
+
+
+def able(graphs: Iterable[WireGraph], profiles: Profiles) -> Iterable[Site]:
+    """Every device that supports all that a rank computes; collectives are carried out beside it, by its host."""
+    computing = ((graph, index) for graph in graphs for index in range(len(graph)))
+    wanted = [needs(graph, index) for graph, index in computing if graph.nodes[index].op not in LEAVES]
+    kinds = frozenset[tuple[str, tuple[str, ...]]]().union(*wanted)
+    ops = {op for op, _ in kinds}
+    for worker in profiles.workers:
+        for device in worker.devices if ops <= worker.ops else ():
+            if all(device.supports(*need) for need in kinds if need[0] not in COLLECTIVES):
+                yield Site(worker, device)
+
+
+def _reaching(order: Iterable[Site], took: _Took, profiles: Profiles) -> list[Site]:
+    """The first of these that all reach each other, and can be the ranks: what ranks exchange is not relayed."""
+    chosen: dict[Site, None] = {}
+    pairs = took.pairs(())
+    for site in order:
+        ways = ((site.worker.node_id, other.worker.node_id) for other in chosen)
+        if site not in chosen and not any(profiles.link(*way).relayed for way in ways) and pairs.take(site):
+            chosen[site] = None
+    return list(chosen)
+
+
+def _arranged(sites: Sequence[Site], sizes: Sizes, far: Callable[[Site, Site], float]) -> tuple[Site, ...]:
+    """By rank: blocks of the innermost axis are filled with what is near their first, then blocks of these."""
+    blocks: list[tuple[Site, ...]] = [(site,) for site in sites]
+    for size in reversed(sizes):
+        rest, blocks = blocks, []
+        while rest:
+            first, *others = rest
+            near = sorted(others, key=lambda block: far(first[0], block[0]))[: size - 1]
+            blocks.append(tuple(site for block in (first, *near) for site in block))
+            rest = [block for block in others if block not in near]
+    return blocks[0]
+
+
+def _too_few(
+    graphs: Sequence[Sequence[WireGraph]], axes: Axes, sizes: Sizes, profiles: Profiles, need_bytes: int
+) -> PlacementError:
+    grid = " x ".join(f"{axis} {size}" for axis, size in zip(axes, sizes, strict=True))
+    fit = list(able({graph for mine in graphs for graph in mine}, profiles))
+    rows = "; ".join(
+        f"{site.worker.name} has {room_text(min(site.device.memory_bytes, site.worker.memory_bytes))}" for site in fit
+    )
+    devices = sum(len(worker.devices) for worker in profiles.workers)
+    return PlacementError(
+        f"a grid of {grid} needs {math.prod(sizes)} devices, one per rank, with {need_text(need_bytes)} each, and of "
+        f"{devices} there are {len(fit)} that compute it: {rows or 'none'}",
+        next_step='Add workers, make the grid smaller, or have one worker compute all ranks: strategy="single"',
+    )

@@ -1,0 +1,127 @@
+"""Split strategies: what DataParallel, TensorParallel, FullySharded and DataTensor ask of the partitioner.  Pure.
+
+Each is a grid of one axis or two, and layouts of inputs and params on it; the rest follows (wire/sharding/).  Where the
+number of ranks is left open, several are tried, and the one that is predicted to be fastest is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from statistics import median
+
+from wire.errors import InputError, PlacementError
+from wire.ir.graph import WireGraph
+from wire.policy.strategies import DataParallel, DataTensor, FullySharded, Split, TensorParallel
+from wire.sharding.layout import Axes, Dims
+from wire.sharding.op_cost import Rates
+from wire.sharding.partition import partition
+
+from ..core.profiles import CLIENT, Profiles
+
+Carries = tuple[tuple[str, int], ...]
+RANKS_MAX = 16  # where nobody said how many
+
+
+def split(graph: WireGraph, asked: Split, ranks: int, profiles: Profiles, carries: Carries = ()) -> WireGraph:
+    """The program of so many ranks; InputError if the strategy finds nothing to split.
+
+    `carries` are params by name, each with the position of an output that is to lie as it does.
+    """
+    grid = asked.grid(ranks)
+    axes = Axes(tuple(grid), tuple(grid.values()))
+    specs = LAYOUTS[type(asked)](graph, asked)
+    if not any(any(dims) for dims in specs.values()):
+        raise InputError(f"the strategy {asked.word!r} finds nothing to split in this program")
+    kinds = graph.param_types
+    state = {name: specs.get(name, ((),) * len(kinds[name].shape)) for name, _ in carries if name in kinds}
+    following = {graph.output_names[at]: state[name] for name, at in carries if name in state}
+    return partition(graph, axes, {**specs, **state, **following}, rates_of(profiles))
+
+
+def batch_of(graph: WireGraph, asked: DataParallel) -> int:
+    """How many rows the batch of a program has; InputError where that is not clear."""
+    chosen = LAYOUTS[type(asked)](graph, asked)
+    rows = {graph.input_types[name].shape[0] for name in chosen}
+    if not rows:
+        raise InputError(f"the strategy {asked.word!r} finds nothing to split in this program")
+    return rows.pop()
+
+
+def counts(asked: Split, profiles: Profiles) -> Iterator[int]:
+    """How many ranks to try: as many as were asked for, or one per worker, one for each that is not far slower or
+    further away than the best, and then half as many as often as that goes."""
+    if asked.ranks:
+        yield asked.ranks
+        return
+    most = min(len(profiles.workers), RANKS_MAX)
+    halves = [most >> times for times in range(most.bit_length())]
+    tried = sorted({*halves, min(_good(profiles), RANKS_MAX)} & {*filter(asked.divides, range(2, most + 1))})
+    if not tried:
+        least = next(filter(asked.divides, range(2, RANKS_MAX + 1)))
+        raise PlacementError(
+            f"the strategy {asked.word!r} needs {least} workers at least, and the mesh has {most}",
+            next_step="Start another mesh-worker, or choose strategy='single'",
+        )
+    yield from reversed(tried)
+
+
+def _good(profiles: Profiles) -> int:
+    """Workers with at least half the speed of the fastest, and a quarter of the bandwidth of the nearest."""
+    speed = [max(device.gflops for device in worker.devices) for worker in profiles.workers]
+    near = [profiles.link(CLIENT, worker.node_id).bytes_per_s for worker in profiles.workers]
+    return sum(2 * mine >= max(speed) and 4 * way >= max(near) for mine, way in zip(speed, near, strict=True))
+
+
+def rates_of(profiles: Profiles) -> Rates:
+    """How fast a rank is on these workers, for the partitioner's choices: the middle one's, and the slowest link's."""
+    nodes = [worker.node_id for worker in profiles.workers[:RANKS_MAX]]
+    links = [profiles.link(one, other) for one in nodes for other in nodes if one != other]
+    gflops = median(max(device.gflops for device in worker.devices) for worker in profiles.workers)
+    if not links:
+        return Rates(flops_per_s=max(gflops, 1e-9) * 1e9)
+    slowest = min(links, key=lambda link: link.bytes_per_s)
+    return Rates(max(gflops, 1e-9) * 1e9, slowest.bytes_per_s, max(link.latency_s for link in links))
+
+
+def _data(graph: WireGraph, asked: Split) -> Mapping[str, Dims]:
+    """Inputs by their first dimension; params are everywhere whole."""
+    assert isinstance(asked, DataParallel | FullySharded | DataTensor)
+    shapes = {name: kind.shape for name, kind in graph.input_types.items() if kind.shape}
+    chosen = {name: shape for name, shape in shapes.items() if not asked.inputs or _named(name, asked.inputs)}
+    if asked.inputs and not chosen:
+        raise InputError(f"no input is called {', '.join(asked.inputs)}", next_step=f"There are {', '.join(shapes)}")
+    if len({shape[0] for shape in chosen.values()}) > 1:
+        sizes = ", ".join(f"{name} {shape[0]}" for name, shape in chosen.items())
+        raise InputError(
+            f"the inputs are of different lengths ({sizes}), so it is not known which are batches",
+            next_step=f'Say it: {type(asked).__name__}(inputs=("x",))',
+        )
+    return {name: ((asked.axis,), *((),) * (len(shape) - 1)) for name, shape in chosen.items()}
+
+
+def _tensor(graph: WireGraph, asked: Split) -> Mapping[str, Dims]:
+    """Params by their longest dimension, of equals the first: in a stack of layers by columns and rows in turn."""
+    shapes = {name: kind.shape for name, kind in graph.param_types.items() if len(kind.shape) >= 2}
+    longest = {name: max(range(len(shape)), key=lambda dim: (shape[dim], -dim)) for name, shape in shapes.items()}
+    axis = "tensor" if isinstance(asked, DataTensor) else asked.axis
+    return {
+        name: tuple((axis,) if dim == longest[name] else () for dim in range(len(shape)))
+        for name, shape in shapes.items()
+    }
+
+
+def _both(graph: WireGraph, asked: Split) -> Mapping[str, Dims]:
+    """Inputs and params; where that is over the same axis, params are gathered where they are needed."""
+    return {**_tensor(graph, asked), **_data(graph, asked)}
+
+
+LAYOUTS: dict[type[Split], Callable[[WireGraph, Split], Mapping[str, Dims]]] = {
+    DataParallel: _data,
+    TensorParallel: _tensor,
+    FullySharded: _both,
+    DataTensor: _both,
+}
+
+
+def _named(name: str, wanted: tuple[str, ...]) -> bool:
+    return any(name == each or name.startswith(f"{each}/") for each in wanted)

@@ -1,0 +1,132 @@
+"""Copies of a session's state: who has which pieces of a value, and one that is being made.  Pure data.
+
+A piece that nobody has any more may be made of others and of the checks of them
+(`coordinator/planning/faults/parity_groups.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from ..planning.core.profiles import CLIENT
+from .events import Check, Checked, Contents, Holders, Piece
+
+
+@dataclass(frozen=True, slots=True)
+class _Had:
+    """What a worker had of a copy that is away now."""
+
+    pieces: frozenset[Piece]
+    keeper: bool  # of a check
+    asked: bool
+
+
+@dataclass(slots=True)
+class Copy:
+    """A value, piece by piece.  `contents` None: what the client gave."""
+
+    number: int
+    value: int
+    contents: Contents | None
+    holders: dict[Piece, set[str]] = field(default_factory=dict)
+    asked: set[str] = field(default_factory=set)  # who was asked to keep some of it
+    failures: int = 0  # of plans to begin with it
+    checked: tuple[Checked, ...] = ()
+    keepers: set[str] = field(default_factory=set)  # of checks, those that are there
+    _gone: dict[str, _Had] = field(default_factory=dict)  # what those have who are away, and may come back
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of it is there, or can be made of what is."""
+        return self._is_whole(frozenset())
+
+    @property
+    def hopeful(self) -> bool:
+        """Whether it will be whole once those are back that are away."""
+        return self._is_whole(frozenset(self._gone))
+
+    def lose(self, gone: frozenset[str], away: frozenset[str]) -> bool:
+        """These workers are gone, of which some are `away` only; whether any was asked to keep some of it."""
+        hit = bool(self.asked & gone)
+        for node in gone:
+            pieces = frozenset(piece for piece, nodes in self.holders.items() if node in nodes)
+            if node in away and (pieces or node in self.asked):
+                self._gone[node] = _Had(pieces, node in self.keepers, node in self.asked)
+            self.asked.discard(node)
+            self.keepers.discard(node)
+            for nodes in self.holders.values():
+                nodes.discard(node)
+        return hit
+
+    def back(self, node: str, kept: bool) -> None:
+        """A worker that was away is here, and has kept what it had, or not."""
+        had = self._gone.pop(node, None)
+        if had is None or not kept:
+            return
+        for piece in had.pieces:
+            self.holders[piece].add(node)
+        self.keepers |= {node} if had.keeper else set()
+        self.asked |= {node} if had.asked else set()
+
+    def _is_whole(self, back: Collection[str]) -> bool:
+        there = {
+            piece: nodes or any(piece in self._gone[node].pieces for node in back)
+            for piece, nodes in self.holders.items()
+        }
+        keepers = self.keepers | {node for node in back if self._gone[node].keeper}
+        return all(held or self._can_be_made(piece, there, keepers) for piece, held in there.items())
+
+    def _can_be_made(self, piece: Piece, there: Mapping[Piece, object], keepers: Collection[str]) -> bool:
+        group = next((each for each in self.checked if piece in each.pieces), None)
+        if group is None:
+            return False
+        pieces = sum(bool(there[each]) for each in group.pieces)
+        return pieces + sum(node in keepers for node, _ in group.checks) >= len(group.pieces)
+
+    @property
+    def here(self) -> bool:
+        """Whether this process has all of it."""
+        return all(CLIENT in nodes for nodes in self.holders.values())
+
+    @property
+    def where(self) -> Holders:
+        return {piece: frozenset(nodes) for piece, nodes in self.holders.items()}
+
+
+@dataclass(slots=True)
+class Taking:
+    """A copy that is being made of what a plan's step left, and what for: "rescue", "copy", or a request's number."""
+
+    copy: Copy
+    purpose: str | int
+    sources: dict[Piece, str]
+    found: dict[Piece, bytes] = field(default_factory=dict)
+    also: dict[Piece, dict[str, bytes]] = field(default_factory=dict)  # what others than its source made of a piece
+    snapping: set[str] = field(default_factory=set)
+    keeping: set[str] = field(default_factory=set)
+
+    def spread(
+        self, others: Mapping[Piece, Iterable[str]]
+    ) -> tuple[dict[str, dict[Piece, bytes]], dict[Piece, frozenset[str]]]:
+        """All pieces are found: what each node is to hold, and who has each piece or check.  `others` hold pieces
+        beside those who made them."""
+        copy = self.copy
+        copy.contents = self.found
+        copy.holders = {piece: {node, *others[piece]} for piece, node in self.sources.items()}
+        by_node: dict[str, dict[Piece, bytes]] = {}
+        for piece, nodes in copy.holders.items():
+            for node in nodes:
+                by_node.setdefault(node, {})[piece] = self.found[piece]
+        owners = {piece: frozenset({node}) for piece, node in self.sources.items()}
+        for group in copy.checked:
+            for node, blob in group.checks:
+                check = Check(blob, group.size_bytes)
+                by_node.setdefault(node, {})[check] = blob
+                owners[check] = frozenset({node})
+        copy.asked, self.keeping = set(by_node), set(by_node)
+        return by_node, owners
+
+    @property
+    def nodes(self) -> set[str]:
+        return {*self.sources.values(), *self.copy.asked, *self.snapping} - {CLIENT}

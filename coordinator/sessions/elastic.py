@@ -1,0 +1,179 @@
+"""Elastic programs: what a session computes with so many workers, and with shares of its batch by their speed.
+
+A program of ranks has their number in it, and what each of them has of a batch, so with other workers another one is
+needed, with the same state and with its own inputs of the same step.  Whoever opened the session makes them when they
+are wanted, and all programs carry the same tensors under the same names.  It does not know what a program is about.
+
+Even shares are planned first.  Where workers are so unlike that other ones may pay, those that
+`coordinator/planning/spmd/load_balance.py` has are planned too, and the plan that is predicted to be done first is
+taken: an even one unless that costs more than a tenth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Hashable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from wire.errors import PlacementError
+from wire.passes.simplify import simplify
+from wire.policy.batch_shares import Portions, ends_of
+
+from ..planning.core.plan import Plan
+from ..planning.core.profiles import Profiles
+from ..planning.core.program import Program
+from ..planning.core.timeline import as_it_runs
+from ..planning.spmd.load_balance import Proposal, proposals, unlike
+
+PLANS_MAX = 128  # that are remembered: those for the death of each of 16 workers, by speed too, and some
+WORTH = 0.9  # of the time by even shares: what other ones are worth
+Arrays = Mapping[str, NDArray[Any]]
+
+
+class Feeds(Protocol):
+    """The inputs of one step, for any portions of its batch."""
+
+    @property
+    def nbytes(self) -> int:
+        """How much is held for them."""
+        ...
+
+    def of(self, portions: Portions) -> Arrays: ...
+
+
+Given = Arrays | Feeds
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A plan, its program, and for which portions that is: 0 where it is the only one."""
+
+    portions: Portions
+    program: Program
+    plan: Plan
+
+
+Planner = Callable[[Program, Profiles], Awaitable[Plan]]
+
+
+@dataclass(frozen=True, slots=True)
+class Elastic:
+    """Programs by portions, for up to `most` workers; `make` makes one, and what takes long is done `aside`.
+
+    A batch has so many `pieces` to be shared out by speed, 0 where shares are even; `everybody` has some of them.
+    """
+
+    most: int
+    make: Callable[[Portions], Awaitable[Program]]
+    aside: Callable[[Callable[[], Any]], Awaitable[Any]]
+    pieces: int = 0
+    everybody: bool = False
+    _made: dict[Portions, Program] = field(default_factory=dict)
+    _plans: dict[Hashable, tuple[object, Planned]] = field(default_factory=dict)
+
+    async def planned(self, profiles: Profiles, plan: Planner, soon: bool = False) -> Planned:
+        """The best plan for these workers: the same again while nothing of them has changed.  PlacementError if there
+        is none.  One that is wanted `soon` is the best of those that are known, or else of even shares."""
+        even = await self._even(profiles, plan)
+        if not self.pieces or not even.plan.gangs or (soon and 1 not in self._made):
+            return even
+        tried = []
+        for each in await self._proposals(even.plan, profiles):
+            among = each.among(profiles)
+            found = self._known(each.units, among)
+            if found is None and not soon:
+                found = await self._of(each, among, plan)
+            tried += [found] if found is not None else []
+        seconds = [as_it_runs(each.plan, profiles) for each in (even, *tried)]
+        best = min(seconds)
+        return tried[seconds.index(best) - 1] if best < WORTH * seconds[0] else even
+
+    async def _proposals(self, even: Plan, profiles: Profiles) -> tuple[Proposal, ...]:
+        """Other shares than even ones that may be worth it."""
+        ranks = even.gangs[0].parts
+        graph = even.parts[ranks[0]].graph
+        if not await self.aside(lambda: unlike(graph, profiles)):
+            return ()
+        whole = (await self._program(1)).graph
+        asked = graph, len(ranks), profiles, self.pieces, self.everybody
+        found = await self.aside(lambda: proposals(simplify(whole), *asked))
+        return tuple(each for each in found if each.portions != len(ranks))
+
+    async def _even(self, profiles: Profiles, plan: Planner) -> Planned:
+        """The program for most of these workers that has a plan."""
+        nodes = frozenset(each.node_id for each in profiles.workers)
+
+        known = self._known(nodes, profiles)
+        if known is not None:
+            return known
+        failure = PlacementError("there is no worker to plan for", next_step="Start mesh-worker")
+        for workers in range(min(len(nodes), self.most), 0, -1):
+            program = await self._program(workers)
+            try:
+                found = Planned(workers, program, await plan(program, profiles))
+            except PlacementError as error:
+                failure = error
+            else:
+                return self._remember(nodes, profiles, found)
+        raise failure
+
+    async def _of(self, proposal: Proposal, among: Profiles, plan: Planner) -> Planned | None:
+        """The plan of a proposal; None if there is none."""
+        program = await self._program(proposal.portions)
+        try:
+            made = await plan(program, among)
+        except PlacementError:
+            return None
+        made = replace(made, reasons=(*made.reasons, self._told(made, proposal)))
+        return self._remember(proposal.units, among, Planned(proposal.portions, program, made))
+
+    def _known(self, key: Hashable, profiles: Profiles) -> Planned | None:
+        """The plan that was made for a key, unless something of the workers has changed."""
+        found = self._plans.pop(key, None)
+        if found is None or found[0] != _likeness(profiles):
+            return None
+        self._plans[key] = found  # the last one that was asked for is forgotten last
+        return found[1]
+
+    def _remember(self, key: Hashable, profiles: Profiles, found: Planned) -> Planned:
+        self._plans[key] = _likeness(profiles), found
+        while len(self._plans) > PLANS_MAX:
+            del self._plans[next(iter(self._plans))]
+        return found
+
+    async def _program(self, portions: Portions) -> Program:
+        if portions not in self._made:
+            self._made[portions] = await self.make(portions)
+        return self._made[portions]
+
+    def _told(self, plan: Plan, proposal: Proposal) -> str:
+        """Who has how much, for people."""
+        units = tuple(count for _, count in proposal.units)
+        ends = ends_of(units, self.pieces)
+        names = {worker.node: worker.name for worker in plan.workers}
+        nodes = [plan.parts[part].node for part in plan.gangs[0].parts] if plan.gangs else [plan.parts[0].node]
+        counts = (end - begin for begin, end in zip([0, *ends], ends, strict=False))
+        shares = ", ".join(f"{names[node]} {count}" for node, count in zip(nodes, counts, strict=True))
+        return f"shares of the batch by speed: {shares} of {self.pieces}"
+
+
+def _likeness(profiles: Profiles) -> object:
+    """What a plan that was made once depends on: how fast devices and links are is not worth another."""
+    cut = frozenset(way for way, link in profiles.links.items() if link.relayed)
+    devices = {
+        each.node_id: tuple((device.index, device.adapter, device.memory_bytes) for device in each.devices)
+        for each in profiles.workers
+    }
+    return devices, {each.node_id: (each.memory_bytes, each.ops) for each in profiles.workers}, cut
+
+
+def arrays_of(given: Given, portions: Portions) -> Arrays:
+    """A step's inputs for these portions."""
+    return given if isinstance(given, Mapping) else given.of(portions)
+
+
+def bytes_of(given: Given) -> int:
+    """What is held of a step's inputs."""
+    return sum(array.nbytes for array in given.values()) if isinstance(given, Mapping) else given.nbytes

@@ -1,0 +1,102 @@
+"""Shares: checks of a session's copies, made on workers, and pieces that are made again of what others keep.
+
+It knows what each copy's groups are and where their shares were put; who is to have what, the machine decides
+(`state.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from wire.errors import MeshError
+from wire.policy.redundancy import Copies
+
+from ..delivery.deployer import Deploying, Term
+from ..planning.faults.parity_groups import Group, Held, grouped
+from ..workers.records import Member
+from .events import Checked, MakeChecks
+
+COPIES_MAX = 8  # of which it is known: one that is given up before it was asked for is never let go
+
+
+class Shares:
+    """Of one session, on `members`."""
+
+    def __init__(self, deploying: Deploying, members: Mapping[str, Member]) -> None:
+        self._deploying = deploying
+        self._members = members
+        self._groups: dict[int, dict[Group, tuple[bytes, ...]]] = {}  # by copy: addresses of all shares, checks last
+
+    async def make(self, asked: MakeChecks, sizes: Mapping[Any, int], copies: Copies) -> tuple[Checked, ...]:
+        """Have workers make the checks of a copy; MeshError."""
+        held = [Held(piece, sizes[piece], frozenset({node})) for piece, node in asked.owners.items()]
+        groups = grouped(held, asked.nodes, copies)
+        made = await asyncio.gather(*(self._checks(group, asked.contents) for group in groups))
+        while len(self._groups) >= COPIES_MAX:
+            del self._groups[next(iter(self._groups))]
+        self._groups[asked.copy] = {
+            group: (*(asked.contents[each.content] for each in group.members), *checks)
+            for group, checks in zip(groups, made, strict=True)
+        }
+        return tuple(
+            Checked(
+                tuple(each.content for each in group.members),
+                group.size_bytes,
+                tuple(zip(group.keepers, checks, strict=True)),
+            )
+            for group, checks in zip(groups, made, strict=True)
+        )
+
+    def forget(self, copy: int) -> None:
+        """It is let go."""
+        self._groups.pop(copy, None)
+
+    async def restore(self, node: str, wanted: Iterable[bytes]) -> None:
+        """Have a worker make pieces that nobody has, as far as there are shares; MeshError."""
+        found = {blob: self._group_of(blob) for blob in wanted}
+        await asyncio.gather(*(self._make(node, blob, *group) for blob, group in found.items() if group is not None))
+
+    async def restored(self, blob: bytes) -> set[str]:
+        """The worker that has made a piece that nobody had; none where that cannot be."""
+        group = self._group_of(blob)
+        if group is None:
+            return set()
+        for node in sorted(node for nodes in self._where(group[0]).values() for node in nodes):
+            try:
+                await self._make(node, blob, *group)
+            except MeshError:
+                continue
+            return {node}
+        return set()
+
+    async def _checks(self, group: Group, contents: Mapping[Any, bytes]) -> tuple[bytes, ...]:
+        sums = []
+        for keeper, row in zip(group.keepers, group.rows, strict=True):
+            terms = {
+                contents[each.content]: Term(factor, each.size_bytes, each.owners)
+                for factor, each in zip(row, group.members, strict=True)
+            }
+            sums.append(self._deploying.combine(keeper, terms, group.size_bytes))
+        return tuple(each.blob for each in await asyncio.gather(*sums))
+
+    def _group_of(self, blob: bytes) -> tuple[Group, tuple[bytes, ...]] | None:
+        for groups in reversed(self._groups.values()):
+            for group, blobs in groups.items():
+                if blob in blobs[: len(group.members)]:
+                    return group, blobs
+        return None
+
+    def _where(self, group: Group) -> dict[int, Collection[str]]:
+        """Who has which share, of those that are there."""
+        whole = [*(each.owners for each in group.members), *(frozenset({node}) for node in group.keepers)]
+        return {share: there for share, nodes in enumerate(whole) if (there := nodes & self._members.keys())}
+
+    async def _make(self, node: str, blob: bytes, group: Group, blobs: tuple[bytes, ...]) -> None:
+        where, place = self._where(group), blobs.index(blob)
+        factors = group.repair(place, where, {share for share, nodes in where.items() if node in nodes})
+        if factors is None:
+            return
+        terms = {blobs[share]: Term(factor, group.size_of(share), where[share]) for share, factor in factors.items()}
+        await self._deploying.combine(node, terms, group.members[place].size_bytes, blob)

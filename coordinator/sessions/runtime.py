@@ -1,0 +1,800 @@
+"""Runtime: the shell around sessions.  It performs what `state.py` decides, over the links to workers.
+
+It owns what a session's caller gave and waits for: feeds, futures, the values that this process holds of a state.  It
+decides nothing about plans, copies or deaths.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from numpy.typing import NDArray
+
+from wire.errors import BlobMissing, Cancelled, MeshError, NodeLost, PlacementError, ProtocolError
+from wire.ir.codec import hash_array, tensor_from
+from wire.ir.dtypes import U8
+from wire.ir.graph import WireGraph
+from wire.ir.types import TensorType
+from wire.limits import MIB
+from wire.policy.batch_shares import Portions
+from wire.policy.redundancy import copies_of
+from wire.policy.strategies import Pipeline, Split, strategy_of
+from wire.protocol.messages import CancelStep, PlanKey, Ran, Run, Snapshot, Snapshotted, Working
+from wire.system.shared_memory import SharedDir
+from wire.system.tasks import Tasks, as_error
+from wire.transfer.content_exchange import BlobExchange, off_loop
+
+from ..calls.error_context import explain, is_for_lack_of_room
+from ..delivery.deployer import Deploying
+from ..delivery.input_sender import run_step
+from ..delivery.output_receiver import tensor_of
+from ..delivery.tensor_store import HeldTensors
+from ..plan_service.plan_service import Planning
+from ..planning import plan_messages
+from ..planning.core.plan import FromParam, FromState, Plan, Window
+from ..planning.core.profiles import CLIENT, Profiles
+from ..planning.core.program import Program
+from ..planning.core.timeline import as_it_runs
+from ..planning.faults.redundancy_cost import sentences
+from ..planning.faults.redundancy_memory import refused
+from ..planning.plan_codec import plan_from
+from ..planning.session_planner import SessionQuestion, Stateful, check_carried, meanwhile, staying_session
+from ..workers.records import Member
+from ..workers.straggler_detector import Stragglers
+from . import events as ev
+from .elastic import Arrays, Elastic, Given, Planned, arrays_of, bytes_of
+from .parity import Shares
+from .spans import SPANS_MAX, Span
+from .state import Policy, SessionState
+
+log = logging.getLogger("graph_mesh.coordinator")
+
+BETTER = 0.8  # of the present plan's time per step: what is worth a move
+BETTER_IN_PLACE = 0.85  # where the state stays where it is
+AHEAD_MIN, AHEAD_MAX, AHEAD_BYTES = 2, 8, 64 * MIB
+SETTLE_S = 1.0  # after a worker came: its links are measured meanwhile
+SETTLE_ELASTIC_S = 0.05  # where whoever comes is taken in: others may come with it
+FOUND_AFTER = frozenset({12, 48, 192, 768})  # steps of a plan, when it is looked how fast workers were found to be
+AHEAD_PAUSE_S = 0.3  # before each plan that may never be needed: making its program slows this process down
+AHEAD_AFTER = 10  # times as long as the present plan took to be made: a small share of the time of all steps till then
+PLANNED_HERE_S = 0.02  # a plan that takes less is not worth another process
+ASKED_SOON_S = 0.5  # one that takes more is asked for long after workers deployed: that process need not be ready
+Contents = Mapping[FromState, bytes]
+Holders = Mapping[FromState, frozenset[str]]
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What sessions need of their coordinator."""
+
+    epoch: Callable[[], int]
+    members: Mapping[str, Member]
+    deploying: Deploying
+    planning: Planning
+    usable: Callable[[], frozenset[str]]
+    held: HeldTensors
+    blobs: BlobExchange
+    shared: SharedDir | None
+    generation: Callable[[], int]
+    tasks: Tasks
+    tell: Callable[[str, str, str, int], None]
+    alone_s: float
+    stragglers: Stragglers
+    guarded: Callable[[Program, Plan], None]  # all workers of a plan have what it needs
+    ran: Callable[[Hashable, str, Plan, Ran, float], int]  # as `Pacing.session_ran`
+
+    def profiles(self, nodes: Iterable[str]) -> Profiles:
+        return self.planning.profiles(nodes)
+
+
+class Sessions:
+    """All sessions of a coordinator."""
+
+    def __init__(self, around: Surroundings) -> None:
+        self._around = around
+        self._open: list[Session] = []
+
+    def open(self, program: Program, state: Stateful, policy: Policy, elastic: Elastic | None = None) -> Session:
+        """Begin a session, with an elastic one's program for as many workers as there may be; InputError if the
+        program's state is not one."""
+        check_carried(program.graph, state)
+        session = Session(self._around, program, state, policy, self._open.remove, elastic)
+        self._open.append(session)
+        session.begin()
+        return session
+
+    def nodes_changed(self, error: MeshError | None, away: bool = False) -> None:
+        """Other workers may be given work than before, by an error perhaps; who is `away` may come back as it was."""
+        for session in list(self._open):
+            session.nodes_changed(error, away)
+
+    def back(self, node: str, kept: frozenset[int]) -> None:
+        """A worker joined, and has kept these plans, by generation."""
+        for session in list(self._open):
+            session.feed(ev.NodeBack(node, kept))
+
+    @property
+    def kept(self) -> frozenset[int]:
+        """The plans that workers are to keep for sessions, by generation."""
+        return frozenset().union(*(session._machine.kept for session in self._open))
+
+    def working(self, node: str, runs: Iterable[Working]) -> list[Working]:
+        """What a worker computes now; what of it is no session's."""
+        others = []
+        for run in runs:
+            session = self._with(run.plan.generation)
+            if session is None:
+                others.append(run)
+            else:
+                session.working[node] = run
+                if run.preparing:
+                    session.feed(ev.Preparing(node, run.plan.generation, run.part, run.seconds))
+        return others
+
+    def stuck(self, node: str) -> None:
+        """A worker does not get on with what is no session's."""
+        for session in list(self._open):
+            session.feed(ev.NodeStuck(node))
+
+    def _with(self, generation: int) -> Session | None:
+        return next((session for session in self._open if generation in session.plans), None)
+
+    def output(self, generation: int, step: int, slot: int, value: NDArray[Any]) -> bool:
+        """An output came by itself; whether it was a session's."""
+        session = self._with(generation)
+        if session is not None:
+            session.feed(ev.OutputArrived(generation, step, slot, value))
+        return session is not None
+
+    def run_failed(self, generation: int, step: int, node: str, error: MeshError) -> bool:
+        """What a worker should have sent of a step does not come; whether it was a session's."""
+        session = self._with(generation)
+        if session is not None:
+            session.feed(ev.RunFailed(generation, step, node, error))
+        return session is not None
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is none."""
+        return not self._open
+
+    def close(self) -> None:
+        """End them all."""
+        for session in list(self._open):
+            session.feed(ev.CloseAsked())
+
+
+@dataclass(slots=True)
+class _Deployment:
+    """A plan of a session, and where its first values are."""
+
+    contents: Contents | None
+    holders: Holders
+    plan: Plan | None = None
+    program: Program | None = None  # that the plan is of
+    portions: Portions = 0  # that it is for, in an elastic session
+    deployed: set[str] = field(default_factory=set)
+    feeds: dict[str, tuple[plan_messages.Fed, ...]] = field(default_factory=dict)
+    pieces: Mapping[tuple[int, int], FromState] = field(default_factory=dict)
+    gathered: dict[str, plan_messages.Content] = field(default_factory=dict)  # of a state that was cut in another way
+
+
+class Session:
+    """A session as its caller has it; all on the coordinator's loop."""
+
+    def __init__(
+        self,
+        around: Surroundings,
+        program: Program,
+        state: Stateful,
+        policy: Policy,
+        forget: Callable[[Session], None],
+        elastic: Elastic | None = None,
+    ) -> None:
+        self._elastic = elastic
+        self.plans: dict[int, _Deployment] = {}
+        self.spans: deque[Span] = deque(maxlen=SPANS_MAX)
+        self.working: dict[str, Working] = {}  # what each worker said last of what it computes
+        self.frees = False  # whether weights are freed with its plans
+        self._around = around
+        self._program = program
+        self._stateful = state
+        self._policy = policy
+        self._forget = forget
+        self._loop = asyncio.get_running_loop()
+        self._nodes = around.usable()
+        self._machine = SessionState(policy, self._nodes, around.generation, around.alone_s)
+        self._feeds: dict[int, Given] = {}
+        self._feeds_bytes = 0
+        self._steps: dict[int, asyncio.Future[list[NDArray[Any]]]] = {}
+        self._ran_by: dict[int, _Deployment] = {}
+        self._reads: dict[int, asyncio.Future[dict[str, NDArray[Any]]]] = {}
+        self._next_read = 1
+        self._copies: dict[int, dict[FromState, bytes] | None] = {}  # what this process holds; None: not any more
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+        self._shares = Shares(around.deploying, around.members)
+        self._before: Plan | None = None  # the last plan that steps went by
+        self._lost = False  # whether workers are gone since it was free to choose
+        self._goodbyes: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._verdicts = 0  # on the pace of devices, as of the last look
+        self._looking: asyncio.Task[None] | None = None
+        self._ahead: asyncio.Task[None] | None = None
+        self._planning_s = 0.0  # what the last plan took
+        self._graphs: tuple[WireGraph, ...] = ()  # of the last plan made elsewhere: the next one has many of them
+        self._error: MeshError | None = None
+        self._perform: dict[type, Callable[[Any], object]] = {
+            ev.MakePlan: self._make_plan,
+            ev.SendDeploy: lambda action: self._spawn(self._deploy(action)),
+            ev.SendRun: self._start_run,
+            ev.StopStep: self._stop_step,
+            ev.StepStuck: self._tell_stuck,
+            ev.SendDrop: lambda action: self._let_go(action.node, action.generation),
+            ev.ForgetPlan: self._forget_plan,
+            ev.TakeSnapshot: lambda action: self._spawn(self._snapshot(action)),
+            ev.MakeChecks: lambda action: self._spawn(self._make_checks(action)),
+            ev.Keep: lambda action: self._spawn(self._keep(action)),
+            ev.LetGo: self._release,
+            ev.ForgetFeeds: self._forget_feeds,
+            ev.Resolve: self._resolve,
+            ev.Reject: self._reject,
+            ev.GiveState: self._give_state,
+            ev.RefuseState: self._refuse_state,
+            ev.Ended: self._end,
+        }
+
+    # -- what the caller uses
+
+    def begin(self) -> None:
+        self._do(self._machine.begin(self._loop.time()))
+
+    def step(self, inputs: Given) -> asyncio.Future[list[NDArray[Any]]]:
+        """Do one more step: a future of its outputs, in graph order.  `inputs` are as those of a call, and held."""
+        future: asyncio.Future[list[NDArray[Any]]] = self._loop.create_future()
+        if self._machine.over:
+            future.set_exception(self._error or Cancelled("the session is closed"))
+            return future
+        number = self._machine.next_number
+        self._steps[number], self._feeds[number] = future, inputs
+        self._feeds_bytes += bytes_of(inputs)
+        self.feed(ev.StepAsked())
+        if self._policy.copies == "none" and self._feeds_bytes > self._policy.replay_bytes:
+            self.feed(ev.ForgetFirst())
+        return future
+
+    def state(self) -> asyncio.Future[dict[str, NDArray[Any]]]:
+        """A future of the state after all steps that were asked for before, by the params' names."""
+        future: asyncio.Future[dict[str, NDArray[Any]]] = self._loop.create_future()
+        if self._machine.over:
+            future.set_exception(self._error or Cancelled("the session is closed"))
+            return future
+        request, self._next_read = self._next_read, self._next_read + 1
+        self._reads[request] = future
+        future.add_done_callback(lambda _: self._unread(request))
+        self.feed(ev.StateAsked(request))
+        return future
+
+    async def close(self) -> None:
+        """End it, and return once its workers have let everything go, as far as they are there."""
+        self.feed(ev.CloseAsked())
+        await asyncio.shield(self.ended)
+        if self._goodbyes:
+            await asyncio.wait(self._goodbyes)
+
+    @property
+    def plan(self) -> Plan | None:
+        """What it goes by now."""
+        plans = [*self.plans.values()]  # another thread may look
+        return next((each.plan for each in reversed(plans) if each.plan is not None), None)
+
+    def portions(self, plan: Plan) -> Portions:
+        """By which a plan of now shares out a batch among its ranks, in an elastic session; else 0."""
+        return next((each.portions for each in [*self.plans.values()] if each.plan is plan), 0)
+
+    @property
+    def copies_begin_after(self) -> int:
+        """The value of the oldest copy there is: steps from there on may be done again."""
+        return self._machine.held_from
+
+    @property
+    def committed(self) -> int:
+        """How many steps are done for good."""
+        return self._machine.committed
+
+    # -- what happens
+
+    def feed(self, event: ev.Event) -> None:
+        """Something happened."""
+        self._do(self._machine.handle(event, self._loop.time()))
+
+    def nodes_changed(self, error: MeshError | None, away: bool = False) -> None:
+        """As Sessions has it."""
+        before, self._nodes = self._nodes, self._around.usable()
+        self._lost |= bool(before - self._nodes)
+        self.feed(ev.NodesChanged(self._nodes, error, before - self._nodes if away else frozenset()))
+        self._look(bool(self._nodes - before))
+
+    def _do(self, actions: Iterable[ev.Action]) -> None:
+        for action in actions:
+            try:
+                self._perform[type(action)](action)
+            except Exception as fault:
+                self._loop.call_soon(self._broken, as_error(f"{type(action).__name__} failed", fault))
+        self._tick_at(self._machine.next_deadline())
+
+    def _tick_at(self, due: float | None) -> None:
+        """Have a tick then, or before: a timer that is set already is left as it is, as every step puts it off."""
+        timer = self._timer
+        if timer is not None and due is not None and timer.when() <= due:
+            return
+        if timer is not None:
+            timer.cancel()
+        self._timer = None if due is None else self._loop.call_at(due, self._tick)
+
+    def _unread(self, request: int) -> None:
+        """Whoever asked for the state has it, or waits no more."""
+        if self._reads.pop(request, None) is not None and not self._machine.over:
+            self.feed(ev.StateUnasked(request))
+
+    def _follow_pace(self, action: ev.SendRun, deployment: _Deployment, answer: Ran, took_s: float) -> None:
+        """Look for a better plan where some device is known to be slower than it was, or well again."""
+        if deployment.plan is None:
+            return
+        step = action.generation, action.step
+        verdicts = self._around.ran(step, action.node, deployment.plan, answer, took_s)
+        if verdicts != self._verdicts and self._looking is None:
+            self._verdicts = verdicts
+            self._look()
+        self._look(self._by_speed and action.step in FOUND_AFTER)
+
+    @property
+    def _by_speed(self) -> bool:
+        """Whether faster workers may have more of a batch."""
+        return self._elastic is not None and self._elastic.pieces > 0
+
+    def _look(self, wanted: bool = True) -> None:
+        if wanted and self._looking is None:
+            self._looking = self._spawn(self._look_for_better())
+
+    async def _look_for_better(self) -> None:
+        """Workers came, or their pace changed: see whether the steps would be faster otherwise."""
+        try:
+            nodes = frozenset[str]()
+            while self._around.usable() - nodes and not self._machine.over:
+                await asyncio.sleep(SETTLE_S if self._elastic is None else SETTLE_ELASTIC_S)
+                nodes = self._around.usable()
+                await self._compare(nodes)
+        except MeshError as error:
+            log.debug("no better plan: %s", error)
+        finally:
+            self._looking = None
+
+    async def _compare(self, nodes: Iterable[str]) -> None:
+        """Move to a plan for these workers if that is worth it."""
+        now = self.plan
+        if now is None:
+            return
+        waiting = frozenset(nodes) - plan_messages.nodes(now)  # who could take part at once; a better pace has time
+        other = (await self._planned(nodes, ahead=not waiting)).plan
+        profiles = self._profiles(self._around.usable())
+        now_s, then_s = as_it_runs(now, profiles), as_it_runs(other, profiles)
+        named = strategy_of(self._program.strategy).plain.text != "auto"
+        wider = (named or self._elastic is not None) and len(plan_messages.nodes(other)) > len(plan_messages.nodes(now))
+        better = BETTER if self._elastic is None else BETTER_IN_PLACE
+        if self.plan is now and (wider or then_s < better * now_s):
+            self._around.tell("planned", "", "a session moves: " + "; ".join(other.reasons), 0)
+            self._lost = False
+            self.feed(ev.BetterPlan())
+
+    # -- plans
+
+    def _make_plan(self, action: ev.MakePlan) -> None:
+        self.plans[action.generation] = _Deployment(action.contents, action.holders)
+        self._spawn(self._plan(action))
+
+    def _profiles(self, nodes: Iterable[str]) -> Profiles:
+        """Of ranks that have shares by speed also as fast as they were found to be."""
+        profiles = self._around.profiles(nodes)
+        return self._around.stragglers.as_found(profiles) if self._by_speed else profiles
+
+    async def _planned(self, nodes: Iterable[str], soon: bool = False, ahead: bool = False) -> Planned:
+        """The plan for these workers; one made `ahead` takes its time, but none of this process where it is long."""
+        profiles = self._profiles(nodes)
+        plan = self._plan_ahead if ahead else self._session_plan
+        if self._elastic is not None:
+            found = await self._elastic.planned(profiles, plan, soon)
+            return found if self._by_speed else await self._without_slow(profiles, found, self._elastic)
+        program = self._program
+        try:
+            return Planned(0, program, await plan(program, profiles))
+        except PlacementError as error:
+            asked = strategy_of(program.strategy)
+            if not (self.committed and isinstance(asked, Split | Pipeline)):
+                raise
+            least = await asyncio.to_thread(meanwhile, program.graph, profiles, asked, self._stateful, error)
+            return Planned(0, program, least)
+
+    async def _session_plan(self, program: Program, profiles: Profiles) -> Plan:
+        began_s = self._loop.time()
+        plan = await asyncio.to_thread(self._question(program, profiles).answer)
+        self._planning_s = self._loop.time() - began_s
+        return plan
+
+    async def _plan_ahead(self, program: Program, profiles: Profiles) -> Plan:
+        if not self._plans_elsewhere:
+            return await self._session_plan(program, profiles)
+        data = await self._around.planning.answer_ahead(self._question(program, profiles))
+        if data is None:
+            raise PlacementError("there is no plan for the workers that would be left")
+        plan = await asyncio.to_thread(plan_from, data, program.graph, self._graphs)
+        self._graphs = (plan.graph, *(part.graph for part in plan.parts))
+        return plan
+
+    @property
+    def _plans_elsewhere(self) -> bool:
+        """Whether what is planned ahead takes so long that another process should do it."""
+        return self._planning_s >= PLANNED_HERE_S
+
+    @property
+    def _looks_ahead(self) -> bool:
+        """Whether there are plans for the death of each worker before it dies."""
+        return self._elastic is not None and self._around.planning.plans_ahead
+
+    def _question(self, program: Program, profiles: Profiles) -> SessionQuestion:
+        kept = self._policy.copies, program.copies
+        return SessionQuestion(program.graph, program.strategy, profiles, self._stateful, *kept)
+
+    async def _without_slow(self, profiles: Profiles, found: Planned, elastic: Elastic) -> Planned:
+        """The plan of those whose devices are as fast as they were, where that is better than one for all."""
+        slow = {node for (node, _), _ in self._around.stragglers.slow()}
+        well = [each.node_id for each in profiles.workers if each.node_id not in slow]
+        if not well or len(well) == len(profiles.workers):
+            return found
+        theirs = self._profiles(well)
+        fewer = await elastic.planned(theirs, self._session_plan)
+        return fewer if as_it_runs(fewer.plan, profiles) < BETTER * as_it_runs(found.plan, profiles) else found
+
+    async def _look_ahead(self, nodes: frozenset[str]) -> None:
+        """Have plans for the death of each of these workers."""
+        await asyncio.sleep(AHEAD_AFTER * self._planning_s)
+        for node in sorted(nodes) if len(nodes) > 1 else ():
+            await asyncio.sleep(AHEAD_PAUSE_S)
+            if self._nodes != nodes or self._machine.over:
+                return
+            try:
+                await self._planned(nodes - {node}, ahead=True)
+            except MeshError as error:
+                log.debug("no plan for the death of a worker: %s", error)
+
+    async def _staying(self, action: ev.MakePlan) -> Planned | None:
+        """After a death, the plan that leaves where it is what the others have; None if there is none like that."""
+        before, program = self._before, self._program
+        cut = any(piece.window is not None for piece in action.holders if isinstance(piece, FromState))
+        if before is None or action.contents is None or cut or self._elastic is not None or not self._lost:
+            return None
+        homes = {place.name: set(place.homes) & action.nodes for place in before.params}
+        homes |= {piece.name: nodes & action.nodes for piece, nodes in action.holders.items()}
+        args = program.graph, self._around.profiles(action.nodes), program.strategy, self._stateful, homes
+        plan = await asyncio.to_thread(staying_session, *args)
+        return None if plan is None else Planned(0, program, plan)
+
+    async def _plan(self, action: ev.MakePlan) -> None:
+        deployment = self.plans[action.generation]
+        try:
+            planned = await self._staying(action) or await self._planned(action.nodes, self._before is not None)
+            plan, mine = planned.plan, self._policy.asked and copies_of(self._policy.copies).on_workers
+            asked = mine or copies_of(self._program.copies).on_workers
+            refusal = refused(plan) if asked and self._before is None else None
+            if refusal is not None:
+                raise refusal
+            wanted = {piece for node in plan_messages.nodes(plan) for piece in plan_messages.states_of(plan, node)}
+            if deployment.contents is not None and not wanted <= deployment.contents.keys():
+                await self._gather(deployment)
+        except Exception as fault:  # also one of the planner must end the session, not leave it waiting
+            self.feed(ev.PlanFailed(action.generation, as_error("planning failed", fault)))
+            return
+        if action.generation not in self.plans:
+            self._let_gathered_go(deployment)
+            return
+        soon = PLANNED_HERE_S <= self._planning_s < ASKED_SOON_S
+        if self._before is None and self._looks_ahead and soon and len(action.nodes) > 1:
+            self._spawn(self._around.planning.get_ready())  # while all wait for the workers
+        deployment.portions, deployment.program = planned.portions, planned.program
+        plan = replace(
+            plan, reasons=(*plan.reasons, *sentences(plan, self._around.profiles(action.nodes), self._policy.copies))
+        )
+        deployment.plan, deployment.feeds = plan, plan_messages.feeds(plan)
+        deployment.pieces = plan_messages.pieces_of(plan)
+        self._around.tell("planned", "", "; ".join(plan.reasons), action.generation)
+        # what depends on values may take any time, and is never stuck (docs/control-flow.md)
+        step_s = math.inf if any(part.graph.work_varies for part in plan.parts) else plan.seconds
+        made = plan_messages.nodes(plan), plan.owners, plan_messages.output_count(plan), step_s, plan.unkept is not None
+        self.feed(ev.PlanMade(action.generation, *made, plan_messages.prepare_seconds(plan)))
+
+    async def _gather(self, deployment: _Deployment) -> None:
+        """The new plan cuts the state in another way than the old one, so all of it passes here."""
+        assert deployment.contents is not None
+        arrays = {}
+        for piece, address in deployment.contents.items():
+            arrays[piece] = await self._fetched(piece, address, deployment.holders[piece])
+        for name, array in self._whole(arrays).items():
+            address = await off_loop(array.nbytes, hash_array, array)
+            self._around.held.hold(address, array)
+            deployment.gathered[name] = address, self._program.bindings[name][1]
+
+    def _let_gathered_go(self, deployment: _Deployment) -> None:
+        for address, _ in deployment.gathered.values():
+            self._around.held.release(address)
+        deployment.gathered.clear()
+
+    async def _deploy(self, action: ev.SendDeploy) -> None:
+        deployment, member = self.plans.get(action.generation), self._around.members.get(action.node)
+        if deployment is None or deployment.plan is None or deployment.program is None:
+            return
+        key = PlanKey(self._around.epoch(), action.generation)
+        bindings = {**deployment.program.bindings, **deployment.gathered}
+        first = deployment.contents if deployment.contents and not deployment.gathered else {}
+        state = {piece: ((at, self._kind(piece)), deployment.holders[piece]) for piece, at in first.items()}
+        mine = [state[piece] for piece in plan_messages.states_of(deployment.plan, action.node) if piece in state]
+        try:
+            await self._shares.restore(action.node, [at for (at, _), nodes in mine if not nodes])
+            await self._around.deploying.deploy(deployment.plan, action.node, key, bindings, state)
+        except Exception as fault:
+            error = as_error("deploying failed", fault)
+            explain(error, member.profile.name if member else "", action.node, deployment.plan)
+            self.feed(ev.DeployFailed(action.generation, action.node, error))
+        else:
+            self._around.tell("deployed", action.node, "a session's parts", action.generation)
+            deployment.deployed.add(action.node)
+            if deployment.deployed >= plan_messages.nodes(deployment.plan):
+                self._before = deployment.plan
+                self._around.guarded(deployment.program, deployment.plan)
+                self._look(self._by_speed)  # what it goes by was wanted soon
+            self.feed(ev.DeployDone(action.generation, action.node))
+            if self._looks_ahead and self._ahead is None:
+                self._ahead = self._spawn(self._look_ahead(self._nodes))
+                self._ahead.add_done_callback(self._looked_ahead)
+
+    def _looked_ahead(self, _: object) -> None:
+        self._ahead = None
+
+    def _forget_plan(self, action: ev.ForgetPlan) -> None:
+        deployment = self.plans.pop(action.generation, None)
+        if deployment is not None:
+            self._let_gathered_go(deployment)
+
+    # -- steps
+
+    def _start_run(self, action: ev.SendRun) -> None:
+        deployment = self.plans[action.generation]
+        assert deployment.plan is not None
+        self._ran_by[action.number] = deployment
+        member = self._around.members.get(action.node)
+        if action.number not in self._feeds:
+            return  # it was rejected
+        self._spawn(self._run(action, deployment, member, self._inputs(action.number, deployment)))
+
+    async def _run(self, action: ev.SendRun, deployment: _Deployment, member: Member | None, inputs: Arrays) -> None:
+        run = Run(PlanKey(self._around.epoch(), action.generation), action.step, committed=action.committed)
+        began_s = self._loop.time()
+        try:
+            if member is None:
+                raise NodeLost("the worker is gone")
+            wanted = deployment.feeds.get(action.node, ())
+            answer = await run_step(member.link, run, wanted, inputs, self._around.shared)
+            self.spans.append(Span.of(member.profile.name, action.number, began_s, self._loop.time(), answer))
+            self._follow_pace(action, deployment, answer, self._loop.time() - began_s)
+            for output in answer.outputs:
+                if output.value.data is not None or output.value.shared:
+                    value = tensor_of(member.link, output.value)
+                    self.feed(ev.OutputArrived(action.generation, action.step, output.slot, value))
+        except Exception as fault:
+            error = as_error("running failed", fault)
+            explain(error, member.profile.name if member else "", action.node, deployment.plan)
+            self.feed(ev.RunFailed(action.generation, action.step, action.node, error))
+        else:
+            self.feed(ev.NodeRan(action.generation, action.step, action.node))
+
+    def _resolve(self, action: ev.Resolve) -> None:
+        deployment = self._ran_by.pop(action.number)
+        plan, program = deployment.plan, deployment.program
+        assert plan is not None and program is not None
+        inputs, future = self._inputs(action.number, deployment), self._steps.pop(action.number)
+        bindings, held = program.bindings, self._around.held
+        passed = [bindings[each.name] for each in plan.outputs if isinstance(each, FromParam)]
+        params = {name: held.of(*content) for name, content in bindings.items() if content in passed}
+        if future.done():
+            return
+        try:
+            future.set_result(plan_messages.outputs(plan, action.outputs, inputs, params))
+        except Exception as fault:
+            future.set_exception(as_error("putting the outputs together failed", fault))
+
+    def _stop_step(self, action: ev.StopStep) -> None:
+        member = self._around.members.get(action.node)
+        if member is not None and not member.link.closed:
+            member.link.notify(CancelStep(PlanKey(self._around.epoch(), action.generation), action.step))
+
+    def _tick(self) -> None:
+        self._timer, working = None, {}
+        for node, run in self.working.items():
+            plan = self.plans[run.plan.generation].plan if run.plan.generation in self.plans else None
+            if plan is not None and not run.preparing and run.part not in plan.ranks:
+                working[node] = run.plan.generation, run.step, run.seconds
+        self.feed(ev.Tick(working))
+
+    def _tell_stuck(self, action: ev.StepStuck) -> None:
+        for node in sorted(action.nodes):
+            self._around.tell("stuck", node, "a part of a session's step takes far too long", action.generation)
+
+    def _inputs(self, number: int, deployment: _Deployment) -> Arrays:
+        return arrays_of(self._feeds[number], deployment.portions)
+
+    def _reject(self, action: ev.Reject) -> None:
+        self._ran_by.pop(action.number, None)
+        self._feeds_bytes -= bytes_of(self._feeds.pop(action.number, {}))
+        future = self._steps.pop(action.number, None)
+        if future is not None and not future.done():
+            future.set_exception(action.error)
+
+    def _forget_feeds(self, action: ev.ForgetFeeds) -> None:
+        for number in [number for number in self._feeds if number < action.below]:
+            self._feeds_bytes -= bytes_of(self._feeds.pop(number))
+        for number in [number for number in self._ran_by if number < action.below]:
+            del self._ran_by[number]
+
+    # -- copies
+
+    async def _snapshot(self, action: ev.TakeSnapshot) -> None:
+        deployment, member = self.plans.get(action.generation), self._around.members.get(action.node)
+        try:
+            if member is None or deployment is None:
+                raise NodeLost("the worker is gone")
+            key = PlanKey(self._around.epoch(), action.generation)
+            answer = await member.link.request(Snapshot(key, action.step))
+            if not isinstance(answer, Snapshotted):
+                raise ProtocolError(f"expected Snapshotted, got {type(answer).__name__}", node=member.profile.name)
+        except (MeshError, MemoryError, OSError) as fault:  # any other is a fault of ours, and ends the session
+            self._not_kept(action, as_error("taking a snapshot failed", fault))
+            return
+        made = {(value.part, value.output): value.blob for value in answer.values}
+        contents = {piece: made[at] for at, piece in deployment.pieces.items() if at in made}
+        self.feed(ev.SnapshotDone(action.copy, action.node, contents))
+
+    async def _make_checks(self, action: ev.MakeChecks) -> None:
+        sizes = {piece: self._kind(piece).size_bytes for piece in action.owners}
+        try:
+            checked = await self._shares.make(action, sizes, copies_of(self._policy.copies))
+        except (MeshError, MemoryError, OSError) as fault:  # any other is a fault of ours, and ends the session
+            self.feed(ev.ChecksFailed(action.copy, as_error("making checks failed", fault)))
+        else:
+            self.feed(ev.ChecksMade(action.copy, checked))
+
+    async def _keep(self, action: ev.Keep) -> None:
+        contents, holders = action.contents, action.holders
+        try:
+            if action.node == CLIENT:
+                await self._hold(action.copy, contents, holders)
+            else:
+                state = {piece: ((at, self._kind(piece)), holders[piece]) for piece, at in contents.items()}
+                key = PlanKey(self._around.epoch(), action.copy)
+                await self._around.deploying.keep(action.node, key, state.values())
+        except (MeshError, MemoryError, OSError) as fault:  # any other is a fault of ours, and ends the session
+            self._not_kept(action, as_error("keeping a copy failed", fault))
+        else:
+            self.feed(ev.KeepDone(action.copy, action.node))
+
+    def _not_kept(self, action: ev.TakeSnapshot | ev.Keep, error: MeshError) -> None:
+        if is_for_lack_of_room(error):
+            self._around.tell("unguarded", action.node, f"no room for a copy of a session's state: {error}", 0)
+        self.feed(ev.CopyFailed(action.copy, action.node, error))
+
+    async def _hold(self, copy: int, contents: Contents, holders: Holders) -> None:
+        """Have these pieces in this process."""
+        mine = self._copies.setdefault(copy, {})
+        for piece, address in contents.items():
+            array = await self._fetched(piece, address, holders[piece])
+            mine = self._copies.get(copy)
+            if mine is None:
+                raise Cancelled("this copy is not wanted any more")
+            if piece not in mine:
+                self._around.held.hold(address, array)
+                mine[piece] = address
+
+    async def _fetched(self, piece: FromState, address: bytes, holders: Iterable[str]) -> NDArray[Any]:
+        """A piece, from whoever has it."""
+        kind, held = self._kind(piece), self._around.held
+        if address in held:
+            return held.of(address, kind)
+        error: MeshError = BlobMissing("nobody holds a piece of the state")
+        there = set(holders) - {CLIENT} or await self._shares.restored(address)
+        for node in sorted(there):
+            member = self._around.members.get(node)
+            if member is None:
+                continue
+            try:
+                return tensor_from(await self._around.blobs.fetch(member.link, address, kind.size_bytes), kind)
+            except MeshError as failure:
+                error = failure
+        raise error
+
+    def _release(self, action: ev.LetGo) -> None:
+        self._shares.forget(action.copy)
+        if action.node != CLIENT:
+            self._let_go(action.node, action.copy)
+            return
+        for address in (self._copies.get(action.copy) or {}).values():
+            self._around.held.release(address)
+        self._copies[action.copy] = None
+
+    def _let_go(self, node: str, generation: int) -> None:
+        """Have a worker forget a plan."""
+        task = self._spawn(self._around.deploying.drop(node, PlanKey(self._around.epoch(), generation), self.frees))
+        self._goodbyes.add(task)
+        task.add_done_callback(self._goodbyes.discard)
+
+    # -- the state, and the end
+
+    def _give_state(self, action: ev.GiveState) -> None:
+        future = self._reads.pop(action.request, None)
+        if future is None or future.done():
+            return
+        contents = action.contents
+        if contents is None:
+            pieces = {FromState(name): self._program.bindings[name] for name, _ in self._stateful.carries}
+            arrays = {piece: self._around.held.of(*content).copy() for piece, content in pieces.items()}
+        else:
+            arrays = {piece: self._around.held.of(at, self._kind(piece)).copy() for piece, at in contents.items()}
+        future.set_result(self._whole(arrays))
+
+    def _refuse_state(self, action: ev.RefuseState) -> None:
+        future = self._reads.pop(action.request, None)
+        if future is not None and not future.done():
+            future.set_exception(action.error)
+
+    def _end(self, action: ev.Ended) -> None:
+        self._error = action.error
+        self._feeds.clear()
+        if action.error is not None:
+            self._around.tell("session", "", f"a session ended: {action.error}", 0)
+        self._forget(self)
+        self.ended.set_result(None)
+
+    # -- helpers
+
+    def _kind(self, piece: FromState | ev.Check) -> TensorType:
+        if isinstance(piece, ev.Check):
+            return TensorType((piece.size_bytes,), U8)
+        kind = self._program.bindings[piece.name][1]
+        return kind if piece.window is None else TensorType(piece.window.sizes, kind.dtype)
+
+    def _whole(self, arrays: Mapping[FromState, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """The tensors of the state, put together where they were cut."""
+        pieces: dict[str, list[tuple[Window, NDArray[Any]]]] = {}
+        found = {}
+        for piece, array in arrays.items():
+            if piece.window is None:
+                found[piece.name] = array
+            else:
+                pieces.setdefault(piece.name, []).append((piece.window, array))
+        kinds = {name: self._program.bindings[name][1] for name in pieces}
+        return found | {name: plan_messages.assembled(kinds[name], windows) for name, windows in pieces.items()}
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return self._around.tasks.run("a session", work, self._broken)
+
+    def _broken(self, error: MeshError) -> None:
+        """A fault of this process must end the session, not leave its caller waiting."""
+        if not self._machine.over:
+            self.feed(ev.CloseAsked(error))
+
+
+def ahead_for(state_bytes: int) -> int:
+    """How many steps may be under way: of a small state more, as each needs a value of its own."""
+    return max(AHEAD_MIN, min(AHEAD_MAX, AHEAD_BYTES // max(state_bytes, 1)))

@@ -1,0 +1,798 @@
+"""A session's decisions: events in, actions out.  Pure.
+
+A session's state stays on its workers, step after step (`worker/state/carried_state.py`).  Steps are issued ahead,
+`ahead` of them at once, and committed in order, once every worker has done its part; only then is the caller told.  The
+feeds of a step are held until a copy of the state makes sure that it is never done again.
+
+Where a plan cannot go on, because a worker died or a link broke, or a better one is there, the state of the last
+committed step is taken from its workers, as blobs, and a new plan begins with them.  If a worker took some of it along,
+the newest *copy* is gone back to, and the steps since are done again from their feeds; what they answer is known and
+not told again.  So no committed step is ever lost, as long as one copy is left:
+
+    buddy         after every `every` steps each worker keeps its pieces as blobs, and another one has them, too; where
+                  several workers make every piece, as ranks do, each of them is a copy already, and of every step
+    coded         the same, where others have checks of what several have: any k shares of n give all back
+    checkpoint    after every `every` steps this process has them
+    none          what the client gave is the only copy, for as long as it and all feeds are little
+
+Workers may be gone for a moment only: this process was stopped, or the network was.  They keep what they hold for a
+while, and say so when they are back (`NodeBack`).  So where without them nothing whole is left, a session waits for
+them, and goes on with what it finds: the value its plan had come to, else the newest copy.
+
+A better plan is gone over to once the step under way is done, and the next one if it may have begun.  A copy is a
+snapshot on the workers that have the pieces (for a new plan on all of them, so that each finds there what it goes on
+with), then a plan without parts on every node that is to hold some (`Keep`), which pins them there.  It does not know
+what a piece is, nor who computes what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from wire.errors import BlobError, Cancelled, DeviceLost, MeshError, OutOfMemory, StaleGeneration
+from wire.policy.redundancy import OF_SESSIONS, copies_of
+
+from ..calls.error_context import nobody, not_readable_yet, not_without, state_lost, stuck_at_first, stuck_step
+from ..calls.step_timeout import Avoided, Patience, Wait
+from ..planning.core.profiles import CLIENT
+from .copies import Copy, Taking
+from .events import (
+    Action,
+    BetterPlan,
+    ChecksFailed,
+    ChecksMade,
+    CloseAsked,
+    CopyFailed,
+    DeployDone,
+    DeployFailed,
+    Ended,
+    Event,
+    ForgetFeeds,
+    ForgetFirst,
+    ForgetPlan,
+    GiveState,
+    Keep,
+    KeepDone,
+    LetGo,
+    MakeChecks,
+    MakePlan,
+    NodeBack,
+    NodeRan,
+    NodesChanged,
+    NodeStuck,
+    OutputArrived,
+    Piece,
+    PlanFailed,
+    PlanMade,
+    Preparing,
+    RefuseState,
+    Reject,
+    Resolve,
+    RunFailed,
+    SendDeploy,
+    SendDrop,
+    SendRun,
+    SnapshotDone,
+    StateAsked,
+    StateUnasked,
+    StepAsked,
+    StepStuck,
+    StopStep,
+    TakeSnapshot,
+    Tick,
+)
+from .steps import PlanNow, Policy, Read, Step, validate
+
+ATTEMPTS_MAX = 20  # plans that failed without a step between them, before the session is given up
+PARK_S = 0.05  # doubled with every further failure: what fails at once is not hammered
+PARK_S_MAX = 1.0
+COPY_TRIES = 3  # plans that could not get the pieces of a copy, before it counts as lost
+COMPILES_LOST_MAX = 3  # each may take the ten minutes after which a worker ends a device that hangs
+RETURN_S = 15.0  # for workers to come back without whom the state is lost: as long as a network is away, or a redial
+SETTLE_S = 1.0  # for the others to come back, too, once a copy is whole: with them the plan goes on, and not a copy
+READS_MAX = 5  # how often a value is asked for that nobody could give
+
+
+class SessionState:
+    """The machine.  `generation` gives numbers for plans and copies that nobody else uses; a session waits `alone_s`
+    for a node when all are dead."""
+
+    def __init__(self, policy: Policy, nodes: Iterable[str], generation: Callable[[], int], alone_s: float) -> None:
+        self.policy = policy
+        self._kind = copies_of(policy.copies, OF_SESSIONS)
+        self._generation = generation
+        self._alone_s = alone_s
+        self._nodes = frozenset(nodes)
+        self._plan: PlanNow | None = None
+        self._copies = [Copy(0, 0, None, {CLIENT: {CLIENT}})]  # the oldest first
+        self._takings: dict[int, Taking] = {}
+        self._reads: dict[int, Read] = {}
+        self._asked = 0  # steps that were asked for
+        self._told = 0  # steps whose outputs were told
+        self._done = 0  # the value that the present plan has come to, or the next one will begin with
+        self._held_from = 0  # the first step whose feeds are held
+        self._copied = 0  # the value of the last copy that was begun
+        self._roomless = False  # by the present plan, workers have no room for each other's copies
+        self._through_here = False  # some worker cannot fetch from another: copies pass through this process
+        self._unchecked = 0  # copies in a row that could not be checked
+        self._attempts, self._gone = 0, dict[str, None]()  # since a step was done: failures, and who died, by name
+        self._compiles_lost = 0  # devices that were lost while they compiled, without a step between
+        self._patience = Patience()
+        self._avoided = Avoided()
+        self._away = False  # whoever went last may come back as it was
+        self._alone = Wait()  # for any worker
+        self._parked_until_s: float | None = None
+        self._return = Wait()  # for workers that have what is left
+        self._last_error: MeshError | None = None
+        self._over: MeshError | None = None
+        self._handlers: dict[type, Any] = {
+            NodesChanged: self._nodes_changed,
+            NodeBack: self._node_back,
+            BetterPlan: self._better_plan,
+            StepAsked: self._step_asked,
+            StateAsked: self._state_asked,
+            StateUnasked: self._state_unasked,
+            CloseAsked: self._close_asked,
+            ForgetFirst: self._forget_first,
+            PlanMade: self._plan_made,
+            PlanFailed: self._plan_failed,
+            DeployDone: self._deploy_done,
+            DeployFailed: self._deploy_failed,
+            Preparing: self._preparing,
+            NodeStuck: self._preparing,
+            NodeRan: self._node_ran,
+            RunFailed: self._run_failed,
+            OutputArrived: self._output_arrived,
+            SnapshotDone: self._snapshot_done,
+            KeepDone: self._keep_done,
+            CopyFailed: self._copy_failed,
+            ChecksMade: self._checks_made,
+            ChecksFailed: self._checks_failed,
+            Tick: self._tick,
+        }
+
+    def begin(self, now: float) -> list[Action]:
+        """The first plan."""
+        return self._go_on(now)
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """The actions that follow from `event`, to be performed in order."""
+        actions: list[Action] = self._handlers[type(event)](event, now)
+        return actions
+
+    def next_deadline(self) -> float | None:
+        """When a Tick is due, or None."""
+        stuck = None if self._plan is None else self._patience.due_s(self._plan.ending)
+        dues = (self._alone.until_s, self._parked_until_s, self._return.until_s, stuck)
+        return min((due for due in dues if due is not None), default=None)
+
+    @property
+    def kept(self) -> frozenset[int]:
+        """The plans and copies that workers are to keep, by generation."""
+        copies = (*self._copies, *(taking.copy for taking in self._takings.values()))
+        return frozenset({copy.number for copy in copies} | ({self._plan.generation} if self._plan else set()))
+
+    @property
+    def next_number(self) -> int:
+        """The number of the step that is asked for next."""
+        return self._asked
+
+    @property
+    def committed(self) -> int:
+        """How many steps are committed and told."""
+        return self._told
+
+    @property
+    def held_from(self) -> int:
+        """The first step that may be done again."""
+        return self._held_from
+
+    @property
+    def over(self) -> bool:
+        return self._over is not None
+
+    @property
+    def idle(self) -> bool:
+        """Nobody waits for anything."""
+        return self._told == self._asked and not self._reads
+
+    def validate(self) -> None:
+        """AssertionError if the state contradicts itself; tests call it after every event."""
+        assert self._told <= self._asked
+        if self._over is not None:
+            assert self._plan is None and not self._copies and not self._takings and not self._reads
+            return
+        assert self._done <= self._asked
+        validate(self._plan, self._copies, self._nodes, self._done, self._held_from)
+        if self._plan is not None and self._plan.running:
+            assert self._done <= self._plan.issued <= min(self._asked, self._done + self.policy.ahead)
+        for taking in self._takings.values():
+            assert taking.nodes <= self._nodes
+        waits = self._alone.until_s, self._parked_until_s, self._return.until_s, self._plan
+        rescuing = any(taking.purpose == "rescue" for taking in self._takings.values())
+        assert rescuing or any(each is not None for each in waits), "a session waits for nothing"
+
+    # -- what the caller wants
+
+    def _step_asked(self, event: StepAsked, now: float) -> list[Action]:
+        if self._over is not None:
+            return [Reject(self._asked, self._over)]
+        self._asked += 1
+        return self._issue(now)
+
+    def _state_asked(self, event: StateAsked, now: float) -> list[Action]:
+        if self._over is not None:
+            return [RefuseState(event.request, self._over)]
+        self._reads[event.request] = Read(self._asked)
+        return self._read(now)
+
+    def _state_unasked(self, event: StateUnasked, now: float) -> list[Action]:
+        self._reads.pop(event.request, None)
+        return [*self._abandon(event.request), *self._issue(now)]
+
+    def _close_asked(self, event: CloseAsked, now: float) -> list[Action]:
+        return self._end(event.error)
+
+    def _forget_first(self, event: ForgetFirst, now: float) -> list[Action]:
+        if self.policy.copies != "none" or self._plan is None or self._done == self._plan.start:
+            return []  # nobody has a value that was made of it
+        return self._trim(lambda copy: copy.contents is None)
+
+    # -- nodes
+
+    def _nodes_changed(self, event: NodesChanged, now: float) -> list[Action]:
+        gone, self._nodes = self._nodes - event.nodes, event.nodes
+        if self._over is not None:
+            return []
+        self._last_error = event.error or self._last_error
+        self._away = bool(event.away) if gone else self._away
+        self._gone |= {event.error.node: None} if event.error and event.error.node else {}
+        actions: list[Action] = []
+        for copy in [*self._copies, *(taking.copy for taking in self._takings.values())]:
+            if copy.lose(gone, event.away):  # it has to make up for what was there twice, and is not now
+                self._copied = self._done - self.policy.every
+        actions += self._trim_lost()
+        if self._return and not self._nodes:  # nobody is left who came back
+            self._return.end()
+            self._return.begin(now, RETURN_S)
+        plan = self._plan
+        hit = plan is not None and plan.lose(gone, event.away)
+        for taking in [each for each in self._takings.values() if gone & set(each.sources.values())]:
+            hit |= taking.purpose == "rescue"
+            actions += self._abandon(taking.purpose)
+        for taking in list(self._takings.values()):  # one who has the same as others, or a buddy, need not answer
+            if taking.snapping & gone:
+                taking.snapping -= gone
+                actions += self._snapped(taking, now)
+            if taking.keeping & gone:
+                taking.keeping -= gone
+                actions += self._kept_by_all(taking, now)
+        if hit:
+            if plan is not None and plan is self._plan and plan.running and all(plan.owners.values()) and plan.nodes:
+                actions += self._counted(now)  # the others have all of what a step made that they have done
+            return [*actions, *self._restart(None, now)]
+        if self._return:
+            return [*actions, *self._look_what_is_back(now)]
+        if self._alone and self._nodes:
+            return [*actions, *self._go_on(now)]
+        return [*actions, *self._read(now)]  # who brought a value may be gone
+
+    def _node_back(self, event: NodeBack, now: float) -> list[Action]:
+        """What a worker has kept counts again; what it has not is gone."""
+        if self._over is not None:
+            return []
+        here = event.node in self._nodes
+        for copy in self._copies:
+            copy.back(event.node, here and copy.number in event.kept)
+        if self._plan is not None:
+            self._plan.back(event.node, here and self._plan.generation in event.kept)
+        actions = self._trim_lost()
+        return [*actions, *self._look_what_is_back(now)] if self._return else actions
+
+    def _look_what_is_back(self, now: float, late: bool = False) -> list[Action]:
+        """Go on with the best there is: with what the plan had come to as long as that may come back whole, for a while
+        also where a copy is whole; then with a copy.  `late`: nobody is waited for any more."""
+        plan, actions = self._plan, list[Action]()
+        if late:
+            if plan is not None:
+                plan.away.clear()
+            actions += self._trim(lambda copy: not copy.whole)
+        if plan is not None and plan.hopeful and not plan.whole:
+            if self._nodes and self._whole_copies:
+                self._return.shorten(now + SETTLE_S)
+            return actions
+        self._return.end()
+        if late and not self._nodes and self._copies:
+            return [*actions, *self._end(nobody(RETURN_S, 0, self._last_error))]
+        return [*actions, *self._restart(None, now)]
+
+    @property
+    def _whole_copies(self) -> list[Copy]:
+        return [copy for copy in self._copies if copy.whole]
+
+    def _trim_lost(self) -> list[Action]:
+        """Let go copies that nobody can give back; those that may become whole again only while none is whole."""
+        whole = bool(self._whole_copies)
+        return self._trim(lambda copy: not copy.whole and (whole or not copy.hopeful))
+
+    def _better_plan(self, event: BetterPlan, now: float) -> list[Action]:
+        plan = self._plan
+        if plan is None or not plan.running:
+            return []
+        plan.ending = True
+        if not plan.steps:
+            return self._restart(None, now)
+        return self._stop(plan, self._done + 1 + self._patience.half_done(now))
+
+    def _stop(self, plan: PlanNow, number: int) -> list[Action]:
+        """Have the workers do no step from this one on: some may be ahead of what is known of them."""
+        stopped = range(number - plan.start, plan.issued - plan.start)
+        plan.issued = min(plan.issued, number)
+        plan.steps = {each: found for each, found in plan.steps.items() if each < number}
+        return [StopStep(plan.generation, step, node) for node in sorted(plan.nodes) for step in stopped]
+
+    # -- plans
+
+    def _restart(self, error: MeshError | None, now: float) -> list[Action]:
+        """The plan cannot go on, or need not: take along what it has come to, if that is all there still."""
+        plan, actions = self._plan, list[Action]()
+        if plan is not None:
+            actions += self._stop(plan, self._done) if plan.running else []
+            plan.running = False
+            self._patience.stopped()
+            if self._done > plan.start and not any(copy.value == self._done for copy in self._whole_copies):
+                if plan.whole:
+                    return [*actions, *self._abandon_all(), *self._take("rescue")]
+                if plan.hopeful and not (self._whole_copies and self._nodes):
+                    self._return.begin(now, RETURN_S)
+                    return [*actions, *self._abandon_all()]
+        return [*actions, *self._abandon_all(), *self._drop_plan(), *self._go_on(now)]
+
+    def _go_on(self, now: float) -> list[Action]:
+        """A new plan, from the newest copy there is."""
+        copies = self._whole_copies
+        if not copies and self._copies:
+            self._return.begin(now, RETURN_S)
+            return []
+        if not copies:
+            return self._end(state_lost(self._last_error, self.policy.copies, self._gone))
+        self._return.end()
+        copy = max(copies, key=lambda copy: (copy.value, copy.here))
+        self._done = copy.value
+        if not self._nodes:
+            self._alone.begin(now, RETURN_S if self._away else self._alone_s)
+            return []
+        self._alone.end()
+        if self._parked_until_s is not None:
+            return []
+        if self._through_here and not copy.here:
+            return self._keep(self._again("rescue", copy))
+        generation = self._generation()
+        candidates = self._avoided.others(self._nodes, now) or self._nodes
+        self._plan = PlanNow(generation, copy.value, candidates)
+        return [MakePlan(generation, candidates, copy.contents, copy.where)]
+
+    def _fail(self, error: MeshError, now: float) -> list[Action]:
+        """What the plan could not do may be done by another; a first failure is acted on at once."""
+        self._attempts += 1
+        self._last_error = error
+        if self._attempts >= ATTEMPTS_MAX:
+            return self._end(error)
+        if self._attempts > 1:
+            self._parked_until_s = now + min(PARK_S * 2 ** (self._attempts - 2), PARK_S_MAX)
+        return self._restart(error, now)
+
+    def _drop_plan(self) -> list[Action]:
+        plan, self._plan = self._plan, None
+        self._patience.stopped()
+        if plan is None:
+            return []
+        return [*(SendDrop(plan.generation, node) for node in sorted(plan.nodes)), ForgetPlan(plan.generation)]
+
+    def _current(self, generation: int) -> PlanNow | None:
+        return self._plan if self._plan is not None and self._plan.generation == generation else None
+
+    def _give_up(self, plan: PlanNow, working: Mapping[str, tuple[int, int, float]], now: float) -> list[Action]:
+        """The step under way does not end: do it again, if it can be told who is stuck without these."""
+        under_way, least_s = (plan.generation, self._done - plan.start), self._patience.waited_s(now) / 2
+        stuck = frozenset(node for node, (*at, took_s) in working.items() if (*at,) == under_way and took_s >= least_s)
+        self._avoided.add(stuck, now)
+        told = StepStuck(plan.generation, stuck)
+        if plan.ending:
+            return [told, *self._restart(None, now)]
+        return [told, *self._fail(stuck_step(self._patience.took_s), now)]
+
+    def _plan_made(self, event: PlanMade, now: float) -> list[Action]:
+        plan = self._current(event.generation)
+        if plan is None:
+            return []
+        if not event.nodes <= self._nodes:
+            return [*self._drop_plan(), *self._go_on(now)]
+        plan.nodes, plan.outputs, self._roomless = event.nodes, event.outputs, event.roomless
+        plan.prepare_s = event.prepare_s
+        self._patience.planned(event.seconds)
+        plan.owners = {piece: set(owners) for piece, owners in event.owners.items()}
+        return [SendDeploy(plan.generation, node) for node in sorted(plan.nodes)]
+
+    def _plan_failed(self, event: PlanFailed, now: float) -> list[Action]:
+        plan = self._current(event.generation)
+        if plan is None:
+            return []
+        if not plan.candidates <= self._nodes:  # who is gone may be why
+            return [*self._drop_plan(), *self._go_on(now)]
+        again = event.error.retry or bool(self._avoided)  # it may be that it takes those after all
+        if not event.error.retry:
+            self._avoided.clear()
+        return self._fail(event.error, now) if again else self._end(not_without(event.error, self._gone, self._done))
+
+    def _deploy_done(self, event: DeployDone, now: float) -> list[Action]:
+        plan = self._current(event.generation)
+        if plan is None:
+            return [SendDrop(event.generation, event.node)] if event.node in self._nodes else []
+        plan.deployed.add(event.node)
+        if plan.running or len(plan.deployed) < len(plan.nodes):
+            return []
+        plan.running, plan.issued = True, self._done
+        return [*self._read(now), *self._issue(now)]
+
+    def _deploy_failed(self, event: DeployFailed, now: float) -> list[Action]:
+        plan = self._current(event.generation)
+        if plan is None:
+            return []
+        if isinstance(event.error, BlobError):  # what it was to begin with is not to be had
+            self._through_here = True
+            return [*self._blame_copy(plan.start), *self._fail(event.error, now)]
+        if isinstance(event.error, DeviceLost):
+            self._avoided.add((event.node,), now)
+            self._compiles_lost += bool(event.error.part)  # that is named where compiling it may have been why
+        hopeless = not event.error.retry or self._compiles_lost >= COMPILES_LOST_MAX
+        return self._end(event.error) if hopeless else self._fail(event.error, now)
+
+    def _preparing(self, event: Preparing | NodeStuck, now: float) -> list[Action]:
+        """Whoever is stuck while the others wait is done without, if there are others; else its worker ends it."""
+        plan = self._plan
+        if plan is None or event.node not in plan.nodes - plan.deployed:
+            return []
+        if not self._avoided.others(self._nodes - {event.node}, now):
+            return []
+        if isinstance(event, Preparing):
+            expected_s = plan.prepare_s.get(event.part, 0.0)
+            if event.generation != plan.generation or not self._patience.compiles_too_long(event.seconds, expected_s):
+                return []
+        self._avoided.add((event.node,), now)
+        return [StepStuck(plan.generation, frozenset({event.node})), *self._fail(stuck_at_first(event.node), now)]
+
+    # -- steps
+
+    def _issue(self, now: float) -> list[Action]:
+        """Begin as many steps as may be under way; those after a value that is asked for wait for it."""
+        plan = self._plan
+        if plan is None or not plan.running or plan.ending:
+            return []
+        wanted = min((read.value for read in self._reads.values()), default=self._asked)
+        actions: list[Action] = []
+        while plan.issued < min(self._asked, wanted, self._done + self.policy.ahead):
+            number, step = plan.issued, plan.issued - plan.start
+            plan.steps[number] = Step()
+            plan.issued += 1
+            self._patience.began(now)
+            committed = self._done - plan.start
+            actions += [SendRun(plan.generation, step, node, number, committed) for node in sorted(plan.nodes)]
+        return actions
+
+    def _step(self, generation: int, step: int) -> Step | None:
+        plan = self._current(generation)
+        return plan.steps.get(plan.start + step) if plan is not None else None
+
+    def _node_ran(self, event: NodeRan, now: float) -> list[Action]:
+        step = self._step(event.generation, event.step)
+        if step is None:
+            return []
+        step.ran.add(event.node)
+        return self._commit_if_done(step, now)
+
+    def _output_arrived(self, event: OutputArrived, now: float) -> list[Action]:
+        step = self._step(event.generation, event.step)
+        if step is None:
+            return []
+        step.outputs[event.slot] = event.value
+        return self._commit_if_done(step, now)
+
+    def _commit_if_done(self, step: Step, now: float) -> list[Action]:
+        assert self._plan is not None
+        return self._commit(now) if self._plan.is_done(step) else []
+
+    def _commit(self, now: float) -> list[Action]:
+        """Count the steps that are done, and what follows."""
+        plan, actions = self._plan, self._counted(now)
+        assert plan is not None
+        if self._done > plan.start and self.policy.copies == "none":
+            actions += self._trim(lambda copy: copy.contents is not None)
+        if plan.ending and not plan.steps:
+            return [*actions, *self._restart(None, now)]
+        return [*actions, *self._copy_if_due(), *self._read(now), *self._issue(now)]
+
+    def _counted(self, now: float) -> list[Action]:
+        """Steps count in order, once all have done them who are there; what was told before is not told again."""
+        plan, actions = self._plan, list[Action]()
+        assert plan is not None
+        while (step := plan.steps.get(self._done)) is not None and plan.is_done(step):
+            del plan.steps[self._done]
+            self._patience.done(now, bool(plan.steps))
+            if self._done == self._told:
+                actions.append(Resolve(self._done, step.outputs))
+                self._told += 1
+            self._done += 1
+            self._attempts, self._compiles_lost, self._gone = 0, 0, {}
+        return actions
+
+    def _run_failed(self, event: RunFailed, now: float) -> list[Action]:
+        plan = self._current(event.generation)
+        if plan is None or plan.start + event.step not in plan.steps:
+            return []
+        if event.error.retry:
+            return self._fail(event.error, now)
+        number = plan.start + event.step
+        if number < self._told:  # it was done before, and answered
+            return self._end(event.error)
+        after = Cancelled("a step before it failed", cause=str(event.error))
+        actions: list[Action] = [Reject(number, event.error)]
+        actions += [Reject(later, after.copy()) for later in range(number + 1, self._asked)]
+        self._asked = number
+        for read in self._reads.values():
+            read.value = min(read.value, number)
+        return [*actions, *self._restart(event.error, now)]
+
+    # -- copies
+
+    def _copy_if_due(self) -> list[Action]:
+        assert self._plan is not None
+        due = self._done - self._copied >= self.policy.every and self._done > self._plan.start
+        if (
+            not due
+            or self.policy.copies == "none"
+            or any(taking.purpose == "copy" for taking in self._takings.values())
+        ):
+            return []
+        owners = self._plan.owners.values()
+        if self.policy.copies == "buddy" and owners and all(len(nodes) > 1 for nodes in owners):
+            self._copied = self._done
+            return self._trim(lambda copy: copy.value < self._done)
+        return self._take("copy")
+
+    def _take(self, purpose: str | int) -> list[Action]:
+        """Copy the value that the plan has come to."""
+        plan = self._plan
+        assert plan is not None and self._done > plan.start
+        if purpose == "copy":
+            self._copied = self._done
+        taking = self._begin_copy(purpose, plan.owners)
+        copy, taking.snapping = taking.copy, set(taking.sources.values())
+        if purpose == "rescue":
+            taking.snapping = set().union(*plan.owners.values())
+        step = self._done - 1 - plan.start
+        return [TakeSnapshot(copy.number, plan.generation, step, node) for node in sorted(taking.snapping)]
+
+    def _begin_copy(self, purpose: str | int, owners: Mapping[Piece, Iterable[str]]) -> Taking:
+        copy = Copy(self._generation(), self._done, None)
+        sources = {piece: min(nodes, default=CLIENT) for piece, nodes in owners.items()}  # it makes what is lost
+        taking = Taking(copy, purpose, sources)
+        self._takings[copy.number] = taking
+        return taking
+
+    def _again(self, purpose: str | int, copy: Copy) -> Taking:
+        """Have others hold a copy that there is."""
+        assert copy.contents is not None
+        taking = self._begin_copy(purpose, copy.where)
+        taking.found = dict(copy.contents)
+        return taking
+
+    def _snapshot_done(self, event: SnapshotDone, now: float) -> list[Action]:
+        taking = self._takings.get(event.copy)
+        if taking is None:
+            return []
+        taking.snapping.discard(event.node)
+        for piece, address in event.contents.items():
+            if taking.sources.get(piece) == event.node:
+                taking.found[piece] = address
+            else:
+                taking.also.setdefault(piece, {})[event.node] = address
+        return self._snapped(taking, now)
+
+    def _snapped(self, taking: Taking, now: float) -> list[Action]:
+        if taking.snapping:
+            return []
+        lacking = taking.sources.keys() - taking.found.keys()
+        if lacking:
+            error, node = (
+                BlobError("a worker left out a piece of the state"),
+                min(taking.sources[each] for each in lacking),
+            )
+            return self._copy_failed(CopyFailed(taking.copy.number, node, error), now)
+        if taking.purpose == "copy" and self._kind.members != 1 and self._keeps_on_workers:
+            return [MakeChecks(taking.copy.number, taking.found, dict(taking.sources), self._nodes)]
+        return self._keep(taking)
+
+    @property
+    def _keeps_on_workers(self) -> bool:
+        return (
+            self._kind.on_workers and len(self._nodes) > self._kind.extra and not (self._through_here or self._roomless)
+        )
+
+    def _checks_made(self, event: ChecksMade, now: float) -> list[Action]:
+        taking = self._takings.get(event.copy)
+        if taking is None:
+            return []
+        copy = taking.copy
+        copy.checked, copy.keepers = event.checked, {node for each in event.checked for node, _ in each.checks}
+        if not copy.keepers <= self._nodes:
+            return self._abandon(taking.purpose)  # the next one is due soon
+        self._unchecked = 0
+        return self._keep(taking)
+
+    def _checks_failed(self, event: ChecksFailed, now: float) -> list[Action]:
+        """Perhaps somebody died; where nobody did, copies pass through here."""
+        taking = self._takings.get(event.copy)
+        if taking is None:
+            return []
+        self._unchecked += 1
+        self._through_here |= self._unchecked >= COPY_TRIES
+        return self._abandon(taking.purpose)
+
+    def _keep(self, taking: Taking) -> list[Action]:
+        """Have all of it held by those who are to have it."""
+        by_node, owners = taking.spread({piece: self._others(taking, piece) for piece in taking.sources})
+        return [Keep(taking.copy.number, node, pieces, owners) for node, pieces in sorted(by_node.items())]
+
+    def _others(self, taking: Taking, piece: Piece) -> set[str]:
+        """Who is to hold a piece besides its owner: those who made the same, or who else is to have a copy."""
+        owner, also = taking.sources[piece], taking.also.get(piece, {})
+        if taking.purpose == "rescue" and not self._through_here:
+            return {node for node, address in also.items() if address == taking.found[piece]} & self._nodes
+        if taking.purpose == "copy" and self._keeps_on_workers:
+            if self._kind.members != 1:
+                return set()
+            ring = sorted(self._nodes)
+            return {ring[(ring.index(owner) + 1) % len(ring)]}
+        return {CLIENT}
+
+    def _keep_done(self, event: KeepDone, now: float) -> list[Action]:
+        taking = self._takings.get(event.copy)
+        if taking is None:
+            return []
+        taking.keeping.discard(event.node)
+        return self._kept_by_all(taking, now)
+
+    def _kept_by_all(self, taking: Taking, now: float) -> list[Action]:
+        copy = taking.copy
+        if taking.keeping or copy.contents is None:
+            return []
+        if not copy.whole:
+            return self._copy_failed(CopyFailed(copy.number, "", BlobError("its holders are gone")), now)
+        del self._takings[copy.number]
+        if isinstance(taking.purpose, int):
+            self._reads.pop(taking.purpose, None)
+            given = GiveState(taking.purpose, copy.contents, copy.where)
+            return [given, *(LetGo(copy.number, node) for node in sorted(copy.asked)), *self._issue(now)]
+        self._copies.append(copy)
+        actions = self._trim_lost()
+        if taking.purpose == "copy":
+            return [*actions, *self._trim(lambda other: other.value < copy.value)]
+        return [*actions, *self._drop_plan(), *self._go_on(now)]
+
+    def _copy_failed(self, event: CopyFailed, now: float) -> list[Action]:
+        taking = self._takings.get(event.copy)
+        if taking is None:
+            return []
+        if event.node in taking.snapping - set(taking.sources.values()):  # others have what it has not
+            taking.snapping.discard(event.node)
+            return self._snapped(taking, now)
+        actions = self._abandon(taking.purpose)
+        self._through_here |= not taking.snapping and isinstance(event.error, BlobError | OutOfMemory)
+        gone = event.node in taking.snapping and isinstance(event.error, DeviceLost | StaleGeneration)
+        if taking.purpose == "rescue" or gone:
+            if self._plan is None:  # it was to be brought here
+                return [*actions, *self._blame_copy(taking.copy.value), *self._fail(event.error, now)]
+            for owners in self._plan.owners.values():
+                owners.discard(event.node)
+            return [*actions, *self._fail(event.error, now)]
+        if taking.purpose == "copy":
+            return actions  # the next one is due soon
+        assert isinstance(taking.purpose, int)
+        read = self._reads[taking.purpose]
+        read.begun, read.attempts = False, read.attempts + 1
+        if read.attempts < READS_MAX:
+            return [*actions, *self._read(now)]
+        del self._reads[taking.purpose]
+        return [*actions, RefuseState(taking.purpose, event.error), *self._issue(now)]
+
+    def _blame_copy(self, value: int) -> list[Action]:
+        """The pieces of a copy could not be had; after some times it counts as lost."""
+        for copy in self._copies:
+            copy.failures += copy.value == value
+        return self._trim(lambda copy: copy.failures >= COPY_TRIES and copy.contents is not None)
+
+    def _abandon(self, purpose: str | int) -> list[Action]:
+        """Make such copies no more, and let go what there is of them."""
+        actions: list[Action] = []
+        for taking in [each for each in self._takings.values() if each.purpose == purpose]:
+            del self._takings[taking.copy.number]
+            actions += [LetGo(taking.copy.number, node) for node in sorted(taking.copy.asked)]
+            if isinstance(purpose, int) and purpose in self._reads:
+                self._reads[purpose].begun = False
+        return actions
+
+    def _abandon_all(self) -> list[Action]:
+        return [action for taking in list(self._takings.values()) for action in self._abandon(taking.purpose)]
+
+    def _trim(self, unwanted: Callable[[Copy], bool]) -> list[Action]:
+        """Let go copies, and the feeds that none of those that stay needs."""
+        gone = [copy for copy in self._copies if unwanted(copy)]
+        self._copies = [copy for copy in self._copies if copy not in gone]
+        actions: list[Action] = [LetGo(copy.number, node) for copy in gone for node in sorted(copy.asked)]
+        copies = [*self._copies, *(taking.copy for taking in self._takings.values())]
+        needed = min((copy.value for copy in copies), default=self._done)
+        if needed > self._held_from:
+            self._held_from = needed
+            actions.append(ForgetFeeds(needed))
+        return actions
+
+    # -- reading the state
+
+    def _read(self, now: float) -> list[Action]:
+        """Give values that the plan has come to, or have them copied to this process."""
+        plan, actions = self._plan, list[Action]()
+        if plan is None or not plan.running:
+            return []
+        for request, read in list(self._reads.items()):
+            if read.begun or read.value != self._done:
+                continue
+            copy = next((copy for copy in self._whole_copies if copy.value == self._done), None)
+            if copy is not None and copy.here:
+                del self._reads[request]
+                actions.append(GiveState(request, copy.contents, copy.where))
+                continue
+            if copy is None and self._done == plan.start:  # whoever else had what this plan began with is gone
+                if self._whole_copies:
+                    return [*actions, *self._restart(None, now)]
+                del self._reads[request]
+                actions.append(RefuseState(request, not_readable_yet(self._last_error)))
+                continue
+            read.begun = True
+            actions += self._take(request) if copy is None else self._keep(self._again(request, copy))
+        return [*actions, *self._issue(now)]
+
+    # -- the end
+
+    def _end(self, error: MeshError | None) -> list[Action]:
+        if self._over is not None:
+            return []
+        self._over = error or Cancelled("the session was closed")
+        actions = self._abandon_all()
+        actions += [Reject(number, self._over.copy()) for number in range(self._told, self._asked)]
+        actions += [RefuseState(request, self._over.copy()) for request in self._reads]
+        self._reads.clear()
+        actions += self._drop_plan()
+        self._told = self._asked
+        actions += self._trim(lambda copy: True)
+        self._parked_until_s = None
+        self._alone.end()
+        self._return.end()
+        return [*actions, Ended(error)]
+
+    def _tick(self, event: Tick, now: float) -> list[Action]:
+        if self._alone.is_over(now):
+            return self._end(nobody(self._alone.seconds, 0, self._last_error))
+        if self._return.is_over(now):
+            return self._look_what_is_back(now, late=True)
+        if self._plan is not None and self._patience.is_over(now, self._plan.ending):
+            return self._give_up(self._plan, event.working, now)
+        if self._parked_until_s is None or now < self._parked_until_s:
+            return []
+        self._parked_until_s = None
+        rescuing = any(taking.purpose == "rescue" for taking in self._takings.values())
+        return [] if rescuing or self._plan is not None or self._alone else self._go_on(now)
+
+
+__all__ = ["Policy", "SessionState"]

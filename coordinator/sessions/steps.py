@@ -1,0 +1,113 @@
+"""What a session goes by: its policy, the plan of now with the steps under way, and reads.  Pure data.
+
+A plan whose workers are away for a while may come back with them, and then knows what each of them has still.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..planning.core.profiles import CLIENT
+from .copies import Copy
+from .events import Piece
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Which copies are made, after how many steps each, and how many steps are under way at most.
+
+    A state that nobody copies is made again of what the client gave while the feeds since are no more than
+    `replay_bytes`.
+    """
+
+    copies: str = "buddy"
+    every: int = 10
+    ahead: int = 2
+    replay_bytes: int = 64 << 20
+    asked: bool = False  # for these copies, by name: without room for them there is no session
+
+
+@dataclass(slots=True)
+class Step:
+    """One that is under way: who has done it, and what it told."""
+
+    ran: set[str] = field(default_factory=set)
+    outputs: dict[int, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class PlanNow:
+    """The plan that a session goes by, or is to go by once all its workers are ready."""
+
+    generation: int
+    start: int  # the value it begins with
+    candidates: frozenset[str] = frozenset()  # the nodes it is planned for
+    nodes: frozenset[str] = frozenset()
+    owners: dict[Piece, set[str]] = field(default_factory=dict)
+    away: dict[str, frozenset[Piece]] = field(default_factory=dict)  # what those made who may come back with it
+    outputs: int = 0
+    prepare_s: Mapping[int, float] = field(default_factory=dict)  # what each part should take to compile
+    deployed: set[str] = field(default_factory=set)
+    running: bool = False
+    ending: bool = False  # a better one follows soon
+    issued: int = 0
+    steps: dict[int, Step] = field(default_factory=dict)  # by the session's numbers
+
+    @property
+    def whole(self) -> bool:
+        """Whether there is a worker for every piece of what it has come to."""
+        return bool(self.owners) and all(self.owners.values())
+
+    @property
+    def hopeful(self) -> bool:
+        """The same, once those are back that are away."""
+        there = {piece for piece, nodes in self.owners.items() if nodes}.union(*self.away.values())
+        return bool(self.owners) and there == self.owners.keys()
+
+    def is_done(self, step: Step) -> bool:
+        """Whether everybody did it, and its outputs are here."""
+        return self.nodes <= step.ran and len(step.outputs) >= self.outputs
+
+    def lose(self, gone: frozenset[str], away: frozenset[str]) -> bool:
+        """These workers are gone, of which some are `away` only; whether any was of this plan."""
+        hit = bool(gone & self.nodes)
+        for node in gone & self.nodes & away:
+            self.away[node] = frozenset(piece for piece, nodes in self.owners.items() if node in nodes)
+        self.nodes -= gone
+        for nodes in self.owners.values():
+            nodes -= gone
+        return hit
+
+    def back(self, node: str, kept: bool) -> None:
+        """A worker that was away is here, and has kept the plan, or not."""
+        pieces = self.away.pop(node, None)
+        if pieces is not None and kept:
+            self.nodes |= {node}
+            for piece in pieces:
+                self.owners[piece].add(node)
+
+
+@dataclass(slots=True)
+class Read:
+    """A value that its caller waits for."""
+
+    value: int  # the steps that it has to be after
+    attempts: int = 0
+    begun: bool = False
+
+
+def validate(plan: PlanNow | None, copies: Iterable[Copy], nodes: frozenset[str], done: int, held_from: int) -> None:
+    """AssertionError if a session's plan or copies need workers that are not there, or feeds that are gone."""
+    if plan is not None:
+        assert plan.nodes <= nodes, "a plan uses a node that is gone"
+        assert plan.start <= done, "a plan went back"
+        assert not (plan.running and plan.away), "a plan runs without its workers"
+        assert not plan.running or plan.steps.keys() == set(range(done, plan.issued))
+    known = list(copies)
+    whole = any(copy.whole for copy in known)
+    for copy in known:
+        assert copy.whole or (copy.hopeful and not whole), "a copy that nobody can give back"
+        assert copy.value >= held_from, "the feeds after a copy are gone"
+        assert set().union(*copy.holders.values()) <= nodes | {CLIENT}

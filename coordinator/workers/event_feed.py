@@ -1,0 +1,86 @@
+"""Event feed: events for whoever watches, and the reports of calls."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+
+from wire.protocol.reports import Event, RelayReport
+
+from ..planning.core.program import Program
+from .records import Call, Deployment
+from .views import NodeView, worker_report
+from .worker_names import name_of
+
+log = logging.getLogger("graph_mesh.coordinator")
+
+EVENTS_MAX = 256
+Watcher = Callable[[Event], None]
+PROGRESS = frozenset({"began", "ran"})  # of every call: told, and not kept, where they would crowd out all others
+
+
+class Teller:
+    """Tells of the workers that are `known`, to the calls in progress and to `watchers`.  Made on the event loop.
+
+    Watchers are programs of users.  They hear of an event once whoever told of it is through with it, so that no work
+    waits for them, and what they raise is logged, once per kind of error: it is nobody else's.
+    """
+
+    def __init__(self, known: Mapping[str, NodeView], calls: Mapping[int, Call]) -> None:
+        self.events: list[Event] = []
+        self.watchers: list[Watcher] = []
+        self._known = known
+        self._calls = calls
+        self._loop = asyncio.get_running_loop()
+        self._now = self._loop.time
+        self._raised: set[tuple[Watcher, type[Exception]]] = set()
+
+    def tell(self, kind: str, node: str, text: str, generation: int = 0) -> None:
+        """Tell of an event; `kind` is one of those of `Event`."""
+        view = self._known.get(node)
+        event = Event(self._now(), kind, view.name if view else node, text, generation)
+        if kind not in PROGRESS:
+            self.events.append(event)
+            del self.events[:-EVENTS_MAX]
+        for call in self._calls.values():
+            call.report.tell(event)
+        for watcher in self.watchers:
+            self._loop.call_soon(self._show, watcher, event)
+
+    def _show(self, watcher: Watcher, event: Event) -> None:
+        try:
+            watcher(event)
+        except Exception as error:
+            if (watcher, type(error)) not in self._raised:
+                self._raised.add((watcher, type(error)))
+                log.exception("what watches the mesh failed at an event %r; it hears of the next", event.kind)
+
+    def progress(self, kind: str, node: str, text: str, generation: int) -> None:
+        """Events of every ordinary call: told only where somebody watches, or where something went wrong before."""
+        if self.watchers or any(len(call.report.generations) > 1 for call in self._calls.values()):
+            self.tell(kind, node, text, generation)
+
+    def planned(self, program: Program, generation: int) -> None:
+        """Calls of a program have a plan."""
+        for call in self._calls.values():
+            if call.program == program:
+                call.report.begins(generation)
+
+    def finish(self, call: Call, generation: int, deployment: Deployment) -> None:
+        """Complete the report of a call that this plan answered."""
+        report = call.report
+        report.seconds = self._now() - call.began_s
+        report.generation = generation
+        assert deployment.plan is not None
+        report.reasons = deployment.plan.reasons
+        for node, ran in [(node, ran) for (made, node), ran in call.ran.items() if made == generation]:
+            deployed = None if deployment.reported else deployment.results.get(node)
+            view = self._known.get(node)
+            if view is None:
+                continue  # it is gone for so long that nobody knows it
+            report.workers[view.name] = worker_report(deployment.plan, view, ran, deployed)
+        deployment.reported = True
+        for (made, source, target), counts in sorted(call.relayed.items()):
+            if made == generation:
+                report.relayed.append(RelayReport(name_of(self._known, source), name_of(self._known, target), *counts))

@@ -1,0 +1,61 @@
+"""Indirect probes: before a silent worker is judged, another one is asked whether it reaches it, and we ask ourselves
+whether the fault is ours.
+
+It passes on what it heard; what follows from it, the failure detector decides (`failure_detector.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+
+from wire.system.tasks import Tasks
+
+from .failure_detector import AskPeer, ProbeSelf
+from .link_prober import second_opinion
+from .records import Member
+
+log = logging.getLogger("graph_mesh.coordinator")
+
+
+class Opinions:
+    """About `members`.  `tell` tells people of it; the detector hears it from `probed` and `self_probed`."""
+
+    def __init__(
+        self,
+        members: Mapping[str, Member],
+        tell: Callable[[str, str, str], None],
+        probed: Callable[[AskPeer, bool | None], None],
+        self_probed: Callable[[bool], None],
+        tasks: Tasks,
+    ) -> None:
+        self._members = members
+        self._tell = tell
+        self._probed = probed
+        self._self_probed = self_probed
+        self._tasks = tasks
+
+    def ask_peer(self, ask: AskPeer) -> None:
+        """Have a worker try to reach one that is silent to us."""
+        self._tasks.run("asking a worker about another", self._ask_peer(ask), lambda _: self._probed(ask, None))
+
+    def probe_self(self, probe: ProbeSelf) -> None:
+        """Most workers went silent at once: see whether the rest still answer before anybody is blamed."""
+        self._tasks.run("asking whether we are well", self._probe_self(probe), lambda _: self._self_probed(False))
+
+    async def _ask_peer(self, ask: AskPeer) -> None:
+        peer, member = self._members.get(ask.peer), self._members.get(ask.node)
+        if member is None:
+            return
+        reached, text = await second_opinion(None if peer is None else peer.link, member.link, ask.wait_s)
+        self._tell("probed", ask.node, f"{peer.profile.name if peer else 'a peer that left'} {text}")
+        self._probed(ask, reached)
+
+    async def _probe_self(self, probe: ProbeSelf) -> None:
+        links = [self._members[peer].link for peer in probe.peers if peer in self._members]
+        answers = await asyncio.gather(*(link.ping(probe.wait_s) for link in links), return_exceptions=True)
+        well = any(isinstance(answer, float) for answer in answers)
+        found = "the others answer" if well else "nobody else answers, so this may be our own fault"
+        log.warning("at least half of the workers fell silent together; %s", found)
+        self._self_probed(well)

@@ -1,0 +1,265 @@
+"""Link table: who reaches whom, how fast, and whose turn it is to be probed.  Pure.
+
+Every node is probed with the others when it joins, both directions in turn, no node in two probes at once so that none
+measures another's traffic.  A link serves both ways, so a pair is connected if either end could dial the other.  A pair
+that is not relays through the coordinator, and is tried again, ever less often but for ever: what stood in the way may
+be gone.  CLIENT stands for the coordinator's own process.
+
+The planner gets links from here.  What was measured is rounded, and a little more or less than what it goes by already
+changes nothing: links that are alike have to look alike, and plans not to change with the weather.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+from ..planning.core.profiles import CLIENT, LAN, SAME_HOST, Link
+
+Pair = tuple[str, str]  # from, to
+
+PEERS_MAX = 32  # a node is probed with so many others: in a larger mesh the rest is assumed
+REST_S = 0.5  # after joining: what a worker joined for comes first
+RETRY_S_FIRST, RETRY_S_MAX = 30.0, 300.0
+HOP_S = SAME_HOST.latency_s  # what a hop costs where the way itself costs nothing
+ALIKE = 1.5  # a factor that does not matter
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """What a probe found: `address` was dialled ("": the other end had dialled), `cause` says why it was not reached.
+
+    `bytes_per_s` is 0 where it was not measured, as over shared memory.
+    """
+
+    reached: bool
+    rtt_s: float = 0.0
+    bytes_per_s: float = 0.0
+    shared: bool = False
+    address: str = ""
+    cause: str = ""
+
+
+@dataclass(slots=True)
+class Pairs:
+    """Tell it who joins and leaves and what probes found; it says which are due.
+
+    A large mesh has tens of thousands of pairs: what happens to a node looks at its own pairs alone.
+    """
+
+    _nodes: dict[str, None] = field(default_factory=lambda: {CLIENT: None})  # in order of joining
+    _others: dict[str, set[str]] = field(default_factory=dict)  # of each node: with whom anything is known or due
+    _ways: dict[Pair, Way] = field(default_factory=dict)
+    _links: dict[Pair, Link] = field(default_factory=dict)  # measured, and other than what was assumed
+    _cut: dict[Pair, None] = field(default_factory=dict)  # what goes that way goes through the coordinator
+    _waiting: dict[str, dict[Pair, None]] = field(default_factory=dict)  # for a probe, at both nodes of the pair
+    _asked: set[Pair] = field(default_factory=set)
+    _busy: set[str] = field(default_factory=set)  # the nodes of those
+    _fresh: dict[str, None] = field(default_factory=dict)  # nodes that may begin one: free since, or with new pairs
+    _resting: dict[str, float] = field(default_factory=dict)  # until when a worker that has just joined is left alone
+    _retries: dict[Pair, tuple[float, float]] = field(default_factory=dict)  # when, and after how long the last was
+    _again: dict[Pair, float] = field(default_factory=dict)  # when a slow way is measured once more; inf when it was
+    _timers: list[tuple[float, Pair]] = field(default_factory=list)  # a heap of the two; old entries count no more
+
+    def joined(self, node: str, now: float) -> None:
+        """A worker is there, or there again: whatever was known of it is old."""
+        self.left(node)
+        self._resting[node] = now + REST_S
+        others = list(self._nodes)
+        for other in dict.fromkeys([CLIENT, *others[-PEERS_MAX:]]):
+            self._wait((node, other))
+        self._nodes[node] = None
+
+    def left(self, node: str) -> None:
+        """A worker is gone."""
+        self._nodes.pop(node, None)
+        self._resting.pop(node, None)
+        for other in self._others.pop(node, ()):
+            self._others[other].discard(node)
+            for pair in ((node, other), (other, node)):
+                self._end_probe(pair)
+                self._waiting[other].pop(pair, None)
+                for known in (self._ways, self._links, self._cut, self._retries, self._again):
+                    known.pop(pair, None)
+        self._waiting.pop(node, None)
+
+    def doubt(self, pair: Pair) -> None:
+        """Something was lost between two workers: see again whether they reach each other."""
+        if not self._nodes.keys() >= set(pair):
+            return
+        for way in (pair, (pair[1], pair[0])):
+            self._ways.pop(way, None)
+            self._cut.pop(way, None)
+            self._retries.pop(way, None)
+        self._wait(pair)
+
+    def silent(self, pair: Pair, cause: str) -> bool:
+        """Two workers hear nothing of each other, so what they exchange is relayed until a probe says otherwise."""
+        if not self._nodes.keys() >= set(pair):
+            return False
+        self.doubt(pair)
+        for way in (pair, (pair[1], pair[0])):
+            self._ways[way] = Way(False, cause=cause)
+            self._cut[way] = None
+        return True
+
+    def due(self, now: float) -> list[Pair]:
+        """What to probe now; tell `found` of each."""
+        while self._timers and self._timers[0][0] <= now:
+            _, pair = heapq.heappop(self._timers)
+            at_s, wait_s = self._retries.get(pair, (math.inf, 0.0))
+            if at_s <= now:
+                self._retries[pair] = (math.inf, wait_s)
+                self._wait(pair)
+            if self._again.get(pair, math.inf) <= now:
+                self._again[pair] = math.inf
+                self._wait(pair)
+        for node in list(itertools.takewhile(lambda node: self._resting[node] <= now, self._resting)):
+            del self._resting[node]
+            self._fresh[node] = None
+        fresh, self._fresh = self._fresh, {}
+        return [begun for node in fresh if (begun := self._begin(node)) is not None]
+
+    def next_deadline(self) -> float | None:
+        """When to ask for what is due, if nothing happens before."""
+        while self._timers and not self._is_set(*self._timers[0]):
+            heapq.heappop(self._timers)
+        first = [at_s for at_s, _ in self._timers[:1]]
+        return min([*first, *itertools.islice(self._resting.values(), 1)], default=None)
+
+    def _wait(self, pair: Pair) -> None:
+        """A probe of this pair is due as soon as both nodes are free."""
+        for node, other in (pair, (pair[1], pair[0])):
+            self._others.setdefault(node, set()).add(other)
+            self._waiting.setdefault(node, {})[pair] = None
+            self._fresh[node] = None
+
+    def _begin(self, node: str) -> Pair | None:
+        """The first probe of a node whose other node is free too, begun."""
+        if not self._is_free(node):
+            return None
+        for pair in self._waiting.get(node, ()):
+            if self._is_free(pair[0]) and self._is_free(pair[1]):
+                for each in pair:
+                    del self._waiting[each][pair]
+                self._asked.add(pair)
+                self._busy.update(pair)
+                return pair
+        return None
+
+    def _is_free(self, node: str) -> bool:
+        return node not in self._busy and node not in self._resting
+
+    def _end_probe(self, pair: Pair) -> None:
+        if pair in self._asked:
+            self._asked.discard(pair)
+            self._busy.difference_update(pair)
+            self._fresh.update(dict.fromkeys(pair))
+
+    def _set(self, at_s: float, pair: Pair) -> None:
+        heapq.heappush(self._timers, (at_s, pair))
+
+    def _is_set(self, at_s: float, pair: Pair) -> bool:
+        """Whether a timer counts still."""
+        return at_s in (self._retries.get(pair, (math.inf,))[0], self._again.get(pair))
+
+    def found(self, pair: Pair, way: Way, now: float, assumed: Link) -> bool:
+        """A probe ended: whether the planner should know.  `assumed` is what it goes by where nothing is measured."""
+        if pair not in self._asked:
+            return False  # one of the two left meanwhile
+        self._end_probe(pair)
+        back = pair[1], pair[0]
+        was_cut = self._connected(pair) is False
+        self._ways[pair] = way
+        other = self._ways.get(back)
+        if way.reached and way.shared:
+            self._ways[back] = replace(way, address="")
+        elif other is None or (way.reached and not other.reached):
+            self._wait(back)
+        if self._connected(pair):
+            self._retries.pop(pair, None)
+            self._retries.pop(back, None)
+        elif other is not None:
+            _, wait_s = self._retries.get(pair, (0.0, RETRY_S_FIRST / 2))
+            wait_s = min(wait_s * 2, RETRY_S_MAX)
+            self._retries[pair] = (now + wait_s, wait_s)
+            self._set(now + wait_s, pair)
+        for each in (pair, back):
+            self._cut.pop(each, None)
+            if CLIENT not in pair and self._connected(pair) is False:
+                self._cut[each] = None
+        changed = self._use(pair, assumed)
+        if changed and pair not in self._again:  # so slow, or only while somebody was busy?
+            self._again[pair] = now + RETRY_S_FIRST
+            self._set(self._again[pair], pair)
+        if way.shared:
+            changed = self._use(back, assumed) or changed
+        return changed or was_cut != (self._connected(pair) is False)
+
+    def _use(self, pair: Pair, assumed: Link) -> bool:
+        """Go by what was measured, if it is other than what we go by."""
+        way = self._ways[pair]
+        if not way.reached:
+            return False
+        measured = _link_of(way)
+        if _alike(measured, self._links.get(pair, assumed)):
+            return False
+        self._links[pair] = measured
+        return True
+
+    def _connected(self, pair: Pair) -> bool | None:
+        """Whether tensors can go straight; None while that is not known."""
+        ways = [self._ways.get(pair), self._ways.get((pair[1], pair[0]))]
+        if any(way is not None and way.reached for way in ways):
+            return True
+        return None if None in ways else False
+
+    # -- what others make of it
+
+    def relayed(self, node: str) -> frozenset[str]:
+        """The workers to which this one sends through the coordinator."""
+        return frozenset(other for other in self._others.get(node, ()) if (node, other) in self._cut)
+
+    def links(self, nodes: Iterable[str], assumed: Callable[[str, str], Link]) -> dict[Pair, Link]:
+        """The ways between these workers and the client that are other than `assumed`."""
+        there = {CLIENT, *nodes}
+        found = {pair: link for pair, link in self._links.items() if there.issuperset(pair)}
+        for pair in self._cut:
+            if there.issuperset(pair):
+                hops = (pair[0], CLIENT), (CLIENT, pair[1])
+                found[pair] = through(*(self._links.get(hop) or assumed(*hop) for hop in hops))
+        return found
+
+    def table(self) -> list[tuple[Pair, Way, str]]:
+        """Everything that was found, with how tensors go that way, for people."""
+        return [(pair, way, self._path(pair, way)) for pair, way in self._ways.items()]
+
+    def _path(self, pair: Pair, way: Way) -> str:
+        if way.shared:
+            return "shared memory"
+        return {True: "direct", False: "relay", None: "?"}[self._connected(pair)]
+
+
+def through(first: Link, second: Link) -> Link:
+    """Two hops: every byte takes both, one after the other."""
+    bytes_per_s = 1 / (1 / first.bytes_per_s + 1 / second.bytes_per_s)
+    return Link(first.latency_s + second.latency_s, bytes_per_s, relayed=True)
+
+
+def _link_of(way: Way) -> Link:
+    if way.shared:
+        return SAME_HOST
+    return Link(_rounded(HOP_S + way.rtt_s / 2), _rounded(way.bytes_per_s) if way.bytes_per_s else LAN.bytes_per_s)
+
+
+def _rounded(value: float) -> float:
+    """To the next half power of two."""
+    return float(2 ** (round(2 * math.log2(value)) / 2))
+
+
+def _alike(one: Link, other: Link) -> bool:
+    ratios = (one.latency_s / other.latency_s, one.bytes_per_s / other.bytes_per_s)
+    return one.relayed == other.relayed and all(1 / ALIKE <= ratio <= ALIKE for ratio in ratios)

@@ -1,0 +1,72 @@
+"""What the coordinator's shell keeps of a worker, of a deployed plan and of a call."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from numpy.typing import NDArray
+
+from wire.link.link import Link
+from wire.protocol.messages import Deployed, Joined, Ran
+
+from ..planning.core.plan import Plan
+from ..planning.core.profiles import WorkerProfile
+from ..planning.core.program import Program
+from ..planning.plan_messages import Fed, work_of
+from .views import CallReport
+
+
+@dataclass(slots=True)
+class Member:
+    """A worker that joined."""
+
+    link: Link
+    joined: Joined
+    profile: WorkerProfile
+    graphs: set[bytes] = field(default_factory=set)  # encodings this link already carried
+    blobs: set[bytes] = field(default_factory=set)  # content this worker is known to hold
+    leaving: bool = False
+    paused: str = ""  # by whom, as in Paused
+    last_words: tuple[str, ...] = ()  # of its log, as it left
+
+    def holds(self, program: Program) -> set[str]:
+        """The params of a program that it is known to hold, by name."""
+        return {name for name, (blob, _) in program.bindings.items() if blob in self.blobs}
+
+
+@dataclass(slots=True)
+class Deployment:
+    """A plan on its way to its workers, or there."""
+
+    program: Program
+    plan: Plan | None = None
+    feeds: dict[str, tuple[Fed, ...]] = field(default_factory=dict)
+    results: dict[str, Deployed] = field(default_factory=dict)
+    reported: bool = False  # its weight bytes stand in a call's report
+    trial: bool = False  # to see how fast a device is
+    verdicts: int = 0  # on the pace of devices, as this was planned or found to be the best still
+
+
+@dataclass(slots=True)
+class Call:
+    """A call in progress."""
+
+    program: Program
+    inputs: Mapping[str, NDArray[Any]]
+    future: asyncio.Future[list[NDArray[Any]]]
+    report: CallReport
+    began_s: float
+    doubts: int = 0  # how often auditors disagreed with its answer
+    ran: dict[tuple[int, str], Ran] = field(default_factory=dict)  # by generation and worker
+    steps: dict[int, int] = field(default_factory=dict)  # its number in each plan that it runs on, by generation
+    # Tensors and bytes that came through here, by generation, sender and receiver.
+    relayed: dict[tuple[int, str, str], list[int]] = field(default_factory=dict)
+
+
+def work_by_plan(deployments: Mapping[int, Deployment], node: str) -> dict[int, frozenset[str]]:
+    """What a worker has to compute in every plan that uses it, by generation."""
+    plans = ((generation, each.plan) for generation, each in deployments.items() if each.plan is not None)
+    return {generation: work_of(plan, node) for generation, plan in plans}

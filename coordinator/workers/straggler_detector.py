@@ -1,0 +1,294 @@
+"""Straggler detector: devices that became slower than they were, each judged by its own past.
+
+A machine may come to be shared, hot or throttled.  What a part takes is held against what the same part took on the
+same device before, while as many calls were under way.  So a verdict cannot follow from a plan: neither from unlike
+devices, nor from a cost model that errs, nor from another cut.  A new plan brings new parts, and those are first got to
+know, at the pace that the device is known to have.
+
+A few runs in a row must agree, and by more than this device's runs ever differ; what is slow stays so until it is well
+again, and its figure changes only where it is far off.  One that became twice as quick counts as well, too: what it
+computes by then was got to know while it was slow, at a pace that need not have been right, and only its work of before
+can tell how well it is.  Pure.  It does not know what follows from a verdict
+(`coordinator/planning/faults/migration_cost.py`), nor of a device that was never well: that one is as slow as its
+measurement says or not.
+
+How far off predictions are is learnt, too, of all devices with the same figures together: they are alike, and a stage
+must not look longer on those that were tried already.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import OrderedDict, deque
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from ..planning.core.plan import Part, Plan
+from ..planning.core.profiles import DeviceProfile, Profiles, WorkerProfile
+
+Site = tuple[str, int]  # node, device
+CLOCK_S = 1e-7  # what clocks tell apart: nothing takes less
+BASE_S = 0.002  # added to either side: what takes no time says more about the machine's noise than about the device
+WINDOW = 31  # runs that say how long a part takes while its device is well
+KNOWN_MIN = 3  # of so many it is known
+SEEN = 5  # of so many runs the middle one counts, so that two that were held up are an accident
+SEEN_MIN = 3
+SLOW = 1.7  # times as long as in good runs: slow
+BEYOND = 1.5  # and that much longer than what is rare for the device
+WELL = 1.5  # less than this is not slow any more
+OFF = 2.0  # a figure that is off by more is changed
+SLOWNESS_MAX = 64.0
+LEARNT_MIN = 8  # runs after which predictions go by how far off they were
+PARTS_MAX = 4096  # whose runs are remembered, of all devices; the least recently run goes first
+
+Figures = tuple[str, str, float, float]  # of a device: its engine, adapter, and what was measured
+Key = tuple[Site, bytes, int]  # a part's graph on a device, and about how many calls were under way
+
+
+@dataclass(slots=True)
+class _Site:
+    at: Site
+    ratios: deque[float] = field(default_factory=lambda: deque(maxlen=SEEN))  # of what work takes now to good runs
+    usual: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))  # the same while it is well
+    errors: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))  # of good runs to what was predicted
+    as_rank: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))  # the same of what ranks compute
+    slowness: float = 1.0
+
+
+@dataclass(slots=True, eq=False)
+class _Kind:
+    """Devices with the same figures."""
+
+    errors: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))  # of good runs that are no trifle
+    learnt: float = 1.0  # times as long as was predicted, while they are well
+
+
+class Stragglers:
+    """`took` for everything that was computed; `as_it_runs` when a plan is made."""
+
+    def __init__(self) -> None:
+        self._sites: dict[Site, _Site] = {}
+        self._kinds: dict[Figures, _Kind] = {}
+        self._kind_of: dict[Site, _Kind] = {}
+        self._runs: OrderedDict[Key, tuple[float, ...]] = OrderedDict()  # an empty deque takes 0.6 KiB
+        self._guessed: set[Key] = set()  # those of which were got to know while the device was slow
+        self.verdicts = 0  # how often one changed
+
+    # -- what is known
+
+    def slowness(self, site: Site) -> float:
+        """1 for a device that is as fast as it was, else how many times as long everything takes, 64 at most."""
+        found = self._sites.get(site)
+        return found.slowness if found else 1.0
+
+    def slow(self) -> Iterable[tuple[Site, float]]:
+        """Who is slower than it was, and how much."""
+        return ((site, seen.slowness) for site, seen in self._sites.items() if seen.slowness > 1.0)
+
+    def as_it_runs(self, worker: WorkerProfile) -> WorkerProfile:
+        """As measured, but for devices that are slower of late, or were found not to be as fast as measured."""
+        devices = (each.slowed(self._factor((worker.node_id, each.index), each)) for each in worker.devices)
+        return replace(worker, devices=tuple(devices))
+
+    def as_found(self, profiles: Profiles) -> Profiles:
+        """Workers `as_it_runs`, each device also as far off what is predicted as its own runs as a rank were, and one
+        that had too few as those with the same figures: so nobody looks slower for having been tried."""
+        sites = [(worker.node_id, device.index) for worker in profiles.workers for device in worker.devices]
+        own = {at: factor for at in sites if (factor := self._own_factor(at))}
+        alike: dict[_Kind | None, list[float]] = {}
+        for at, factor in own.items():
+            alike.setdefault(self._kind_of.get(at), []).append(factor)
+
+        def found(at: Site) -> float:
+            return own.get(at) or statistics.median_low(alike.get(self._kind_of.get(at), [1.0]))
+
+        workers = (
+            replace(each, devices=tuple(device.slowed(found((each.node_id, device.index))) for device in each.devices))
+            for each in profiles.workers
+        )
+        return replace(profiles, workers=tuple(workers))
+
+    def _own_factor(self, at: Site) -> float | None:
+        """What a device's runs as a rank took to what is predicted of devices like it; None if they were too few."""
+        own, kind = self._sites.get(at), self._kind_of.get(at)
+        if own is None or len(own.as_rank) < LEARNT_MIN:
+            return None
+        return _rounded(_good(own.as_rank) / (kind.learnt if kind else 1.0))
+
+    def _factor(self, at: Site, device: DeviceProfile) -> float:
+        figures = device.engine, device.adapter, device.gflops, device.gbytes_per_s
+        kind = self._kind_of[at] = self._kinds.setdefault(figures, _Kind())
+        return self.slowness(at) * kind.learnt
+
+    def expected_s(self, part: Part) -> float:
+        """What a part would take now: by its own runs, or as predicted and as far off as predictions are there."""
+        site = part.node, part.device
+        known = [runs for (where, graph, _), runs in self._runs.items() if where == site and graph == part.graph.hash]
+        if known:
+            return _good(max(known, key=len)) * self.slowness(site)
+        return part.seconds / part.slower * self._error(site) * self.slowness(site)
+
+    def ran_slowly(self, site: Site) -> bool:
+        """Whether what ran there last did."""
+        found = self._sites.get(site)
+        return found is not None and bool(found.ratios) and found.ratios[-1] >= SLOW
+
+    # -- what happens
+
+    def took(self, plan: Plan, seconds: Mapping[int, float], calls: int) -> list[str]:
+        """Parts of a plan took so many seconds on one worker, with so many calls under way; what that changes, for
+        people.  With none it was a trial, and is forgotten once the device is well.  Parts whose work depends on values
+        say nothing; of ranks, who wait for each other, what they compute themselves counts."""
+        changes, by_site = [], dict[Site, dict[int, float]]()
+        for part, took_s in seconds.items():
+            if not plan.parts[part].graph.work_varies:
+                by_site.setdefault(_site_of(plan.parts[part]), {})[part] = took_s
+        for site, mine in sorted(by_site.items()):
+            before = self.slowness(site)
+            self._judge(site, plan, mine, calls.bit_length())
+            after = self.slowness(site)
+            if after != before:
+                self.verdicts += 1
+                changes.append(f"device {site[1]} {_in_words(before, after)}")
+        return changes
+
+    def late(self, part: Part, took_s: float, calls: int) -> list[str]:
+        """A part runs for so long and is not done; what that changes."""
+        known = self._runs.get((_site_of(part), part.graph.hash, calls.bit_length()))
+        if known is None or len(known) < KNOWN_MIN:
+            return []
+        before = self.slowness(_site_of(part))
+        self._weigh(_site_of(part), _good(known), took_s)
+        after = self.slowness(_site_of(part))
+        self.verdicts += after != before
+        return [f"device {part.device} {_in_words(before, after)}"] if after != before else []
+
+    def pardon(self, site: Site) -> None:
+        """A verdict that cannot be tested any more is taken back."""
+        found = self._sites.get(site)
+        if found is not None and found.slowness > 1.0:
+            self._set(site, 1.0)
+            self.verdicts += 1
+
+    def forget(self, node: str) -> None:
+        """The node is gone, or began anew."""
+        for site in [site for site in self._sites if site[0] == node]:
+            del self._sites[site]
+        for site in [site for site in self._kind_of if site[0] == node]:
+            del self._kind_of[site]
+        self._kinds = {each: kind for each, kind in self._kinds.items() if kind in self._kind_of.values()}
+        for key in [key for key in self._runs if key[0][0] == node]:
+            del self._runs[key]
+            self._guessed.discard(key)
+
+    # -- judging
+
+    def _judge(self, at: Site, plan: Plan, seconds: Mapping[int, float], load: int) -> None:
+        site = self._site(at)
+        keys = {part: self._known((site.at, plan.parts[part].graph.hash, load)) for part in seconds}
+        runs = [self._runs.get(key, ()) for key in keys.values()]
+        well = True
+        if all(len(known) >= KNOWN_MIN for known in runs):
+            well = self._weigh(at, sum(map(_good, runs)), sum(seconds.values()))
+        for part, key in keys.items():
+            known = self._runs.get(key)
+            if known is None:  # it was a guess, and the device is well
+                continue
+            if site.slowness == 1.0 and well:
+                known = *known, seconds[part]
+            elif len(known) < KNOWN_MIN:
+                known = *known, seconds[part] / site.slowness
+                self._guessed.add(key)
+            self._runs[key] = known[-WINDOW:]
+        predicted_s = sum(plan.parts[part].seconds / plan.parts[part].slower for part in seconds)
+        if predicted_s > 0 and site.slowness == 1.0 and well:
+            site.errors.append(sum(seconds.values()) / predicted_s)
+            ranks = seconds.keys() & plan.ranks.keys()
+            alike_s = sum(plan.parts[part].seconds / plan.parts[part].slower for part in ranks)
+            if alike_s >= BASE_S:
+                site.as_rank.append(max(sum(seconds[part] for part in ranks), CLOCK_S) / alike_s)
+            if predicted_s >= BASE_S and at in self._kind_of:
+                self._learn(self._kind_of[at], max(sum(seconds.values()), CLOCK_S) / predicted_s)
+
+    def _learn(self, kind: _Kind, error: float) -> None:
+        """Work that is worth measuring took so many times as long as its device is said to need."""
+        kind.errors.append(error)
+        found = _good(kind.errors)
+        if len(kind.errors) >= LEARNT_MIN and max(found / kind.learnt, kind.learnt / found) > OFF:
+            kind.learnt = min(max(_rounded(found), 1 / SLOWNESS_MAX), SLOWNESS_MAX)
+
+    def _weigh(self, at: Site, good_s: float, took_s: float) -> bool:
+        """Add what took `good_s` in good runs and now takes `took_s`; whether a device that is well takes so long."""
+        site = self._site(at)
+        ratio = (took_s + BASE_S) / (good_s + BASE_S)
+        site.ratios.append(ratio)
+        bound = max(SLOW, BEYOND * _rare(site.usual))
+        sustained, was_well = statistics.median(site.ratios), site.slowness == 1.0
+        if was_well and sustained < SLOW and ratio < bound:
+            site.usual.append(ratio)
+        if len(site.ratios) >= SEEN_MIN:
+            well = sustained < (bound if was_well else WELL)
+            slower = max(sustained, 1.0)  # one that is faster than it was known to be is not slow
+            slowness = _rounded(slower + (slower - 1) * BASE_S / max(good_s, 2 * BASE_S))
+            well = well or site.slowness / slowness > OFF
+            if well or was_well or slowness / site.slowness > OFF:
+                self._set(at, 1.0 if well or slowness < SLOW else min(slowness, SLOWNESS_MAX))
+        return ratio < bound
+
+    def _set(self, at: Site, slowness: float) -> None:
+        site = self._sites[at]
+        if slowness == site.slowness:
+            return
+        site.slowness = slowness
+        site.ratios.clear()
+        if slowness == 1.0:
+            for key in [key for key in self._guessed if key[0] == at]:
+                self._guessed.discard(key)
+                self._runs.pop(key, None)
+
+    def _site(self, at: Site) -> _Site:
+        found = self._sites.get(at)
+        if found is None:
+            found = self._sites[at] = _Site(at)
+        return found
+
+    def _known(self, key: Key) -> Key:
+        """The key itself, of runs that are remembered."""
+        self._runs.setdefault(key, ())
+        self._runs.move_to_end(key)
+        while len(self._runs) > PARTS_MAX:
+            self._guessed.discard(self._runs.popitem(last=False)[0])
+        return key
+
+    def _error(self, at: Site) -> float:
+        """How far off predictions are for a device, and for one that was never seen, how far they are elsewhere."""
+        own = self._sites.get(at)
+        if own is not None and own.errors:
+            return _good(own.errors)
+        others = [_good(each.errors) for each in self._sites.values() if each.errors]
+        return statistics.median(others) if others else 1.0
+
+
+def _site_of(part: Part) -> Site:
+    return part.node, part.device
+
+
+def _good(runs: Collection[float]) -> float:
+    """What a part takes in a good run: a quarter is quicker."""
+    ordered = sorted(runs)
+    return ordered[len(ordered) // 4]
+
+
+def _rare(ratios: deque[float]) -> float:
+    """What one of ten exceeds."""
+    return sorted(ratios)[len(ratios) * 9 // 10] if ratios else 1.0
+
+
+def _rounded(times: float) -> float:
+    """To quarter powers of two, so that figures that are alike look alike."""
+    return float(2 ** (round(4 * math.log2(times)) / 4))
+
+
+def _in_words(before: float, after: float) -> str:
+    return f"takes {after:.2g} times as long as it did" if after > 1.0 else "is as fast again as it was"

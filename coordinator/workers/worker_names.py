@@ -1,0 +1,91 @@
+"""The workers that are there: what people call them and hear of them, and which of them somebody means.  Pure."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from wire.errors import InputError, MeshError
+from wire.protocol.messages import Joined
+from wire.protocol.peer import Identity
+
+from .failure_detector import Health
+from .views import NodeView
+
+if TYPE_CHECKING:
+    from .records import Member
+
+PAUSED_BY = {"machine": "paused on its own machine", "coordinator": "paused by mesh-coord nodes pause"}
+
+
+def name_for(peer: Identity, members: Mapping[str, Member]) -> str:
+    """The worker's own name, with a number where another worker here has it: people and reports go by names."""
+    taken = {member.profile.name for node, member in members.items() if node != peer.node_id}
+    if peer.name not in taken:
+        return peer.name
+    stem = re.sub(r"-\d+$", "", peer.name)
+    return next(name for number in itertools.count(2) if (name := f"{stem}-{number}") not in taken)
+
+
+def name_of(known: Mapping[str, NodeView], node: str) -> str:
+    """What people call a worker; the start of its id, where it is gone for so long that it is not known any more."""
+    return known[node].name if node in known else node[:8]
+
+
+def culprit(error: MeshError, node: str, members: Mapping[str, Member]) -> str:
+    """The worker that an error names, which may be another one than `node`, who sent it and waited for that one."""
+    named = (each for each, member in members.items() if error.node in (each, each[:8], member.profile.name))
+    return next(named, node)
+
+
+def view_of(peer: Identity, name: str, joined: Joined) -> NodeView:
+    """A worker that joined, for people."""
+    return NodeView(
+        name,
+        peer.node_id,
+        peer.pid,
+        peer.addresses,
+        Health.HEALTHY.value,
+        peer.version,
+        joined.devices,
+        joined.memory_bytes,
+        system=joined.system,
+        without_gpu=joined.without_gpu,
+    )
+
+
+def state_of(health: Health | None, paused: bool, stuck: bool, quarantined: bool) -> str:
+    """In a word; what keeps a worker from work is said first."""
+    if quarantined:
+        return "quarantined"
+    if health is Health.HEALTHY and (paused or stuck):
+        return "paused" if paused else "stuck"
+    return (health or Health.DEAD).value
+
+
+def member_called(members: Mapping[str, Member], name: str) -> Member:
+    """The worker of this name, this id, or an id that begins so; InputError if it is none, or not one alone."""
+    found = [member for node, member in members.items() if name in (member.profile.name, node)]
+    found = found or [member for node, member in members.items() if name and node.startswith(name)]
+    if len(found) != 1:
+        there = ", ".join(sorted(member.profile.name for member in members.values())) or "none"
+        which = f"{len(found)} workers have ids that begin with" if found else "there is no worker called"
+        raise InputError(f"{which} {name!r} here now", next_step=f"The workers are: {there}")
+    return found[0]
+
+
+def lack_of(members: Collection[Member], usable: Collection[str]) -> str:
+    """Why no worker can be given work, for people; "" if one can, and `usable` are the ids of those."""
+    if usable:
+        return ""
+    if not members:
+        return "none is connected"
+    return "all are paused" if all_paused(members) else "those that are not paused are in quarantine"
+
+
+def all_paused(members: Iterable[Member]) -> bool:
+    """Whether there are workers, and none that works."""
+    states = [bool(member.paused) for member in members]
+    return bool(states) and all(states)
