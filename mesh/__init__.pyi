@@ -26,8 +26,8 @@ from .sharding import auto_sharding, on_grid, reshard, shard
 from .trace import ShapeDtype, Traced, evaluate, trace, trace_full
 from .training import DistributedTrainer
 from .transforms.batching import vmap
-from .transforms.custom import custom_jvp, custom_vjp, stop_gradient
-from .transforms.derivatives import grad, hessian, jacobian, jvp, value_and_grad, vjp
+from .transforms.custom_rules import custom_jvp, custom_vjp, stop_gradient
+from .transforms.grad import grad, hessian, jacobian, jvp, value_and_grad, vjp
 from .transforms.remat import remat
 from .wired import (
     Auto,

@@ -5,7 +5,7 @@
 
 A collective names axes of the grid.  The ranks that differ along these only are a group, numbered row-major over them;
 all of a group take part.  Values are arrays, or pytrees of them.  Each has a derivative in both directions and a batch
-(`transforms/ranks.py`); docs/sharding.md tells what derivatives mean here.
+(`transforms/collective_rules.py`); docs/sharding.md tells what derivatives mean here.
 
 Axis names, shapes and reductions that do not fit raise where they are written.
 """
@@ -26,7 +26,7 @@ from .grid import Names, PartitionSpec
 from .kinds import checked
 from .numpy.promotion import asarray
 from .shard_map import current_grid
-from .transforms.flat import as_array
+from .transforms.pytree_functions import as_array
 
 OPS = ("sum", "mean", *[name for name in REDUCTIONS if name != "sum"])
 

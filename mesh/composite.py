@@ -35,7 +35,7 @@ def _expansion(
     fn: Callable[..., Array], types: tuple[TensorType, ...], attrs: tuple[tuple[str, Any], ...]
 ) -> WireGraph:
     from .trace import OUTPUT
-    from .transforms.inner import run
+    from .transforms.step_list import run
 
     graph = run(lambda *operands: [fn(*operands, **dict(attrs))], types).graph([OUTPUT])
     if graph.blobs:

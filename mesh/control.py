@@ -25,9 +25,9 @@ from .kinds import truth
 from .numpy.promotion import asarray, cast
 from .numpy.promotion import operands as alike
 from .several import several
-from .transforms.flat import as_array, in_64_bits
-from .transforms.inner import Inner, captured_by, run
-from .transforms.inside import row_of
+from .transforms.pytree_functions import as_array, in_64_bits
+from .transforms.region_helpers import row_of
+from .transforms.step_list import Inner, captured_by, run
 from .tree import Tree
 
 Function = Callable[..., Any]

@@ -1,6 +1,6 @@
 """Correlation: the op `conv` with padding that may be negative, and kernels turned around for the transposed map.
 
-Users' convolutions (`nn/convolution.py`) and derivatives of them (`transforms/convolutions.py`) both call it.
+Users' convolutions (`nn/convolution.py`) and derivatives of them (`transforms/conv_rules.py`) both call it.
 """
 
 from __future__ import annotations

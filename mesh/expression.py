@@ -27,8 +27,8 @@ from .handle import Handle
 class Expression(NamedTuple):
     """How a Tensor comes about: a node of the graph, with Tensors in place of indices.
 
-    A mark (`transforms/inner.py`) says to the transforms that its operands are `inputs` and that it has a rule of its
-    own; for everyone else it is the Tensor `stands_for`.
+    A mark (`transforms/step_list.py`) says to the transforms that its operands are `inputs` and that it has a rule of
+    its own; for everyone else it is the Tensor `stands_for`.
     """
 
     op: str

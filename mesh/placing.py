@@ -20,7 +20,7 @@ from . import tree
 from .array import apply
 from .grid import Grid, PartitionSpec
 from .sharding import shard
-from .transforms.flat import as_array
+from .transforms.pytree_functions import as_array
 
 
 def transfer_to(x: Any, device: Any = None, sharding: Any = None, grid: Grid | None = None) -> Any:

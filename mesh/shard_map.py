@@ -27,9 +27,9 @@ from .array import Array
 from .grid import Grid, PartitionSpec, check_grid
 from .kinds import truth
 from .several import several
-from .transforms.flat import Flat, same_structure
-from .transforms.inner import captured_by
-from .transforms.ranks import is_made_again
+from .transforms.collective_rules import is_made_again
+from .transforms.pytree_functions import Flat, same_structure
+from .transforms.step_list import captured_by
 
 _GRID: ContextVar[Grid | None] = ContextVar("mesh_grid", default=None)
 

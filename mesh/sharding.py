@@ -30,7 +30,7 @@ from .calls import positional
 from .grid import Grid, PartitionSpec, check_grid
 from .shard_map import inside_ranks
 from .trace import trace_full
-from .transforms.flat import as_array, same_structure
+from .transforms.pytree_functions import as_array, same_structure
 
 _GRID: ContextVar[Grid | None] = ContextVar("mesh_grid_of_whole_tensors", default=None)
 

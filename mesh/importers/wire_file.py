@@ -12,7 +12,7 @@ from wire.ir.graph import GraphBuilder, WireGraph
 from ..array import Array
 from ..model import InputSpec, Model, Value, parted
 from ..numpy.promotion import asarray
-from ..transforms.inner import call_graph
+from ..transforms.step_list import call_graph
 
 
 def load(path: Path) -> Model:

@@ -15,7 +15,7 @@ from ..kinds import checked
 from ..numpy.contraction import Labelled, contract
 from ..numpy.promotion import asarray, cast, floats, operands
 from ..numpy.reductions import normal_axis
-from ..transforms.custom import stop_gradient
+from ..transforms.custom_rules import stop_gradient
 from .precision import wide
 
 

@@ -436,7 +436,7 @@ def _largest(sizes: Array, axis: Axis, *, keepdims: bool = False) -> Array:
 
 
 def _with_derivative(name: str, function: Callable[[Array], Array], a: Array) -> Array:
-    from ..transforms.derived import applied  # which is made of this namespace
+    from ..transforms.composite_rules import applied  # which is made of this namespace
 
     return applied(name, function, a)
 

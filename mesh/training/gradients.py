@@ -21,7 +21,7 @@ from ..control import cond, scan
 from ..numpy.promotion import asarray
 from ..optim.optimiser import wide
 from ..transforms.batching import vmap
-from ..transforms.derivatives import value_and_grad
+from ..transforms.grad import value_and_grad
 from .recipe import Recipe
 
 Found = tuple[Array, Any]  # a loss, and the gradients

@@ -1,6 +1,7 @@
 """Transforms: functions made of functions - derivatives, batches, rules of one's own.  `mesh` exports them.
 
-`inner.py` runs a function and walks what it did.  Each transform is a table of rules, one row per op (`vjp.py`,
-`jvp.py`, `vmap.py`), with a face over pytrees (`derivatives.py`, `batching.py`, `custom.py`,
+`step_list.py` runs a function and walks what it did.  Each transform is a table of rules, one row per op
+(`vjp_rules.py`,
+`jvp_rules.py`, `vmap_rules.py`), with a face over pytrees (`grad.py`, `batching.py`, `custom_rules.py`,
 `remat.py`).
 """

@@ -17,8 +17,8 @@ from .. import tree
 from ..arguments import check_function, native
 from ..array import Array
 from ..calls import check_call
-from .flat import Flat, parameter_names, same_structure
-from .vmap import batch_of, repeated
+from .pytree_functions import Flat, parameter_names, same_structure
+from .vmap_rules import batch_of, repeated
 
 
 def vmap(fn: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callable[..., Any]:

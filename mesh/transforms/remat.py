@@ -11,11 +11,11 @@ from .. import tree
 from ..arguments import check_function
 from ..array import Array, apply
 from ..calls import taken
-from .flat import Flat
-from .inner import Inner, captured_by, marked, run_like
-from .jvp import Tangents, forward_of
-from .vjp import Cotangents, Pull, backward_of
-from .vmap import Flags, batch_of
+from .jvp_rules import Tangents, forward_of
+from .pytree_functions import Flat
+from .step_list import Inner, captured_by, marked, run_like
+from .vjp_rules import Cotangents, Pull, backward_of
+from .vmap_rules import Flags, batch_of
 
 
 def remat(fn: Callable[..., Any]) -> Callable[..., Any]:

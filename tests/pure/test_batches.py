@@ -18,7 +18,7 @@ import mesh
 import mesh.numpy as mnp
 from mesh.array import Array, apply
 from mesh.numpy import asarray
-from mesh.transforms.vmap import VMAPS, batch
+from mesh.transforms.vmap_rules import VMAPS, batch
 from wire.errors import InputError
 from wire.ir.dtypes import BOOL, F32, I32, U8, U32
 from wire.ir.ops import COLLECTIVES, EXACT, OPS

@@ -17,9 +17,9 @@ from support.smooth_cases import SMOOTH, Smooth
 
 from mesh.array import Array, apply
 from mesh.numpy import asarray
-from mesh.transforms.jvp import JVPS, forward
-from mesh.transforms.vjp import VJPS, backward
-from mesh.transforms.vmap import batch
+from mesh.transforms.jvp_rules import JVPS, forward
+from mesh.transforms.vjp_rules import VJPS, backward
+from mesh.transforms.vmap_rules import batch
 from wire.ir.ops import COLLECTIVES
 
 FLAT = {

@@ -13,9 +13,9 @@ from support.shard_cases import CASES, Case
 import mesh
 import mesh.numpy as mnp
 from mesh.array import Array
-from mesh.transforms.jvp import JVPS
-from mesh.transforms.vjp import VJPS
-from mesh.transforms.vmap import VMAPS
+from mesh.transforms.jvp_rules import JVPS
+from mesh.transforms.vjp_rules import VJPS
+from mesh.transforms.vmap_rules import VMAPS
 from wire.errors import UnknownOp
 from wire.ir.dtypes import F64
 from wire.ir.graph import WireGraph

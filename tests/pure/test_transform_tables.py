@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from mesh.transforms.jvp import JVPS
-from mesh.transforms.vjp import VJPS
-from mesh.transforms.vmap import VMAPS
+from mesh.transforms.jvp_rules import JVPS
+from mesh.transforms.vjp_rules import VJPS
+from mesh.transforms.vmap_rules import VMAPS
 from wire.ir.ops import LEAVES, OPS
 
 NEVER_WALKED = {

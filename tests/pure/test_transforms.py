@@ -13,7 +13,7 @@ import mesh
 import mesh.numpy as mnp
 from mesh import nn
 from mesh.array import Array
-from mesh.transforms.vjp import VJPS
+from mesh.transforms.vjp_rules import VJPS
 from wire.errors import InputError, UnknownOp
 from wire.ir.graph import WireGraph
 from wire.passes.simplify import simplify

@@ -18,7 +18,7 @@ import mesh
 import mesh.numpy as mnp
 from mesh.array import Array, apply
 from mesh.numpy import asarray
-from mesh.transforms.vjp import backward
+from mesh.transforms.vjp_rules import backward
 from wire.ir.graph import WireGraph
 from worker.cpu import evaluate
 

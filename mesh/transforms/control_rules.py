@@ -21,8 +21,7 @@ from wire.ir.graph import WireGraph
 from .. import numpy as mnp
 from ..array import Array, apply
 from ..several import several
-from .inner import Function, Inner, call_graph, captured_by, run
-from .inside import (
+from .region_helpers import (
     Maybe,
     are_known,
     either,
@@ -40,6 +39,7 @@ from .inside import (
     types_of,
     zeros_unless,
 )
+from .step_list import Function, Inner, call_graph, captured_by, run
 
 Transform = Callable[..., Any]
 

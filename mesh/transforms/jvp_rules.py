@@ -20,10 +20,10 @@ from .. import numpy as mnp
 from ..array import Array, apply
 from ..numpy.contraction import Labelled
 from ..numpy.promotion import cast
-from . import convolutions, loops, matrices, programs, ranks, scattering
-from .inner import Function, Inner, Step, Whole, call_graph, looked_up, rebuilt, run_like
-from .slopes import SLOPES, Slope, choose, zero_like
-from .vjp import dot_labels, is_continuous, missing, product, spread
+from . import collective_rules, control_rules, conv_rules, indexing_rules, linalg_rules, op_expansions
+from .elementwise_rules import SLOPES, Slope, choose, zero_like
+from .step_list import Function, Inner, Step, Whole, call_graph, looked_up, rebuilt, run_like
+from .vjp_rules import dot_labels, is_continuous, missing, product, spread
 
 Tangents = Sequence[Array | None]
 Rule = Callable[..., Array | None] | None
@@ -115,7 +115,7 @@ def _extreme(z: Array, tangents: Tangents, operands: Sequence[Array], axes: tupl
     return total / apply("reduce_sum", cast(chosen, x.type.dtype), axes=axes)
 
 
-def _by_program(program: Callable[..., programs.Program]) -> Rule:
+def _by_program(program: Callable[..., op_expansions.Program]) -> Rule:
     """The rule of an op by that of what `program(x, **attrs)` makes it of."""
 
     def rule(z: Array, tangents: Tangents, operands: Sequence[Array], **attrs: Any) -> Array | None:
@@ -141,7 +141,7 @@ def _scatter(z: Array, tangents: Tangents, operands: Sequence[Array], **attrs: A
     data, index, updates = operands
     of_data = mnp.zeros_like(data) if tangents[0] is None else tangents[0]
     of_updates = mnp.zeros_like(updates) if tangents[2] is None else tangents[2]
-    return scattering.scattered_tangent(z, (of_data, of_updates), data, index, updates, **attrs)
+    return indexing_rules.scattered_tangent(z, (of_data, of_updates), data, index, updates, **attrs)
 
 
 def _composite(inputs: list[Array], tangents: Tangents, **attrs: Any) -> tuple[list[Array], list[Array | None]]:
@@ -154,14 +154,14 @@ JVPS: dict[str, Row] = {
     "cast": _linear("cast"),
     "random_bits": None,
     "reduce_sum": _linear("reduce_sum"),
-    "reduce_prod": _by_program(programs.product),
+    "reduce_prod": _by_program(op_expansions.product),
     "reduce_max": _extreme,
     "reduce_min": _extreme,
     "argmax": None,
     "cumsum": _linear("cumsum"),
-    "cumprod": _by_program(programs.running_product),
-    "cummax": _by_program(programs.running_maximum),
-    "cummin": _by_program(programs.running_minimum),
+    "cumprod": _by_program(op_expansions.running_product),
+    "cummax": _by_program(op_expansions.running_maximum),
+    "cummin": _by_program(op_expansions.running_minimum),
     "fft": _linear("fft"),
     "argsort": None,
     "reshape": _linear("reshape"),
@@ -175,20 +175,20 @@ JVPS: dict[str, Row] = {
     "constraint": _linear("constraint"),
     "transfer": _linear("transfer"),
     "dot": _dot,
-    "conv": convolutions.tangent,
-    **{op: Whole(partial(matrices.jvp, op)) for op in matrices.TANGENTS},
+    "conv": conv_rules.tangent,
+    **{op: Whole(partial(linalg_rules.jvp, op)) for op in linalg_rules.TANGENTS},
     "gather": _linear("gather"),
     "scatter": _scatter,
     "dynamic_slice": _linear("dynamic_slice"),
     "dynamic_update_slice": _linear("dynamic_update_slice", 2),
     "composite": Whole(_composite),
-    "cond": Whole(partial(loops.cond_jvp, forward)),
-    "while": Whole(partial(loops.while_jvp, forward)),
-    "scan": Whole(partial(loops.scan_jvp, forward)),
-    "spmd": Whole(partial(ranks.spmd_jvp, forward)),
-    "all_reduce": partial(ranks.all_reduce_jvp, _by_program(ranks.reduced_program)),
+    "cond": Whole(partial(control_rules.cond_jvp, forward)),
+    "while": Whole(partial(control_rules.while_jvp, forward)),
+    "scan": Whole(partial(control_rules.scan_jvp, forward)),
+    "spmd": Whole(partial(collective_rules.spmd_jvp, forward)),
+    "all_reduce": partial(collective_rules.all_reduce_jvp, _by_program(collective_rules.reduced_program)),
     "all_gather": _linear("all_gather"),
-    "reduce_scatter": partial(ranks.reduce_scatter_jvp, _by_program(ranks.scattered_program)),
+    "reduce_scatter": partial(collective_rules.reduce_scatter_jvp, _by_program(collective_rules.scattered_program)),
     "all_to_all": _linear("all_to_all"),
     "permute": _linear("permute"),
     "broadcast_from": _linear("broadcast_from"),

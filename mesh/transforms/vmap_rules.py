@@ -24,10 +24,10 @@ from .. import numpy as mnp
 from ..array import Array, apply, literal
 from ..numpy.contraction import Labelled
 from ..numpy.promotion import cast, index_dtype, like
-from . import convolutions, loops, matrices, randomness, ranks
-from .inner import Function, Inner, Whole, call_graph, looked_up, rebuilt, run, run_like
-from .scattering import clamped, flattened, inside
-from .vjp import dot_labels, missing, product
+from . import collective_rules, control_rules, conv_rules, linalg_rules, threefry
+from .indexing_rules import clamped, flattened, inside
+from .step_list import Function, Inner, Whole, call_graph, looked_up, rebuilt, run, run_like
+from .vjp_rules import dot_labels, missing, product
 
 Flags = Sequence[bool]
 Rule = Callable[..., Array]
@@ -239,7 +239,7 @@ def _composite(size: int, inputs: Sequence[Array], batched: Flags, **attrs: Any)
 
 VMAPS: dict[str, Row] = {
     **{op: _elementwise(op) for op in ELEMENTWISE},
-    "random_bits": lambda size, inputs, batched, shape: randomness.random_bits(inputs[0], shape),
+    "random_bits": lambda size, inputs, batched, shape: threefry.random_bits(inputs[0], shape),
     **{op: _along_axes(op) for op in ("reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reverse")},
     **{op: _along_axis(op) for op in ("argmax", "argsort", "cumsum", "cumprod", "cummax", "cummin")},
     "fft": lambda size, inputs, batched, axis, inverse: apply("fft", *inputs, axis=axis + 1, inverse=inverse),
@@ -253,22 +253,22 @@ VMAPS: dict[str, Row] = {
     "concat": _concat,
     "after": Whole(lambda size, inputs, batched: ([apply("after", *inputs)], [batched[0]])),
     "dot": _dot,
-    "conv": convolutions.batched,
-    **{op: Whole(partial(matrices.vmap, op)) for op in matrices.TANGENTS},
-    "solve": matrices.solve_vmap,
+    "conv": conv_rules.batched,
+    **{op: Whole(partial(linalg_rules.vmap, op)) for op in linalg_rules.TANGENTS},
+    "solve": linalg_rules.solve_vmap,
     "gather": _gather,
     "scatter": _scatter,
     "dynamic_slice": _dynamic_slice,
     "dynamic_update_slice": _dynamic_update_slice,
     "composite": Whole(_composite),
-    "cond": Whole(partial(loops.cond_vmap, batch)),
-    "while": Whole(partial(loops.while_vmap, batch)),
-    "scan": Whole(partial(loops.scan_vmap, batch)),
-    "spmd": Whole(partial(ranks.spmd_vmap, batch)),
-    "all_reduce": ranks.batched("all_reduce"),
-    "all_gather": ranks.batched("all_gather", "axis"),
-    "reduce_scatter": ranks.batched("reduce_scatter", "axis"),
-    "all_to_all": ranks.batched("all_to_all", "split_axis", "concat_axis"),
-    "permute": ranks.batched("permute"),
-    "broadcast_from": ranks.batched("broadcast_from"),
+    "cond": Whole(partial(control_rules.cond_vmap, batch)),
+    "while": Whole(partial(control_rules.while_vmap, batch)),
+    "scan": Whole(partial(control_rules.scan_vmap, batch)),
+    "spmd": Whole(partial(collective_rules.spmd_vmap, batch)),
+    "all_reduce": collective_rules.batched("all_reduce"),
+    "all_gather": collective_rules.batched("all_gather", "axis"),
+    "reduce_scatter": collective_rules.batched("reduce_scatter", "axis"),
+    "all_to_all": collective_rules.batched("all_to_all", "split_axis", "concat_axis"),
+    "permute": collective_rules.batched("permute"),
+    "broadcast_from": collective_rules.batched("broadcast_from"),
 }

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 from .. import numpy as mnp
 from ..array import Array
-from .custom import stop_gradient
-from .inner import marked
-from .jvp import Tangents
-from .matrices import h, t
-from .vjp import Cotangents, Pull, backward
-from .vmap import Flags
+from .custom_rules import stop_gradient
+from .jvp_rules import Tangents
+from .linalg_rules import h, t
+from .step_list import marked
+from .vjp_rules import Cotangents, Pull, backward
+from .vmap_rules import Flags
 
 
 def applied(name: str, function: Callable[[Array], Array], x: Array) -> Array:

@@ -23,11 +23,11 @@ from ..arguments import check_function, integer, items
 from ..array import Array, literal
 from ..calls import apart, check_call, taken
 from ..kinds import truth
-from .flat import Flat, arrays_in, fitting, parameter_names, same_structure, zeros_for_none
-from .inner import Inner
-from .jvp import forward_of
-from .vjp import backward_of, is_continuous
-from .vmap import batch, repeated
+from .jvp_rules import forward_of
+from .pytree_functions import Flat, arrays_in, fitting, parameter_names, same_structure, zeros_for_none
+from .step_list import Inner
+from .vjp_rules import backward_of, is_continuous
+from .vmap_rules import batch, repeated
 
 Function = Callable[..., Any]
 

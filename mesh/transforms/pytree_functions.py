@@ -20,7 +20,7 @@ from ..numpy.creation import zeros_like
 from ..numpy.promotion import asarray, cast, is_python_scalar
 from ..trace import OUTPUT, argument_names, leaf_type
 from ..tree import Tree
-from .inner import Function, Inner, run
+from .step_list import Function, Inner, run
 
 
 class Flat:

@@ -6,7 +6,7 @@ reverse mode is the same row, transposed by `backward`; both are made of `mesh.n
 
 What the operand's upper triangle is not read for (cholesky, eigh) it has no derivative by.  Where factors are not
 determined, their derivatives are not finite: of a singular matrix, of vectors that belong to equal eigenvalues or
-singular values.  `solve` has its reverse rule in `vjp.py`, for transposing a row by itself ends nowhere.
+singular values.  `solve` has its reverse rule in `vjp_rules.py`, for transposing a row by itself ends nowhere.
 """
 
 from __future__ import annotations

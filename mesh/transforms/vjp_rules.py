@@ -11,7 +11,8 @@
 A cotangent has the type of its Tensor exactly; None stands for zero and costs nothing.  Rules are written with
 `mesh.numpy` and `apply`, so they have derivatives and batches themselves.
 
-To add an op: its row here, and its rows in `jvp.py` and `vmap.py`; `tests/pure/test_transform_tables.py` asks for them.
+To add an op: its row here, and its rows in `jvp_rules.py` and `vmap_rules.py`; `tests/pure/test_transform_tables.py`
+asks for them.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from ..array import Array, apply
 from ..expression import Tensor
 from ..numpy.contraction import Labelled, Labels, contract
 from ..numpy.promotion import cast
-from . import convolutions, loops, matrices, programs, ranks, scattering
-from .inner import Function, Inner, Step, Whole, call_graph, looked_up, rebuilt, run_like
-from .slopes import SLOPES, choose, zero_like
+from . import collective_rules, control_rules, conv_rules, indexing_rules, linalg_rules, op_expansions
+from .elementwise_rules import SLOPES, choose, zero_like
+from .step_list import Function, Inner, Step, Whole, call_graph, looked_up, rebuilt, run_like
 
 Cotangents = Sequence[Array | None]
 Pull = Callable[[Cotangents], list[Array | None]]
@@ -179,7 +180,7 @@ def _extreme(g: Array, z: Array, x: Array, axes: tuple[int, ...]) -> Array:
     return choose(chosen, spread(g / count, x.shape, axes), zero_like(g))
 
 
-def _by_program(program: Callable[..., programs.Program]) -> Rule:
+def _by_program(program: Callable[..., op_expansions.Program]) -> Rule:
     """The rule of an op by that of what `program(x, **attrs)` makes it of."""
 
     def rule(g: Array, z: Array, x: Array, **attrs: Any) -> Array:
@@ -287,14 +288,14 @@ VJPS: dict[str, Row] = {
     "cast": (lambda g, z, x, dtype: cast(mnp.real(g) if x.type.dtype.kind == "f" else g, x.type.dtype),),
     "random_bits": NONE,
     "reduce_sum": (lambda g, z, x, axes: spread(g, x.shape, axes),),
-    "reduce_prod": (_by_program(programs.product),),
+    "reduce_prod": (_by_program(op_expansions.product),),
     "reduce_max": EXTREME,
     "reduce_min": EXTREME,
     "argmax": NONE,
     "cumsum": (lambda g, z, x, axis: mnp.flip(apply("cumsum", mnp.flip(g, axis), axis=axis), axis),),
-    "cumprod": (_by_program(programs.running_product),),
-    "cummax": (_by_program(programs.running_maximum),),
-    "cummin": (_by_program(programs.running_minimum),),
+    "cumprod": (_by_program(op_expansions.running_product),),
+    "cummax": (_by_program(op_expansions.running_maximum),),
+    "cummin": (_by_program(op_expansions.running_minimum),),
     "fft": (lambda g, z, x, axis, inverse: apply("fft", g, axis=axis, inverse=inverse),),  # its matrix is symmetric
     "argsort": NONE,
     "reshape": (lambda g, z, x, shape: mnp.reshape(g, x.shape),),
@@ -311,14 +312,14 @@ VJPS: dict[str, Row] = {
     "transfer": (lambda g, z, x, device: apply("transfer", g, device=ANY),),  # back to wherever x was computed
     "reverse": (lambda g, z, x, axes: apply("reverse", g, axes=axes),),
     "dot": (_dot_left, _dot_right),
-    "conv": (convolutions.of_x, convolutions.of_w),
+    "conv": (conv_rules.of_x, conv_rules.of_w),
     "solve": (
-        lambda g, z, a, b: -mnp.matmul(apply("solve", matrices.t(a), g), matrices.t(z)),
-        lambda g, z, a, b: apply("solve", matrices.t(a), g),
+        lambda g, z, a, b: -mnp.matmul(apply("solve", linalg_rules.t(a), g), linalg_rules.t(z)),
+        lambda g, z, a, b: apply("solve", linalg_rules.t(a), g),
     ),
-    **{op: Whole(partial(matrices.vjp, backward, op)) for op in matrices.TANGENTS if op != "solve"},
-    "gather": (scattering.gathered, None),
-    "scatter": (scattering.scattered_data, None, scattering.scattered_updates),
+    **{op: Whole(partial(linalg_rules.vjp, backward, op)) for op in linalg_rules.TANGENTS if op != "solve"},
+    "gather": (indexing_rules.gathered, None),
+    "scatter": (indexing_rules.scattered_data, None, indexing_rules.scattered_updates),
     "dynamic_slice": (lambda g, z, x, at, sizes: apply("dynamic_update_slice", mnp.zeros_like(x), g, at), None),
     "dynamic_update_slice": (
         lambda g, z, x, update, at: apply("dynamic_update_slice", g, mnp.zeros_like(update), at),
@@ -326,14 +327,14 @@ VJPS: dict[str, Row] = {
         None,
     ),
     "composite": Whole(_composite),
-    "cond": Whole(partial(loops.cond_vjp, backward)),
-    "while": Whole(loops.while_vjp),
-    "scan": Whole(partial(loops.scan_vjp, backward)),
-    "spmd": Whole(partial(ranks.spmd_vjp, backward)),
-    "all_reduce": (partial(ranks.all_reduce_vjp, _by_program(ranks.reduced_program)),),
-    "all_gather": (ranks.all_gather_vjp,),
-    "reduce_scatter": (partial(ranks.reduce_scatter_vjp, _by_program(ranks.scattered_program)),),
-    "all_to_all": (ranks.all_to_all_vjp,),
-    "permute": (ranks.permute_vjp,),
-    "broadcast_from": (ranks.broadcast_from_vjp,),
+    "cond": Whole(partial(control_rules.cond_vjp, backward)),
+    "while": Whole(control_rules.while_vjp),
+    "scan": Whole(partial(control_rules.scan_vjp, backward)),
+    "spmd": Whole(partial(collective_rules.spmd_vjp, backward)),
+    "all_reduce": (partial(collective_rules.all_reduce_vjp, _by_program(collective_rules.reduced_program)),),
+    "all_gather": (collective_rules.all_gather_vjp,),
+    "reduce_scatter": (partial(collective_rules.reduce_scatter_vjp, _by_program(collective_rules.scattered_program)),),
+    "all_to_all": (collective_rules.all_to_all_vjp,),
+    "permute": (collective_rules.permute_vjp,),
+    "broadcast_from": (collective_rules.broadcast_from_vjp,),
 }

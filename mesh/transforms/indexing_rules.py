@@ -13,7 +13,7 @@ from wire.ir.dtypes import I32
 from .. import numpy as mnp
 from ..array import Array, apply, literal
 from ..numpy.promotion import INT_BOUNDS, cast, index_dtype
-from .slopes import choose, zero_like
+from .elementwise_rules import choose, zero_like
 
 
 def clamped(index: Array, dim: int) -> Array:

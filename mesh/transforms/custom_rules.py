@@ -19,11 +19,11 @@ from .. import tree
 from ..arguments import check_function
 from ..array import Array
 from ..calls import positional
-from .flat import Flat, as_array, fitting, in_64_bits, same_structure, zeros_for_none
-from .inner import Inner, captured_by, marked, run, run_like
-from .jvp import Tangents
-from .vjp import Cotangents, Pull, backward, is_continuous
-from .vmap import Flags, batch_of, repeated
+from .jvp_rules import Tangents
+from .pytree_functions import Flat, as_array, fitting, in_64_bits, same_structure, zeros_for_none
+from .step_list import Inner, captured_by, marked, run, run_like
+from .vjp_rules import Cotangents, Pull, backward, is_continuous
+from .vmap_rules import Flags, batch_of, repeated
 
 Function = Callable[..., Any]
 

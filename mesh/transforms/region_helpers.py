@@ -1,4 +1,4 @@
-"""Inside: what the rules of ops with graphs inside share, be they branches, loops or what ranks compute."""
+"""Region helpers: what the rules of ops with graphs inside share, be they branches, loops or what ranks compute."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from wire.ir.types import TensorType
 
 from .. import numpy as mnp
 from ..array import Array, apply
-from .inner import Function, call_graph, captured_by, run
+from .step_list import Function, call_graph, captured_by, run
 
 Maybe = Sequence[Array | None]
 """Derivatives, None where they are zero."""

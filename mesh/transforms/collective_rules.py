@@ -33,10 +33,10 @@ from ..array import Array, apply, literal
 from ..expression import Tensor, traced_argument
 from ..numpy.promotion import cast, like
 from ..several import several
-from .inner import Inner, captured_by, is_of_constants, run
-from .inside import Maybe, function_of, function_of_some, is_smooth, types_of
-from .programs import product
-from .slopes import choose, zero_like
+from .elementwise_rules import choose, zero_like
+from .op_expansions import product
+from .region_helpers import Maybe, function_of, function_of_some, is_smooth, types_of
+from .step_list import Inner, captured_by, is_of_constants, run
 
 Transform = Callable[..., Any]
 Group = dict[str, tuple[Any, ...]]
