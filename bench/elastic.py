@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 
 from mesh import DistributedTrainer, Mesh, nn, optim, tree
-from mesh.local import environment
+from mesh.backends.local_workers import environment
 from mesh.training import Callback, StepReport
 
 SIZES, DATA = (64, 128, 128, 10), 4096

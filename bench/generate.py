@@ -29,7 +29,7 @@ from support.language import gpt2_folder
 
 import mesh
 from mesh import InferenceServer, Mesh
-from mesh.config import MeshConfig
+from mesh.backends.config import MeshConfig
 
 VOCABULARY, HEADS, POSITIONS = 4096, 6, 512
 BATCH = 8

@@ -23,9 +23,9 @@ import numpy as np
 import mesh.numpy as mnp
 from mesh import DistributedTrainer, Mesh, Pipeline, Single, nn, optim
 from mesh.training.data import Cursor, data_of
-from mesh.training.formation import Choice, form
-from mesh.training.run import AHEAD
+from mesh.training.fit_loop import AHEAD
 from mesh.training.trainer import together_first
+from mesh.training.worker_group import Choice, form
 from wire.policy.pipeline_schedules import SCHEDULES
 from wire.policy.strategies import Strategy
 

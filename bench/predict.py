@@ -31,8 +31,8 @@ from elastic import free_ports
 
 import mesh.numpy as mnp
 from mesh import Mesh, tree, value_and_grad
+from mesh.backends.local_workers import environment
 from mesh.errors import MeshError
-from mesh.local import environment
 
 OFF_MAX, BEHIND_MAX = 2.0, 1.1
 WARM = 4  # calls before the one that is predicted

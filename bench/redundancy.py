@@ -19,7 +19,7 @@ import numpy as np
 
 import mesh.numpy as mnp
 from mesh import Mesh
-from mesh.preview import size_text
+from mesh.client.plan_preview import size_text
 
 LAYERS = 12
 POLICIES = ("checkpoint", "buddy", "coded", "replica")

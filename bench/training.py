@@ -330,8 +330,8 @@ def step_flops() -> int:
     """Of a whole step, as the op table counts them."""
     from mesh import trace
     from mesh.training.data import Cursor, Rows, Shares, padded
-    from mesh.training.recipe import Recipe
     from mesh.training.step import training_step
+    from mesh.training.step_config import Recipe
     from mesh.training.trainer import together_first
 
     task = mlp()

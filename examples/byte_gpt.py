@@ -18,7 +18,7 @@ import numpy as np
 
 import mesh
 from mesh import DistributedTrainer, Mesh, nn, optim, training
-from mesh.safetensors import save_safetensors
+from mesh.models.safetensors import save_safetensors
 
 DOCUMENTS = Path(__file__).parents[1] / "docs"
 WIDTH, LAYERS, HEADS, LENGTH = 64, 2, 4, 32

@@ -13,6 +13,6 @@ start fast.  `__init__.pyi` is the list of them.
 
 import lazy_loader
 
-from . import neighbours as neighbours  # it explains why another import would fail
+from . import _import_check as _import_check  # it explains why another import would fail
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

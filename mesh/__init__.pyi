@@ -1,35 +1,35 @@
 """The names that users import: the one list of them, by which `__init__.py` imports each when it is first used."""
 
-from . import collectives, errors, neighbours, nn, numpy, optim, training, tree
-from .aio import AsyncMesh
-from .array import Array
-from .client import Mesh
+from . import collectives, errors, nn, numpy, optim, training, tree
+from .client.async_mesh import AsyncMesh
+from .client.mesh import Mesh
 from .coding import CodedWeights, Coding
-from .control import cond, fori_loop, map, scan, while_loop  # noqa: A004  # users write mesh.map
-from .distributed import distributed
+from .core.array import Array
+from .core.handle import Handle
+from .core.realise import realise
 from .errors import MeshError
-from .function import Function, function
-from .grid import Grid, PartitionSpec
-from .handle import Handle
+from .functions.distributed import distributed
+from .functions.function import Function, function
 from .importers.jax import from_jax
 from .importers.torch import from_torch
 from .inference import AsyncInferenceServer, InferenceServer
-from .load import load
-from .model import InputSpec, Model
+from .models.load import load
+from .models.model import InputSpec, Model
+from .models.safetensors import load_safetensors, save_safetensors
 from .numpy import random
-from .placing import accelerator, cpu, gpu, to_device, transfer_to
-from .realise import realise
-from .safetensors import load_safetensors, save_safetensors
 from .scripts.world import barrier, init, local_rank, rank, shutdown, world_size
-from .shard_map import shard_map
-from .sharding import auto_sharding, on_grid, reshard, shard
-from .trace import ShapeDtype, Traced, evaluate, trace, trace_full
+from .spmd.annotations import auto_sharding, on_grid, reshard, shard
+from .spmd.device_transfer import accelerator, cpu, gpu, to_device, transfer_to
+from .spmd.grid import Grid, PartitionSpec
+from .spmd.shard_map import shard_map
+from .tracing.trace import ShapeDtype, Traced, evaluate, trace, trace_full
 from .training import DistributedTrainer
-from .transforms.batching import vmap
+from .transforms.control_flow import cond, fori_loop, map, scan, while_loop  # noqa: A004  # users write mesh.map
 from .transforms.custom_rules import custom_jvp, custom_vjp, stop_gradient
 from .transforms.grad import grad, hessian, jacobian, jvp, value_and_grad, vjp
 from .transforms.remat import remat
-from .wired import (
+from .transforms.vmap import vmap
+from .util.wire_exports import (
     Auto,
     DataParallel,
     DataTensor,
@@ -97,7 +97,6 @@ __all__ = [
     "load_safetensors",
     "local_rank",
     "map",
-    "neighbours",
     "nn",
     "numpy",
     "on_grid",

@@ -20,13 +20,13 @@ from wire.ir.rules import REDUCTIONS
 
 from . import numpy as mnp
 from . import tree
-from .arguments import axis_of, integer, items, number, pairs_of
-from .array import Array, Operand, apply
-from .grid import Names, PartitionSpec
-from .kinds import checked
+from .core.array import Array, Operand, apply
 from .numpy.promotion import asarray
-from .shard_map import current_grid
+from .spmd.grid import Names, PartitionSpec
+from .spmd.shard_map import current_grid
 from .transforms.pytree_functions import as_array
+from .util.annotation_checks import checked
+from .util.argument_checks import axis_of, integer, items, number, pairs_of
 
 OPS = ("sum", "mean", *[name for name in REDUCTIONS if name != "sum"])
 

@@ -21,8 +21,8 @@ from typing import Any
 
 from wire.errors import InputError
 
-from .arguments import check_function, said
-from .kinds import checked
+from .util.annotation_checks import checked
+from .util.argument_checks import check_function, said
 
 __all__ = [
     "LEAF", "Keywords", "Tree", "escape", "flatten", "flatten_with_paths", "is_frozen", "join", "leaves", "map",

@@ -45,8 +45,8 @@ from ..sessions.state import Policy
 from .program_upload import Receiving
 
 log = logging.getLogger("graph_mesh.service")
-# For as long a client without a link finds its sessions.  It dials again for 30 s (`mesh/remote.py`), and may notice
-# that the link broke somewhat later than we do.
+# For as long a client without a link finds its sessions.  It dials again for 30 s (`mesh/backends/remote.py`), and may
+# notice that the link broke somewhat later than we do.
 KEEP_S = 60.0
 Ask = Callable[[], Awaitable[Any]]
 Named = Callable[[Any], Iterable[tuple[str, NDArray[Any]]]]

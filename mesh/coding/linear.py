@@ -15,14 +15,14 @@ from wire.erasure.real_mds import FLOATS, blocks_of, joined
 from wire.ir.graph import WireGraph
 
 from .. import numpy as mnp
-from ..array import Array, Operand
+from ..core.array import Array, Operand
+from ..core.realise import realise, using
 from ..nn import Linear
 from ..nn.functions import linear
-from ..realise import realise, using
-from ..trace import trace
+from ..tracing.trace import trace
 
 if TYPE_CHECKING:
-    from .asking import Coding
+    from .coded_calls import Coding
 
 
 class CodedLinear:

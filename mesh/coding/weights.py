@@ -18,11 +18,11 @@ from wire.erasure.real_mds import Shares, blocks_of, joined
 from wire.errors import ConfigError, ExecuteFailed, InputError, MeshError, NodeLost, ShapeError
 
 from .. import numpy as mnp
-from ..arguments import integer, items, said
+from ..util.argument_checks import integer, items, said
 
 if TYPE_CHECKING:
-    from ..client import Session, Step
-    from .asking import Coding
+    from ..client.mesh import Session, Step
+    from .coded_calls import Coding
 
 State = dict[str, Any]  # "share", and "version": the number of the last change that is in it
 

@@ -20,10 +20,10 @@ from wire.system.log_ring import start_logging
 from wire.timeouts import COLLECTIVE_TIMEOUT_S
 
 from .exit_codes import INTERRUPTED, OK, run_command
+from .find_coordinator import Ask, on_a_coordinator
 from .flags import add_common, add_health, add_listening, command, node_timeout_s, verbosity
 from .launch import launch, launch_arguments
-from .members import authority_arguments, join, join_arguments, nodes_arguments, token_arguments
-from .reaching import Ask, on_a_coordinator
+from .membership import authority_arguments, join, join_arguments, nodes_arguments, token_arguments
 from .topology import show as topology
 from .topology import topology_arguments
 
@@ -166,7 +166,7 @@ VERBS: dict[str, Verb] = {
     "nodes": Verb(
         "show the workers and their devices, pause one, or throw one out",
         nodes_arguments,
-        remote=later("asking", "nodes"),
+        remote=later("remote_verbs", "nodes"),
     ),
     "token": Verb("make, list and withdraw join tokens", token_arguments),
     "authority": Verb("show the mesh's authority, or replace it", authority_arguments),
@@ -175,14 +175,14 @@ VERBS: dict[str, Verb] = {
     "plan": Verb(
         "show what would go where, before a byte moves",
         _plan_arguments,
-        remote=later("asking", "plan"),
+        remote=later("remote_verbs", "plan"),
         files=("graph",),
     ),
-    "submit": Verb("run a graph", _submit_arguments, remote=later("asking", "submit"), files=("graph",)),
-    "status": Verb("show jobs", _status_arguments, remote=later("asking", "status")),
-    "logs": Verb("show what happened to a job", _job_argument, remote=later("asking", "logs")),
-    "result": Verb("wait for a job and write its outputs", _result_arguments, remote=later("asking", "result")),
-    "cancel": Verb("stop a job", _job_argument, remote=later("asking", "cancel")),
+    "submit": Verb("run a graph", _submit_arguments, remote=later("remote_verbs", "submit"), files=("graph",)),
+    "status": Verb("show jobs", _status_arguments, remote=later("remote_verbs", "status")),
+    "logs": Verb("show what happened to a job", _job_argument, remote=later("remote_verbs", "logs")),
+    "result": Verb("wait for a job and write its outputs", _result_arguments, remote=later("remote_verbs", "result")),
+    "cancel": Verb("stop a job", _job_argument, remote=later("remote_verbs", "cancel")),
     "launch": Verb("run a script as several ranks", launch_arguments, local=launch, interrupted=INTERRUPTED),
     "doctor": Verb("tell what is wrong with the mesh and what to do about it", _doctor_arguments, local=doctor),
     "demo": Verb("a real model over three workers, one of them killed", _demo_arguments, local=demo),

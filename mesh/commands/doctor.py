@@ -1,7 +1,7 @@
 """`mesh-coord doctor`: gathers facts about a mesh and this machine, and tells what is wrong with them.
 
-What counts as wrong, and what to do then, is in `mesh/diagnosis.py`.  It changes nothing, and works without a running
-coordinator: then it says so and looks at this machine only.
+What counts as wrong, and what to do then, is in `mesh/commands/diagnosis.py`.  It changes nothing, and works without a
+running coordinator: then it says so and looks at this machine only.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from wire.security.join_port import PORT_OFFSET
 from worker.config import WorkerConfig
 from worker.devices.registry import list_devices
 
-from ..diagnosis import (
+from ..backends.enrolment import is_client
+from .diagnosis import (
     EVERY,
     PROBLEM,
     SYSTEMS,
@@ -51,11 +52,10 @@ from ..diagnosis import (
     checked,
     diagnose,
 )
-from ..enrolment import is_client
 from .exit_codes import FAILED, OK
+from .find_coordinator import connect, named
 from .flags import mesh_name
-from .pairs import print_pairs
-from .reaching import connect, named
+from .links_table import print_pairs
 from .tables import print_table
 
 LISTEN_S = 2.5  # in which the question goes out three times; what is there answers within a second

@@ -89,7 +89,7 @@ def mesh_name(options: argparse.Namespace) -> str:
     """What --mesh says, or else the environment."""
     if options.mesh:
         return check_name("mesh", options.mesh)
-    from ..config import default_mesh_name
+    from ..backends.config import default_mesh_name
 
     return default_mesh_name()
 

@@ -29,19 +29,19 @@ from wire.security.join_tokens import Token
 from wire.system.signals import watch_signals
 from wire.timeouts import check_collective_timeout
 
-from ..admission import FIRST_TOKEN_S, FIRST_TOKEN_USES, Admission
-from ..config import coordinator_folder
-from ..durations import parse_duration
-from ..embedded import start_coordinator
-from ..enrolment import authority_folder
-from ..sizes import check_fraction
+from ..backends.admission import FIRST_TOKEN_S, FIRST_TOKEN_USES, Admission
+from ..backends.config import coordinator_folder
+from ..backends.embedded import start_coordinator
+from ..backends.enrolment import authority_folder
+from ..util.byte_sizes import check_fraction
+from ..util.durations import parse_duration
 from .exit_codes import OK
 from .flags import mesh_name, node_name, node_timeout_s
 
 if TYPE_CHECKING:
     from wire.discovery.mdns import Announcer
 
-    from ..joining import AutoJoin
+    from ..backends.auto_join import AutoJoin
 
 log = logging.getLogger("graph_mesh.serve")
 
@@ -92,7 +92,7 @@ async def serve_until_stopped(options: argparse.Namespace) -> int:
         else:
             from wire.discovery.mdns import Announcer
 
-            from ..joining import AutoJoin
+            from ..backends.auto_join import AutoJoin
 
             key = admission.discovery_keys
             announcer = Announcer(coordinator.identity, port, key, host, options.interface)

@@ -6,14 +6,14 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from ..sizes import size_text, speed_text, time_text
+from ..util.byte_sizes import size_text, speed_text, time_text
 from .exit_codes import OK
 from .tables import print_table
 
 if TYPE_CHECKING:
-    from ..node import Device
-    from ..remote import Remote
-    from ..topology import Link
+    from ..backends.remote import Remote
+    from ..client.topology import Link
+    from ..core.node import Device
 
 
 def topology_arguments(made: argparse.ArgumentParser) -> None:
@@ -22,7 +22,7 @@ def topology_arguments(made: argparse.ArgumentParser) -> None:
 
 async def show(options: argparse.Namespace, remote: Remote) -> int:
     """Print what the coordinator knows of its workers, and of who reaches whom."""
-    from .. import topology
+    from ..client import topology
 
     nodes, pairs = await remote.nodes(), await remote.pairs()
     if options.dot:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from wire.link.throttle import EXAMPLE, parse_throttle
 
-from ..durations import parse_duration
-from ..sizes import parse_size
+from ..util.byte_sizes import parse_size
+from ..util.durations import parse_duration
 from .exit_codes import OK, run_command
 from .flags import add_common, add_listening, command, mesh_name, node_name, verbosity
 
@@ -68,14 +68,14 @@ def work(options: argparse.Namespace) -> int:
     if options.list_devices:
         return list_devices(options.json)
     if options.verb in ("pause", "resume"):
-        from .pausing import set_pause
+        from .pause import set_pause
 
         return set_pause(options, mesh_name(options), on=options.verb == "pause")
     from worker.config import WorkerConfig
     from worker.daemon.daemon import run_worker
     from worker.daemon.environment import REAL
 
-    from ..enrolment import authority_folder, enrolled
+    from ..backends.enrolment import authority_folder, enrolled
 
     mesh = join(options) if options.verb == "join" else mesh_name(options)
     ports = {} if options.port is None else {"port": options.port, "last_port": options.port}
@@ -114,7 +114,7 @@ def join(options: argparse.Namespace) -> str:
     """Enter the mesh that a token is for; its name."""
     from worker.daemon.state_folder import claim
 
-    from ..enrolment import ask_for_token, join_mesh, machine_name, state_root
+    from ..backends.enrolment import ask_for_token, join_mesh, machine_name, state_root
 
     name = node_name(options) or machine_name()
 

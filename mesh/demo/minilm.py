@@ -21,8 +21,8 @@ from wire.errors import ConfigError
 
 from .. import nn
 from .. import numpy as mnp
-from ..array import Array
-from ..safetensors import load_safetensors
+from ..core.array import Array
+from ..models.safetensors import load_safetensors
 
 WIDTH = 384
 HEADS = 12

@@ -27,10 +27,10 @@ from coordinator.workers.failure_detector import HealthConfig
 from wire.timeouts import NODE_TIMEOUT_S
 from worker.devices.registry import list_devices
 
-from ..client import Mesh
-from ..node import Node
-from ..report import Report
-from ..sizes import counted, size_text, time_text
+from ..client.mesh import Mesh
+from ..client.report import Report
+from ..core.node import Node
+from ..util.byte_sizes import counted, size_text, time_text
 from .minilm import WIDTH, Batch, batches, embed_batches, encode, load_model
 from .passages import Passage, passages
 

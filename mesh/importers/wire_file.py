@@ -9,8 +9,8 @@ from wire.errors import InputError
 from wire.ir.file import load_params
 from wire.ir.graph import GraphBuilder, WireGraph
 
-from ..array import Array
-from ..model import InputSpec, Model, Value, parted
+from ..core.array import Array
+from ..models.model import InputSpec, Model, Value, parted
 from ..numpy.promotion import asarray
 from ..transforms.step_list import call_graph
 

@@ -1,10 +1,10 @@
 """Inference: models that answer requests, and models that go on with texts (docs/inference.md).
 
-`slots.py` and `batching.py` decide, purely; `generating.py` and `answering.py` perform it; `server.py` has several
-models at once.  `cached.py` and `sampling.py` are the graphs of a step.
+`continuous_batching.py` and `request_batcher.py` decide, purely; `generation_runner.py` and `request_runner.py` perform
+it; `server.py` has several models at once.  `kv_cache_step.py` and `sampling.py` are the graphs of a step.
 """
 
-from .generating import Generating, TokenStream
+from .generation_runner import Generating, TokenStream
 from .replies import Reply
 from .server import AsyncInferenceServer, InferenceServer, LoadedModel, Options
 from .settings import GREEDY, Sampling

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from wire.errors import InputError
 
-from ..client import Mesh
-from ..config import MeshConfig
-from ..model import Model
-from .generating import Generating, text_of
+from ..backends.config import MeshConfig
+from ..client.mesh import Mesh
+from ..models.model import Model
+from .generation_runner import Generating, text_of
 from .replies import Prompt, Reply, Request, is_one
 from .settings import choice
-from .tokens import Tokenizer
+from .tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,10 +10,10 @@ import numpy as np
 
 from wire.errors import InputError
 
-from ..sizes import counted
-from .generating import Generating, TokenStream
+from ..util.byte_sizes import counted
+from .generation_runner import Generating, TokenStream
 from .settings import Sampling, count
-from .tokens import Tokenizer, Writing
+from .tokenizer import Tokenizer, Writing
 
 Prompt = str | Sequence[int]
 Stop = str | int | Sequence[str | int] | None

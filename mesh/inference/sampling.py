@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import numpy as mnp
-from ..array import Array
-from ..control import cond
+from ..core.array import Array
 from ..nn import softmax
 from ..numpy import random
-from ..transforms.batching import vmap
+from ..transforms.control_flow import cond
+from ..transforms.vmap import vmap
 from .settings import Sampling
 
 _HIDDEN = -1e30

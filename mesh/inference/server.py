@@ -19,17 +19,17 @@ from typing import Any
 
 from wire.errors import ConfigError, InputError
 
-from ..aio import AsyncMesh
-from ..calls import taken
-from ..client import Mesh
-from ..load import load
-from ..model import Model
-from ..spelling import chosen, spelt
-from .answering import Answering, is_batched
-from .generating import Generating, text_of
+from ..client.async_mesh import AsyncMesh
+from ..client.mesh import Mesh
+from ..core.call_arguments import taken
+from ..models.load import load
+from ..models.model import Model
+from ..util.did_you_mean import chosen, spelt
+from .generation_runner import Generating, text_of
 from .replies import Prompt, Reply, Request
+from .request_runner import Answering, is_batched
 from .settings import choice, count, number
-from .tokens import Tokenizer
+from .tokenizer import Tokenizer
 
 Source = str | Path | Model | Callable[..., Any]
 CHUNK_MAX = 1 << 14  # tokens that a step reads of a prompt: a batch computes as many for each of its slots

@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 
 from .. import numpy as mnp
-from ..array import Array, Operand
-from ..composite import composite
-from ..kinds import checked
+from ..core.array import Array, Operand
 from ..numpy.promotion import cast, floats
+from ..transforms.composite import composite
+from ..util.annotation_checks import checked
 from .precision import rounded_once, wide
 
 

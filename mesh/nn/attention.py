@@ -12,10 +12,10 @@ from wire.errors import ShapeError
 from wire.ir.dtypes import BOOL, DType
 
 from .. import numpy as mnp
-from ..array import Array, Operand
-from ..composite import composite
-from ..kinds import checked
+from ..core.array import Array, Operand
 from ..numpy.promotion import asarray, cast, floats
+from ..transforms.composite import composite
+from ..util.annotation_checks import checked
 from .functions import softmax_body
 from .precision import wide
 

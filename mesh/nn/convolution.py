@@ -11,10 +11,10 @@ from typing import Any
 
 from wire.errors import ShapeError
 
-from ..array import Array, Operand
-from ..correlation import correlation, transposed_kernels
-from ..kinds import checked
+from ..core.array import Array, Operand
+from ..numpy.correlation import correlation, transposed_kernels
 from ..numpy.promotion import asarray, operands
+from ..util.annotation_checks import checked
 from .windows import Pair, extents, pads, per_axis
 
 Ints = int | Sequence[int]

@@ -9,13 +9,13 @@ from wire.errors import DTypeError, InputError, ShapeError
 from wire.ir.dtypes import I32, I64, U32, U64
 
 from .. import numpy as mnp
-from ..array import Array, Operand, apply
-from ..composite import composite
-from ..kinds import checked
+from ..core.array import Array, Operand, apply
 from ..numpy.contraction import Labelled, contract
 from ..numpy.promotion import asarray, cast, floats, operands
 from ..numpy.reductions import normal_axis
+from ..transforms.composite import composite
 from ..transforms.custom_rules import stop_gradient
+from ..util.annotation_checks import checked
 from .precision import wide
 
 

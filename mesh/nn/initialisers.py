@@ -15,9 +15,9 @@ import numpy as np
 from wire.errors import InputError, ShapeError
 
 from .. import numpy as mnp
-from ..array import Array, Operand
-from ..kinds import checked
+from ..core.array import Array, Operand
 from ..numpy import random
+from ..util.annotation_checks import checked
 
 __all__ = [
     "fans", "glorot_normal", "glorot_uniform", "he_normal", "he_uniform", "lecun_normal", "lecun_uniform", "normal",

@@ -17,11 +17,11 @@ import numpy as np
 from wire.errors import InputError
 
 from .. import numpy as mnp
-from ..arguments import check_function, integer
-from ..array import Array, Operand
-from ..kinds import checked
+from ..core.array import Array, Operand
 from ..numpy import random
 from ..numpy.promotion import floats
+from ..util.annotation_checks import checked
+from ..util.argument_checks import check_function, integer
 from . import activations, convolution, functions, initialisers, normalisation
 from .initialisers import Initialiser
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from wire.errors import InputError, ShapeError
 
 from .. import numpy as mnp
-from ..array import Array, Operand
-from ..kinds import checked
+from ..core.array import Array, Operand
 from ..numpy.promotion import asarray, cast, floats
+from ..util.annotation_checks import checked
 from .activations import softplus
 from .functions import check_known, log_softmax
 

@@ -10,10 +10,10 @@ import math
 from wire.errors import ShapeError
 
 from .. import numpy as mnp
-from ..array import Array, Operand
-from ..composite import composite
-from ..kinds import checked
+from ..core.array import Array, Operand
 from ..numpy.promotion import asarray, cast, floats
+from ..transforms.composite import composite
+from ..util.annotation_checks import checked
 from .precision import wide
 
 

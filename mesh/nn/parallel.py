@@ -19,12 +19,12 @@ import numpy as np
 from wire.errors import ShapeError
 
 from .. import numpy as mnp
-from ..array import Array, Operand
-from ..grid import Grid, PartitionSpec
-from ..kinds import checked
+from ..core.array import Array, Operand
 from ..numpy.contraction import Labelled, contract
 from ..numpy.promotion import asarray, operands
-from ..sharding import shard
+from ..spmd.annotations import shard
+from ..spmd.grid import Grid, PartitionSpec
+from ..util.annotation_checks import checked
 from . import functions, initialisers
 from .initialisers import Initialiser
 from .layers import STATIC, Linear

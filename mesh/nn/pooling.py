@@ -16,10 +16,10 @@ import numpy as np
 from wire.errors import ShapeError
 
 from .. import numpy as mnp
-from ..arguments import integer, items, native
-from ..array import Array, Operand, apply, value_array
-from ..kinds import checked
+from ..core.array import Array, Operand, apply, value_array
 from ..numpy.promotion import asarray, cast, extreme, floats, scalar
+from ..util.annotation_checks import checked
+from ..util.argument_checks import integer, items, native
 from .precision import wide
 from .windows import Pair, count, extents, pads, per_axis
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 from wire.ir.dtypes import BF16, F16, F32
 
-from ..array import Array, Operand
+from ..core.array import Array, Operand
 from ..numpy.promotion import cast as converted
 from ..numpy.promotion import floats
 

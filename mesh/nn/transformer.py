@@ -15,11 +15,11 @@ import numpy as np
 from wire.errors import ShapeError
 
 from .. import numpy as mnp
-from ..arguments import integer
-from ..array import Array, Operand, apply
-from ..kinds import checked, truth
+from ..core.array import Array, Operand, apply
 from ..numpy import random
 from ..numpy.promotion import asarray, floats
+from ..util.annotation_checks import checked, truth
+from ..util.argument_checks import integer
 from .attention import join_heads, scaled_dot_product_attention, split_heads
 from .layers import MLP, STATIC, GatedMLP, LayerNorm, Linear, RMSNorm, check_parts, dropout
 

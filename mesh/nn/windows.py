@@ -10,7 +10,7 @@ from typing import Any
 
 from wire.errors import InputError, ShapeError
 
-from ..arguments import integer, items, native
+from ..util.argument_checks import integer, items, native
 
 Pair = tuple[int, int]
 

@@ -12,7 +12,7 @@ To add a function: write it in the module of its kind; it appears here by its mo
 
 import math as _math
 
-from .. import array as _array
+from ..core import array as _array
 from . import fft, linalg, random
 from .complexes import angle, conj, imag, iscomplex, iscomplexobj, isreal, isrealobj, real
 from .contraction import einsum, matmul, outer, tensordot, vecdot
@@ -130,7 +130,35 @@ from .elementwise import (
     trunc,
     where,
 )
-from .habits import (
+from .indexing import getitem as _getitem
+from .indexing import nonzero, searchsorted, take, take_along_axis
+from .info import namespace_info as __array_namespace_info__  # noqa: F401  # a name of the standard
+from .manipulation import (
+    atleast_1d,
+    atleast_2d,
+    broadcast_arrays,
+    broadcast_shapes,
+    broadcast_to,
+    concat,
+    diff,
+    expand_dims,
+    flip,
+    matrix_transpose,
+    moveaxis,
+    pad,
+    permute_dims,
+    ravel,
+    repeat,
+    reshape,
+    roll,
+    split,
+    squeeze,
+    stack,
+    swapaxes,
+    tile,
+    unstack,
+)
+from .numpy_extras import (
     allclose,
     append,
     argpartition,
@@ -208,34 +236,6 @@ from .habits import (
     vdot,
     vsplit,
     vstack,
-)
-from .indexing import getitem as _getitem
-from .indexing import nonzero, searchsorted, take, take_along_axis
-from .info import namespace_info as __array_namespace_info__  # noqa: F401  # a name of the standard
-from .manipulation import (
-    atleast_1d,
-    atleast_2d,
-    broadcast_arrays,
-    broadcast_shapes,
-    broadcast_to,
-    concat,
-    diff,
-    expand_dims,
-    flip,
-    matrix_transpose,
-    moveaxis,
-    pad,
-    permute_dims,
-    ravel,
-    repeat,
-    reshape,
-    roll,
-    split,
-    squeeze,
-    stack,
-    swapaxes,
-    tile,
-    unstack,
 )
 from .reductions import all, any, argmax, argmin, count_nonzero, max, mean, min, prod, std, sum, var
 from .sets import (

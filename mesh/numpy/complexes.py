@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 
-from ..array import Array, Operand, apply, renamed
-from ..kinds import checked
+from ..core.array import Array, Operand, apply, renamed
+from ..util.annotation_checks import checked
 from . import elementwise
 from .promotion import asarray, inexact, operands, scalar
 

@@ -14,9 +14,9 @@ from itertools import combinations
 from wire.errors import InputError, ShapeError
 from wire.ir.dtypes import BOOL, I32
 
-from ..arguments import items, native, said
-from ..array import Array, Operand, apply
-from ..kinds import checked, text
+from ..core.array import Array, Operand, apply
+from ..util.annotation_checks import checked, text
+from ..util.argument_checks import items, native, said
 from . import complexes, elementwise, manipulation
 from .promotion import asarray, cast, operands
 from .reductions import normal_axis

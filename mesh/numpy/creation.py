@@ -15,10 +15,10 @@ import numpy as np
 from wire.errors import InputError
 from wire.ir.dtypes import BF16, F16, F32, F64, I32, PARTS, DType, promote
 
-from ..arguments import said
-from ..array import Array, Operand, apply, renamed, strong, value_array
-from ..devices import check_device
-from ..kinds import checked
+from ..core.array import Array, Operand, apply, renamed, strong, value_array
+from ..core.array_api_device import check_device
+from ..util.annotation_checks import checked
+from ..util.argument_checks import said
 from . import elementwise, manipulation, promotion
 from .manipulation import Shape, broadcast_to, to_shape
 from .promotion import cast, common_dtype, inexact, is_python_scalar, like, scalar, to_dtype

@@ -11,8 +11,8 @@ from typing import Any
 from wire.errors import InputError
 from wire.ir.dtypes import BOOL, I32
 
-from ..array import Array, Operand, apply
-from ..kinds import checked
+from ..core.array import Array, Operand, apply
+from ..util.annotation_checks import checked
 from . import manipulation
 from .promotion import asarray, cast, scalar
 from .reductions import normal_axis, sum_dtype

@@ -16,9 +16,9 @@ import numpy as np
 from wire.errors import DTypeError, InputError
 from wire.ir.dtypes import PARTS, DType
 
-from ..array import Array, Operand, renamed
-from ..devices import check_device
-from ..handle import Handle
+from ..core.array import Array, Operand, renamed
+from ..core.array_api_device import check_device
+from ..core.handle import Handle
 from .promotion import asarray, common_dtype, is_python_scalar, to_dtype
 
 bool = np.bool_

@@ -16,8 +16,8 @@ from typing import Any
 from wire.errors import DTypeError, InputError
 from wire.ir.dtypes import BOOL, DType, dtype_named
 
-from ..arguments import integer
-from ..array import Array, Operand, apply, renamed, weakened
+from ..core.array import Array, Operand, apply, renamed, weakened
+from ..util.argument_checks import integer
 from .promotion import INT_BOUNDS, asarray, cast, floats, inexact, is_python_scalar, like, operands, scalar
 
 Unary = Callable[[Operand], Array]

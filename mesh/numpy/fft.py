@@ -15,9 +15,9 @@ from typing import Any
 from wire.errors import InputError
 from wire.ir.dtypes import C64, C128, F32, F64, I32
 
-from ..array import Array, Operand, apply
-from ..devices import check_device
-from ..kinds import checked
+from ..core.array import Array, Operand, apply
+from ..core.array_api_device import check_device
+from ..util.annotation_checks import checked
 from . import complexes, elementwise, manipulation
 from .promotion import asarray, cast, floats, inexact, to_dtype
 from .reductions import normal_axes, normal_axis

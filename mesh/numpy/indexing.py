@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from wire.errors import DTypeError, InputError, ShapeError
 from wire.ir.dtypes import BOOL, I32, I64
 
-from ..array import Array, Operand, apply, literal
-from ..handle import Handle
-from ..kinds import checked
+from ..core.array import Array, Operand, apply, literal
+from ..core.handle import Handle
+from ..util.annotation_checks import checked
 from . import elementwise, manipulation
 from .promotion import asarray, cast, concrete, index_dtype, operands
 from .reductions import normal_axis

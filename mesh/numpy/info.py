@@ -9,7 +9,7 @@ import numpy as np
 from wire.ir.dtypes import BF16, C64, DTYPES, F16, F32, I32
 from wire.limits import DEFAULT
 
-from ..devices import MESH, Device, check_device
+from ..core.array_api_device import MESH, Device, check_device
 from . import dtypes as _dtypes
 
 

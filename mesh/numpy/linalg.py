@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 
 from wire.errors import InputError, ShapeError
 
-from ..arguments import said
-from ..array import Array, Operand, apply
-from ..kinds import checked
-from ..several import several
+from ..core.array import Array, Operand, apply
+from ..core.multi_output import several
+from ..util.annotation_checks import checked
+from ..util.argument_checks import said
 from . import creation, elementwise, manipulation, reductions
 from .complexes import conj
 from .contraction import diagonal, matmul, tensordot, vecdot

@@ -17,9 +17,9 @@ import numpy as np
 from wire.errors import InputError, ShapeError
 from wire.ir.dtypes import BOOL
 
-from ..arguments import items, native, said
-from ..array import Array, Operand, apply, renamed
-from ..kinds import checked
+from ..core.array import Array, Operand, apply, renamed
+from ..util.annotation_checks import checked
+from ..util.argument_checks import items, native, said
 from . import elementwise, indexing
 from .promotion import asarray, concrete, like, operands, parts
 from .reductions import normal_axes, normal_axis

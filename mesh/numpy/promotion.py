@@ -19,9 +19,9 @@ import numpy as np
 from wire.errors import DTypeError, InputError
 from wire.ir.dtypes import BOOL, BY_NAME, C64, C128, F32, F64, I32, I64, U64, DType, dtype_of, promote
 
-from ..arguments import items, said
-from ..array import WIDER, Array, Operand, apply, handle_array, literal, strong, value_array
-from ..handle import Handle
+from ..core.array import WIDER, Array, Operand, apply, handle_array, literal, strong, value_array
+from ..core.handle import Handle
+from ..util.argument_checks import items, said
 
 _RANK = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
 _WEAK_DEFAULT = {"b": BOOL, "i": I32, "u": I32, "f": F32, "c": C64}

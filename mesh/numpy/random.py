@@ -21,9 +21,9 @@ import numpy as np
 from wire.errors import DTypeError, InputError, ShapeError
 from wire.ir.dtypes import F32, F64, U32, U64, DType
 
-from ..arguments import integer, native
-from ..array import Array, Operand, apply, value_array
-from ..kinds import checked
+from ..core.array import Array, Operand, apply, value_array
+from ..util.annotation_checks import checked
+from ..util.argument_checks import integer, native
 from . import elementwise, indexing, manipulation, reductions
 from .promotion import asarray, cast, floats, scalar, to_dtype
 

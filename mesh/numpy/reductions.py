@@ -14,9 +14,9 @@ from typing import Any
 from wire.errors import InputError
 from wire.ir.dtypes import BF16, BOOL, F16, F32, I32, PARTS, U32, DType
 
-from ..arguments import said
-from ..array import Array, Operand, apply, renamed
-from ..kinds import checked
+from ..core.array import Array, Operand, apply, renamed
+from ..util.annotation_checks import checked
+from ..util.argument_checks import said
 from . import elementwise
 from .promotion import asarray, cast, inexact, like, scalar
 

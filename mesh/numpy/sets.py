@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..array import Array, Operand, value_array
-from ..kinds import checked
+from ..core.array import Array, Operand, value_array
+from ..util.annotation_checks import checked
 from . import elementwise, indexing, manipulation, reductions, sorting
 from .promotion import asarray, concrete, operands
 

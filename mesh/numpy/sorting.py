@@ -16,9 +16,9 @@ import numpy as np
 from wire.errors import InputError, ShapeError
 from wire.ir.dtypes import F32, F64, I32, DType
 
-from ..arguments import integer, items, said
-from ..array import Array, Operand, apply
-from ..kinds import checked
+from ..core.array import Array, Operand, apply
+from ..util.annotation_checks import checked
+from ..util.argument_checks import integer, items, said
 from . import elementwise, indexing, manipulation
 from .promotion import asarray, cast, concrete, floats
 from .reductions import Axis, mean, normal_axes, normal_axis

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..array import Array, Operand, apply
+from ..core.array import Array, Operand, apply
 from . import elementwise, indexing, manipulation
 from .promotion import asarray, index_dtype, like
 

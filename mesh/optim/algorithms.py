@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..kinds import checked
+from ..util.annotation_checks import checked
 from .optimiser import Optimiser, chain, told
 from .rules import add_decayed_weights, scale_by_adam, scale_by_learning_rate, scale_by_lion
 from .rules import momentum as running

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from .. import numpy as mnp
 from .. import tree
-from ..array import Operand
-from ..kinds import checked
+from ..core.array import Operand
+from ..util.annotation_checks import checked
 from .optimiser import Optimiser, told, weight_of, wide, zeros_for
 
 

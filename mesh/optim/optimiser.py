@@ -17,9 +17,9 @@ from wire.ir.dtypes import BF16, F16, F32
 
 from .. import numpy as mnp
 from .. import tree
-from ..arguments import said
-from ..array import Array, Operand, weakened
+from ..core.array import Array, Operand, weakened
 from ..numpy.promotion import asarray, cast
+from ..util.argument_checks import said
 
 P = ParamSpec("P")
 SHOWN_MAX = 120

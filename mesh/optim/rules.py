@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from .. import numpy as mnp
 from .. import tree
-from ..arguments import check_number
-from ..array import Array, Operand
-from ..kinds import checked, instance
+from ..core.array import Array, Operand
+from ..util.annotation_checks import checked, instance
+from ..util.argument_checks import check_number
 from .optimiser import Optimiser, global_norm, needed, stateless, told, weight_of, wide, zeros_for
 from .schedules import Rate, rate_at
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from wire.errors import InputError
 
 from .. import numpy as mnp
-from ..array import Array, Operand
-from ..kinds import checked
+from ..core.array import Array, Operand
+from ..util.annotation_checks import checked
 from .optimiser import counted
 
 Schedule = Callable[[Operand], Array]

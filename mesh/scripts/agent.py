@@ -30,8 +30,8 @@ from typing import Any
 from wire.limits import KIB
 from wire.system.shared_memory import SharedDir
 
-from .meeting import NAME, place
-from .passports import keep
+from .rank_certificates import keep
+from .rendezvous import NAME, place
 
 LOOK_S = 0.02  # from one look for notes to the next
 LINE_BYTES_MAX = 256 * KIB  # a longer one is told in pieces

@@ -32,11 +32,11 @@ from worker.collectives.executor import REDUCTIONS
 from worker.collectives.group import Group as Runtime
 
 from .. import tree
-from ..arguments import axis_of, integer, number, pairs_of, said
-from .by_name import agreed, in_buffers
-from .doors import Door
-from .mailboxes import Mailboxes
-from .meeting import Meeting, Note
+from ..util.argument_checks import axis_of, integer, number, pairs_of, said
+from .channels import Mailboxes
+from .listening_ports import Door
+from .named_groups import agreed, in_buffers
+from .rendezvous import Meeting, Note
 
 T = TypeVar("T")
 Array = NDArray[Any]

@@ -23,9 +23,9 @@ from wire.errors import ConfigError, ConnectFailed
 from wire.limits import MIB
 from wire.timeouts import SECONDS_MAX
 
-from ..local import environment
+from ..backends.local_workers import environment
 from .hostfile import Host
-from .passports import issue
+from .rank_certificates import issue
 from .settings import RankSettings
 
 END_S = 10.0  # for an agent to end after its ranks, or ssh

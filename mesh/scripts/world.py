@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 from wire.errors import ConfigError
 from wire.system.shared_memory import SharedDir
 
-from .meeting import Meeting, Note
+from .rendezvous import Meeting, Note
 from .settings import RankSettings, told
 
 if TYPE_CHECKING:
-    from .doors import Door
     from .group import Group
+    from .listening_ports import Door
 
 
 @dataclass(slots=True)
@@ -116,9 +116,9 @@ def _settings() -> RankSettings:
 
 
 def _begin(settings: RankSettings) -> World:
-    from .doors import Door
     from .group import Group, Neighbours  # reaches the runtime, which programs without ranks do not need
-    from .passports import passport
+    from .listening_ports import Door
+    from .rank_certificates import passport
 
     host = settings.hosts[settings.rank] if settings.hosts else ""
     meeting = Meeting(Path(settings.meeting).absolute(), settings.rank, host)

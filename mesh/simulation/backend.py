@@ -14,12 +14,12 @@ from coordinator.coordinator import CoordinatorConfig
 from coordinator.workers.failure_detector import HealthConfig
 from wire.errors import ConfigError
 
-from ..backend import Started
-from ..config import MeshConfig, SimulateSpec, default_mesh_name
-from ..embedded import Embedded
-from ..loop_thread import LoopThread
+from ..backends.config import MeshConfig, SimulateSpec, default_mesh_name
+from ..backends.embedded import Embedded
+from ..core.backend import Started
+from ..core.loop_thread import LoopThread
 from .cluster import Cluster
-from .host import Device
+from .engine_host import Device
 from .loop import VirtualLoop
 
 T = TypeVar("T")

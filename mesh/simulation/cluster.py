@@ -31,11 +31,11 @@ from worker.daemon.environment import Surroundings
 from worker.daemon.pause_file import PauseFiles
 from worker.state.availability import MACHINE
 
-from ..sizes import counted
-from .checks import Referee
-from .host import Device, host_on
+from ..util.byte_sizes import counted
+from .engine_host import Device, host_on
+from .gang_rendezvous import Meetings
+from .invariants import Referee
 from .loop import VirtualLoop, context_of
-from .meetings import Meetings
 from .network import SimulatedNetwork
 
 COORDINATOR = "coordinator"

@@ -2,8 +2,8 @@
 
 from .backward import Gradients
 from .checkpoint import Checkpoint, Checkpoints
-from .recipe import TopK
-from .telling import Callback, History, StepReport
+from .progress import Callback, History, StepReport
+from .step_config import TopK
 from .trainer import DistributedTrainer
 
 __all__ = ["Callback", "Checkpoint", "Checkpoints", "DistributedTrainer", "Gradients", "History", "StepReport", "TopK"]

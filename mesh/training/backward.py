@@ -24,15 +24,15 @@ from wire.policy.strategies import DataParallel, Pipeline, Split, Strategy
 
 from .. import numpy as mnp
 from .. import tree
-from ..array import Array
-from ..client import Mesh
-from ..kinds import checked
-from ..sizes import counted
-from ..stepping import Stepping
+from ..client.mesh import Mesh
+from ..core.array import Array
+from ..functions.step_trace import Stepping
+from ..util.annotation_checks import checked
+from ..util.byte_sizes import counted
 from .data import Cursor, Rows, Shares, batch_of, padded, rows_of
-from .formation import Alone, Formed, Together, live_workers, stages_for
 from .gradients import in_turn, interleaved, of_rows, step_key
-from .recipe import Recipe
+from .step_config import Recipe
+from .worker_group import Alone, Formed, Together, live_workers, stages_for
 
 Step = Callable[..., tuple[Any, Any]]
 

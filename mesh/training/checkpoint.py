@@ -23,9 +23,9 @@ from wire.errors import InputError, StorageError
 from wire.system.atomic_files import Disk
 
 from .. import tree
-from ..arguments import integer
-from ..kinds import checked
-from ..safetensors import load_safetensors, safetensors_parts
+from ..models.safetensors import load_safetensors, safetensors_parts
+from ..util.annotation_checks import checked
+from ..util.argument_checks import integer
 from .data import Cursor
 
 log = logging.getLogger("graph_mesh.training")

@@ -20,9 +20,9 @@ from wire.ir.dtypes import dtype_of
 from wire.policy.batch_shares import Portions, ends_of
 
 from .. import tree
-from ..handle import Handle
+from ..core.handle import Handle
 from ..numpy.promotion import as_numpy, is_array_like
-from .recipe import Recipe
+from .step_config import Recipe
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,14 +15,14 @@ from wire.errors import InputError, ShapeError
 
 from .. import numpy as mnp
 from .. import random, tree
-from ..array import Array
-from ..calls import check_call
-from ..control import cond, scan
+from ..core.array import Array
+from ..core.call_arguments import check_call
 from ..numpy.promotion import asarray
 from ..optim.optimiser import wide
-from ..transforms.batching import vmap
+from ..transforms.control_flow import cond, scan
 from ..transforms.grad import value_and_grad
-from .recipe import Recipe
+from ..transforms.vmap import vmap
+from .step_config import Recipe
 
 Found = tuple[Array, Any]  # a loss, and the gradients
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from wire.errors import InputError
 from wire.policy.strategies import Strategy, text_of
 
-from .recipe import Recipe
+from .step_config import Recipe
 
 
 def check_reproducible(recipe: Recipe, strategy: Strategy) -> None:

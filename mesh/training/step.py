@@ -17,22 +17,22 @@ import numpy as np
 
 from .. import collectives, optim, tree
 from .. import numpy as mnp
-from ..array import Array, apply
-from ..control import cond
-from ..grid import Grid, PartitionSpec
+from ..core.array import Array, apply
 from ..optim.optimiser import sum_of_squares
-from ..shard_map import shard_map
-from . import exchange
+from ..spmd.grid import Grid, PartitionSpec
+from ..spmd.shard_map import shard_map
+from ..transforms.control_flow import cond
+from . import gradient_exchange
 from .data import Shares
 from .gradients import Found, by_turns, each_alone, finite, in_turn, interleaved, of_rows, step_key
-from .recipe import SCALE_FIRST, SCALE_MAX, SCALE_STEPS, Recipe
+from .step_config import SCALE_FIRST, SCALE_MAX, SCALE_STEPS, Recipe
 
 Step = Callable[..., tuple[Any, Any]]
 
 
 def first_state(recipe: Recipe, params: Any, ranks: int) -> dict[str, Any]:
     """What a step changes, before the first one."""
-    size = exchange.memory_size(params, recipe.compression) if ranks > 1 else 0
+    size = gradient_exchange.memory_size(params, recipe.compression) if ranks > 1 else 0
     return {
         "params": params,
         "optimiser": tree.map(np.asarray, recipe.optimiser.init(params)),
@@ -47,7 +47,7 @@ def training_step(recipe: Recipe, ranks: int, whole: bool, rows_apart: bool, unl
     has where that is not the same."""
 
     def local(state: Any, resident: Any, batch: Any, weights: Array) -> tuple[Any, Any]:
-        rank = collectives.axis_index(exchange.AXIS) if ranks > 1 else np.int32(0)
+        rank = collectives.axis_index(gradient_exchange.AXIS) if ranks > 1 else np.int32(0)
         factor = None if state["scale"] is None else state["scale"]["factor"]
 
         def found_of(batch: Any, weights: Array, turns: int, first: Any) -> Found:
@@ -73,20 +73,20 @@ def training_step(recipe: Recipe, ranks: int, whole: bool, rows_apart: bool, unl
         flag = finite((found[0], optim.global_norm(found[1])))[None]  # the norm is no number if a gradient is none
         unsent = state["unsent"]
         if recipe.shards:
-            flags = collectives.all_gather(flag, exchange.AXIS) if ranks > 1 else flag
-            blocks = _blocks(recipe, unlike) if unlike else exchange.one_by_one(ranks, turns, recipe.shards)
-            loss, gradients = exchange.combined(found, blocks, recipe.shards)
+            flags = collectives.all_gather(flag, gradient_exchange.AXIS) if ranks > 1 else flag
+            blocks = _blocks(recipe, unlike) if unlike else gradient_exchange.one_by_one(ranks, turns, recipe.shards)
+            loss, gradients = gradient_exchange.combined(found, blocks, recipe.shards)
             gradients = tree.map(lambda each, param: mnp.astype(each, param.dtype), gradients, state["params"])
         elif ranks > 1:
             mine = mnp.arange(ranks, dtype="int32") == rank
             told = mnp.concatenate([found[0][None], mnp.where(mine, flag, 0.0)])
             if recipe.compression is None:  # what is told comes first, and so is in the bucket that leaves last
-                sent = exchange.narrowed(recipe, found[1], factor)
-                (told, gradients), unsent = exchange.summed(recipe, (told, sent), unsent)
-                gradients = exchange.widened(recipe, gradients, state["params"], factor)
+                sent = gradient_exchange.narrowed(recipe, found[1], factor)
+                (told, gradients), unsent = gradient_exchange.summed(recipe, (told, sent), unsent)
+                gradients = gradient_exchange.widened(recipe, gradients, state["params"], factor)
             else:
-                told = collectives.all_reduce(told, exchange.AXIS)
-                gradients, unsent = exchange.summed(recipe, found[1], unsent)
+                told = collectives.all_reduce(told, gradient_exchange.AXIS)
+                gradients, unsent = gradient_exchange.summed(recipe, found[1], unsent)
             loss, flags = told[0], told[1:]
         else:
             (loss, gradients), flags = found, flag
@@ -96,12 +96,12 @@ def training_step(recipe: Recipe, ranks: int, whole: bool, rows_apart: bool, unl
         return partial(_changing, recipe, rows_apart)
     if ranks == 1:
         return local
-    split = PartitionSpec(exchange.AXIS)
+    split = PartitionSpec(gradient_exchange.AXIS)
     specs = {"params": None, "optimiser": None, "step": None, "scale": None, "unsent": split}
 
     def step(state: Any, resident: Any, batch: Any, weights: Array) -> tuple[Any, Any]:
         lying = {name: spec if state[name] is not None else None for name, spec in specs.items()}
-        mapped = shard_map(local, Grid((ranks,), (exchange.AXIS,)), (lying, None, split, split), (lying, None))
+        mapped = shard_map(local, Grid((ranks,), (gradient_exchange.AXIS,)), (lying, None, split, split), (lying, None))
         found: tuple[Any, Any] = mapped(state, resident, batch, weights)
         return found
 
@@ -123,7 +123,7 @@ def _by_rank(recipe: Recipe, rank: Any, shares: Shares, found_of: Callable[..., 
         found = found_of(batch, weights, turns, first + (rank - group[0]) * turns)
         if not recipe.shards:
             return found
-        found = exchange.added_up(found, first, blocks[group[0]])
+        found = gradient_exchange.added_up(found, first, blocks[group[0]])
         missing = most - len(blocks[group[0]])
         return tree.map(partial(_with_zeros, rows=missing), found) if missing else found
 
@@ -136,12 +136,12 @@ def _by_rank(recipe: Recipe, rank: Any, shares: Shares, found_of: Callable[..., 
     return found
 
 
-def _blocks(recipe: Recipe, shares: Shares) -> list[exchange.Blocks]:
+def _blocks(recipe: Recipe, shares: Shares) -> list[gradient_exchange.Blocks]:
     """By rank, what it exchanges of its shards; nothing where there are none."""
     if not recipe.shards:
         return [()] * len(shares.turns)
     firsts = itertools.accumulate(shares.turns, initial=0)
-    return [exchange.blocks_of(*each, recipe.shards) for each in zip(firsts, shares.turns, strict=False)]
+    return [gradient_exchange.blocks_of(*each, recipe.shards) for each in zip(firsts, shares.turns, strict=False)]
 
 
 def _with_zeros(leaf: Array, rows: int) -> Array:

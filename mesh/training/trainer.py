@@ -3,7 +3,7 @@
     trainer = mesh.DistributedTrainer(loss, params, optimizer=optim.adam(1e-3), strategy=mesh.DataParallel())
     history = trainer.distribute(m).fit((x, y), epochs=10, batch_size=64)
 
-This is the public face; a run itself is `run.py`.
+This is the public face; a run itself is `fit_loop.py`.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from wire.policy.pipeline_schedules import SCHEDULES
 from wire.policy.strategies import Pipeline, Strategy, strategy_of
 
 from .. import tree
-from ..arguments import integer, items, said
-from ..client import Mesh
-from ..kinds import truth
+from ..client.mesh import Mesh
+from ..client.session import check_copies
 from ..optim import Optimiser, adam
-from ..session import check_copies
-from ..sizes import counted
+from ..util.annotation_checks import truth
+from ..util.argument_checks import integer, items, said
+from ..util.byte_sizes import counted
 from .backward import Gradients
 from .checkpoint import Checkpoints, filled
 from .data import Cursor, data_of
-from .recipe import Compression, Recipe
+from .fit_loop import Run, Wishes
+from .progress import Callback, History, Progress
 from .reproducible import check_reproducible
-from .run import Run, Wishes
 from .step import first_state
-from .telling import Callback, History, Progress
+from .step_config import Compression, Recipe
 
 SHARDS = 8
 

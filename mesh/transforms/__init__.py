@@ -2,6 +2,6 @@
 
 `step_list.py` runs a function and walks what it did.  Each transform is a table of rules, one row per op
 (`vjp_rules.py`,
-`jvp_rules.py`, `vmap_rules.py`), with a face over pytrees (`grad.py`, `batching.py`, `custom_rules.py`,
+`jvp_rules.py`, `vmap_rules.py`), with a face over pytrees (`grad.py`, `vmap.py`, `custom_rules.py`,
 `remat.py`).
 """

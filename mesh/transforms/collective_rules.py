@@ -29,10 +29,10 @@ from wire.ir.types import TensorType
 from wire.passes.replication import NOWHERE, Over, through
 
 from .. import numpy as mnp
-from ..array import Array, apply, literal
-from ..expression import Tensor, traced_argument
+from ..core.array import Array, apply, literal
+from ..core.expression import Tensor, traced_argument
+from ..core.multi_output import several
 from ..numpy.promotion import cast, like
-from ..several import several
 from .elementwise_rules import choose, zero_like
 from .op_expansions import product
 from .region_helpers import Maybe, function_of, function_of_some, is_smooth, types_of

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .. import numpy as mnp
-from ..array import Array
+from ..core.array import Array
 from .custom_rules import stop_gradient
 from .jvp_rules import Tangents
 from .linalg_rules import h, t

@@ -19,8 +19,8 @@ from wire.errors import UnknownOp
 from wire.ir.graph import WireGraph
 
 from .. import numpy as mnp
-from ..array import Array, apply
-from ..several import several
+from ..core.array import Array, apply
+from ..core.multi_output import several
 from .region_helpers import (
     Maybe,
     are_known,

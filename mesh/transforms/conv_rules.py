@@ -7,8 +7,8 @@ from functools import partial, reduce
 from typing import Any
 
 from .. import numpy as mnp
-from ..array import Array, apply
-from ..correlation import correlation, transposed_kernels
+from ..core.array import Array, apply
+from ..numpy.correlation import correlation, transposed_kernels
 
 Ints = tuple[int, ...]
 

@@ -16,9 +16,9 @@ from wire.errors import InputError, UnknownOp
 
 from .. import numpy as mnp
 from .. import tree
-from ..arguments import check_function
-from ..array import Array
-from ..calls import positional
+from ..core.array import Array
+from ..core.call_arguments import positional
+from ..util.argument_checks import check_function
 from .jvp_rules import Tangents
 from .pytree_functions import Flat, as_array, fitting, in_64_bits, same_structure, zeros_for_none
 from .step_list import Inner, captured_by, marked, run, run_like

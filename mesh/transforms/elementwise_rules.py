@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable
 
 from .. import numpy as mnp
-from ..array import Array, apply
+from ..core.array import Array, apply
 from ..numpy.promotion import like
 
 Slope = Callable[..., Array] | None

@@ -19,10 +19,10 @@ from wire.errors import InputError
 
 from .. import numpy as mnp
 from .. import tree
-from ..arguments import check_function, integer, items
-from ..array import Array, literal
-from ..calls import apart, check_call, taken
-from ..kinds import truth
+from ..core.array import Array, literal
+from ..core.call_arguments import apart, check_call, taken
+from ..util.annotation_checks import truth
+from ..util.argument_checks import check_function, integer, items
 from .jvp_rules import forward_of
 from .pytree_functions import Flat, arrays_in, fitting, parameter_names, same_structure, zeros_for_none
 from .step_list import Inner

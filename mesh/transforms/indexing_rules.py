@@ -11,7 +11,7 @@ from typing import Any
 from wire.ir.dtypes import I32
 
 from .. import numpy as mnp
-from ..array import Array, apply, literal
+from ..core.array import Array, apply, literal
 from ..numpy.promotion import INT_BOUNDS, cast, index_dtype
 from .elementwise_rules import choose, zero_like
 

@@ -17,7 +17,7 @@ from functools import partial, reduce
 from typing import Any
 
 from .. import numpy as mnp
-from ..array import Array, apply
+from ..core.array import Array, apply
 from ..numpy.contraction import Labelled
 from ..numpy.promotion import cast
 from . import collective_rules, control_rules, conv_rules, indexing_rules, linalg_rules, op_expansions

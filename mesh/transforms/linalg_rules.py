@@ -19,8 +19,8 @@ from wire.errors import Unsupported
 from wire.ir.ops import MULTIPLE
 
 from .. import numpy as mnp
-from ..array import Array, apply
-from ..several import several
+from ..core.array import Array, apply
+from ..core.multi_output import several
 
 Tangents = Sequence[Array | None]
 Rule = Callable[..., list[Array | None]]

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 
 from .. import numpy as mnp
-from ..array import Array, apply
+from ..core.array import Array, apply
 from ..numpy.promotion import like
 
 Program = Callable[[Array], Array]

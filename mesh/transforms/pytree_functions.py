@@ -12,14 +12,14 @@ from wire.errors import InputError
 from wire.ir.types import TensorType
 
 from .. import tree
-from ..array import WIDER, Array, literal, strong
-from ..calls import apart, called, check_call
-from ..handle import Handle
-from ..kinds import truth
+from ..core.array import WIDER, Array, literal, strong
+from ..core.call_arguments import apart, called, check_call
+from ..core.handle import Handle
 from ..numpy.creation import zeros_like
 from ..numpy.promotion import asarray, cast, is_python_scalar
-from ..trace import OUTPUT, argument_names, leaf_type
+from ..tracing.trace import OUTPUT, argument_names, leaf_type
 from ..tree import Tree
+from ..util.annotation_checks import truth
 from .step_list import Function, Inner, run
 
 

@@ -9,7 +9,7 @@ from wire.ir.graph import WireGraph
 from wire.ir.types import TensorType
 
 from .. import numpy as mnp
-from ..array import Array, apply
+from ..core.array import Array, apply
 from .step_list import Function, call_graph, captured_by, run
 
 Maybe = Sequence[Array | None]

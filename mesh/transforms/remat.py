@@ -8,9 +8,9 @@ from functools import wraps
 from typing import Any
 
 from .. import tree
-from ..arguments import check_function
-from ..array import Array, apply
-from ..calls import taken
+from ..core.array import Array, apply
+from ..core.call_arguments import taken
+from ..util.argument_checks import check_function
 from .jvp_rules import Tangents, forward_of
 from .pytree_functions import Flat
 from .step_list import Inner, captured_by, marked, run_like

@@ -26,9 +26,9 @@ from wire.ir.graph import GraphBuilder, WireGraph, const_value
 from wire.ir.types import Attrs, TensorType
 from wire.limits import DEFAULT
 
-from ..array import Array, argument, literal, made_of, value_array
-from ..assemble import assemble
-from ..expression import Expression, Tensor, traced_argument, tracing
+from ..core.array import Array, argument, literal, made_of, value_array
+from ..core.expression import Expression, Tensor, traced_argument, tracing
+from ..core.graph_assembly import assemble
 
 Function = Callable[..., Sequence[Array]]
 """What transforms work on: arrays to a list of arrays."""

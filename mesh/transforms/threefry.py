@@ -10,7 +10,7 @@ import math
 from wire.ir.dtypes import U32
 
 from .. import numpy as mnp
-from ..array import Array, apply, literal
+from ..core.array import Array, apply, literal
 
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 PARITY = 0x1BD11BDA

@@ -27,8 +27,8 @@ from wire.ir.ops import ELEMENTWISE
 from wire.ir.types import TensorType
 
 from .. import numpy as mnp
-from ..array import Array, apply
-from ..expression import Tensor
+from ..core.array import Array, apply
+from ..core.expression import Tensor
 from ..numpy.contraction import Labelled, Labels, contract
 from ..numpy.promotion import cast
 from . import collective_rules, control_rules, conv_rules, indexing_rules, linalg_rules, op_expansions

@@ -21,7 +21,7 @@ from wire.ir.grids import spec_of, spec_text
 from wire.ir.ops import ELEMENTWISE
 
 from .. import numpy as mnp
-from ..array import Array, apply, literal
+from ..core.array import Array, apply, literal
 from ..numpy.contraction import Labelled
 from ..numpy.promotion import cast, index_dtype, like
 from . import collective_rules, control_rules, conv_rules, linalg_rules, threefry

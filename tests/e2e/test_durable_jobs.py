@@ -41,9 +41,9 @@ from support.small_disk import fill, small_disk
 
 import mesh.numpy as mnp
 from mesh import errors, to_device, trace
+from mesh.backends.remote import Remote
 from mesh.commands import exit_codes
-from mesh.handle import Handle
-from mesh.remote import Remote
+from mesh.core.handle import Handle
 from wire.ir.codec import hash_array
 from wire.ir.dtypes import F32
 from wire.ir.types import TensorType

@@ -15,7 +15,7 @@ from support.commands import COMES_TRUE_S, PATIENT_S
 
 import mesh.numpy as mnp
 from mesh import Mesh, errors, load, trace
-from mesh.config import MeshConfig
+from mesh.backends.config import MeshConfig
 
 LAYERS, WIDTH = 6, 256
 LAYER_BYTES = 4 * WIDTH * WIDTH

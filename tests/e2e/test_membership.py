@@ -20,9 +20,9 @@ from support.promised import within
 
 from coordinator.authority.authority import Authority
 from mesh import Mesh, errors, trace
+from mesh.backends.enrolment import authority_folder, client_folder, client_membership, enrolled
+from mesh.backends.remote import Remote
 from mesh.commands import exit_codes
-from mesh.enrolment import authority_folder, client_folder, client_membership, enrolled
-from mesh.remote import Remote
 from wire.link.identity import identity_here
 from wire.link.link import Link
 from wire.link.websocket_carrier import Endpoint

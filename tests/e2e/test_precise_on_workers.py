@@ -9,8 +9,8 @@ from support.commands import PATIENT_S
 from support.precise_cases import C, F, I, U, check_all, graphs
 
 import mesh.numpy as mnp
+from docs.tools.array_api_page import REALISED
 from mesh import Mesh
-from mesh.standard_doc import REALISED
 
 
 def test_every_function_of_numbers_of_64_bits_equals_numpys_on_a_worker() -> None:

@@ -36,9 +36,9 @@ from support.endless import endless
 
 import mesh.numpy as mnp
 from mesh import AsyncMesh, Mesh, errors, trace
+from mesh.backends.remote import Remote
 from mesh.commands import exit_codes
-from mesh.compiled import handle_of
-from mesh.remote import Remote
+from mesh.functions.compiled import handle_of
 
 SERVE = ("coord", "serve", "--port", "0", "--no-mdns", "--node-timeout", f"{PATIENT_S:g}")
 WORKER = ("worker", "--port", "0", "--no-mdns", "--device", "cpu")

@@ -30,8 +30,8 @@ from support.worker_process import children
 
 import mesh.numpy as mnp
 from mesh import Mesh, errors, trace
-from mesh.handle import Handle
-from mesh.remote import Remote
+from mesh.backends.remote import Remote
+from mesh.core.handle import Handle
 from wire.ir.codec import hash_array
 from wire.ir.dtypes import F32
 from wire.ir.types import TensorType

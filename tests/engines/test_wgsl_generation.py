@@ -11,10 +11,10 @@ import pytest
 from support.adapter import needs_adapter
 from support.language import GOLDEN, golden_model
 
-from mesh.array import handle_array
-from mesh.inference import cached, sampling
+from mesh.core.array import handle_array
+from mesh.functions.step_trace import Stepping
+from mesh.inference import kv_cache_step, sampling
 from mesh.inference.settings import GREEDY, Room, Sampling
-from mesh.stepping import Stepping
 from wire.ir.dtypes import F32
 
 pytestmark = needs_adapter
@@ -43,15 +43,17 @@ def test_texts_on_an_adapter_are_those_of_transformers(engine: Any, name: str) -
     ids = np.tile(np.array(prompt, np.int32), (2, 1))
     whole, one = np.full(2, ROOM.chunk, np.int32), np.ones(2, np.int32)
     how = sampling.fed([GREEDY, DRAWN])
-    first = cached.feeds(ROOM, ids, np.zeros(2, np.int32), whole, np.zeros(2, bool), how)
-    step = cached.stepper(text.decoder, ROOM, params)
-    stepping = Stepping(step, cached.empty(text.decoder, ROOM, F32), first, "auto")
+    first = kv_cache_step.feeds(ROOM, ids, np.zeros(2, np.int32), whole, np.zeros(2, bool), how)
+    step = kv_cache_step.stepper(text.decoder, ROOM, params)
+    stepping = Stepping(step, kv_cache_step.empty(text.decoder, ROOM, F32), first, "auto")
     executable = engine.compile(stepping.graph)
     values = {key: np.asarray(handle) for key, handle in stepping.work.bindings.items()}
     names = [stepping.graph.nodes[at].attrs["name"] for at in (*stepping.graph.inputs, *stepping.graph.params)]
     chosen = []
     for number in range(4):
-        feeds = first if not number else cached.feeds(ROOM, ids * 0, whole + number - 1, one, np.ones(2, bool), how)
+        feeds = (
+            first if not number else kv_cache_step.feeds(ROOM, ids * 0, whole + number - 1, one, np.ones(2, bool), how)
+        )
         given = {**values, **stepping.bind(feeds)}
         outputs = engine.run(executable, [given[key] for key in names])
         values |= {key: outputs[at] for key, at in stepping.carries}

@@ -16,7 +16,7 @@ from support.random_graphs import random_graph
 import mesh
 import mesh.numpy as mnp
 from mesh import nn
-from mesh.array import apply
+from mesh.core.array import apply
 from wire.errors import CompileFailed, ConfigError, Unsupported
 from wire.ir.dtypes import F32, I64
 from wire.ir.graph import GraphBuilder, WireGraph

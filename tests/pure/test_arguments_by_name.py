@@ -10,7 +10,7 @@ import pytest
 
 import mesh
 from mesh import Mesh, errors, tree
-from mesh.config import MeshConfig
+from mesh.backends.config import MeshConfig
 from mesh.tree import Keywords
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)

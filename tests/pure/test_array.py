@@ -11,11 +11,11 @@ import pytest
 
 import mesh
 import mesh.numpy as mnp
-from mesh.array import Array
+from mesh.core.array import Array
+from mesh.core.expression import pending
+from mesh.core.handle import Handle
+from mesh.core.realise import using
 from mesh.errors import DTypeError, InputError, ShapeError
-from mesh.expression import pending
-from mesh.handle import Handle
-from mesh.realise import using
 from wire.ir.codec import hash_array
 from wire.ir.dtypes import F32
 from wire.ir.types import TensorType
@@ -202,7 +202,7 @@ def test_realise_computes_several_at_once() -> None:
     runs: list[int] = []
 
     def counting(work: Any, inputs: Any) -> Any:
-        from mesh.inprocess import evaluate
+        from mesh.core.inprocess import evaluate
 
         runs.append(len(work.graph.outputs))
         return evaluate(work, inputs)

@@ -22,7 +22,7 @@ from support.public_calls import KEY, X, callables
 import mesh
 from mesh import Mesh, MeshError, nn, optim, random, tree
 from mesh import numpy as mnp
-from mesh.config import MeshConfig
+from mesh.backends.config import MeshConfig
 from mesh.errors import InputError
 from mesh.numpy import fft, linalg
 

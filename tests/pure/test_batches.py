@@ -16,7 +16,7 @@ from support.smooth_cases import SMOOTH
 
 import mesh
 import mesh.numpy as mnp
-from mesh.array import Array, apply
+from mesh.core.array import Array, apply
 from mesh.numpy import asarray
 from mesh.transforms.vmap_rules import VMAPS, batch
 from wire.errors import InputError

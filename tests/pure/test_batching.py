@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from mesh.inference.batching import Batcher, Waiting
+from mesh.inference.request_batcher import Batcher, Waiting
 
 
 def batcher(**other: float) -> Batcher:

@@ -19,7 +19,7 @@ from coordinator.planning.core.profiles import CLIENT, Link, Profiles
 from coordinator.planning.planner import make_plan
 from coordinator.planning.session_planner import Stateful, session_plan
 from coordinator.planning.spmd.split_strategies import counts
-from mesh.stepping import Stepping
+from mesh.functions.step_trace import Stepping
 from wire.errors import InputError, PlacementError
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder, WireGraph

@@ -9,8 +9,8 @@ import pytest
 
 from coordinator.workers.paged_reports import ANSWER_BYTES_MAX, page
 from coordinator.workers.views import NodeView, PairView
-from mesh.census import whole
-from mesh.node import node_from
+from mesh.backends.paged_reports import whole
+from mesh.core.node import node_from
 from wire.limits import DEFAULT
 from wire.protocol.messages import Nodes, encode_message
 from worker.cpu import CpuEngine

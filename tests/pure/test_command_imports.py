@@ -12,10 +12,10 @@ from support.source import ROOT
 FLOOR = "import aiohttp, cryptography.x509, msgspec, numpy"  # what a link over TLS takes, whoever makes it
 SHARE_MAX = 0.75  # of the floor: measured 0.25 to 0.4, and 1.9 when every command imported what some of them need
 LARGE = ("aiohttp", "cryptography", "msgspec", "numpy", "ml_dtypes", "platformdirs", "rich", "zeroconf", "safetensors")
-NEVER = ("mesh.nn", "mesh.load", "mesh.model", "mesh.importers", "wgpu", "jax", "onnx", "torch", "safetensors", "scipy")
+NEVER = ("mesh.nn", "mesh.models", "mesh.importers", "wgpu", "jax", "onnx", "torch", "safetensors", "scipy")
 REST = (
-    "mesh.preview",
-    "mesh.diagnosis",
+    "mesh.client.plan_preview",
+    "mesh.commands.diagnosis",
     "mesh.scripts",
     "aiohttp.web",
     "coordinator.coordinator",
@@ -37,7 +37,7 @@ try:
 except SystemExit as stop:
     assert stop.code == 0, stop.code
 """
-ASKING = "import mesh.commands.coord, mesh.commands.asking, mesh.remote, mesh.enrolment"
+ASKING = "import mesh.commands.coord, mesh.commands.remote_verbs, mesh.backends.remote, mesh.backends.enrolment"
 
 
 def imported(what: str) -> tuple[set[str], float]:
@@ -64,7 +64,7 @@ def test_what_says_a_line_imports_no_library(command: str, arguments: list[str])
 
 def test_what_asks_a_coordinator_imports_a_link_and_no_more() -> None:
     names, _ = imported(ASKING)
-    assert {"mesh.remote", "wire.link.websocket_carrier", "aiohttp"} <= names
+    assert {"mesh.backends.remote", "wire.link.websocket_carrier", "aiohttp"} <= names
     assert not of(names, (*NEVER, *REST))
 
 

@@ -13,8 +13,8 @@ import mesh
 from mesh import PartitionSpec as P
 from mesh import optim
 from mesh.training import TopK
-from mesh.training.exchange import AXIS, summed
-from mesh.training.recipe import Recipe
+from mesh.training.gradient_exchange import AXIS, summed
+from mesh.training.step_config import Recipe
 from worker.collectives.ring_buffer import Outbox
 
 RANKS, SIZE = 3, 12_000

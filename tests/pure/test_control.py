@@ -10,9 +10,9 @@ import pytest
 
 import mesh
 import mesh.numpy as mnp
-from mesh.compiled import handle_of
-from mesh.inprocess import evaluate as evaluate_here
-from mesh.realise import using
+from mesh.core.inprocess import evaluate as evaluate_here
+from mesh.core.realise import using
+from mesh.functions.compiled import handle_of
 from wire.errors import InputError
 from wire.ir.codec import decode_graph
 from wire.passes.simplify import simplify

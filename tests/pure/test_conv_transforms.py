@@ -8,7 +8,7 @@ from support.op_cases import Case, cases
 
 import mesh
 import mesh.numpy as mnp
-from mesh.array import apply
+from mesh.core.array import apply
 from wire.ir.dtypes import F64
 
 CASES = [case for case in cases("conv") if case.dtype is F64 and case.id.rpartition("/")[2] != "special"]

@@ -15,7 +15,7 @@ import pytest
 from support.differences import Numbers, along, assert_close, inner, numbers
 from support.smooth_cases import SMOOTH, Smooth
 
-from mesh.array import Array, apply
+from mesh.core.array import Array, apply
 from mesh.numpy import asarray
 from mesh.transforms.jvp_rules import JVPS, forward
 from mesh.transforms.vjp_rules import VJPS, backward

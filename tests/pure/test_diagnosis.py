@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from mesh import diagnosis
-from mesh.commands.doctor import _print
-from mesh.diagnosis import (
+from mesh.commands import diagnosis
+from mesh.commands.diagnosis import (
     CHECKS,
     EVERY,
     FINDINGS,
@@ -31,6 +30,7 @@ from mesh.diagnosis import (
     checked,
     diagnose,
 )
+from mesh.commands.doctor import _print
 from wire.limits import GIB, MIB
 from wire.protocol.missing_gpu import short_text
 

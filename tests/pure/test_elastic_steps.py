@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from mesh.elastic import Elastic
-from mesh.stepping import Stepping
+from mesh.client.elastic_session import Elastic
+from mesh.functions.step_trace import Stepping
 
 
 def test_a_step_that_is_made_already_waits_for_no_other_one() -> None:

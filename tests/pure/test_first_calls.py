@@ -17,9 +17,9 @@ import pytest
 import mesh
 import mesh.numpy as mnp
 from mesh import Mesh
-from mesh.inprocess import EXECUTABLES
-from mesh.latest import Latest
-from mesh.model import InputSpec, Model
+from mesh.core.inprocess import EXECUTABLES
+from mesh.models.model import InputSpec, Model
+from mesh.util.lru_cache import Latest
 from wire.ir.dtypes import F32, I32
 
 X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)

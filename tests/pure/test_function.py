@@ -13,7 +13,7 @@ import pytest
 
 import mesh
 import mesh.numpy as mnp
-from mesh.array import Array
+from mesh.core.array import Array
 from mesh.errors import InputError, ShapeError
 
 X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)

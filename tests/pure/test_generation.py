@@ -162,7 +162,7 @@ def test_every_row_of_a_batch_is_drawn_in_its_own_way() -> None:
 
 def test_streamed_text_never_splits_a_character(tmp_path: Path) -> None:
     pytest.importorskip("tokenizers")
-    from mesh.inference.tokens import Tokenizer, Writing
+    from mesh.inference.tokenizer import Tokenizer, Writing
 
     tokenizer = Tokenizer(with_bytes(gpt2_folder(tmp_path / "plain", layers=1), tmp_path / "model"))
     text = "naïve 日本語 🙂👩‍👩‍👧 end\n"
@@ -180,7 +180,7 @@ def test_streamed_text_never_splits_a_character(tmp_path: Path) -> None:
 @pytest.mark.parametrize("stop", ["lo w", "world", "d", "hello world"])
 def test_text_ends_before_a_stop_and_holds_back_its_beginnings(tmp_path: Path, stop: str) -> None:
     pytest.importorskip("tokenizers")
-    from mesh.inference.tokens import Tokenizer, Writing
+    from mesh.inference.tokenizer import Tokenizer, Writing
 
     tokenizer = Tokenizer(with_bytes(gpt2_folder(tmp_path / "plain", layers=1), tmp_path / "model"))
     writing = Writing(tokenizer, [stop, "never"])

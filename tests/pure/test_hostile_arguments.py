@@ -11,7 +11,7 @@ import pytest
 
 import mesh
 from mesh import Mesh, errors, optim
-from mesh.config import MeshConfig
+from mesh.backends.config import MeshConfig
 from mesh.training import Checkpoints, DistributedTrainer, TopK
 
 X, Y = np.ones((8, 4), np.float32), np.ones((8, 1), np.float32)

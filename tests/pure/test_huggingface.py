@@ -16,7 +16,7 @@ from mesh.errors import InputError, Unsupported
 from mesh.importers.huggingface import KINDS
 from mesh.importers.huggingface.config import DTYPES
 from mesh.importers.huggingface.weights import Weights
-from mesh.safetensors import load_safetensors, save_safetensors
+from mesh.models.safetensors import load_safetensors, save_safetensors
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "huggingface"
 NAMES = sorted(folder.name for folder in GOLDEN.iterdir() if folder.is_dir())

@@ -21,28 +21,28 @@ BELOW = {
 
 # The composition root: the files that make the parts of a program and connect them, and what each may reach.
 ROOT = {
-    "mesh/admission.py": {"coordinator"},
+    "mesh/backends/admission.py": {"coordinator"},
     "mesh/commands/doctor.py": {"worker"},  # where its folders are, and which adapters this machine has
-    "mesh/commands/members.py": {"coordinator"},
-    "mesh/commands/pausing.py": {"worker"},  # where a pause is kept
-    "mesh/commands/asking.py": {"coordinator"},  # to derive the times that a node time-out means
+    "mesh/commands/membership.py": {"coordinator"},
+    "mesh/commands/pause.py": {"worker"},  # where a pause is kept
+    "mesh/commands/remote_verbs.py": {"coordinator"},  # to derive the times that a node time-out means
     "mesh/commands/serve.py": {"coordinator"},
     "mesh/commands/worker.py": {"worker"},
-    "mesh/connect.py": {"coordinator"},
+    "mesh/backends/connect.py": {"coordinator"},
     "mesh/demo/show.py": {"coordinator", "worker"},  # to tell the times of its judge, to list this machine's adapters
-    "mesh/embedded.py": {"coordinator"},
-    "mesh/enrolment.py": {"coordinator"},
-    "mesh/inprocess.py": {"worker"},  # the cpu engine, for programs without a mesh
-    "mesh/joining.py": {"coordinator"},
-    "mesh/scripts/doors.py": {"worker"},  # connections between ranks on different machines
+    "mesh/backends/embedded.py": {"coordinator"},
+    "mesh/backends/enrolment.py": {"coordinator"},
+    "mesh/core/inprocess.py": {"worker"},  # the cpu engine, for programs without a mesh
+    "mesh/backends/auto_join.py": {"coordinator"},
+    "mesh/scripts/listening_ports.py": {"worker"},  # connections between ranks on different machines
     "mesh/scripts/group.py": {"worker"},  # ranks of scripts exchange arrays by the runtime that hosts have
-    "mesh/scripts/mailboxes.py": {"worker"},
+    "mesh/scripts/channels.py": {"worker"},
     "mesh/simulation/backend.py": {"coordinator"},
-    "mesh/simulation/checks.py": {"coordinator", "worker"},
+    "mesh/simulation/invariants.py": {"coordinator", "worker"},
     "mesh/simulation/cluster.py": {"coordinator", "worker"},
-    "mesh/simulation/flipping.py": {"worker"},
-    "mesh/simulation/host.py": {"worker"},
-    "mesh/simulation/meetings.py": {"worker"},
+    "mesh/simulation/faulty_engine.py": {"worker"},
+    "mesh/simulation/engine_host.py": {"worker"},
+    "mesh/simulation/gang_rendezvous.py": {"worker"},
 }
 
 # third-party library -> its door files
@@ -61,12 +61,12 @@ DOORS = {
         "worker/engine/host_messages.py",
     },
     "onnx": {"mesh/importers/onnx/reading.py"},
-    "platformdirs": {"worker/config.py", "mesh/enrolment.py", "mesh/demo/show.py"},
+    "platformdirs": {"worker/config.py", "mesh/backends/enrolment.py", "mesh/demo/show.py"},
     "psutil": {"wire/link/interfaces.py", "worker/cpu/engine.py", "worker/daemon/environment.py"},
     "rich": {"mesh/commands/progress.py", "mesh/commands/tables.py", "mesh/demo/show.py"},
     "safetensors": {"wire/ir/file.py"},
     "threadpoolctl": {"worker/cpu/process.py"},
-    "tokenizers": {"mesh/demo/minilm.py", "mesh/inference/tokens.py"},
+    "tokenizers": {"mesh/demo/minilm.py", "mesh/inference/tokenizer.py"},
     "torch": {"mesh/importers/torch/__init__.py"},
     "wgpu": {"worker/wgsl/device.py"},
     "zeroconf": {"wire/discovery/mdns.py"},
@@ -131,11 +131,11 @@ PURE = (
     "coordinator/planning/core/timeline.py",
     "coordinator/authority/token_table.py",
     "coordinator/planning/core/liveness.py",
-    "mesh/diagnosis.py",
-    "mesh/inference/batching.py",
+    "mesh/commands/diagnosis.py",
+    "mesh/inference/request_batcher.py",
     "mesh/inference/settings.py",
-    "mesh/inference/slots.py",
-    "mesh/spelling.py",
+    "mesh/inference/continuous_batching.py",
+    "mesh/util/did_you_mean.py",
     "wire/addresses.py",
     "wire/protocol/reports.py",
     "wire/discovery/announcements.py",

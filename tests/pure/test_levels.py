@@ -11,8 +11,8 @@ from coordinator.planning.spmd.rank_programs import RankWork
 from mesh import numpy as mnp
 from mesh import optim, trace
 from mesh.training.data import ArrayData, Cursor, Shares, padded
-from mesh.training.recipe import Recipe
 from mesh.training.step import first_state, training_step
+from mesh.training.step_config import Recipe
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder, WireGraph
 from wire.passes.collective_order import levels, meets, stages

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from mesh.loop_thread import LoopThread
+from mesh.core.loop_thread import LoopThread
 from wire.errors import ConfigError
 
 

@@ -9,10 +9,10 @@ import pytest
 
 import mesh
 import mesh.numpy as mnp
-from mesh.building import Building
-from mesh.compiled import CompiledFunction, handle_of
 from mesh.errors import InputError
-from mesh.model import InputSpec, Model
+from mesh.functions.build_options import Building
+from mesh.functions.compiled import CompiledFunction, handle_of
+from mesh.models.model import InputSpec, Model
 from wire.ir.dtypes import F32, I32
 from worker.cpu import evaluate
 

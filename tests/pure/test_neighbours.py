@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import mesh
-from mesh.neighbours import NAMES, check
+from mesh._import_check import NAMES, check
 
 HOME = Path(mesh.__file__).parent.parent
 HEAVY = {"aiohttp", "coordinator", "rich", "safetensors", "tokenizers", "wgpu", "worker", "zeroconf"}
@@ -41,5 +41,5 @@ def test_importing_mesh_loads_nothing_heavy(tmp_path: Path) -> None:
 
 
 def test_numpy_is_numpy_inside_the_package(tmp_path: Path) -> None:
-    program = "import mesh, mesh.numpy.elementwise, mesh.array; assert mesh.array.np.__name__ == 'numpy'"
+    program = "import mesh, mesh.numpy.elementwise, mesh.core.array; assert mesh.core.array.np.__name__ == 'numpy'"
     assert python(program, tmp_path).returncode == 0

@@ -16,9 +16,9 @@ import pytest
 
 import mesh.numpy as mnp
 from mesh import tree
-from mesh.array import Array
+from mesh.core.array import Array
 from mesh.errors import InputError, ShapeError
-from mesh.numpy import habits, sets
+from mesh.numpy import numpy_extras, sets
 
 RANDOM = np.random.default_rng(7)
 F = RANDOM.standard_normal((3, 4)).astype(np.float32)
@@ -403,7 +403,9 @@ ALIASES = {
     "right_shift": "bitwise_right_shift", "transpose": "permute_dims", "true_divide": "divide",
 }  # fmt: skip
 MODULES = {"fft", "linalg", "random"}  # test_fft.py, test_random.py
-HABITS = {name for name in vars(habits) if getattr(vars(habits)[name], "__module__", "") == habits.__name__}
+HABITS = {
+    name for name in vars(numpy_extras) if getattr(vars(numpy_extras)[name], "__module__", "") == numpy_extras.__name__
+}
 HABITS |= {"degrees", "radians", "row_stack", "trapz"}  # test_numpy_habits.py
 COMPLEX = {"angle", "conj", "imag", "iscomplex", "iscomplexobj", "isreal", "isrealobj", "real"}  # test_complex.py
 CONSTANTS = {"e", "inf", "nan", "newaxis", "pi"}

@@ -14,9 +14,9 @@ import pytest
 
 import mesh
 import mesh.numpy as mnp
-from mesh.array import Array
+from mesh.core.array import Array
 from mesh.errors import InputError, ShapeError
-from mesh.numpy import habits, linalg
+from mesh.numpy import linalg, numpy_extras
 
 RANDOM = np.random.default_rng(11)
 F = RANDOM.standard_normal((3, 4)).astype(np.float32)
@@ -209,8 +209,8 @@ def test_a_habit_is_traced(row: Row) -> None:
 
 
 def test_every_habit_has_a_row() -> None:
-    functions = [each for each in vars(habits).values() if inspect.isfunction(each)]
-    public = {each.__name__ for each in functions if each.__module__ == habits.__name__}
+    functions = [each for each in vars(numpy_extras).values() if inspect.isfunction(each)]
+    public = {each.__name__ for each in functions if each.__module__ == numpy_extras.__name__}
     assert {name for name in public if not name.startswith("_")} == {row.name for row in ROWS} | {
         name.split()[0] for name in IN_PLACE
     }

@@ -13,7 +13,7 @@ import pytest
 
 import mesh
 import mesh.numpy as mnp
-from mesh.array import Array
+from mesh.core.array import Array
 from mesh.errors import DTypeError, InputError, ShapeError
 
 RANDOM = np.random.default_rng(3)

@@ -17,10 +17,10 @@ from onnx import TensorProto, helper, numpy_helper
 from support import light_models
 
 import mesh
-from mesh.commands.programs import read_graph, read_program
+from mesh.commands.graph_argument import read_graph, read_program
 from mesh.importers.onnx.rows import ROWS
-from mesh.importers.onnx.static import READS, SHAPE_ONLY
-from mesh.model import Model
+from mesh.importers.onnx.static_inputs import READS, SHAPE_ONLY
+from mesh.models.model import Model
 from wire.errors import ConfigError, InputError, Unsupported
 from worker.cpu import evaluate
 

@@ -20,7 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import mesh
 from mesh.errors import InputError
-from mesh.importers.onnx import slim
+from mesh.importers.onnx import weight_stripping
 from mesh.importers.onnx.reading import Reader, read
 
 RANDOM = np.random.default_rng(4)
@@ -85,7 +85,7 @@ def outcome(make: Any) -> Any:
 
 
 def test_damaged_files_are_what_onnx_makes_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slim, "MAPPED_BYTES_MIN", 8)
+    monkeypatch.setattr(weight_stripping, "MAPPED_BYTES_MIN", 8)
     weights = {"w": WEIGHTS["f32"][:3, :2], "n": WEIGHTS["i64"][:2, :2]}
     whole = model_of(weights, typed=("n",)).SerializeToString()
     read_alike = 0
@@ -116,8 +116,8 @@ def test_a_weight_that_says_its_bytes_twice_is_left_to_onnx(tmp_path: Path) -> N
     twice = tensor.SerializeToString() + TensorProto(raw_data=bytes(4800)).SerializeToString()
     proto.graph.ClearField("initializer")
     data = proto.SerializeToString()
-    inner = bytes([5 << 3 | 2]) + slim._varint(len(twice)) + twice
-    (tmp_path / "model.onnx").write_bytes(data + bytes([7 << 3 | 2]) + slim._varint(len(inner)) + inner)
+    inner = bytes([5 << 3 | 2]) + weight_stripping._varint(len(twice)) + twice
+    (tmp_path / "model.onnx").write_bytes(data + bytes([7 << 3 | 2]) + weight_stripping._varint(len(inner)) + inner)
     assert not read(tmp_path / "model.onnx").graph.initialisers["w"].any()
 
 

@@ -12,7 +12,7 @@ from support.layouts import FOUR, PAIR, SQUARE, THREE, layouts
 
 import mesh
 import mesh.numpy as mnp
-from mesh.array import Array, apply
+from mesh.core.array import Array, apply
 from wire.errors import AttrError, GraphError, InputError
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder, WireGraph

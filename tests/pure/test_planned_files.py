@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mesh.commands.programs import read_graph, read_program
+from mesh.commands.graph_argument import read_graph, read_program
 from wire.errors import InputError
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder

@@ -22,15 +22,15 @@ from support.precise_cases import CASES, WAYS, F, I, U, check, check_all, graphs
 
 import mesh
 import mesh.numpy as mnp
+from docs.tools.array_api_page import NOT_YET, REALISED, STANDARD, state_of
 from mesh import PartitionSpec as P
 from mesh import nn
-from mesh.backend import Work
-from mesh.compiled import handle_of
+from mesh.core.backend import Work
+from mesh.core.expression import pending
+from mesh.core.inprocess import evaluate
+from mesh.core.realise import HISTORY_NODES_MAX
 from mesh.errors import InputError
-from mesh.expression import pending
-from mesh.inprocess import evaluate
-from mesh.realise import HISTORY_NODES_MAX
-from mesh.standard_doc import NOT_YET, REALISED, STANDARD, state_of
+from mesh.functions.compiled import handle_of
 from wire.ir.codec import decode_graph, encode_graph
 from wire.ir.graph import WireGraph
 from wire.ir.text import from_text, to_text
@@ -325,7 +325,7 @@ def test_of_many_numbers_that_are_looked_at_the_history_ends(kept: Callable[[Any
 
 
 def test_a_long_history_of_numbers_is_computed_in_several_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    module, lengths = sys.modules["mesh.realise"], list[int]()  # `mesh.realise` is the function
+    module, lengths = sys.modules["mesh.core.realise"], list[int]()
     monkeypatch.setattr(module, "NODES_PER_RUN", 40)
     monkeypatch.setattr(module, "check_bound", lambda graph: lengths.append(len(graph)))
     number, wanted = mnp.sqrt(0.1), 0.1**0.5

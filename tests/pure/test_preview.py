@@ -17,8 +17,8 @@ from coordinator.planning.core.profiles import Profiles
 from coordinator.planning.core.timeline import describe
 from coordinator.planning.planner import make_plan
 from mesh import Mesh
-from mesh.picture import BOX
-from mesh.preview import PlanPreview
+from mesh.client.plan_preview import PlanPreview
+from mesh.client.plan_svg import BOX
 from wire.byte_sizes import time_text
 from wire.errors import InputError, PlacementError
 

@@ -55,7 +55,7 @@ def test_what_fails_as_one_processor_fails_the_run(monkeypatch: pytest.MonkeyPat
 def test_workers_of_tests_inherit_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from support.commands import environment as of_daemons
 
-    from mesh.local import environment as of_local
+    from mesh.backends.local_workers import environment as of_local
 
     monkeypatch.setenv("OPENBLAS_CORETYPE", "Sandybridge")
     assert of_daemons(tmp_path)["OPENBLAS_CORETYPE"] == of_local()["OPENBLAS_CORETYPE"] == "Sandybridge"

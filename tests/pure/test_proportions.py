@@ -18,10 +18,10 @@ from coordinator.planning.session_planner import Stateful, session_plan
 from coordinator.planning.spmd.load_balance import proposals, unlike
 from coordinator.sessions.elastic import Elastic, Planned
 from mesh import optim, trace
-from mesh.stepping import Stepping
+from mesh.functions.step_trace import Stepping
 from mesh.training.data import Cursor, Rows, Shares, padded
-from mesh.training.recipe import Recipe
 from mesh.training.step import first_state, training_step
+from mesh.training.step_config import Recipe
 from mesh.training.trainer import together_first
 from wire.ir.graph import WireGraph
 from wire.policy.batch_shares import UNITS, Portions, by_speed, handed_out, ranks_of

@@ -12,7 +12,7 @@ from support.differences import along, assert_close, numbers
 import mesh
 import mesh.numpy as mnp
 from mesh import nn
-from mesh.array import Array
+from mesh.core.array import Array
 
 Step = Callable[[Array, np.random.Generator], Array]
 ELEMENTS_MAX = 60

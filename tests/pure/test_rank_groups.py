@@ -13,10 +13,10 @@ import pytest
 from support.rank_groups import as_ranks
 
 import mesh
-from mesh.scripts.doors import Door
 from mesh.scripts.group import Group
-from mesh.scripts.meeting import Meeting, Note, life_of
-from mesh.scripts.passports import issue, keep, passport
+from mesh.scripts.listening_ports import Door
+from mesh.scripts.rank_certificates import issue, keep, passport
+from mesh.scripts.rendezvous import Meeting, Note, life_of
 from wire.errors import (
     ConfigError,
     ConnectFailed,

@@ -29,7 +29,7 @@ from coordinator.planning.spmd.collective_cost import (
     exchanged_bytes,
 )
 from coordinator.workers.straggler_detector import Stragglers
-from mesh.preview import PlanPreview
+from mesh.client.plan_preview import PlanPreview
 from wire.errors import PlacementError
 from wire.ir.dtypes import F32, I32
 from wire.ir.graph import GraphBuilder, WireGraph

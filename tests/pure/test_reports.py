@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from coordinator.workers.views import EVENTS_FIRST, EVENTS_LAST, CallReport, as_text
-from mesh.report import Report
+from mesh.client.report import Report
 from wire.limits import DEFAULT, KIB, REPORT_CHARS_MAX
 from wire.protocol.messages import INLINE_BYTES_MAX, JobResult, decode_message, encode_message
 from wire.protocol.reports import Event, PartReport, RelayReport, WorkerReport

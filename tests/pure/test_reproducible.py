@@ -25,8 +25,8 @@ from coordinator.planning.planner import make_plan
 from coordinator.planning.session_planner import Stateful, meanwhile, session_plan
 from mesh import AsyncInferenceServer, Auto, DataParallel, DistributedTrainer, Mesh, Pipeline, Single, nn, random
 from mesh import PartitionSpec as P
+from mesh.functions.step_trace import Stepping
 from mesh.simulation.loop import VirtualLoop
-from mesh.stepping import Stepping
 from wire.errors import InputError, PlacementError
 from wire.ir.graph import WireGraph
 from wire.policy.strategies import STRATEGIES, DeviceMap, strategy_of, text_of

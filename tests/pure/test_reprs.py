@@ -12,8 +12,8 @@ import pytest
 
 import mesh
 from mesh import Mesh
-from mesh.aio import AsyncMesh
-from mesh.config import MeshConfig
+from mesh.backends.config import MeshConfig
+from mesh.client.async_mesh import AsyncMesh
 
 X = np.ones((8, 4), np.float32)
 LINE_MAX = 160

@@ -15,7 +15,7 @@ from coordinator.planning.core.profiles import Profiles
 from coordinator.planning.faults.parity_groups import grouped, kept_bytes, unkept
 from coordinator.planning.faults.redundancy_memory import contents_of, own_bytes, room_of
 from coordinator.planning.planner import Question
-from mesh.sizes import parse_size
+from mesh.util.byte_sizes import parse_size
 from wire.byte_sizes import room_text
 from wire.errors import PlacementError
 from wire.ir.dtypes import F32

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 import mesh
 from mesh.errors import InputError
-from mesh.safetensors import DTYPES
+from mesh.models.safetensors import DTYPES
 
 TENSORS = {
     "a.weight": np.arange(6, dtype=np.float32).reshape(2, 3),

@@ -15,7 +15,7 @@ from coordinator.planning.core.plan import FromPart, FromState, Plan
 from coordinator.planning.core.profiles import Profiles
 from coordinator.planning.plan_codec import plan_bytes, plan_from
 from coordinator.planning.session_planner import Stateful, _even, check_carried, session_plan
-from mesh.stepping import Stepping
+from mesh.functions.step_trace import Stepping
 from wire.errors import InputError, PlacementError
 
 STEP = Stepping(train, first_state(), batch(0), "auto")

@@ -12,7 +12,7 @@ from support.shard_cases import CASES, Case
 
 import mesh
 import mesh.numpy as mnp
-from mesh.array import Array
+from mesh.core.array import Array
 from mesh.transforms.jvp_rules import JVPS
 from mesh.transforms.vjp_rules import VJPS
 from mesh.transforms.vmap_rules import VMAPS

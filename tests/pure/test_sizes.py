@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from support.source import PACKAGES, SourceFile, source_files
 
-from mesh.sizes import parse_size
+from mesh.util.byte_sizes import parse_size
 from wire.byte_sizes import counted, need_text, room_text, size_text, time_text
 
 # Errors about bytes that do not come out even: there the exact numbers are the news, and their difference may be one.

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from mesh.inference.continuous_batching import FULL, ROOMY_TOKENS, STOP, Feeds, Slots, Wish, bucket
 from mesh.inference.settings import GREEDY, Room, Sampling
-from mesh.inference.slots import FULL, ROOMY_TOKENS, STOP, Feeds, Slots, Wish, bucket
 
 CHUNK = 4
 

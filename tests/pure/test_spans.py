@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from coordinator.sessions.spans import Span
-from mesh.training.profile import events, table
+from mesh.training.profiler import events, table
 from wire.protocol.messages import PartRun, Ran
 
 PARTS = (PartRun(0, 0.25, 0.125, 0.0625, 0.125, 0.015625, 64), PartRun(1, 0.5, 0.0, 0.03125, 0.125, 0.0, 32))

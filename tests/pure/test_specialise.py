@@ -12,7 +12,7 @@ from support.unlike_ranks import Body, X, Y, drawn, program, shared
 import mesh
 import mesh.numpy as mnp
 from mesh import Grid, PartitionSpec, collectives
-from mesh.composite import composite
+from mesh.transforms.composite import composite
 from wire.errors import InputError
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder, WireGraph

@@ -11,10 +11,10 @@ import pytest
 
 import mesh.numpy as mnp
 from mesh import Mesh, tree
-from mesh.aio import AsyncMesh
-from mesh.config import MeshConfig
+from mesh.backends.config import MeshConfig
+from mesh.client.async_mesh import AsyncMesh
 from mesh.errors import Cancelled, ConfigError, InputError
-from mesh.stepping import Stepping
+from mesh.functions.step_trace import Stepping
 from wire.ir.graph import WireGraph
 
 X = np.arange(4, dtype=np.float32)

@@ -1,6 +1,6 @@
 """mesh.numpy against array-api-strict on random inputs: values, dtypes, shapes, kinds of results, and signatures.
 
-The calls are in support/strict_cases.py.  What differs on purpose is in `mesh/standard_doc.py`, and named here.
+The calls are in support/strict_cases.py.  What differs on purpose is in `docs/tools/array_api_page.py`, and named here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from support.array_api_cases import Call
 from support.strict_cases import COMPLEX, FAMILIES, FLOATS, INTEGERS
 
 import mesh.numpy as mnp
-from mesh.standard_doc import STANDARD
+from docs.tools.array_api_page import STANDARD
 
 NARROWER = {"int64": "int32", "uint64": "uint32"}
 INDICES = ("argmax", "argmin", "argsort", "count_nonzero", "nonzero", "searchsorted", "linalg.matrix_rank")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mesh.remote import told
+from mesh.backends.remote import told
 from wire.errors import ProtocolError
 
 

@@ -9,9 +9,9 @@ import subprocess
 
 import pytest
 
-from mesh.node import Device, Node
-from mesh.sizes import speed_text
-from mesh.topology import data, dot, links, quoted
+from mesh.client.topology import data, dot, links, quoted
+from mesh.core.node import Device, Node
+from mesh.util.byte_sizes import speed_text
 from wire.protocol.messages import PairReport
 
 ODD = 'a "b" \\', "naïve\n-- [x]; }", "\\N", "node", "-1", ""

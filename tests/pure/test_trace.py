@@ -11,11 +11,11 @@ import pytest
 import mesh
 import mesh.numpy as mnp
 from mesh import tree
-from mesh.composite import composite
+from mesh.core.handle import Handle
+from mesh.core.realise import using
 from mesh.errors import GraphError, InputError, ShapeError
-from mesh.handle import Handle
-from mesh.realise import using
-from mesh.trace import Kind, Parts, argument_names
+from mesh.tracing.trace import Kind, Parts, argument_names
+from mesh.transforms.composite import composite
 from wire.ir.codec import decode_graph, encode_graph, hash_array
 from wire.ir.dtypes import F32
 from wire.ir.types import TensorType

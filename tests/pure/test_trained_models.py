@@ -12,7 +12,7 @@ from support.language import golden_model
 import mesh
 from mesh import nn
 from mesh.errors import InputError
-from mesh.model import InputSpec, parted
+from mesh.models.model import InputSpec, parted
 from wire.ir.dtypes import F32
 
 IDS = np.arange(3, 11, dtype=np.int32)[None]

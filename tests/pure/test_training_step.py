@@ -12,11 +12,11 @@ import mesh.numpy as mnp
 from mesh import DataParallel, DistributedTrainer, Mesh, distributed, nn, optim, random, trace_full
 from mesh.errors import InputError
 from mesh.training.data import ArrayData, BatchData, Cursor, Shares, padded
-from mesh.training.exchange import buckets
+from mesh.training.gradient_exchange import buckets
 from mesh.training.gradients import finite
-from mesh.training.recipe import Recipe
+from mesh.training.progress import Progress, StepReport
 from mesh.training.step import first_state, training_step
-from mesh.training.telling import Progress, StepReport
+from mesh.training.step_config import Recipe
 from wire.ir.graph import WireGraph
 
 RNG = np.random.default_rng(5)

@@ -12,7 +12,7 @@ from support.differences import along, assert_close, numbers
 import mesh
 import mesh.numpy as mnp
 from mesh import nn
-from mesh.array import Array
+from mesh.core.array import Array
 from mesh.transforms.vjp_rules import VJPS
 from wire.errors import InputError, UnknownOp
 from wire.ir.graph import WireGraph
@@ -252,7 +252,7 @@ def test_updates_of_elements_are_differentiated() -> None:
 
 def test_keys_are_batched() -> None:
     keys = np.array([[1, 2], [3, 4], [2**32 - 1, 0]], np.uint32)
-    from mesh.array import apply
+    from mesh.core.array import apply
 
     found = mesh.vmap(lambda key: apply("random_bits", key, shape=(5,)))(keys)
     np.testing.assert_array_equal(

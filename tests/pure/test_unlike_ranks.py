@@ -23,7 +23,7 @@ from coordinator.planning.session_planner import Stateful, session_plan
 from coordinator.planning.spmd.collective_cost import exchange_s
 from coordinator.planning.spmd.rank_placement import sites_for
 from mesh import Grid, PartitionSpec, collectives, shard_map
-from mesh.preview import PlanPreview
+from mesh.client.plan_preview import PlanPreview
 from wire.errors import InputError, PlacementError
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder, WireGraph

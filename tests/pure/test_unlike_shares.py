@@ -13,14 +13,14 @@ from support.training import loss_of_rows as loss
 
 import mesh.numpy as mnp
 from mesh import optim, random, tree
+from mesh.functions.step_trace import Stepping
 from mesh.numpy.promotion import asarray
-from mesh.stepping import Stepping
 from mesh.training.data import ArrayData, Cursor, Rows, Shares, padded
-from mesh.training.exchange import _tree_sum, blocks_of
-from mesh.training.formation import Alone, together
-from mesh.training.recipe import Recipe, TopK
+from mesh.training.gradient_exchange import _tree_sum, blocks_of
 from mesh.training.step import first_state, training_step
+from mesh.training.step_config import Recipe, TopK
 from mesh.training.trainer import together_first
+from mesh.training.worker_group import Alone, together
 from wire.policy.batch_shares import Portions, ranks_of
 
 RNG = np.random.default_rng(4)

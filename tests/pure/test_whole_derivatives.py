@@ -14,7 +14,7 @@ from support.whole_functions import WHOLE, attention, cross_entropy, derivatives
 import mesh
 import mesh.numpy as mnp
 from mesh import nn
-from mesh.array import Array
+from mesh.core.array import Array
 
 RECORDED: dict[str, Any] = dict(np.load(Path(__file__).parents[1] / "golden" / "jax_derivatives.npz"))
 

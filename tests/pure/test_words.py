@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mesh.durations import parse_duration
-from mesh.sizes import parse_size
+from mesh.util.byte_sizes import parse_size
+from mesh.util.durations import parse_duration
 from wire.addresses import parse_address
 from wire.errors import ConfigError
 

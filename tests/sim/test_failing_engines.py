@@ -14,7 +14,7 @@ from support.sim_machine import FORGIVEN_S, job_of
 from support.simulated import simulate
 
 from mesh.simulation.cluster import Cluster
-from mesh.simulation.host import Device
+from mesh.simulation.engine_host import Device
 from wire.errors import DeviceLost, OutOfMemory
 from worker.engine.protocol import Engine
 

@@ -29,7 +29,7 @@ from coordinator.workers.event_feed import Teller
 from coordinator.workers.views import CallReport
 from mesh import Grid, Mesh, PartitionSpec, Ranks, collectives, shard_map
 from mesh.simulation.cluster import Cluster
-from mesh.simulation.host import Device, SimulatedHost
+from mesh.simulation.engine_host import Device, SimulatedHost
 from wire.errors import MeshError, NodeLost
 from wire.ir.codec import hash_array
 from wire.ir.dtypes import F32

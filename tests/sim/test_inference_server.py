@@ -12,10 +12,11 @@ from support.language import GOLDEN, MODELS, golden_model
 
 import mesh
 import mesh.numpy as mnp
-from mesh import AsyncInferenceServer, AsyncMesh, InferenceServer, Mesh, compiled
-from mesh.config import MeshConfig
+from mesh import AsyncInferenceServer, AsyncMesh, InferenceServer, Mesh
+from mesh.backends.config import MeshConfig
 from mesh.errors import Cancelled, ConfigError, InputError, QueueFull
-from mesh.inference import answering
+from mesh.functions import compiled
+from mesh.inference import request_runner
 from mesh.simulation.loop import VirtualLoop
 
 REFERENCE: dict[str, Any] = json.loads((GOLDEN / "generation.json").read_text())["llama"]
@@ -332,7 +333,7 @@ async def _seconds_of(requests: int) -> float:
 
 def test_requests_overlap_the_stages_of_a_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
     alone_s, together_s = run(_seconds_of(1)), run(_seconds_of(12))
-    monkeypatch.setattr("mesh.inference.answering.UNDER_WAY", 1)
+    monkeypatch.setattr("mesh.inference.request_runner.UNDER_WAY", 1)
     in_turn_s = run(_seconds_of(12))
     assert in_turn_s == pytest.approx(12 * alone_s, rel=0.1)
     assert together_s < 0.6 * in_turn_s, (together_s, in_turn_s)
@@ -340,7 +341,7 @@ def test_requests_overlap_the_stages_of_a_pipeline(monkeypatch: pytest.MonkeyPat
 
 def test_shapes_of_long_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the server, and by the workers, also where a shape that came again was traced again."""
-    monkeypatch.setattr(answering, "WORKS_MAX", 3)
+    monkeypatch.setattr(request_runner, "WORKS_MAX", 3)
     monkeypatch.setattr(compiled, "GRAPHS_COUNT", 2)
 
     async def story() -> None:

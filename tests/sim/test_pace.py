@@ -15,7 +15,7 @@ from coordinator.planning.core.program import Program
 from coordinator.planning.faults.migration_cost import GAIN_MIN
 from coordinator.workers.straggler_mitigation import RETRY_S_FIRST
 from mesh.simulation.cluster import COORDINATOR, Cluster
-from mesh.simulation.host import Device
+from mesh.simulation.engine_host import Device
 from wire.ir.codec import hash_array
 from wire.ir.dtypes import dtype_named
 from wire.ir.graph import GraphBuilder

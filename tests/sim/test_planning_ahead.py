@@ -19,7 +19,7 @@ from coordinator.planning.core.program import Program
 from coordinator.planning.plan_codec import Asked
 from coordinator.workers.views import CallReport
 from mesh.simulation.cluster import Cluster
-from mesh.simulation.host import Device
+from mesh.simulation.engine_host import Device
 from wire.ir.codec import hash_array
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder

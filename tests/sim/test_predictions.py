@@ -16,7 +16,7 @@ from support.towers import layers
 
 from coordinator.planning.core.program import Program
 from mesh.simulation.cluster import COORDINATOR, Cluster
-from mesh.simulation.host import Device
+from mesh.simulation.engine_host import Device
 from wire.errors import MeshError
 from wire.ir.codec import hash_array
 from wire.ir.graph import WireGraph

@@ -18,11 +18,11 @@ from support.undisturbed import bits, undisturbed
 from coordinator.coordinator import CoordinatorConfig
 from coordinator.jobs.job_service import for_clients
 from coordinator.jobs.session_service import KEEP_S, SessionService
-from mesh.aio import AsyncMesh
+from mesh.backends.remote import RETURN_S, UNREAD_MAX, Remote
+from mesh.client.async_mesh import AsyncMesh
 from mesh.errors import NodeLost, ProtocolError
-from mesh.remote import RETURN_S, UNREAD_MAX, Remote
 from mesh.simulation.cluster import COORDINATOR, PORT, Cluster
-from mesh.simulation.host import Device
+from mesh.simulation.engine_host import Device
 from mesh.simulation.loop import VirtualLoop
 from wire.link.identity import identity_here
 from wire.link.link import Link

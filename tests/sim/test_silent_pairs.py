@@ -14,7 +14,7 @@ from support.simulated import simulate
 from coordinator.calls.state import STALLED_S_MIN
 from coordinator.planning.core.program import Program
 from mesh.simulation.cluster import COORDINATOR, Cluster
-from mesh.simulation.host import Device
+from mesh.simulation.engine_host import Device
 from mesh.simulation.loop import VirtualLoop
 from mesh.simulation.network import SimulatedNetwork
 from wire.errors import NodeLost

@@ -6,7 +6,7 @@ import pytest
 from support.simulated import Job, simulate
 
 from mesh.simulation.cluster import Cluster
-from mesh.simulation.host import Device
+from mesh.simulation.engine_host import Device
 from wire.errors import ExecuteFailed
 from wire.ir.codec import hash_array
 

@@ -13,9 +13,9 @@ from support.simulated import simulate
 from coordinator.calls.state import STUCK_S_MIN
 from coordinator.calls.step_timeout import PREPARE_S_MIN
 from coordinator.planning.core.program import Program
-from mesh.node import node_from
+from mesh.core.node import node_from
 from mesh.simulation.cluster import Cluster
-from mesh.simulation.host import Device
+from mesh.simulation.engine_host import Device
 from wire.errors import PoisonTask
 from wire.ir.dtypes import dtype_named
 from wire.ir.graph import GraphBuilder

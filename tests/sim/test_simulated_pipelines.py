@@ -16,9 +16,9 @@ from mesh import DataParallel, DistributedTrainer, Mesh, Pipeline, optim, tree
 from mesh.errors import ExecuteFailed, InputError, PlacementError
 from mesh.simulation.loop import VirtualLoop
 from mesh.training import Callback, Checkpoints, StepReport
-from mesh.training import run as run_module
-from mesh.training.recipe import Recipe
+from mesh.training import fit_loop as run_module
 from mesh.training.step import first_state, training_step
+from mesh.training.step_config import Recipe
 
 STEPS, TURNS = 4, 4
 LOSS, PARAMS, (X, Y) = MODELS["layers"]
@@ -176,7 +176,7 @@ class Mischief(Callback):
 
 
 def test_training_goes_on_with_fewer_stages_and_with_more_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mesh.training.run.LOOK_S", 0.0)
+    monkeypatch.setattr("mesh.training.fit_loop.LOOK_S", 0.0)
     heard: list[Mischief] = []
 
     def mischief(mesh: Mesh) -> Mischief:
@@ -190,7 +190,7 @@ def test_training_goes_on_with_fewer_stages_and_with_more_again(monkeypatch: pyt
 
 
 def test_a_stage_that_dies_while_fewer_are_formed_makes_them_fewer_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mesh.training.run.LOOK_S", 0.0)
+    monkeypatch.setattr("mesh.training.fit_loop.LOOK_S", 0.0)
     formed: list[str] = []
 
     def forming(mesh: Any, recipe: Any, data: Any, choice: Any, *given: Any) -> Any:

@@ -24,7 +24,7 @@ from mesh import (
     optim,
     tree,
 )
-from mesh.client import Step
+from mesh.client.mesh import Step
 from mesh.errors import ExecuteFailed, InputError, NodeLost, PlacementError
 from mesh.training import Callback, Checkpoints, StepReport, TopK
 
@@ -113,7 +113,7 @@ def test_shards_give_the_same_bits_for_any_number_of_workers(workers: int) -> No
 
 
 def test_a_death_in_an_epoch_loses_no_row_and_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mesh.training.run.LOOK_S", 0.0)
+    monkeypatch.setattr("mesh.training.fit_loop.LOOK_S", 0.0)
     found = trainer(deterministic=True)
     with Mesh.builder().mesh("sim").simulate(3).build() as mesh:
         heard = Mischief({3: lambda: mesh.simulation.kill("sim-1"), 8: lambda: mesh.simulation.start("sim-1")})
@@ -124,7 +124,7 @@ def test_a_death_in_an_epoch_loses_no_row_and_changes_no_bit(monkeypatch: pytest
 
 
 def test_below_the_minimum_it_waits_with_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mesh.training.run.LOOK_S", 0.0)
+    monkeypatch.setattr("mesh.training.fit_loop.LOOK_S", 0.0)
     found = trainer()
     with Mesh.builder().mesh("sim").simulate(3).build() as mesh:
         kept = list[int]()
@@ -146,7 +146,7 @@ def test_below_the_minimum_it_waits_with_a_checkpoint(tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize("way", ["deterministic", "fully sharded", "stages"])
 def test_if_all_workers_die_it_waits_and_does_what_is_lost_again(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mesh.training.run.LOOK_S", 0.0)
+    monkeypatch.setattr("mesh.training.fit_loop.LOOK_S", 0.0)
     wishes: dict[str, dict[str, Any]] = {
         "deterministic": {"deterministic": True},
         "fully sharded": {"strategy": FullySharded()},
@@ -169,8 +169,8 @@ def test_if_all_workers_die_it_waits_and_does_what_is_lost_again(way: str, monke
 
 
 def test_what_is_lost_again_and_again_ends_in_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mesh.training.run.LOOK_S", 0.0)
-    monkeypatch.setattr("mesh.training.run.LOSSES_MAX", 1)
+    monkeypatch.setattr("mesh.training.fit_loop.LOOK_S", 0.0)
+    monkeypatch.setattr("mesh.training.fit_loop.LOSSES_MAX", 1)
     found, alone = trainer(), trainer()
     with Mesh.builder().mesh("sim").simulate(1).build() as mesh:
         mesh.simulation._cluster.devices[0].slower = 1e6  # so that no step is ever done

@@ -21,7 +21,7 @@ from coordinator.planning.core.program import Program
 from coordinator.planning.planner import make_plan
 from mesh import Grid, Mesh, PartitionSpec, collectives, shard_map
 from mesh.simulation.cluster import Cluster
-from mesh.simulation.host import Device
+from mesh.simulation.engine_host import Device
 from wire.errors import CompileFailed, MeshError
 from wire.ir.graph import WireGraph
 from wire.passes.unroll_spmd import unroll

@@ -11,7 +11,7 @@ import pytest
 
 import mesh.numpy as mnp
 from mesh import Mesh, tree
-from mesh.config import MeshConfig
+from mesh.backends.config import MeshConfig
 from mesh.simulation.loop import VirtualLoop
 from worker.engine.donation import Versions
 

@@ -12,8 +12,8 @@ from support.training import batch, first_state, train
 import mesh.numpy as mnp
 from coordinator.calls.step_timeout import PREPARE_S_MIN
 from mesh import DistributedTrainer, Mesh, tree
-from mesh.config import MeshConfig
-from mesh.simulation.host import Device
+from mesh.backends.config import MeshConfig
+from mesh.simulation.engine_host import Device
 from mesh.simulation.loop import VirtualLoop
 from mesh.training import Callback, StepReport
 

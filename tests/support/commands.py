@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mesh import Mesh
-from mesh.enrolment import client_membership
-from mesh.remote import Remote
+from mesh.backends.enrolment import client_membership
+from mesh.backends.remote import Remote
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[2]

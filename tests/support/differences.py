@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mesh import realise
-from mesh.array import Array
+from mesh.core.array import Array
 from mesh.numpy import asarray
 
 STEP = 1e-5  # of f64: the error is STEP^2 by the formula and 1e-16 / STEP by rounding

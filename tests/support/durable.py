@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 import mesh.numpy as mnp
 from mesh import trace
-from mesh.enrolment import client_membership
-from mesh.remote import Remote
+from mesh.backends.enrolment import client_membership
+from mesh.backends.remote import Remote
 from wire.errors import MeshError
 from wire.security.join_port import PORT_OFFSET
 

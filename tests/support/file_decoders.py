@@ -17,7 +17,7 @@ from coordinator.authority import audit_log
 from coordinator.authority.member_roster import MemberRecord, Roster, from_json, to_json
 from coordinator.authority.token_table import TokenRecord, TokenTable
 from coordinator.jobs.journal import Entry, Journal
-from mesh.safetensors import load_safetensors
+from mesh.models.safetensors import load_safetensors
 from wire.addresses import parse_address
 from wire.errors import ConfigError, GraphError, InputError, JournalDamaged, VersionMismatch
 from wire.ir.codec import hash_bytes

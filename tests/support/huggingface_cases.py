@@ -15,7 +15,7 @@ from zlib import crc32
 
 import numpy as np
 
-from mesh.safetensors import save_safetensors
+from mesh.models.safetensors import save_safetensors
 
 Shapes = Mapping[str, tuple[int, ...]]
 ENCODER = {

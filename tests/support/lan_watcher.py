@@ -16,8 +16,8 @@ from pathlib import Path
 from support.commands import ROOT, environment
 from support.lan_mesh import LanMesh, until
 
-from mesh.enrolment import client_membership
-from mesh.remote import Remote
+from mesh.backends.enrolment import client_membership
+from mesh.backends.remote import Remote
 from wire.addresses import PORT
 
 LOOK_S = 0.01

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 import mesh
-from mesh.safetensors import save_safetensors
+from mesh.models.safetensors import save_safetensors
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 MODELS = GOLDEN / "huggingface"

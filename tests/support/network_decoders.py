@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from mesh.durations import parse_duration
-from mesh.remote import told
-from mesh.sizes import parse_size
+from mesh.backends.remote import told
+from mesh.util.byte_sizes import parse_size
+from mesh.util.durations import parse_duration
 from wire.addresses import check_name, parse_address, shown
 from wire.discovery.announcements import ROLES, bucket_of, fields_of, key_of_name, near, role_in
 from wire.discovery.mdns import announced

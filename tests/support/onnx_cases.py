@@ -23,7 +23,7 @@ from onnx import numpy_helper
 from onnx.backend.test.loader import load_model_tests
 
 import mesh
-from mesh.model import Model
+from mesh.models.model import Model
 from wire.errors import Unsupported
 from wire.ir.graph import WireGraph
 

@@ -17,10 +17,10 @@ from coordinator.planning.core.plan import Plan
 from coordinator.planning.core.profiles import Profiles
 from coordinator.planning.planner import make_plan
 from mesh import nn, optim, random, remat, scan, tree
-from mesh.stepping import Stepping
+from mesh.functions.step_trace import Stepping
 from mesh.training.data import Cursor, Rows, Shares, padded
-from mesh.training.recipe import Recipe
 from mesh.training.step import first_state, training_step
+from mesh.training.step_config import Recipe
 
 ROWS, WIDTH = 24, 8
 Loss = Callable[..., Any]

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from mesh.scripts.doors import Door
 from mesh.scripts.group import Group, Neighbours
-from mesh.scripts.meeting import Meeting, Note
-from mesh.scripts.passports import issue, keep, passport
+from mesh.scripts.listening_ports import Door
+from mesh.scripts.rank_certificates import issue, keep, passport
+from mesh.scripts.rendezvous import Meeting, Note
 from wire.system.shared_memory import SharedDir
 
 LONG_S = 100.0

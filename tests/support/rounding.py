@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mesh.model import Model
-from mesh.trace import trace_full
+from mesh.models.model import Model
+from mesh.tracing.trace import trace_full
 from wire.ir.graph import GraphBuilder, Node, TensorType, WireGraph, const_value
 from wire.ir.ops import CONTROL, LEAVES, inner_graphs
 from worker.compiler.inline_composites import inline_composites

@@ -25,7 +25,7 @@ from support.training import batch, first_state, train
 
 import mesh.numpy as mnp
 from mesh import AsyncInferenceServer, AsyncMesh, Mesh, tree
-from mesh.config import MeshConfig
+from mesh.backends.config import MeshConfig
 from mesh.errors import Cancelled, DeviceLost, MeshError, NodeLost, PlacementError, PoisonTask, QueueFull
 from mesh.simulation.loop import VirtualLoop
 

@@ -16,7 +16,7 @@ import mesh
 import mesh.numpy as mnp
 from mesh import Grid, collectives
 from mesh import PartitionSpec as P
-from mesh.array import Array
+from mesh.core.array import Array
 
 SQUARE, LINE = Grid((2, 2), ("dp", "tp")), Grid((3,), "dp")
 BOTH = ("dp", "tp")

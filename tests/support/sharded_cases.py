@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 import mesh
 import mesh.numpy as mnp
-from mesh.array import Array, apply
+from mesh.core.array import Array, apply
 from mesh.numpy import asarray
 from mesh.transforms.vjp_rules import backward
 from wire.ir.graph import WireGraph

@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from coordinator.coordinator import CoordinatorConfig
 from mesh.simulation.cluster import COORDINATOR, Cluster
-from mesh.simulation.host import Device
+from mesh.simulation.engine_host import Device
 from mesh.simulation.loop import VirtualLoop
 from mesh.simulation.network import LAN
 from wire.link.virtual_network import Conditions

@@ -16,7 +16,7 @@ from coordinator.coordinator import CoordinatorConfig
 from coordinator.plan_service.planner_client import Answerer, AnswersHere
 from coordinator.planning.core.program import Program
 from mesh.simulation.cluster import COORDINATOR, Cluster
-from mesh.simulation.host import Device
+from mesh.simulation.engine_host import Device
 from mesh.simulation.loop import VirtualLoop
 from wire.errors import MeshError, NodeLost, PoisonTask
 from wire.ir.codec import hash_array

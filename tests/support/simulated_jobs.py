@@ -18,7 +18,7 @@ from coordinator.jobs.job_service import JobService
 from coordinator.jobs.job_store import Keeper
 from coordinator.jobs.job_table import FINAL, JobLimits, JobTable
 from mesh.simulation.cluster import COORDINATOR, PORT, Cluster
-from mesh.simulation.host import Device
+from mesh.simulation.engine_host import Device
 from mesh.simulation.loop import VirtualLoop
 from wire.errors import MeshError, NodeLost, NotDurable, PoisonTask, ProtocolError, RemoteError
 from wire.ir.codec import tensor_from

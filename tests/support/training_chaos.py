@@ -32,7 +32,7 @@ import mesh.numpy as mnp
 from mesh import DataParallel, DistributedTrainer, FullySharded, Mesh, Pipeline, Single, TensorParallel, optim, tree
 from mesh.errors import DeviceLost, ExecuteFailed, MeshError, NodeLost, PlacementError, PoisonTask
 from mesh.training import Callback, StepReport, TopK
-from mesh.training.run import AHEAD
+from mesh.training.fit_loop import AHEAD
 
 RNG = np.random.default_rng(3)
 X = RNG.normal(size=(53, 8)).astype(np.float32)  # 53 rows: batches of 16 leave 5, which no number of workers divides
@@ -172,7 +172,11 @@ class Trial:
         """The transcript of a run to its end."""
         told = self.told
         builder = Mesh.builder().mesh("sim").simulate(told["workers"], self.seed, told["gflops"])
-        with tempfile.TemporaryDirectory() as folder, mock.patch("mesh.training.run.LOOK_S", 0.0), builder.build() as m:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            mock.patch("mesh.training.fit_loop.LOOK_S", 0.0),
+            builder.build() as m,
+        ):
             cluster = m.simulation._cluster
             chaos = Chaos(cluster, self.random, rest_s=told["rest_s"])
             watch = _Watch(m, chaos, told["faults"])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mesh import Mesh, tree
-from mesh.config import MeshConfig
+from mesh.backends.config import MeshConfig
 
 from .training import batch, first_state, train
 

@@ -1,7 +1,7 @@
 """Why a worker has no GPU: it says so when it joins, `mesh-coord nodes` shows it, and the doctor advises by it.  Pure.
 
 A reason is one of the words below, which may be followed by what a driver said.  "" is no reason: the worker has a GPU,
-or is too old to say.  To add a reason: a word, a row of SAID, and a finding in `mesh/diagnosis.py`.
+or is too old to say.  To add a reason: a word, a row of SAID, and a finding in `mesh/commands/diagnosis.py`.
 """
 
 from __future__ import annotations

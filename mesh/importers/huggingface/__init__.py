@@ -17,8 +17,8 @@ from pathlib import Path
 
 from wire.errors import Unsupported
 
-from ...decoder import Text
-from ...model import Model
+from ...models.decoder import Text
+from ...models.model import Model
 from . import bert, distilbert, gpt2, llama, t5, vit
 from .config import Config
 from .family import Family, Kind

@@ -8,8 +8,8 @@ from wire.errors import InputError
 
 from ... import nn
 from ... import numpy as mnp
-from ...array import Array
-from ...model import Value
+from ...core.array import Array
+from ...models.model import Value
 from ...nn.attention import join_heads, scaled_dot_product_attention, split_heads
 from .config import Config
 from .family import (

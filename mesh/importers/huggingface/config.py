@@ -11,7 +11,7 @@ from wire.ir.dtypes import BF16, F16, F32, F64, DType
 
 from ... import nn
 from ... import numpy as mnp
-from ...array import Array
+from ...core.array import Array
 from .keys import Key, Only, Used
 
 OTHERWISE = "Remove it from the file if the model computes the same without it; else use mesh.from_torch"

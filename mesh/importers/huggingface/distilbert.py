@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ... import numpy as mnp
-from ...array import Array
-from ...model import Value
+from ...core.array import Array
+from ...models.model import Value
 from ...nn import relu
 from ...nn.attention import join_heads, scaled_dot_product_attention, split_heads
 from .bert import ANSWERS, LABELS, TOKENS

@@ -10,9 +10,9 @@ from wire.errors import InputError
 from wire.ir.dtypes import BOOL, F32, I32
 
 from ... import numpy as mnp
-from ...array import Array
-from ...decoder import Decoder
-from ...model import Function, InputSpec
+from ...core.array import Array
+from ...models.decoder import Decoder
+from ...models.model import Function, InputSpec
 from .config import Config
 from .keys import Key
 from .weights import Arrays, Weights, tie

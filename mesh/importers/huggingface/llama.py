@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from wire.errors import InputError
 
 from ... import numpy as mnp
-from ...array import Array
-from ...decoder import Attend, Decoder, Params, whole
-from ...model import Value
+from ...core.array import Array
+from ...models.decoder import Attend, Decoder, Params, whole
+from ...models.model import Value
 from ...nn.attention import join_heads, split_heads
 from .config import Config
 from .family import IDS, MASK, Family, Kind, both, causal_mask, is_causal, key_mask, prefix_of, tied

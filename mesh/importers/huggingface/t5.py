@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from wire.ir.dtypes import F16, dtype_of
 
 from ... import numpy as mnp
-from ...array import Array
-from ...model import Value
+from ...core.array import Array
+from ...models.model import Value
 from ...nn import embedding
 from ...nn.attention import join_heads, masked_value, scaled_dot_product_attention, split_heads
 from .config import ACTIVATIONS, Config

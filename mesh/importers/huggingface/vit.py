@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from wire.errors import InputError
 
 from ... import numpy as mnp
-from ...array import Array
-from ...model import InputSpec, Value
+from ...core.array import Array
+from ...models.model import InputSpec, Value
 from ...nn.attention import join_heads, scaled_dot_product_attention, split_heads
 from .bert import LABELS
 from .config import Config

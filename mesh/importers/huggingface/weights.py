@@ -21,10 +21,10 @@ from wire.ir.dtypes import DType, dtype_of
 from wire.ir.types import TensorType
 
 from ... import nn
-from ...array import Array, argument
-from ...model import Function, InputSpec
+from ...core.array import Array, argument
+from ...models.model import Function, InputSpec
+from ...models.safetensors import load_safetensors
 from ...nn import embedding
-from ...safetensors import load_safetensors
 from .config import DTYPES, Config
 
 Arrays = dict[str, NDArray[Any]]

@@ -21,9 +21,9 @@ import numpy as np
 
 from wire.errors import ConfigError, DTypeError, InputError
 
-from ...arguments import check_function
-from ...array import Array
+from ...core.array import Array
 from ...numpy.promotion import asarray
+from ...util.argument_checks import check_function
 from .interpret import call, check_supported, type_of
 
 

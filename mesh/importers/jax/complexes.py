@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ... import numpy as mnp
-from ...array import Array, apply
+from ...core.array import Array, apply
 from ...numpy.promotion import cast
 from .rows import Equation, Row
 

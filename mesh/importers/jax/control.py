@@ -8,9 +8,9 @@ from typing import Any
 from wire.ir.dtypes import BOOL, I32
 
 from ... import numpy as mnp
-from ...array import Array, literal
-from ...control import cond, scan, while_loop
+from ...core.array import Array, literal
 from ...numpy.promotion import cast
+from ...transforms.control_flow import cond, scan, while_loop
 from .rows import Equation, Row
 
 

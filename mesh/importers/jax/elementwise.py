@@ -11,7 +11,7 @@ from wire.errors import Unsupported
 from wire.ir.dtypes import BF16, BOOL, F16, F32, F64, DType, dtype_of
 
 from ... import numpy as mnp
-from ...array import Array, apply, literal
+from ...core.array import Array, apply, literal
 from ...numpy.promotion import cast
 from ...numpy.random import erfinv
 from .rows import Equation, Row

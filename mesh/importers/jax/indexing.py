@@ -16,7 +16,7 @@ import numpy as np
 from wire.ir.dtypes import I32
 
 from ... import numpy as mnp
-from ...array import Array, apply, literal
+from ...core.array import Array, apply, literal
 from ...numpy.promotion import cast, index_dtype
 from .rows import Equation, Row
 

@@ -11,7 +11,7 @@ from wire.ir.dtypes import U32, dtype_of
 from wire.ir.types import TensorType
 
 from ... import numpy as mnp
-from ...array import Array, literal
+from ...core.array import Array, literal
 from . import complexes, control, elementwise, indexing, matrices, randomness, structure, windows
 from .rows import Equation, Row
 

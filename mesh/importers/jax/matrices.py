@@ -8,9 +8,9 @@ from typing import Any
 from wire.errors import Unsupported
 
 from ... import numpy as mnp
-from ...array import Array, apply
-from ...control import scan
-from ...several import several
+from ...core.array import Array, apply
+from ...core.multi_output import several
+from ...transforms.control_flow import scan
 from .rows import Equation, Row
 
 

@@ -9,7 +9,7 @@ from wire.errors import Unsupported
 from wire.ir.dtypes import U32
 
 from ... import numpy as mnp
-from ...array import Array, apply, literal
+from ...core.array import Array, apply, literal
 from ...numpy.promotion import cast
 from .rows import Equation, Row
 

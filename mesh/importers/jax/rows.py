@@ -8,7 +8,7 @@ from typing import Any
 
 from wire.ir.types import TensorType
 
-from ...array import Array
+from ...core.array import Array
 
 Row = Callable[..., Array | Sequence[Array]]
 """(equation, *operands) to the result, or to all results."""

@@ -8,7 +8,7 @@ from itertools import pairwise
 from wire.ir.dtypes import dtype_of
 
 from ... import numpy as mnp
-from ...array import Array, apply
+from ...core.array import Array, apply
 from ...numpy.promotion import cast
 from .rows import Equation, Row
 

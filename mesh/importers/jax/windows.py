@@ -11,7 +11,7 @@ from wire.errors import Unsupported
 from wire.ir.dtypes import DType
 
 from ... import numpy as mnp
-from ...array import Array, apply, literal
+from ...core.array import Array, apply, literal
 from ...numpy.promotion import cast, extreme
 from .rows import Equation, Row
 

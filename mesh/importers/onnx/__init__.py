@@ -1,8 +1,9 @@
 """ONNX: `load` makes a Model of a .onnx file or an onnx.ModelProto.
 
-`reading.py` turns the file into plain data (`program.py`), `scope.py` refuses at once all that is not supported,
-`static.py` finds the inputs whose values shape the graph, and `evaluate.py` runs the nodes by the rows of `rows/` on
-Arrays, so that tracing the Model gives a WireGraph.  docs/importers.md lists what is supported.
+`reading.py` turns the file into plain data (`program.py`), `support_check.py` refuses at once all that is not
+supported,
+`static_inputs.py` finds the inputs whose values shape the graph, and `evaluate.py` runs the nodes by the rows of
+`rows/` on Arrays, so that tracing the Model gives a WireGraph.  docs/importers.md lists what is supported.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from wire.errors import InputError
 from wire.ir.dtypes import DType, dtype_named
 from wire.ir.graph import WireGraph
 
-from ...array import Array
-from ...model import InputSpec, Model, Value, parted
+from ...core.array import Array
+from ...models.model import InputSpec, Model, Value, parted
 from ...numpy.promotion import asarray
-from . import known
+from . import constant_folding
 from .evaluate import Evaluation
 from .program import ELEMENT_TYPES, Declared, Program
 from .reading import read
 from .rows import ROWS
-from .scope import require_supported
-from .static import needed_names
+from .static_inputs import needed_names
+from .support_check import require_supported
 
 INLINE_BYTES_MAX = 64  # an initialiser up to this size is a constant of the graph, a larger one a param
 
@@ -45,8 +46,8 @@ def load(source: Any) -> Model:
 class OnnxModel(Model):
     """A Model that evaluates a Program.
 
-    `static.py` says which inputs are static, by names alone.  Where a value turns out to be read after all (a branch
-    whose results differ in shape, say), its input becomes static when the model is traced.
+    `static_inputs.py` says which inputs are static, by names alone.  Where a value turns out to be read after all (a
+    branch whose results differ in shape, say), its input becomes static when the model is traced.
     """
 
     def __init__(self, name: str, program: Program) -> None:
@@ -66,11 +67,11 @@ class OnnxModel(Model):
     def graph(self, given: Mapping[str, Any], remember: bool = True) -> WireGraph:
         try:
             return super().graph(given, remember)
-        except known.Needed as needed:
+        except constant_folding.Needed as needed:
             self._fix(needed)
             return self.graph(self.given([given]), remember)
 
-    def _fix(self, needed: known.Needed) -> None:
+    def _fix(self, needed: constant_folding.Needed) -> None:
         """Let what was asked for be known from now on."""
         found = needed.names & {*self.weights, *[spec.name for spec in self.inputs if not spec.static]}
         if not found - self._fixed:
@@ -87,7 +88,7 @@ class OnnxModel(Model):
         if missing:
             raise InputError(f"no node of the model gives its output {missing[0]!r}")
         outputs = {name: scope[name] for name in self.outputs}
-        known.fold(list(outputs.values()))
+        constant_folding.fold(list(outputs.values()))
         return outputs
 
 
@@ -105,7 +106,7 @@ def _spec(declared: Declared, static: bool) -> InputSpec:
 
 
 def _dtype(declared: Declared) -> DType:
-    assert isinstance(declared.type, int)  # `scope.py` has refused anything else
+    assert isinstance(declared.type, int)  # `support_check.py` has refused anything else
     name = ELEMENT_TYPES[declared.type][1]
     assert name is not None
     return dtype_named(name)

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from wire.errors import InputError, MeshError, Unsupported
 
-from ...array import Array
+from ...core.array import Array
 from ...numpy.promotion import asarray
-from . import known
+from . import constant_folding
 from .functions import expand
 from .program import Graph, Node, Program
 
@@ -58,13 +58,13 @@ class Call:
     def ints(self, name: str, given: Array | None) -> tuple[int, ...] | None:
         """Integers that older opsets have as the attribute `name`, newer ones as an input; None if neither is there."""
         if given is not None:
-            return known.ints_of(given)
+            return constant_folding.ints_of(given)
         found = self.node.attributes.get(name)
         return None if found is None else (found,) if isinstance(found, int) else tuple(found)
 
     def value(self, array: Array) -> NDArray[Any]:
         """The value of an input that shapes the graph."""
-        return known.value_of(array)
+        return constant_folding.value_of(array)
 
     def run(self, graph: Graph, *inputs: Array) -> list[Array]:
         """The outputs of a subgraph, which also sees the names around this node."""

@@ -21,7 +21,7 @@ from wire.errors import ConfigError, InputError
 from wire.ir.dtypes import BY_NAME
 
 from .program import DOMAIN, ELEMENT_TYPES, Declared, Graph, Node, Program, element_name
-from .slim import slim_bytes
+from .weight_stripping import slim_bytes
 
 Unreadable = list[tuple[str, str, str, int, str]]
 
@@ -155,7 +155,7 @@ class Reader:
         return np.memmap(path, dtype, "r", offset, shape)
 
     def _file(self, name: str, location: str) -> Path:
-        """The file that a model says its weights lie in; its own is called "" (`slim.py`)."""
+        """The file that a model says its weights lie in; its own is called "" (`weight_stripping.py`)."""
         assert self._path is not None
         if not location:
             return self._path

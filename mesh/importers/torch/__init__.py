@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 from wire.errors import ConfigError, InputError, Unsupported
 from wire.ir.dtypes import dtype_of
 
-from ...array import Array
-from ...model import InputSpec, Model, Value
+from ...core.array import Array
+from ...models.model import InputSpec, Model, Value
 from ...numpy.promotion import as_numpy, asarray
 from .call import Absent, Call, dtype_from
-from .names import origins, output_names
 from .ops import IGNORED, OPS
-from .sizes import Sizes, concrete, is_size
+from .symbolic_sizes import Sizes, concrete, is_size
+from .tensor_names import origins, output_names
 
 
 def from_torch(module: Any, *examples: Any, **named: Any) -> Model:

@@ -8,7 +8,7 @@ from typing import Any
 from wire.errors import Unsupported
 from wire.ir.dtypes import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, DType, dtype_of
 
-from ...array import Array
+from ...core.array import Array
 from ...numpy.promotion import asarray, cast
 
 DTYPES: dict[str, DType] = {

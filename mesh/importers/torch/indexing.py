@@ -8,7 +8,7 @@ from wire.errors import Unsupported
 from wire.ir.dtypes import BOOL, I64
 
 from ... import numpy as mnp
-from ...array import Array, apply, literal
+from ...core.array import Array, apply, literal
 from ...numpy.promotion import asarray, cast, extreme
 from .call import Call, Op
 

@@ -12,8 +12,8 @@ from typing import Any
 from wire.errors import Unsupported
 
 from ... import numpy as mnp
-from ...array import Array, apply
-from ...several import several
+from ...core.array import Array, apply
+from ...core.multi_output import several
 from .call import Call
 
 t = mnp.matrix_transpose

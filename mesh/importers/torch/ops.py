@@ -13,7 +13,7 @@ from wire.ir.dtypes import BF16, F16, F32, I64, dtype_of
 
 from ... import nn
 from ... import numpy as mnp
-from ...array import Array, apply
+from ...core.array import Array, apply
 from ...numpy.promotion import asarray, cast
 from . import indexing, matrices
 from .call import Absent, Call, Op, as_result

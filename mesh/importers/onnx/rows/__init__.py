@@ -10,31 +10,31 @@ from __future__ import annotations
 from ..evaluate import Row
 from ..program import DOMAIN
 from . import (
-    chance,
     control,
     conv,
     elementwise,
-    grams,
     indexing,
     linalg,
     normalise,
     ordering,
     pooling,
     quantised,
+    random,
     recurrent,
     reductions,
     resize,
     sampling,
     shapes,
     signal,
+    tfidf,
 )
 
 FAMILIES = (
-    chance,
+    random,
     conv,
     control,
     elementwise,
-    grams,
+    tfidf,
     indexing,
     linalg,
     normalise,

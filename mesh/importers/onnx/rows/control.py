@@ -14,13 +14,13 @@ import numpy as np
 from wire.errors import InputError
 from wire.ir.dtypes import BOOL, I64
 
-from .... import control
 from .... import numpy as mnp
-from ....array import Array, value_array
+from ....core.array import Array, value_array
 from ....numpy.promotion import cast
 from ....numpy.reductions import normal_axis
+from ....transforms import control_flow
+from ..constant_folding import is_known, value_of
 from ..evaluate import Call, Row
-from ..known import is_known, value_of
 from ..program import Graph
 
 WRITTEN_TURNS_MAX = 1000
@@ -36,7 +36,7 @@ def _if(call: Call, condition: Array) -> list[Array]:
     if not is_known(condition):
         try:
             then, otherwise = (lambda graph=graph: tuple(call.run(graph)) for graph in branches)
-            return list(control.cond(mnp.reshape(condition, ()), then, otherwise))
+            return list(control_flow.cond(mnp.reshape(condition, ()), then, otherwise))
         except InputError:  # they differ in shape, or need values
             pass
     return call.run(branches[0 if bool(value_of(condition).reshape(())) else 1])
@@ -78,7 +78,7 @@ def _as_scan(call: Call, body: Graph, count: int, carried: Sequence[Array]) -> l
         return tuple(results[: len(state)]), tuple(results[len(state) :])
 
     places = mnp.arange(count, dtype=I64)
-    last, ys = control.scan(turn, tuple(carried), places)
+    last, ys = control_flow.scan(turn, tuple(carried), places)
     return [*last, *ys]
 
 
@@ -97,7 +97,7 @@ def _as_while(
         next_one, *results = call.run(body, at, again, *values)
         return mnp.add(at, value_array(np.asarray(1, np.int64))), mnp.reshape(next_one, ()), tuple(results)
 
-    _, _, last = control.while_loop(test, turn, (value_array(np.asarray(0, np.int64)), going, tuple(carried)))
+    _, _, last = control_flow.while_loop(test, turn, (value_array(np.asarray(0, np.int64)), going, tuple(carried)))
     return list(last)
 
 
@@ -162,7 +162,7 @@ def _turns(call: Call, body: Graph, state: list[Array], rows: list[Array]) -> tu
         return tuple(results[: len(state)]), tuple(results[len(state) :])
 
     try:
-        last, ys = control.scan(turn, tuple(state), tuple(rows))
+        last, ys = control_flow.scan(turn, tuple(state), tuple(rows))
         return list(last), list(ys)
     except InputError:  # the turns differ in shape
         pass

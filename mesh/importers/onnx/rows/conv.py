@@ -14,12 +14,12 @@ import numpy as np
 from wire.ir.dtypes import F32, I32
 
 from .... import numpy as mnp
-from ....array import Array, apply, value_array
-from ....correlation import correlation, transposed_kernels
+from ....core.array import Array, apply, value_array
 from ....nn.windows import extents
+from ....numpy.correlation import correlation, transposed_kernels
 from ....numpy.promotion import cast
+from ..constant_folding import ints_of
 from ..evaluate import Call, Row
-from ..known import ints_of
 from .quantised import centred, requantised
 from .sampling import LINEAR, interpolated
 from .windows import windows

@@ -13,7 +13,7 @@ from wire.ir.dtypes import BOOL, BY_NAME, F32, F64, U8, DType
 
 from .... import nn
 from .... import numpy as mnp
-from ....array import Array, apply
+from ....core.array import Array, apply
 from ....numpy.promotion import cast, like
 from ..evaluate import Call, Row
 from ..program import ELEMENT_TYPES, element_name

@@ -13,11 +13,11 @@ import numpy as np
 from wire.ir.dtypes import BOOL, I32, DType
 
 from .... import numpy as mnp
-from ....array import Array, apply, value_array
+from ....core.array import Array, apply, value_array
 from ....numpy.promotion import cast, index_dtype, like
 from ....numpy.reductions import normal_axis
+from ..constant_folding import value_of
 from ..evaluate import Call, Row
-from ..known import value_of
 
 
 def _wrapped(indices: Array, dim: int) -> Array:

@@ -7,7 +7,7 @@ import math
 from wire.ir.dtypes import I32
 
 from .... import numpy as mnp
-from ....array import Array, apply
+from ....core.array import Array, apply
 from ....numpy.promotion import cast, like
 from ..evaluate import Call, Row
 

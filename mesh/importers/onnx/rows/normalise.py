@@ -11,7 +11,7 @@ from wire.ir.dtypes import BF16, F16, F32, F64, DType
 
 from .... import nn
 from .... import numpy as mnp
-from ....array import Array
+from ....core.array import Array
 from ....numpy.promotion import cast, like
 from ....numpy.reductions import normal_axes, normal_axis
 from ..evaluate import Call, Row

@@ -16,10 +16,10 @@ from wire.ir.dtypes import I64
 
 from .... import nn
 from .... import numpy as mnp
-from ....array import Array, apply
+from ....core.array import Array, apply
 from ....numpy.promotion import asarray, cast, extreme, index_dtype
+from ..constant_folding import ints_of
 from ..evaluate import Call, Row
-from ..known import ints_of
 from .windows import Window, windows
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from wire.ir.dtypes import F32, I32, U8, DType
 
 from .... import numpy as mnp
-from ....array import Array
+from ....core.array import Array
 from ....numpy.promotion import INT_BOUNDS, cast
 from ....numpy.reductions import normal_axis
 from ..evaluate import Call, Row

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from wire.ir.dtypes import I32
 
-from .... import control
 from .... import numpy as mnp
-from ....array import Array, apply
+from ....core.array import Array, apply
 from ....numpy.promotion import cast, like
+from ....transforms import control_flow
 from ..evaluate import Call, Row
 from .elementwise import sigmoid, softplus
 
@@ -107,7 +107,7 @@ def _run(
         kept = tuple([mnp.where(alive, new, old) for new, old in zip(after, state, strict=True)])
         return kept, mnp.where(alive, after[0], like(0, after[0]))
 
-    last, ys = control.scan(one, tuple(start), (shares, places), reverse=backwards)
+    last, ys = control_flow.scan(one, tuple(start), (shares, places), reverse=backwards)
     return ys, last
 
 

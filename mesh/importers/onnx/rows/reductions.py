@@ -13,7 +13,7 @@ from typing import Any
 from wire.ir.dtypes import BF16, BOOL, F16, F32, F64, I64
 
 from .... import numpy as mnp
-from ....array import Array
+from ....core.array import Array
 from ....numpy.promotion import cast, extreme, like, scalar
 from ....numpy.reductions import normal_axes, normal_axis
 from ..evaluate import Call, Row

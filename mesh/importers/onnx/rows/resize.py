@@ -18,11 +18,11 @@ from wire.errors import InputError
 from wire.ir.dtypes import BF16, F16, F32
 
 from .... import numpy as mnp
-from ....array import Array, value_array
+from ....core.array import Array, value_array
 from ....numpy.promotion import cast, like
 from ....numpy.reductions import normal_axes
+from ..constant_folding import ints_of, value_of
 from ..evaluate import Call, Row
-from ..known import ints_of, value_of
 from .quantised import saturated
 
 Floats = NDArray[np.float64]

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from wire.ir.dtypes import I32
 
 from .... import numpy as mnp
-from ....array import Array, apply, value_array
+from ....core.array import Array, apply, value_array
 from ....numpy.promotion import cast, like
+from ..constant_folding import value_of
 from ..evaluate import Call, Row
-from ..known import value_of
 
 Coefficients = Callable[[Array], list[Array]]  # of the distance to the first of the two middle neighbours
 

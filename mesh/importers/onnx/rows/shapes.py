@@ -14,11 +14,11 @@ from wire.errors import InputError
 from wire.ir.dtypes import BOOL, I32
 
 from .... import numpy as mnp
-from ....array import Array, apply, value_array
+from ....core.array import Array, apply, value_array
 from ....numpy.promotion import asarray, cast, like
 from ....numpy.reductions import normal_axes, normal_axis
+from ..constant_folding import int_of, ints_of, value_of
 from ..evaluate import Call, Row
-from ..known import int_of, ints_of, value_of
 from .elementwise import dtype_numbered
 
 # -- values -----------------------------------------------------------------------------------------------

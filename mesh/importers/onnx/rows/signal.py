@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from wire.ir.dtypes import F64
 
 from .... import numpy as mnp
-from ....array import Array, value_array
+from ....core.array import Array, value_array
 from ....numpy.promotion import cast
 from ....numpy.reductions import normal_axis
+from ..constant_folding import int_of, value_of
 from ..evaluate import Call, Row
-from ..known import int_of, value_of
 from .elementwise import dtype_numbered
 
 MATRIX_MAX = 256  # a longer transform is split, if it can be

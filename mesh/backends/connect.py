@@ -1,0 +1,168 @@
+"""From a builder's settings to a connected backend.
+
+Part of the composition root.  Addresses are dialled, local workers started and announcements awaited all at once; every
+failure is collected, so that the error names each node that failed and not only the first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from coordinator.authority.authority import Authority
+from coordinator.coordinator import DIAL_TIMEOUT_S, Coordinator, CoordinatorConfig
+from coordinator.workers.failure_detector import HealthConfig
+from wire.addresses import shown
+from wire.errors import ConfigError, ConnectFailed, JoinRefused, MeshError, NotTrusted
+from wire.link.address_policy import is_loopback
+from wire.link.link import Link
+
+from ..core.backend import Backend
+from .admission import Admission
+from .config import DiscoverSpec, LocalSpec, MeshConfig, default_mesh_name, default_name
+from .embedded import Embedded, start_coordinator
+from .enrolment import (
+    as_client,
+    at_home,
+    authority_folder,
+    client_folder,
+    client_membership,
+    is_client,
+    join_mesh,
+    machine_name,
+)
+from .gather import gather_all
+from .local_workers import LocalWorkers, devices_per_worker
+from .remote import NoCoordinator, Remote
+
+if TYPE_CHECKING:
+    from .auto_join import AutoJoin
+
+Address = tuple[str, int]
+
+
+async def connect(config: MeshConfig) -> Backend:
+    """The backend a builder describes; ConnectFailed naming every node that failed, nothing left running."""
+    if config.simulate is not None:
+        from ..simulation.backend import connect_simulated
+
+        return await connect_simulated(config, config.simulate)
+    mesh = config.mesh or default_mesh_name()
+    refused: MeshError | None = None
+    if config.addresses and await _is_member(mesh, config):
+        remote, refused = await _as_member(mesh, config)
+        if remote is not None:
+            return remote
+    health = HealthConfig.from_node_timeout(config.node_timeout_s)
+    admission = await _as_coordinator(mesh, config)
+    credentials = admission.credentials if admission else None
+    settings = CoordinatorConfig(
+        mesh,
+        default_name(),
+        health,
+        audit=config.audit,
+        reproducible=config.reproducible,
+        plan_ahead=config.plan_ahead,
+        collective_timeout_s=config.collective_timeout_s,
+    )
+    coordinator = await start_coordinator(settings, credentials)
+    if admission is not None:
+        admission.begin(coordinator)
+    local: LocalWorkers | None = None
+    auto: AutoJoin | None = None
+    try:
+        try:
+            links = await _dial_all(coordinator, config.addresses)
+        except ConnectFailed as error:
+            raise refused or error from None
+        local = _local_workers(mesh, config.local, admission is not None)
+        joins: list[Awaitable[Any]] = [coordinator.adopt(link, *address) for address, link in links.items()]
+        if local is not None and config.local is not None:
+            joins.append(_start_local(coordinator, local, config.local))
+        if config.discover is not None:
+            from .auto_join import AutoJoin  # zeroconf is loaded only where somebody looks for announcements
+
+            auto = AutoJoin(coordinator, admission.discovery_keys if admission else None)
+            joins.append(_discover(auto, config.discover, mesh))
+        await gather_all(joins)
+    except BaseException:
+        await Embedded(coordinator, local, auto, admission).close()
+        raise
+    return Embedded(coordinator, local, auto, admission)
+
+
+async def _dial_all(coordinator: Coordinator, addresses: Sequence[Address]) -> dict[Address, Link]:
+    """The link to every address.  Several addresses of one node are one link: the latest one replaced the others."""
+    distinct = tuple(dict.fromkeys(addresses))
+    dials = [coordinator.endpoint.dial(host, port, timeout_s=DIAL_TIMEOUT_S) for host, port in distinct]
+    links = dict(zip(distinct, await gather_all(dials), strict=True))
+    standing = {link.peer.node_id for link in links.values() if not link.closed}
+    return {at: link for at, link in links.items() if not (link.closed and link.peer.node_id in standing)}
+
+
+async def _is_member(mesh: str, config: MeshConfig) -> bool:
+    """Whether this user is a client of the mesh, or becomes one now by the token it was given."""
+    if config.token and not (client_folder(mesh) / "certificate.pem").exists():
+        peers = [f"{shown(host)}:{port}" for host, port in config.addresses]
+        joined = await join_mesh(config.token, "client", machine_name(), peers, (), "", as_client)
+        if joined != mesh:
+            raise ConfigError(f"the token is for mesh {joined!r}, not {mesh!r}", next_step=f"Say .mesh({joined!r})")
+    return await asyncio.to_thread(is_client, mesh)
+
+
+async def _as_member(mesh: str, config: MeshConfig) -> tuple[Backend | None, MeshError | None]:
+    """The coordinator at the first address that has one; without one, also who refused this client."""
+    refused: MeshError | None = None
+    membership = await asyncio.to_thread(client_membership, mesh)
+    for host, port in config.addresses:
+        try:
+            remote = await Remote.connect(mesh, host, port, membership)
+        except NoCoordinator:
+            break
+        except (ConnectFailed, JoinRefused, NotTrusted) as error:
+            if not is_loopback(host):
+                raise
+            refused = error if isinstance(error, JoinRefused | NotTrusted) else refused
+            continue  # perhaps a worker without a token, of this machine
+        if len(config.addresses) > 1 or config.local or config.discover:
+            await remote.close()
+            raise ConfigError(
+                f"{host}:{port} is a coordinator with workers of its own, so it cannot be mixed with other nodes",
+                next_step="Name it alone, or name its workers instead",
+            )
+        remote.reproducible = config.reproducible
+        return remote, None
+    return None, refused
+
+
+async def _as_coordinator(mesh: str, config: MeshConfig) -> Admission | None:
+    """Where the mesh's authority is this user's, its workers are members, and work for a member only."""
+    if not (config.addresses or config.discover) or not await asyncio.to_thread(at_home, mesh):
+        return None
+
+    def certified() -> Admission:
+        return Admission(Authority(authority_folder(mesh), mesh))
+
+    return await asyncio.to_thread(certified)
+
+
+def _local_workers(mesh: str, spec: LocalSpec | None, members: bool) -> LocalWorkers | None:
+    return LocalWorkers(mesh, spec.cache_dir, spec.memory_bytes, members) if spec else None
+
+
+async def _start_local(coordinator: Coordinator, local: LocalWorkers, spec: LocalSpec) -> None:
+    coordinator.last_words = local.last_words
+    workers = await local.start(devices_per_worker(spec.count, spec.engine))
+    await gather_all([coordinator.connect("127.0.0.1", worker.port) for worker in workers])
+
+
+async def _discover(join: AutoJoin, spec: DiscoverSpec, mesh: str) -> None:
+    """Wait until enough workers have announced themselves and joined; later ones still join."""
+    await join.start()
+    if not await join.wait_for(max(spec.nodes_min, 1), spec.wait_s) and join.joined < spec.nodes_min:
+        raise ConnectFailed(
+            f"{join.joined} of at least {spec.nodes_min} workers of mesh {mesh!r} joined in {spec.wait_s:g} s",
+            cause="; ".join(join.failures),
+            next_step="Start mesh-worker there, or name it: .node('host:port')",
+        )

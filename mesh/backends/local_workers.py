@@ -1,0 +1,170 @@
+"""Workers on this machine, started and ended by this process.
+
+Each is the ordinary `mesh-worker` in a process of its own (never multiprocessing, so scripts need no main guard),
+started with `python -P` so that a file in the current folder cannot take the place of a library.  It is not announced
+on the network, keeps its state in a temporary folder, and ends by itself within a second when this process dies,
+because its standard input then closes.  The folder goes with the mesh, or with this process if nobody closes the mesh;
+after a kill -9 the next worker that starts on this machine removes it.
+
+Part of the composition root: it knows the worker's command line and its ready line, nothing else of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import tempfile
+import weakref
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from wire.errors import ConfigError, ConnectFailed
+from wire.limits import DEFAULT, KIB
+from wire.system.shared_memory import SharedDir
+
+from .enrolment import authority_folder
+from .gather import gather_all
+
+READY_TIMEOUT_S = 120.0  # a warm start takes a second, one from a cold disk ten, and a busy machine is as much slower
+STOP_TIMEOUT_S = 2.5  # SIGTERM gets an orderly exit within 2 s
+LOG_TAIL_BYTES = 16 * KIB  # some 150 lines
+
+
+@dataclass(frozen=True, slots=True)
+class LocalWorker:
+    """A worker process that said it is ready at 127.0.0.1:`port`."""
+
+    name: str
+    pid: int
+    port: int
+
+
+class LocalWorkers:
+    """The workers of one mesh object; `start`, then `close`.
+
+    With `members` they are let in by the mesh's authority, which is on this machine, and speak TLS as its others do.
+    """
+
+    def __init__(
+        self, mesh: str, cache_dir: Path | None = None, memory_bytes: int | None = None, members: bool = False
+    ) -> None:
+        self._mesh = mesh
+        self._members = members
+        self._cache_dir = cache_dir
+        self._memory_bytes = memory_bytes
+        self._folder: SharedDir | None = None
+        self._processes: list[asyncio.subprocess.Process] = []
+        self._logs: dict[int, Path] = {}
+
+    async def start(self, devices: Sequence[Sequence[str]]) -> list[LocalWorker]:
+        """One worker per entry, each with the devices named there; ConnectFailed with the log of each that fails."""
+        self._folder = SharedDir.create(Path(tempfile.gettempdir()))
+        weakref.finalize(self, self._folder.close)
+        starts = [self._start_one(f"local-{index}", names) for index, names in enumerate(devices)]
+        try:
+            return await gather_all(starts)
+        except BaseException:
+            await self.close()
+            raise
+
+    def last_words(self, pid: int) -> tuple[str, ...]:
+        """The last lines that a worker of ours wrote; none for another's."""
+        log = self._logs.get(pid)
+        if log is None:
+            return ()
+        with contextlib.suppress(OSError):
+            return tuple(_tail(log).splitlines())
+        return ()
+
+    async def close(self) -> None:
+        """End every worker in order, or by force after 2.5 s, and remove their folder."""
+        for process in self._processes:
+            _signal(process, signal.SIGTERM)
+            _signal(process, getattr(signal, "SIGCONT", signal.SIGTERM))  # a stopped process must hear it too
+        await asyncio.gather(*(self._await_end(process) for process in self._processes))
+        self._processes.clear()
+        if self._folder is not None:
+            await asyncio.to_thread(self._folder.close)
+            self._folder = None
+
+    async def _start_one(self, name: str, devices: Sequence[str]) -> LocalWorker:
+        assert self._folder is not None
+        folder = self._folder.path
+        log = folder / f"{name}.log"
+        cache = self._cache_dir / name if self._cache_dir else folder / f"{name}-cache"
+        command = [sys.executable, "-P", "-m", "mesh.commands.worker", "--local", "--port", "0"]
+        command += ["--name", name, "--mesh", self._mesh]
+        command += ["--state-dir", str(folder / name), "--cache-dir", str(cache)]
+        command += ["--kernel-dir", str((self._cache_dir or folder) / "kernels")]  # of all: ranks have the same
+        command += ["--authority", str(authority_folder(self._mesh))] if self._members else []
+        command += ["--max-memory", str(self._memory_bytes)] if self._memory_bytes else []
+        for device in devices:
+            command += ["--device", device]
+        pipe = asyncio.subprocess.PIPE
+        with log.open("wb") as errors:
+            process = await asyncio.create_subprocess_exec(
+                *command, stdin=pipe, stdout=pipe, stderr=errors, env=environment(), start_new_session=True
+            )
+        self._processes.append(process)
+        self._logs[process.pid] = log
+        try:
+            async with asyncio.timeout(READY_TIMEOUT_S):
+                return await _ready(process, name)
+        except (TimeoutError, ValueError, KeyError) as error:
+            await self._await_end(process)
+            late = isinstance(error, TimeoutError)
+            why = f"within {READY_TIMEOUT_S:g} s" if late else f"(exit code {process.returncode})"
+            raise ConnectFailed(f"local worker {name} did not start {why}", node=name, cause=_tail(log)) from None
+
+    async def _await_end(self, process: asyncio.subprocess.Process) -> None:
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await process.wait()
+        except TimeoutError:
+            _signal(process, getattr(signal, "SIGKILL", signal.SIGTERM))
+            await process.wait()
+
+
+def _tail(log: Path) -> str:
+    with log.open("rb") as file:
+        file.seek(max(os.fstat(file.fileno()).st_size - LOG_TAIL_BYTES, 0))
+        return file.read().decode("utf-8", "replace").strip()
+
+
+def _signal(process: asyncio.subprocess.Process, number: int) -> None:
+    """Not Process.send_signal, which reaps a process that just died, so that asyncio's watcher loses it."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # Windows: it is ending already
+            os.kill(process.pid, number)
+
+
+def environment() -> dict[str, str]:
+    """This process's environment, with the folder that holds these packages importable under `python -P`."""
+    root = str(Path(__file__).resolve().parents[2])
+    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
+
+
+def devices_per_worker(count: int, engine: str | Sequence[str]) -> list[list[str]]:
+    """The `--device` names of each of `count` workers: `engine` is one name for all, or a list of one each."""
+    if not isinstance(count, int) or not 1 <= count <= DEFAULT.nodes_max:
+        raise ConfigError(f"local({count!r}): a mesh has at least one local worker, and a whole number of them")
+    if not isinstance(engine, Iterable):
+        raise ConfigError(f"local({count}): an engine is a name, such as 'cpu', not {engine!r}")
+    names = [engine] * count if isinstance(engine, str) else list(engine)
+    if not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"local({count}): an engine is a name, such as 'cpu', got {names}")
+    if len(names) != count:
+        raise ConfigError(f"local({count}): {len(names)} engines given; give one name, or a list of {count}")
+    return [[] if name == "auto" else [name] for name in names]
+
+
+async def _ready(process: asyncio.subprocess.Process, name: str) -> LocalWorker:
+    assert process.stdout is not None
+    line = json.loads(await process.stdout.readline())
+    return LocalWorker(name, int(line["pid"]), int(line["port"]))

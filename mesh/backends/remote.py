@@ -1,0 +1,425 @@
+"""A coordinator that runs elsewhere (`mesh-coord serve`), and this process as its client.
+
+Graphs and values go to the coordinator, which runs them as jobs on its workers; results come back.  Small tensors ride
+in the messages, large ones are fetched by address from whoever has them, so an unchanged weight is sent once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import logging
+import secrets
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wire.addresses import shown
+from wire.errors import (
+    BlobMissing,
+    ConfigError,
+    ConnectFailed,
+    MeshError,
+    NodeLost,
+    NotTrusted,
+    ProtocolError,
+    RemoteError,
+)
+from wire.ir.codec import tensor_bytes
+from wire.ir.graph import WireGraph
+from wire.link.endpoint import Endpoint as AnyEndpoint
+from wire.link.identity import identity_here, process_id
+from wire.link.keepalive import LinkWatch
+from wire.link.link import Handler, Link
+from wire.link.membership import Membership
+from wire.link.websocket_carrier import STARTED, Endpoint
+from wire.policy.strategies import text_of
+from wire.protocol.messages import (
+    AskJobs,
+    AskNodes,
+    AwaitJob,
+    BlobStream,
+    CancelJob,
+    Done,
+    FetchBlob,
+    JobAccepted,
+    JobReport,
+    JobResult,
+    Jobs,
+    Message,
+    NamedValue,
+    Nodes,
+    PairReport,
+    PauseNode,
+    PlanGraph,
+    Planned,
+    Revocations,
+    SubmitJob,
+)
+from wire.protocol.peer import Identity
+from wire.security.credentials import Credentials
+from wire.system.shared_memory import SharedDir
+from wire.transfer.content_exchange import BlobExchange, apart
+
+from ..core.backend import Others, Running, Started, Stateful, Work
+from ..core.handle import Handle
+from ..core.node import Node, node_from
+from .config import default_name
+from .enrolment import client_membership
+from .paged_reports import whole
+from .remote_session import Open, RemoteSession
+
+log = logging.getLogger("graph_mesh.client")
+DIAL_TIMEOUT_S = 5.0
+RENEW_S = 1.0  # at the end, where the mesh has a new authority
+UNREAD_MAX = 5  # answers that nobody could read
+UNREAD_ADVICE = "See whether mesh-coord --version says the same on both machines"
+RETURN_S = 30.0  # how long a coordinator that vanished is dialled again
+RETURN_WAITS_S = (0.05, 0.1, 0.2, 0.5)
+M = TypeVar("M", bound=Message)
+
+
+class NoCoordinator(ConfigError):
+    """Another kind of node answers."""
+
+
+def _endpoint_here(identity: Identity, handler: Handler, credentials: Credentials) -> AnyEndpoint:
+    return Endpoint(identity, handler, credentials=credentials)
+
+
+class Remote:
+    """Backend over a link to a coordinator, and the job verbs of `mesh-coord`.  Made by `Remote.connect`."""
+
+    elastic = False
+
+    def __init__(
+        self,
+        identity: Identity,
+        shared: SharedDir | None,
+        membership: Membership,
+        endpoint: Callable[[Identity, Handler, Credentials], AnyEndpoint] = _endpoint_here,
+    ) -> None:
+        self._endpoint = endpoint(identity, self, membership.credentials)
+        self._watch = LinkWatch(self._endpoint)
+        self._membership = membership
+        self._shared = shared
+        self._offered: dict[str, dict[bytes, NDArray[Any]]] = {}  # what jobs need, until they were accepted with it
+        self._exchange = BlobExchange(shared, partial(_find, self._offered))
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._sessions: set[RemoteSession] = set()
+        self._link: Link | None = None
+        self._address: tuple[str, int] = ("", 0)
+        self._dialling = asyncio.Lock()
+        self.reproducible = False  # whether nothing else is asked for
+        self._farewell = False  # the coordinator said goodbye, or we did: the link does not come back
+
+    @staticmethod
+    async def connect(mesh: str, host: str, port: int, membership: Membership | None = None) -> Remote:
+        """The coordinator at an address, as a member of its mesh (by default this user of this machine).
+
+        NotTrusted for somebody else's, NoCoordinator if a worker answers there.
+        """
+        if membership is None:
+            membership = await asyncio.to_thread(client_membership, mesh, where=f"{shown(host)}:{port}")
+        where = f"{shown(host)}:{port}"
+        expired = await membership.refresh(where)
+        shared = await asyncio.to_thread(SharedDir.create)
+        node_id = process_id(membership.credentials.node_id)
+        remote = Remote(identity_here("client", mesh, default_name(), shared, node_id), shared, membership)
+        try:
+            link = await remote._endpoint.dial(host, port, timeout_s=DIAL_TIMEOUT_S)
+            if link.peer.role != "coordinator":
+                raise NoCoordinator(
+                    f"{host}:{port} is a {link.peer.role}, not a coordinator",
+                    next_step="Give the address that mesh-coord serve printed (--coordinator or MESH_ADDRESS)",
+                )
+        except BaseException as error:
+            await remote.close()
+            if isinstance(error, ConnectFailed) and error.next_step == STARTED:
+                error.next_step = "Is mesh-coord serve running there?"
+            if isinstance(error, NotTrusted | ConnectFailed):
+                raise expired or await membership.why(where) or error from None
+            raise
+        remote._link, remote._address = link, (host, port)
+        membership.met(link.peer.addresses or (link.address,))
+        remote._background(membership.keep())
+        remote._background(remote._watch.run())
+        return remote
+
+    # -- Backend
+
+    async def nodes(self) -> tuple[Node, ...]:
+        return tuple(node_from(report) for report in (await self.census(pairs=False)).nodes)
+
+    def told(self) -> str:
+        host, port = self._address
+        return f"the workers of the coordinator at {shown(host)}:{port}"
+
+    async def node_timeout_s(self) -> float:
+        """After how much silence the coordinator counts a worker as dead."""
+        return (await self._ask(AskNodes(), Nodes)).node_timeout_s
+
+    async def pairs(self) -> tuple[PairReport, ...]:
+        """Who reaches whom, and how fast, as the coordinator had it probed."""
+        return (await self.census()).pairs
+
+    async def census(self, pairs: bool = True) -> Nodes:
+        """All that the coordinator tells of its workers, the pairs among it, and of its own machine; it takes several
+        answers where that is more than fits into one."""
+        return await whole(lambda after: self._ask(AskNodes(pairs, after), Nodes))
+
+    @property
+    def coordinator(self) -> Identity:
+        """Who answered."""
+        assert self._link is not None
+        return self._link.peer
+
+    @property
+    def address(self) -> str:
+        """Where it was dialled, "host:port"."""
+        host, port = self._address
+        return f"{shown(host)}:{port}"
+
+    def live(self) -> bool:
+        return self._link is not None and not self._link.closed
+
+    async def plan(
+        self, graph: WireGraph, strategy: str, copies: str = "checkpoint", dies: str = ""
+    ) -> Mapping[str, Any]:
+        asked = PlanGraph(graph.encoded, self._text_of(strategy), copies, dies)
+        return told((await self._ask(asked, Planned)).plan)
+
+    def hold(self, handle: Handle) -> None:
+        return  # its tensor goes along with every job that names it
+
+    def forget(self, work: Work) -> None:
+        return  # others may ask the daemon for the same
+
+    def start(self, work: Work, inputs: Mapping[str, NDArray[Any]]) -> Started:
+        told: dict[str, Any] = {}
+        loop = asyncio.get_running_loop()
+        submitting = loop.create_task(
+            self.submit(work.graph, inputs, work.bindings, work.strategy, copies=work.copies, force=work.force)
+        )
+        task = loop.create_task(self._run(work, submitting, told))
+        task.add_done_callback(lambda ended: self._stop(submitting) if ended.cancelled() else None)
+        return Started(task, lambda: told, task.cancel)
+
+    def session(self, work: Work, state: Stateful, others: Others | None = None) -> Running:
+        assert others is None, "only where the coordinator is in this process"
+        asked = replace(work, strategy=self._text_of(work.strategy))
+        session = RemoteSession(
+            self._open, self._ask, self._exchange, self._offered, _named, asked, state, self._sessions.discard
+        )
+        self._sessions.add(session)
+        return session
+
+    def attend(self, started: Started) -> None:
+        return
+
+    def watch(self, watcher: Callable[[Mapping[str, Any]], None]) -> None:
+        raise ConfigError("events are told by the process that holds the workers", next_step="Use mesh-coord logs JOB")
+
+    async def close(self) -> None:
+        self._farewell = True
+        for task in self._tasks:
+            task.cancel()
+        if self._membership.credentials.outdated:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RENEW_S):
+                    await self._membership.refresh()
+        await self._endpoint.close()
+        if self._shared is not None:
+            self._shared.close()
+
+    def _text_of(self, strategy: str) -> str:
+        return text_of(strategy, self.reproducible)
+
+    # -- jobs
+
+    async def submit(
+        self, graph: WireGraph, inputs: Mapping[str, NDArray[Any]], params: Mapping[str, NDArray[Any] | Handle],
+        strategy: str = "auto", detach: bool = False, job: str = "", copies: str = "checkpoint",
+        force: bool = False,
+    ) -> str:  # fmt: skip
+        """Submit a job; its id, which may be chosen: sent again under the same id, the same job counts once.
+
+        A job that is not detached ends with this client.
+        """
+        offered, strategy = dict(graph.blobs), self._text_of(strategy)
+        values = _named({**inputs, **params}, offered)
+        name = job or secrets.token_hex(6)  # chosen here, so that asking again after a lost answer is safe
+        given, held = values[: len(inputs)], values[len(inputs) :]
+        message = SubmitJob(graph.encoded, given, held, strategy, detach, graph.name, name, copies, force)
+        self._offered[name] = offered
+        try:
+            return (await self._ask(message, JobAccepted)).job
+        finally:
+            del self._offered[name]
+
+    async def jobs(self, job: str = "") -> tuple[JobReport, ...]:
+        """One job with its log, or all without; InputError for an unknown id."""
+        return (await self._ask(AskJobs(job), Jobs)).jobs
+
+    async def result(self, job: str) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """Wait for a job: its outputs by name and its report; the job's own error if it failed."""
+        while True:
+            answer = await self._ask(AwaitJob(job), JobResult)
+            link = await self._open()
+            try:
+                arrays = await self._exchange.fetch_all(link, answer.outputs)
+            except (RemoteError, BlobMissing) as error:
+                if not (link.closed or isinstance(error, BlobMissing)):  # it may hold only the most recent results
+                    raise
+                continue
+            names = [value.name for value in answer.outputs]
+            return dict(zip(names, arrays, strict=True)), told(answer.report or "{}")
+
+    async def cancel(self, job: str) -> None:
+        await self._ask(CancelJob(job), Done)
+
+    async def pause(self, node: str, on: bool) -> None:
+        """Pause a worker, by its name or id, or end its pause; InputError for one there is not, Busy if only its own
+        machine may end it."""
+        await self._ask(PauseNode(node, on), Done)
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes this process has sent to the coordinator, by any way."""
+        return 0 if self._link is None else sum(self._link.bytes_sent.values())
+
+    # -- wire.link.websocket_carrier.Handler
+
+    async def on_request(self, link: Link, body: Message) -> Message:
+        if isinstance(body, FetchBlob):
+            return await self._exchange.serve(link, body)
+        raise ProtocolError(f"a client does not answer {type(body).__name__}")
+
+    def on_notify(self, link: Link, body: Message) -> None:
+        if not isinstance(body, Revocations) or link.peer.role != "coordinator":
+            raise ProtocolError(f"a client does not take {type(body).__name__}")
+        self._membership.trust(self._endpoint, body.data, body.authority, (body.former, body.former_data))
+
+    def on_stream_open(self, link: Link, header: Message, size_bytes: int) -> memoryview:
+        if not isinstance(header, BlobStream):
+            raise ProtocolError("a client takes only the content it asked for")
+        return self._exchange.open_stream(header, size_bytes)
+
+    def on_stream_done(self, link: Link, header: Message, buffer: memoryview, error: MeshError | None) -> None:
+        if isinstance(header, BlobStream):
+            self._exchange.stream_done(header, buffer, error)
+
+    def on_linked(self, link: Link) -> None:
+        return
+
+    def on_unlinked(self, link: Link, error: MeshError | None) -> None:
+        self._farewell = self._farewell or error is None
+        if self._sessions and not self._farewell:  # the coordinator keeps them for a while
+            self._background(self._open())
+
+    # -- helpers
+
+    async def _run(self, work: Work, submitting: asyncio.Task[str], told: dict[str, Any]) -> Sequence[NDArray[Any]]:
+        outputs, report = await self.result(await asyncio.shield(submitting))
+        told.update(report)
+        return [outputs[name] for name in work.graph.output_names]
+
+    def _stop(self, submitting: asyncio.Task[str]) -> None:
+        """End a job whose caller gave it up, once it is one: a submit under way may have arrived, or may not."""
+
+        async def stop() -> None:
+            with contextlib.suppress(MeshError):  # refused, over, or nobody is there any more
+                await self.cancel(await submitting)
+
+        if not self._farewell:
+            self._background(stop())
+
+    def _background(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Do something that nobody waits for, until the end."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+
+        def over(task: asyncio.Task[Any]) -> None:
+            self._tasks.discard(task)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                log.debug("%s", error)
+
+        task.add_done_callback(over)
+
+    async def _open(self) -> Link:
+        """The link to the coordinator, dialled again for a while where it broke: it may come back with its jobs."""
+        async with self._dialling:
+            if self._link is not None and not self._link.closed:
+                return self._link
+            if self._farewell:
+                raise NodeLost("the link to the coordinator is closed", next_step="Connect again; detached jobs go on")
+            await self._membership.refresh()  # the machine may have slept for days
+            loop = asyncio.get_running_loop()
+            deadline_s = loop.time() + RETURN_S
+            for wait_s in itertools.chain(RETURN_WAITS_S, itertools.repeat(RETURN_WAITS_S[-1])):
+                try:
+                    self._link = await self._endpoint.dial(*self._address, timeout_s=DIAL_TIMEOUT_S)
+                    return self._link
+                except MeshError as error:
+                    if not error.retry or loop.time() + wait_s > deadline_s:
+                        raise NodeLost(
+                            f"the coordinator is gone, and did not come back within {RETURN_S:g} s",
+                            cause=str(error),
+                            next_step="Start mesh-coord serve there again; it goes on with its jobs",
+                        ) from None
+                await asyncio.sleep(wait_s)
+        raise AssertionError("the waits never end")
+
+    async def _ask(self, message: Message, kind: type[M], open_link: Open | None = None) -> M:
+        """Every question here may be asked twice, so it is, where the link breaks before the answer.  An answer that
+        cannot be read ends a link, too: it may have been garbled on its way, but hardly again and again."""
+        unread = 0
+        while True:
+            link = await (open_link or self._open)()
+            try:
+                answer = await link.request(message)
+            except MeshError as error:
+                unread += isinstance(error, ProtocolError)
+                if unread >= UNREAD_MAX:
+                    error.next_step = error.next_step or UNREAD_ADVICE
+                    raise
+                if link.closed and isinstance(error, RemoteError):
+                    continue
+                error.node = "" if error.node == link.peer.name else error.node  # only workers are worth naming
+                raise
+            if not isinstance(answer, kind):
+                raise ProtocolError(f"expected {kind.__name__}, got {type(answer).__name__}")
+            return answer
+
+
+def _find(offers: Mapping[str, Mapping[bytes, NDArray[Any]]], address: bytes) -> memoryview | None:
+    found = next((offered[address] for offered in offers.values() if address in offered), None)
+    return None if found is None else tensor_bytes(found)
+
+
+def _named(given: Mapping[str, NDArray[Any] | Handle], offered: dict[bytes, NDArray[Any]]) -> tuple[NamedValue, ...]:
+    """Values for a message, in their order; what does not travel in it is offered for fetching."""
+    arrays, values = [np.asarray(value) for value in given.values()], []
+    for (name, value), array, far in zip(given.items(), arrays, apart(arrays), strict=True):
+        named = BlobExchange.named(name, array, far, value.address if isinstance(value, Handle) else None)
+        if named.blob is not None:
+            offered[named.blob] = array
+        values.append(named)
+    return tuple(values)
+
+
+def told(text: str) -> dict[str, Any]:
+    """The plan or report that a coordinator told as JSON; ProtocolError if it is none."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError("the coordinator told something that is not JSON", cause=str(error)[:200]) from None
+    if not isinstance(found, dict):
+        raise ProtocolError(f"the coordinator told a {type(found).__name__} and no plan or report")
+    return found

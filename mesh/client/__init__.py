@@ -1,0 +1,1 @@
+"""The client: Mesh and AsyncMesh, sessions, previews of plans, reports."""

@@ -1,0 +1,180 @@
+"""Coding: which worker has which share, and how k answers of n are taken.
+
+Every share is asked by an ordinary call that a DeviceMap pins to its worker; the first k answers that agree are taken,
+and the other calls are cancelled.  So a worker that dies, hangs or is slow costs nothing but its share.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+from wire.erasure.parity_check import TOLERANCE, wrong_shares
+from wire.erasure.real_mds import Code, Shares
+from wire.errors import ExecuteFailed, InputError, MeshError, NodeLost, PlacementError
+from wire.ir.graph import WireGraph
+from wire.policy.strategies import DeviceMap
+
+from .. import tree
+from ..nn import Linear
+from ..tree import LEAF, Tree
+from ..util.argument_checks import check_number, integer, items, said
+from .linear import CodedLinear
+
+if TYPE_CHECKING:
+    from ..client.mesh import Job, Mesh
+
+
+class Coding:
+    """n shares on n workers of a mesh, any k of which suffice.
+
+        coded = mesh.Coding(m, n=5, k=3).layers(model)
+        y = coded(x)
+
+    `extra` answers beyond k are waited for, to check the others: 1 shows that one is wrong, 2 which one.  Where they do
+    not agree, more answers are waited for until it is known who is wrong.  `workers` are the names of those to use.
+    """
+
+    def __init__(
+        self, mesh: Mesh, n: int, k: int, *, extra: int = 0, workers: Sequence[str] | None = None,
+        tolerance: float = TOLERANCE,
+    ) -> None:  # fmt: skip
+        if not hasattr(mesh, "nodes"):
+            raise InputError(f"shares are on the workers of a Mesh, not of {said(mesh)}")
+        if mesh.reproducible:
+            raise InputError(
+                "coded layers are not reproducible: which k of the n shares answer first decides how their sums round",
+                next_step="Run the layers as they are, or build the mesh without reproducible",
+            )
+        self.mesh = mesh
+        self.code = Code(integer(n, "the number of shares"), integer(k, "the number of blocks"))
+        check_number(tolerance, "the tolerance of answers", 0.0)
+        if not 0 <= integer(extra, "extra, the number of answers beyond k,") <= n - k:
+            raise InputError(f"{n} shares for {k} blocks leave {n - k} extra answers, not {extra}")
+        self.extra = extra
+        self.wrong: Counter[str] = Counter()  # how often a worker's answer was found to be wrong
+        self._tolerance = tolerance
+        self._numbers = itertools.count()
+        self._layers: WeakValueDictionary[int, CodedLinear] = WeakValueDictionary()
+        there = list(dict.fromkeys(self._known(workers) if workers else self.healthy()))
+        if len(there) < n:
+            raise PlacementError(f"{n} shares need {n} workers, there are {len(there)}", next_step="Start more workers")
+        self.workers = there[:n]  # of each share
+
+    def layers(self, value: Any) -> Any:
+        """A pytree of layers with every Linear coded, its shares on their workers; InputError if there is none."""
+        leaves, structure = tree.flatten(value)
+        found: list[Any] = []
+        made = tree.unflatten(self._replaced(structure, iter(leaves), found), found)
+        coded = [leaf for leaf in found if isinstance(leaf, CodedLinear)]
+        if not coded:
+            raise InputError("there is no Linear to code", next_step="Pass a layer of mesh.nn, or a pytree of them")
+        for layer in coded:
+            self._layers[next(self._numbers)] = layer
+            self._place(layer, range(self.code.n))
+        return made
+
+    def _known(self, workers: Sequence[str]) -> Sequence[str]:
+        names = [node.name for node in self.mesh.nodes]
+        for name in items(workers, "of names of workers"):
+            if name not in names:
+                raise InputError(f"there is no worker {name!r}", next_step=f"There are {', '.join(names) or 'none'}")
+        return workers
+
+    def __repr__(self) -> str:
+        return f"<Coding: any {self.code.k} of {self.code.n} shares, on {self.mesh!r}>"
+
+    def healthy(self) -> list[str]:
+        """Names of the workers that can be asked."""
+        return [node.name for node in self.mesh.nodes if node.state == "healthy"]
+
+    def spare(self) -> list[str]:
+        """Names of those that have no share."""
+        return [name for name in self.healthy() if name not in self.workers]
+
+    def repair(self) -> dict[int, str]:
+        """Give the shares of workers that are dead or paused to spare ones; the new worker of each, where they are now.
+
+        Nothing else moves.
+        """
+        there = {node.name for node in self.mesh.nodes if node.state not in ("dead", "paused")}
+        lost = [number for number, worker in enumerate(self.workers) if worker not in there]
+        moved = dict(zip(lost, self.spare(), strict=False))
+        for number, worker in moved.items():
+            self.workers[number] = worker
+        for layer in list(self._layers.values()):
+            self._place(layer, moved)
+        return moved
+
+    def pinned(self, number: int) -> DeviceMap:
+        """The strategy that has a share computed by its worker, and by no other."""
+        return DeviceMap().layer("", self.workers[number])
+
+    def ask(self, graph: WireGraph, given: Sequence[tuple[Any, ...]]) -> Shares:
+        """Evaluate a graph of one output for every share, with its arguments; k answers or more that agree.
+
+        NodeLost if fewer than k can come; ExecuteFailed if they contradict each other, and nobody can say who is wrong.
+        """
+        jobs = [self._submit(number, graph, args) for number, args in enumerate(given)]
+        answers: dict[int, Any] = {}
+        errors: list[MeshError] = []
+        try:
+            for number in self.mesh.as_completed(jobs):
+                try:
+                    answers[number] = jobs[number].result()
+                except MeshError as error:
+                    errors.append(error)
+                    continue
+                if len(answers) >= self.code.k + self.extra and (found := self.agreed(answers)) is not None:
+                    return found
+        finally:
+            for job in jobs:
+                job.cancel()
+        if len(answers) < self.code.k + self.extra:
+            raise NodeLost(
+                f"{self.code.k + self.extra} answers are needed, {len(answers)} of {self.code.n} came",
+                cause=str(errors[-1]),
+                next_step="Call repair() with more workers, or code with fewer blocks",
+            )
+        raise ExecuteFailed(
+            f"the answers of {self._names(answers)} contradict each other, and it takes more to say who is wrong",
+            next_step=f"{self.code.k + 2} answers show which one it is: code with more shares",
+        )
+
+    def agreed(self, answers: Shares) -> Shares | None:
+        """The answers without those that are wrong; None if nobody can say which these are."""
+        if not self.extra:
+            return answers
+        wrong = wrong_shares(self.code, answers, self._tolerance)
+        if wrong is None:
+            return None
+        self.wrong.update(self.workers[number] for number in wrong)
+        return {number: answer for number, answer in answers.items() if number not in wrong}
+
+    def _place(self, layer: CodedLinear, numbers: Iterable[int]) -> None:
+        """Have a layer computed once with these shares, to the end: calls that are cancelled may leave them behind."""
+        jobs = [self._submit(number, *layer.trial(number)) for number in numbers]
+        for place in self.mesh.as_completed(jobs):
+            with contextlib.suppress(MeshError):  # whoever dies meanwhile is dealt with as later
+                jobs[place].result()
+
+    def _submit(self, number: int, graph: WireGraph, args: tuple[Any, ...]) -> Job:
+        return self.mesh.submit(graph, *args, strategy=self.pinned(number), mode="on")
+
+    def _names(self, numbers: Mapping[int, Any]) -> str:
+        return ", ".join(self.workers[number] for number in sorted(numbers))
+
+    def _replaced(self, structure: Tree, leaves: Iterator[Any], found: list[Any]) -> Tree:
+        if structure.kind is Linear:
+            layer = tree.unflatten(structure, [next(leaves) for _ in range(structure.leaf_count)])
+            found.append(CodedLinear(self, layer))
+            return LEAF
+        if structure.kind is None:
+            found.append(next(leaves))
+        children = [self._replaced(child, leaves, found) for child in structure.children]
+        return dataclasses.replace(structure, children=tuple(children))

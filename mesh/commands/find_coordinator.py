@@ -1,0 +1,94 @@
+"""Which coordinator a command asks: the one that is named, the one of before, or the one on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from wire.addresses import LAST_PORT, PORT, parse_address, shown
+from wire.errors import ConfigError, ConnectFailed, InputError, NotTrusted, WrongMesh
+
+from .exit_codes import INTERRUPTED
+from .flags import mesh_name
+
+if TYPE_CHECKING:
+    from ..backends.remote import Remote
+
+Ask = Callable[[argparse.Namespace, "Remote"], Awaitable[int]]
+
+
+def named(options: argparse.Namespace) -> tuple[str, int] | None:
+    """The coordinator that a flag or the environment names; ConfigError for what is no address."""
+    text = options.coordinator or os.environ.get("MESH_ADDRESS")
+    return parse_address(text) if text else None
+
+
+def check_there(path: str) -> None:
+    """InputError for a file that is not there or may not be read."""
+    try:
+        with open(path, "rb"):
+            return
+    except IsADirectoryError:
+        return  # a model may be one
+    except FileNotFoundError:
+        raise InputError(f"there is no file {path}", next_step="Write one with WireGraph.save") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+
+
+async def connect(options: argparse.Namespace) -> Remote:
+    """The coordinator named by flag or environment, else the one of this mesh on this machine."""
+    from ..backends.enrolment import client_membership, coordinators_here
+    from ..backends.remote import Remote
+
+    mesh = mesh_name(options)
+    address = named(options)
+    where = f"{shown(address[0])}:{address[1]}" if address else ""
+    membership = await asyncio.to_thread(client_membership, mesh, where=where)
+    if address is not None:
+        return await Remote.connect(mesh, *address, membership)
+    for known in dict.fromkeys((*membership.coordinator, *coordinators_here(mesh))):
+        try:
+            return await Remote.connect(mesh, *parse_address(known), membership)
+        except (ConnectFailed, ConfigError, WrongMesh, NotTrusted):
+            continue  # it is elsewhere now, and somebody else may be there
+    for port in range(PORT, LAST_PORT + 1):
+        try:
+            return await Remote.connect(mesh, "127.0.0.1", port, membership)
+        except (ConnectFailed, ConfigError, WrongMesh, NotTrusted):
+            continue  # nobody there, a worker, or another mesh
+    raise ConnectFailed(
+        f"no coordinator of mesh {mesh!r} on this machine (ports {PORT} to {LAST_PORT})",
+        next_step="Start one with: mesh-coord serve; or name it: --coordinator HOST:PORT",
+    )
+
+
+def on_a_coordinator(verb: Ask, files: tuple[str, ...] = ()) -> Callable[[argparse.Namespace], int]:
+    """A verb that asks a coordinator, as a command runs it: Ctrl-C and SIGTERM cancel it.
+
+    `files` are the options that name files to be read: whoever mistyped one need not have a coordinator to hear of it.
+    """
+
+    async def ask(options: argparse.Namespace) -> int:
+        for name in files:
+            check_there(getattr(options, name))
+        remote = await connect(options)
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        for number in (signal.SIGINT, signal.SIGTERM):
+            try:
+                loop.add_signal_handler(number, task.cancel)
+            except NotImplementedError:  # Windows: Ctrl-C arrives as KeyboardInterrupt
+                break
+        try:
+            return await verb(options, remote)
+        except asyncio.CancelledError:
+            return INTERRUPTED
+        finally:
+            await remote.close()
+
+    return lambda options: asyncio.run(ask(options))

@@ -1,0 +1,1 @@
+"""The lazy Array, its expression, handles, and the protocol of what computes them."""

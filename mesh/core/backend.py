@@ -1,0 +1,141 @@
+"""What a Mesh stands on: a coordinator in this process, or a link to one that runs elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from wire.ir.graph import WireGraph
+from wire.policy.batch_shares import Portions
+
+from .handle import Handle
+from .node import Node
+
+
+@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
+class Work:
+    """A graph to evaluate: what its params are bound to, how to place it, and which `copies` of the params are kept.
+    With `force` it is compiled anew, whatever is in the caches.  Compared by identity."""
+
+    graph: WireGraph
+    bindings: Mapping[str, Handle]
+    strategy: str
+    copies: str = "checkpoint"
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A call under way.  `outputs` ends in arrays in graph order; `report` tells what happened, complete at the end;
+    `cancel` may be called at any time, on the loop."""
+
+    outputs: asyncio.Future[Any]  # ends in a sequence of arrays
+    report: Callable[[], Mapping[str, Any]]
+    cancel: Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Stateful:
+    """Which params of a session's graph are its state, by name with the output that is the next value; outputs before
+    `told` are told to the caller.  How it is kept: which `copies` are made after `every` so many steps, and how many
+    steps are under way at most (None: what suits the state's size).  A state without copies is made again of its first
+    value and the feeds since, while these are no more than `replay_bytes`; else NodeLost says that it is lost."""
+
+    carries: tuple[tuple[str, int], ...]
+    told: int
+    state_bytes: int
+    copies: str
+    every: int
+    ahead: int | None
+    replay_bytes: int
+
+
+class Feeds(Protocol):
+    """The inputs of one step for any portions of its batch."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def of(self, portions: Portions) -> Mapping[str, NDArray[Any]]: ...
+
+
+class Others(Protocol):
+    """The works of one session by how a batch is shared out, to `most` workers and in `pieces`
+    (mesh/client/elastic_session.py)."""
+
+    most: int
+    pieces: int
+    everybody: bool
+
+    def work(self, portions: Portions) -> Work:
+        """In any thread, as it may take its time."""
+        ...
+
+
+class Running(Protocol):
+    """A session of a backend; everything is called on its loop."""
+
+    def step(self, inputs: Any) -> asyncio.Future[Any]:
+        """Do one more step, of inputs by their names, or of Feeds where the session is elastic; ends in arrays in graph
+        order, those that are told."""
+        ...
+
+    def state(self) -> asyncio.Future[dict[str, NDArray[Any]]]:
+        """The carried tensors by name, after all steps asked for before."""
+        ...
+
+    async def close(self) -> None:
+        """Free everything."""
+        ...
+
+
+class Backend(Protocol):
+    """Everything is called on the event loop it was made on."""
+
+    async def nodes(self) -> tuple[Node, ...]:
+        """Every worker, by name."""
+        ...
+
+    def live(self) -> bool:
+        """Whether any worker can take work now."""
+        ...
+
+    def told(self) -> str:
+        """Who computes, in a few words, of what is known without asking; in any thread."""
+        ...
+
+    async def plan(self, graph: WireGraph, strategy: str, copies: str, dies: str = "") -> Mapping[str, Any]:
+        """The plan as plain data (docs/planning.md); nothing is sent."""
+        ...
+
+    def hold(self, handle: Handle) -> None:
+        """Keep a handle's tensor for workers to fetch, for as long as the handle lives."""
+        ...
+
+    def start(self, work: Work, inputs: Mapping[str, NDArray[Any]]) -> Started:
+        """Begin a call."""
+        ...
+
+    elastic: bool  # whether sessions may have other works for other numbers of workers
+
+    def session(self, work: Work, state: Stateful, others: Others | None = None) -> Running:
+        """Begin a session; ConfigError where there can be none."""
+        ...
+
+    def forget(self, work: Work) -> None:
+        """No more calls of a work will come: free what is kept of it, now or, of a session, when that is closed."""
+        ...
+
+    def attend(self, started: Started) -> None:
+        """Somebody in another thread waits for a call: where time is simulated, it flows until the call is over."""
+        ...
+
+    def watch(self, watcher: Callable[[Mapping[str, Any]], None]) -> None:
+        """Call `watcher` with every event from now on."""
+        ...
+
+    async def close(self) -> None: ...

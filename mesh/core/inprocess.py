@@ -1,0 +1,118 @@
+"""The evaluator of last resort: the cpu engine in this very process.
+
+Part of the composition root: the one file besides `mesh/backends/local_workers.py`, `mesh/backends/embedded.py` and
+`commands/` that reaches into `worker`.  It is imported when the first value is computed without a mesh.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wire.errors import NoSuchDevice
+from wire.ir.device_names import ANY, device_named
+from wire.ir.graph import WireGraph
+from worker.cpu.engine import CpuExecutable, compile_graph, ordered, run
+from worker.cpu.process import one_thread
+from worker.engine.donation import Lent
+from worker.engine.protocol import Stopped, never
+
+from ..util.lru_cache import NODE_BYTES, Latest
+from .backend import Work
+from .handle import Handle
+
+LATEST_COUNT, LATEST_BYTES = 64, 32 << 20  # compiled graphs that nobody has any more, and what they take
+
+
+class Executables:
+    """What this process compiled, by the content of graphs: as long as somebody has the graph.  The latest are kept
+    beyond that, since what `run` traces anew is often what it was, but for those with large constants."""
+
+    def __init__(self) -> None:
+        self.compiled = 0  # graphs so far
+        self._alive: WeakKeyDictionary[WireGraph, CpuExecutable] = WeakKeyDictionary()
+        self._latest: Latest[CpuExecutable] = Latest(LATEST_COUNT, LATEST_BYTES)
+        self._forced: WeakSet[Work] = WeakSet()  # those that asked for it, and were compiled anew
+        self._lock = threading.RLock()  # what is freed within may compute something
+
+    def __len__(self) -> int:
+        """Of graphs that somebody has."""
+        return len(self._alive)
+
+    def of(self, work: Work) -> CpuExecutable:
+        """What the work's graph was compiled to, or is now.  NoSuchDevice if values are to be elsewhere than on the cpu
+        of this process."""
+        graph = work.graph
+        key = graph.hash  # and not within the lock, as it takes time
+        with self._lock:
+            anew = work.force and work not in self._forced
+            if anew:
+                self._forced.add(work)
+            found = None if anew else self._alive.get(graph)
+        found = None if anew else found or self._latest.get(key)
+        if found is None:
+            _check_devices(graph)
+            one_thread()
+            found = compile_graph(graph)
+            with self._lock:
+                self.compiled += 1
+        with self._lock:
+            if anew:
+                self._alive[graph] = found
+            found = self._alive.setdefault(graph, found)  # another thread's, if that was quicker
+        if not graph.blobs:
+            self._latest.keep(key, found, len(graph) * NODE_BYTES + found.kept_bytes)
+        return found
+
+
+EXECUTABLES = Executables()
+
+
+def evaluate(work: Work, inputs: Mapping[str, NDArray[Any]], stopped: Stopped = never) -> Sequence[NDArray[Any]]:
+    """The outputs of the work's graph on the cpu engine; InputError if a handle's tensor is not in this process.
+
+    Cancelled between two ops once `stopped()`.
+    """
+    executable = EXECUTABLES.of(work)
+    params = {name: _local(handle) for name, handle in work.bindings.items()}
+    return run(executable, ordered(work.graph, {**inputs, **params}), stopped)
+
+
+class Evaluating:
+    """A work's graph, compiled once: `run` evaluates it with other params than its bindings where they are given."""
+
+    def __init__(self, work: Work) -> None:
+        self._executable = EXECUTABLES.of(work)
+        self.params = {name: _local(handle) for name, handle in work.bindings.items()}
+        self._names = [work.graph.nodes[index].attrs["name"] for index in (*work.graph.inputs, *work.graph.params)]
+
+    def run(
+        self, inputs: Mapping[str, NDArray[Any]], params: Mapping[str, NDArray[Any]], spent: Collection[str] = ()
+    ) -> Sequence[NDArray[Any]]:
+        """The outputs, in graph order.  `spent` are params that nobody needs after this: outputs may take their memory.
+        They are as they were if this raises."""
+        given = {**self.params, **params, **inputs}
+        return run(self._executable, [Lent(given[name]) if name in spent else given[name] for name in self._names])
+
+
+def _check_devices(graph: WireGraph) -> None:
+    """NoSuchDevice if values are to be elsewhere than on the cpu of this process."""
+    for op, _, attrs in graph.nodes:
+        if op == "transfer" and attrs["device"] not in ("cpu", ANY):
+            raise NoSuchDevice(
+                f"there is no device {device_named(attrs['device']).said!r} in this process",
+                next_step="Run it on a mesh: with mesh.Mesh.builder()...build() as m",
+            )
+
+
+def _local(handle: Handle) -> NDArray[Any]:
+    """The handle's tensor; one mapped from a place that no kernel can work on is read now, and not again."""
+    if handle.local is not None and not handle.local.flags.aligned:
+        handle.local = handle.local.copy()
+        handle.local.flags.writeable = False
+    return np.asarray(handle)

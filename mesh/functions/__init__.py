@@ -1,0 +1,1 @@
+"""Functions and steps that are traced once and called often."""

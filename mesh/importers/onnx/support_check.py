@@ -1,0 +1,133 @@
+"""Support check: what of a Program this importer does not have, all of it at once, before anything is traced or
+shipped.
+
+A node is in scope if its op has a row, or a function body whose nodes are in scope, and if every value whose type the
+file or the schemas tell is a tensor of a dtype that graphs have.  What depends on shapes and values is found while
+tracing, by the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from wire.errors import Unsupported
+from wire.ir.dtypes import BY_NAME
+
+from . import functions
+from .evaluate import Row
+from .program import DOMAIN, ELEMENT_TYPES, Graph, Node, Program, element_name
+from .reading import package
+from .types import Kind, kinds_of
+
+STRINGS, SEQUENCES, OPTIONALS = "strings are out of scope", "sequences are out of scope", "optionals are out of scope"
+OUT_OF_SCOPE = {
+    "ConcatFromSequence": SEQUENCES,
+    "ImageDecoder": "image files are out of scope (decode before the model)",
+    "Optional": OPTIONALS,
+    "OptionalGetElement": OPTIONALS,
+    "OptionalHasElement": OPTIONALS,
+    "RegexFullMatch": STRINGS,
+    "SequenceAt": SEQUENCES,
+    "SequenceConstruct": SEQUENCES,
+    "SequenceEmpty": SEQUENCES,
+    "SequenceErase": SEQUENCES,
+    "SequenceInsert": SEQUENCES,
+    "SequenceLength": SEQUENCES,
+    "SequenceMap": SEQUENCES,
+    "SplitToSequence": SEQUENCES,
+    "StringConcat": STRINGS,
+    "StringNormalizer": STRINGS,
+    "StringSplit": STRINGS,
+}
+DOMAINS_OUT_OF_SCOPE = {
+    "ai.onnx.ml": "the ML domain is out of scope",
+    "ai.onnx.training": "training is out of scope",
+    "ai.onnx.preview.training": "training is out of scope",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is not supported."""
+
+    node: str
+    op: str
+    domain: str
+    version: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"node {self.node!r}: {self.domain or 'ai.onnx'} {self.op} version {self.version}: {self.reason}"
+
+
+def require_supported(program: Program, rows: Mapping[tuple[str, str], Row]) -> None:
+    """Unsupported with every problem of the model, one per line."""
+    found = list(dict.fromkeys(problems(program, rows)))
+    if found:
+        lines = "".join(f"\n  {problem}" for problem in found)
+        raise Unsupported(
+            f"the model asks for {len(found)} thing{'s'[: len(found) > 1]} that are not supported:{lines}\n",
+            op=found[0].op,
+            next_step="docs/importers.md lists what is supported",
+        )
+
+
+def problems(program: Program, rows: Mapping[tuple[str, str], Row]) -> Iterator[Problem]:
+    """Everything that is out of scope, in the order of the file."""
+    newest = package().defs.onnx_opset_version()
+    version = program.versions.get(DOMAIN, 1)
+    if version > newest:
+        yield Problem("", "model", DOMAIN, version, f"the package onnx knows opsets up to {newest}: upgrade it")
+    yield from [Problem(*each) for each in program.problems]
+    yield from _graph(program, program.graph, rows, {})
+
+
+def _graph(
+    program: Program, graph: Graph, rows: Mapping[tuple[str, str], Row], outer: Mapping[str, Kind]
+) -> Iterator[Problem]:
+    for declared in graph.inputs:
+        reason = _reason(declared.type)
+        if reason:
+            yield Problem(declared.name, "input", DOMAIN, program.versions.get(DOMAIN, 1), reason)
+    kinds = kinds_of(graph, outer)
+    for node in graph.nodes:
+        reasons = list(_node(program, node, rows, kinds))
+        yield from reasons
+        if not reasons:
+            given = [_reason(kinds[name]) for name in node.outputs if name in kinds]
+            yield from [_problem(node, reason) for reason in dict.fromkeys(given) if reason]
+
+
+def _node(
+    program: Program, node: Node, rows: Mapping[tuple[str, str], Row], kinds: Mapping[str, Kind]
+) -> Iterator[Problem]:
+    if (node.domain, node.op) in rows:
+        for subgraph in node.subgraphs:
+            yield from _graph(program, subgraph, rows, kinds)
+        return
+    reason = OUT_OF_SCOPE.get(node.op) if node.domain == DOMAIN else DOMAINS_OUT_OF_SCOPE.get(node.domain)
+    if reason is not None:
+        yield _problem(node, reason)
+    elif not functions.is_function(program, node):
+        yield _problem(node, "no such op")
+    else:
+        body = functions.expand(program, node, ())
+        if body is not None:  # one that depends on types is looked into while tracing
+            yield from [_problem(node, each[-1]) for each in body[1]]
+            for inner in body[0].nodes:
+                found = _node(program, inner, rows, {})
+                yield from [_problem(node, f"its body needs {each.op}: {each.reason}") for each in found]
+
+
+def _problem(node: Node, reason: str) -> Problem:
+    return Problem(node.label, node.op, node.domain, node.version, reason)
+
+
+def _reason(kind: Kind) -> str | None:
+    """Why a value of this kind is out of scope; None if it is not, or if its kind is not known."""
+    if isinstance(kind, str):
+        return None if kind == "untyped" else f"{kind} is out of scope"
+    if kind == 0 or ELEMENT_TYPES.get(kind, ("", None))[1] in BY_NAME:
+        return None
+    return f"a tensor of {element_name(kind)} is out of scope"

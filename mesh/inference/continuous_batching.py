@@ -1,0 +1,223 @@
+"""Continuous batching: which text of a running batch does what in the next step, and what the answers mean.  Pure.
+
+Texts wait, take a free slot, are read from their prompt, go on token by token, and leave; others go on meanwhile.
+Steps are asked for before the ones ahead of them were answered: what a step chooses, the next one takes over on the
+workers.  Whoever ends leaves steps behind that are under way; their answers are nobody's.
+
+A batch that is too small asks for another `room`, and so does one that has been too large for a while; one whose state
+was lost reads every text again, with the tokens that were told.  This file knows no session and no clock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .settings import GREEDY, Room, Sampling
+
+LENGTH_MIN = 64
+SPARE = 128  # tokens that a text is given room for when it comes, if it wants as many
+ROOMY_STEPS, ROOMY_TOKENS = 16, 64  # a smaller room is asked for after so many steps, if a text wants as much more
+STOP, FULL = "stop", "length"
+
+
+def bucket(count: int, least: int = 1) -> int:
+    """The power of two that holds `count`."""
+    return max(least, 1 << max(count - 1, 0).bit_length())
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A text to go on with: after `prompt`, up to `tokens_max` tokens or to one of `ends`, which is told too."""
+
+    number: int
+    prompt: tuple[int, ...]
+    tokens_max: int
+    ends: frozenset[int] = frozenset()
+    sampling: Sampling = GREEDY
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A token of a text; `reason` says why it is the last one, "" if it is not."""
+
+    number: int
+    token: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Feeds:
+    """What a step takes, by slots: see `cached.feeds`."""
+
+    ids: NDArray[np.int32]
+    start: NDArray[np.int32]
+    count: NDArray[np.int32]
+    follow: NDArray[np.bool_]
+    settings: tuple[Sampling, ...]
+
+
+@dataclass(slots=True, eq=False)
+class _Text:
+    wish: Wish
+    tokens: list[int]  # the prompt, and what was told
+    given: int = 0  # how many positions the steps asked for fill
+    coming: int = 0  # tokens that steps under way will choose
+
+    @property
+    def told(self) -> int:
+        return len(self.tokens) - len(self.wish.prompt)
+
+    @property
+    def satisfied(self) -> bool:
+        return self.told + self.coming >= self.wish.tokens_max
+
+    @property
+    def room(self) -> int:
+        """How long a slot has to be for now."""
+        known = len(self.tokens) + self.coming
+        return max(self.given + 1, known + min(SPARE, self.wish.tokens_max - self.told - self.coming) - 1)
+
+
+@dataclass(slots=True)
+class Slots:
+    """The machine.  `slots_max` bounds the batch, `length_max` a text (None: nothing does)."""
+
+    slots_max: int
+    chunk: int
+    length_max: int | None = None
+    room: Room = field(init=False)
+    waiting: deque[_Text] = field(default_factory=deque)
+    _texts: list[_Text | None] = field(default_factory=list)
+    _under_way: deque[list[_Text | None]] = field(default_factory=deque)
+    _roomy: int = 0  # steps since the room was needed
+
+    def __post_init__(self) -> None:
+        self.room = Room(1, self._length(1), self.chunk)
+        self._texts = [None]
+
+    @property
+    def under_way(self) -> int:
+        """Steps that were asked for and not answered."""
+        return len(self._under_way)
+
+    @property
+    def active(self) -> int:
+        return sum(text is not None for text in self._texts)
+
+    @property
+    def free(self) -> int:
+        """How many more texts there are slots for, those that wait counted."""
+        return bucket(self.slots_max) - self.active - len(self.waiting)
+
+    @property
+    def idle(self) -> bool:
+        return not self.active and not self.waiting
+
+    def join(self, wish: Wish) -> None:
+        """A text comes."""
+        self.waiting.append(_Text(wish, list(wish.prompt)))
+
+    def leave(self, number: int) -> None:
+        """A text is not wanted any more."""
+        self.waiting = deque(text for text in self.waiting if text.wish.number != number)
+        self._texts = [None if text is not None and text.wish.number == number else text for text in self._texts]
+
+    def wanted(self) -> Room:
+        """The room that the texts need: the present one, if they fit and do not lie in it loosely for long."""
+        slots = min(bucket(self.active + len(self.waiting)), bucket(self.slots_max))
+        lengths = [text.given + 1 for text in self._texts if text is not None and not text.satisfied]
+        free = max(slots, self.room.slots) - self.active
+        lengths += [text.room for text in list(self.waiting)[:free]]
+        length = max((self._length(each) for each in lengths), default=0)
+        if slots > self.room.slots or length > self.room.length:
+            return Room(max(slots, self.room.slots), max(length, self.room.length), self.chunk)
+        more = max((text.wish.tokens_max - text.told for text in self._texts if text is not None), default=0)
+        return self._needed() if self._roomy >= ROOMY_STEPS and more >= ROOMY_TOKENS else self.room
+
+    def order(self, room: Room) -> tuple[int, ...]:
+        """The slots whose texts go into another room, in the order in which they lie there."""
+        slots = range(self.room.slots)
+        if room.slots >= self.room.slots:
+            return tuple(slots)
+        return tuple([slot for slot in slots if self._texts[slot] is not None])
+
+    def moved(self, room: Room, order: tuple[int, ...] | None = None) -> None:
+        """The batch has another room now, with what was in these slots (None: in all); no step is under way."""
+        assert not self._under_way
+        texts = [self._texts[slot] for slot in (self.order(room) if order is None else order)]
+        self._texts = texts + [None] * (room.slots - len(texts))
+        self.room = room
+        self._roomy = 0
+
+    def lost(self) -> None:
+        """Nothing is left of the state, and no step will be answered: all texts are read again."""
+        self._under_way.clear()
+        for text in self._texts:
+            if text is not None:
+                text.given = text.coming = 0
+
+    def ask(self) -> Feeds | None:
+        """The next step, None if no text has anything to do in one."""
+        for slot, text in enumerate(self._texts):
+            if text is None and self.waiting:
+                self._texts[slot] = self.waiting.popleft()
+        slots = self.room.slots
+        feeds = Feeds(
+            np.zeros((slots, self.chunk), np.int32), np.zeros(slots, np.int32), np.zeros(slots, np.int32),
+            np.zeros(slots, np.bool_), tuple([text.wish.sampling if text else GREEDY for text in self._texts]),
+        )  # fmt: skip
+        choosing: list[_Text | None] = [None] * slots
+        for slot, text in enumerate(self._texts):
+            if text is not None and not text.satisfied and text.given < self.room.length:
+                choosing[slot] = self._give(feeds, slot, text)
+        if not feeds.count.any():
+            return None
+        self._under_way.append(choosing)
+        self._roomy = 0 if self._needed() == self.room else self._roomy + 1
+        return feeds
+
+    def answer(self, chosen: Iterable[int]) -> list[Told]:
+        """The oldest step under way chose these tokens, by slots."""
+        told = []
+        for text, token in zip(self._under_way.popleft(), chosen, strict=True):
+            if text is None or text not in self._texts:
+                continue
+            text.coming -= 1
+            text.tokens.append(int(token))
+            reason = STOP if token in text.wish.ends else FULL if text.told >= text.wish.tokens_max else ""
+            told.append(Told(text.wish.number, int(token), reason))
+            if reason:
+                self._texts[self._texts.index(text)] = None
+        return told
+
+    # -- helpers
+
+    def _needed(self) -> Room:
+        """What would do for the texts that there are, to their ends."""
+        there = [*self.waiting, *(text for text in self._texts if text is not None)]
+        slots = min(bucket(len(there)), self.room.slots)
+        length = max((self._length(len(text.wish.prompt) + text.wish.tokens_max) for text in there), default=0)
+        return Room(slots, min(max(length, self._length(1)), self.room.length), self.chunk)
+
+    def _give(self, feeds: Feeds, slot: int, text: _Text) -> _Text | None:
+        """Put a text's next tokens into the feeds; the text, if this step chooses one for it."""
+        known = text.tokens[text.given : min(text.given + self.chunk, self.room.length)]
+        feeds.ids[slot, : len(known)] = known
+        feeds.start[slot], feeds.count[slot] = text.given, max(len(known), 1)
+        feeds.follow[slot] = not known
+        text.given += max(len(known), 1)
+        if text.given < len(text.tokens) + text.coming:
+            return None
+        text.coming += 1
+        return text
+
+    def _length(self, tokens: int) -> int:
+        """64, 96, 128, 192, 256, ...: a step looks at all that a slot has room for, so that is not twice too much."""
+        length = bucket(tokens, LENGTH_MIN)
+        length = length * 3 // 4 if length > LENGTH_MIN and tokens <= length * 3 // 4 else length
+        return length if self.length_max is None else min(length, self.length_max)

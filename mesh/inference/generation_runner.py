@@ -1,0 +1,334 @@
+"""Generation runner: a causal model that goes on with texts, many at once, on a mesh or in this process.
+
+It performs what `continuous_batching.py` decides: a session holds the keys and values on the workers
+(`kv_cache_step.py`), steps are asked for ahead, and what they choose goes to the streams.  A session whose state died
+with a worker is opened anew, and the texts are read again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import numpy as np
+
+from wire.errors import Cancelled, InputError, NodeLost, QueueFull
+from wire.ir.dtypes import dtype_of
+
+from ..client.async_mesh import AsyncMesh
+from ..client.session import AsyncSession
+from ..core.array import handle_array
+from ..functions.step_trace import Stepping
+from ..models.decoder import Text
+from ..models.model import Model
+from ..util.byte_sizes import counted
+from . import kv_cache_step, sampling
+from .continuous_batching import Feeds, Slots, Told, Wish
+from .settings import GREEDY, Room, Sampling
+
+TOKENS_MAX = 128  # new ones where nobody says how many
+AHEAD = 3  # steps asked for before the first of them is answered
+REBUILDS_MAX = 20  # sessions lost without a token between them
+ROOMS_MAX = 8  # whose steps are kept
+
+
+class TokenStream:
+    """The tokens of one text, one by one as they come: an async iterator of ints.  `reason` says how it ended: "stop"
+    at an end token, "length" with all tokens that were asked for, "cancelled"."""
+
+    def __init__(self, number: int, generating: Generating) -> None:
+        self.reason = ""
+        self._number = number
+        self._generating = generating
+        self._ready: deque[int] = deque()
+        self._error: BaseException | None = None
+        self._news = asyncio.Event()
+
+    def __repr__(self) -> str:
+        ended = self.reason or ("failed" if self._error is not None else "under way")
+        return f"<TokenStream: {ended}, {counted(len(self._ready), 'token')} ready>"
+
+    def __aiter__(self) -> AsyncIterator[int]:
+        return self
+
+    async def __anext__(self) -> int:
+        while not self._ready:
+            if self._error is not None:
+                raise self._error
+            if self.reason:
+                raise StopAsyncIteration
+            self._news.clear()
+            await self._news.wait()
+        return self._ready.popleft()
+
+    def cancel(self) -> None:
+        """Want no more of it: its slot is another text's from the next step on."""
+        if not self.reason and self._error is None:
+            self._generating.leave(self._number)
+            self.end("cancelled")
+
+    # -- what Generating tells
+
+    def tell(self, token: int) -> None:
+        self._ready.append(token)
+        self._news.set()
+
+    def end(self, reason: str) -> None:
+        self.reason = reason
+        self._news.set()
+
+    def fail(self, error: BaseException) -> None:
+        self._error = error
+        self._news.set()
+
+
+class Generating:
+    """One model's batch, on the mesh's loop.  Steps go on while there are texts; close it to free what it holds.
+
+    `slots` texts at once (rounded up to a power of two), `queue` more may wait while all slots are taken.
+    """
+
+    def __init__(
+        self, mesh: AsyncMesh, model: Model, *, slots: int = 8, queue: int = 64, chunk: int = 16,
+        strategy: str = "auto", mode: str = "auto", copies: str | None = None,
+    ) -> None:  # fmt: skip
+        self._text = text_of(model)
+        if mesh.reproducible:
+            raise InputError(
+                "texts are not reproducible on a mesh: how many go on together, and how much of one is read at a time, "
+                "is in the shapes that the last bits follow",
+                next_step="Generate without a mesh, or build one without reproducible",
+            )
+        self._mesh = mesh
+        self._strategy = strategy
+        self._copies = copies
+        self._mode = mode if mode != "auto" else "on" if mesh.live() else "off"  # and so it stays
+        self._queue = queue
+        self._params = {name: handle_array(handle) for name, handle in model.handles.items()}
+        table = model.weights[self._text.decoder.table]
+        self._dtype, self.vocabulary = dtype_of(table), table.shape[0]
+        self._slots = Slots(slots, chunk, self._text.decoder.positions_max)
+        self._streams: dict[int, TokenStream] = {}
+        self._numbers = itertools.count()
+        self._session: AsyncSession | None = None
+        self._answers: deque[asyncio.Future[Any]] = deque()
+        self._news = asyncio.Event()
+        self._steppings: OrderedDict[Room, Stepping] = OrderedDict()  # from empty states; the last used one last
+        self._closed = False
+        self._steps = self._rebuilt = 0
+        self._fruitless = 0  # sessions that were lost since the last answer
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        return self._text.ends
+
+    @property
+    def waiting(self) -> int:
+        """Texts that have no slot yet."""
+        return len(self._slots.waiting)
+
+    @property
+    def active(self) -> int:
+        return self._slots.active
+
+    @property
+    def room(self) -> Room:
+        """How large the batch is now."""
+        return self._slots.room
+
+    @property
+    def steps(self) -> int:
+        """Steps that were answered."""
+        return self._steps
+
+    @property
+    def rebuilt(self) -> int:
+        """How often the state was lost, and made again of the texts."""
+        return self._rebuilt
+
+    def begin(
+        self, prompt: Iterable[int], tokens_max: int | None, how: Sampling = GREEDY, ends: Iterable[int] | None = None
+    ) -> TokenStream:
+        """Go on with a text by up to `tokens_max` tokens; None is `TOKENS_MAX`, or as many as there are positions for.
+
+        QueueFull at once if all slots are taken and too many wait; InputError for tokens that the model does not have,
+        and for more tokens than it has positions for.
+        """
+        if self._closed:
+            raise Cancelled("the model was unloaded")
+        if self._slots.free <= -self._queue:
+            raise QueueFull(f"{self.waiting} texts wait already", next_step="Try again when some of them are done")
+        tokens = tuple([int(token) for token in prompt])
+        self._check(tokens)
+        wish = Wish(
+            next(self._numbers),
+            tokens,
+            self._room_for(tokens, tokens_max),
+            frozenset(self.ends if ends is None else ends),
+            how,
+        )
+        stream = self._streams[wish.number] = TokenStream(wish.number, self)
+        self._slots.join(wish)
+        self._news.set()
+        return stream
+
+    def leave(self, number: int) -> None:
+        """A stream is not wanted any more."""
+        self._streams.pop(number, None)
+        self._slots.leave(number)
+        self._news.set()
+
+    async def close(self) -> None:
+        """Cancel what runs, and free what the workers hold."""
+        self._closed = True
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+        if self._session is not None:
+            self._mesh.forget(self._session.stepping.work)
+        await self._close_session()
+        self._fail_all(Cancelled("the model was unloaded"))
+
+    # -- the loop
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._turn()
+            except Exception as error:  # nobody else would tell those who wait
+                await self._close_session()
+                self._slots.lost()
+                self._fruitless += 1
+                self._rebuilt += 1
+                alone = self._fruitless > 1 and not self._mesh.live()  # the second session has waited for somebody
+                if not isinstance(error, NodeLost) or alone or self._fruitless > REBUILDS_MAX:
+                    self._fail_all(error)  # it belongs to those whose texts it ends
+
+    async def _turn(self) -> None:
+        """Ask for a step, or wait for an answer, or for a text."""
+        slots = self._slots
+        room = slots.wanted()
+        if slots.idle:
+            await self._settle()
+            self._news.clear()
+            if slots.idle:
+                await self._news.wait()
+        elif self._session is None or room != slots.room:
+            await self._settle()
+            await self._open(slots.wanted())
+        elif slots.under_way < AHEAD and (feeds := slots.ask()) is not None:
+            self._answers.append(self._session.step(*self._arguments(feeds)))
+        elif self._answers:
+            await self._answer()
+        else:
+            self._news.clear()
+            await self._news.wait()
+
+    async def _settle(self) -> None:
+        """Wait for all that was asked."""
+        while self._answers:
+            await self._answer()
+
+    async def _answer(self) -> None:
+        chosen = await self._answers[0]
+        self._answers.popleft()
+        self._steps += 1
+        self._fruitless = 0
+        for told in self._slots.answer(np.asarray(chosen).tolist()):
+            self._tell(told)
+
+    def _tell(self, told: Told) -> None:
+        stream = self._streams.get(told.number)
+        if stream is None:
+            return
+        stream.tell(told.token)
+        if told.reason:
+            del self._streams[told.number]
+            stream.end(told.reason)
+
+    def _arguments(self, feeds: Feeds) -> tuple[Any, ...]:
+        how = sampling.fed(feeds.settings)
+        return kv_cache_step.feeds(self._slots.room, feeds.ids, feeds.start, feeds.count, feeds.follow, how)
+
+    async def _open(self, room: Room) -> None:
+        """A session with this much room, of the state that there is."""
+        if self._session is not None and room == self._slots.room:
+            return  # texts ended meanwhile
+        order = self._slots.order(room)
+        stepping = await self._stepping(room)
+        if self._session is not None:
+            state = await self._session.state()
+            await self._close_session()
+            stepping = await asyncio.to_thread(lambda: stepping.starting(kv_cache_step.moved(state, room, order)))
+        self._session = self._mesh.open_session(stepping, "none", 1, None, self._mode, 0)
+        self._slots.moved(room, order)
+
+    async def _stepping(self, room: Room) -> Stepping:
+        """The step of a room, from an empty state; traced once."""
+        if room not in self._steppings:
+            step = kv_cache_step.stepper(self._text.decoder, room, self._params)
+            empty = kv_cache_step.empty(self._text.decoder, room, self._dtype)
+            self._steppings[room] = await asyncio.to_thread(
+                self._mesh.stepping, step, empty, self._example(room), self._strategy, self._mode, self._copies
+            )
+            if len(self._steppings) > ROOMS_MAX:
+                self._steppings.popitem(last=False)
+        self._steppings.move_to_end(room)
+        return self._steppings[room]
+
+    def _example(self, room: Room) -> tuple[Any, ...]:
+        zeros = np.zeros(room.slots, np.int32)
+        how = sampling.fed([GREEDY] * room.slots)
+        ids = np.zeros((room.slots, room.chunk), np.int32)
+        return kv_cache_step.feeds(room, ids, zeros, zeros, np.zeros(room.slots, np.bool_), how)
+
+    async def _close_session(self) -> None:
+        self._answers.clear()
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    def _fail_all(self, error: BaseException) -> None:
+        for number, stream in list(self._streams.items()):
+            self._slots.leave(number)
+            stream.fail(error)
+        self._streams.clear()
+
+    def _room_for(self, tokens: tuple[int, ...], asked: int | None) -> int:
+        """How many tokens may follow; the last of them needs no position."""
+        most = self._text.decoder.positions_max
+        if most is None:
+            return asked or TOKENS_MAX
+        room = most - len(tokens) + 1
+        if asked is not None and asked > room:
+            raise InputError(
+                f"the model has {most} positions: after a prompt of {len(tokens)} tokens there is room for {room} new "
+                f"ones, and max_new_tokens = {asked}",
+                next_step=f"Ask for max_new_tokens={room} at most, or shorten the prompt",
+            )
+        return min(asked or TOKENS_MAX, room)
+
+    def _check(self, tokens: tuple[int, ...]) -> None:
+        if not tokens:
+            raise InputError("a text to go on with has at least one token")
+        wrong = next((token for token in tokens if not 0 <= token < self.vocabulary), None)
+        if wrong is not None:
+            raise InputError(f"the model has {self.vocabulary} tokens, and no token {wrong}")
+        most = self._text.decoder.positions_max
+        if most is not None and len(tokens) > most:
+            raise InputError(f"the model has {most} positions, got {len(tokens)} tokens")
+
+
+def text_of(model: Model) -> Text:
+    """The model's side of text; InputError if it does not go on with texts."""
+    if model.text is None:
+        raise InputError(
+            f"{model.name or 'the model'} does not generate text",
+            next_step="Load a causal language model: GPT-2, Llama, Mistral or Qwen",
+        )
+    return model.text

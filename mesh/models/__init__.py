@@ -1,0 +1,1 @@
+"""Models: what importers make, how files of them are found and read."""

@@ -1,0 +1,82 @@
+"""`mesh.load`: a model from a file, a folder or another framework's object.
+
+To add a format: an importer in `importers/`, which makes a Model, and one row of `FORMATS`.  This file knows how
+formats are told apart and nothing of what is in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from wire.errors import ConfigError, InputError
+
+from .model import Model
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """`importer.load(source)` makes the Model; a module that is not installed comes with `extra`."""
+
+    what: str
+    matches: Callable[[Any], bool]
+    importer: str
+    extra: str = ""
+
+
+def _named_like(suffix: str) -> Callable[[Any], bool]:
+    return lambda source: isinstance(source, Path) and source.suffix == suffix
+
+
+def _is_folder(source: Any) -> bool:
+    return isinstance(source, Path) and source.is_dir()
+
+
+def _of_class(module: str, name: str) -> Callable[[Any], bool]:
+    """An object of a class of another framework, which need not be imported to know."""
+    return lambda source: any(
+        kind.__name__ == name and kind.__module__.split(".")[0] == module for kind in type(source).__mro__
+    )
+
+
+FORMATS: tuple[Format, ...] = (
+    Format("a graph (.wire)", _named_like(".wire"), "wire_file"),
+    Format("a folder with config.json and safetensors", _is_folder, "huggingface"),
+    Format("an ONNX file (.onnx)", _named_like(".onnx"), "onnx", "onnx"),
+    Format("an onnx.ModelProto", _of_class("onnx", "ModelProto"), "onnx", "onnx"),
+)
+
+
+def load(source: Any, dims: Mapping[str, int] | None = None) -> Model:
+    """The model in `source`: a path to a file or folder, or a model object of another framework.
+
+    `dims` gives free dimensions a size, by name.  InputError if there is nothing there, it is of no known format, or it
+    has no such dimension; ConfigError naming the extra to install where the format needs one; Unsupported listing all
+    that a file uses and this version has not.
+    """
+    if isinstance(source, str):
+        source = Path(source)
+    if isinstance(source, Path) and not source.exists():
+        raise InputError(f"{source} does not exist")
+    for form in FORMATS:
+        if form.matches(source):
+            model: Model = _importer(form).load(source)
+            return model.sized(dims) if dims else model
+    what = f"{source}" if isinstance(source, Path) else f"an object of class {type(source).__name__}"
+    known = ", ".join(form.what for form in FORMATS)
+    raise InputError(f"{what} is of no format that can be loaded", next_step=f"Known: {known}")
+
+
+def _importer(form: Format) -> Any:
+    try:
+        return import_module(f"..importers.{form.importer}", __package__)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "mesh":
+            raise
+        raise ConfigError(
+            f"{form.what} needs the package {error.name!r}, which is not installed",
+            next_step=f"pip install 'graph-mesh[{form.extra}]'",
+        ) from None

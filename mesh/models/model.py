@@ -1,0 +1,348 @@
+"""Model: a loaded model, a pure function of named inputs and of params that stay where they are.
+
+    model = mesh.load("model.onnx")
+    y = mesh.run(model, x)                  # or {"x": x}; one output is an array, several are a dict by name
+    y = model(x)                            # lazily, on the mesh in use or in this process
+
+Importers make Models (`load.py` chooses the importer).  A Model is traced like a function, once for each set of shapes,
+whoever asks; its params are the graph's params, hashed once and sent once to the workers that need them, and its inputs
+keep the names that the file gave them.  `params` are what training changes; `buffers` are tensors that are read as they
+are (the statistics of a BatchNorm, tables, whatever a module has frozen).  An input whose values decide about shapes (a
+Reshape's target, say) is a static input: it is read at every call, and other values make another graph.  This file
+knows no file format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wire.errors import InputError
+from wire.ir.codec import hash_array
+from wire.ir.dtypes import DType, dtype_of
+from wire.ir.graph import WireGraph
+from wire.ir.types import TensorType
+
+from ..core.array import Array, argument, handle_array
+from ..core.expression import computable
+from ..core.handle import Handle
+from ..core.typed import Typed
+from ..numpy.promotion import INT_BOUNDS, as_numpy, asarray
+from ..tracing.trace import graph_of
+from ..util.annotation_checks import checked
+from ..util.argument_checks import said
+from ..util.did_you_mean import spelt
+from ..util.lru_cache import GRAPHS_BYTES, GRAPHS_COUNT, Latest, graph_bytes
+from .decoder import Text
+
+Value = Array | NDArray[Any]
+Arrays = dict[str, NDArray[Any]]
+Function = Callable[[Mapping[str, Array], Mapping[str, Value]], Mapping[str, Array]]
+"""From params and inputs to outputs, each by name; static inputs come as numpy arrays, all others as Arrays."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputSpec:
+    """An input: a dimension that is a name is free, and the same wherever it stands."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int | str, ...]
+    static: bool = False
+    optional: bool = False
+    origin: str = ""  # where it stands among the arguments that the model was made from, if that is another name
+
+    @checked
+    def sized(self, dims: Mapping[str, int]) -> InputSpec:
+        """The same with these sizes for free dimensions."""
+        return replace(self, shape=tuple([dims.get(dim, dim) if isinstance(dim, str) else dim for dim in self.shape]))
+
+    def __str__(self) -> str:
+        return f"{self.dtype.name}[{','.join(map(str, self.shape))}]" + (f", {self.origin}" if self.origin else "")
+
+
+class Model:
+    """A pure function of named inputs, with its params.  Models are not changed once made.
+
+    `tied` gives other names of params: that of the param by the other name.  `hint` is what to do where inputs do not
+    fit.
+    """
+
+    __tree_leaf__ = True
+
+    @checked
+    def __init__(
+        self,
+        name: str,
+        function: Function,
+        inputs: Sequence[InputSpec],
+        outputs: Sequence[str],
+        params: Mapping[str, NDArray[Any]],
+        text: Text | None = None,
+        *,
+        buffers: Mapping[str, NDArray[Any]] | None = None,
+        tied: Mapping[str, str] | None = None,
+        hint: str = "",
+    ) -> None:
+        self.name = name
+        self.inputs = tuple(inputs)
+        self.outputs = tuple(outputs)
+        self.params = params
+        self.buffers = buffers if buffers is not None else {}
+        self.tied = tied if tied is not None else {}
+        self.text = text
+        self.hint = hint
+        self._function = function
+        self._graphs: Latest[WireGraph] = Latest(GRAPHS_COUNT, GRAPHS_BYTES)
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """The outputs as lazy Arrays; InputError naming the input that is missing, unknown or does not fit."""
+        return self._applied({}, args, named)
+
+    def apply(self, params: Mapping[str, Any], *args: Any, **named: Any) -> Any:
+        """The outputs with these params in place of its own, by name: what a loss that is to be trained calls.
+
+        Buffers stay its own.  InputError naming a param that is missing, or that the model has not.
+        """
+        self._check_names(params)
+        return self._applied(params, args, named)
+
+    def _applied(self, params: Mapping[str, Any], args: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        """The outputs with these tensors in place of its own."""
+        given = self.given(args, named)
+        static = {spec.name for spec in self.inputs if spec.static}
+        arrays = {name: value if name in static else asarray(value) for name, value in given.items()}
+        own = {name: asarray(params[name]) if name in params else handle_array(handle)
+               for name, handle in self.handles.items()}  # fmt: skip
+        return self.arranged(self._function(own, arrays))
+
+    @spelt
+    def generate(
+        self,
+        prompts: Any,
+        *,
+        max_new_tokens: int | None = None,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int = 0,
+        stop: Any = None,
+        ends: Any = None,
+        stream: bool = False,
+        mesh: Any = None,
+        strategy: str = "auto",
+    ) -> Any:
+        """What the model says after `prompts`: a text or a list of tokens, or several; it answers with the same.
+
+        `temperature` 0 takes the likeliest token; else tokens are drawn, after `top_k` left the k likeliest (0: all)
+        and `top_p` the fewest that have this probability together; prompt i of several is drawn by `seed` + i.  A text
+        ends at one of the model's end tokens (or `ends`), at a token or before a text of `stop`, or when it is
+        `max_new_tokens` longer: by default 128, or as many as the model has positions for.  With `stream`, an iterator
+        of pieces, each as soon as it is there: of pairs of place and piece where there are several prompts.  Everything
+        is computed on `mesh`, or in this process.
+
+        InputError if the model is no causal language model, a prompt has tokens that it has not, or it has fewer
+        positions than the prompt and `max_new_tokens` take.
+        """
+        from ..inference.generate import generate
+        from ..inference.replies import Request
+
+        request = Request(max_new_tokens, temperature, top_k, top_p, seed, stop, ends)
+        return generate(self, prompts, request, stream, mesh, strategy)
+
+    def __repr__(self) -> str:
+        takes = ", ".join(f"{spec.name}: {spec}" for spec in self.inputs)
+        return f"Model({self.name or 'unnamed'}: {takes} -> {', '.join(self.outputs)})"
+
+    @property
+    def free(self) -> tuple[str, ...]:
+        """The names of the dimensions that may have any size, in the order of the inputs."""
+        return tuple(dict.fromkeys(dim for spec in self.inputs for dim in spec.shape if isinstance(dim, str)))
+
+    def sized(self, dims: Mapping[str, int]) -> Model:
+        """The same model with these sizes for free dimensions; InputError naming one that it has not."""
+        if not isinstance(dims, Mapping):
+            raise InputError(f"dims are sizes by name, got {dims!r:.40}", next_step="Write dims={'batch': 1}, say")
+        for name, size in dims.items():
+            if name not in self.free:
+                model, known = self.name or "the model", ", ".join(self.free) or "none"
+                raise InputError(f"{model} has no free dimension {name!r}", next_step=f"It has: {known}")
+            if not isinstance(size, int) or size < 0:
+                raise InputError(f"the dimension {name!r} is a count, got {size!r}")
+        made = copy(self)
+        made.inputs = tuple([spec.sized(dims) for spec in self.inputs])
+        return made
+
+    def trained(self, params: Mapping[str, Any]) -> Model:
+        """The same model with other params of the same names, shapes and dtypes; InputError naming one that has not."""
+        self._check_names(params)
+        named = {name: as_numpy(params[name], f"the param {name!r}") for name in self.params}
+        for name, array in self.params.items():
+            wanted, found = (TensorType(each.shape, dtype_of(each)) for each in (array, named[name]))
+            if wanted != found:
+                raise InputError(f"the param {name!r} is {found}, expected {wanted}")
+        return Model(
+            self.name, self._function, self.inputs, self.outputs, named, self.text,
+            buffers=self.buffers, tied=self.tied, hint=self.hint,
+        )  # fmt: skip
+
+    @property
+    def weights(self) -> dict[str, NDArray[Any]]:
+        """The params and the buffers by name."""
+        return {**self.params, **self.buffers}
+
+    @cached_property
+    def handles(self) -> dict[str, Handle]:
+        """The params and buffers, hashed the first time somebody asks; mapped files stay mapped."""
+        return {name: _handle(name, array) for name, array in self.weights.items()}
+
+    @checked
+    def given(self, args: Sequence[Any], named: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Arguments by the names of the inputs: positional ones, or one mapping, and keywords; all checked."""
+        values = dict(named or {})
+        if len(args) == 1 and isinstance(args[0], Mapping):
+            values, args = {**args[0], **values}, ()
+        names = [spec.name for spec in self.inputs]
+        if len(args) > len(names):
+            raise InputError(f"the model takes {len(names)} inputs ({', '.join(names)}), got {len(args)}")
+        for name, value in zip(names, args, strict=False):
+            if name in values:
+                raise InputError(f"the input {name!r} is given twice")
+            values[name] = value
+        unknown = sorted(values.keys() - set(names))
+        if unknown:
+            known = [f"{spec.name} ({spec.origin})" if spec.origin else spec.name for spec in self.inputs]
+            raise InputError(f"the model has no input {unknown[0]!r}", next_step=f"It takes: {', '.join(known)}")
+        missing = [spec for spec in self.inputs if spec.name not in values and not spec.optional]
+        if missing:
+            raise InputError(f"the input {missing[0].name!r} ({missing[0]}) is missing")
+        sizes: dict[str, int] = {}
+        try:
+            return {spec.name: _fitting(spec, values[spec.name], sizes) for spec in self.inputs if spec.name in values}
+        except InputError as error:
+            error.next_step = error.next_step or self.hint
+            raise
+
+    @checked
+    def key(self, given: Mapping[str, Any]) -> tuple[Any, ...]:
+        """What two calls share exactly when one graph serves both."""
+        return tuple(
+            (spec.name, spec.dtype, given[spec.name].shape, given[spec.name].tobytes() if spec.static else b"")
+            for spec in self.inputs
+            if spec.name in given
+        )
+
+    @checked
+    def graph(self, given: Mapping[str, Any], remember: bool = True) -> WireGraph:
+        """The graph for inputs like `given`; anything with a shape will do for one that is not static.  The latest are
+        remembered, as nothing changes that a model computes of; with `remember` false it is traced anew."""
+        if not remember:
+            return self._traced(given)
+        key = self.key(given)
+        found = self._graphs.get(key)
+        if found is None:
+            made = self._traced(given)
+            found = self._graphs.keep(key, made, graph_bytes(made))
+        return found
+
+    def _traced(self, given: Mapping[str, Any]) -> WireGraph:
+        arguments = {
+            spec.name: given[spec.name]
+            if spec.static
+            else argument("input", spec.name, TensorType(tuple(given[spec.name].shape), spec.dtype))
+            for spec in self.inputs
+            if spec.name in given
+        }
+        params = {name: argument("param", name, handle.type) for name, handle in self.handles.items()}
+        declared = [each.tensor for each in (*arguments.values(), *params.values()) if isinstance(each, Array)]
+        made = self._function(params, arguments)
+        graph, _ = graph_of(declared, [made[name] for name in self.outputs], self.outputs, self.name)
+        return graph
+
+    @checked
+    def dynamic(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The inputs that a graph takes: all that are not static."""
+        return {spec.name: given[spec.name] for spec in self.inputs if spec.name in given and not spec.static}
+
+    def _check_names(self, params: Mapping[str, Any]) -> None:
+        """InputError naming a param that is missing, or one that the model has not."""
+        model = self.name or "the model"
+        if not isinstance(params, Mapping):
+            raise InputError(f"the params of {model} are a dict of arrays by name, not {said(params)}")
+        missing = next((name for name in self.params if name not in params), None)
+        if missing is not None:
+            raise InputError(f"{model} has a param {missing!r}, which is missing")
+        strange = next((name for name in params if name not in self.params), None)
+        if strange is None:
+            return
+        if strange in self.tied:
+            raise InputError(
+                f"{strange!r} is the same weight as {self.tied[strange]!r}", next_step="Give that one alone"
+            )
+        if strange in self.buffers:
+            raise InputError(f"{strange!r} is a buffer of {model}, and no param", next_step="Give model.params alone")
+        raise InputError(f"{model} has no param {strange!r}", next_step="Give params by the names in model.params")
+
+    @checked
+    def arranged(self, outputs: Mapping[str, Any]) -> Any:
+        """One output as it is, several as a dict in the model's order."""
+        return outputs[self.outputs[0]] if len(self.outputs) == 1 else {name: outputs[name] for name in self.outputs}
+
+
+def parted(weights: Mapping[str, NDArray[Any]], fixed: Collection[str] = ()) -> tuple[Arrays, Arrays]:
+    """Params and buffers of named arrays: what is named in `fixed`, integers and bools are not trained."""
+    buffers = {name: array for name, array in weights.items() if name in fixed or dtype_of(array).kind in "iub"}
+    return {name: array for name, array in weights.items() if name not in buffers}, buffers
+
+
+def _handle(name: str, array: NDArray[Any]) -> Handle:
+    fixed = np.ascontiguousarray(array).reshape(array.shape)
+    if fixed.flags.writeable:
+        fixed = fixed.copy() if fixed is array or fixed.base is not None else fixed
+        fixed.flags.writeable = False
+    return Handle(hash_array(fixed), TensorType(array.shape, dtype_of(array)), name, fixed)
+
+
+def _as_integers(value: Any, dtype: DType) -> Any:
+    """Integers of another width as the model has them, if all fit: tokenizers give 64 bits, files ask for either."""
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu" or dtype.kind not in "iu":
+        return value
+    low, high = INT_BOUNDS[dtype.name]
+    fits = not value.size or (low <= int(value.min()) and int(value.max()) <= high)
+    return value.astype(dtype.numpy, copy=False) if fits else value
+
+
+def _fitting(spec: InputSpec, value: Any, sizes: dict[str, int]) -> Any:
+    """The value as the model takes it; Python's numbers and lists get the input's dtype."""
+    typed = hasattr(value, "shape") and hasattr(value, "dtype")
+    if not typed:
+        try:
+            value = np.asarray(value, spec.dtype.numpy)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InputError(f"the input {spec.name!r} is no {spec}", cause=str(error)) from None
+    if spec.static and isinstance(value, Array) and not computable(value.tensor):
+        raise InputError(
+            f"the input {spec.name!r} decides about shapes, and has no value while a function is traced",
+            next_step="Call the model with a value that is no argument of the function",
+        )
+    if spec.static or not isinstance(value, Typed):
+        value = as_numpy(value, f"the input {spec.name!r}")
+    value = _as_integers(value, spec.dtype)
+    shape = tuple(value.shape)
+    fits = len(shape) == len(spec.shape) and dtype_of(value.dtype) is spec.dtype
+    if not fits or any(
+        sizes.setdefault(d, n) != n if isinstance(d, str) else d != n for d, n in zip(spec.shape, shape, strict=True)
+    ):
+        known = "".join(f", {name} = {size}" for name, size in sizes.items() if name in spec.shape)
+        found = dtype_of(value.dtype)
+        raise InputError(
+            f"the input {spec.name!r} is {found.name}{list(shape)}, expected {spec}{known}",
+            next_step="" if found is spec.dtype else f"Convert it: {spec.name}.astype({spec.dtype.numpy.name!r})",
+        )
+    return value

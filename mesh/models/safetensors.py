@@ -1,0 +1,144 @@
+"""Safetensors files: named tensors, mapped into memory rather than read.
+
+A file is a little-endian u64 (the header's length), a JSON header {"name": {"dtype", "shape", "data_offsets"}}, and the
+tensors' bytes.  Format: https://github.com/huggingface/safetensors (README, "Format").  Written out here because the
+reference package copies every tensor to numpy; mapped pages are read when a weight is used, and can be shared.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wire.errors import InputError
+from wire.ir.dtypes import BF16, BOOL, C64, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64, DType, dtype_of
+
+from ..util.annotation_checks import checked
+
+DTYPES: dict[str, DType] = {
+    "BOOL": BOOL, "I8": I8, "I16": I16, "I32": I32, "I64": I64, "U8": U8, "U16": U16, "U32": U32, "U64": U64,
+    "F16": F16, "BF16": BF16, "F32": F32, "F64": F64, "C64": C64,
+}  # fmt: skip
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+HEADER_BYTES_MAX = 100_000_000  # the format's own limit
+_LENGTH_BYTES = 8
+
+
+@checked
+def load_safetensors(path: str | Path, mmap: bool = True) -> dict[str, NDArray[Any]]:
+    """The file's tensors by name, read-only; with `mmap` their bytes are read when they are used.
+
+    InputError if the file is missing or damaged, naming what is wrong.
+    """
+    file = Path(path)
+    try:
+        data: NDArray[np.uint8] = np.memmap(file, np.uint8, "r") if mmap else np.fromfile(file, np.uint8)
+    except FileNotFoundError:
+        raise InputError(f"{file} does not exist") from None
+    except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
+        raise InputError(f"{file} cannot be read as a safetensors file: {error}") from error
+    header, body = _header(data, file)
+    tensors = {name: _tensor(name, entry, body, file) for name, entry in header.items() if name != "__metadata__"}
+    _check_no_gaps(header, body, file)
+    return tensors
+
+
+@checked
+def save_safetensors(tensors: Mapping[str, Any], path: str | Path) -> None:
+    """Write named arrays to a file that `load_safetensors` and the reference package read."""
+    parts = safetensors_parts(tensors)
+    try:
+        with Path(path).open("wb") as out:
+            out.writelines(parts)
+    except OSError as error:
+        raise InputError(f"cannot write {path}", cause=str(error)[:200]) from error
+
+
+def safetensors_parts(tensors: Mapping[str, Any]) -> list[bytes]:
+    """The bytes of such a file, one piece after the other."""
+    arrays = {name: np.asarray(tensor) for name, tensor in tensors.items()}
+    header: dict[str, Any] = {}
+    offset = 0
+    for name, array in sorted(arrays.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])):
+        dtype = dtype_of(array)
+        if dtype not in _NAMES:
+            raise InputError(
+                f"the tensor {name!r} is {dtype}, which safetensors does not have",
+                next_step="Write its real and its imaginary part",
+            )
+        header[name] = {
+            "dtype": _NAMES[dtype],
+            "shape": list(array.shape),
+            "data_offsets": [offset, offset + array.nbytes],
+        }
+        offset += array.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _LENGTH_BYTES)  # so that the tensors are aligned
+    ordered = (arrays[name] for name in header)
+    data = (np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes() for array in ordered)
+    return [len(text).to_bytes(_LENGTH_BYTES, "little") + text, *data]
+
+
+def _header(data: NDArray[np.uint8], file: Path) -> tuple[dict[str, Any], NDArray[np.uint8]]:
+    length = int.from_bytes(data[:_LENGTH_BYTES].tobytes(), "little")
+    if len(data) < _LENGTH_BYTES or length > min(len(data) - _LENGTH_BYTES, HEADER_BYTES_MAX):
+        raise InputError(f"{file} is not a safetensors file, or is cut off: {len(data)} bytes, header of {length}")
+    try:
+        header = json.loads(data[_LENGTH_BYTES : _LENGTH_BYTES + length].tobytes())
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{file} is damaged: its header is not JSON ({error})") from error
+    if not isinstance(header, dict):
+        raise InputError(f"{file} is damaged: its header is not an object")
+    return header, data[_LENGTH_BYTES + length :]
+
+
+def _tensor(name: str, entry: Any, body: NDArray[np.uint8], file: Path) -> NDArray[Any]:
+    if not (isinstance(entry, dict) and _are_counts(entry.get("shape")) and _are_counts(entry.get("data_offsets"))):
+        raise InputError(f"{file} is damaged: the entry of {name!r} lacks a dtype, a shape or offsets")
+    dtype = DTYPES.get(str(entry.get("dtype")))
+    if dtype is None:
+        known = f"Known: {', '.join(DTYPES)}"
+        raise InputError(f"{file}: {name!r} has the dtype {entry.get('dtype')!r}", next_step=known)
+    shape, offsets = entry["shape"], entry["data_offsets"]
+    size_bytes = math.prod(shape) * dtype.itemsize
+    if len(offsets) != 2 or offsets[1] - offsets[0] != size_bytes or offsets[1] > len(body):
+        raise InputError(
+            f"{file} is damaged or cut off: {name!r} of shape {tuple(shape)} has {size_bytes} bytes, "
+            f"its offsets are {offsets} of {len(body)}"
+        )
+    try:
+        found = np.asarray(body[offsets[0] : offsets[1]]).view(dtype.numpy).reshape(shape)
+    except (ValueError, OverflowError) as error:  # no bytes, and so a shape of any numbers, or more than 64 dimensions
+        raise InputError(f"{file} is damaged: {name!r} has the shape {shape!s:.100}", cause=str(error)) from None
+    found.flags.writeable = False
+    return found if found.flags.aligned else _aligned(found)
+
+
+def _aligned(array: NDArray[Any]) -> NDArray[Any]:
+    copy = array.copy()
+    copy.flags.writeable = False
+    return copy
+
+
+def _are_counts(value: Any) -> bool:
+    return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
+
+
+def _check_no_gaps(header: Mapping[str, Any], body: NDArray[np.uint8], file: Path) -> None:
+    """The format allows neither overlaps nor holes: either means that something else wrote here."""
+    spans = sorted(entry["data_offsets"] for name, entry in header.items() if name != "__metadata__")
+    end = 0
+    for start, stop in spans:
+        if start != end:
+            raise InputError(
+                f"{file} is damaged: bytes {min(start, end)} to {max(start, end)} belong to no tensor or two"
+            )
+        end = stop
+    if end != len(body):
+        raise InputError(f"{file} is damaged: {len(body) - end} bytes follow the last tensor")

@@ -1,0 +1,1 @@
+"""Grids and layouts: functions of blocks, annotations of arrays, devices of values."""

@@ -1,0 +1,1 @@
+"""Tracing: a graph of a Python function."""

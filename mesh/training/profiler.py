@@ -1,0 +1,95 @@
+"""Profiler: where the time of training went, by worker.
+
+MESH_PROFILE=1 tells it on stderr when `fit` ends; MESH_PROFILE=2 also writes a Chrome trace, `mesh-trace.json` in the
+working folder or where MESH_TRACE says, for chrome://tracing or ui.perfetto.dev.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ..util.byte_sizes import counted
+
+LEVELS = ("0", "1", "2")
+TIMES = {
+    "compute": "compute_s", "readback": "readback_s", "inputs": "wait_s", "exchange": "exchange_s",
+    "encode": "encode_s", "messages": "rest_s",
+}  # fmt: skip  # title and attribute of a span
+BYTES = {"in B": "bytes_in", "out B": "bytes_out", "ranks B": "sent_bytes"}
+
+
+class Profile:
+    """Spans of steps, as sessions have them; nothing unless MESH_PROFILE asks for it."""
+
+    def __init__(self) -> None:
+        asked = os.environ.get("MESH_PROFILE", "0")
+        self._level = int(asked) if asked in LEVELS else 0
+        self._spans: list[Any] = []
+
+    def take(self, spans: Iterable[Any]) -> None:
+        """What a session did that ends now."""
+        if self._level:
+            self._spans += spans
+
+    def tell(self) -> None:
+        """Say it, where it was asked for."""
+        if self._level:
+            print("\n".join(table(self._spans)), file=sys.stderr, flush=True)
+        if self._level > 1:
+            path = Path(os.environ.get("MESH_TRACE", "mesh-trace.json"))
+            path.write_text(json.dumps({"traceEvents": list(events(self._spans))}))
+            print(
+                f"a trace of {counted(len(self._spans), 'step')} of workers is in {path}", file=sys.stderr, flush=True
+            )
+
+
+def table(spans: Iterable[Any]) -> list[str]:
+    """Means per step of each worker."""
+    by_worker: dict[str, list[Any]] = {}
+    for span in spans:
+        by_worker.setdefault(span.worker, []).append(span)
+    titles = "".join(f"{title + ' ms':>12}" for title in TIMES) + "".join(f" {title:>9}" for title in BYTES)
+    lines = [f"{'worker':20} {'steps':>6}{titles}"]
+    for worker, mine in sorted(by_worker.items()):
+        count = len(mine)
+        times = [sum(getattr(span, name) for span in mine) * 1e3 / count for name in TIMES.values()]
+        sizes = [sum(getattr(span, name) for span in mine) // count for name in BYTES.values()]
+        means = "".join(f"{each:12.2f}" for each in times) + "".join(f" {each:9}" for each in sizes)
+        lines.append(f"{worker:20} {count:6}{means}")
+    return lines
+
+
+def events(spans: Iterable[Any]) -> Iterable[dict[str, Any]]:
+    """A span as Chrome has them, microseconds: waiting for inputs, then the step, and in it what its time went to, in
+    sums: computing, reading back and exchanging take turns."""
+    for span in spans:
+        waited_s = span.began_s + span.wait_s
+        figures = {f"{title}_ms": getattr(span, name) * 1e3 for title, name in TIMES.items()}
+        figures |= {name: getattr(span, name) for name in BYTES.values()}
+        yield _event(span, "inputs", span.began_s, waited_s, figures)
+        yield _event(span, f"step {span.step}", waited_s, span.ended_s, figures)
+        shares = {title: getattr(span, name) for title, name in TIMES.items() if title != "inputs"}
+        whole_s = max(span.ended_s - waited_s, 0.0)
+        scale = min(1.0, whole_s / (sum(shares.values()) or 1.0))  # devices of one worker compute at the same time
+        at_s = waited_s
+        for title, share_s in shares.items():
+            if share_s > 0:
+                yield _event(span, title, at_s, at_s + share_s * scale, figures)
+                at_s += share_s * scale
+
+
+def _event(span: Any, name: str, began_s: float, ended_s: float, figures: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "name": name,
+        "ph": "X",
+        "pid": span.worker,
+        "tid": "steps",
+        "ts": began_s * 1e6,
+        "dur": max(0.0, ended_s - began_s) * 1e6,
+        "args": figures,
+    }

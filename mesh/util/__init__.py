@@ -1,0 +1,1 @@
+"""Checks of arguments, units, and what else knows nothing of arrays."""

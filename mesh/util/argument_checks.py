@@ -1,0 +1,100 @@
+"""Argument checks: what callers give, checked where they give it.
+
+Each check returns the value as the rest of the code wants it, or raises InputError with what was expected and what
+came.  It knows no arrays and no meshes.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from wire.errors import InputError, MeshError
+
+
+def integer(value: Any, what: str, least: int | None = None, below: int | None = None) -> int:
+    """An int, `least` or more and `below` something; numpy's are taken, True and False are not."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise InputError(f"{what} is an int, not {said(value)}")
+    found = int(value)
+    if (least is not None and found < least) or (below is not None and found >= below):
+        fits = f"from {least}" if below is None else f"from {least or 0} to {below - 1}"
+        raise InputError(f"{what} is an int {fits}, not {said(found)}")
+    return found
+
+
+def native(value: Any) -> Any:
+    """An integer of numpy's as Python's own, and all else as it is."""
+    return int(value) if isinstance(value, numbers.Integral) else value
+
+
+def number(value: Any, what: str, least: float = -math.inf) -> float:
+    """A number that is neither NaN nor infinite, `least` or more."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise InputError(f"{what} is a number, not {said(value)}")
+    try:
+        found = float(value)
+    except OverflowError:
+        found = math.inf
+    if not math.isfinite(found) or found < least:
+        more = f" from {least:g}" if least > -math.inf else ""
+        raise InputError(f"{what} is a finite number{more}, not {found}")
+    return found
+
+
+def check_number(value: Any, what: str, least: float = -math.inf, below: float = math.inf) -> None:
+    """InputError for a Python number that is NaN or infinite, less than `least`, or not below something.  Arrays, whose
+    values may not be known yet, pass."""
+    if isinstance(value, str | bytes | bool | None | list | tuple | dict):
+        raise InputError(f"{what} is a number, not {said(value)}")
+    if isinstance(value, numbers.Real) and number(value, what, least) >= below:
+        raise InputError(f"{what} is a number from {least:g} to below {below:g}, not {value}")
+
+
+def axis_of(axis: Any, rank: int, asker: str, of: object, error: type[MeshError] = InputError) -> int:
+    """An axis of something of so many dimensions, counted from 0."""
+    at = integer(axis, f"the axis of {asker}")
+    if not -rank <= at < rank:
+        raise error(f"{asker} along axis {at} of {of}", next_step=f"It has {rank} dimensions, counted from 0")
+    return at % rank
+
+
+def pairs_of(pairs: Any, ranks: int) -> list[tuple[int, int]]:
+    """Sources and destinations among so many ranks, none of either twice."""
+    found: list[tuple[int, int]] = []
+    for pair in items(pairs, "the pairs of permute are (source, destination), of which"):
+        ends = items(pair, "a pair of permute is (source, destination), of which")
+        if len(ends) != 2:
+            raise InputError(f"a pair of permute is (source, destination), not {said(pair)}")
+        source, destination = (integer(end, "a rank of permute") for end in ends)
+        if not (0 <= source < ranks and 0 <= destination < ranks):
+            raise InputError(f"permute from {source} to {destination}: the group has {ranks} ranks")
+        found.append((source, destination))
+    for what, given in (("source", [a for a, _ in found]), ("destination", [b for _, b in found])):
+        twice = [rank for place, rank in enumerate(given) if rank in given[:place]]
+        if twice:
+            raise InputError(f"permute has the {what} {twice[0]} twice in {found}")
+    return found
+
+
+def items(value: Any, what: str) -> Sequence[Any]:
+    """A list of something that has several."""
+    if isinstance(value, str | bytes | dict) or not isinstance(value, Iterable):
+        raise InputError(f"{what} a list is given, not {said(value)}")
+    return list(value)
+
+
+def check_function(value: Any, what: str) -> None:
+    """InputError for what cannot be called."""
+    if not callable(value):
+        raise InputError(f"{what} is a function, not {said(value)}")
+
+
+def said(value: Any) -> str:
+    """A value in a message."""
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"an integer of {value.bit_length()} bits"  # Python writes no digits of very large ones
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

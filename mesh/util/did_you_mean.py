@@ -1,0 +1,81 @@
+"""Did you mean: arguments that a call does not have, and the ones that were meant.  Pure.
+
+@spelt                                  # of a public function: InputError instead of Python's TypeError
+options = chosen(Options, given, "load_model")
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
+from functools import wraps
+from typing import Any, ClassVar, ParamSpec, Protocol, TypeVar
+
+from wire.errors import InputError
+
+
+class Dataclass(Protocol):
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Options = TypeVar("Options", bound=Dataclass)
+
+
+def chosen(kind: type[Options], given: Mapping[str, Any], where: str) -> Options:
+    """The dataclass `kind` of options; InputError naming the first that it does not have."""
+    known = [field.name for field in fields(kind)]
+    unknown = next((name for name in given if name not in known), None)
+    if unknown is not None:
+        raise InputError(f"{where} has no option {unknown!r}", next_step=meant(unknown, known))
+    return kind(**given)
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """What to do about a name that is not known."""
+    known = tuple(known)
+    near = difflib.get_close_matches(name, known, n=1)
+    takes = f"It takes {', '.join(known)}" if known else "It takes nothing"
+    return f"Did you mean {near[0]!r}? {takes}" if near else takes
+
+
+def spelt(function: Callable[P, T]) -> Callable[P, T]:
+    """A function whose callers are told by an InputError that they named an argument which it does not have, or forgot
+    one.  What is raised inside of it stays as it is."""
+
+    @wraps(function)
+    def called(*args: P.args, **named: P.kwargs) -> T:
+        try:
+            return function(*args, **named)
+        except TypeError as error:
+            if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
+                raise
+            raise InputError(f"{_what(function)} {_wrong(function, error)}", next_step=_step(function, named)) from None
+
+    return called
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    return [each for each in inspect.signature(function).parameters.values() if each.name != "self"]
+
+
+def _what(function: Callable[..., Any]) -> str:
+    return function.__qualname__.removesuffix(".__init__")
+
+
+def _wrong(function: Callable[..., Any], error: TypeError) -> str:
+    """Python's own words, without the name of the function."""
+    _, _, said = str(error).partition(f"{function.__name__}() ")
+    return said or str(error)
+
+
+def _step(function: Callable[..., Any], named: Mapping[str, Any]) -> str:
+    parameters = _parameters(function)
+    known = [
+        each.name for each in parameters if each.kind is not each.VAR_KEYWORD and each.kind is not each.VAR_POSITIONAL
+    ]
+    unknown = [name for name in named if name not in known]
+    return meant(unknown[0] if unknown else "", known)

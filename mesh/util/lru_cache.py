@@ -1,0 +1,57 @@
+"""LRU cache: values by key, of which those that were asked for last are kept.
+
+It holds for all threads.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+from wire.ir.graph import WireGraph
+
+GRAPHS_COUNT, GRAPHS_BYTES = 128, 256 << 20  # of one function or model, for the shapes it was called with last
+NODE_BYTES = 1 << 10  # of a graph, or of what is made of it; about
+Value = TypeVar("Value")
+
+
+class Latest(Generic[Value]):
+    """At most so many values, of so many bytes in all; the newest is kept whatever its size."""
+
+    def __init__(self, count_max: int, bytes_max: int) -> None:
+        self._count_max = count_max
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._kept: OrderedDict[Hashable, tuple[Value, int]] = OrderedDict()
+        self._lock = threading.RLock()  # what is freed within may ask for something
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def get(self, key: Hashable) -> Value | None:
+        with self._lock:
+            found = self._kept.get(key)
+            if found is None:
+                return None
+            self._kept.move_to_end(key)
+            return found[0]
+
+    def keep(self, key: Hashable, value: Value, size_bytes: int) -> Value:
+        """The value of this key from now on: the one that is kept already, if another thread was quicker."""
+        with self._lock:
+            if key not in self._kept:
+                self._kept[key] = value, size_bytes
+                self._bytes += size_bytes
+            self._kept.move_to_end(key)
+            found, _ = self._kept[key]
+            while len(self._kept) > 1 and (len(self._kept) > self._count_max or self._bytes > self._bytes_max):
+                _, (_, freed_bytes) = self._kept.popitem(last=False)
+                self._bytes -= freed_bytes
+        return found
+
+
+def graph_bytes(graph: WireGraph) -> int:
+    """What a graph takes with its large constants, about."""
+    return len(graph) * NODE_BYTES + sum(array.nbytes for array in graph.blobs.values())
