@@ -90,7 +90,7 @@ RUNS: dict[str, Run] = {
         "damaged inputs for every decoder",
         10_000_000,
         1_000_000,
-        lambda first, count: ("tests/pure/test_fuzz.py", str(count), str(first)),
+        lambda first, count: ("tests/wire/ir/test_fuzz.py", str(count), str(first)),
     ),
 }
 

@@ -137,9 +137,9 @@ HEAD = """\
 * **cpu only**: the planner gives it to cpu workers.
 * **not yet**: it is not there.
 
-`tests/pure/test_array_api.py` makes some 3,900 calls as the standard writes them and compares values, dtypes, shapes
-and refusals with numpy's namespace, and with `array-api-strict` where that is installed.
-`tests/pure/test_strict_sweep.py` makes some 31,000 calls on random inputs, special values and Python scalars, and
+`tests/mesh/numpy/test_array_api.py` makes some 3,900 calls as the standard writes them and compares values, dtypes,
+shapes and refusals with numpy's namespace, and with `array-api-strict` where that is installed.
+`tests/mesh/numpy/test_strict_sweep.py` makes some 31,000 calls on random inputs, special values and Python scalars, and
 compares values, dtypes, shapes, kinds of results and signatures with `array-api-strict`.
 
 What holds for all of it:

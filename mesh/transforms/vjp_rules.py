@@ -11,8 +11,8 @@
 A cotangent has the type of its Tensor exactly; None stands for zero and costs nothing.  Rules are written with
 `mesh.numpy` and `apply`, so they have derivatives and batches themselves.
 
-To add an op: its row here, and its rows in `jvp_rules.py` and `vmap_rules.py`; `tests/pure/test_transform_tables.py`
-asks for them.
+To add an op: its row here, and its rows in `jvp_rules.py` and `vmap_rules.py`;
+`tests/mesh/transforms/test_transform_tables.py` asks for them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What mesh.nn is asked and torch was asked: a name, shapes of random arrays, and keywords.
 
-`tests/golden/make_torch_reference.py` records torch's answers to these; `tests/pure/test_nn_torch.py` compares.  This
-file knows neither.  To add a case: a row, then run the script again.
+`tests/golden/make_torch_reference.py` records torch's answers to these; `tests/mesh/nn/test_nn_torch.py` compares.
+This file knows neither.  To add a case: a row, then run the script again.
 """
 
 from __future__ import annotations

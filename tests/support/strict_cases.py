@@ -2,7 +2,7 @@
 
 `FAMILIES` has a generator of calls for each part of the standard; seeds are names, so every run makes the same calls.
 Special values are infinities, NaN, zeros of both signs, the ends of the integer dtypes and what only 64 bits hold.
-tests/pure/test_strict_sweep.py makes them in `mesh.numpy` and in `array_api_strict`.
+tests/mesh/numpy/test_strict_sweep.py makes them in `mesh.numpy` and in `array_api_strict`.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ The form is that of Shardy's sharding rules (openxla.org/shardy, "Sharding repre
 need-replication factors; compound factors of reshapes), which generalise the per-operator tables of GSPMD (Xu et al.,
 2021, arXiv 2105.04663, section 3.2) and the parallel algorithms of Alpa (Zheng et al., 2022, arXiv 2201.12023, 4.1).
 
-To add an op: a row of ROWS, or of WITHOUT with the reason; `tests/pure/test_factors.py` asks for it.
+To add an op: a row of ROWS, or of WITHOUT with the reason; `tests/wire/sharding/test_factors.py` asks for it.
 """
 
 from __future__ import annotations

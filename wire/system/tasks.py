@@ -3,7 +3,7 @@
 A task that ends in silence leaves those waiting who count on what it was to bring.  So every task of a shell is begun
 here, and says with `failed` which event its failure is; a foreign exception comes as the MeshError it means.  What
 serves for as long as the process does begins again.  No other file of `wire`, `worker` and `coordinator` makes tasks,
-but for those of a TaskGroup, which raises what they raise (`tests/pure/test_static.py`).
+but for those of a TaskGroup, which raises what they raise (`tests/project/test_static.py`).
 """
 
 from __future__ import annotations

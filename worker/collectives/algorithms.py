@@ -4,7 +4,8 @@ Pure, and it moves nothing.  A *program* is what one rank does: its tensor is cu
 *pieces* that fit into a letter, and each piece number goes through the program's *stages* in turn.  `steps` says in
 which order: stage s takes piece p up after stage s - 1 did, while later pieces are still in the stages before, so
 sending, combining and receiving overlap.  Whoever performs a step waits until it can be done, and no two ranks wait for
-each other as long as a mailbox has `LETTERS_MIN` letters (tests/pure/test_collective_algorithms.py plays it).
+each other as long as a mailbox has `LETTERS_MIN` letters (tests/worker/collectives/test_collective_algorithms.py plays
+it).
 
 A `Combine` names the ranks whose values it combines, in that order: ((a + b) + c) + ...  With "exchange", "direct",
 "star" and "chain" the order is that of the ranks, so these four give the same bits, whoever was late; "doubling"

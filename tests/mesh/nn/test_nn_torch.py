@@ -12,7 +12,7 @@ import mesh
 import mesh.numpy as mnp
 from mesh import nn
 
-TORCH = np.load(Path(__file__).parents[1] / "golden" / "torch_nn.npz")
+TORCH = np.load(Path(__file__).parents[2] / "golden" / "torch_nn.npz")
 
 
 def encoder_layer(x: Any, *weights: Any, pre_norm: bool) -> Any:

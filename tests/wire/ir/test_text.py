@@ -14,7 +14,7 @@ from wire.ir.dtypes import BF16, BOOL, F16, F32, F64, DType
 from wire.ir.graph import GraphBuilder, WireGraph
 from wire.ir.text import from_text, to_text
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "graph.txt"
+GOLDEN = Path(__file__).parents[2] / "golden" / "graph.txt"
 
 
 def everything() -> WireGraph:

@@ -18,7 +18,7 @@ from mesh.importers.huggingface.config import DTYPES
 from mesh.importers.huggingface.weights import Weights
 from mesh.models.safetensors import load_safetensors, save_safetensors
 
-GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "huggingface"
+GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "huggingface"
 NAMES = sorted(folder.name for folder in GOLDEN.iterdir() if folder.is_dir())
 OUTPUTS = ("last_hidden_state", "pooler_output", "logits")
 

@@ -141,7 +141,7 @@ def test_weights_are_hashed_and_traced_without_being_read_into_memory(tmp_path: 
     weights = {f"w{number}": np.full((1024, 1024), number, np.float32) for number in range(24)}
     path = saved(tmp_path, model_of(weights))
     words = [sys.executable, "-c", MEASURED, str(path)]
-    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
+    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3])
     hashed, grew_kib = json.loads(done.stdout)
     assert hashed == 24
     assert grew_kib < 24 * 1024, "a quarter of the file"

@@ -14,7 +14,7 @@ import mesh.numpy as mnp
 from mesh import optim, tree
 from mesh.errors import InputError
 
-GOLDEN = Path(__file__).parents[1] / "golden"
+GOLDEN = Path(__file__).parents[2] / "golden"
 RECORDED = {name: np.load(GOLDEN / f"{name}_steps.npz") for name in ("torch", "optax")}
 CLIPS = {"norm": optim.clip_by_global_norm, "value": optim.clip_by_value}
 

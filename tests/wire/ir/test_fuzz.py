@@ -1,7 +1,7 @@
 """Whatever bytes come: every decoder refuses them as it should or takes them for what they are, and keeps no memory.
 
 The default run makes a quarter of a million inputs in all, every decoder its share.
-`python tests/pure/test_fuzz.py COUNT FIRST` makes COUNT, others for every FIRST, and prints what came of them;
+`python tests/wire/ir/test_fuzz.py COUNT FIRST` makes COUNT, others for every FIRST, and prints what came of them;
 `script/test --long fuzz` does that 10^7 times.
 """
 

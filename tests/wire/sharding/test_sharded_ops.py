@@ -18,7 +18,9 @@ from wire.sharding.layout import Axes, Dims
 from wire.sharding.partition import partition
 from worker.cpu import evaluate
 
-SHARDED = sorted(OPS.keys() - WITHOUT.keys() - {"constraint"})  # which names its own grid: test_partition.py
+SHARDED = sorted(
+    OPS.keys() - WITHOUT.keys() - {"constraint"}
+)  # which names its own grid: tests/coordinator/planning/test_partition.py
 WAYS_MAX = 400  # of one case on one grid; of more, that many are tried
 
 

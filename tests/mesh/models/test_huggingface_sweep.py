@@ -25,7 +25,7 @@ from mesh.importers.huggingface.config import Config
 from mesh.importers.huggingface.keys import Only, Same, Used
 from mesh.importers.huggingface.weights import load_weights
 
-GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "huggingface_sweep"
+GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "huggingface_sweep"
 RECORDED = json.loads(GOLDEN.with_suffix(".json").read_text())
 ARRAYS = np.load(GOLDEN.with_suffix(".npz"))
 # Errors of the largest value: numpy and torch add float32 in another order.  The most seen is 2e-6; what is further off

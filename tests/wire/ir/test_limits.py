@@ -1,7 +1,7 @@
 """docs/protocol.md, "Limits": every limit on a graph holds at N - 1 and N and refuses N + 1.
 
-Frames' limits are in test_frames.py, a link's in test_protocol.py, an identity's and the fields' of messages in
-test_frames.py and test_fuzz_messages.py.
+Frames' limits are in tests/wire/protocol/test_frames.py, a link's in tests/wire/protocol/test_protocol.py, an
+identity's and the fields' of messages in tests/wire/protocol/test_frames.py and test_fuzz_messages.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from wire.ir.dtypes import F32, U8
 from wire.ir.graph import GraphBuilder, WireGraph
 from wire.limits import DEFAULT, GIB, KIB, Limits
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 WIDE_OPEN = Limits(**{each.name: 1 << 62 for each in fields(Limits)})  # builds what DEFAULT refuses
 
 
