@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent.parent / "tests"))
-from support.random_graphs import big_graph
+from support.cases.random_graphs import big_graph
 
 from wire.ir.codec import decode_graph, decode_structure, encode_graph
 

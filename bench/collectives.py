@@ -166,8 +166,8 @@ def ours_by_links(chosen: argparse.Namespace) -> Figures:
 
 
 async def by_links(n: int, folder: Path, tls: bool) -> Figures:
+    from support.processes.worker_process import Coordinator, worker
     from support.tls import authority, credentials
-    from support.worker_process import Coordinator, worker
 
     by = authority() if tls else None
     coordinator = Coordinator(member=credentials(folder / "tester", by, "coordinator", mesh="test") if by else None)

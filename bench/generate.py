@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-from support.language import gpt2_folder
+from support.cases.language import gpt2_folder
 
 import mesh
 from mesh import InferenceServer, Mesh

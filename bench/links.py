@@ -32,7 +32,7 @@ import aiohttp
 from aiohttp import WSMsgType, web
 
 sys.path.append(str(Path(__file__).parent.parent / "tests"))
-from support.links import Recorder, node
+from support.machines.links import Recorder, node
 from support.tls import authority, credentials
 
 from wire.errors import MeshError

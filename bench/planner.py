@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-from support.crowd import heartbeat_round
-from support.profiles import device, near, random_profiles, worker
-from support.random_graphs import big_graph, random_graph
+from support.cases.random_graphs import big_graph, random_graph
+from support.machines.profiles import device, near, random_profiles, worker
+from support.simulated.crowd import heartbeat_round
 
 from coordinator.planning.core.profiles import Profiles
 from coordinator.planning.planner import make_plan

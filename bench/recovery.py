@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-from support.random_graphs import big_graph
+from support.cases.random_graphs import big_graph
 
 from coordinator.plan_service.plan_service import MADE_AHEAD
 from mesh import Mesh

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.coordinator_machine import Driver, of
+from support.machines.coordinator_machine import Driver, of
 
 from coordinator.calls import state as s
 from coordinator.calls.step_timeout import PREPARE_S_MIN

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support.coordinator_machine import Driver, of
+from support.machines.coordinator_machine import Driver, of
 
 from coordinator.calls import state as s
 from wire.errors import NodeLost

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from support.coordinator_machine import Driver, of
+from support.machines.coordinator_machine import Driver, of
 
 from coordinator.calls import state as s
 from wire.errors import CompileFailed, DeviceLost, NodeLost

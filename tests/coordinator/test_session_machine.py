@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.session_world import World
+from support.machines.session_world import World
 
 from coordinator.planning.core.profiles import CLIENT
 from coordinator.sessions import events as ev

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from support.session_world import PIECES
+from support.machines.session_world import PIECES
 
 from coordinator.calls.step_timeout import (
     AVOIDED_S,

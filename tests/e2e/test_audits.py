@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.commands import PATIENT_S, wait_for
-from support.faults import WIDTH, tower, weights
+from support.processes.commands import PATIENT_S, wait_for
+from support.processes.faults import WIDTH, tower, weights
 
 from mesh import Mesh
 from mesh.errors import ConfigError

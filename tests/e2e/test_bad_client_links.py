@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.commands import PATIENT_S, Daemon, daemon, environment, jobs, node_states, wait_for
-from support.fault_proxy import DOWN, UP, FaultProxy
+from support.processes.commands import PATIENT_S, Daemon, daemon, environment, jobs, node_states, wait_for
+from support.processes.fault_proxy import DOWN, UP, FaultProxy
 
 import mesh.numpy as mnp
 from mesh import Mesh, errors

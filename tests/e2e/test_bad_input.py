@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.commands import (
+from support.processes.commands import (
     PATIENT_S,
     Daemon,
     client_of,

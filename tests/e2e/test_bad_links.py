@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.commands import PATIENT_S, Daemon, daemon, environment, wait_for
-from support.fault_proxy import DOWN, UP, Conditions, FaultProxy, resets
-from support.faults import EventTap, tower
 from support.meanwhile import meanwhile
+from support.processes.commands import PATIENT_S, Daemon, daemon, environment, wait_for
+from support.processes.fault_proxy import DOWN, UP, Conditions, FaultProxy, resets
+from support.processes.faults import EventTap, tower
 
 import mesh.numpy as mnp
 from mesh import Auto, Mesh, errors

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from support.commands import PATIENT_S, until_they_work
+from support.processes.commands import PATIENT_S, until_they_work
 
 import mesh.numpy as mnp
 from mesh import Array, Mesh, evaluate

@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.commands import COMES_TRUE_S, PATIENT_S, RUN_S, until_by_the_same_plan, until_they_work, wait_for
+from support.processes.commands import COMES_TRUE_S, PATIENT_S, RUN_S, until_by_the_same_plan, until_they_work, wait_for
+from support.processes.worker_process import is_alive
 from support.promised import slowness
-from support.worker_process import is_alive
 
 import mesh.numpy as mnp
 from coordinator.coordinator import Coordinator

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from support.faults import WIDTH, tower, weights
 from support.meanwhile import meanwhile
+from support.processes.faults import WIDTH, tower, weights
 
 from mesh import Mesh
 

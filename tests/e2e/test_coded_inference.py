@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.commands import PATIENT_S
+from support.processes.commands import PATIENT_S
 
 from mesh import Coding, Mesh, errors, nn
 

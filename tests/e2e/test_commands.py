@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.commands import PATIENT_S, Daemon, command, daemon, environment, node_states, run, wait_for
+from support.processes.commands import PATIENT_S, Daemon, command, daemon, environment, node_states, run, wait_for
 
 import mesh.numpy as mnp
 from coordinator.workers.failure_detector import HealthConfig

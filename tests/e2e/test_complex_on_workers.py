@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.adapter import needs_adapter
-from support.commands import PATIENT_S
+from support.processes.commands import PATIENT_S
 
 import mesh
 import mesh.numpy as mnp

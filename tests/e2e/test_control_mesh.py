@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.commands import PATIENT_S, wait_for
-from support.faults import EventTap, strike
+from support.processes.commands import PATIENT_S, wait_for
+from support.processes.faults import EventTap, strike
 
 import mesh.numpy as mnp
 from mesh import Mesh, cond, errors, fori_loop, scan, value_and_grad, while_loop

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.fault_proxy import DOWN, UP, FaultProxy
-from support.links import Recorder, node
+from support.machines.links import Recorder, node
+from support.processes.fault_proxy import DOWN, UP, FaultProxy
 from support.tls import MESH, authority, credentials
 
 from wire.errors import MeshError, NodeLost

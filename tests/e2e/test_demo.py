@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from support.commands import environment, run
+from support.processes.commands import environment, run
 
 from mesh.demo.passages import LEFT_OUT, blocks, passages
 from wire.errors import ConfigError

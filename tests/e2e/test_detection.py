@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.commands import PATIENT_S, daemon, environment
-from support.fault_proxy import DOWN, FaultProxy
-from support.faults import HANGS_S, WIDTH, EventTap, settled, tower, weights
+from support.processes.commands import PATIENT_S, daemon, environment
+from support.processes.fault_proxy import DOWN, FaultProxy
+from support.processes.faults import HANGS_S, WIDTH, EventTap, settled, tower, weights
 
 from mesh import Mesh, errors
 from wire.timeouts import NODE_TIMEOUT_S

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.commands import PATIENT_S, daemon, environment, wait_for
-from support.multicast import needs_multicast
+from support.lan.multicast import needs_multicast
+from support.processes.commands import PATIENT_S, daemon, environment, wait_for
 from support.promised import within
 from support.waiting import until
 

@@ -11,9 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.commands import PATIENT_S, Daemon, asked, command, daemon, environment, node_states, run, wait_for
-from support.lan_mesh import MESH, LanMesh, until
-from support.namespaces import Host, Lan, needs_namespaces
+from support.lan.lan_mesh import MESH, LanMesh, until
+from support.lan.namespaces import Host, Lan, needs_namespaces
+from support.processes.commands import (
+    PATIENT_S,
+    Daemon,
+    asked,
+    command,
+    daemon,
+    environment,
+    node_states,
+    run,
+    wait_for,
+)
 
 from mesh.commands import exit_codes
 

@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.commands import (
+from support.endless import endless
+from support.processes.commands import (
     PATIENT_S,
     RUN_S,
     Daemon,
@@ -35,9 +36,8 @@ from support.commands import (
     run,
     wait_for,
 )
-from support.durable import MESH, attached, free_port, killed_often, workers
-from support.endless import endless
-from support.small_disk import fill, small_disk
+from support.processes.durable import MESH, attached, free_port, killed_often, workers
+from support.processes.small_disk import fill, small_disk
 
 import mesh.numpy as mnp
 from mesh import errors, to_device, trace

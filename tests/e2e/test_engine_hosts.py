@@ -14,9 +14,9 @@ import time
 
 import numpy as np
 import pytest
-from support.commands import PATIENT_S
-from support.faults import WIDTH, tower, weights
-from support.worker_process import children
+from support.processes.commands import PATIENT_S
+from support.processes.faults import WIDTH, tower, weights
+from support.processes.worker_process import children
 
 from mesh import Mesh
 from mesh.errors import NodeLost

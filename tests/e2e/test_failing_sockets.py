@@ -6,9 +6,9 @@ import asyncio
 import errno
 
 import pytest
-from support.failing_calls import SOCKET_ERRORS, each_call, sockets_refuse
-from support.faulty_disk import Fuse
-from support.talking import CONTENT, ENDS_S, Talk, descriptors
+from support.hostile.failing_calls import SOCKET_ERRORS, each_call, sockets_refuse
+from support.hostile.faulty_disk import Fuse
+from support.processes.talking import CONTENT, ENDS_S, Talk, descriptors
 from support.waiting import until
 
 

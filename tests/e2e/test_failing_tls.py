@@ -8,10 +8,10 @@ import socket
 from pathlib import Path
 
 import pytest
-from support.failing_calls import each_call, names_refuse, tls_refuses
-from support.faulty_disk import Fuse, QuickDisk
-from support.links import Recorder, node
-from support.talking import CONTENT, ENDS_S, Talk, descriptors
+from support.hostile.failing_calls import each_call, names_refuse, tls_refuses
+from support.hostile.faulty_disk import Fuse, QuickDisk
+from support.machines.links import Recorder, node
+from support.processes.talking import CONTENT, ENDS_S, Talk, descriptors
 from support.tls import authority, credentials
 from support.waiting import until
 

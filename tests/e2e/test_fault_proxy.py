@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from support.fault_proxy import DOWN, UP, FaultProxy, resets
+from support.processes.fault_proxy import DOWN, UP, FaultProxy, resets
 
 WAIT_S = 120.0
 DATA = random.Random(5).randbytes(300_000)

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.commands import PATIENT_S, wait_for
-from support.faults import PHASES, WIDTH, EventTap, Round, settled, strike, tower, weights
+from support.processes.commands import PATIENT_S, wait_for
+from support.processes.faults import PHASES, WIDTH, EventTap, Round, settled, strike, tower, weights
 
 from mesh import Mesh
 from wire.timeouts import NODE_TIMEOUT_S

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.small_disk import fill, small_disk
+from support.processes.small_disk import fill, small_disk
 
 from coordinator.jobs.journal import Entry, Journal
 from wire.errors import NotDurable

@@ -21,9 +21,9 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from numpy.typing import NDArray
+from support.processes.worker_process import Coordinator, Fleet, gone, worker
 from support.ranks import HANGS_S
 from support.tls import authority, credentials
-from support.worker_process import Coordinator, Fleet, gone, worker
 
 from wire.errors import DeviceLost, MeshError
 from wire.ir.codec import tensor_bytes

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.commands import COMES_TRUE_S, PATIENT_S
-from support.footprint import footprint
-from support.language import gpt2_folder
+from support.cases.language import gpt2_folder
+from support.processes.commands import COMES_TRUE_S, PATIENT_S
+from support.processes.footprint import footprint
+from support.processes.worker_process import children
 from support.waiting import until
-from support.worker_process import children
 
 import mesh
 from mesh import InferenceServer, Mesh

@@ -15,12 +15,23 @@ import numpy as np
 import psutil
 import pytest
 import pytest_asyncio
+from support.cases.random_graphs import random_graph
 from support.golden import square_sum
-from support.links import node
-from support.random_graphs import random_graph
-from support.raw_client import BINARY, CLOSE, PING, TEXT, RawClient, RawLink, raw_client, raw_link, upgrade, ws_frame
-from support.tampering import graph_bombs, tamper
-from support.worker_process import HANGS_S, Coordinator, WorkerProcess, worker
+from support.hostile.raw_client import (
+    BINARY,
+    CLOSE,
+    PING,
+    TEXT,
+    RawClient,
+    RawLink,
+    raw_client,
+    raw_link,
+    upgrade,
+    ws_frame,
+)
+from support.hostile.tampering import graph_bombs, tamper
+from support.machines.links import node
+from support.processes.worker_process import HANGS_S, Coordinator, WorkerProcess, worker
 
 from wire.errors import GraphError, MeshError, ProtocolError, VersionMismatch, WrongMesh
 from wire.ir.codec import decode_graph, hash_bytes

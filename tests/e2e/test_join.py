@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from support.faulty_disk import QuickDisk
-from support.links import Recorder
+from support.hostile.faulty_disk import QuickDisk
+from support.machines.links import Recorder
 from support.tls import MESH, Card, card
 from support.tls import authority as new_ca
 from support.tls import credentials as identity_of

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from support.adapter import needs_adapter
-from support.commands import PATIENT_S
+from support.processes.commands import PATIENT_S
 
 import mesh.numpy as mnp
 from mesh import Mesh

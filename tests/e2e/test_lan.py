@@ -15,9 +15,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.commands import ROOT, environment
-from support.lan_mesh import LanMesh, Told, errors, until
-from support.namespaces import Host, Lan, needs_namespaces
+from support.lan.lan_mesh import LanMesh, Told, errors, until
+from support.lan.namespaces import Host, Lan, needs_namespaces
+from support.processes.commands import ROOT, environment
 
 from coordinator.authority.audit_log import read_events
 from wire.security.join_port import NOT_ASKED
@@ -128,7 +128,9 @@ def test_a_worker_of_another_mesh_stays_in_its_own(tmp_path: Path) -> None:
 def test_an_imposter_hears_no_secret_and_keeps_nobody_out(tmp_path: Path) -> None:
     with serving(tmp_path, 3) as (mesh, (host, bad)):
         key = discovery_key(parse_token(mesh.token).pin)
-        imposter = Told(run(bad, tmp_path / "said", "support.imposter", key.hex(), str(tmp_path)), tmp_path / "said")
+        imposter = Told(
+            run(bad, tmp_path / "said", "support.hostile.imposter", key.hex(), str(tmp_path)), tmp_path / "said"
+        )
         until(lambda: "ready" in imposter.lines())
         until(lambda: any("announced itself but did not join" in line for line in mesh.coordinator.lines()))
         until(lambda: [event.partition(":")[0] for event in refusals(mesh, bad)] == ["imposter"])
@@ -185,10 +187,10 @@ def flood_beside(folder: Path, words: str, joins: int, arguments: tuple[str, ...
         token = mesh.coord("token", "create", "--uses", str(joins))["token"]
         coordinator = psutil.Process(mesh.coordinator.process.pid)
         before = most = coordinator.memory_info().rss
-        flooding = run(host, folder / "flood", "support.flood", mesh.host.address, "1000000000", words)
+        flooding = run(host, folder / "flood", "support.hostile.flood", mesh.host.address, "1000000000", words)
         time.sleep(1.5)
         joining = Told(
-            run(host, folder / "joins", "support.joiner", mesh.host.address, str(joins), token=token), folder
+            run(host, folder / "joins", "support.processes.joiner", mesh.host.address, str(joins), token=token), folder
         )
         while joining.process.poll() is None:
             most = max(most, coordinator.memory_info().rss)
@@ -213,7 +215,10 @@ def flood(folder: Path, connects: int, arguments: tuple[str, ...] = ()) -> dict[
         before = coordinator.memory_info().rss
         count = str(connects // len(strangers))
         floods = [
-            Told(run(each, folder / each.namespace, "support.flood", mesh.host.address, count), folder / each.namespace)
+            Told(
+                run(each, folder / each.namespace, "support.hostile.flood", mesh.host.address, count),
+                folder / each.namespace,
+            )
             for each in strangers
         ]
         began_s = time.monotonic()

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
-from support.lan_caller import LanCaller
-from support.lan_mesh import LanMesh, Told, until
-from support.namespaces import Host, Lan, needs_namespaces, needs_rate_limit
+from support.lan.lan_caller import LanCaller
+from support.lan.lan_mesh import LanMesh, Told, until
+from support.lan.namespaces import Host, Lan, needs_namespaces, needs_rate_limit
 
 pytestmark = needs_namespaces
 HEALTHY, DEAD = "healthy", "dead"

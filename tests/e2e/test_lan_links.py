@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.lan_node import LanNode
-from support.namespaces import Lan, needs_namespaces, needs_rate_limit
+from support.lan.lan_node import LanNode
+from support.lan.namespaces import Lan, needs_namespaces, needs_rate_limit
 from support.tls import authority, credentials
 
 from wire.limits import MIB

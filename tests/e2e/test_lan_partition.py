@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.lan_caller import LanCaller
-from support.lan_mesh import LanMesh, until
-from support.lan_watcher import LanWatcher
-from support.namespaces import Host, Lan, needs_namespaces
+from support.lan.lan_caller import LanCaller
+from support.lan.lan_mesh import LanMesh, until
+from support.lan.lan_watcher import LanWatcher
+from support.lan.namespaces import Host, Lan, needs_namespaces
 
 pytestmark = needs_namespaces
 HEALTHY, SUSPECT, DEAD = "healthy", "suspect", "dead"

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.commands import COMES_TRUE_S, command, environment, run, wait_for
-from support.launching import runs
+from support.processes.commands import COMES_TRUE_S, command, environment, run, wait_for
+from support.processes.launching import runs
 
 from mesh.commands.coord import parser
 from mesh.commands.exit_codes import UNREACHABLE, code_of

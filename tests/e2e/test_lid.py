@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.commands import wait_for
-from support.worker_process import children
+from support.processes.commands import wait_for
+from support.processes.worker_process import children
 
 from mesh import Mesh
 from mesh import numpy as mnp

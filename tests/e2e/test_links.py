@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from support.commands import PATIENT_S, daemon, environment, wait_for
-from support.refusing import dialling_only
+from support.processes.commands import PATIENT_S, daemon, environment, wait_for
+from support.processes.refusing import dialling_only
 
 import mesh.numpy as mnp
 from mesh import Mesh

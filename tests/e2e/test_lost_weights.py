@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.commands import COMES_TRUE_S, PATIENT_S
+from support.processes.commands import COMES_TRUE_S, PATIENT_S
 
 import mesh.numpy as mnp
 from mesh import Mesh, errors, load, trace

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from support.mdns_node import MdnsNode
-from support.namespaces import Host, Lan, needs_namespaces
+from support.lan.mdns_node import MdnsNode
+from support.lan.namespaces import Host, Lan, needs_namespaces
 
 pytestmark = needs_namespaces
 KEY = secrets.token_hex(32)

@@ -12,8 +12,8 @@ import tracemalloc
 from collections.abc import AsyncIterator
 
 import pytest
-from support.mdns import advert, send
-from support.multicast import needs_multicast
+from support.hostile.mdns import advert, send
+from support.lan.multicast import needs_multicast
 from zeroconf import IPVersion, ServiceInfo
 from zeroconf.asyncio import AsyncZeroconf
 

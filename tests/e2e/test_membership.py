@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.commands import Daemon, daemon, environment, node_states, run, wait_for
-from support.durable import free_port
-from support.links import Recorder
+from support.machines.links import Recorder
+from support.processes.commands import Daemon, daemon, environment, node_states, run, wait_for
+from support.processes.durable import free_port
 from support.promised import within
 
 from coordinator.authority.authority import Authority

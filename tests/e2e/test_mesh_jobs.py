@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from support.commands import PATIENT_S, until_by_the_same_plan, until_they_work
 from support.endless import endless
-from support.worker_process import children
+from support.processes.commands import PATIENT_S, until_by_the_same_plan, until_they_work
+from support.processes.worker_process import children
 
 import mesh.numpy as mnp
 from mesh import AsyncMesh, Mesh, errors, trace

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.adapter import needs_adapter
-from support.commands import PATIENT_S, until_they_work
+from support.processes.commands import PATIENT_S, until_they_work
 from support.rounding import MINILM_MAX
 
 import mesh.numpy as mnp

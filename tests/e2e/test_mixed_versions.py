@@ -18,7 +18,7 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-from support.commands import PATIENT_S, ROOT, RUN_S, Daemon, daemon, environment, node_states, run, wait_for
+from support.processes.commands import PATIENT_S, ROOT, RUN_S, Daemon, daemon, environment, node_states, run, wait_for
 
 import mesh.numpy as mnp
 from mesh import Auto, Mesh, errors

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from support.commands import PATIENT_S, until_by_the_same_plan, until_they_work
+from support.processes.commands import PATIENT_S, until_by_the_same_plan, until_they_work
 from support.rounding import RECORDED, allowed_of_model, assert_rounds_alike
 
 import mesh

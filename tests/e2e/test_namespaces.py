@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.launching import runs
-from support.namespaces import DEVICE, Host, Lan, needs_namespaces, needs_rate_limit
+from support.lan.namespaces import DEVICE, Host, Lan, needs_namespaces, needs_rate_limit
+from support.processes.launching import runs
 
 pytestmark = needs_namespaces
 SUPPORT = Path(__file__).resolve().parents[1]
@@ -191,7 +191,7 @@ def test_nothing_is_left_behind_even_by_a_test_that_fails() -> None:
 
 
 def test_what_a_killed_process_left_goes_when_the_next_begins() -> None:
-    code = "from support.namespaces import Lan; import sys; print(Lan(1).__enter__().switch); sys.stdin.read()"
+    code = "from support.lan.namespaces import Lan; import sys; print(Lan(1).__enter__().switch); sys.stdin.read()"
     environment = {**os.environ, "PYTHONPATH": str(SUPPORT), "PYTHONUNBUFFERED": "1"}
     words, pipe = [sys.executable, "-c", code], subprocess.PIPE
     with subprocess.Popen(words, env=environment, stdin=pipe, stdout=pipe, text=True) as killed:

@@ -1,7 +1,7 @@
 """The light models of the package `onnx`, cut over three real workers, equal onnxruntime within 1e-3.
 
 Each runs as it is shipped, where all weights of a layer are one number, and with random weights.  What onnxruntime
-gives was recorded by tests/support/onnx_runtime_cases.py.
+gives was recorded by tests/support/cases/onnx_runtime_cases.py.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 pytest.importorskip("onnx", reason="the extra `onnx` is not installed")
 
-from support import light_models
-from support.onnx_runtime_cases import LIGHT
+from support.cases import light_models
+from support.cases.onnx_runtime_cases import LIGHT
 
 import mesh
 from mesh import Mesh

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.lan_mesh import LanMesh, until
-from support.namespaces import Lan, needs_namespaces, needs_rate_limit
+from support.lan.lan_mesh import LanMesh, until
+from support.lan.namespaces import Lan, needs_namespaces, needs_rate_limit
 
 pytestmark = needs_namespaces
 COORDINATOR = "coordinator"

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.commands import PATIENT_S
-from support.pipelines import MODELS
+from support.cases.pipelines import MODELS
+from support.processes.commands import PATIENT_S
 
 from mesh import DistributedTrainer, Mesh, Pipeline, optim, tree
 from mesh.training import Callback, StepReport

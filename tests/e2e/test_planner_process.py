@@ -8,7 +8,7 @@ import signal
 
 import numpy as np
 import pytest
-from support.profiles import device, near, worker
+from support.machines.profiles import device, near, worker
 
 from coordinator.plan_service import planner_client
 from coordinator.plan_service.planner_client import PlannerProcess

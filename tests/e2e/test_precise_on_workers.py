@@ -1,12 +1,12 @@
-"""Numbers of 64 bits keep them on the way to a worker and back: the rows of support/precise_cases.py."""
+"""Numbers of 64 bits keep them on the way to a worker and back: the rows of tests/support/cases/precise_cases.py."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-from support.commands import PATIENT_S
-from support.precise_cases import C, F, I, U, check_all, graphs
+from support.cases.precise_cases import C, F, I, U, check_all, graphs
+from support.processes.commands import PATIENT_S
 
 import mesh.numpy as mnp
 from docs.tools.array_api_page import REALISED

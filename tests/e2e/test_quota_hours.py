@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.faults import WIDTH, EventTap, tower, weights
-from support.quota import NoQuota, burner, cpu_quota
-from support.worker_process import children
+from support.processes.faults import WIDTH, EventTap, tower, weights
+from support.processes.quota import NoQuota, burner, cpu_quota
+from support.processes.worker_process import children
 
 from mesh import Mesh
 

@@ -10,9 +10,9 @@ import time
 from collections.abc import Mapping
 
 import pytest
-from support.commands import PATIENT_S
+from support.cases.random_graphs import RandomGraph, random_graph
 from support.compare import same_bits
-from support.random_graphs import RandomGraph, random_graph
+from support.processes.commands import PATIENT_S
 
 from mesh import Mesh
 from worker.cpu import evaluate

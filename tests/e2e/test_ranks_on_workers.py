@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import unlike_ranks
-from support.commands import COMES_TRUE_S, PATIENT_S, until_by_the_same_plan
-from support.spmd_cases import CASES
+from support.cases import unlike_ranks
+from support.cases.spmd_cases import CASES
+from support.processes.commands import COMES_TRUE_S, PATIENT_S, until_by_the_same_plan
 
 from mesh import (
     DataParallel,

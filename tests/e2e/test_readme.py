@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.commands import PATIENT_S, RUN_S, daemon, environment, node_states, run, wait_for
 from support.documents import document
+from support.processes.commands import PATIENT_S, RUN_S, daemon, environment, node_states, run, wait_for
 
 README = document("README.md")
 EXAMPLES = README.code_blocks("python")

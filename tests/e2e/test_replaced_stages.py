@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.commands import PATIENT_S
-from support.language import gpt2_folder
+from support.cases.language import gpt2_folder
+from support.processes.commands import PATIENT_S
+from support.processes.worker_process import HANGS_S, worker
 from support.waiting import until
-from support.worker_process import HANGS_S, worker
 
 import mesh
 from mesh import AsyncInferenceServer, Mesh

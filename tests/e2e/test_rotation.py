@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.commands import ROOT, daemon, environment, node_states, run, wait_for
-from support.links import Recorder
+from support.machines.links import Recorder
+from support.processes.commands import ROOT, daemon, environment, node_states, run, wait_for
 from support.tls import credentials
 
 from coordinator.authority.audit_log import verify
@@ -120,7 +120,7 @@ def test_a_process_that_is_killed_in_the_middle_of_it_leaves_a_mesh_that_works(t
         step += 1
         folder = tmp_path / str(step)
         member = Authority(folder, MESH).admit_here(new_key().public, "worker", "desk")
-        words = [sys.executable, "-m", "support.dying_rotation", str(folder), MESH, str(step)]
+        words = [sys.executable, "-m", "support.processes.dying_rotation", str(folder), MESH, str(step)]
         done = subprocess.run(words, env={**os.environ, "PYTHONPATH": path}, capture_output=True, timeout=60.0)
         after = Authority(folder, MESH)
         number = after.rotation().number

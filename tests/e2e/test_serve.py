@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.commands import (
+from support.endless import endless
+from support.processes.commands import (
     PATIENT_S,
     RUN_S,
     Daemon,
@@ -32,7 +33,6 @@ from support.commands import (
     until_they_work,
     wait_for,
 )
-from support.endless import endless
 
 import mesh.numpy as mnp
 from mesh import AsyncMesh, Mesh, errors, trace

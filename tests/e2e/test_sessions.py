@@ -9,11 +9,11 @@ import sys
 
 import numpy as np
 import pytest
-from support.commands import COMES_TRUE_S, PATIENT_S
-from support.footprint import footprint, shared_files
-from support.training import batch, first_state, train
+from support.cases.training import batch, first_state, train
+from support.processes.commands import COMES_TRUE_S, PATIENT_S
+from support.processes.footprint import footprint, shared_files
+from support.processes.worker_process import children
 from support.waiting import until
-from support.worker_process import children
 
 from mesh import Mesh, tree
 

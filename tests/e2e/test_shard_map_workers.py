@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.commands import PATIENT_S
-from support.shard_cases import CASES, Case
+from support.cases.shard_cases import CASES, Case
+from support.processes.commands import PATIENT_S
 
 import mesh
 import mesh.numpy as mnp

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from support.commands import PATIENT_S
-from support.worker_process import children
+from support.processes.commands import PATIENT_S
+from support.processes.worker_process import children
 
 import mesh.numpy as mnp
 from mesh import DataParallel, DistributedTrainer, FullySharded, Mesh, Strategy, optim

@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from support.commands import (
+from support.endless import endless
+from support.processes.commands import (
     PATIENT_S,
     Daemon,
     asked,
@@ -28,7 +29,6 @@ from support.commands import (
     run,
     wait_for,
 )
-from support.endless import endless
 from support.promised import within
 
 import mesh.numpy as mnp

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from support.fault_proxy import FaultProxy
-from support.links import Recorder, node
+from support.machines.links import Recorder, node
+from support.processes.fault_proxy import FaultProxy
 
 from wire.limits import DEFAULT, MIB
 from wire.link.endpoint import Socket

@@ -15,8 +15,8 @@ import numpy as np
 import psutil
 import pytest
 from numpy.typing import NDArray
-from support.faults import tower
-from support.slowing import slowed
+from support.processes.faults import tower
+from support.processes.slowing import slowed
 
 from mesh import Mesh
 

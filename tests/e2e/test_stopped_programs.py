@@ -20,16 +20,16 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from support.by_seed import asked
-from support.commands import Daemon, daemon, environment, node_states, wait_for
-from support.fault_proxy import FaultProxy
-from support.stopped_program import digest
-from support.training import batch, first_state, train
+from support.cases.training import batch, first_state, train
+from support.processes.commands import Daemon, daemon, environment, node_states, wait_for
+from support.processes.fault_proxy import FaultProxy
+from support.processes.stopped_program import digest
 
 from mesh import Mesh
 from wire.addresses import parse_address
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGSTOP")
-PROGRAM = Path(__file__).parent.parent / "support" / "stopped_program.py"
+PROGRAM = Path(__file__).parent.parent / "support" / "processes" / "stopped_program.py"
 SOON_S = 2.0  # from SIGCONT to the next step that is done, on a machine with nothing else to do
 ANSWER_S = 120.0  # for a line of the program, whatever else the machine does
 KINDS = ("buddy", "coded", "coded 1 of 3", "checkpoint", "none")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.commands import daemon, environment, wait_for
-from support.fake_logind import MISSING, FakeLogind
+from support.processes.commands import daemon, environment, wait_for
+from support.processes.fake_logind import MISSING, FakeLogind
 
 from mesh import Mesh
 from mesh import numpy as mnp

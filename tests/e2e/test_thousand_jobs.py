@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 import pytest
 from support.adapter import needs_adapter
-from support.commands import Daemon, client_of, daemon, environment, node_states, wait_for
 from support.endless import endless
-from support.footprint import Asked, Footprint, Told, asking, files_in, footprint, per_job, shared_files
-from support.worker_process import children
+from support.processes.commands import Daemon, client_of, daemon, environment, node_states, wait_for
+from support.processes.footprint import Asked, Footprint, Told, asking, files_in, footprint, per_job, shared_files
+from support.processes.worker_process import children
 
 import mesh.numpy as mnp
 from mesh import Mesh, errors, trace

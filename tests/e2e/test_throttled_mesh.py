@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.commands import PATIENT_S, daemon, environment
+from support.processes.commands import PATIENT_S, daemon, environment
 
 import mesh.numpy as mnp
 from mesh import Mesh

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from support.worker_process import Coordinator, worker
+from support.processes.worker_process import Coordinator, worker
 
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.commands import PATIENT_S
-from support.training import first_state, loss_of
+from support.cases.training import first_state, loss_of
+from support.processes.commands import PATIENT_S
 
 from mesh import DistributedTrainer, Mesh, optim, tree
 from mesh.training import Callback, StepReport

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 import pytest
 from support.by_seed import asked, run_seeds
-from support.footprint import MEMORY_FOLDER, open_files
-from support.training import loss_of_rows as loss
+from support.cases.training import loss_of_rows as loss
+from support.processes.footprint import MEMORY_FOLDER, open_files
 
 from mesh import DataParallel, DistributedTrainer, FullySharded, Mesh, Pipeline, TensorParallel, optim, tree
 from mesh.errors import DeviceLost, MeshError, NodeLost, PlacementError

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from support.links import Recorder, node
+from support.machines.links import Recorder, node
 from support.waiting import until
 
 from wire.errors import (
@@ -516,7 +516,7 @@ async def echo_process(*arguments: str) -> AsyncIterator[tuple[asyncio.subproces
     folder = Path(__file__).parent.parent
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        str(folder / "support" / "echo_node.py"),
+        str(folder / "support" / "processes" / "echo_node.py"),
         *arguments,
         stdout=asyncio.subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (folder.parent, folder)))},

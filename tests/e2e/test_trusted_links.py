@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from aiohttp import web
-from support.flood import hello
-from support.links import Recorder, node
+from support.hostile.flood import hello
+from support.machines.links import Recorder, node
 from support.tls import MESH, authority, credentials
 
 from wire.errors import ConnectFailed, MeshError, NotTrusted

@@ -9,8 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.commands import PATIENT_S, Daemon, daemon, environment, node_states, run, until_they_work, wait_for
-from support.multicast import needs_multicast
+from support.lan.multicast import needs_multicast
+from support.processes.commands import (
+    PATIENT_S,
+    Daemon,
+    daemon,
+    environment,
+    node_states,
+    run,
+    until_they_work,
+    wait_for,
+)
 
 from mesh import Mesh, errors
 from mesh.commands import exit_codes

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from processors import VARIANTS, environment, has
-from support.commands import Daemon, daemon
-from support.commands import environment as own_folders
+from support.processes.commands import Daemon, daemon
+from support.processes.commands import environment as own_folders
 from support.rounding import Recorded, allowed, assert_rounds_alike, traced
 
 import mesh.numpy as mnp

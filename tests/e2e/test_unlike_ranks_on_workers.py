@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.commands import PATIENT_S, daemon, environment
-from support.unlike_ranks import X, Y, program, shared
+from support.cases.unlike_ranks import X, Y, program, shared
+from support.processes.commands import PATIENT_S, daemon, environment
 
 from mesh import Mesh, PartitionSpec, Ranks
 from wire.passes.unroll_spmd import unroll

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.commands import daemon, environment
-from support.fault_proxy import DOWN, UP, FaultProxy
-from support.faults import WIDTH, EventTap, tower, weights
+from support.processes.commands import daemon, environment
+from support.processes.fault_proxy import DOWN, UP, FaultProxy
+from support.processes.faults import WIDTH, EventTap, tower, weights
 
 from mesh import Mesh
 from wire.timeouts import PRESETS

@@ -12,8 +12,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
-from support.commands import Daemon, asked, command, daemon, environment, job_log, node_states, run, wait_for
 from support.endless import endless
+from support.processes.commands import Daemon, asked, command, daemon, environment, job_log, node_states, run, wait_for
 
 from mesh import trace
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from support.commands import RUN_S, environment
+from support.processes.commands import RUN_S, environment
 
 PROGRAM = """
 import sys

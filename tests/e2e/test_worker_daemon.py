@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from numpy.typing import NDArray
+from support.processes.worker_process import HANGS_S, Coordinator, Fleet, gone, worker
 from support.waiting import latest
-from support.worker_process import HANGS_S, Coordinator, Fleet, gone, worker
 
 from wire.errors import (
     BlobMissing,

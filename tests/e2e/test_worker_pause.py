@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from support.commands import daemon, environment, node_states, wait_for
-from support.worker_process import gone, worker
+from support.processes.commands import daemon, environment, node_states, wait_for
+from support.processes.worker_process import gone, worker
 
 from mesh.commands import coord, exit_codes
 from mesh.commands import worker as worker_command

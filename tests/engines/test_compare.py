@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.cases.op_cases import cases
 from support.compare import assert_close, magnitude_of, same_bits
-from support.op_cases import cases
 
 from wire.ir.dtypes import BF16, F16, F32, F64, I32, DType, dtype_of
 

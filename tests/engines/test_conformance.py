@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 from support.adapter import needs_adapter
+from support.cases.op_cases import PROGRAMS, ROWS, Case, cases
+from support.cases.random_graphs import random_graph
 from support.compare import assert_close, magnitude_of
 from support.node_by_node import judge
-from support.op_cases import PROGRAMS, ROWS, Case, cases
-from support.random_graphs import random_graph
 
 from wire.errors import GraphError, Unsupported
 from wire.ir.dtypes import BOOL, BY_NAME, I32, U32

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.adapter import needs_adapter
-from support.control_programs import VARIABLES, Plain, Traced, program
+from support.cases.control_programs import VARIABLES, Plain, Traced, program
 
 import mesh
 from wire.ir.codec import decode_graph

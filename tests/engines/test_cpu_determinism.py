@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.op_cases import PROGRAMS, cases
-from support.random_graphs import random_graph
-from support.values import ordinary
+from support.cases.op_cases import PROGRAMS, cases
+from support.cases.random_graphs import random_graph
+from support.cases.values import ordinary
 
 import mesh.numpy as mnp
 from mesh import nn, remat, trace_full, value_and_grad, vjp

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.cases.values import any_bits, ordinary
 from support.compare import same_bits
-from support.values import any_bits, ordinary
 
 from wire.errors import ExecuteFailed, InputError, MeshError, OutOfMemory
 from wire.ir.dtypes import BOOL, DTYPES, F32, F64, DType

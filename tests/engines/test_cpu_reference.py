@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from support.cases.op_cases import PROGRAMS, ROWS, cases
+from support.cases.random_graphs import random_graph
+from support.cases.references import REFERENCES, reference, threefry2x32
 from support.compare import assert_close, magnitude_of
-from support.op_cases import PROGRAMS, ROWS, cases
-from support.random_graphs import random_graph
-from support.references import REFERENCES, reference, threefry2x32
 
 from wire.ir.dtypes import C128, DTYPES, F64, DType
 from wire.ir.ops import LEAVES, OPS, Tolerance, tolerance_for

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from support.adapter import needs_adapter
-from support.failing_calls import Refusing, each_call
-from support.faulty_disk import Fuse
+from support.hostile.failing_calls import Refusing, each_call
+from support.hostile.faulty_disk import Fuse
 
 from wire.errors import CompileFailed, DeviceLost, EngineError, ExecuteFailed, OutOfMemory
 from wire.ir.dtypes import F32

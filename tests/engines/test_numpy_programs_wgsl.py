@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.adapter import needs_adapter
-from support.numpy_programs import ON_WGSL, agree, as_function, random_program, run_in_step
+from support.cases.numpy_programs import ON_WGSL, agree, as_function, random_program, run_in_step
 
 import mesh
 from wire.errors import Unsupported

@@ -1,4 +1,4 @@
-"""The importer gives what onnxruntime gives, as recorded by tests/support/onnx_runtime_cases.py."""
+"""The importer gives what onnxruntime gives, as recorded by tests/support/cases/onnx_runtime_cases.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("onnx", reason="the extra `onnx` is not installed")
 
-from support.onnx_runtime_cases import OPS, OPSET, TRIED, VERSIONS, model_of, named, values
+from support.cases.onnx_runtime_cases import OPS, OPSET, TRIED, VERSIONS, model_of, named, values
 from support.rounding import RECORDED as ORACLES
 from support.rounding import allowed, assert_rounds_alike
 

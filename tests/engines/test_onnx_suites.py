@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 pytest.importorskip("onnx", reason="the extra `onnx` is not installed")
 
-from support.damaged_onnx import damaged
-from support.onnx_cases import OPEN, SUITES, Case, cases, graphs, judge, listed, reason_of
+from support.cases.damaged_onnx import damaged
+from support.cases.onnx_cases import OPEN, SUITES, Case, cases, graphs, judge, listed, reason_of
 
 import mesh
 from wire.errors import MeshError, Unsupported

@@ -11,7 +11,7 @@ from support.adapter import needs_adapter
 
 pytest.importorskip("onnx", reason="the extra `onnx` is not installed")
 
-from support.onnx_cases import SUITES, Case, cases, graphs, judge, listed
+from support.cases.onnx_cases import SUITES, Case, cases, graphs, judge, listed
 
 from wire.ir.graph import WireGraph
 from worker.engine.protocol import Engine

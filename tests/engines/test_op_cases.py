@@ -1,7 +1,7 @@
 """The cases that engines are tested with cover the whole op table."""
 
 import pytest
-from support.op_cases import PROGRAMS, ROWS, cases
+from support.cases.op_cases import PROGRAMS, ROWS, cases
 
 from wire.errors import GraphError
 from wire.ir.dtypes import DTYPES, DType, dtype_of

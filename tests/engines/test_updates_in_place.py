@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.control_cases import graph_of, siblings
-from support.op_cases import ROWS, cases
-from support.random_graphs import random_graph
+from support.cases.control_cases import graph_of, siblings
+from support.cases.op_cases import ROWS, cases
+from support.cases.random_graphs import random_graph
 
 from wire.errors import Cancelled
 from wire.ir.dtypes import BOOL, F32, I32

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.adapter import needs_adapter
-from support.control_cases import graph_of
-from support.op_cases import cases
+from support.cases.control_cases import graph_of
+from support.cases.op_cases import cases
 
 import mesh
 import mesh.numpy as mnp

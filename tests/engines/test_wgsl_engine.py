@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.adapter import needs_adapter
+from support.cases.values import special
 from support.compare import assert_close
-from support.values import special
 
 import mesh
 import mesh.numpy as mnp

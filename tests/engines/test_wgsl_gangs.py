@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from support.adapter import needs_adapter
+from support.cases.spmd_cases import CASES
+from support.cases.unlike_ranks import X, Y, drawn, program
 from support.part_costs import part_costs
 from support.rank_parts import by_ranks
-from support.spmd_cases import CASES
-from support.unlike_ranks import X, Y, drawn, program
 
 from wire.errors import ExecuteFailed
 from wire.ir.dtypes import F32, I32

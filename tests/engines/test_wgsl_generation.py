@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.adapter import needs_adapter
-from support.language import GOLDEN, golden_model
+from support.cases.language import GOLDEN, golden_model
 
 from mesh.core.array import handle_array
 from mesh.functions.step_trace import Stepping

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.op_cases import ROWS, cases
-from support.random_graphs import random_graph
+from support.cases.op_cases import ROWS, cases
+from support.cases.random_graphs import random_graph
 
 import mesh
 import mesh.numpy as mnp

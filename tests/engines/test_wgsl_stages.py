@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from support.adapter import needs_adapter
-from support.pipelines import alike, case
+from support.cases.pipelines import alike, case
 
 from coordinator.planning.planner import make_plan
 from mesh import Pipeline

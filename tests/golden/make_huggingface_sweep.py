@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from support import huggingface_cases, huggingface_reference
+from support.cases import huggingface_cases, huggingface_reference
 
 from mesh.importers.huggingface import KINDS
 

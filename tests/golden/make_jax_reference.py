@@ -1,4 +1,5 @@
-"""Records what jax says of the derivatives of tests/support/whole_functions.py, in tests/golden/jax_derivatives.npz.
+"""Records what jax says of the derivatives of tests/support/cases/whole_functions.py, in
+tests/golden/jax_derivatives.npz.
 
     PYTHONPATH=tests python tests/golden/make_jax_reference.py     # in an environment with jax and numpy
 
@@ -12,7 +13,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from support.whole_functions import WHOLE, figures
+from support.cases.whole_functions import WHOLE, figures
 
 if __name__ == "__main__":
     jax.config.update("jax_enable_x64", True)

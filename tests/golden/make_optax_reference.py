@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from support.optim_cases import CASES, SCHEDULES, STEPS, OptimCase, first_params, pull, row
+from support.cases.optim_cases import CASES, SCHEDULES, STEPS, OptimCase, first_params, pull, row
 
 jax.config.update("jax_enable_x64", True)
 

@@ -1,4 +1,4 @@
-"""Records what torch answers to the cases of tests/support/nn_cases.py, in tests/golden/torch_nn.npz.
+"""Records what torch answers to the cases of tests/support/cases/nn_cases.py, in tests/golden/torch_nn.npz.
 
     PYTHONPATH=tests python tests/golden/make_torch_reference.py     # in an environment with torch and numpy
 
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from support.nn_cases import CASES
+from support.cases.nn_cases import CASES
 
 
 def by_rank(name: str) -> Callable[..., Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from support.optim_cases import CASES, STEPS, OptimCase, first_params, pull, row
+from support.cases.optim_cases import CASES, STEPS, OptimCase, first_params, pull, row
 
 OPTIMISERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 CLIPS = {"norm": torch.nn.utils.clip_grad_norm_, "value": torch.nn.utils.clip_grad_value_}

@@ -1,6 +1,7 @@
 """Numbers of 64 bits keep them on every way into a tensor: every function of the Array API standard equals numpy's.
 
-The rows are in support/precise_cases.py; tests/e2e/test_precise_on_workers.py sends the same rows to a worker.
+The rows are in tests/support/cases/precise_cases.py; tests/e2e/test_precise_on_workers.py sends the same rows to a
+worker.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from support.array_api_cases import Call
-from support.precise_cases import CASES, WAYS, F, I, U, check, check_all, graphs, results
+from support.cases.array_api_cases import Call
+from support.cases.precise_cases import CASES, WAYS, F, I, U, check, check_all, graphs, results
 
 import mesh
 import mesh.numpy as mnp

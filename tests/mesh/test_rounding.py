@@ -118,7 +118,7 @@ def test_what_only_moves_and_chooses_is_exact() -> None:
 
 def test_a_model_whose_norms_are_off_by_a_ten_thousandth_is_not_the_model() -> None:
     """Also where the library computed in f32, and through all layers."""
-    from support.language import MODELS
+    from support.cases.language import MODELS
 
     ids = np.arange(3, 11, dtype=np.int32)[None]
     model = mesh.load(MODELS / "llama")

@@ -53,7 +53,7 @@ def test_what_fails_as_one_processor_fails_the_run(monkeypatch: pytest.MonkeyPat
 
 
 def test_workers_of_tests_inherit_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from support.commands import environment as of_daemons
+    from support.processes.commands import environment as of_daemons
 
     from mesh.backends.local_workers import environment as of_local
 

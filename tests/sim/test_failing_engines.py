@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import cast
 
 import pytest
-from support.failing_calls import Refusing, each_call
-from support.faulty_disk import Fuse
-from support.sim_machine import FORGIVEN_S, job_of
-from support.simulated import simulate
+from support.hostile.failing_calls import Refusing, each_call
+from support.hostile.faulty_disk import Fuse
+from support.simulated.sim_machine import FORGIVEN_S, job_of
+from support.simulated.simulated import simulate
 
 from mesh.simulation.cluster import Cluster
 from mesh.simulation.engine_host import Device

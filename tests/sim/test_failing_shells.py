@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.simulated import simulate
-from support.training import batch, first_state, train
+from support.cases.training import batch, first_state, train
+from support.simulated.simulated import simulate
 
 import coordinator.coordinator
 import coordinator.planning.plan_messages

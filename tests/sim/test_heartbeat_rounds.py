@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.crowd import heartbeat_round
+from support.simulated.crowd import heartbeat_round
 
 CALLS_PER_BEAT_MAX = 20
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.language import GOLDEN, MODELS, golden_model
+from support.cases.language import GOLDEN, MODELS, golden_model
 
 import mesh
 import mesh.numpy as mnp

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.core import seed
 from hypothesis.stateful import run_state_machine_as_test
-from support.link_machine import LinkMachine
+from support.machines.link_machine import LinkMachine
 
 
 def scripts(count: int, steps: int, derandomize: bool = True) -> settings:

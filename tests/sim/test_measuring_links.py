@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from support.links import Recorder, node
+from support.machines.links import Recorder, node
 
 from mesh.simulation.loop import VirtualLoop
 from mesh.simulation.network import SimulatedNetwork

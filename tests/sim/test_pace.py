@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from support.simulated import simulate
+from support.simulated.simulated import simulate
 
 from coordinator.planning.core.program import Program
 from coordinator.planning.faults.migration_cost import GAIN_MIN

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from support.simulated import Job, simulate
+from support.simulated.simulated import Job, simulate
 
 from coordinator.planning.core.profiles import CLIENT, LAN
 from coordinator.workers.link_table import RETRY_S_FIRST, Way

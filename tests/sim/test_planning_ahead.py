@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from support.simulated import chaos_run, simulate
+from support.simulated.simulated import chaos_run, simulate
 
 from coordinator.plan_service import warm_up
 from coordinator.plan_service.plan_service import LOOK_S, MADE_AHEAD, SETTLE_S

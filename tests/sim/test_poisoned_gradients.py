@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.training import first_state
+from support.cases.training import first_state
 
 import mesh.numpy as mnp
 from mesh import DistributedTrainer, Mesh, optim, tree

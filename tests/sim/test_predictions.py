@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from support.simulated import simulate
-from support.towers import layers
+from support.cases.towers import layers
+from support.simulated.simulated import simulate
 
 from coordinator.planning.core.program import Program
 from mesh.simulation.cluster import COORDINATOR, Cluster

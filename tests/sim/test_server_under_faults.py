@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.language import GOLDEN, golden_model
+from support.cases.language import GOLDEN, golden_model
 
 import mesh.numpy as mnp
 from mesh import AsyncInferenceServer, Mesh

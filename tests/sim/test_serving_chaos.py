@@ -11,7 +11,7 @@ from functools import partial
 
 import pytest
 from support.by_seed import asked, run_seeds
-from support.serving_chaos import Trial
+from support.simulated.serving_chaos import Trial
 
 HANGS_S = 240.0  # of real time: no seed takes so long
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.training import batch, first_state, train
+from support.cases.training import batch, first_state, train
 from support.undisturbed import bits, undisturbed
 
 from mesh import Mesh

@@ -8,8 +8,8 @@ from collections.abc import Collection
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.links import Recorder, node
-from support.simulated import simulate
+from support.machines.links import Recorder, node
+from support.simulated.simulated import simulate
 
 from coordinator.calls.state import STALLED_S_MIN
 from coordinator.planning.core.program import Program

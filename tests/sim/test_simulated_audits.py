@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.simulated import Job, simulate
+from support.simulated.simulated import Job, simulate
 
 from mesh.simulation.cluster import Cluster
 from mesh.simulation.engine_host import Device

@@ -9,7 +9,7 @@ import sys
 import time
 
 import pytest
-from support.simulated import chaos_of_ranks, chaos_run, simulate
+from support.simulated.simulated import chaos_of_ranks, chaos_run, simulate
 
 
 @pytest.mark.parametrize("seeds", [range(16), pytest.param(range(16, 2000), marks=pytest.mark.long)], ids=str)

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 
 import pytest
-from support.simulated import Job, simulate
+from support.simulated.simulated import Job, simulate
 
 from coordinator.plan_service.planner_client import AnswersHere
 from coordinator.planning.plan_codec import Asked

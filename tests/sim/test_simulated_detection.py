@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from support.simulated import Job, simulate
+from support.simulated.simulated import Job, simulate
 
 from coordinator.workers.failure_detector import HealthConfig
 from mesh.simulation.cluster import COORDINATOR, Cluster

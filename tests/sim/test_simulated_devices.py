@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.simulated import simulate
+from support.simulated.simulated import simulate
 
 from coordinator.calls.state import STUCK_S_MIN
 from coordinator.calls.step_timeout import PREPARE_S_MIN

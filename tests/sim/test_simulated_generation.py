@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.language import GOLDEN, golden_model, gpt2_folder
+from support.cases.language import GOLDEN, golden_model, gpt2_folder
 
 import mesh
 from mesh import Mesh

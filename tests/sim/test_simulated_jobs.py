@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 
 import pytest
-from support.simulated import ALONE_S, Job
-from support.simulated_jobs import Client, DurableCluster, simulate_durable, submission
+from support.simulated.simulated import ALONE_S, Job
+from support.simulated.simulated_jobs import Client, DurableCluster, simulate_durable, submission
 
 from wire.errors import NodeLost
 from wire.protocol.messages import AskJobs, AwaitJob, CancelJob, Done, JobAccepted, JobResult, Jobs

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
-from support.links import Recorder, node
+from support.machines.links import Recorder, node
 
 from mesh.simulation.loop import Stuck, VirtualLoop
 from mesh.simulation.network import SimulatedNetwork

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from support.simulated import ALONE_S, Job, simulate
+from support.simulated.simulated import ALONE_S, Job, simulate
 from support.waiting import until
 
 from coordinator.workers.views import CallReport

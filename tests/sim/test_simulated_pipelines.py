@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.pipelines import MODELS, largest_difference
+from support.cases.pipelines import MODELS, largest_difference
 
 import mesh
 from mesh import DataParallel, DistributedTrainer, Mesh, Pipeline, optim, tree

@@ -8,8 +8,8 @@ import random
 
 import numpy as np
 import pytest
-from support.simulated import Chaos
-from support.training import batch, first_state, train
+from support.cases.training import batch, first_state, train
+from support.simulated.simulated import Chaos
 from support.undisturbed import bits, undisturbed
 
 from coordinator.delivery.deployer import Deploying

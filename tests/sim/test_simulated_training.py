@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.training import first_state
-from support.training import loss_of_rows as loss
+from support.cases.training import first_state
+from support.cases.training import loss_of_rows as loss
 
 import mesh.numpy as mnp
 from mesh import (

@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from support.profiles import device as profile
-from support.profiles import near, worker
-from support.simulated import simulate
-from support.unlike_ranks import X as UNLIKE_X
-from support.unlike_ranks import Y as UNLIKE_Y
-from support.unlike_ranks import program, shared
+from support.cases.unlike_ranks import X as UNLIKE_X
+from support.cases.unlike_ranks import Y as UNLIKE_Y
+from support.cases.unlike_ranks import program, shared
+from support.machines.profiles import device as profile
+from support.machines.profiles import near, worker
+from support.simulated.simulated import simulate
 
 import mesh
 import mesh.numpy as mnp

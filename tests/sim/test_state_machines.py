@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.core import seed
 from hypothesis.stateful import rule, run_state_machine_as_test
-from support.sim_machine import CallingMesh, DurableMesh, FaultyMesh, worker
+from support.simulated.sim_machine import CallingMesh, DurableMesh, FaultyMesh, worker
 
 MACHINES = (CallingMesh, DurableMesh)
 

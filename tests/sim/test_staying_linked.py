@@ -7,8 +7,8 @@ import random
 from collections.abc import Awaitable, Callable
 
 import pytest
-from support.links import Recorder, node
-from support.simulated import simulate as simulate_mesh
+from support.machines.links import Recorder, node
+from support.simulated.simulated import simulate as simulate_mesh
 from support.waiting import until
 
 from mesh.simulation.cluster import COORDINATOR, PORT, Cluster

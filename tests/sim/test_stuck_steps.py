@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.training import batch, first_state, train
+from support.cases.training import batch, first_state, train
 
 import mesh.numpy as mnp
 from coordinator.calls.step_timeout import PREPARE_S_MIN

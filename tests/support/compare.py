@@ -18,7 +18,7 @@ from wire.ir.dtypes import F64, PARTS, DType
 from wire.ir.ops import EXACT, Tolerance, tolerance_for
 from worker.cpu import evaluate
 
-from .op_cases import PROGRAMS, Case
+from .cases.op_cases import PROGRAMS, Case
 
 EITHER_ZERO = frozenset({"max", "min", "reduce_max", "reduce_min", "cummax", "cummin"})
 SUMS = frozenset({"reduce_sum", "cumsum", "dot", "conv", "scatter"})  # magnitude: the op itself over absolute values

@@ -14,9 +14,9 @@ if __name__ == "__main__":
     sys.path += [str(ROOT), str(ROOT / "tests")]
 
 import numpy as np  # noqa: E402
-from support import coordinator_machine as coordinator  # noqa: E402
-from support import profiles  # noqa: E402
-from support import worker_machine as worker  # noqa: E402
+from support.machines import coordinator_machine as coordinator  # noqa: E402
+from support.machines import profiles  # noqa: E402
+from support.machines import worker_machine as worker  # noqa: E402
 
 from coordinator.calls import state as s  # noqa: E402
 from coordinator.calls.error_context import explain, lost_node  # noqa: E402

@@ -16,8 +16,8 @@ from wire.ir.ops import LEAVES
 from worker.cpu import evaluate
 from worker.engine.protocol import Engine
 
+from .cases.op_cases import Case
 from .compare import assert_close, magnitude_of
-from .op_cases import Case
 
 Tensors = Mapping[str, NDArray[Any]]
 

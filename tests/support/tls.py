@@ -19,7 +19,7 @@ from wire.security.credentials import Credentials
 from wire.security.join_protocol import Admitted, Grant
 from wire.security.tls import TLSFiles
 
-from .faulty_disk import QuickDisk
+from .hostile.faulty_disk import QuickDisk
 
 MESH = "home"
 

@@ -10,7 +10,7 @@ import numpy as np
 from mesh import Mesh, tree
 from mesh.backends.config import MeshConfig
 
-from .training import batch, first_state, train
+from .cases.training import batch, first_state, train
 
 
 def bits(state: Any) -> list[bytes]:

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.control_cases import CASES, graph_of, siblings
-from support.op_cases import cases
-from support.random_graphs import random_graph
+from support.cases.control_cases import CASES, graph_of, siblings
+from support.cases.op_cases import cases
+from support.cases.random_graphs import random_graph
 
 from wire.ir.dtypes import F16
 from wire.ir.graph import GraphBuilder, WireGraph

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.failing_calls import NO_ROOM, each_call, system_refuses
+from support.hostile.failing_calls import NO_ROOM, each_call, system_refuses
 
 from wire.errors import MeshError
 from wire.ir.codec import hash_bytes

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from support.failing_calls import NO_ROOM, Refusing, each_call, system_refuses
-from support.faulty_disk import Fuse
+from support.hostile.failing_calls import NO_ROOM, Refusing, each_call, system_refuses
+from support.hostile.faulty_disk import Fuse
 
 from wire.errors import BlobMissing, DeviceLost, OutOfMemory, from_fields
 from wire.ir.codec import hash_array

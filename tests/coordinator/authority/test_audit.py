@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.faulty_disk import FaultyDisk, Fuse, QuickDisk
+from support.hostile.faulty_disk import FaultyDisk, Fuse, QuickDisk
 
 from coordinator.authority.audit_log import FIRST, TEXT_MAX, AuditLog, Verdict, read_events, verify
 from wire.errors import ConfigError

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.faulty_disk import FaultyDisk, Fuse, QuickDisk
+from support.hostile.faulty_disk import FaultyDisk, Fuse, QuickDisk
 
 from coordinator.authority.audit_log import read_events, verify
 from coordinator.authority.authority import Authority

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from support.faulty_disk import FaultyDisk, Fuse, QuickDisk
+from support.hostile.faulty_disk import FaultyDisk, Fuse, QuickDisk
 from support.tls import MESH, Pair
 
 from coordinator.authority.audit_log import read_events, verify

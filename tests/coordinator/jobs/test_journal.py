@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.faulty_disk import FaultyDisk, Fuse, QuickDisk, faulty_connect, quick_connect
+from support.hostile.faulty_disk import FaultyDisk, Fuse, QuickDisk, faulty_connect, quick_connect
 
 from coordinator.jobs.journal import DEAD_ROWS_MIN, FORGOTTEN, Entry, Journal
 from wire.errors import ConfigError, JournalDamaged, NotDurable

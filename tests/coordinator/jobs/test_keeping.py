@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.faulty_disk import FaultyDisk, Fuse, QuickDisk, quick_connect
+from support.hostile.faulty_disk import FaultyDisk, Fuse, QuickDisk, quick_connect
 
 from coordinator.jobs import content_files as contents
 from coordinator.jobs.job_store import IN_ENTRY_BYTES_MAX, Content, Found, Keeper

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.profiles import device, near, random_profiles, worker
-from support.random_graphs import random_graph
+from support.cases.random_graphs import random_graph
+from support.machines.profiles import device, near, random_profiles, worker
 
 from coordinator.planning.contingency import DEATHS_MAX, PROGRAMS_MAX, Ahead, Use
 from coordinator.planning.core.profiles import Link, Profiles

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.profiles import device, near, worker
-from support.run_plan import run_plan
-from support.towers import layers
-from support.training import batch, first_state, train
+from support.cases.towers import layers
+from support.cases.training import batch, first_state, train
+from support.machines.profiles import device, near, worker
+from support.machines.run_plan import run_plan
 
 import mesh
 import mesh.numpy as mnp

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 from support.brute_force import best_of_all
-from support.profiles import alike_profiles, device, near, random_profiles, worker
-from support.random_graphs import big_graph, random_graph
+from support.cases.random_graphs import big_graph, random_graph
+from support.machines.profiles import alike_profiles, device, near, random_profiles, worker
 
 import mesh
 import mesh.numpy as mnp

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.control_cases import graph_of, siblings
-from support.profiles import device, worker
-from support.run_plan import run_plan
+from support.cases.control_cases import graph_of, siblings
+from support.machines.profiles import device, worker
+from support.machines.run_plan import run_plan
 
 import mesh
 from coordinator.planning.core.cost_model import CostModel

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.profiles import DISPATCH_S, device, near, worker
-from support.random_graphs import random_graph
+from support.cases.random_graphs import random_graph
+from support.machines.profiles import DISPATCH_S, device, near, worker
 
 from coordinator.planning.core.cost_model import CostModel
 from coordinator.planning.core.profiles import SAME_HOST, Profiles

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from support.profiles import device, worker
-from support.random_graphs import random_graph
+from support.cases.random_graphs import random_graph
+from support.machines.profiles import device, worker
 
 from coordinator.planning.core.plan import FromParam
 from coordinator.planning.core.profiles import CLIENT, Link, Profiles

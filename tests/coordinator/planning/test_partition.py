@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.layouts import FOUR, PAIR, SQUARE, THREE, layouts
+from support.cases.layouts import FOUR, PAIR, SQUARE, THREE, layouts
 
 import mesh
 import mesh.numpy as mnp

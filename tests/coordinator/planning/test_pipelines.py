@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.pipelines import KINDS, MODELS, ROWS, alike, case, largest_difference, layers
-from support.profiles import device, near, worker
-from support.run_plan import run_plan
+from support.cases.pipelines import KINDS, MODELS, ROWS, alike, case, largest_difference, layers
+from support.machines.profiles import device, near, worker
+from support.machines.run_plan import run_plan
 
 import mesh
 import mesh.numpy as mnp

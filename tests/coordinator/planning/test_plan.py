@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import numpy as np
-from support.profiles import NARROW, device, near, worker
+from support.machines.profiles import NARROW, device, near, worker
 
 from coordinator.planning.core.plan import Plan
 from coordinator.planning.planner import make_plan

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from support.cases.random_graphs import big_graph, random_graph
 from support.compare import same_bits
-from support.profiles import NARROW, alike_profiles, device, near, random_profiles, worker
-from support.random_graphs import big_graph, random_graph
-from support.run_plan import memory_by_device, run_plan
+from support.machines.profiles import NARROW, alike_profiles, device, near, random_profiles, worker
+from support.machines.run_plan import memory_by_device, run_plan
 
 from coordinator.planning.core.cost_model import CostModel, needs
 from coordinator.planning.core.liveness import DUPLICATED

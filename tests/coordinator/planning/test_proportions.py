@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.profiles import device, near, worker
+from support.machines.profiles import device, near, worker
 
 import mesh.numpy as mnp
 from coordinator.planning.core.plan import Plan

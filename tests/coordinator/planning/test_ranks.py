@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.control_cases import siblings
-from support.profiles import device, near, worker
-from support.rank_programs import rank_program
-from support.run_plan import run_plan
-from support.spmd_cases import CASES, on_grid
+from support.cases.control_cases import siblings
+from support.cases.rank_programs import rank_program
+from support.cases.spmd_cases import CASES, on_grid
+from support.machines.profiles import device, near, worker
+from support.machines.run_plan import run_plan
 
 from coordinator.planning import plan_messages
 from coordinator.planning.core.plan import FromInput, FromParam, FromPart, Pieces, Plan, Window

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from support.profiles import device, near, worker
-from support.towers import layers
+from support.cases.towers import layers
+from support.machines.profiles import device, near, worker
 
 from coordinator.planning.core.plan import Plan
 from coordinator.planning.core.profiles import CLIENT, Link

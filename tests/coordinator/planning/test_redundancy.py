@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.profiles import device, near, worker
+from support.machines.profiles import device, near, worker
 
 from coordinator.planning.core.plan import Plan
 from coordinator.planning.core.profiles import SAME_HOST, Profiles

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from support.profiles import device, near, worker
+from support.machines.profiles import device, near, worker
 
 from coordinator.planning.core.plan import Plan
 from coordinator.planning.core.profiles import Profiles

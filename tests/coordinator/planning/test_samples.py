@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.profiles import device, near, worker
-from support.random_graphs import random_graph
-from support.run_plan import run_plan
+from support.cases.random_graphs import random_graph
+from support.machines.profiles import device, near, worker
+from support.machines.run_plan import run_plan
 
 from coordinator.planning import plan_messages
 from coordinator.planning.core.plan import Audit, FromPart

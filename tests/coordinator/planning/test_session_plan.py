@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.profiles import device, near, worker
-from support.training import batch, first_state, train
+from support.cases.training import batch, first_state, train
+from support.machines.profiles import device, near, worker
 
 from coordinator.planning.core.memory_check import memory_by_site
 from coordinator.planning.core.plan import FromPart, FromState, Plan

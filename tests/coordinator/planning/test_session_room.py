@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.profiles import device, near, worker
+from support.machines.profiles import device, near, worker
 
 from coordinator.planning.core.plan import Plan
 from coordinator.planning.core.profiles import Profiles

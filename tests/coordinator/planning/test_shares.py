@@ -6,9 +6,9 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from support.profiles import device, near, worker
-from support.run_plan import run_plan
-from support.towers import layers
+from support.cases.towers import layers
+from support.machines.profiles import device, near, worker
+from support.machines.run_plan import run_plan
 
 from coordinator.planning.core.profiles import Profiles
 from coordinator.planning.planner import make_plan

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.profiles import device, near, worker
-from support.run_plan import run_plan
+from support.machines.profiles import device, near, worker
+from support.machines.run_plan import run_plan
 
 from coordinator.planning.core.plan import FromInput, FromParam, Plan
 from coordinator.planning.planner import make_plan

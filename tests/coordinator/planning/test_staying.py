@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from support.compare import same_bits
-from support.profiles import device, near, worker
-from support.run_plan import run_plan
+from support.machines.profiles import device, near, worker
+from support.machines.run_plan import run_plan
 
 from coordinator.planning.core.plan import Plan
 from coordinator.planning.core.profiles import Profiles

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.profiles import device, near, worker
-from support.run_plan import run_plan
+from support.machines.profiles import device, near, worker
+from support.machines.run_plan import run_plan
 
 import mesh
 from coordinator.planning.core.plan import FromParam, Plan

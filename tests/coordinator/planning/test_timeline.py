@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.profiles import device, near, random_profiles, worker
-from support.random_graphs import random_graph
+from support.cases.random_graphs import random_graph
+from support.machines.profiles import device, near, random_profiles, worker
 
 from coordinator.planning.core.profiles import Profiles
 from coordinator.planning.core.timeline import timeline

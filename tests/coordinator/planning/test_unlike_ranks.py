@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.profiles import EVERYTHING, NARROW, device, near, worker
-from support.run_plan import run_plan
-from support.unlike_ranks import X, Y, drawn, program, shared
+from support.cases.unlike_ranks import X, Y, drawn, program, shared
+from support.machines.profiles import EVERYTHING, NARROW, device, near, worker
+from support.machines.run_plan import run_plan
 
 import mesh
 import mesh.numpy as mnp

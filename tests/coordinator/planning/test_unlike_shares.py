@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.training import first_state as first_weights
-from support.training import loss_of_rows as loss
+from support.cases.training import first_state as first_weights
+from support.cases.training import loss_of_rows as loss
 
 import mesh.numpy as mnp
 from mesh import optim, random, tree

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.profiles import device, near, worker
+from support.machines.profiles import device, near, worker
 
 from coordinator.delivery.input_sender import RUN_BYTES_MAX, given, run_step, with_run
 from coordinator.delivery.param_slices import Slices

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from support.profiles import device, near, worker
+from support.machines.profiles import device, near, worker
 
 from coordinator.planning.core.plan import Plan
 from coordinator.planning.core.profiles import Profiles

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from support.profiles import device, near, worker
+from support.machines.profiles import device, near, worker
 
 from coordinator.planning.core.plan import Gang, Part, Plan
 from coordinator.workers.straggler_detector import BASE_S, LEARNT_MIN, SEEN_MIN, SLOWNESS_MAX, WINDOW, Stragglers

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.faulty_disk import QuickDisk
+from support.hostile.faulty_disk import QuickDisk
 
 from coordinator.jobs.content_files import Contents
 from wire.ir.codec import hash_bytes

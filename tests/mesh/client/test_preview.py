@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.profiles import device, near, worker
-from support.towers import layers
+from support.cases.towers import layers
+from support.machines.profiles import device, near, worker
 
 import mesh
 from coordinator.planning.core.profiles import Profiles

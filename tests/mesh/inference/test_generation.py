@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.language import GOLDEN, golden_model, gpt2_folder, with_bytes
+from support.cases.language import GOLDEN, golden_model, gpt2_folder, with_bytes
 
 import mesh
 from mesh.errors import InputError

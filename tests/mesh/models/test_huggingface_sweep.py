@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import huggingface_cases
-from support.huggingface_cases import MAIN, Case
+from support.cases import huggingface_cases
+from support.cases.huggingface_cases import MAIN, Case
 from support.rounding import RECORDED as ROUNDINGS
 from support.rounding import allowed_of_model
 
@@ -223,7 +223,7 @@ def test_no_param_is_dead(model_type: str, tmp_path: Path) -> None:
 def test_transformers_itself_says_the_same(model_type: str, tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     pytest.importorskip("transformers", reason="transformers is not installed")
-    from support import huggingface_reference
+    from support.cases import huggingface_reference
 
     for place, case in enumerate(huggingface_cases.cases(model_type, kinds_of_keys(model_type))):
         shapes = huggingface_reference.shapes_of(case)

@@ -14,7 +14,7 @@ pytest.importorskip("onnx", reason="the extra `onnx` is not installed")
 
 import onnx
 from onnx import TensorProto, helper, numpy_helper
-from support import light_models
+from support.cases import light_models
 
 import mesh
 from mesh.commands.graph_argument import read_graph, read_program

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.language import golden_model
+from support.cases.language import golden_model
 
 import mesh
 from mesh import nn

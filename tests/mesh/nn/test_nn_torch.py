@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.nn_cases import CASES, NnCase
+from support.cases.nn_cases import CASES, NnCase
 from support.rounding import RECORDED, allowed, assert_rounds_alike, traced
 
 import mesh

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.optim_cases import CASES, SCHEDULES, STEPS, OptimCase, first_params, pull, row
+from support.cases.optim_cases import CASES, SCHEDULES, STEPS, OptimCase, first_params, pull, row
 from support.rounding import RECORDED as ORACLES
 from support.rounding import allowed, assert_rounds_alike, traced
 

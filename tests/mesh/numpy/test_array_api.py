@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import array_api_cases, array_api_matrices
-from support.array_api_cases import COMPLEX, EVERY, Call
+from support.cases import array_api_cases, array_api_matrices
+from support.cases.array_api_cases import COMPLEX, EVERY, Call
 
 import mesh
 import mesh.numpy as mnp

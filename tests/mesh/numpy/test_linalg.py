@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.profiles import device, worker
+from support.machines.profiles import device, worker
 
 import mesh
 import mesh.numpy as mnp

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.numpy_programs import STEPS, check, random_program
+from support.cases.numpy_programs import STEPS, check, random_program
 
 
 def test_random_programs_equal_numpy() -> None:

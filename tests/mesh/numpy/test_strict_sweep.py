@@ -1,6 +1,7 @@
 """mesh.numpy against array-api-strict on random inputs: values, dtypes, shapes, kinds of results, and signatures.
 
-The calls are in support/strict_cases.py.  What differs on purpose is in `docs/tools/array_api_page.py`, and named here.
+The calls are in tests/support/cases/strict_cases.py.  What differs on purpose is in `docs/tools/array_api_page.py`, and
+named here.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import Any
 import array_api_strict as strict
 import numpy as np
 import pytest
-from support.array_api_cases import Call
-from support.strict_cases import COMPLEX, FAMILIES, FLOATS, INTEGERS
+from support.cases.array_api_cases import Call
+from support.cases.strict_cases import COMPLEX, FAMILIES, FLOATS, INTEGERS
 
 import mesh.numpy as mnp
 from docs.tools.array_api_page import STANDARD

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.commands import COMES_TRUE_S
-from support.launching import runs
+from support.processes.commands import COMES_TRUE_S
+from support.processes.launching import runs
 from support.waiting import until
 
 from mesh.commands.coord import parser

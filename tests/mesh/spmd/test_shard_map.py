@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.shard_cases import CASES, Case
+from support.cases.shard_cases import CASES, Case
 
 import mesh
 import mesh.numpy as mnp

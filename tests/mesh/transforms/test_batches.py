@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.cases.op_cases import ROWS, Example
+from support.cases.smooth_cases import SMOOTH
 from support.differences import numbers
-from support.op_cases import ROWS, Example
-from support.smooth_cases import SMOOTH
 
 import mesh
 import mesh.numpy as mnp

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.op_cases import Case, cases
+from support.cases.op_cases import Case, cases
 
 import mesh
 import mesh.numpy as mnp

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.cases.smooth_cases import SMOOTH, Smooth
 from support.differences import Numbers, along, assert_close, inner, numbers
-from support.smooth_cases import SMOOTH, Smooth
 
 from mesh.core.array import Array, apply
 from mesh.numpy import asarray

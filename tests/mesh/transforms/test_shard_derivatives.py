@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.cases.shard_cases import CASES, Case
 from support.differences import along, assert_close, inner, numbers
-from support.shard_cases import CASES, Case
 
 import mesh
 import mesh.numpy as mnp

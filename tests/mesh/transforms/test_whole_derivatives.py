@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.cases.whole_functions import WHOLE, attention, cross_entropy, derivatives, figures, layer_norm
 from support.rounding import RECORDED as ORACLES
 from support.rounding import allowed, assert_rounds_alike, traced
-from support.whole_functions import WHOLE, attention, cross_entropy, derivatives, figures, layer_norm
 
 import mesh
 import mesh.numpy as mnp

@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from support.mdns import advert
+from support.hostile.mdns import advert
 
 from wire.discovery.announcements import (
     ADDRESSES_MAX,

@@ -12,10 +12,10 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
+from support.cases.random_graphs import big_graph, random_graph
 from support.golden import square_sum
+from support.hostile.tampering import Fields, nested
 from support.promised import WORK_MARGIN, processor_s
-from support.random_graphs import big_graph, random_graph
-from support.tampering import Fields, nested
 
 from wire.errors import (
     AttrError,

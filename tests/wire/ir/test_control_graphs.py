@@ -9,9 +9,9 @@ from dataclasses import replace
 import msgpack
 import numpy as np
 import pytest
-from support.control_cases import graph_of, siblings
-from support.op_cases import cases
-from support.tampering import Fields
+from support.cases.control_cases import graph_of, siblings
+from support.cases.op_cases import cases
+from support.hostile.tampering import Fields
 
 from wire.errors import AttrError, GraphDecodeError, GraphError, LimitExceeded
 from wire.ir.codec import decode_graph

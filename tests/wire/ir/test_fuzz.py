@@ -17,11 +17,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.decoders import DECODERS
-from support.fuzzing import Decoder, Tried, fuzz
 from support.golden import square_sum
+from support.hostile.decoders import DECODERS
+from support.hostile.fuzzing import Decoder, Tried, fuzz
+from support.hostile.tampering import EXTREMES, TEXT_EXTREMES, graph_bombs, message_bombs
 from support.messages import MESSAGES
-from support.tampering import EXTREMES, TEXT_EXTREMES, graph_bombs, message_bombs
 
 from wire.errors import FrameError, GraphError, VersionMismatch
 from wire.ir.codec import decode_graph
@@ -138,7 +138,7 @@ def test_a_bomb_for_the_message_decoder_costs_no_more_than_its_bytes(name: str) 
 def test_an_input_that_breaks_a_decoder_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     (frames,) = (each for each in DECODERS if each.name == "frames")
     assert fuzz(frames, 50, 1) == fuzz(frames, 50, 1), "inputs follow from the seeds"
-    monkeypatch.setattr("support.network_decoders.decode", lambda data: data[99_999])
+    monkeypatch.setattr("support.hostile.network_decoders.decode", lambda data: data[99_999])
     with pytest.raises(IndexError) as told:
         fuzz(frames, 1, 4)
     assert told.value.__notes__[0].startswith("frames, inputs of 4, number 0: b")

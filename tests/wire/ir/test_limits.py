@@ -14,7 +14,7 @@ from pathlib import Path
 import msgpack
 import numpy as np
 import pytest
-from support.tampering import Fields, nested
+from support.hostile.tampering import Fields, nested
 
 from wire.errors import AttrError, GraphDecodeError, GraphError, LimitExceeded
 from wire.ir.codec import decode_graph, encode_graph

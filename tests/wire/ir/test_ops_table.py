@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.control_cases import graph_of
+from support.cases.control_cases import graph_of
 
 from docs.tools.ops_page import FAMILIES, OPERANDS, markdown
 from wire.errors import AttrError, DTypeError, GraphError, LimitExceeded, ShapeError, UnknownOp

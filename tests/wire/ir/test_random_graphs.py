@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from support.random_graphs import big_graph, random_graph
+from support.cases.random_graphs import big_graph, random_graph
 
 from wire.ir.codec import decode_graph
 from wire.ir.dtypes import BY_NAME

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.random_graphs import random_graph
+from support.cases.random_graphs import random_graph
 
 from wire.errors import GraphDecodeError, GraphError, LimitExceeded, ShapeError
 from wire.ir.dtypes import BF16, BOOL, F16, F32, F64, DType

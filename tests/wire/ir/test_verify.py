@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.random_graphs import big_graph, random_graph
+from support.cases.random_graphs import big_graph, random_graph
 
 from wire.errors import AttrError, DTypeError, GraphError, LimitExceeded, ShapeError, UnknownOp
 from wire.ir.dtypes import F32, I32

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from support.links import Pair, joined
+from support.machines.links import Pair, joined
 
 from wire.errors import NodeLost, RemoteError
 from wire.limits import KIB

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.links import Recorder, node
+from support.machines.links import Recorder, node
 
 from mesh.simulation.network import SimulatedNetwork
 from wire.errors import ConfigError

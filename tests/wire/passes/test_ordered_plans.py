@@ -7,8 +7,8 @@ import random
 
 import pytest
 from msgspec.structs import replace
-from support.gang_model import EPOCH, Mesh, Place, Unit
-from support.worker_machine import GRAPH, ME, PEER, Driver, deploy, of, one
+from support.machines.gang_model import EPOCH, Mesh, Place, Unit
+from support.machines.worker_machine import GRAPH, ME, PEER, Driver, deploy, of, one
 
 from wire.errors import InputError
 from wire.protocol.messages import Gang, Member, PartSpec, PlanKey, Target

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.control_cases import CASES
-from support.control_programs import Traced, program
-from support.op_cases import cases
+from support.cases.control_cases import CASES
+from support.cases.control_programs import Traced, program
+from support.cases.op_cases import cases
 
 import mesh
 import mesh.numpy as mnp

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.control_cases import graph_of, siblings
-from support.references import reference
+from support.cases.control_cases import graph_of, siblings
+from support.cases.references import reference
 
 from wire.ir.codec import decode_graph
 from wire.ir.dtypes import I32

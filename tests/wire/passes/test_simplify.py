@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.cases.random_graphs import random_graph
 from support.compare import same_bits
-from support.random_graphs import random_graph
 
 from wire.ir.codec import decode_graph
 from wire.ir.dtypes import BF16, C64, C128, DTYPES, F16, F32, F64, DType

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.cases.unlike_ranks import Body, X, Y, drawn, program, shared
 from support.rank_parts import by_ranks
-from support.unlike_ranks import Body, X, Y, drawn, program, shared
 
 import mesh
 import mesh.numpy as mnp

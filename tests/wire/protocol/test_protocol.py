@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.links import LINK_ID, Pair, joined, node
+from support.machines.links import LINK_ID, Pair, joined, node
 
 import wire.protocol.dial_collision
 import wire.protocol.flow_control

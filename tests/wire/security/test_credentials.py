@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.faulty_disk import FaultyDisk, Fuse, QuickDisk
+from support.hostile.faulty_disk import FaultyDisk, Fuse, QuickDisk
 from support.tls import MESH, Pair
 
 from wire.errors import ConfigError, ConnectFailed, ProtocolError

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.layouts import PAIR, SQUARE, layouts
+from support.cases.layouts import PAIR, SQUARE, layouts
 
 import mesh
 import mesh.numpy as mnp

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-from support.layouts import PAIR, SQUARE
+from support.cases.layouts import PAIR, SQUARE
 
 import mesh
 import mesh.numpy as mnp

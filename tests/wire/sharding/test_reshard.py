@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.layouts import FOUR, GRIDS, PAIR, SQUARE, layouts
+from support.cases.layouts import FOUR, GRIDS, PAIR, SQUARE, layouts
 
 from wire.sharding.layout import Dims, Layout, whole
 from wire.sharding.reshard import (

@@ -8,8 +8,8 @@ from itertools import product
 
 import numpy as np
 import pytest
-from support.layouts import GRIDS, layouts
-from support.sharded_cases import Case, cases
+from support.cases.layouts import GRIDS, layouts
+from support.cases.sharded_cases import Case, cases
 
 from wire.ir.ops import OPS
 from wire.ir.verify import verify
@@ -49,7 +49,7 @@ def check(case: Case, axes: Axes, specs: dict[str, Dims]) -> None:
 def test_sharded_is_local(op: str) -> None:
     """One way per case, another for each case and grid."""
     found = cases(op)
-    assert found, f"{op} has no case in tests/support/sharded_cases.py"
+    assert found, f"{op} has no case in tests/support/cases/sharded_cases.py"
     for case in found:
         rng = random.Random(case.id)
         axes = GRIDS[rng.choice(list(GRIDS))]

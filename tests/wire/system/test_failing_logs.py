@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from support.failing_calls import Refusing, each_call
-from support.faulty_disk import Fuse
+from support.hostile.failing_calls import Refusing, each_call
+from support.hostile.faulty_disk import Fuse
 
 from wire.system.log_ring import LogRing
 

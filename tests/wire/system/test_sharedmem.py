@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from support.links import Recorder, node
+from support.machines.links import Recorder, node
 from support.waiting import until
 
 from wire.errors import BlobCorrupt, BlobMissing, ProtocolError

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
-from support.bridges import MEMBERS, PLAN, Link, Network, prepared, reducing
+from support.machines.bridges import MEMBERS, PLAN, Link, Network, prepared, reducing
 
 from wire.errors import ConnectFailed, OutOfMemory, ProtocolError, StaleGeneration
 from wire.protocol.messages import Gang, Letter, LettersRead, Member, PlanKey

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.bridges import MEMBERS, PLAN, Network, Node, reducing
+from support.machines.bridges import MEMBERS, PLAN, Network, Node, reducing
 from support.ranks import on_wires, wires_in_memory
 from support.tls import MESH, Card, authority, card
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.cases.spmd_cases import CASES, DTYPES
 from support.rank_parts import by_ranks
 from support.ranks import at_once, wires_in_memory
-from support.spmd_cases import CASES, DTYPES
 
 from coordinator.planning.core.profiles import Link, Profiles
 from coordinator.planning.spmd.collective_cost import sending_rates

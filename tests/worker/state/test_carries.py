@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from support.worker_machine import (
+from support.machines.worker_machine import (
     COORD,
     EDGE_IN,
     KEY,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from msgspec.structs import replace as with_fields
-from support.worker_machine import COORD, ME, TO_COORD, WEIGHT, Driver, deploy, part, weight
+from support.machines.worker_machine import COORD, ME, TO_COORD, WEIGHT, Driver, deploy, part, weight
 
 from wire.errors import BlobMissing, Cancelled, ConnectFailed, DeviceLost, ExecuteFailed, MeshError
 from wire.protocol.messages import Carry, Deploy, PartSpec, PlanKey, Source, Target

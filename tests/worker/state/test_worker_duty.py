@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.worker_machine import (
+from support.machines.worker_machine import (
     COORD,
     GRAPH,
     ONE_PART,

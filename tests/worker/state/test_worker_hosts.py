@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.worker_machine import (
+from support.machines.worker_machine import (
     COORD,
     EDGE_IN,
     GRAPH,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.worker_machine import KEY, ONE_PART, TO_COORD, Driver, deploy, of, one, part
+from support.machines.worker_machine import KEY, ONE_PART, TO_COORD, Driver, deploy, of, one, part
 
 from wire.errors import OutOfMemory, from_fields
 from wire.ir.codec import hash_array, tensor_bytes

@@ -6,7 +6,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.worker_machine import COORD, KEY, ME, ONE_PART, SMALL, WEIGHT, Driver, deploy, made, of, one, part, weight
+from support.machines.worker_machine import (
+    COORD,
+    KEY,
+    ME,
+    ONE_PART,
+    SMALL,
+    WEIGHT,
+    Driver,
+    deploy,
+    made,
+    of,
+    one,
+    part,
+    weight,
+)
 
 from wire.errors import Busy, NodeLost, StaleGeneration
 from wire.ir.codec import hash_array, tensor_bytes

@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from support.worker_machine import (
+from support.machines.worker_machine import (
     COORD,
     EDGE_IN,
     GRAPH,
