@@ -44,10 +44,6 @@ Address = tuple[str, int]
 
 async def connect(config: MeshConfig) -> Backend:
     """The backend a builder describes; ConnectFailed naming every node that failed, nothing left running."""
-    if config.simulate is not None:
-        from ..simulation.backend import connect_simulated
-
-        return await connect_simulated(config, config.simulate)
     mesh = config.mesh or default_mesh_name()
     refused: MeshError | None = None
     if config.addresses and await _is_member(mesh, config):

@@ -74,10 +74,8 @@ class AsyncMesh:
     @staticmethod
     async def connect(config: MeshConfig) -> AsyncMesh:
         """Connect to everything in `config`; ConnectFailed names every node that failed."""
-        from ..backends.connect import connect
-
         instance(config, "config of AsyncMesh.connect", MeshConfig)
-        return AsyncMesh(await connect(config), config.copies, config.reproducible)
+        return AsyncMesh(await _backend_of(config), config.copies, config.reproducible)
 
     @property
     def simulation(self) -> Cluster:
@@ -404,3 +402,14 @@ def _start_here(loop: asyncio.AbstractEventLoop, work: Work, inputs: Mapping[str
     outputs = loop.run_in_executor(None, compute)
     outputs.add_done_callback(lambda _: over.set())
     return Started(outputs, lambda: {"seconds": sum(seconds), "reasons": ("computed in this process",)}, outputs.cancel)
+
+
+async def _backend_of(config: MeshConfig) -> Backend:
+    """Real workers or simulated ones, as `config` says; each kind is imported where it is asked for."""
+    if config.simulate is not None:
+        from ..simulation.backend import connect_simulated
+
+        return await connect_simulated(config, config.simulate)
+    from ..backends.connect import connect
+
+    return await connect(config)

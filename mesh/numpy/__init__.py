@@ -11,6 +11,7 @@ To add a function: write it in the module of its kind; it appears here by its mo
 """
 
 import math as _math
+import sys as _sys
 
 from ..core import array as _array
 from . import fft, linalg, random
@@ -145,10 +146,8 @@ from .manipulation import (
     flip,
     matrix_transpose,
     moveaxis,
-    pad,
     permute_dims,
     ravel,
-    repeat,
     reshape,
     roll,
     split,
@@ -237,6 +236,7 @@ from .numpy_extras import (
     vsplit,
     vstack,
 )
+from .padding import pad, repeat
 from .reductions import all, any, argmax, argmin, count_nonzero, max, mean, min, prod, std, sum, var
 from .sets import (
     intersect1d,
@@ -575,4 +575,6 @@ __all__ = [
 ]
 # fmt: on
 
-_array.FUNCTIONS.update({name: globals()[name] for name in __all__}, getitem=_getitem, at=_at)
+_array.FUNCTIONS.update(
+    {name: globals()[name] for name in __all__}, getitem=_getitem, at=_at, namespace=lambda: _sys.modules[__name__]
+)

@@ -18,7 +18,7 @@ from wire.ir.dtypes import C64, C128, F32, F64, I32
 from ..core.array import Array, Operand, apply
 from ..core.array_api_device import check_device
 from ..util.annotation_checks import checked
-from . import complexes, elementwise, manipulation
+from . import complexes, elementwise, manipulation, padding
 from .promotion import asarray, cast, floats, inexact, to_dtype
 from .reductions import normal_axes, normal_axis
 
@@ -242,7 +242,7 @@ def _sized(x: Array, size: int, axis: int) -> Array:
     dim = x.shape[axis]
     if size < dim:
         return x[(slice(None),) * axis + (slice(size),)]
-    return x if size == dim else manipulation.pad(x, [(0, size - dim if at == axis else 0) for at in range(x.ndim)])
+    return x if size == dim else padding.pad(x, [(0, size - dim if at == axis else 0) for at in range(x.ndim)])
 
 
 def _per_length(steps: Array, length: float, dtype: Any, device: Any) -> Array:

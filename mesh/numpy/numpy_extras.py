@@ -18,7 +18,18 @@ from wire.ir.dtypes import I32
 from ..core.array import Array, Operand, apply, renamed
 from ..util.annotation_checks import checked
 from ..util.argument_checks import items, native
-from . import complexes, contraction, creation, elementwise, indexing, linalg, manipulation, reductions, sorting
+from . import (
+    complexes,
+    contraction,
+    creation,
+    elementwise,
+    indexing,
+    linalg,
+    manipulation,
+    padding,
+    reductions,
+    sorting,
+)
 from .manipulation import Shape, concat, expand_dims, reshape, to_shape
 from .promotion import asarray, cast, concrete, floats, inexact, like, operands
 from .reductions import Axis, normal_axes, normal_axis
@@ -168,7 +179,7 @@ def diag(x: Operand, k: int = 0) -> Array:
     if array.ndim != 1:
         raise ShapeError(f"diag needs one or two dimensions, got shape {array.shape}")
     size = array.size + abs(k)
-    wide = manipulation.pad(array, (max(k, 0), max(-k, 0)))
+    wide = padding.pad(array, (max(k, 0), max(-k, 0)))
     chosen = creation.eye(size, k=k, dtype="bool")
     return elementwise.where(chosen, wide, like(0, array))
 
@@ -555,7 +566,7 @@ def convolve(x1: Operand, x2: Operand, mode: str = "full") -> Array:
         raise InputError(f"mode is 'full', 'same' or 'valid', got {mode!r}")
     long, short = (left, right) if left.size >= right.size else (right, left)
     edge = short.size - 1
-    wide = manipulation.pad(long, edge)
+    wide = padding.pad(long, edge)
     starts = np.arange(long.size + edge)[:, None] + np.arange(short.size)
     full = contraction.matmul(indexing.take(wide, starts.astype(np.int32)), manipulation.flip(short))
     if mode == "full":

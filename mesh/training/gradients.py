@@ -14,9 +14,10 @@ import numpy as np
 from wire.errors import InputError, ShapeError
 
 from .. import numpy as mnp
-from .. import random, tree
+from .. import tree
 from ..core.array import Array
 from ..core.call_arguments import check_call
+from ..numpy import random
 from ..numpy.promotion import asarray
 from ..optim.optimiser import wide
 from ..transforms.control_flow import cond, scan

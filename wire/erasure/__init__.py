@@ -1,1 +1,1 @@
-"""Codes over real numbers: a tensor as n shares, of which any k give it back (docs/coding.md)."""
+"""Erasure codes: n shares of which any k give the whole back, over real numbers and over bytes."""
