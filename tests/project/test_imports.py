@@ -6,7 +6,8 @@ It reads source text and runs none of it.  To allow something new, add a row her
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 
 import pytest
 from support.source import PACKAGES, Import, SourceFile, source_files
@@ -17,6 +18,222 @@ BELOW = {
     "worker": frozenset({"wire"}),
     "coordinator": frozenset({"wire"}),
     "mesh": frozenset({"wire"}),
+}
+
+# Within a package: folder, or file of the package itself -> the others of it that it imports, types included.  A folder
+# imports what its row names and nothing else; `wire` itself is what stands in no folder of it.
+DIRECTIONS: dict[str, set[str]] = {
+    # wire
+    "wire": set(),
+    "wire/erasure": {"wire"},
+    "wire/ir": {"wire"},
+    "wire/policy": {"wire"},
+    "wire/protocol": {"wire"},
+    "wire/system": {"wire"},
+    "wire/passes": {"wire", "wire/ir"},
+    "wire/security": {"wire", "wire/system"},
+    "wire/sharding": {"wire", "wire/ir"},
+    "wire/link": {"wire", "wire/ir", "wire/protocol", "wire/security", "wire/system"},
+    "wire/discovery": {"wire", "wire/link", "wire/protocol", "wire/system"},
+    "wire/transfer": {"wire", "wire/ir", "wire/link", "wire/protocol", "wire/system"},
+    # worker
+    "worker/compiler": set(),
+    "worker/engine": set(),
+    "worker/state": set(),
+    "worker/collectives": {"worker/engine"},
+    "worker/wgsl": {"worker/compiler", "worker/engine"},
+    "worker/cpu": {"worker/collectives", "worker/compiler", "worker/engine"},
+    "worker/config.py": {"worker/cpu"},
+    "worker/devices": {"worker/cpu", "worker/engine", "worker/wgsl"},
+    "worker/engine_host": {"worker/collectives", "worker/config.py", "worker/devices", "worker/engine"},
+    "worker/daemon": {
+        "worker/collectives",
+        "worker/config.py",
+        "worker/devices",
+        "worker/engine",
+        "worker/engine_host",
+        "worker/state",
+    },
+    "worker/__main__.py": {"worker/daemon"},
+    # coordinator
+    "coordinator/authority": set(),
+    "coordinator/planning/core": set(),
+    "coordinator/planning/faults": {"coordinator/planning/core"},
+    "coordinator/planning/spmd": {"coordinator/planning/core"},
+    "coordinator/planning/pipeline": {"coordinator/planning/core", "coordinator/planning/spmd"},
+    "coordinator/planning": {
+        "coordinator/planning/core",
+        "coordinator/planning/faults",
+        "coordinator/planning/pipeline",
+        "coordinator/planning/spmd",
+    },
+    "coordinator/workers": {"coordinator/planning", "coordinator/planning/core", "coordinator/planning/faults"},
+    "coordinator/calls": {"coordinator/planning", "coordinator/planning/core", "coordinator/workers"},
+    "coordinator/config.py": {"coordinator/workers"},
+    "coordinator/delivery": {"coordinator/planning", "coordinator/planning/core", "coordinator/workers"},
+    "coordinator/plan_service": {
+        "coordinator/delivery",
+        "coordinator/planning",
+        "coordinator/planning/core",
+        "coordinator/planning/faults",
+        "coordinator/workers",
+    },
+    "coordinator/sessions": {
+        "coordinator/calls",
+        "coordinator/delivery",
+        "coordinator/plan_service",
+        "coordinator/planning",
+        "coordinator/planning/core",
+        "coordinator/planning/faults",
+        "coordinator/planning/spmd",
+        "coordinator/workers",
+    },
+    "coordinator/coordinator.py": {
+        "coordinator/calls",
+        "coordinator/config.py",
+        "coordinator/delivery",
+        "coordinator/plan_service",
+        "coordinator/planning",
+        "coordinator/planning/core",
+        "coordinator/planning/faults",
+        "coordinator/sessions",
+        "coordinator/workers",
+    },
+    "coordinator/jobs": {
+        "coordinator/coordinator.py",
+        "coordinator/planning",
+        "coordinator/planning/core",
+        "coordinator/sessions",
+        "coordinator/workers",
+    },
+    # mesh
+    "mesh/_import_check.py": set(),
+    "mesh/errors.py": set(),
+    "mesh/util": set(),
+    "mesh": {"mesh/_import_check.py"},
+    "mesh/tree.py": {"mesh/util"},
+    "mesh/core": {"mesh/tree.py", "mesh/util"},
+    "mesh/backends": {"mesh/core", "mesh/util"},
+    "mesh/numpy": {"mesh/core", "mesh/util"},
+    "mesh/optim": {"mesh/core", "mesh/numpy", "mesh/tree.py", "mesh/util"},
+    "mesh/scripts": {"mesh/backends", "mesh/tree.py", "mesh/util"},
+    "mesh/simulation": {"mesh/backends", "mesh/core", "mesh/util"},
+    "mesh/tracing": {"mesh/core", "mesh/numpy", "mesh/tree.py", "mesh/util"},
+    "mesh/transforms": {"mesh/core", "mesh/numpy", "mesh/tracing", "mesh/tree.py", "mesh/util"},
+    "mesh/spmd": {"mesh/core", "mesh/tracing", "mesh/transforms", "mesh/tree.py", "mesh/util"},
+    "mesh/collectives.py": {"mesh/core", "mesh/numpy", "mesh/spmd", "mesh/transforms", "mesh/tree.py", "mesh/util"},
+    "mesh/nn": {"mesh/core", "mesh/numpy", "mesh/spmd", "mesh/transforms", "mesh/util"},
+    "mesh/models": {"mesh/core", "mesh/nn", "mesh/numpy", "mesh/tracing", "mesh/util"},
+    "mesh/functions": {"mesh/core", "mesh/models", "mesh/numpy", "mesh/tracing", "mesh/tree.py", "mesh/util"},
+    "mesh/importers": {"mesh/core", "mesh/models", "mesh/nn", "mesh/numpy", "mesh/transforms", "mesh/util"},
+    "mesh/client": {"mesh/backends", "mesh/core", "mesh/functions", "mesh/simulation", "mesh/tree.py", "mesh/util"},
+    "mesh/coding": {"mesh/client", "mesh/core", "mesh/nn", "mesh/numpy", "mesh/tracing", "mesh/tree.py", "mesh/util"},
+    "mesh/demo": {"mesh/client", "mesh/core", "mesh/models", "mesh/nn", "mesh/numpy", "mesh/util"},
+    "mesh/inference": {
+        "mesh/backends",
+        "mesh/client",
+        "mesh/core",
+        "mesh/functions",
+        "mesh/models",
+        "mesh/nn",
+        "mesh/numpy",
+        "mesh/transforms",
+        "mesh/tree.py",
+        "mesh/util",
+    },
+    "mesh/training": {
+        "mesh/client",
+        "mesh/collectives.py",
+        "mesh/core",
+        "mesh/errors.py",
+        "mesh/functions",
+        "mesh/models",
+        "mesh/numpy",
+        "mesh/optim",
+        "mesh/spmd",
+        "mesh/transforms",
+        "mesh/tree.py",
+        "mesh/util",
+    },
+    "mesh/commands": {
+        "mesh/backends",
+        "mesh/client",
+        "mesh/core",
+        "mesh/demo",
+        "mesh/models",
+        "mesh/scripts",
+        "mesh/util",
+    },
+}
+
+# Imports against that direction, inside functions: file -> folder.
+AGAINST = {
+    # Model.generate is a method, and inference is made of models
+    ("mesh/models/model.py", "mesh/inference"),
+    # det and pinv have derivatives of their own, which are made of this namespace
+    ("mesh/numpy/linalg.py", "mesh/transforms"),
+}
+
+# Every import of ours inside a function, by its reason.
+LATE: dict[str, set[str]] = {
+    # Programs begin fast, and need no library of what they do not do.
+    "mesh/backends/connect.py": {"mesh/backends/auto_join.py"},
+    "mesh/backends/enrolment.py": {"coordinator/authority/authority.py", "wire/discovery/mdns.py"},
+    "mesh/client/async_mesh.py": {"mesh/backends/connect.py", "mesh/core/inprocess.py", "mesh/simulation/backend.py"},
+    "mesh/client/builder.py": {"mesh/backends/local_workers.py", "mesh/client/async_mesh.py", "mesh/client/mesh.py"},
+    "mesh/client/mesh.py": {"mesh/simulation/backend.py", "mesh/simulation/loop.py"},
+    "mesh/client/session.py": {"mesh/core/inprocess.py"},
+    "mesh/commands/coord.py": {"mesh/commands/doctor.py", "mesh/commands/serve.py", "mesh/demo/show.py"},
+    "mesh/commands/find_coordinator.py": {"mesh/backends/enrolment.py", "mesh/backends/remote.py"},
+    "mesh/commands/flags.py": {"mesh/backends/config.py", "wire/package.py"},
+    "mesh/commands/launch.py": {"mesh/scripts/hostfile.py", "mesh/scripts/launcher.py"},
+    "mesh/commands/membership.py": {"coordinator/authority/authority.py", "mesh/backends/enrolment.py"},
+    "mesh/commands/remote_verbs.py": {
+        "mesh/backends/remote.py",
+        "mesh/client/plan_preview.py",
+        "mesh/commands/arrays.py",
+        "mesh/commands/graph_argument.py",
+    },
+    "mesh/commands/serve.py": {"mesh/backends/auto_join.py", "wire/discovery/mdns.py"},
+    "mesh/commands/topology.py": {"mesh/client/topology.py"},
+    "mesh/commands/worker.py": {
+        "mesh/backends/enrolment.py",
+        "mesh/commands/pause.py",
+        "mesh/commands/tables.py",
+        "worker/config.py",
+        "worker/daemon/daemon.py",
+        "worker/daemon/environment.py",
+        "worker/daemon/state_folder.py",
+        "worker/devices/registry.py",
+    },
+    "mesh/scripts/world.py": {
+        "mesh/scripts/group.py",
+        "mesh/scripts/listening_ports.py",
+        "mesh/scripts/rank_certificates.py",
+    },
+    "worker/collectives/connector.py": {"wire/security/tls.py"},
+    "worker/daemon/mdns_announcer.py": {"wire/discovery/auto_dialer.py", "wire/discovery/mdns.py"},
+    "worker/devices/registry.py": {"worker/cpu/__init__.py", "worker/wgsl/device.py", "worker/wgsl/engine.py"},
+    # Whoever computes in this process loads an engine, and nobody else.
+    "mesh/core/realise.py": {"mesh/core/inprocess.py"},
+    "mesh/training/worker_group.py": {"mesh/core/inprocess.py"},
+    # Methods of a class, over modules that are made of that class.
+    "mesh/core/array.py": {"mesh/core/realise.py"},
+    "mesh/models/model.py": {"mesh/inference/generate.py", "mesh/inference/replies.py"},
+    "wire/ir/graph.py": {
+        "wire/errors.py",
+        "wire/ir/codec.py",
+        "wire/ir/dtypes.py",
+        "wire/ir/file.py",
+        "wire/ir/text.py",
+    },
+    # Functions of one namespace that need each other.
+    "mesh/importers/jax/rows.py": {"mesh/numpy/promotion.py"},
+    "mesh/numpy/elementwise.py": {"mesh/numpy/complexes.py"},
+    "mesh/numpy/linalg.py": {"mesh/transforms/composite_rules.py"},
+    "mesh/numpy/numpy_extras.py": {"mesh/numpy/dtypes.py"},
+    "mesh/numpy/promotion.py": {"mesh/numpy/manipulation.py"},
+    "mesh/transforms/composite.py": {"mesh/tracing/trace.py", "mesh/transforms/step_list.py"},
 }
 
 # The composition root: the files that make the parts of a program and connect them, and what each may reach.
@@ -77,158 +294,71 @@ EVERYWHERE = {"numpy"}
 STANDARD_DOORS = {"sqlite3": {"coordinator/jobs/journal.py"}, "ssl": {"wire/security/tls.py"}}
 
 # Files that decide and do not act: time, chance, identity and the world arrive as arguments.
-PURE = (
-    "coordinator/planning/pipeline/epilogue.py",
-    "coordinator/planning/contingency.py",
-    "coordinator/planning/spmd/collective_cost.py",
-    "coordinator/planning/auto_strategy.py",
-    "coordinator/planning/core/cost_model.py",
-    "coordinator/planning/plan_messages.py",
-    "coordinator/sessions/elastic.py",
-    "coordinator/calls/events.py",
-    "coordinator/calls/error_context.py",
-    "coordinator/planning/spmd/rank_placement.py",
-    "coordinator/workers/failure_detector.py",
-    "coordinator/jobs/job_table.py",
-    "coordinator/workers/collective_calibration.py",
-    "coordinator/planning/faults/result_tolerance.py",
-    "coordinator/workers/worker_names.py",
-    "coordinator/planning/core/memory_check.py",
-    "coordinator/planning/pipeline/microbatch_loop.py",
-    "coordinator/planning/faults/migration_cost.py",
-    "coordinator/workers/log_lines.py",
-    "coordinator/workers/link_table.py",
-    "coordinator/planning/core/partition.py",
-    "coordinator/planning/core/subgraphs.py",
-    "coordinator/planning/core/device_constraints.py",
-    "coordinator/planning/pipeline/pipeline_planner.py",
-    "coordinator/planning/core/device_map.py",
-    "coordinator/planning/core/plan.py",
-    "coordinator/planning/plan_codec.py",
-    "coordinator/planning/planner.py",
-    "coordinator/planning/core/profiles.py",
-    "coordinator/planning/core/program.py",
-    "coordinator/planning/spmd/load_balance.py",
-    "coordinator/workers/views.py",
-    "coordinator/planning/spmd/rank_programs.py",
-    "coordinator/planning/spmd/rank_planner.py",
-    "coordinator/planning/faults/what_if.py",
+PURE_FOLDERS = (
+    "coordinator/planning/",
+    "wire/erasure/",
+    "wire/passes/",
+    "wire/policy/",
+    "wire/protocol/",
+    "wire/sharding/",
+    "worker/compiler/",
+    "worker/state/",
+)
+PURE_FILES = (
     "coordinator/authority/member_roster.py",
-    "coordinator/planning/faults/result_audit.py",
-    "coordinator/planning/spmd/split_strategies.py",
-    "coordinator/calls/state.py",
-    "coordinator/sessions/copies.py",
-    "coordinator/sessions/steps.py",
-    "coordinator/calls/step_timeout.py",
-    "coordinator/sessions/events.py",
-    "coordinator/planning/spmd/uneven_ranks.py",
-    "coordinator/planning/session_planner.py",
-    "coordinator/sessions/state.py",
-    "coordinator/planning/pipeline/stage_builder.py",
-    "coordinator/planning/pipeline/stage_search.py",
-    "coordinator/workers/straggler_detector.py",
     "coordinator/authority/refusal_log.py",
-    "coordinator/planning/core/timeline.py",
     "coordinator/authority/token_table.py",
-    "coordinator/planning/core/liveness.py",
+    "coordinator/calls/error_context.py",
+    "coordinator/calls/events.py",
+    "coordinator/calls/state.py",
+    "coordinator/calls/step_timeout.py",
+    "coordinator/jobs/job_table.py",
+    "coordinator/sessions/copies.py",
+    "coordinator/sessions/elastic.py",
+    "coordinator/sessions/events.py",
+    "coordinator/sessions/state.py",
+    "coordinator/sessions/steps.py",
+    "coordinator/workers/collective_calibration.py",
+    "coordinator/workers/failure_detector.py",
+    "coordinator/workers/link_table.py",
+    "coordinator/workers/log_lines.py",
+    "coordinator/workers/straggler_detector.py",
+    "coordinator/workers/views.py",
+    "coordinator/workers/worker_names.py",
     "mesh/commands/diagnosis.py",
+    "mesh/inference/continuous_batching.py",
     "mesh/inference/request_batcher.py",
     "mesh/inference/settings.py",
-    "mesh/inference/continuous_batching.py",
     "mesh/util/did_you_mean.py",
     "wire/addresses.py",
-    "wire/protocol/reports.py",
-    "wire/discovery/announcements.py",
-    "wire/link/address_policy.py",
-    "wire/discovery/no_peer_advice.py",
-    "wire/link/backoff.py",
-    "wire/ir/codec.py",
-    "wire/erasure/parity_check.py",
-    "wire/erasure/real_mds.py",
-    "wire/erasure/gf256.py",
-    "wire/policy/redundancy.py",
-    "coordinator/planning/faults/parity_groups.py",
-    "coordinator/planning/faults/redundancy_cost.py",
-    "coordinator/planning/core/reproducible.py",
-    "coordinator/planning/faults/sticky_placement.py",
-    "coordinator/planning/faults/redundancy_memory.py",
-    "coordinator/planning/faults/state_redundancy_memory.py",
-    "worker/state/memory_admission.py",
-    "wire/ir/dtypes.py",
-    "wire/errors.py",
-    "wire/protocol/flow_control.py",
-    "wire/protocol/frames.py",
-    "wire/security/connection_limiter.py",
-    "wire/ir/graph.py",
-    "wire/ir/device_names.py",
-    "wire/ir/grids.py",
-    "wire/security/join_protocol.py",
-    "wire/passes/collective_order.py",
-    "wire/limits.py",
-    "wire/protocol/messages.py",
-    "wire/protocol/compatibility.py",
-    "wire/passes/input_slicing.py",
-    "wire/ir/ops.py",
-    "wire/protocol/dial_collision.py",
-    "wire/policy/batch_shares.py",
-    "wire/protocol/peer.py",
-    "wire/passes/dead_code.py",
-    "wire/ir/matrix_rules.py",
-    "wire/ir/rules.py",
-    "wire/ir/workspace.py",
-    "wire/sharding/annotations.py",
-    "wire/sharding/assignment.py",
-    "wire/sharding/auto.py",
-    "wire/sharding/region_dims.py",
-    "wire/sharding/cost.py",
-    "wire/sharding/rank_emitter.py",
-    "wire/sharding/factors.py",
-    "wire/sharding/layout.py",
-    "wire/sharding/partial_sums.py",
-    "wire/sharding/local_attrs.py",
-    "wire/sharding/decompose.py",
-    "wire/sharding/partition.py",
-    "wire/sharding/op_cost.py",
-    "wire/sharding/program.py",
-    "wire/sharding/propagate.py",
-    "wire/sharding/reshard.py",
-    "wire/sharding/rule.py",
-    "wire/sharding/position_ops.py",
-    "wire/policy/pipeline_schedules.py",
-    "wire/passes/simplify.py",
     "wire/byte_sizes.py",
-    "wire/passes/specialise_ranks.py",
-    "wire/policy/strategies.py",
+    "wire/discovery/announcements.py",
+    "wire/discovery/no_peer_advice.py",
+    "wire/errors.py",
+    "wire/ir/codec.py",
+    "wire/ir/device_names.py",
+    "wire/ir/dtypes.py",
+    "wire/ir/graph.py",
+    "wire/ir/grids.py",
+    "wire/ir/matrix_rules.py",
+    "wire/ir/ops.py",
+    "wire/ir/rules.py",
     "wire/ir/text.py",
-    "wire/timeouts.py",
-    "wire/security/join_tokens.py",
-    "wire/link/throttle.py",
     "wire/ir/types.py",
-    "wire/passes/unroll_spmd.py",
-    "wire/passes/replication.py",
     "wire/ir/verify.py",
-    "wire/protocol/missing_gpu.py",
-    "wire/protocol/versions.py",
+    "wire/ir/workspace.py",
+    "wire/limits.py",
+    "wire/link/address_policy.py",
+    "wire/link/backoff.py",
     "wire/link/sleep_detector.py",
-    "worker/state/carried_state.py",
+    "wire/link/throttle.py",
+    "wire/security/connection_limiter.py",
+    "wire/security/join_protocol.py",
+    "wire/security/join_tokens.py",
+    "wire/timeouts.py",
     "worker/collectives/algorithms.py",
     "worker/cpu/inplace_analysis.py",
-    "worker/state/availability.py",
-    "worker/state/events.py",
-    "worker/state/blob_requests.py",
-    "worker/state/gang_checks.py",
-    "worker/state/early_tensors.py",
-    "worker/compiler/inline_composites.py",
     "worker/engine/donation.py",
-    "worker/state/lost_links.py",
-    "worker/state/device_queue.py",
-    "worker/state/lease.py",
-    "worker/state/deployments.py",
-    "worker/state/device_recovery.py",
-    "worker/state/snapshot_requests.py",
-    "worker/state/worker_state.py",
-    "worker/state/invariants.py",
-    "worker/state/event_log.py",
     "worker/engine_host/watchdog.py",
     "worker/wgsl/canonicalise.py",
     "worker/wgsl/control_schedule.py",
@@ -254,6 +384,12 @@ ALLOWED_IN_PURE = {("wire/ir/codec.py", "sys")}  # sys.byteorder: bytes on the w
 
 FILES = source_files()
 BY_PATH = {file.path: file for file in FILES}
+PURE = tuple(
+    path
+    for path in BY_PATH
+    if path in PURE_FILES or (path.startswith(PURE_FOLDERS) and not path.endswith("__init__.py"))
+)
+SEVERAL = ("worker/wgsl", "mesh/importers")  # with the folders in them, one room
 
 
 def imports() -> Iterator[tuple[SourceFile, Import]]:
@@ -272,6 +408,61 @@ def test_packages_import_one_way() -> None:
         and found.top not in ROOT.get(file.path, set())
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def room(path: str) -> str:
+    """The row of DIRECTIONS that a file belongs to."""
+    folder = path.rpartition("/")[0]
+    if "/" not in folder:
+        return path if folder != "wire" and not path.endswith("__init__.py") else folder
+    return next((each for each in SEVERAL if folder.startswith(each)), folder)
+
+
+def within_packages() -> Iterator[tuple[SourceFile, Import, str]]:
+    """Every import of a file of the same package, and which."""
+    for file, found in imports():
+        if found.top == file.package:
+            for target in found.targets(BY_PATH):
+                yield file, found, target
+
+
+def circle(needs: Mapping[str, set[str]]) -> list[str]:
+    """What needs itself by way of others, if anything does."""
+    try:
+        TopologicalSorter(needs).prepare()
+    except CycleError as found:
+        return list(found.args[1])
+    return []
+
+
+def test_folders_import_what_their_row_names() -> None:
+    seen: dict[str, set[str]] = {room(file.path): set() for file in FILES if not file.path.endswith("__init__.py")}
+    for file, found, target in within_packages():
+        here, there = room(file.path), room(target)
+        if here != there and not (found.deferred and (file.path, there) in AGAINST):
+            seen.setdefault(here, set()).add(there)
+    assert seen == DIRECTIONS
+
+
+def test_no_folder_imports_what_imports_it() -> None:
+    assert not circle(DIRECTIONS)
+
+
+def test_no_file_needs_what_needs_it_to_be_imported() -> None:
+    needs: dict[str, set[str]] = {}
+    for file, found, target in within_packages():
+        if not found.deferred and not found.for_types:
+            needs.setdefault(file.path, set()).add(target)
+    assert not circle(needs)
+
+
+def test_imports_inside_functions_are_listed() -> None:
+    seen: dict[str, set[str]] = {}
+    for file, found in imports():
+        if found.deferred and not found.for_types and found.top in PACKAGES:
+            seen.setdefault(file.path, set()).update(found.targets(BY_PATH))
+    assert seen == LATE
+    assert all(there in {room(each) for each in LATE[path]} for path, there in AGAINST)
 
 
 def test_every_row_of_the_composition_root_is_used() -> None:

@@ -33,6 +33,16 @@ class Import:
         found = [path for name in self.names if (path := f"{base}/{name}.py") in known]
         return found + [path for path in (f"{base}.py",) if path in known]
 
+    def targets(self, known: Mapping[str, object]) -> set[str]:
+        """Which of the `known` paths it names: a module or package taken out of a package, else where the name is."""
+        base = self.module.replace(".", "/")
+        homes = [path for path in (f"{base}.py", f"{base}/__init__.py") if path in known]
+        taken = [
+            [path for path in (f"{base}/{name}.py", f"{base}/{name}/__init__.py") if path in known]
+            for name in self.names
+        ]
+        return {path for paths in taken or [homes] for path in paths or homes}
+
 
 @dataclass(frozen=True)
 class SourceFile:
