@@ -283,9 +283,10 @@ def _explained(section: str) -> set[str]:
 
 @cache
 def _words() -> set[str]:
-    """Every word of the source of packages, examples and scripts."""
+    """Every word of the source of packages, examples and scripts, and of pyproject.toml: extras have names, too."""
     texts = [file.text for file in source_files(*PACKAGES, "examples", "bench")]
     texts += [path.read_text(encoding="utf-8") for path in (ROOT / "script").iterdir()]
+    texts.append((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     return {word for text in texts for word in re.findall(r"\w+", text)}
 
 
