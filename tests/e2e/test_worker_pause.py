@@ -34,7 +34,7 @@ def test_the_commands_pause_a_worker_and_lend_it_again(tmp_path: Path, capsys: p
         assert ask("pause") == (exit_codes.OK, [{"name": "attic", "state": "paused"}])
         assert attic.stop(signal.SIGTERM) == 0
     with daemon(*words, env=env, log=tmp_path / "again.log") as attic:
-        assert "paused here" in attic.log.read_text(), "a pause outlives the worker"
+        wait_for(lambda: "paused here" in attic.log.read_text())  # a pause outlives the worker
         assert ask("resume", "--name", "attic") == (exit_codes.OK, [{"name": "attic", "state": "serving"}])
         assert ask("pause", "--name", "cellar") == (exit_codes.USAGE, [])
         assert attic.stop(signal.SIGTERM) == 0
