@@ -43,9 +43,7 @@ class WorkerConfig:
     blob_memory_bytes_max: int = 0  # of content that is not kept on disk; 0: as `blob_memory_bytes` has it
     measured_dir: str = ""  # where measurements of devices are kept; "": the user's cache folder, for all workers
     share_memory: bool = True  # False: as if all other nodes were on other machines; for tests and measurements
-    throttle: str = (
-        ""  # how much slower than its machine, as wire/link/throttle.py reads it; for tests and measurements
-    )
+    connect_hosts: bool = True  # False: tensors of collectives go over links alone; for tests and measurements
     discoverable: bool = True  # announce this worker by mDNS
     alone_s: float = ALONE_S  # without a coordinator for so long: one warning that says what to do
     announce_json: bool = False  # print one line of JSON on stdout once ready: for programs that start workers
@@ -81,11 +79,6 @@ class WorkerConfig:
         """How much content may lie in memory beside what devices compute with: snapshots and copies of sessions' state,
         and weights that the disk has no room for.  As much as `memory_bytes`, or half of the machine's memory."""
         return self.blob_memory_bytes_max or self.memory_bytes or available_bytes()
-
-    @property
-    def shares_memory(self) -> bool:
-        """A throttled worker behaves as another machine."""
-        return self.share_memory and not self.throttle
 
     @property
     def mesh_name(self) -> str:

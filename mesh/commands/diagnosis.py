@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from wire.addresses import PORT
 from wire.byte_sizes import time_text
 from wire.limits import GIB, MIB
-from wire.link.throttle import throttle_in
 from wire.protocol.missing_gpu import ASKED, FAILED, LIBRARY, NONE, SAID, SOFTWARE, kind_of, long_text
+from wire.protocol.throttled_adapters import throttle_in
 
 PROBLEM, WARNING, OK, UNKNOWN = "problem", "warning", "ok", "not checked"
 HERE = "this machine"

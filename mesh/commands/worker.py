@@ -12,8 +12,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wire.link.throttle import EXAMPLE, parse_throttle
-
 from ..util.byte_sizes import parse_size
 from ..util.durations import parse_duration
 from .exit_codes import OK, run_command
@@ -21,6 +19,8 @@ from .flags import add_common, add_listening, command, mesh_name, node_name, ver
 
 if TYPE_CHECKING:
     from wire.security.credentials import Credentials
+
+THROTTLE = "flops=2e9,rate=20Mbit/s,delay=5ms"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -54,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="DURATION",
         help="how long a coordinator that fell silent finds what it deployed here (default %(default)s; 0: not at all)",
     )
-    made.add_argument("--throttle", default="", metavar="PACE", help="for tests: be slower, as in " + EXAMPLE)
+    made.add_argument("--throttle", default="", metavar="PACE", help=f"for tests: be slower, as in {THROTTLE}")
     made.add_argument("--name", help="what people call this worker (default: the machine's name)")
     made.add_argument("--cache-dir", default="", metavar="DIR", help="where weights and kernels are kept between runs")
     made.add_argument("--kernel-dir", default="", metavar="DIR", help="where kernels are kept; workers may share it")
@@ -89,7 +89,6 @@ def work(options: argparse.Namespace) -> int:
         devices=tuple(options.device),
         memory_bytes=parse_size(options.max_memory) if options.max_memory else 0,
         keep_orphans_s=parse_duration(options.keep_orphans, none="0"),
-        throttle=parse_throttle(options.throttle).text,
         state_dir=options.state_dir,
         cache_dir=options.cache_dir,
         kernel_dir=options.kernel_dir,
@@ -107,7 +106,12 @@ def work(options: argparse.Namespace) -> int:
         authority = Path(options.authority) if options.authority else authority_folder(mesh, options.state_dir)
         return enrolled(folder, mesh, "worker", name, authority)
 
-    return asyncio.run(run_worker(config, replace(REAL, credentials=credentials)))
+    surroundings = replace(REAL, credentials=credentials)
+    if options.throttle:
+        from ..simulation.throttled_worker import throttled
+
+        config, surroundings = throttled(config, surroundings, options.throttle)
+    return asyncio.run(run_worker(config, surroundings))
 
 
 def join(options: argparse.Namespace) -> str:

@@ -17,10 +17,10 @@ from typing import ClassVar
 
 from wire.errors import ConfigError, ConnectFailed
 from wire.link.endpoint import Socket
-from wire.link.virtual_network import Conditions
 from wire.security.certificates import Member
 
 from .loop import context_of
+from .virtual_network import Conditions
 
 Accept = Callable[[Socket], Awaitable[None]]
 

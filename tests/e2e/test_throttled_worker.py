@@ -9,8 +9,8 @@ from support.processes.worker_process import Coordinator, worker
 
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder
-from wire.link.throttle import throttle_in
 from wire.protocol.messages import PartSpec, PlanKey, Source, Target
+from wire.protocol.throttled_adapters import throttle_in
 
 FLOPS_PER_S = 1e5
 SIZE = 10_000

@@ -162,6 +162,7 @@ DIRECTIONS: dict[str, set[str]] = {
         "mesh/demo",
         "mesh/models",
         "mesh/scripts",
+        "mesh/simulation",
         "mesh/util",
     },
 }
@@ -200,6 +201,7 @@ LATE: dict[str, set[str]] = {
         "mesh/backends/enrolment.py",
         "mesh/commands/pause.py",
         "mesh/commands/tables.py",
+        "mesh/simulation/throttled_worker.py",
         "worker/config.py",
         "worker/daemon/daemon.py",
         "worker/daemon/environment.py",
@@ -260,6 +262,9 @@ ROOT = {
     "mesh/simulation/faulty_engine.py": {"worker"},
     "mesh/simulation/engine_host.py": {"worker"},
     "mesh/simulation/gang_rendezvous.py": {"worker"},
+    "mesh/simulation/throttled_engine.py": {"worker"},
+    "mesh/simulation/throttled_host.py": {"worker"},
+    "mesh/simulation/throttled_worker.py": {"worker"},
 }
 
 # third-party library -> its door files
@@ -329,6 +334,7 @@ PURE_FILES = (
     "mesh/inference/continuous_batching.py",
     "mesh/inference/request_batcher.py",
     "mesh/inference/settings.py",
+    "mesh/simulation/throttle.py",
     "mesh/util/did_you_mean.py",
     "wire/addresses.py",
     "wire/byte_sizes.py",
@@ -351,7 +357,6 @@ PURE_FILES = (
     "wire/link/address_policy.py",
     "wire/link/backoff.py",
     "wire/link/sleep_detector.py",
-    "wire/link/throttle.py",
     "wire/security/connection_limiter.py",
     "wire/security/join_protocol.py",
     "wire/security/join_tokens.py",

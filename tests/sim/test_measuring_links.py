@@ -11,10 +11,10 @@ from support.machines.links import Recorder, node
 
 from mesh.simulation.loop import VirtualLoop
 from mesh.simulation.network import SimulatedNetwork
+from mesh.simulation.virtual_network import Conditions
 from wire.errors import Busy, MeshError, ProtocolError
 from wire.link.endpoint import Endpoint
 from wire.link.link import Link
-from wire.link.virtual_network import Conditions
 from wire.protocol.messages import Ballast, Landed, Message
 from wire.transfer.link_probe import BYTES_MAX, OPEN_MAX, SECONDS, Meter
 

@@ -16,10 +16,10 @@ from coordinator.planning.faults.migration_cost import GAIN_MIN
 from coordinator.workers.straggler_mitigation import RETRY_S_FIRST
 from mesh.simulation.cluster import COORDINATOR, Cluster
 from mesh.simulation.engine_host import Device
+from mesh.simulation.virtual_network import Conditions
 from wire.ir.codec import hash_array
 from wire.ir.dtypes import dtype_named
 from wire.ir.graph import GraphBuilder
-from wire.link.virtual_network import Conditions
 
 X = np.ones((32, 32), np.float32)
 KFLOPS = X.size * 16  # of one sin

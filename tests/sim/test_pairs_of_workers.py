@@ -10,7 +10,7 @@ from support.simulated.simulated import Job, simulate
 from coordinator.planning.core.profiles import CLIENT, LAN
 from coordinator.workers.link_table import RETRY_S_FIRST, Way
 from mesh.simulation.cluster import COORDINATOR, Cluster
-from wire.link.virtual_network import Conditions
+from mesh.simulation.virtual_network import Conditions
 
 
 def ways(cluster: Cluster) -> dict[tuple[str, str], tuple[Way, str]]:

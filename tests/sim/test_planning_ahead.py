@@ -20,11 +20,11 @@ from coordinator.planning.plan_codec import Asked
 from coordinator.workers.views import CallReport
 from mesh.simulation.cluster import Cluster
 from mesh.simulation.engine_host import Device
+from mesh.simulation.virtual_network import Conditions
 from wire.ir.codec import hash_array
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder
 from wire.ir.types import TensorType
-from wire.link.virtual_network import Conditions
 from worker.cpu import evaluate
 
 X = np.linspace(-1, 1, 8 * 8, dtype=np.float32).reshape(8, 8)

@@ -17,10 +17,10 @@ from support.simulated.simulated import simulate
 from coordinator.planning.core.program import Program
 from mesh.simulation.cluster import COORDINATOR, Cluster
 from mesh.simulation.engine_host import Device
+from mesh.simulation.virtual_network import Conditions
 from wire.errors import MeshError
 from wire.ir.codec import hash_array
 from wire.ir.graph import WireGraph
-from wire.link.virtual_network import Conditions
 
 OFF_MAX, BEHIND_MAX = 2.0, 1.1
 CALLS = 3

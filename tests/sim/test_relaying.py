@@ -13,10 +13,10 @@ from support.machines.links import Recorder, node
 
 from mesh.simulation.loop import VirtualLoop
 from mesh.simulation.network import SimulatedNetwork
+from mesh.simulation.virtual_network import Conditions
 from wire.errors import NodeLost, ProtocolError
 from wire.link.endpoint import Endpoint
 from wire.link.link import Link
-from wire.link.virtual_network import Conditions
 from wire.protocol.messages import RELAY_BYTES_MAX, Done, Message, PlanKey, Push, Relay, Value
 from wire.transfer.relay import PIECES_MAX, RelayReceiver, RelaySender, pass_on
 

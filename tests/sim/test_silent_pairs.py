@@ -17,6 +17,7 @@ from mesh.simulation.cluster import COORDINATOR, Cluster
 from mesh.simulation.engine_host import Device
 from mesh.simulation.loop import VirtualLoop
 from mesh.simulation.network import SimulatedNetwork
+from mesh.simulation.virtual_network import Conditions
 from wire.errors import NodeLost
 from wire.ir.dtypes import dtype_named
 from wire.ir.graph import GraphBuilder
@@ -24,7 +25,6 @@ from wire.limits import Limits
 from wire.link.endpoint import Endpoint
 from wire.link.link import Link
 from wire.link.step_keepalive import Vigil
-from wire.link.virtual_network import Conditions
 from wire.protocol.messages import PlanKey, Push, Value
 from wire.timeouts import BEATS, SILENT
 from worker.cpu import evaluate

@@ -15,8 +15,8 @@ from support.simulated.simulated import Job, simulate
 
 from coordinator.workers.failure_detector import HealthConfig
 from mesh.simulation.cluster import COORDINATOR, Cluster
+from mesh.simulation.virtual_network import Conditions
 from wire.limits import DEFAULT
-from wire.link.virtual_network import Conditions
 from worker.state.lease import ASK_SHARE
 
 HEALTH = HealthConfig()

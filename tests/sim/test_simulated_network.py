@@ -10,9 +10,9 @@ from support.machines.links import Recorder, node
 
 from mesh.simulation.loop import Stuck, VirtualLoop
 from mesh.simulation.network import SimulatedNetwork
+from mesh.simulation.virtual_network import Conditions
 from wire.errors import ConnectFailed, NodeLost
 from wire.link.endpoint import Endpoint
-from wire.link.virtual_network import Conditions
 from wire.protocol.messages import Done, LogLines, TailLog
 
 

@@ -10,12 +10,12 @@ from support.machines.links import Recorder, node
 
 from mesh.simulation.loop import VirtualLoop
 from mesh.simulation.network import SimulatedNetwork
+from mesh.simulation.throttle import parse_throttle
+from mesh.simulation.throttled_links import Line, ThrottledCarrier
+from mesh.simulation.virtual_network import Conditions
 from wire.limits import MIB
 from wire.link.endpoint import Endpoint
 from wire.link.link import Link
-from wire.link.throttle import parse_throttle
-from wire.link.traffic_shaper import Line, ThrottledCarrier
-from wire.link.virtual_network import Conditions
 from wire.protocol.messages import Ballast
 
 MBIT_PER_S = 8.0  # a mebibyte takes a bit more than a second
@@ -27,11 +27,9 @@ def on_links(throttle: str, others: int, scenario: Callable[[list[Link], list[Re
 
     async def run() -> None:
         network = SimulatedNetwork(0, AT_ONCE)
-        slow = Endpoint(
-            node("slow", host_id="slow"),
-            Recorder(),
-            ThrottledCarrier(network.carrier("slow"), parse_throttle(throttle)),
-        )
+        slowness = parse_throttle(throttle)
+        carrier = ThrottledCarrier(network.carrier("slow"), slowness.bytes_per_s, slowness.delay_s)
+        slow = Endpoint(node("slow", host_id="slow"), Recorder(), carrier)
         names, recorders, ends = [f"other-{number}" for number in range(others)], [], []
         for name in names:
             recorders.append(Recorder())

@@ -12,10 +12,10 @@ import pytest
 from support.part_costs import part_costs
 from support.ranks import connect, on_wires, wires_in_memory
 
+from mesh.simulation.throttled_engine import ThrottledEngine
 from worker.collectives.rank import Ranks
 from worker.cpu.engine import CpuEngine
 from worker.engine.protocol import never
-from worker.engine.throttled import ThrottledEngine
 
 X = np.arange(1 << 15, dtype=np.float32)
 

@@ -32,11 +32,9 @@ from ..security.join_protocol import JOIN
 from ..security.tls import HANDSHAKE_S, drop, explain, explain_caller, gave_up, is_tls_error, peer_member
 from ..security.tls_listener import Caller, Listener, addresses_of
 from .address_policy import ANYWHERE, LOOPBACK_ONLY, Allowed, is_loopback
-from .endpoint import CLOSE_TIMEOUT_S
+from .endpoint import CLOSE_TIMEOUT_S, Carrier
 from .endpoint import Endpoint as AnyEndpoint
 from .link import Handler, Link
-from .throttle import NONE, Throttle
-from .traffic_shaper import ThrottledCarrier
 from .websocket_buffers import BinaryWebSocket
 
 if TYPE_CHECKING:
@@ -57,7 +55,10 @@ UNLINKED_MAX = 256  # connections that have not become a link; beyond, the oldes
 
 
 class Endpoint(AnyEndpoint):
-    """An endpoint whose links are WebSockets: with `credentials` all over mutual TLS, without on loopback alone."""
+    """An endpoint whose links are WebSockets: with `credentials` all over mutual TLS, without on loopback alone.
+
+    `over` puts another Carrier over that of the WebSockets.
+    """
 
     def __init__(
         self,
@@ -66,11 +67,10 @@ class Endpoint(AnyEndpoint):
         limits: Limits = DEFAULT,
         admit: Callable[[Identity], None] | None = None,
         credentials: Credentials | None = None,
-        throttle: Throttle = NONE,
+        over: Callable[[Carrier], Carrier] = lambda sockets: sockets,
     ) -> None:
         self._sockets = WebSockets(limits, credentials)
-        carrier = ThrottledCarrier(self._sockets, throttle) if throttle.slows_links else self._sockets
-        super().__init__(identity, handler, carrier, limits, admit, self._sockets.allowed)
+        super().__init__(identity, handler, over(self._sockets), limits, admit, self._sockets.allowed)
 
     async def listen(self, host: str = "127.0.0.1", port: int = PORT, last_port: int = LAST_PORT) -> int:
         """Listen on the first free port from `port` to `last_port` (0: any); the port.

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from wire.addresses import parse_address
 from wire.link.link import Link
-from wire.link.throttle import parse_throttle
 from wire.protocol.messages import Meet
 from wire.security.certificates import server_name
 from wire.security.credentials import Credentials
@@ -53,5 +52,5 @@ class Calls:
 def calls_of(
     config: WorkerConfig, credentials: Credentials | None, tell: Callable[[int, ToHost], None]
 ) -> Calls | None:
-    """None where links are slowed for a test, which must not be got around."""
-    return None if parse_throttle(config.throttle).slows_links else Calls(tell, config.host, credentials)
+    """None where hosts may not connect to those of other machines."""
+    return Calls(tell, config.host, credentials) if config.connect_hosts else None

@@ -167,7 +167,7 @@ class Daemon:
         if not config.host:
             self._config = config = replace(config, host="::" if credentials else "127.0.0.1")
         node_id = credentials.node_id if credentials else self._folder.node_id
-        shared = self._shared if config.shares_memory else None
+        shared = self._shared if config.share_memory else None
         self._identity = identity_here("worker", config.mesh_name, self._folder.name, shared, node_id)
         self._endpoint = surroundings.endpoint(self._identity, self, credentials, config)
         self._vigil = Vigil(self._endpoint)

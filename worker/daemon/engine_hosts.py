@@ -114,6 +114,5 @@ class Hosting:
             stop_file=stop.name,
             parent_pid=os.getpid(),
             beat_s=self._config.host_beat_s,
-            throttle=self._config.throttle,
         )
         return self._surroundings.host(opening, stop.buffer, self._config, self._said, self._lost)

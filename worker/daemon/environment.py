@@ -17,7 +17,6 @@ from wire.link.address_updates import Whereabouts
 from wire.link.endpoint import Endpoint
 from wire.link.keepalive import LinkWatch
 from wire.link.link import Handler
-from wire.link.throttle import parse_throttle
 from wire.link.websocket_carrier import Endpoint as WebSocketEndpoint
 from wire.protocol.peer import Identity
 from wire.security.credentials import Credentials
@@ -86,7 +85,7 @@ class Surroundings:
 def _endpoint_here(
     identity: Identity, handler: Handler, credentials: Credentials | None, config: WorkerConfig
 ) -> Endpoint:
-    return WebSocketEndpoint(identity, handler, credentials=credentials, throttle=parse_throttle(config.throttle))
+    return WebSocketEndpoint(identity, handler, credentials=credentials)
 
 
 def _memory_here() -> MemoryLeft:

@@ -54,7 +54,6 @@ class Open(_Message, frozen=True, array_like=True, tag=True):
     stop_file: str
     parent_pid: int
     beat_s: float
-    throttle: str = ""  # as wire/link/throttle.py reads it
 
 
 class BoundParam(Struct, frozen=True, array_like=True):

@@ -31,7 +31,6 @@ from wire.ir.codec import decode_graph, tensor_bytes, tensor_from
 from wire.ir.dtypes import dtype_named, dtype_of
 from wire.ir.graph import WireGraph
 from wire.ir.types import TensorType
-from wire.link.throttle import parse_throttle
 from wire.system import mapped_files
 from wire.system.child_python import take_stdio
 from wire.system.malloc import give_back
@@ -48,8 +47,7 @@ from ..devices.registry import open_engine, without_gpu
 from ..engine import host_messages as messages
 from ..engine.donation import Lent, Versions
 from ..engine.host_messages import INLINE_BYTES_MAX, STOP_BYTES, Splitter, pack, unpack_to_host
-from ..engine.protocol import Engine, Executable, Stopped, readback_s, takes_lent
-from ..engine.throttled import throttled
+from ..engine.protocol import Engine, Executable, Measured, Stopped, readback_s, takes_lent
 
 EXECUTABLES_MAX = 256  # compiled graphs kept after their last use: a plan that comes back needs no compiling
 EXECUTABLES_BYTES_MAX = 512 << 20  # of their code and constants: drivers keep megabytes of a kernel
@@ -59,8 +57,16 @@ UNUSED_MAX = 512  # resident tensors kept after their last use, as far as memory
 MAPPED_BYTES_MIN = 1 << 20  # content is mapped; what is smaller is read
 
 
-def main() -> None:
-    """Run until stdin closes."""
+def _unchanged(engine: Engine, figures: Measured) -> tuple[Engine, messages.Device]:
+    return engine, messages.Device(engine.info, figures)
+
+
+def main(adapt: Callable[[Engine, Measured], tuple[Engine, messages.Device]] = _unchanged) -> None:
+    """Run until stdin closes.
+
+    `adapt` turns the engine that was opened, and the figures of its device, into the engine that computes and what the
+    daemon is told of it.
+    """
     channel = Channel(*take_stdio())
     incoming = channel.incoming()
     opening = next(incoming)
@@ -79,10 +85,9 @@ def main() -> None:
     stop_cell = share(opening.shared_dir, opening.stop_file)
     remove(opening.shared_dir, opening.stop_file)
     shared = SharedDir.attach(Path(opening.shared_dir))
-    figures, throttle = measured(engine, Path(opening.measured_dir)), parse_throttle(opening.throttle)
-    engine, info, figures = throttled(engine, throttle, figures)
+    engine, device = adapt(engine, measured(engine, Path(opening.measured_dir)))
     host = Host(engine, shared, stop_cell, opening.memory_bytes, channel.send)
-    channel.send(messages.Opened(messages.Device(info, figures)))
+    channel.send(messages.Opened(device))
     for message in incoming:
         answer = host.handle(message)
         if answer is not None:

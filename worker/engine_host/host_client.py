@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -48,8 +48,14 @@ EXIT_S = 1.0  # from the end of a child's pipe to its own, on a busy machine: wh
 _ANSWERS = (Prepared, PrepareFailed, Executed, ExecuteFailed, Exported)
 
 
+HOST = python_command("worker.engine_host.host")
+
+
 class HostProcess(asyncio.SubprocessProtocol):
-    """One engine host.  `opened` becomes its first message: the device, or why there is none."""
+    """One engine host.  `opened` becomes its first message: the device, or why there is none.
+
+    `command` starts the child: `main` of `host.py`, or of a module that calls it with an engine of another kind.
+    """
 
     def __init__(
         self,
@@ -58,11 +64,13 @@ class HostProcess(asyncio.SubprocessProtocol):
         config: WorkerConfig,
         on_message: Callable[[HostProcess, FromHost], None],
         on_lost: Callable[[HostProcess, MeshError], None],
+        command: Sequence[str] = HOST,
     ) -> None:
         self.selection = opening.device
         self.device = 0  # its number among the worker's devices, once it is one
         self._opening = opening
         self._stop_cell = stop_cell
+        self._command = command
         self._config = config
         self._on_message = on_message
         self._on_lost = on_lost
@@ -87,8 +95,7 @@ class HostProcess(asyncio.SubprocessProtocol):
         """Start the child; it opens its device while we go on."""
         environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         environment.setdefault("XDG_RUNTIME_DIR", self._opening.shared_dir)  # Mesa complains of none, four times
-        command = python_command("worker.engine_host.host")
-        await self._loop.subprocess_exec(lambda: self, *command, env=environment)
+        await self._loop.subprocess_exec(lambda: self, *self._command, env=environment)
 
     def send(self, message: ToHost) -> None:
         """Write to the child's pipe; to a child that is gone nothing is written, since `on_lost` says it all."""

@@ -6,10 +6,10 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
+from mesh.simulation.virtual_network import PERFECT, Conditions, Network, Wire
 from wire.errors import MeshError
 from wire.limits import DEFAULT, Limits
 from wire.link.link import Link
-from wire.link.virtual_network import PERFECT, Conditions, Network, Wire
 from wire.protocol.messages import Message
 from wire.protocol.peer import Event, Identity, Peer, State
 from wire.protocol.versions import PROTOCOL

@@ -91,15 +91,28 @@ class WorkerProcess:
 
 @asynccontextmanager
 async def worker(
-    folder: Path, name: str = "w", mesh: str = "test", by: CertificateAuthority | None = None, **changes: Any
+    folder: Path,
+    name: str = "w",
+    mesh: str = "test",
+    by: CertificateAuthority | None = None,
+    throttle: str = "",
+    **changes: Any,
 ) -> AsyncIterator[WorkerProcess]:
-    """A worker with a cpu device only, killed at the end if it still runs; with `by` a member of that one's mesh."""
+    """A worker with a cpu device only, killed at the end if it still runs; with `by` a member of that one's mesh.
+
+    With a `throttle` it is `mesh-worker --throttle`, which takes no other changes.
+    """
     config = replace(WorkerConfig.local(name, mesh, folder, devices=("cpu",)), measured_dir=str(folder / "measured"))
     config = replace(config, **changes)
     command = python_command("worker.__main__", json.dumps(asdict(config)))
     if by is not None:
         credentials(config.state_base / name, by, mesh=mesh)
         command = [sys.executable, str(Path(__file__).with_name("member_worker.py")), json.dumps(asdict(config))]
+    if throttle:
+        assert by is None and not changes
+        folders = ("--state-dir", config.state_dir, "--cache-dir", config.cache_dir)
+        words = ("--local", "--port", "0", "--name", name, "--mesh", mesh, "--device", "cpu", *folders)
+        command = python_command("mesh.commands.worker", *words, "--throttle", throttle)
     log = folder / f"{name}.log"
     with log.open("wb") as stderr:
         process = await asyncio.create_subprocess_exec(

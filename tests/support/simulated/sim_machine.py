@@ -24,7 +24,7 @@ from mesh.simulation.cluster import COORDINATOR, Cluster
 from mesh.simulation.engine_host import Device
 from mesh.simulation.loop import VirtualLoop
 from mesh.simulation.network import LAN
-from wire.link.virtual_network import Conditions
+from mesh.simulation.virtual_network import Conditions
 from wire.protocol.messages import AskJobs, JobAccepted, Jobs
 
 from .simulated import ALONE_S, ANSWER_S, Job

@@ -18,11 +18,11 @@ from coordinator.planning.core.program import Program
 from mesh.simulation.cluster import COORDINATOR, Cluster
 from mesh.simulation.engine_host import Device
 from mesh.simulation.loop import VirtualLoop
+from mesh.simulation.virtual_network import Conditions
 from wire.errors import MeshError, NodeLost, PoisonTask
 from wire.ir.codec import hash_array
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder
-from wire.link.virtual_network import Conditions
 from worker.cpu import evaluate
 
 from ..cases.random_graphs import RandomGraph, random_graph

@@ -7,9 +7,9 @@ from typing import Any
 
 from support.machines.links import Pair, joined
 
+from mesh.simulation.virtual_network import PERFECT, Conditions, Network
 from wire.errors import NodeLost, RemoteError
 from wire.limits import KIB
-from wire.link.virtual_network import PERFECT, Conditions, Network
 from wire.protocol.frames import Notify, encode
 from wire.protocol.peer import BULK, CONTROL, Closed, NotifyReceived, Peer, StreamDone, StreamOpened
 

@@ -17,6 +17,7 @@ import wire.protocol.flow_control
 import wire.protocol.frames
 import wire.protocol.peer
 import wire.protocol.versions
+from mesh.simulation.virtual_network import Conditions
 from wire.byte_sizes import need_text, room_text
 from wire.errors import (
     Busy,
@@ -32,7 +33,6 @@ from wire.errors import (
     WrongMesh,
 )
 from wire.limits import DEFAULT, KIB
-from wire.link.virtual_network import Conditions
 from wire.protocol.frames import (
     Cancel,
     Credit,

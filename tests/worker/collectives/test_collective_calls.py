@@ -7,7 +7,6 @@ import queue
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from support.machines.bridges import MEMBERS, PLAN, Network, Node, reducing
 from support.ranks import on_wires, wires_in_memory
 from support.tls import MESH, Card, authority, card
 
+from mesh.simulation.throttled_worker import throttled
 from wire.protocol.messages import Gang
 from wire.security.certificates import server_name
 from worker.collectives.connector import KEY_BYTES, Lines
@@ -25,6 +25,7 @@ from worker.collectives.remote_channel import Line
 from worker.config import WorkerConfig
 from worker.daemon.collective_bridge import AGAIN_S
 from worker.daemon.collective_rendezvous import Calls, calls_of
+from worker.daemon.environment import REAL
 from worker.engine.host_messages import Call, Expect, Expecting, FromHost, NodeTLS, Parted
 
 KEY, MAILBOX = bytes(range(KEY_BYTES)), "box"
@@ -326,5 +327,8 @@ async def test_no_host_is_told_to_call_where_memory_is_shared_or_links_are_slowe
         network.close()
     config = WorkerConfig.local("w", "test", tmp_path)
     assert calls_of(config, None, lambda _device, _message: None) is not None
-    for throttle in ("rate=20Mbit/s", "delay=5ms"):
-        assert calls_of(replace(config, throttle=throttle), None, lambda _device, _message: None) is None
+    for text in ("rate=20Mbit/s", "delay=5ms"):
+        slowed, _ = throttled(config, REAL, text)
+        assert calls_of(slowed, None, lambda _device, _message: None) is None
+    paced, _ = throttled(config, REAL, "flops=1e9")
+    assert calls_of(paced, None, lambda _device, _message: None) is not None, "its links are as fast as others'"

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 from numpy.typing import NDArray
 
@@ -19,10 +19,8 @@ from wire.errors import Cancelled
 from wire.ir.graph import WireGraph
 from wire.ir.ops import COLLECTIVES
 from wire.ir.types import Attrs, TensorType
-from wire.link.throttle import Throttle
 from wire.passes.collective_order import stages
-
-from .protocol import (
+from worker.engine.protocol import (
     Collectives,
     Engine,
     EngineInfo,
@@ -112,15 +110,6 @@ class ThrottledEngine:
 
     def close(self) -> None:
         self._engine.close()
-
-
-def throttled(engine: Engine, throttle: Throttle, figures: Measured) -> tuple[Engine, EngineInfo, Measured]:
-    """An engine as a throttle wants it, and what is told of it; `figures` are those of the device."""
-    info = replace(engine.info, adapter=throttle.marked(engine.info.adapter))
-    if not throttle.flops_per_s:
-        return engine, info, figures
-    slower = cast(Engine, ThrottledEngine(engine, throttle.flops_per_s))
-    return slower, info, paced(figures, throttle.flops_per_s)
 
 
 def paced(figures: Measured, flops_per_s: float) -> Measured:

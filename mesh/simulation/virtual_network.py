@@ -14,9 +14,9 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..errors import MeshError
-from ..limits import KIB
-from ..protocol.peer import BULK, CONTROL, Acknowledged, Channel, Event, HelloReceived, Peer, State
+from wire.errors import MeshError
+from wire.limits import KIB
+from wire.protocol.peer import BULK, CONTROL, Acknowledged, Channel, Event, HelloReceived, Peer, State
 
 React = Callable[[Peer, Event], None]
 

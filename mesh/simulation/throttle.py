@@ -1,10 +1,10 @@
-"""Throttle: how much slower a worker is to be than its machine, for tests and measurements.
+"""Throttle: how much slower a worker is to be than its machine, as `mesh-worker --throttle` says it.
 
     flops=2e9,rate=20Mbit/s,delay=5ms
 
-`flops` is what its devices compute per second at most, by the op table's work column (`worker/engine/throttled.py`);
+`flops` is what its devices compute per second at most, by the op table's work column (`throttled_engine.py`);
 `rate` is what it sends per second to all others together, and `delay` how much later all of that arrives
-(`wire/link/traffic_shaper.py`).  Pure.  To add a figure, add a field and a row to `_READERS`.
+(`throttled_links.py`).  Pure.  To add a figure, add a field and a row to `_READERS`.
 """
 
 from __future__ import annotations
@@ -13,21 +13,20 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ..errors import ConfigError
+from wire.errors import ConfigError
 
 _RATES = {"bit/s": 1.0, "kbit/s": 1e3, "Mbit/s": 1e6, "Gbit/s": 1e9}
 _TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e\+?\d+)?)(.*)")
 EXAMPLE = "flops=2e9,rate=20Mbit/s,delay=5ms"
 DELAY_S_MAX = 10.0  # beyond, no handshake would come about
-_MARK = "throttled: "
 
 
 @dataclass(frozen=True, slots=True)
 class Throttle:
     """`text` is what was asked for; a figure of 0 is one that was not."""
 
-    text: str = ""
+    text: str
     flops_per_s: float = 0.0
     bytes_per_s: float = 0.0
     delay_s: float = 0.0
@@ -36,34 +35,19 @@ class Throttle:
     def slows_links(self) -> bool:
         return bool(self.bytes_per_s or self.delay_s)
 
-    def marked(self, adapter: str) -> str:
-        """The adapter's name with the throttle beside it, so that nobody takes its speed for the machine's."""
-        return f"{adapter} ({_MARK}{self.text})" if self.text else adapter
-
-
-NONE = Throttle()
-
 
 def parse_throttle(text: str) -> Throttle:
     """The throttle that a flag's text asks for; ConfigError for anything else."""
-    found: dict[str, float] = {}
-    for each in text.split(",") if text else ():
-        key, equals, value = each.strip().partition("=")
+    figures: dict[str, float] = {}
+    for setting in text.split(","):
+        key, equals, value = setting.strip().partition("=")
         if key not in _READERS or not equals:
-            raise _wrong(text, f"{each.strip()!r} is none of {', '.join(_READERS)}")
+            raise _wrong(text, f"{setting.strip()!r} is none of {', '.join(_READERS)}")
         name, read = _READERS[key]
-        if name in found:
+        if name in figures:
             raise _wrong(text, f"{key} stands twice")
-        found[name] = read(text, value)
-    if text and not found:
-        raise _wrong(text, "it names nothing")
-    return Throttle(text, **found)
-
-
-def throttle_in(adapter: str) -> str:
-    """What a name that was `marked` says of the throttle; "" where there is none."""
-    _, mark, rest = adapter.partition(f"({_MARK}")
-    return rest.removesuffix(")") if mark else ""
+        figures[name] = read(text, value)
+    return Throttle(text, **figures)
 
 
 def _reader(units: Mapping[str, float], per_unit: float, most: float) -> Callable[[str, str], float]:
@@ -72,7 +56,7 @@ def _reader(units: Mapping[str, float], per_unit: float, most: float) -> Callabl
         unit = units.get(match[2]) if match else None
         figure = float(match[1]) * unit * per_unit if match and unit else 0.0
         if not 0 < figure < most:
-            raise _wrong(text, f"{value!r} is no figure in {' or '.join(each or 'flop/s' for each in units)}")
+            raise _wrong(text, f"{value!r} is no figure in {' or '.join(unit or 'flop/s' for unit in units)}")
         return figure
 
     return read

@@ -13,10 +13,9 @@ import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
-from ..limits import KIB
-from ..security.certificates import Member
-from .endpoint import CLOSE_TIMEOUT_S, Carrier, Socket
-from .throttle import Throttle
+from wire.limits import KIB
+from wire.link.endpoint import CLOSE_TIMEOUT_S, Carrier, Socket
+from wire.security.certificates import Member
 
 SHORT_BYTES = 2 * KIB  # beats, pings and answers: they wait for no tensor
 BURST_S = 0.002  # what the line holds back and sends at once: timers are not more exact than that
@@ -42,12 +41,12 @@ class Line:
 
 
 class ThrottledCarrier:
-    """A Carrier (endpoint.py) over another one."""
+    """A Carrier (wire/link/endpoint.py) over another one; `bytes_per_s` 0 sends as fast as that one does."""
 
-    def __init__(self, carrier: Carrier, throttle: Throttle) -> None:
+    def __init__(self, carrier: Carrier, bytes_per_s: float, delay_s: float) -> None:
         self._carrier = carrier
-        self._delay_s = throttle.delay_s
-        self._line = Line(throttle.bytes_per_s)
+        self._delay_s = delay_s
+        self._line = Line(bytes_per_s)
 
     async def listen(
         self, host: str, port: int, last_port: int, accept: Callable[[Socket], Awaitable[None]]
@@ -73,7 +72,7 @@ class ThrottledCarrier:
 
 
 class ThrottledSocket:
-    """A Socket (endpoint.py) over another one: frames wait here until they would have come through the line."""
+    """A Socket (wire/link/endpoint.py) over another one: frames wait here until they have left the line."""
 
     def __init__(self, socket: Socket, line: Line, delay_s: float) -> None:
         self._socket = socket

@@ -10,14 +10,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from mesh.commands.worker import THROTTLE
+from mesh.simulation.throttle import Throttle, parse_throttle
+from mesh.simulation.throttled_engine import Clock, ThrottledEngine
+from mesh.simulation.throttled_host import throttled
 from wire.errors import Cancelled, ConfigError
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder, WireGraph
 from wire.ir.types import Attrs
-from wire.link.throttle import NONE, Throttle, parse_throttle, throttle_in
+from wire.protocol.throttled_adapters import throttle_in, throttled_name
 from worker.cpu.engine import CpuEngine
 from worker.engine.protocol import Measured, Pending
-from worker.engine.throttled import Clock, ThrottledEngine, throttled
 
 FLOPS_PER_S = 1e6
 
@@ -129,28 +132,29 @@ def test_a_run_that_was_stopped_does_not_sleep_on() -> None:
 
 def test_the_planner_is_told_the_pace_and_the_measurement_is_of_the_device() -> None:
     figures = Measured(50.0, 10.0, 1e-5)
-    engine, info, told = throttled(CpuEngine(), parse_throttle("flops=2e9"), figures)
-    assert told == Measured(2.0, 10.0, 1e-5) and isinstance(engine, ThrottledEngine)
-    assert throttle_in(info.adapter) == "flops=2e9"
-    engine, info, told = throttled(CpuEngine(), parse_throttle("delay=1ms"), figures)
-    assert told == figures and isinstance(engine, CpuEngine) and throttle_in(info.adapter) == "delay=1ms"
-    assert throttled(CpuEngine(), NONE, figures)[1] == CpuEngine().info
-    assert throttled(CpuEngine(), parse_throttle("flops=1e15"), figures)[2] == figures, "no faster than it is"
+    engine, device = throttled(CpuEngine(), figures, parse_throttle("flops=2e9"))
+    assert device.figures == Measured(2.0, 10.0, 1e-5) and isinstance(engine, ThrottledEngine)
+    assert throttle_in(device.info.adapter) == "flops=2e9"
+    engine, device = throttled(CpuEngine(), figures, parse_throttle("delay=1ms"))
+    assert device.figures == figures and isinstance(engine, CpuEngine)
+    assert throttle_in(device.info.adapter) == "delay=1ms"
+    _, device = throttled(CpuEngine(), figures, parse_throttle("flops=1e15"))
+    assert device.figures == figures, "no faster than it is"
 
 
 def test_what_a_flag_says() -> None:
     text = "flops=2e9,rate=20Mbit/s,delay=5ms"
     assert parse_throttle(text) == Throttle(text, 2e9, 2.5e6, 0.005)
-    assert parse_throttle("") == NONE
+    assert parse_throttle(THROTTLE) == parse_throttle(text), "the help's example"
     assert parse_throttle("delay=250us").delay_s == pytest.approx(0.00025)
     assert parse_throttle(" rate=1.5Gbit/s").bytes_per_s == pytest.approx(1.5e9 / 8)
-    assert throttle_in(parse_throttle(text).marked("A processor (4 cores)")) == text and throttle_in("A card") == ""
+    assert throttle_in(throttled_name("A processor (4 cores)", text)) == text and throttle_in("A card") == ""
 
 
 @pytest.mark.parametrize(
     "text",
     ["flops", "flops=", "flops=fast", "flops=0", "flops=-1", "flops=1e30", "speed=3", "rate=20", "rate=20MB", ",",
-     "delay=5", "delay=99s", "flops=1,flops=2", "flops=1e9;delay=1ms"],
+     "delay=5", "delay=99s", "", "flops=1,flops=2", "flops=1e9;delay=1ms"],
 )  # fmt: skip
 def test_what_it_may_not_say(text: str) -> None:
     with pytest.raises(ConfigError, match="not a throttle") as raised:
