@@ -24,8 +24,8 @@ import mesh.numpy as mnp
 from mesh import DistributedTrainer, Mesh, Pipeline, Single, nn, optim
 from mesh.training.data import Cursor, data_of
 from mesh.training.fit_loop import AHEAD
-from mesh.training.trainer import together_first
-from mesh.training.worker_group import Choice, form
+from mesh.training.trainer import initial_state
+from mesh.training.worker_group import Choice, Feed, form_group
 from wire.policy.pipeline_schedules import SCHEDULES
 from wire.policy.strategies import Strategy
 
@@ -60,8 +60,8 @@ def measured(mesh: Mesh, strategy: Strategy, asked: argparse.Namespace) -> tuple
     )  # fmt: skip
     data = data_of((x, y), asked.rows, False, 0, False)
     rows = next(iter(data.epoch(Cursor())))
-    state = together_first(trainer.recipe, first_params(asked.width, asked.layers))
-    formed = form(mesh, trainer.recipe, data, Choice(1, strategy.text), state, rows, "none", 10)
+    state = initial_state(trainer.recipe, first_params(asked.width, asked.layers))
+    formed = form_group(mesh, Feed(trainer.recipe, data), Choice(1, strategy.text), state, rows, "none", 10)
     try:
         under_way = deque(formed.step(rows) for _ in range(AHEAD))
         times = []

@@ -332,13 +332,13 @@ def step_flops() -> int:
     from mesh.training.data import Cursor, Rows, Shares, padded
     from mesh.training.step import training_step
     from mesh.training.step_config import Recipe
-    from mesh.training.trainer import together_first
+    from mesh.training.trainer import initial_state
 
     task = mlp()
     recipe = Recipe(task.loss, task.optimizer)
     rows = Rows(tuple(leaf[: task.rows] for leaf in task.data), task.rows, Cursor())
     given = padded(rows, Shares.of(recipe, 1, task.rows))
-    return trace(training_step(recipe, 1, False, False), together_first(recipe, task.params), None, *given).flops
+    return trace(training_step(recipe, 1, False, False), initial_state(recipe, task.params), None, *given).flops
 
 
 # -- torch ---------------------------------------------------------------------------------------------------

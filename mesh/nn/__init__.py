@@ -26,7 +26,7 @@ from .activations import (
     softplus,
     softsign,
 )
-from .attention import scaled_dot_product_attention
+from .attention import causal_mask, scaled_dot_product_attention
 from .convolution import conv, conv_transpose
 from .functions import embedding, linear, log_softmax, softmax
 from .layers import (
@@ -48,7 +48,7 @@ from .losses import binary_cross_entropy, cross_entropy, huber, kl_divergence, m
 from .normalisation import batch_norm, batch_statistics, group_norm, instance_norm, layer_norm, rms_norm
 from .parallel import AllToShardedLinear, ShardedToAllLinear
 from .pooling import adaptive_avg_pool, adaptive_max_pool, avg_pool, global_avg_pool, global_max_pool, lp_pool, max_pool
-from .transformer import Attention, KVCache, TransformerBlock, causal_mask, rotary
+from .transformer import Attention, KVCache, TransformerBlock, rotary
 
 __all__ = [
     "MLP",

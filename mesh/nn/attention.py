@@ -1,6 +1,6 @@
-"""Attention as a function, and the heads of an array; layers of it are in `transformer.py`.
+"""Attention as a function, its masks, and the heads of an array; layers of it are in `transformer.py`.
 
-Masked positions get a large negative finite number, never -inf: a row that is masked altogether then attends evenly
+Masked scores become a large negative finite number, never -inf: a row that is masked altogether then attends evenly
 instead of becoming NaN.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from wire.errors import ShapeError
-from wire.ir.dtypes import BOOL, DType
+from wire.ir.dtypes import BOOL, F16, DType
 
 from .. import numpy as mnp
 from ..core.array import Array, Operand
@@ -19,13 +19,34 @@ from ..util.annotation_checks import checked
 from .functions import softmax_body
 from .precision import wide
 
-MASKED = {"f16": -6e4}  # by dtype; f16 ends at 65504
-_MASKED = -1e30
-
 
 def masked_value(dtype: DType) -> float:
-    """What a masked score becomes."""
-    return MASKED.get(dtype.name, _MASKED)
+    """The score of a masked position."""
+    return -6e4 if dtype is F16 else -1e30  # f16 ends at 65504
+
+
+def masked(scores: Array, mask: Array) -> Array:
+    """Scores (..., q, k) under a mask: bool, true where a query may look, or a float that is added."""
+    if mask.type.dtype is BOOL:
+        return mnp.where(mask, scores, masked_value(scores.type.dtype))
+    return scores + cast(mask, scores.type.dtype)
+
+
+def causal_mask(queries: Operand, keys: Operand) -> Array:
+    """Where position `keys` (k,) is not after position `queries` (..., q): (..., q, k), bool."""
+    return mnp.expand_dims(asarray(queries), -1) >= asarray(keys)
+
+
+def both_masks(allowed: Array | None, mask: Operand | None) -> Array | None:
+    """A bool mask and another one, bool or added to the scores, as one; None where neither is given."""
+    if mask is None:
+        return allowed
+    other = asarray(mask)
+    if allowed is None:
+        return other
+    if other.type.dtype is BOOL:
+        return mnp.logical_and(allowed, other)
+    return mnp.where(allowed, other, mnp.asarray(masked_value(other.type.dtype), dtype=other.dtype))
 
 
 @checked
@@ -47,9 +68,9 @@ def scaled_dot_product_attention(
     factor = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
     if mask is None:
         return composite("attention", _attention, q, k, v, scale=factor)
-    given = asarray(mask)
-    fitting = given if given.type.dtype is BOOL else cast(given, q.type.dtype)
-    return composite("attention", _attention, q, k, v, fitting, scale=factor)
+    seen = asarray(mask)
+    seen = seen if seen.type.dtype is BOOL else cast(seen, q.type.dtype)
+    return composite("attention", _attention, q, k, v, seen, scale=factor)
 
 
 def split_heads(x: Array, heads: int) -> Array:
@@ -67,8 +88,6 @@ def join_heads(x: Array) -> Array:
 
 def _attention(q: Array, k: Array, v: Array, mask: Array | None = None, *, scale: float) -> Array:
     scores = wide(q @ k.mT) * scale
-    if mask is not None and mask.type.dtype is BOOL:
-        scores = mnp.where(mask, scores, masked_value(scores.type.dtype))
-    elif mask is not None:
-        scores = scores + wide(mask)
+    if mask is not None:
+        scores = masked(scores, mask)
     return cast(softmax_body(scores), v.type.dtype) @ v

@@ -20,7 +20,7 @@ from ..numpy import random
 from ..numpy.promotion import asarray, floats
 from ..util.annotation_checks import checked, truth
 from ..util.argument_checks import integer
-from .attention import join_heads, scaled_dot_product_attention, split_heads
+from .attention import both_masks, causal_mask, join_heads, scaled_dot_product_attention, split_heads
 from .layers import MLP, STATIC, GatedMLP, LayerNorm, Linear, RMSNorm, check_parts, dropout
 
 
@@ -44,11 +44,6 @@ def rotary(x: Operand, positions: Operand, *, base: float = 10_000.0, interleave
         return mnp.stack([first * cos - second * sin, second * cos + first * sin], -1).reshape(array.shape)
     first, second = array[..., : size // 2], array[..., size // 2 :]
     return mnp.concat([first * cos - second * sin, second * cos + first * sin], -1)
-
-
-def causal_mask(queries: Operand, keys: Operand) -> Array:
-    """Where position `keys` (k,) is not after position `queries` (..., q): (..., q, k), bool."""
-    return mnp.expand_dims(asarray(queries), -1) >= asarray(keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +115,7 @@ class Attention:
         at, there = mnp.arange(source.shape[-2]), mnp.arange(target.shape[-2])
         q, (k, v) = self._queries(source, at), self._keys_and_values(target, there)
         allowed = causal_mask(at, there) if self.causal else None
-        return self._attended(q, k, v, _both(allowed, mask))
+        return self._attended(q, k, v, both_masks(allowed, mask))
 
     @checked
     def step(self, x: Operand, cache: KVCache, mask: Operand | None = None) -> tuple[Array, KVCache]:
@@ -132,7 +127,7 @@ class Attention:
         k, v = asarray(grown.key), asarray(grown.value)
         there = mnp.arange(k.shape[-2])
         allowed = causal_mask(at, there) if self.causal else there < used + source.shape[-2]
-        return self._attended(self._queries(source, at), k, v, _both(allowed, mask)), grown
+        return self._attended(self._queries(source, at), k, v, both_masks(allowed, mask)), grown
 
     def _check(self) -> None:
         check_parts(self, "query", "key", "value", "output")
@@ -261,15 +256,3 @@ def _keys(key: Operand | None) -> Sequence[Any]:
         return (None, None, None)
     keys = random.split(key, 3)
     return [keys[at] for at in range(3)]
-
-
-def _both(allowed: Array | None, mask: Operand | None) -> Array | None:
-    """A bool mask and the user's, bool or added to the scores."""
-    if mask is None:
-        return allowed
-    given = asarray(mask)
-    if allowed is None:
-        return given
-    if given.type.dtype.kind == "b":
-        return mnp.logical_and(allowed, given)
-    return mnp.where(allowed, given, mnp.asarray(-1e30 if given.type.dtype.itemsize > 2 else -6e4, dtype=given.dtype))

@@ -32,7 +32,7 @@ from ..util.byte_sizes import counted
 from .data import Cursor, Rows, Shares, batch_of, padded, rows_of
 from .gradients import in_turn, interleaved, of_rows, step_key
 from .step_config import Recipe
-from .worker_group import Alone, Formed, Together, live_workers, stages_for
+from .worker_group import LocalGroup, SessionGroup, WorkerGroup, live_workers, stages_for
 
 Step = Callable[..., tuple[Any, Any]]
 
@@ -86,9 +86,9 @@ class Gradients:
         if workers:
             assert mesh is not None
             opened = mesh.open_session(stepping, copies, 10)
-            self._formed: Formed = Together(opened, False, lambda given: opened.step(*_each(given)))
+            self._group: WorkerGroup = SessionGroup(opened, False, lambda given: opened.step(*_each(given)))
         else:
-            self._formed = Alone(stepping, _each)
+            self._group = LocalGroup(stepping, _each)
         self.loss = self._step(first)
 
     def __repr__(self) -> str:
@@ -97,7 +97,7 @@ class Gradients:
     @property
     def owners(self) -> Mapping[str, tuple[str, ...]]:
         """By path of a param, the names of the workers that have its gradient; empty where the plan is elsewhere."""
-        plan = self._formed.plan
+        plan = self._group.plan
         if plan is None:
             return {}
         names = {worker.node: worker.name for worker in plan.workers}
@@ -118,11 +118,11 @@ class Gradients:
 
     def fetch(self) -> Any:
         """The gradients, numpy arrays like the params."""
-        return self._formed.state()["gradients"]
+        return self._group.state()["gradients"]
 
     def close(self) -> None:
         """Free what there is of them on the workers."""
-        self._formed.close()
+        self._group.close()
 
     def __enter__(self) -> Gradients:
         return self
@@ -133,7 +133,7 @@ class Gradients:
         self.close()
 
     def _step(self, given: Any) -> float:
-        return float(self._formed.step(given).result())
+        return float(self._group.step(given).result())
 
 
 def _arguments(shares: Shares, batch: Any, keeps: int) -> tuple[Any, Any, Any]:

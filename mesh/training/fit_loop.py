@@ -1,8 +1,8 @@
 """Fit loop: one call of `fit`.  It feeds steps to whoever computes them, and takes note of those that are done.
 
 A step counts once all workers have done it: only then do the cursor and the number of steps move on.  When workers come
-or go, the steps under way are waited for, and the next ones are computed by another formation of the same state.  Where
-the state died with its workers, the steps since it was fetched last are done again, and not told again.
+or go, the steps under way are waited for, and another group computes the next ones from the same state.  Where the
+state died with its workers, the steps since it was fetched last are done again, and not reported again.
 """
 
 from __future__ import annotations
@@ -21,11 +21,20 @@ from wire.policy.strategies import Strategy
 
 from ..client.mesh import Mesh
 from .checkpoint import Checkpoints
-from .data import Cursor, Data, Rows
+from .data import Cursor, Rows
 from .profiler import Profile
 from .progress import Callback, History, StepReport
-from .step_config import Recipe
-from .worker_group import Choice, Formed, Told, bytes_of, choose, form, live_workers, together
+from .worker_group import (
+    Choice,
+    Feed,
+    StepResult,
+    WorkerGroup,
+    bytes_of,
+    choose,
+    form_group,
+    live_workers,
+    without_ranks,
+)
 
 AHEAD = 4  # steps that are fed before the first of them is waited for
 TAKEN = 2  # of them at once, so that threads wake each other half as often
@@ -38,8 +47,8 @@ LOSSES_MAX = 10  # in a row, without a step that was not done before
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
-    """What a call of `fit` asks for."""
+class FitOptions:
+    """What a call of `fit` asks for beside its data."""
 
     strategy: Strategy
     epochs: int  # the first that is not begun
@@ -52,8 +61,8 @@ class Wishes:
     callbacks: Sequence[Callback]
 
 
-class _FormationLost(Exception):
-    """Its state died with its workers, or they are fewer than it is for; and why."""
+class _GroupLost(Exception):
+    """The group's state died with its workers, or there are fewer workers than it needs; `why` is the error."""
 
     def __init__(self, why: NodeLost | PlacementError) -> None:
         super().__init__(str(why))
@@ -61,28 +70,28 @@ class _FormationLost(Exception):
 
 
 @contextlib.contextmanager
-def _formation() -> Iterator[None]:
-    """What a formation is asked for; an error of a callback is none of these."""
+def _group_errors() -> Iterator[None]:
+    """Turn the loss of workers into _GroupLost; errors of callbacks are raised outside of this."""
     try:
         yield
     except (NodeLost, PlacementError) as error:
-        raise _FormationLost(error) from error
+        raise _GroupLost(error) from error
 
 
 class Run:
     """`state`, `cursor` and `number` are those after the last step of which the state was fetched."""
 
     def __init__(
-        self, recipe: Recipe, mesh: Mesh | None, data: Data, wishes: Wishes, state: Any, cursor: Cursor, number: int
+        self, feed: Feed, mesh: Mesh | None, options: FitOptions, state: Any, cursor: Cursor, number: int
     ) -> None:
         self.state, self.cursor, self.number = state, cursor, number
-        self._recipe, self._mesh, self._data, self._wishes = recipe, mesh, data, wishes
-        self._formed: Formed | None = None
+        self._feed, self._mesh, self._options = feed, mesh, options
+        self._group: WorkerGroup | None = None
         self._choice = Choice(1, "single")
-        self._begun = False  # whether there was a formation
+        self._begun = False  # whether there was a group
         self._workers = self._counted = 0
         self._done = number  # steps that all workers have done
-        self._under_way: deque[tuple[Told, Rows]] = deque()
+        self._under_way: deque[tuple[StepResult, Rows]] = deque()
         self._fed: list[Cursor] = []  # after each step that was begun since the state was fetched, or is about to be
         self._history = History()
         self._profile = Profile()
@@ -90,10 +99,10 @@ class Run:
         self._epoch_losses: list[float] = []
         self._looked_s = self._fetched_s = time.monotonic()
         self._fetch_s = 0.0  # what the last fetch took
-        self._first, self._told, self._losses = number, number, 0
+        self._first, self._reported, self._losses = number, number, 0
 
     def go(self) -> History:
-        """Do all steps; what happened."""
+        """Do all steps, and return what happened."""
         begun_s = time.monotonic()
         try:
             while not self._tried():
@@ -108,29 +117,29 @@ class Run:
         """Whether all steps are done; False if the state was lost."""
         try:
             self._do_all()
-        except _FormationLost as lost:
+        except _GroupLost as lost:
             fewer = isinstance(lost.why, PlacementError)
             if self._mesh is None or self._losses >= LOSSES_MAX or (fewer and self._live() == self._counted):
                 raise lost.why from None
-            self._begun &= not fewer or self._told > self._first  # else it is refused for what it asked for
+            self._begun &= not fewer or self._reported > self._first  # else it is refused for what it asked for
             return False
         return True
 
     def _do_all(self) -> None:
         for rows in self._rows():
-            self._formed_for(rows)
-            self._feed(rows)
+            self._ensure_group(rows)
+            self._begin_step(rows)
             if self._due(len(self._under_way)):
                 self._settle()
                 self._save()
             elif self._mesh is not None and time.monotonic() - self._fetched_s > self._fetch_after_s:
                 self._settle()
         self._settle()
-        if self._wishes.store is not None and self._wishes.store.step != self.number:
+        if self._options.store is not None and self._options.store.step != self.number:
             self._save()
 
     def _go_back(self) -> None:
-        """Steps since the state was fetched last are to be done again, by whoever is there then."""
+        """Do the steps since the state was fetched last again, on the workers that are there."""
         self._losses += 1
         self._under_way.clear()
         self._fed.clear()
@@ -145,10 +154,10 @@ class Run:
     # -- steps
 
     def _rows(self) -> Iterator[Rows]:
-        cursor, fed, most = self.cursor, self.number - self._first, self._wishes.steps
-        while cursor.epoch < self._wishes.epochs and (most is None or fed < most):
+        cursor, fed, most = self.cursor, self.number - self._first, self._options.steps
+        while cursor.epoch < self._options.epochs and (most is None or fed < most):
             begun = cursor
-            for rows in self._data.epoch(cursor):
+            for rows in self._feed.data.epoch(cursor):
                 if most is not None and fed >= most:
                     return
                 yield rows
@@ -158,52 +167,52 @@ class Run:
                     raise InputError(f"data gave no batch in epoch {begun.epoch}: they can be iterated once only")
                 cursor = Cursor(begun.epoch + 1)
 
-    def _feed(self, rows: Rows) -> None:
-        assert self._formed is not None
+    def _begin_step(self, rows: Rows) -> None:
+        assert self._group is not None
         self._fed.append(rows.after)
-        with _formation():
-            self._under_way.append((self._formed.step(rows), rows))
+        with _group_errors():
+            self._under_way.append((self._group.step(rows), rows))
         if len(self._under_way) >= AHEAD:
             while len(self._under_way) > AHEAD - TAKEN:
                 self._take()
 
     def _take(self) -> None:
-        """The oldest step under way is done."""
-        told, rows = self._under_way[0]
-        with _formation():
-            found = told.result()
+        """Wait for the oldest step under way, and take note of it."""
+        result, rows = self._under_way[0]
+        with _group_errors():
+            report = result.result()
         self._under_way.popleft()
         number = self._done = self._done + 1
-        loss, skipped = float(found["loss"]), not bool(found["good"])
-        if number <= self._told:
+        loss, skipped = float(report["loss"]), not bool(report["good"])
+        if number <= self._reported:
             return
-        self._told, self._losses = number, 0
+        self._reported, self._losses = number, 0
         self._history.losses.append(loss)
         self._history.rows += rows.counted
         epoch = rows.after.epoch - (rows.after.batch == 0)
-        shares = self._formed.shares if self._formed is not None else {}
-        report = StepReport(
-            number, epoch, loss, float(found["norm"]), skipped, rows.counted, self._workers, self._sent_bytes(rows),
+        shares = self._group.shares if self._group is not None else {}
+        step = StepReport(
+            number, epoch, loss, float(report["norm"]), skipped, rows.counted, self._workers, self._sent_bytes(rows),
             shares,
         )  # fmt: skip
-        for callback in self._wishes.callbacks:
-            callback.on_step(report)
+        for callback in self._options.callbacks:
+            callback.on_step(step)
         self._epoch_losses.append(loss)
         if rows.after.batch == 0:
             losses, self._epoch_losses = self._epoch_losses, []
-            for callback in self._wishes.callbacks:
+            for callback in self._options.callbacks:
                 callback.on_epoch(epoch, losses)
-        self._judge(number, skipped, found)
+        self._judge(number, skipped, report)
 
-    def _judge(self, number: int, skipped: bool, found: Any) -> None:
-        """Three steps in a row that no rank could use end the run, but for those that a smaller scale would mend."""
+    def _judge(self, number: int, skipped: bool, report: Any) -> None:
+        """End the run after three skipped steps in a row; those that a smaller loss scale would mend do not count."""
         if not skipped:
             self._vetoes.clear()
             return
         self._history.skipped.append(number)
-        if "scale" in found and float(found["scale"]) > 1:
+        if "scale" in report and float(report["scale"]) > 1:
             return
-        self._vetoes.append([rank for rank, good in enumerate(np.asarray(found["flags"])) if not good])
+        self._vetoes.append([rank for rank, good in enumerate(np.asarray(report["flags"])) if not good])
         if len(self._vetoes) < VETOES_MAX:
             return
         always = set(self._vetoes[0]).intersection(*self._vetoes[1:])
@@ -218,45 +227,45 @@ class Run:
         """Wait for all steps under way, and have the state after them."""
         while self._under_way:
             self._take()
-        if self._formed is not None and self._done != self.number:
+        if self._group is not None and self._done != self.number:
             begun_s = time.monotonic()
-            with _formation():
-                self._fetch(self._formed)
+            with _group_errors():
+                self._fetch(self._group)
             self._fetched_s = time.monotonic()
             self._fetch_s = self._fetched_s - begun_s
 
-    def _fetch(self, formed: Formed) -> None:
-        """Have the state after all steps that were begun.  It says itself how many those are, whenever Ctrl-C came."""
-        state = together(formed.state())
+    def _fetch(self, group: WorkerGroup) -> None:
+        """Fetch the state after all steps that were begun; the state counts them itself, whenever Ctrl-C came."""
+        state = without_ranks(group.state())
         done = int(state["step"]) - int(self.state["step"])
         if done:
             self.state, self.cursor, self.number = state, self._fed[done - 1], self.number + done
         self._fed.clear()
 
     def _due(self, under_way: int) -> bool:
-        store = self._wishes.store
-        return store is not None and (self._done + under_way) % self._wishes.every == 0
+        store = self._options.store
+        return store is not None and (self._done + under_way) % self._options.every == 0
 
     def _save(self) -> None:
-        store = self._wishes.store
+        store = self._options.store
         if store is None:
             return
-        path = store.save(self.number, self.cursor, self.state, {"seed": self._recipe.seed})
-        for callback in self._wishes.callbacks:
+        path = store.save(self.number, self.cursor, self.state, {"seed": self._feed.recipe.seed})
+        for callback in self._options.callbacks:
             callback.on_checkpoint(self.number, path)
 
     def _end(self) -> None:
-        """Whatever happened: what is done is kept, and nothing is left on workers."""
-        formed, self._formed = self._formed, None
-        if formed is None:
+        """Keep what is done, and free what the workers hold, however the run ended."""
+        group, self._group = self._group, None
+        if group is None:
             return
-        self._profile.take(formed.spans)
+        self._profile.take(group.spans)
         try:
             if self._fed:
                 with contextlib.suppress(MeshError):  # the run ended in an error already, which says more
-                    self._fetch(formed)
+                    self._fetch(group)
         finally:
-            formed.close()
+            group.close()
 
     # -- workers
 
@@ -266,56 +275,56 @@ class Run:
         self._looked_s = time.monotonic()
         return live_workers(self._mesh)
 
-    def _formed_for(self, rows: Rows) -> None:
-        """See to it that somebody computes, with as many workers as there are."""
-        if self._formed is not None and (self._mesh is None or time.monotonic() - self._looked_s < LOOK_S):
+    def _ensure_group(self, rows: Rows) -> None:
+        """Make sure that a group computes, with as many workers as there are."""
+        if self._group is not None and (self._mesh is None or time.monotonic() - self._looked_s < LOOK_S):
             return
-        live, most = self._live(), self._wishes.max_nodes
-        if self._mesh is not None and live < self._wishes.min_nodes:
+        live, most = self._live(), self._options.max_nodes
+        if self._mesh is not None and live < self._options.min_nodes:
             live = self._wait()
         workers = min(live, most or live)
-        choice = choose(self._recipe, self._wishes.strategy, max(live, 1), most, begun=self._begun)
-        if self._formed is not None and (choice == self._choice or (self._formed.elastic and choice.elastic)):
+        choice = choose(self._feed.recipe, self._options.strategy, max(live, 1), most, begun=self._begun)
+        if self._group is not None and (choice == self._choice or (self._group.elastic and choice.elastic)):
             self._changed(choice, max(workers, 1))
             return
         self._settle()
         self._disband()
         self._choice, self._workers, self._counted, self._begun = choice, max(workers, 1), live, True
-        with _formation():
-            self._formed = form(
-                self._mesh if live else None, self._recipe, self._data, choice, self.state, rows,
-                self._wishes.copies, min(self._wishes.every, 10),
+        with _group_errors():
+            self._group = form_group(
+                self._mesh if live else None, self._feed, choice, self.state, rows,
+                self._options.copies, min(self._options.every, 10),
             )  # fmt: skip
-        for callback in self._wishes.callbacks:
+        for callback in self._options.callbacks:
             callback.on_workers(self._workers)
 
     def _changed(self, choice: Choice, workers: int) -> None:
-        """The formation goes on by itself; whoever listens hears of another number of workers."""
+        """The group goes on by itself, and callbacks hear of another number of workers."""
         self._choice, before, self._workers = choice, self._workers, workers
         if workers != before:
-            for callback in self._wishes.callbacks:
+            for callback in self._options.callbacks:
                 callback.on_workers(workers)
 
     def _disband(self) -> None:
-        if self._formed is not None:
-            self._profile.take(self._formed.spans)
-            self._formed.close()
-            self._formed = None
+        if self._group is not None:
+            self._profile.take(self._group.spans)
+            self._group.close()
+            self._group = None
 
     def _wait(self) -> int:
-        """There are too few workers: keep what there is, and wait for more."""
+        """Save the state, and wait until there are enough workers."""
         self._settle()
         self._save()
         self._disband()
-        for callback in self._wishes.callbacks:
+        for callback in self._options.callbacks:
             callback.on_workers(0)
-        while (live := self._live()) < self._wishes.min_nodes:
+        while (live := self._live()) < self._options.min_nodes:
             _rest(self._mesh)
         return live
 
     def _name_of(self, rank: int) -> str:
-        """The worker of a rank; nothing where a step is split in another way, or the plan is elsewhere."""
-        plan = self._formed.plan if self._formed is not None else None
+        """The name of a rank's worker; "" where a step is split in another way, or the plan is not known."""
+        plan = self._group.plan if self._group is not None else None
         if plan is None:
             return ""
         nodes = {part.node for part in plan.parts}
@@ -325,14 +334,14 @@ class Run:
         return str(next((worker.name for worker in plan.workers if worker.node == node), node))
 
     def _sent_bytes(self, rows: Rows) -> int:
-        plan = self._formed.plan if self._formed is not None else None
+        plan = self._group.plan if self._group is not None else None
         if plan is not None and len({part.node for part in plan.parts}) > 1 and not plan.gangs:
             return int(plan.cut_bytes)
         return (sum(gang.sent_bytes for gang in plan.gangs) if plan is not None else 0) + bytes_of(rows)
 
 
 def _rest(mesh: Mesh | None) -> None:
-    """A moment, also of simulated time."""
+    """Sleep for a moment, in simulated time on a simulated mesh."""
     assert mesh is not None
     try:
         mesh.simulation.wait(WAIT_S)

@@ -25,10 +25,12 @@ from ..transforms.grad import value_and_grad
 from ..transforms.vmap import vmap
 from .step_config import Recipe
 
-Found = tuple[Array, Any]  # a loss, and the gradients
+LossAndGradients = tuple[Array, Any]
 
 
-def of_rows(recipe: Recipe, params: Any, batch: Any, weights: Array, key: Any, scale: Any, rows_apart: bool) -> Found:
+def of_rows(
+    recipe: Recipe, params: Any, batch: Any, weights: Array, key: Any, scale: Any, rows_apart: bool
+) -> LossAndGradients:
     """The loss of these rows, and its gradients in the params' own dtypes.
 
     With `rows_apart` a loss that is a mean is computed row by row.
@@ -44,7 +46,7 @@ def of_rows(recipe: Recipe, params: Any, batch: Any, weights: Array, key: Any, s
     return loss / scale, tree.map(lambda each: each / scale, gradients)
 
 
-def in_turn(recipe: Recipe, turns: int, compute: Callable[[Any, Any], Found], rows: Any) -> Found:
+def in_turn(recipe: Recipe, turns: int, compute: Callable[[Any, Any], LossAndGradients], rows: Any) -> LossAndGradients:
     """The sum over `turns` equal parts of the rows, one after the other, so that one is in memory at a time."""
     if turns == 1:
         return compute(rows, np.int32(0))
@@ -54,17 +56,17 @@ def in_turn(recipe: Recipe, turns: int, compute: Callable[[Any, Any], Found], ro
     def turn(carry: Any, part: Any) -> tuple[Any, tuple[()]]:
         return tree.map(mnp.add, carry, compute(*part)), ()
 
-    found: Found = scan(turn, shapes, (parts, numbers))[0]
+    found: LossAndGradients = scan(turn, shapes, (parts, numbers))[0]
     return found
 
 
-def each_alone(turns: int, compute: Callable[[Any, Any], Found], rows: Any, first: Any) -> Found:
+def each_alone(turns: int, compute: Callable[[Any, Any], LossAndGradients], rows: Any, first: Any) -> LossAndGradients:
     """Loss and gradients of each of `turns` parts of the rows, stacked: every one is computed by the same graph."""
 
-    def turn(number: Any, part: Any) -> tuple[Any, Found]:
+    def turn(number: Any, part: Any) -> tuple[Any, LossAndGradients]:
         return number + 1, compute(part, number)
 
-    found: Found = scan(turn, asarray(first), _parts(rows, turns))[1]
+    found: LossAndGradients = scan(turn, asarray(first), _parts(rows, turns))[1]
     return found
 
 
@@ -77,9 +79,9 @@ def by_turns(turns: int, turn: Callable[[Any, Any, Any], Any], first: Any, rows:
     return scan(one, first, (_parts(rows, turns), mnp.arange(turns, dtype="int32")))[0]
 
 
-def interleaved(turns: int, compute: Callable[[Any, Any], Found], rows: Any) -> Found:
+def interleaved(turns: int, compute: Callable[[Any, Any], LossAndGradients], rows: Any) -> LossAndGradients:
     """As `in_turn`, written out: parts take every `turns`-th row, so that whoever splits the rows splits each part."""
-    total: Found | None = None
+    total: LossAndGradients | None = None
     for turn in range(turns):
         part = tree.map(lambda leaf, turn=turn: _strided(leaf, turns, turn), rows)
         found = compute(part, np.int32(turn))
@@ -88,7 +90,7 @@ def interleaved(turns: int, compute: Callable[[Any, Any], Found], rows: Any) -> 
     return total
 
 
-def value_shapes(compute: Callable[[Any, Any], Found], parts: Any) -> tuple[Found, None]:
+def value_shapes(compute: Callable[[Any, Any], LossAndGradients], parts: Any) -> tuple[LossAndGradients, None]:
     """Zeros like what `compute` gives of one part."""
     found = compute(tree.map(lambda leaf: leaf[0], parts), np.int32(0))
     return tree.map(lambda leaf: mnp.zeros(leaf.shape, leaf.dtype), found), None

@@ -1,15 +1,18 @@
-"""The step of training, as one program: loss, gradients, their exchange, the veto, clipping and the optimiser's update.
+"""Training step: loss, gradients, their exchange, the check for NaN, clipping and the update, as one program.
 
-    state, told = step(state, resident, batch, weights)
+    state, report = step(state, resident, batch, weights)
 
-It is made once and carried by a session.  `ranks` above 1 are ranks that share a batch, each with all params; with one,
-it is a program about whole tensors, for one worker, or for a strategy that splits it.
+A session traces it once and repeats it.  A step is of one of four kinds, and a function builds each:
+* single: one worker, or a strategy that splits whole tensors;
+* data-parallel: every rank has all params and its rows of the batch; ranks exchange sums of gradients;
+* sharded: the same for deterministic training; ranks exchange the gradients of virtual shards, not sums;
+* updating: the schedule "pipedream" changes the weights after every micro-batch.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,14 +27,14 @@ from ..spmd.shard_map import shard_map
 from ..transforms.control_flow import cond
 from . import gradient_exchange
 from .data import Shares
-from .gradients import Found, by_turns, each_alone, finite, in_turn, interleaved, of_rows, step_key
+from .gradients import LossAndGradients, by_turns, each_alone, finite, in_turn, interleaved, of_rows, step_key
 from .step_config import SCALE_FIRST, SCALE_MAX, SCALE_STEPS, Recipe
 
 Step = Callable[..., tuple[Any, Any]]
 
 
 def first_state(recipe: Recipe, params: Any, ranks: int) -> dict[str, Any]:
-    """What a step changes, before the first one."""
+    """The state before the first step: all that a step changes."""
     size = gradient_exchange.memory_size(params, recipe.compression) if ranks > 1 else 0
     return {
         "params": params,
@@ -43,167 +46,239 @@ def first_state(recipe: Recipe, params: Any, ranks: int) -> dict[str, Any]:
 
 
 def training_step(recipe: Recipe, ranks: int, whole: bool, rows_apart: bool, unlike: Shares | None = None) -> Step:
-    """The step of so many ranks; `whole`: it is split by others, who cannot split loops; `unlike` says what each rank
-    has where that is not the same."""
+    """The step of this many ranks.
+
+    `whole`: a strategy splits the step's tensors, and it cannot split loops.  `unlike`: the rows and turns of each
+    rank, where ranks have different numbers of them.
+    """
+    if recipe.updates:
+        return _updating_step(recipe, rows_apart)
+    if recipe.shards:
+        return _sharded_step(recipe, ranks, rows_apart, unlike)
+    if ranks > 1:
+        return _data_parallel_step(recipe, ranks, rows_apart, unlike)
+    return _single_step(recipe, whole, rows_apart)
+
+
+def _single_step(recipe: Recipe, whole: bool, rows_apart: bool) -> Step:
+    def step(state: Any, resident: Any, batch: Any, weights: Array) -> tuple[Any, Any]:
+        compute, parts = _part_gradients(recipe, rows_apart, state), (_rows(resident, batch), weights)
+        if whole:
+            loss, gradients = interleaved(recipe.accumulate, compute, parts)
+        else:
+            loss, gradients = in_turn(recipe, recipe.accumulate, compute, parts)
+        return _updated(recipe, state, state, loss, gradients, _finite_flag(loss, gradients))
+
+    return step
+
+
+def _data_parallel_step(recipe: Recipe, ranks: int, rows_apart: bool, unlike: Shares | None) -> Step:
+    turns = unlike.turns if unlike is not None else (recipe.accumulate,) * ranks
+
+    def local(state: Any, resident: Any, batch: Any, weights: Array) -> tuple[Any, Any]:
+        rank, compute = collectives.axis_index(gradient_exchange.AXIS), _part_gradients(recipe, rows_apart, state)
+
+        def rank_gradients(batch: Any, weights: Array, leader: int) -> LossAndGradients:
+            first, rows = _first_turn(turns, leader, rank), (_rows(resident, batch), weights)
+            return in_turn(recipe, turns[leader], lambda part, number: compute(part, first + number), rows)
+
+        if unlike is None:
+            loss, gradients = rank_gradients(batch, weights, 0)
+        else:
+            kinds = list(zip(unlike.rows, turns, strict=True))
+            loss, gradients = _by_rank(rank, unlike, kinds, rank_gradients, batch, weights)
+        flag, unsent = _finite_flag(loss, gradients), state["unsent"]
+        head = mnp.concatenate([loss[None], mnp.where(mnp.arange(ranks, dtype="int32") == rank, flag, 0.0)])
+        if recipe.compression is None:  # the head comes first, and so is in the bucket that leaves last
+            factor = _scale_factor(state)
+            sent = gradient_exchange.narrowed(recipe, gradients, factor)
+            (head, gradients), unsent = gradient_exchange.summed(recipe, (head, sent), unsent)
+            gradients = gradient_exchange.widened(recipe, gradients, state["params"], factor)
+        else:
+            head = collectives.all_reduce(head, gradient_exchange.AXIS)
+            gradients, unsent = gradient_exchange.summed(recipe, gradients, unsent)
+        return _updated(recipe, {**state, "unsent": unsent}, state, head[0], gradients, head[1:])
+
+    return _on_ranks(local, ranks)
+
+
+def _sharded_step(recipe: Recipe, ranks: int, rows_apart: bool, unlike: Shares | None) -> Step:
+    turns = unlike.turns if unlike is not None else (-(-recipe.shards // ranks),) * ranks
+    if unlike is None:
+        blocks = gradient_exchange.one_by_one(ranks, turns[0], recipe.shards)
+    else:
+        firsts = itertools.accumulate(turns, initial=0)
+        blocks = [gradient_exchange.blocks_of(*pair, recipe.shards) for pair in zip(firsts, turns, strict=False)]
+    blocks_max = max(map(len, blocks))
 
     def local(state: Any, resident: Any, batch: Any, weights: Array) -> tuple[Any, Any]:
         rank = collectives.axis_index(gradient_exchange.AXIS) if ranks > 1 else np.int32(0)
-        factor = None if state["scale"] is None else state["scale"]["factor"]
+        compute = _part_gradients(recipe, rows_apart, state)
 
-        def found_of(batch: Any, weights: Array, turns: int, first: Any) -> Found:
-            """Of what a rank has, in so many turns of which the `first` has this number; of shards each one's."""
-            rows = batch if resident is None else tree.map(lambda leaf: leaf[batch], resident)
+        def shard_gradients(batch: Any, weights: Array, leader: int) -> LossAndGradients:
+            first = _first_turn(turns, leader, rank)
+            return each_alone(turns[leader], compute, (_rows(resident, batch), weights), first)
 
-            def compute(part: Any, number: Any) -> Found:
-                own, counted = part
-                key = step_key(recipe, state["step"], first + number)
-                return of_rows(recipe, state["params"], own, counted, key, factor, rows_apart)
-
-            if recipe.shards:
-                return each_alone(turns, lambda part, at: compute(part, at - first), (rows, weights), first)
-            if whole:
-                return interleaved(turns, compute, (rows, weights))
-            return in_turn(recipe, turns, compute, (rows, weights))
+        def block_gradients(batch: Any, weights: Array, leader: int) -> LossAndGradients:
+            """Shards added up as far as a rank can, and zeros behind them where others have more blocks."""
+            stacked, first = shard_gradients(batch, weights, leader), sum(turns[:leader])
+            sums: LossAndGradients = gradient_exchange.added_up(stacked, first, blocks[leader])
+            missing = blocks_max - len(blocks[leader])
+            return tree.map(partial(_with_zeros, rows=missing), sums) if missing else sums
 
         if unlike is None:
-            turns = -(-recipe.shards // ranks) if recipe.shards else recipe.accumulate
-            found = found_of(batch, weights, turns, rank * turns)
+            stacked = shard_gradients(batch, weights, 0)
         else:
-            found = _by_rank(recipe, rank, unlike, found_of, (batch, weights))
-        flag = finite((found[0], optim.global_norm(found[1])))[None]  # the norm is no number if a gradient is none
-        unsent = state["unsent"]
-        if recipe.shards:
-            flags = collectives.all_gather(flag, gradient_exchange.AXIS) if ranks > 1 else flag
-            blocks = _blocks(recipe, unlike) if unlike else gradient_exchange.one_by_one(ranks, turns, recipe.shards)
-            loss, gradients = gradient_exchange.combined(found, blocks, recipe.shards)
-            gradients = tree.map(lambda each, param: mnp.astype(each, param.dtype), gradients, state["params"])
-        elif ranks > 1:
-            mine = mnp.arange(ranks, dtype="int32") == rank
-            told = mnp.concatenate([found[0][None], mnp.where(mine, flag, 0.0)])
-            if recipe.compression is None:  # what is told comes first, and so is in the bucket that leaves last
-                sent = gradient_exchange.narrowed(recipe, found[1], factor)
-                (told, gradients), unsent = gradient_exchange.summed(recipe, (told, sent), unsent)
-                gradients = gradient_exchange.widened(recipe, gradients, state["params"], factor)
-            else:
-                told = collectives.all_reduce(told, gradient_exchange.AXIS)
-                gradients, unsent = gradient_exchange.summed(recipe, found[1], unsent)
-            loss, flags = told[0], told[1:]
-        else:
-            (loss, gradients), flags = found, flag
-        return _updated(recipe, {**state, "unsent": unsent}, state, loss, gradients, flags)
+            levels = [tuple([level for level, _ in mine]) for mine in blocks]
+            kinds = list(zip(unlike.rows, turns, levels, strict=True))
+            stacked = _by_rank(rank, unlike, kinds, block_gradients, batch, weights)
+        flag = _finite_flag(*stacked)
+        flags = collectives.all_gather(flag, gradient_exchange.AXIS) if ranks > 1 else flag
+        loss, gradients = gradient_exchange.combined(stacked, blocks, recipe.shards)
+        gradients = tree.map(lambda leaf, param: mnp.astype(leaf, param.dtype), gradients, state["params"])
+        return _updated(recipe, state, state, loss, gradients, flags)
 
-    if recipe.updates:
-        return partial(_changing, recipe, rows_apart)
+    return _on_ranks(local, ranks)
+
+
+def _updating_step(recipe: Recipe, rows_apart: bool) -> Step:
+    """The step that changes the weights after each part of its rows, by the mean over that part's rows.
+
+    If a weight is NaN or Inf in the end, nothing changes.  The norm that it reports is the root of the mean square of
+    the parts' norms.
+    """
+
+    def step(state: Any, resident: Any, batch: Any, weights: Array) -> tuple[Any, Any]:
+        rows, factor, zero = _rows(resident, batch), _scale_factor(state), np.float32(0)
+
+        def turn(carry: Any, part: Any, number: Any) -> Any:
+            total, squares, params, optimiser = carry
+            own, counted = part
+            key = step_key(recipe, state["step"], number)
+            loss, gradients = of_rows(recipe, params, own, counted, key, factor, rows_apart)
+            share = mnp.sum(counted)
+            mean = mnp.where(share > 0, share, 1.0)
+            gradients = tree.map(lambda leaf: apply("after", leaf, loss) / mnp.astype(mean, leaf.dtype), gradients)
+            updates, following = recipe.optimiser.update(gradients, optimiser, params)
+            changed = optim.apply_updates(params, updates), following
+            kept = tree.map(lambda new, old: mnp.where(share > 0, new, old), changed, (params, optimiser))
+            squares = [mnp.astype(sum_of_squares(leaf), "float32") + before
+                       for leaf, before in zip(tree.leaves(gradients), squares, strict=True)]  # fmt: skip
+            return total + loss, squares, *kept
+
+        first = zero, [zero] * len(tree.leaves(state["params"])), state["params"], state["optimiser"]
+        loss, squares, params, optimiser = by_turns(recipe.accumulate, turn, first, (rows, weights))
+        norm = mnp.sqrt(sum(squares[1:], squares[0]) / np.float32(recipe.accumulate))
+        flags = finite((loss, norm, params))[None]
+        good = mnp.all(flags > 0)
+        kept = _if_good(good, (params, optimiser), (state["params"], state["optimiser"]))
+        scale, report = _scale_and_report(state, loss, norm, good, flags)
+        return {**state, "params": kept[0], "optimiser": kept[1], "step": state["step"] + 1, "scale": scale}, report
+
+    return step
+
+
+def _on_ranks(local: Step, ranks: int) -> Step:
+    """The step whose ranks each run `local` on their part of the batch."""
     if ranks == 1:
         return local
     split = PartitionSpec(gradient_exchange.AXIS)
     specs = {"params": None, "optimiser": None, "step": None, "scale": None, "unsent": split}
 
     def step(state: Any, resident: Any, batch: Any, weights: Array) -> tuple[Any, Any]:
-        lying = {name: spec if state[name] is not None else None for name, spec in specs.items()}
-        mapped = shard_map(local, Grid((ranks,), (gradient_exchange.AXIS,)), (lying, None, split, split), (lying, None))
-        found: tuple[Any, Any] = mapped(state, resident, batch, weights)
-        return found
+        placed = {name: spec if state[name] is not None else None for name, spec in specs.items()}
+        mapped = shard_map(
+            local, Grid((ranks,), (gradient_exchange.AXIS,)), (placed, None, split, split), (placed, None)
+        )
+        result: tuple[Any, Any] = mapped(state, resident, batch, weights)
+        return result
 
     return step
 
 
-def _by_rank(recipe: Recipe, rank: Any, shares: Shares, found_of: Callable[..., Found], given: Any) -> Found:
-    """What `found_of` makes of the rows that a rank takes: a branch for all ranks in a row that have as many.  Shards
-    are added up as far as a rank can, and get zeros behind them, as many as others have more."""
-    ranks, blocks = range(len(shares.rows)), _blocks(recipe, shares)
-    most = max(map(len, blocks))
-    alike = [(shares.rows[each], shares.turns[each], [level for level, _ in blocks[each]]) for each in ranks]
-    groups = [[*each] for _, each in itertools.groupby(ranks, lambda each: alike[each])]
+def _by_rank(
+    rank: Any, shares: Shares, kinds: Sequence[Hashable], compute: Callable[..., LossAndGradients], batch: Any,
+    weights: Array,
+) -> LossAndGradients:  # fmt: skip
+    """What `compute(batch, weights, leader)` makes of the rows of this rank.
+
+    A branch serves all neighbouring ranks of one kind; `leader` is the first of them.
+    """
+    groups = [[*group] for _, group in itertools.groupby(range(len(kinds)), lambda rank: kinds[rank])]
 
     def branch(group: list[int]) -> Any:
-        count, turns = shares.rows[group[0]], shares.turns[group[0]]
-        batch, weights = tree.map(lambda leaf: leaf[:count], given)
-        first = sum(shares.turns[: group[0]])
-        found = found_of(batch, weights, turns, first + (rank - group[0]) * turns)
-        if not recipe.shards:
-            return found
-        found = gradient_exchange.added_up(found, first, blocks[group[0]])
-        missing = most - len(blocks[group[0]])
-        return tree.map(partial(_with_zeros, rows=missing), found) if missing else found
+        count = shares.rows[group[0]]
+        return compute(*tree.map(lambda leaf: leaf[:count], (batch, weights)), group[0])
 
-    def of(groups: list[list[int]]) -> Any:
+    def branches(groups: list[list[int]]) -> Any:
         if len(groups) == 1:
             return branch(groups[0])
-        return cond(rank <= groups[0][-1], lambda: branch(groups[0]), lambda: of(groups[1:]))
+        return cond(rank <= groups[0][-1], lambda: branch(groups[0]), lambda: branches(groups[1:]))
 
-    found: Found = of(groups)
-    return found
+    result: LossAndGradients = branches(groups)
+    return result
 
 
-def _blocks(recipe: Recipe, shares: Shares) -> list[gradient_exchange.Blocks]:
-    """By rank, what it exchanges of its shards; nothing where there are none."""
-    if not recipe.shards:
-        return [()] * len(shares.turns)
-    firsts = itertools.accumulate(shares.turns, initial=0)
-    return [gradient_exchange.blocks_of(*each, recipe.shards) for each in zip(firsts, shares.turns, strict=False)]
+def _first_turn(turns: Sequence[int], leader: int, rank: Any) -> Any:
+    """The number of a rank's first turn, counted over all ranks; the ranks from `leader` to it have as many turns."""
+    return sum(turns[:leader]) + (rank - leader) * turns[leader] if leader else rank * turns[0]
+
+
+def _part_gradients(recipe: Recipe, rows_apart: bool, state: Any) -> Callable[[Any, Any], LossAndGradients]:
+    """A function of a part of the rows with its weights, and of the part's number."""
+    factor = _scale_factor(state)
+
+    def compute(part: Any, number: Any) -> LossAndGradients:
+        rows, weights = part
+        key = step_key(recipe, state["step"], number)
+        return of_rows(recipe, state["params"], rows, weights, key, factor, rows_apart)
+
+    return compute
+
+
+def _rows(resident: Any, batch: Any) -> Any:
+    """The rows themselves: `batch`, or the rows of `resident` at the places in `batch`."""
+    return batch if resident is None else tree.map(lambda leaf: leaf[batch], resident)
+
+
+def _finite_flag(loss: Array, gradients: Any) -> Array:
+    """1.0 if loss and gradients are finite, else 0.0, of shape (1,): the norm is NaN or Inf if a gradient is."""
+    return finite((loss, optim.global_norm(gradients)))[None]
 
 
 def _with_zeros(leaf: Array, rows: int) -> Array:
     return mnp.concatenate([leaf, mnp.zeros((rows, *leaf.shape[1:]), leaf.dtype)])
 
 
-def _changing(
-    recipe: Recipe, rows_apart: bool, state: Any, resident: Any, batch: Any, weights: Array
-) -> tuple[Any, Any]:
-    """A step that changes the weights after each of its parts, by the mean over the rows of that; and none if one of
-    them is no number in the end.  The norm that it tells is the root of the mean square of theirs."""
-    rows = batch if resident is None else tree.map(lambda leaf: leaf[batch], resident)
-    factor = None if state["scale"] is None else state["scale"]["factor"]
-    zero = np.float32(0)
-
-    def turn(carry: Any, part: Any, number: Any) -> Any:
-        total, squares, params, optimiser = carry
-        own, counted = part
-        key = step_key(recipe, state["step"], number)
-        loss, gradients = of_rows(recipe, params, own, counted, key, factor, rows_apart)
-        share = mnp.sum(counted)
-        mean = mnp.where(share > 0, share, 1.0)
-        gradients = tree.map(lambda each: apply("after", each, loss) / mnp.astype(mean, each.dtype), gradients)
-        updates, following = recipe.optimiser.update(gradients, optimiser, params)
-        made = optim.apply_updates(params, updates), following
-        kept = tree.map(lambda new, old: mnp.where(share > 0, new, old), made, (params, optimiser))
-        squares = [mnp.astype(sum_of_squares(each), "float32") + before
-                   for each, before in zip(tree.leaves(gradients), squares, strict=True)]  # fmt: skip
-        return total + loss, squares, *kept
-
-    first = zero, [zero] * len(tree.leaves(state["params"])), state["params"], state["optimiser"]
-    loss, squares, params, optimiser = by_turns(recipe.accumulate, turn, first, (rows, weights))
-    norm = mnp.sqrt(sum(squares[1:], squares[0]) / np.float32(recipe.accumulate))
-    flags = finite((loss, norm, params))[None]
-    good = mnp.all(flags > 0)
-    kept = tree.map(
-        lambda new, old: mnp.where(good, new, old), (params, optimiser), (state["params"], state["optimiser"])
-    )
-    told = {"loss": loss, "norm": norm, "good": good, "flags": flags}
-    scale = None if state["scale"] is None else _rescaled(state["scale"], good)
-    if scale is not None:
-        told["scale"] = factor
-    return {**state, "params": kept[0], "optimiser": kept[1], "step": state["step"] + 1, "scale": scale}, told
-
-
 def _updated(recipe: Recipe, after: Any, before: Any, loss: Array, gradients: Any, flags: Array) -> tuple[Any, Any]:
-    """The next state, which is the one before if anything is no number, and what the step tells."""
+    """The next state and the report; the state stays as it was `before` if anything is NaN or Inf."""
     norm = optim.global_norm(gradients)
     good = mnp.logical_and(mnp.all(flags > 0), mnp.logical_and(mnp.isfinite(loss), mnp.isfinite(norm)))
     if recipe.clip is not None:
         shrunk = mnp.where(norm > recipe.clip, recipe.clip / norm, 1.0)
-        gradients = tree.map(lambda each: each * shrunk, gradients)
+        gradients = tree.map(lambda leaf: leaf * shrunk, gradients)
     updates, optimiser = recipe.optimiser.update(gradients, before["optimiser"], before["params"])
-    made = {**after, "params": optim.apply_updates(before["params"], updates), "optimiser": optimiser}
-    kept = {name: None if value is None else tree.map(lambda new, old: mnp.where(good, new, old), value, before[name])
-            for name, value in made.items() if name in ("params", "optimiser", "unsent")}  # fmt: skip
-    scale = None if before["scale"] is None else _rescaled(before["scale"], good)
-    told = {"loss": loss, "norm": norm, "good": good, "flags": flags}
-    if scale is not None:
-        told["scale"] = before["scale"]["factor"]
+    changed = {**after, "params": optim.apply_updates(before["params"], updates), "optimiser": optimiser}
+    kept = {name: None if changed[name] is None else _if_good(good, changed[name], before[name])
+            for name in changed if name in ("params", "optimiser", "unsent")}  # fmt: skip
+    scale, report = _scale_and_report(before, loss, norm, good, flags)
     following = {**kept, "step": before["step"] + 1, "scale": scale}
-    return {name: following[name] for name in before}, told
+    return {name: following[name] for name in before}, report
+
+
+def _if_good(good: Array, changed: Any, before: Any) -> Any:
+    return tree.map(lambda new, old: mnp.where(good, new, old), changed, before)
+
+
+def _scale_factor(state: Any) -> Any:
+    return None if state["scale"] is None else state["scale"]["factor"]
+
+
+def _scale_and_report(state: Any, loss: Array, norm: Array, good: Array, flags: Array) -> tuple[Any, dict[str, Any]]:
+    report = {"loss": loss, "norm": norm, "good": good, "flags": flags}
+    if state["scale"] is None:
+        return None, report
+    return _rescaled(state["scale"], good), {**report, "scale": _scale_factor(state)}
 
 
 def _rescaled(scale: Any, good: Array) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from wire.errors import InputError
+from wire.policy.strategies import Strategy, text_of
 
 from ..optim import Optimiser
 
@@ -108,6 +109,16 @@ class Recipe:
     def takes_key(self) -> bool:
         """Whether the loss wants a key of its own for random numbers."""
         return "key" in inspect.signature(self.loss).parameters
+
+    def check_reproducible(self, strategy: Strategy) -> None:
+        """InputError, which says what to choose, where the bits of weights would follow the number of workers."""
+        if self.compression:
+            raise InputError(
+                "compressed gradients are not reproducible: what is left unsent follows the number of workers",
+                next_step="Leave out compression, or build the mesh without reproducible",
+            )
+        if not self.shards:  # with shards the same parts make every batch, whoever computes them
+            text_of(strategy, reproducible=True)
 
 
 __all__ = ["Compression", "Recipe", "TopK"]

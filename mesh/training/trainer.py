@@ -28,11 +28,11 @@ from ..util.byte_sizes import counted
 from .backward import Gradients
 from .checkpoint import Checkpoints, filled
 from .data import Cursor, data_of
-from .fit_loop import Run, Wishes
+from .fit_loop import FitOptions, Run
 from .progress import Callback, History, Progress
-from .reproducible import check_reproducible
 from .step import first_state
 from .step_config import Compression, Recipe
+from .worker_group import Feed
 
 SHARDS = 8
 
@@ -73,7 +73,7 @@ class DistributedTrainer:
             stages.micro_batches if stages else accumulate, precision, clip, compression,
             shards, bucket_bytes, seed, stages is not None, stages is not None and SCHEDULES[stages.schedule].updates,
         )  # fmt: skip
-        self._state = together_first(self.recipe, params)
+        self._state = initial_state(self.recipe, params)
         self._cursor, self._step = Cursor(), 0
         self._mesh: Mesh | None = None
 
@@ -101,7 +101,7 @@ class DistributedTrainer:
         if mesh is not None and not isinstance(mesh, Mesh):
             raise InputError(f"a trainer uses a Mesh, not a {type(mesh).__name__}", next_step="Build it with build()")
         if mesh is not None and mesh.reproducible:
-            check_reproducible(self.recipe, self._strategy)
+            self.recipe.check_reproducible(self._strategy)
         self._mesh = mesh
         return self
 
@@ -153,27 +153,27 @@ class DistributedTrainer:
         for callback in items(callbacks, "of callbacks"):
             if not isinstance(callback, Callback):
                 raise InputError(f"{callback!r} is no callback", next_step="Derive a class from mesh.training.Callback")
-        found = data_of(data, batch_size, shuffle, self.recipe.seed, drop_last)
+        data = data_of(data, batch_size, shuffle, self.recipe.seed, drop_last)
         store = Checkpoints(checkpoint, keep) if checkpoint is not None else None
         if store is not None and resume:
             self._resume(store, self._step)
-        if found.steps is not None and self._cursor.batch >= found.steps:  # data before these had more batches
+        if data.steps is not None and self._cursor.batch >= data.steps:  # data before these had more batches
             self._cursor = Cursor(self._cursor.epoch + 1)
         until = epochs if store is not None else self._cursor.epoch + epochs
         total = steps
-        if steps is None and found.steps is not None:
-            total = max(0, (until - self._cursor.epoch) * found.steps - self._cursor.batch)
+        if steps is None and data.steps is not None:
+            total = max(0, (until - self._cursor.epoch) * data.steps - self._cursor.batch)
         shown = [Progress(total)] if progress else []
-        wishes = Wishes(
+        options = FitOptions(
             self._strategy, until, steps, min_nodes, max_nodes, copies, store, every, (*callbacks, *shown)
         )  # fmt: skip
-        run = Run(self.recipe, self._mesh, found, wishes, self._state, self._cursor, self._step)
+        run = Run(Feed(self.recipe, data), self._mesh, options, self._state, self._cursor, self._step)
         try:
             return run.go()
         finally:
             self._state, self._cursor, self._step = run.state, run.cursor, run.number
-            for each in shown:
-                each.close()
+            for bar in shown:
+                bar.close()
 
     def forward_backward(self, batch: Any, *, copies: str = "none") -> Gradients:
         """The gradients of the mean loss of a batch, which stay with the workers that have the params that they are of,
@@ -190,11 +190,11 @@ class DistributedTrainer:
         return self._resume(Checkpoints(folder), 0)
 
     def _resume(self, store: Checkpoints, least: int) -> bool:
-        found = store.latest()
-        if found is None or found.step < least:
+        checkpoint = store.latest()
+        if checkpoint is None or checkpoint.step < least:
             return False
-        self._state = filled(self._state, found.state)
-        self._cursor, self._step = found.cursor, found.step
+        self._state = filled(self._state, checkpoint.state)
+        self._cursor, self._step = checkpoint.cursor, checkpoint.step
         return True
 
 
@@ -211,7 +211,7 @@ def _check_counts(least: int, **counts: int) -> None:
             raise InputError(f"{name} is an int of at least {least}, not {count!r}")
 
 
-def together_first(recipe: Recipe, params: Any) -> dict[str, Any]:
+def initial_state(recipe: Recipe, params: Any) -> dict[str, Any]:
     """The first state without ranks, as arrays of this process."""
     named = tree.flatten_with_paths(params)[0]
     if not named:

@@ -22,7 +22,7 @@ from mesh.functions.step_trace import Stepping
 from mesh.training.data import Cursor, Rows, Shares, padded
 from mesh.training.step import first_state, training_step
 from mesh.training.step_config import Recipe
-from mesh.training.trainer import together_first
+from mesh.training.trainer import initial_state
 from wire.ir.graph import WireGraph
 from wire.policy.batch_shares import UNITS, Portions, by_speed, handed_out, ranks_of
 
@@ -43,7 +43,7 @@ def stepping(portions: Portions) -> Stepping:
     shares = Shares.of(recipe, portions, ROWS)
     given = None, *padded(Rows((np.ones((ROWS, WIDTH), np.float32),), ROWS, Cursor()), shares)
     step = training_step(recipe, ranks, False, False, None if shares.alike else shares)
-    state = first_state(recipe, together_first(recipe, PARAMS)["params"], ranks)
+    state = first_state(recipe, initial_state(recipe, PARAMS)["params"], ranks)
     return Stepping(step, state, given, "ranks" if ranks > 1 else "single")
 
 

@@ -19,8 +19,8 @@ from mesh.training.data import ArrayData, Cursor, Rows, Shares, padded
 from mesh.training.gradient_exchange import _tree_sum, blocks_of
 from mesh.training.step import first_state, training_step
 from mesh.training.step_config import Recipe, TopK
-from mesh.training.trainer import together_first
-from mesh.training.worker_group import Alone, together
+from mesh.training.trainer import initial_state
+from mesh.training.worker_group import LocalGroup, without_ranks
 from wire.policy.batch_shares import Portions, ranks_of
 
 RNG = np.random.default_rng(4)
@@ -49,10 +49,10 @@ def trained(portions: Portions, own: Any = loss, **wishes: Any) -> tuple[list[fl
         return None, *padded(rows, shares)
 
     step = training_step(recipe, ranks, False, True, None if shares.alike else shares)
-    state = first_state(recipe, together_first(recipe, first_weights()["layers"])["params"], ranks)
-    made = Alone(Stepping(step, state, given(next(data.epoch(Cursor()))), "single"), given)
+    state = first_state(recipe, initial_state(recipe, first_weights()["layers"])["params"], ranks)
+    made = LocalGroup(Stepping(step, state, given(next(data.epoch(Cursor()))), "single"), given)
     told = [made.step(rows).result() for epoch in range(2) for rows in data.epoch(Cursor(epoch))]
-    leaves = tree.leaves(together(made.state())["params"])
+    leaves = tree.leaves(without_ranks(made.state())["params"])
     return [float(each["loss"]) for each in told], np.concatenate([np.ravel(leaf) for leaf in leaves])
 
 
@@ -137,7 +137,7 @@ def test_ranks_in_a_row_with_as_many_rows_share_a_branch(
     recipe, ranks = Recipe(loss, optim.sgd(0.1), **wishes), ranks_of(portions)
     given = padded(Rows((X[:ROWS], Y[:ROWS]), ROWS, Cursor()), Shares.of(recipe, portions, ROWS))
     step = training_step(recipe, ranks, False, False, Shares.of(recipe, portions, ROWS))
-    state = first_state(recipe, together_first(recipe, first_weights()["layers"])["params"], ranks)
+    state = first_state(recipe, initial_state(recipe, first_weights()["layers"])["params"], ranks)
     graph = Stepping(step, state, (None, *given), "single").graph
     body = next(node for node in graph.nodes if node.op == "spmd").attrs["body"]
     assert conds(body) == branches
