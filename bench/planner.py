@@ -22,7 +22,7 @@ from support.cases.random_graphs import big_graph, random_graph
 from support.machines.profiles import device, near, random_profiles, worker
 from support.simulated.crowd import heartbeat_round
 
-from coordinator.planning.core.profiles import Profiles
+from coordinator.planning.model.profiles import Profiles
 from coordinator.planning.planner import make_plan
 from wire.errors import MeshError
 from wire.ir.graph import WireGraph

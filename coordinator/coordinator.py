@@ -70,15 +70,16 @@ from .delivery.relay import Relays
 from .delivery.tensor_store import HeldTensors
 from .plan_service.plan_service import Planning
 from .plan_service.planner_client import Answerer, PlannerProcess
+from .plan_service.straggler_mitigation import Lent, Pacing
 from .plan_service.warm_up import Rehearsing
 from .plan_service.weight_redundancy import Guarding
 from .planning import plan_messages
+from .planning.audit.result_audit import TRUSTED, Auditor
 from .planning.contingency import Ahead
-from .planning.core.plan import Plan
-from .planning.core.profiles import CLIENT, worker_profile
-from .planning.core.program import Program, Sampled, Trial, program_of
-from .planning.faults.result_audit import TRUSTED, Auditor
-from .planning.faults.sticky_placement import Homes
+from .planning.model.plan import Plan
+from .planning.model.profiles import CLIENT, worker_profile
+from .planning.model.program import Program, Sampled, Trial, program_of
+from .planning.placement.sticky_placement import Homes
 from .sessions.runtime import Sessions, Surroundings
 from .workers.event_feed import Teller
 from .workers.failure_detector import AskPeer, Cause, Decision, Health, HealthDetector, ProbeSelf, Transition
@@ -86,7 +87,6 @@ from .workers.indirect_probes import Opinions
 from .workers.link_prober import Prober
 from .workers.records import Call, Deployment, Member, work_by_plan
 from .workers.straggler_detector import Stragglers
-from .workers.straggler_mitigation import Lent, Pacing
 from .workers.views import CallReport, NodeView, PairView
 from .workers.worker_names import PAUSED_BY, all_paused, lack_of, member_called, name_for, name_of, state_of, view_of
 

@@ -8,7 +8,7 @@ from wire.byte_sizes import time_text
 from wire.errors import BlobError, DeadlineExceeded, DeviceLost, ExecuteFailed, MeshError, NodeLost, OutOfMemory
 
 from ..planning import plan_messages
-from ..planning.core.plan import Plan
+from ..planning.model.plan import Plan
 from ..workers.failure_detector import Cause, HealthConfig, Transition
 
 

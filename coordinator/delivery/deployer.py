@@ -14,8 +14,8 @@ from wire.protocol import messages as wire
 from wire.protocol.messages import Combine, Combined, Deploy, Deployed, Drop, MissingGraphs, PlanKey
 
 from ..planning import plan_messages
-from ..planning.core.plan import FromParam, FromState, Plan
-from ..planning.core.profiles import CLIENT
+from ..planning.model.plan import FromParam, FromState, Plan
+from ..planning.model.profiles import CLIENT
 from ..workers.link_prober import Prober
 from ..workers.records import Member
 from .param_slices import Slices

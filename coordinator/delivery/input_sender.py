@@ -22,7 +22,7 @@ from wire.protocol.messages import INLINE_BYTES_MAX, Feed, Push, Ran, Run, Value
 from wire.system.shared_memory import SharedDir
 from wire.transfer.content_exchange import off_loop, share_with
 
-from ..planning.core.plan import FromInput
+from ..planning.model.plan import FromInput
 from ..planning.plan_messages import Fed
 
 RUN_BYTES_MAX = 512 * KIB  # of feeds in one Run: a longer message would go by the bulk connection, and out of order

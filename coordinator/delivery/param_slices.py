@@ -19,7 +19,7 @@ from wire.link.link import Link
 from wire.protocol.messages import Blob, FetchBlob
 from wire.transfer.content_exchange import off_loop
 
-from ..planning.core.plan import FromParam, Window
+from ..planning.model.plan import FromParam, Window
 from ..planning.plan_messages import Bindings, Content
 from .tensor_store import HeldTensors
 

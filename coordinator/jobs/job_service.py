@@ -55,7 +55,7 @@ from wire.system.tasks import Tasks, unheard
 from wire.transfer.content_exchange import BlobExchange, apart, off_loop
 
 from ..coordinator import Coordinator
-from ..planning.core.program import Program
+from ..planning.model.program import Program
 from ..workers.failure_detector import Health
 from ..workers.paged_reports import page
 from ..workers.views import NodeView, as_text

@@ -38,7 +38,7 @@ from wire.system.tasks import Tasks, unheard
 from wire.transfer.content_exchange import BlobExchange, apart, off_loop
 
 from ..coordinator import Coordinator
-from ..planning.core.program import Program
+from ..planning.model.program import Program
 from ..planning.session_planner import Stateful
 from ..sessions.runtime import Session, ahead_for
 from ..sessions.state import Policy

@@ -1,1 +1,1 @@
-"""Plans made on demand and ahead, here and in another process, and what they need beforehand."""
+"""Plans made on demand and ahead, in this process or another, what they need beforehand, and when they are replaced."""

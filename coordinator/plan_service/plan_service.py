@@ -20,24 +20,24 @@ from wire.ir.graph import WireGraph
 from wire.policy.redundancy import OF_CALLS, copies_of
 
 from ..planning import plan_messages
+from ..planning.audit.result_audit import audited
 from ..planning.contingency import Ahead, Use
-from ..planning.core import timeline
-from ..planning.core.plan import Plan
-from ..planning.core.profiles import Profiles
-from ..planning.core.program import Program, Sampled, Trial, program_of
-from ..planning.faults import what_if
-from ..planning.faults.redundancy_cost import kept_elsewhere, outlook
-from ..planning.faults.redundancy_memory import refused
-from ..planning.faults.result_audit import audited
-from ..planning.faults.sticky_placement import Homes, staying_plan
+from ..planning.model import timeline
+from ..planning.model.plan import Plan
+from ..planning.model.profiles import Profiles
+from ..planning.model.program import Program, Sampled, Trial, program_of
+from ..planning.placement.sticky_placement import Homes, staying_plan
 from ..planning.plan_codec import Asked, plan_from, seconds_in
 from ..planning.planner import Question
+from ..planning.redundancy import what_if
+from ..planning.redundancy.redundancy_cost import kept_elsewhere, outlook
+from ..planning.redundancy.redundancy_memory import refused
 from ..workers.collective_calibration import Lessons
 from ..workers.link_prober import Prober
 from ..workers.records import Member
 from ..workers.straggler_detector import Stragglers
-from ..workers.straggler_mitigation import trial_plan
 from .planner_client import Answerer
+from .straggler_mitigation import trial_plan
 from .warm_up import first_of
 
 log = logging.getLogger("graph_mesh.coordinator")

@@ -22,8 +22,8 @@ from wire.system.tasks import Tasks, as_error, unheard
 from ..delivery.deployer import Deploying
 from ..planning import plan_messages
 from ..planning.contingency import Ahead
-from ..planning.core.plan import Plan
-from ..planning.core.program import Program
+from ..planning.model.plan import Plan
+from ..planning.model.program import Program
 from ..planning.plan_codec import plan_from
 from ..workers.records import Member
 

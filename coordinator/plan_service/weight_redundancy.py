@@ -1,10 +1,10 @@
 """Weight redundancy: what workers keep of each other's weights, so that a death loses none, and how it is made again.
 
 Once a plan is deployed, workers are given copies or checks of the weights that too few of them have, as the program's
-policy says (`wire/policy/redundancy.py`, `coordinator/planning/faults/parity_groups.py`); a plan without parts pins
+policy says (`wire/policy/redundancy.py`, `coordinator/planning/redundancy/parity_groups.py`); a plan without parts pins
 them there.  Where a death took weights along, whoever needs them next makes them of the other shares before its part of
 the new plan is deployed, and that plan leaves the others where they are
-(`coordinator/planning/faults/sticky_placement.py`).  All of it goes between workers.
+(`coordinator/planning/placement/sticky_placement.py`).  All of it goes between workers.
 
 Nobody keeps more than there is room for beside its parts and what it keeps for others already; what has no copy for
 lack of room is told.  After a death, checks go once all has been made of them that the new plan needs, where it needs
@@ -34,11 +34,11 @@ from wire.system.tasks import Tasks, unheard
 
 from ..delivery.deployer import Deploying, Moved, Term, Wanted
 from ..planning import plan_messages
-from ..planning.core.plan import FromParam, Plan
-from ..planning.core.program import Program
-from ..planning.faults.parity_groups import Group, Held, grouped, kept_bytes, unkept
-from ..planning.faults.redundancy_memory import own_bytes, standing_by
-from ..planning.faults.sticky_placement import Homes
+from ..planning.model.plan import FromParam, Plan
+from ..planning.model.program import Program
+from ..planning.placement.sticky_placement import Homes
+from ..planning.redundancy.parity_groups import Group, Held, grouped, kept_bytes, unkept
+from ..planning.redundancy.redundancy_memory import own_bytes, standing_by
 from ..workers.records import Member
 from .plan_service import Planning
 

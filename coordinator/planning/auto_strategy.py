@@ -18,10 +18,10 @@ from wire.ir.graph import WireGraph
 from wire.passes.simplify import simplify
 from wire.policy.strategies import Auto, DataParallel, DataTensor, FullySharded, Split, TensorParallel, strategy_of
 
-from .core.cost_model import graph_seconds
-from .core.plan import Candidate, Plan
-from .core.profiles import CLIENT, Profiles, WorkerProfile
-from .core.timeline import timeline
+from .model.cost_model import graph_seconds
+from .model.plan import Candidate, Plan
+from .model.profiles import CLIENT, Profiles, WorkerProfile
+from .model.timeline import timeline
 from .spmd.collective_cost import BEGIN_S
 from .spmd.rank_planner import plan_ranks
 from .spmd.split_strategies import Carries, counts, split

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 
 from wire.ir.graph import WireGraph
 
-from .core.profiles import Profiles
-from .core.program import Program
+from .model.profiles import Profiles
+from .model.program import Program
 from .planner import CANDIDATES_MAX, Question
 
 PROGRAMS_MAX = 8  # those used last

@@ -17,7 +17,7 @@ import msgspec
 from wire.ir.codec import decode_graph
 from wire.ir.graph import WireGraph
 
-from .core.plan import (
+from .model.plan import (
     Audit,
     Candidate,
     Carry,
@@ -35,7 +35,7 @@ from .core.plan import (
     Window,
     WorkerShare,
 )
-from .core.profiles import DeviceProfile, Link, Profiles, WorkerProfile
+from .model.profiles import DeviceProfile, Link, Profiles, WorkerProfile
 from .planner import Question
 from .session_planner import SessionQuestion, Stateful
 

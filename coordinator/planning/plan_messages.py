@@ -19,8 +19,8 @@ from wire.protocol.messages import Gang as WireGang
 from wire.protocol.messages import Source as WireSource
 from wire.timeouts import COLLECTIVE_TIMEOUT_S
 
-from .core.plan import FromConst, FromInput, FromParam, FromPart, FromState, Output, Pieces, Plan, Source, Window
-from .core.profiles import CLIENT
+from .model.plan import FromConst, FromInput, FromParam, FromPart, FromState, Output, Pieces, Plan, Source, Window
+from .model.profiles import CLIENT
 
 Content = tuple[bytes, TensorType]  # its address and type
 Bindings = Mapping[str, Content]

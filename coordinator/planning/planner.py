@@ -18,16 +18,16 @@ from wire.policy.strategies import Auto, DataParallel, DeviceMap, Pipeline, Rank
 from wire.sharding.partition import partition
 
 from .auto_strategy import Drafts, add_splits, whole_name
-from .core.cost_model import CostModel, PartSketch, Prediction
-from .core.device_map import named, placed
-from .core.memory_check import does_not_fit, memory_by_site, missing
-from .core.partition import EXACT_ASSIGNMENTS_MAX, Partitioner
-from .core.plan import Candidate, Edge, Part, Plan, WorkerShare
-from .core.profiles import Profiles
-from .core.reproducible import alike, told
-from .core.subgraphs import edges_of, output_source, param_places, parts_of
-from .faults.redundancy_memory import replicas_kept, share_of, weights_kept, with_copies
+from .model.cost_model import CostModel, PartSketch, Prediction
+from .model.memory_check import does_not_fit, memory_by_site, missing
+from .model.plan import Candidate, Edge, Part, Plan, WorkerShare
+from .model.profiles import Profiles
+from .model.reproducible import alike, told
+from .model.subgraphs import edges_of, output_source, param_places, parts_of
 from .pipeline.pipeline_planner import plan_pipeline
+from .placement.device_map import named, placed
+from .placement.partition import EXACT_ASSIGNMENTS_MAX, Partitioner
+from .redundancy.redundancy_memory import replicas_kept, share_of, weights_kept, with_copies
 from .spmd.rank_planner import plan_ranks
 from .spmd.split_strategies import Carries, counts, rates_of, split
 from .spmd.uneven_ranks import plan_shares
@@ -43,8 +43,8 @@ class Question:
     copies: str = "checkpoint"
 
     def answer(self) -> Plan:
-        """The plan, with room for its copies if there is such a one (`faults/redundancy_memory.py`); PlacementError if
-        nothing fits."""
+        """The plan, with room for its copies if there is such a one (`redundancy/redundancy_memory.py`); PlacementError
+        if nothing fits."""
         copies, profiles = copies_of(self.copies), self.profiles
         if not profiles.workers or not (copies.on_workers or copies.on_devices):
             return self._made(profiles)

@@ -22,16 +22,16 @@ from wire.policy.redundancy import copies_of
 from wire.policy.strategies import FOR_ANY_GRAPH, Auto, Pipeline, Single, Split, Strategy, strategy_of
 
 from .auto_strategy import Drafts, add_splits, needs_ranks, whole_name
-from .core.cost_model import CostModel, Prediction
-from .core.memory_check import does_not_fit, memory_by_site, missing
-from .core.plan import Carry, FromParam, FromPart, FromState, Part, Plan, Window, WorkerShare
-from .core.profiles import Profiles
-from .core.reproducible import alike, told
-from .core.subgraphs import edges_of, output_source, param_places, parts_of
-from .faults.redundancy_memory import with_copies
-from .faults.state_redundancy_memory import OWN_SHARE, session_kept
-from .faults.sticky_placement import NOWHERE, STAYS, Homes, cuts, proposals_max
+from .model.cost_model import CostModel, Prediction
+from .model.memory_check import does_not_fit, memory_by_site, missing
+from .model.plan import Carry, FromParam, FromPart, FromState, Part, Plan, Window, WorkerShare
+from .model.profiles import Profiles
+from .model.reproducible import alike, told
+from .model.subgraphs import edges_of, output_source, param_places, parts_of
+from .placement.sticky_placement import NOWHERE, STAYS, Homes, cuts, proposals_max
 from .planner import make_plan
+from .redundancy.redundancy_memory import with_copies
+from .redundancy.state_redundancy_memory import OWN_SHARE, session_kept
 
 BUDGETS_TRIED_MAX = 4
 ORDERS_MAX = 24  # of workers, that are tried
@@ -62,8 +62,8 @@ class SessionQuestion:
     weights: str = "checkpoint"
 
     def answer(self) -> Plan:
-        """The plan, with room for its copies if there is such a one (`faults/redundancy_memory.py`); PlacementError if
-        nothing fits."""
+        """The plan, with room for its copies if there is such a one (`redundancy/redundancy_memory.py`); PlacementError
+        if nothing fits."""
         if (self.copies, self.weights) == ("none", "checkpoint") or not self.profiles.workers:
             return self._made(self.profiles)
         keeps = session_kept(self.profiles, self.copies, self.weights)

@@ -1,7 +1,7 @@
 """Copies of a session's state: who has which pieces of a value, and one that is being made.  Pure data.
 
 A piece that nobody has any more may be made of others and of the checks of them
-(`coordinator/planning/faults/parity_groups.py`).
+(`coordinator/planning/redundancy/parity_groups.py`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from ..planning.core.profiles import CLIENT
+from ..planning.model.profiles import CLIENT
 from .events import Check, Checked, Contents, Holders, Piece
 
 

@@ -21,10 +21,10 @@ from wire.errors import PlacementError
 from wire.passes.simplify import simplify
 from wire.policy.batch_shares import Portions, ends_of
 
-from ..planning.core.plan import Plan
-from ..planning.core.profiles import Profiles
-from ..planning.core.program import Program
-from ..planning.core.timeline import as_it_runs
+from ..planning.model.plan import Plan
+from ..planning.model.profiles import Profiles
+from ..planning.model.program import Program
+from ..planning.model.timeline import as_it_runs
 from ..planning.spmd.load_balance import Proposal, proposals, unlike
 
 PLANS_MAX = 128  # that are remembered: those for the death of each of 16 workers, by speed too, and some

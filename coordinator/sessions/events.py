@@ -30,8 +30,8 @@ Holders = Mapping[Piece, frozenset[str]]  # who has them; "" is this process
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A sum of pieces, kept for when one of them is lost (`coordinator/planning/faults/parity_groups.py`); a node keeps
-    it as it does a piece."""
+    """A sum of pieces, kept for when one of them is lost (`coordinator/planning/redundancy/parity_groups.py`); a node
+    keeps it as it does a piece."""
 
     blob: bytes
     size_bytes: int

@@ -14,7 +14,7 @@ from wire.errors import MeshError
 from wire.policy.redundancy import Copies
 
 from ..delivery.deployer import Deploying, Term
-from ..planning.faults.parity_groups import Group, Held, grouped
+from ..planning.redundancy.parity_groups import Group, Held, grouped
 from ..workers.records import Member
 from .events import Checked, MakeChecks
 

@@ -37,13 +37,13 @@ from ..delivery.output_receiver import tensor_of
 from ..delivery.tensor_store import HeldTensors
 from ..plan_service.plan_service import Planning
 from ..planning import plan_messages
-from ..planning.core.plan import FromParam, FromState, Plan, Window
-from ..planning.core.profiles import CLIENT, Profiles
-from ..planning.core.program import Program
-from ..planning.core.timeline import as_it_runs
-from ..planning.faults.redundancy_cost import sentences
-from ..planning.faults.redundancy_memory import refused
+from ..planning.model.plan import FromParam, FromState, Plan, Window
+from ..planning.model.profiles import CLIENT, Profiles
+from ..planning.model.program import Program
+from ..planning.model.timeline import as_it_runs
 from ..planning.plan_codec import plan_from
+from ..planning.redundancy.redundancy_cost import sentences
+from ..planning.redundancy.redundancy_memory import refused
 from ..planning.session_planner import SessionQuestion, Stateful, check_carried, meanwhile, staying_session
 from ..workers.records import Member
 from ..workers.straggler_detector import Stragglers

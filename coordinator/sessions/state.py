@@ -35,7 +35,7 @@ from wire.policy.redundancy import OF_SESSIONS, copies_of
 
 from ..calls.error_context import nobody, not_readable_yet, not_without, state_lost, stuck_at_first, stuck_step
 from ..calls.step_timeout import Avoided, Patience, Wait
-from ..planning.core.profiles import CLIENT
+from ..planning.model.profiles import CLIENT
 from .copies import Copy, Taking
 from .events import (
     Action,

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..planning.core.profiles import CLIENT
+from ..planning.model.profiles import CLIENT
 from .copies import Copy
 from .events import Piece
 

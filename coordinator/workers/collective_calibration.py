@@ -14,7 +14,7 @@ import statistics
 from collections import deque
 from collections.abc import Hashable, Mapping
 
-from ..planning.core.plan import Plan
+from ..planning.model.plan import Plan
 
 SEEN_MIN, SEEN = 3, 9  # steps of which the middle one counts
 OFF = 1.5  # a factor that is off by more is changed

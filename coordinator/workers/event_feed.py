@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from wire.protocol.reports import Event, RelayReport
 
-from ..planning.core.program import Program
+from ..planning.model.program import Program
 from .records import Call, Deployment
 from .views import NodeView, worker_report
 from .worker_names import name_of

@@ -17,7 +17,7 @@ from wire.protocol.messages import Probe, Probed
 from wire.timeouts import SILENT
 from wire.transfer.link_probe import Meter
 
-from ..planning.core.profiles import CLIENT, Link, Profiles
+from ..planning.model.profiles import CLIENT, Link, Profiles
 from .link_table import Pair, Pairs, Way
 from .views import PairView
 

@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from ..planning.core.profiles import CLIENT, LAN, SAME_HOST, Link
+from ..planning.model.profiles import CLIENT, LAN, SAME_HOST, Link
 
 Pair = tuple[str, str]  # from, to
 

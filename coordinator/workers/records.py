@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from wire.link.link import Link
 from wire.protocol.messages import Deployed, Joined, Ran
 
-from ..planning.core.plan import Plan
-from ..planning.core.profiles import WorkerProfile
-from ..planning.core.program import Program
+from ..planning.model.plan import Plan
+from ..planning.model.profiles import WorkerProfile
+from ..planning.model.program import Program
 from ..planning.plan_messages import Fed, work_of
 from .views import CallReport
 

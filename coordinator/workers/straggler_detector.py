@@ -9,7 +9,7 @@ A few runs in a row must agree, and by more than this device's runs ever differ;
 again, and its figure changes only where it is far off.  One that became twice as quick counts as well, too: what it
 computes by then was got to know while it was slow, at a pace that need not have been right, and only its work of before
 can tell how well it is.  Pure.  It does not know what follows from a verdict
-(`coordinator/planning/faults/migration_cost.py`), nor of a device that was never well: that one is as slow as its
+(`coordinator/plan_service/migration_cost.py`), nor of a device that was never well: that one is as slow as its
 measurement says or not.
 
 How far off predictions are is learnt, too, of all devices with the same figures together: they are alike, and a stage
@@ -24,8 +24,8 @@ from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from ..planning.core.plan import Part, Plan
-from ..planning.core.profiles import DeviceProfile, Profiles, WorkerProfile
+from ..planning.model.plan import Part, Plan
+from ..planning.model.profiles import DeviceProfile, Profiles, WorkerProfile
 
 Site = tuple[str, int]  # node, device
 CLOCK_S = 1e-7  # what clocks tell apart: nothing takes less

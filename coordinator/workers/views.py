@@ -14,7 +14,7 @@ from wire.limits import REPORT_CHARS_MAX
 from wire.protocol.messages import Deployed, DeviceReport, Ran
 from wire.protocol.reports import Event, PartReport, RelayReport, WorkerReport
 
-from ..planning.core.plan import Plan
+from ..planning.model.plan import Plan
 
 EVENTS_FIRST, EVENTS_LAST = 64, 192  # of one call that are kept
 TEXT_CHARS_MAX = 1000  # of an event or a reason, where a report is too long

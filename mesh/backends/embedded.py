@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from coordinator.coordinator import Coordinator, CoordinatorConfig
 from coordinator.planning import session_planner
-from coordinator.planning.core.program import Program
+from coordinator.planning.model.program import Program
 from coordinator.sessions.elastic import Elastic
 from coordinator.sessions.runtime import Session, ahead_for
 from coordinator.sessions.state import Policy

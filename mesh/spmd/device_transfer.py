@@ -6,7 +6,7 @@
 What is computed of a value that was placed, and of nothing placed elsewhere, is computed there, too.  A derivative goes
 back to where the value it is of was computed, or where nobody said, to wherever the planner likes.  A device that is
 not there raises NoSuchDevice when the program is placed; with no mesh there is a cpu and nothing else.  This file only
-builds nodes; coordinator/planning/core/device_constraints.py has the rest.
+builds nodes; coordinator/planning/model/device_constraints.py has the rest.
 """
 
 from __future__ import annotations

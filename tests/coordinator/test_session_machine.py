@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.machines.session_world import World
 
-from coordinator.planning.core.profiles import CLIENT
+from coordinator.planning.model.profiles import CLIENT
 from coordinator.sessions import events as ev
 from coordinator.sessions.state import ATTEMPTS_MAX, RETURN_S, SETTLE_S, Policy
 from wire.errors import Cancelled, ExecuteFailed, MeshError, NodeLost, OutOfMemory, PlacementError

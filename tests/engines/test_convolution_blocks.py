@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from coordinator.planning.core.liveness import working_set
+from coordinator.planning.model.liveness import working_set
 from mesh import nn, trace_full, vjp
 from wire.ir.dtypes import F16, F32, DType
 from wire.ir.graph import GraphBuilder, WireGraph

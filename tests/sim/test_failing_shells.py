@@ -23,7 +23,7 @@ import worker.daemon.output_sender
 import worker.daemon.snapshot_writer
 from coordinator.delivery.deployer import Deploying
 from coordinator.plan_service.plan_service import Planning
-from coordinator.planning.core.program import Program
+from coordinator.planning.model.program import Program
 from coordinator.sessions.runtime import Session
 from coordinator.workers.event_feed import Teller
 from coordinator.workers.views import CallReport

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from support.simulated.simulated import simulate
 
-from coordinator.planning.core.program import Program
-from coordinator.planning.faults.migration_cost import GAIN_MIN
-from coordinator.workers.straggler_mitigation import RETRY_S_FIRST
+from coordinator.plan_service.migration_cost import GAIN_MIN
+from coordinator.plan_service.straggler_mitigation import RETRY_S_FIRST
+from coordinator.planning.model.program import Program
 from mesh.simulation.cluster import COORDINATOR, Cluster
 from mesh.simulation.engine_host import Device
 from mesh.simulation.virtual_network import Conditions

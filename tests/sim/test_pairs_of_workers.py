@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from support.simulated.simulated import Job, simulate
 
-from coordinator.planning.core.profiles import CLIENT, LAN
+from coordinator.planning.model.profiles import CLIENT, LAN
 from coordinator.workers.link_table import RETRY_S_FIRST, Way
 from mesh.simulation.cluster import COORDINATOR, Cluster
 from mesh.simulation.virtual_network import Conditions

@@ -15,7 +15,7 @@ from coordinator.plan_service import warm_up
 from coordinator.plan_service.plan_service import LOOK_S, MADE_AHEAD, SETTLE_S
 from coordinator.plan_service.planner_client import AnswersHere
 from coordinator.plan_service.warm_up import QUIET_S
-from coordinator.planning.core.program import Program
+from coordinator.planning.model.program import Program
 from coordinator.planning.plan_codec import Asked
 from coordinator.workers.views import CallReport
 from mesh.simulation.cluster import Cluster

@@ -14,7 +14,7 @@ import pytest
 from support.cases.towers import layers
 from support.simulated.simulated import simulate
 
-from coordinator.planning.core.program import Program
+from coordinator.planning.model.program import Program
 from mesh.simulation.cluster import COORDINATOR, Cluster
 from mesh.simulation.engine_host import Device
 from mesh.simulation.virtual_network import Conditions

@@ -12,7 +12,7 @@ from support.machines.links import Recorder, node
 from support.simulated.simulated import simulate
 
 from coordinator.calls.state import STALLED_S_MIN
-from coordinator.planning.core.program import Program
+from coordinator.planning.model.program import Program
 from mesh.simulation.cluster import COORDINATOR, Cluster
 from mesh.simulation.engine_host import Device
 from mesh.simulation.loop import VirtualLoop

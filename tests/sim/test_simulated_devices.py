@@ -12,7 +12,7 @@ from support.simulated.simulated import simulate
 
 from coordinator.calls.state import STUCK_S_MIN
 from coordinator.calls.step_timeout import PREPARE_S_MIN
-from coordinator.planning.core.program import Program
+from coordinator.planning.model.program import Program
 from mesh.core.node import node_from
 from mesh.simulation.cluster import Cluster
 from mesh.simulation.engine_host import Device

@@ -14,9 +14,9 @@ from support.cases.training import first_state
 import mesh.numpy as mnp
 from coordinator.plan_service.planner_client import AnswersHere
 from coordinator.plan_service.planner_main import answer_of
-from coordinator.planning.core.plan import Plan
-from coordinator.planning.core.profiles import Profiles
-from coordinator.planning.core.program import Program
+from coordinator.planning.model.plan import Plan
+from coordinator.planning.model.profiles import Profiles
+from coordinator.planning.model.program import Program
 from coordinator.planning.plan_codec import Asked
 from coordinator.sessions import runtime
 from coordinator.sessions.runtime import Session

@@ -17,7 +17,7 @@ from support.simulated.simulated import simulate
 import mesh
 import mesh.numpy as mnp
 from coordinator.planning import plan_messages
-from coordinator.planning.core.program import Program
+from coordinator.planning.model.program import Program
 from coordinator.planning.planner import make_plan
 from mesh import Grid, Mesh, PartitionSpec, collectives, shard_map
 from mesh.simulation.cluster import Cluster

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from coordinator.planning.core.cost_model import CostModel, Prediction
+from coordinator.planning.model.cost_model import CostModel, Prediction
 
 
 def best_of_all(model: CostModel) -> Prediction:

@@ -3,7 +3,7 @@
 `cpu` and `gpu` are any device of that kind, `accelerator 2` the third of all that are no cpu, in the order of workers'
 names; `worker - NAME` is any device of a worker, and `worker 1 NAME` its second.  `any` is wherever the planner likes:
 what is computed of it is bound to no device.  To add a kind: a pattern here, and in
-coordinator/planning/core/device_constraints.py what it means.
+coordinator/planning/model/device_constraints.py what it means.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
     checkpoint      this process has it: the client's, or the coordinator's
     none            nobody has it twice
 
-What each costs, and what a death then costs, `coordinator/planning/faults/redundancy_cost.py` says of a plan.  To add
-one, a row of `KINDS`.
+What each costs, and what a death then costs, `coordinator/planning/redundancy/redundancy_cost.py` says of a plan.  To
+add one, a row of `KINDS`.
 """
 
 from __future__ import annotations

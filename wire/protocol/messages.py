@@ -594,7 +594,7 @@ class PlanGraph(Message, frozen=True, array_like=True, tag=True):
 
 
 class Planned(Message, frozen=True, array_like=True, tag=True):
-    """A plan as JSON text (the fields of coordinator.planning.core.plan.Plan)."""
+    """A plan as JSON text (the fields of coordinator.planning.model.plan.Plan)."""
 
     plan: Annotated[str, Meta(max_length=PLAN_CHARS_MAX)]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from wire.ir.graph import WireGraph
 
-from ..core.liveness import DUPLICATED
+from ..model.liveness import DUPLICATED
 from .microbatch_loop import CONST, Line, Loop
 
 

@@ -27,10 +27,10 @@ from wire.ir.ops import LEAVES
 from wire.policy.pipeline_schedules import SCHEDULES
 from wire.policy.strategies import Pipeline
 
-from ..core.cost_model import CostModel, needs
-from ..core.memory_check import does_not_fit, missing
-from ..core.plan import Plan
-from ..core.profiles import Profiles
+from ..model.cost_model import CostModel, needs
+from ..model.memory_check import does_not_fit, missing
+from ..model.plan import Plan
+from ..model.profiles import Profiles
 from ..spmd.rank_placement import Site
 from .epilogue import After, beside
 from .microbatch_loop import CARRY, FOLDED, FORWARD, Line, Loop, loop_of

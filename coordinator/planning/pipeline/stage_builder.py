@@ -18,12 +18,12 @@ from wire.ir.graph import GraphBuilder, WireGraph
 from wire.policy.pipeline_schedules import FORWARD, SCHEDULES, Event, bound, in_order
 from wire.policy.strategies import Pipeline
 
-from ..core.liveness import DUPLICATED
-from ..core.memory_check import memory_by_site
-from ..core.plan import FromConst, FromInput, FromParam, FromPart, Output, Part, Plan, Source, Window, WorkerShare
-from ..core.profiles import Profiles
-from ..core.subgraphs import edges_of, param_places
-from ..core.timeline import timeline
+from ..model.liveness import DUPLICATED
+from ..model.memory_check import memory_by_site
+from ..model.plan import FromConst, FromInput, FromParam, FromPart, Output, Part, Plan, Source, Window, WorkerShare
+from ..model.profiles import Profiles
+from ..model.subgraphs import edges_of, param_places
+from ..model.timeline import timeline
 from ..spmd.rank_placement import Site
 from .epilogue import After
 from .microbatch_loop import CARRY, CONST, ROW, Cut, Key, Line, Loop

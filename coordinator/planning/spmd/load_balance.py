@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from wire.ir.graph import WireGraph
 from wire.policy.batch_shares import UNITS, UNLIKE, Portions, handed_out
 
-from ..core.profiles import Profiles
+from ..model.profiles import Profiles
 from .rank_placement import Site, able
 
 LITTLE = 0.25  # of an even share

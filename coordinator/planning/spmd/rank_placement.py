@@ -22,8 +22,8 @@ from wire.ir.graph import WireGraph
 from wire.ir.grids import Axes, Sizes
 from wire.ir.ops import COLLECTIVES, LEAVES
 
-from ..core.cost_model import graph_seconds, needs
-from ..core.profiles import DeviceProfile, Profiles, WorkerProfile
+from ..model.cost_model import graph_seconds, needs
+from ..model.profiles import DeviceProfile, Profiles, WorkerProfile
 from .collective_cost import exchange_s
 
 SEEDS_MAX = 16  # devices around which the others are looked for

@@ -21,12 +21,11 @@ from wire.ir.grids import Axes, Sizes
 from wire.ir.ops import GRAPH_ATTRS, LEAVES, inner_graphs
 from wire.passes.unroll_spmd import joined, unroll
 
-from ..core.cost_model import CostModel
-from ..core.device_constraints import pins
-from ..core.liveness import DUPLICATED
-from ..core.memory_check import does_not_fit, memory_by_site, missing
-from ..core.partition import Partitioner
-from ..core.plan import (
+from ..model.cost_model import CostModel
+from ..model.device_constraints import pins
+from ..model.liveness import DUPLICATED
+from ..model.memory_check import does_not_fit, memory_by_site, missing
+from ..model.plan import (
     FromConst,
     FromInput,
     FromParam,
@@ -40,8 +39,9 @@ from ..core.plan import (
     Window,
     WorkerShare,
 )
-from ..core.profiles import CLIENT, Profiles
-from ..core.subgraphs import edges_of, output_source, param_places, parts_of
+from ..model.profiles import CLIENT, Profiles
+from ..model.subgraphs import edges_of, output_source, param_places, parts_of
+from ..placement.partition import Partitioner
 from .collective_cost import exchange_s, exchanged_bytes, sending_rates
 from .rank_placement import Site, able, sites_for
 from .rank_programs import Blocks, RankWork, Wanted

@@ -18,8 +18,8 @@ from wire.passes.input_slicing import Box, narrow
 from wire.passes.replication import Over, varying
 from wire.passes.specialise_ranks import specialise
 
-from ..core.memory_check import memory_by_site
-from ..core.plan import FromInput, Part, Window
+from ..model.memory_check import memory_by_site
+from ..model.plan import FromInput, Part, Window
 
 Wanted = tuple[int, Window | None]  # a node's value, or a window of it
 

@@ -16,7 +16,7 @@ from wire.sharding.layout import Axes, Dims
 from wire.sharding.op_cost import Rates
 from wire.sharding.partition import partition
 
-from ..core.profiles import CLIENT, Profiles
+from ..model.profiles import CLIENT, Profiles
 
 Carries = tuple[tuple[str, int], ...]
 RANKS_MAX = 16  # where nobody said how many

@@ -11,8 +11,8 @@ from support.cases.random_graphs import random_graph
 from support.machines.profiles import device, near, random_profiles, worker
 
 from coordinator.planning.contingency import DEATHS_MAX, PROGRAMS_MAX, Ahead, Use
-from coordinator.planning.core.profiles import Link, Profiles
-from coordinator.planning.core.program import Program
+from coordinator.planning.model.profiles import Link, Profiles
+from coordinator.planning.model.program import Program
 from coordinator.planning.plan_codec import plan_bytes, plan_from, question_bytes, question_from, seconds_in
 from coordinator.planning.planner import Question
 from wire.errors import PlacementError

@@ -14,8 +14,8 @@ from support.machines.run_plan import run_plan
 
 import mesh
 import mesh.numpy as mnp
-from coordinator.planning.core.plan import Plan
-from coordinator.planning.core.profiles import CLIENT, Link, Profiles
+from coordinator.planning.model.plan import Plan
+from coordinator.planning.model.profiles import CLIENT, Link, Profiles
 from coordinator.planning.planner import make_plan
 from coordinator.planning.session_planner import Stateful, session_plan
 from coordinator.planning.spmd.split_strategies import counts

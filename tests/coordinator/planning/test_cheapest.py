@@ -20,9 +20,9 @@ from support.machines.profiles import alike_profiles, device, near, random_profi
 
 import mesh
 import mesh.numpy as mnp
-from coordinator.planning.core.cost_model import Assignment, CostModel, Prediction
-from coordinator.planning.core.liveness import DUPLICATED
-from coordinator.planning.core.partition import EXACT_ASSIGNMENTS_MAX, Partitioner
+from coordinator.planning.model.cost_model import Assignment, CostModel, Prediction
+from coordinator.planning.model.liveness import DUPLICATED
+from coordinator.planning.placement.partition import EXACT_ASSIGNMENTS_MAX, Partitioner
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder, WireGraph
 

@@ -13,8 +13,8 @@ from support.machines.profiles import device, worker
 from support.machines.run_plan import run_plan
 
 import mesh
-from coordinator.planning.core.cost_model import CostModel
-from coordinator.planning.core.profiles import Profiles
+from coordinator.planning.model.cost_model import CostModel
+from coordinator.planning.model.profiles import Profiles
 from coordinator.planning.plan_messages import part_seconds
 from coordinator.planning.planner import make_plan
 from coordinator.workers.straggler_detector import Stragglers

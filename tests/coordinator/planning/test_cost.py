@@ -7,8 +7,8 @@ import pytest
 from support.cases.random_graphs import random_graph
 from support.machines.profiles import DISPATCH_S, device, near, worker
 
-from coordinator.planning.core.cost_model import CostModel
-from coordinator.planning.core.profiles import SAME_HOST, Profiles
+from coordinator.planning.model.cost_model import CostModel
+from coordinator.planning.model.profiles import SAME_HOST, Profiles
 from wire.ir.dtypes import F32, F64
 from wire.ir.graph import GraphBuilder, WireGraph
 

@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from coordinator.planning.faults.parity_groups import Group, Held, grouped, kept_bytes, moved_bytes
+from coordinator.planning.redundancy.parity_groups import Group, Held, grouped, kept_bytes, moved_bytes
 from wire.erasure.gf256 import combined
 from wire.errors import InputError
 from wire.policy.redundancy import OF_SESSIONS, copies_of

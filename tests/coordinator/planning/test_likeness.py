@@ -10,7 +10,7 @@ import pytest
 
 import mesh
 import mesh.numpy as mnp
-from coordinator.planning.faults.result_tolerance import Likeness, outputs_likeness
+from coordinator.planning.audit.result_tolerance import Likeness, outputs_likeness
 from mesh import nn
 
 X, WHOLE = np.ones((4, 4), np.float32), np.ones((4, 4), np.int32)

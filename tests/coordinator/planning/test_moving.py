@@ -6,9 +6,10 @@ import pytest
 from support.cases.random_graphs import random_graph
 from support.machines.profiles import device, worker
 
-from coordinator.planning.core.plan import FromParam
-from coordinator.planning.core.profiles import CLIENT, Link, Profiles
-from coordinator.planning.faults.migration_cost import GAIN_MIN, MARGIN, REST_S, SETTLE_S, Debt, move_s
+from coordinator.plan_service.migration_cost import GAIN_MIN, MARGIN, REST_S, Debt, move_s
+from coordinator.planning.model.cost_model import REPLAN_S
+from coordinator.planning.model.plan import FromParam
+from coordinator.planning.model.profiles import CLIENT, Link, Profiles
 from coordinator.planning.planner import make_plan
 
 
@@ -19,9 +20,9 @@ def test_what_moves_is_the_weights_that_a_worker_does_not_hold() -> None:
     sizes = {name: kind.size_bytes for name, kind in plan.graph.param_types.items()}
     used = {source.name for part in plan.parts for source in part.sources if isinstance(source, FromParam)}
     first, *others = sorted(used)
-    assert move_s(plan, profiles, lambda node: used, 0.25) == pytest.approx(SETTLE_S + 0.25)
+    assert move_s(plan, profiles, lambda node: used, 0.25) == pytest.approx(REPLAN_S + 0.25)
     missing = sum(sizes[name] for name in others)
-    assert move_s(plan, profiles, lambda node: {first}, 0.0) == pytest.approx(SETTLE_S + missing / 100.0)
+    assert move_s(plan, profiles, lambda node: {first}, 0.0) == pytest.approx(REPLAN_S + missing / 100.0)
 
 
 def test_a_plan_stays_until_staying_has_cost_more_than_the_move() -> None:

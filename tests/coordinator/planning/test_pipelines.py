@@ -14,8 +14,8 @@ from support.machines.run_plan import run_plan
 
 import mesh
 import mesh.numpy as mnp
-from coordinator.planning.core.memory_check import memory_by_site
-from coordinator.planning.core.plan import FromParam, FromPart, Part, Plan
+from coordinator.planning.model.memory_check import memory_by_site
+from coordinator.planning.model.plan import FromParam, FromPart, Part, Plan
 from coordinator.planning.plan_codec import plan_bytes, plan_from
 from coordinator.planning.planner import make_plan
 from coordinator.planning.session_planner import Stateful, session_plan

@@ -7,7 +7,7 @@ import json
 import numpy as np
 from support.machines.profiles import NARROW, device, near, worker
 
-from coordinator.planning.core.plan import Plan
+from coordinator.planning.model.plan import Plan
 from coordinator.planning.planner import make_plan
 from wire.ir.dtypes import F32, F64
 from wire.ir.graph import GraphBuilder, WireGraph

@@ -13,10 +13,10 @@ from support.compare import same_bits
 from support.machines.profiles import NARROW, alike_profiles, device, near, random_profiles, worker
 from support.machines.run_plan import memory_by_device, run_plan
 
-from coordinator.planning.core.cost_model import CostModel, needs
-from coordinator.planning.core.liveness import DUPLICATED
-from coordinator.planning.core.plan import FromPart, Part, Plan
-from coordinator.planning.core.profiles import Profiles, WorkerProfile
+from coordinator.planning.model.cost_model import CostModel, needs
+from coordinator.planning.model.liveness import DUPLICATED
+from coordinator.planning.model.plan import FromPart, Part, Plan
+from coordinator.planning.model.profiles import Profiles, WorkerProfile
 from coordinator.planning.planner import make_plan
 from mesh.util.byte_sizes import parse_size
 from wire.errors import InputError, PlacementError

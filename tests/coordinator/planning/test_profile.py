@@ -7,7 +7,7 @@ import math
 import msgspec
 import pytest
 
-from coordinator.planning.core.profiles import worker_profile
+from coordinator.planning.model.profiles import worker_profile
 from wire.errors import ProtocolError
 from wire.protocol.messages import DeviceReport, Joined
 

@@ -11,9 +11,9 @@ import pytest
 from support.machines.profiles import device, near, worker
 
 import mesh.numpy as mnp
-from coordinator.planning.core.plan import Plan
-from coordinator.planning.core.profiles import Profiles
-from coordinator.planning.core.program import Program
+from coordinator.planning.model.plan import Plan
+from coordinator.planning.model.profiles import Profiles
+from coordinator.planning.model.program import Program
 from coordinator.planning.session_planner import Stateful, session_plan
 from coordinator.planning.spmd.load_balance import proposals, unlike
 from coordinator.sessions.elastic import Elastic, Planned

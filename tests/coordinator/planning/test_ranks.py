@@ -16,9 +16,9 @@ from support.machines.profiles import device, near, worker
 from support.machines.run_plan import run_plan
 
 from coordinator.planning import plan_messages
-from coordinator.planning.core.plan import FromInput, FromParam, FromPart, Pieces, Plan, Window
-from coordinator.planning.core.profiles import CLIENT, Link, Profiles
-from coordinator.planning.faults.result_audit import audited
+from coordinator.planning.audit.result_audit import audited
+from coordinator.planning.model.plan import FromInput, FromParam, FromPart, Pieces, Plan, Window
+from coordinator.planning.model.profiles import CLIENT, Link, Profiles
 from coordinator.planning.plan_codec import plan_bytes, plan_from
 from coordinator.planning.planner import make_plan
 from coordinator.planning.spmd.collective_cost import (

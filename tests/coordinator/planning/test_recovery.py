@@ -6,10 +6,10 @@ import pytest
 from support.cases.towers import layers
 from support.machines.profiles import device, near, worker
 
-from coordinator.planning.core.plan import Plan
-from coordinator.planning.core.profiles import CLIENT, Link
-from coordinator.planning.faults.what_if import described, moves
+from coordinator.planning.model.plan import Plan
+from coordinator.planning.model.profiles import CLIENT, Link
 from coordinator.planning.planner import make_plan
+from coordinator.planning.redundancy.what_if import described, moves
 
 THREE = near(*(worker(number, device(0, 1.0, 1e3)) for number in range(3)))
 GRAPH = layers(64, 64, 6)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from support.machines.profiles import device, near, worker
 
-from coordinator.planning.core.plan import Plan
-from coordinator.planning.core.profiles import SAME_HOST, Profiles
-from coordinator.planning.faults.redundancy_cost import SETTLE_S, outlook
+from coordinator.planning.model.cost_model import REPLAN_S
+from coordinator.planning.model.plan import Plan
+from coordinator.planning.model.profiles import SAME_HOST, Profiles
 from coordinator.planning.planner import make_plan
+from coordinator.planning.redundancy.redundancy_cost import outlook
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder
 
@@ -46,8 +47,8 @@ def test_three_workers(copies: str, kept: int, moved: int, client: int, survived
     assert (found["copies"], found["deaths_survived"]) == (copies, survived)
     for row in found["deaths"]:
         assert (row["lost_bytes"], row["moved_bytes"], row["client_bytes"]) == (2 * LAYER_BYTES, moved, client)
-        most_s = SETTLE_S + SAME_HOST.seconds(moved)
-        assert SETTLE_S <= row["seconds"] <= most_s and (row["seconds"] > SETTLE_S) == (moved > 0)
+        most_s = REPLAN_S + SAME_HOST.seconds(moved)
+        assert REPLAN_S <= row["seconds"] <= most_s and (row["seconds"] > REPLAN_S) == (moved > 0)
 
 
 def test_replicas_hold_what_the_plans_without_each_worker_need() -> None:

@@ -16,11 +16,11 @@ from support.machines.run_plan import run_plan
 
 import mesh
 import mesh.numpy as mnp
-from coordinator.planning.core.plan import Plan
-from coordinator.planning.core.profiles import CLIENT, Link, Profiles, WorkerProfile
-from coordinator.planning.core.reproducible import EXCLUDED
-from coordinator.planning.faults.result_audit import audit_graph, audited
-from coordinator.planning.faults.sticky_placement import staying_plan
+from coordinator.planning.audit.result_audit import audit_graph, audited
+from coordinator.planning.model.plan import Plan
+from coordinator.planning.model.profiles import CLIENT, Link, Profiles, WorkerProfile
+from coordinator.planning.model.reproducible import EXCLUDED
+from coordinator.planning.placement.sticky_placement import staying_plan
 from coordinator.planning.planner import make_plan
 from coordinator.planning.session_planner import Stateful, meanwhile, session_plan
 from mesh import AsyncInferenceServer, Auto, DataParallel, DistributedTrainer, Mesh, Pipeline, Single, nn, random

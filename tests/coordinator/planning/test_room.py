@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from support.machines.profiles import device, near, worker
 
-from coordinator.planning.core.plan import Plan
-from coordinator.planning.core.profiles import Profiles
-from coordinator.planning.faults.parity_groups import grouped, kept_bytes, unkept
-from coordinator.planning.faults.redundancy_memory import contents_of, own_bytes, room_of
+from coordinator.planning.model.plan import Plan
+from coordinator.planning.model.profiles import Profiles
 from coordinator.planning.planner import Question
+from coordinator.planning.redundancy.parity_groups import grouped, kept_bytes, unkept
+from coordinator.planning.redundancy.redundancy_memory import contents_of, own_bytes, room_of
 from mesh.util.byte_sizes import parse_size
 from wire.byte_sizes import room_text
 from wire.errors import PlacementError

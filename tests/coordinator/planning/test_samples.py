@@ -10,8 +10,8 @@ from support.machines.profiles import device, near, worker
 from support.machines.run_plan import run_plan
 
 from coordinator.planning import plan_messages
-from coordinator.planning.core.plan import Audit, FromPart
-from coordinator.planning.faults.result_audit import AUDITORS, FREIVALDS_FLOPS_MIN, Auditor, audit_graph, audited
+from coordinator.planning.audit.result_audit import AUDITORS, FREIVALDS_FLOPS_MIN, Auditor, audit_graph, audited
+from coordinator.planning.model.plan import Audit, FromPart
 from coordinator.planning.planner import make_plan
 from wire.ir.dtypes import C64, F32
 from wire.ir.graph import GraphBuilder, WireGraph

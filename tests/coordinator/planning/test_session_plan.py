@@ -10,9 +10,9 @@ import pytest
 from support.cases.training import batch, first_state, train
 from support.machines.profiles import device, near, worker
 
-from coordinator.planning.core.memory_check import memory_by_site
-from coordinator.planning.core.plan import FromPart, FromState, Plan
-from coordinator.planning.core.profiles import Profiles
+from coordinator.planning.model.memory_check import memory_by_site
+from coordinator.planning.model.plan import FromPart, FromState, Plan
+from coordinator.planning.model.profiles import Profiles
 from coordinator.planning.plan_codec import plan_bytes, plan_from
 from coordinator.planning.session_planner import Stateful, _even, check_carried, session_plan
 from mesh.functions.step_trace import Stepping

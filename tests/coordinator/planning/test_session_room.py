@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from support.machines.profiles import device, near, worker
 
-from coordinator.planning.core.plan import Plan
-from coordinator.planning.core.profiles import Profiles
-from coordinator.planning.faults.redundancy_memory import contents_of, own_bytes
+from coordinator.planning.model.plan import Plan
+from coordinator.planning.model.profiles import Profiles
+from coordinator.planning.redundancy.redundancy_memory import contents_of, own_bytes
 from coordinator.planning.session_planner import SessionQuestion, Stateful
 from wire.errors import PlacementError
 from wire.ir.dtypes import F32

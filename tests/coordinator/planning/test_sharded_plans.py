@@ -10,8 +10,8 @@ from support.machines.profiles import device, near, worker
 from support.machines.run_plan import run_plan
 
 import mesh
-from coordinator.planning.core.plan import Plan
-from coordinator.planning.core.profiles import Profiles
+from coordinator.planning.model.plan import Plan
+from coordinator.planning.model.profiles import Profiles
 from coordinator.planning.planner import make_plan
 from mesh import PartitionSpec as P
 from wire.errors import PlacementError

@@ -10,7 +10,7 @@ from support.cases.towers import layers
 from support.machines.profiles import device, near, worker
 from support.machines.run_plan import run_plan
 
-from coordinator.planning.core.profiles import Profiles
+from coordinator.planning.model.profiles import Profiles
 from coordinator.planning.planner import make_plan
 from coordinator.planning.spmd.uneven_ranks import sharing
 from mesh import Mesh

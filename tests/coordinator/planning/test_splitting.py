@@ -9,7 +9,7 @@ import pytest
 from support.machines.profiles import device, near, worker
 from support.machines.run_plan import run_plan
 
-from coordinator.planning.core.plan import FromInput, FromParam, Plan
+from coordinator.planning.model.plan import FromInput, FromParam, Plan
 from coordinator.planning.planner import make_plan
 from wire.errors import InputError, PlacementError
 from wire.ir.dtypes import F32

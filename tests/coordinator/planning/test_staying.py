@@ -8,9 +8,9 @@ from support.compare import same_bits
 from support.machines.profiles import device, near, worker
 from support.machines.run_plan import run_plan
 
-from coordinator.planning.core.plan import Plan
-from coordinator.planning.core.profiles import Profiles
-from coordinator.planning.faults.sticky_placement import staying_plan
+from coordinator.planning.model.plan import Plan
+from coordinator.planning.model.profiles import Profiles
+from coordinator.planning.placement.sticky_placement import staying_plan
 from coordinator.planning.planner import make_plan
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder, WireGraph

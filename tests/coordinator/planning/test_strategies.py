@@ -11,7 +11,7 @@ from support.machines.profiles import device, near, worker
 from support.machines.run_plan import run_plan
 
 import mesh
-from coordinator.planning.core.plan import FromParam, Plan
+from coordinator.planning.model.plan import FromParam, Plan
 from coordinator.planning.planner import make_plan
 from mesh import Auto, DeviceMap, Pipeline, Single
 from wire.errors import InputError, NoSuchDevice, PlacementError

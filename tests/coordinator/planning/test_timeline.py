@@ -7,8 +7,8 @@ import pytest
 from support.cases.random_graphs import random_graph
 from support.machines.profiles import device, near, random_profiles, worker
 
-from coordinator.planning.core.profiles import Profiles
-from coordinator.planning.core.timeline import timeline
+from coordinator.planning.model.profiles import Profiles
+from coordinator.planning.model.timeline import timeline
 from coordinator.planning.planner import make_plan
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder, WireGraph

@@ -16,7 +16,7 @@ from coordinator.delivery.input_sender import RUN_BYTES_MAX, given, run_step, wi
 from coordinator.delivery.param_slices import Slices
 from coordinator.delivery.tensor_store import HeldTensors
 from coordinator.planning import plan_messages
-from coordinator.planning.core.plan import FromInput, FromParam, FromPart, Part, Pieces, Plan, Window
+from coordinator.planning.model.plan import FromInput, FromParam, FromPart, Part, Pieces, Plan, Window
 from coordinator.planning.plan_codec import plan_bytes, plan_from
 from coordinator.planning.planner import make_plan
 from wire.errors import BlobMissing, NodeLost

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from support.machines.profiles import device, near, worker
 
-from coordinator.planning.core.plan import Plan
-from coordinator.planning.core.profiles import Profiles
+from coordinator.planning.model.plan import Plan
+from coordinator.planning.model.profiles import Profiles
 from coordinator.planning.planner import make_plan
 from coordinator.workers.collective_calibration import SEEN_MIN, Lessons
 from wire.ir.dtypes import F32

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from coordinator.planning.core.profiles import CLIENT, LAN, SAME_HOST, Link
+from coordinator.planning.model.profiles import CLIENT, LAN, SAME_HOST, Link
 from coordinator.workers.link_table import ALIKE, REST_S, RETRY_S_FIRST, RETRY_S_MAX, Pair, Pairs, Way
 
 FAST = Way(True, 0.001, 1e8, address="10.0.0.2:7100")

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from support.machines.profiles import device, near, worker
 
-from coordinator.planning.core.plan import Gang, Part, Plan
+from coordinator.planning.model.plan import Gang, Part, Plan
 from coordinator.workers.straggler_detector import BASE_S, LEARNT_MIN, SEEN_MIN, SLOWNESS_MAX, WINDOW, Stragglers
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder, WireGraph

@@ -13,8 +13,8 @@ from support.cases.towers import layers
 from support.machines.profiles import device, near, worker
 
 import mesh
-from coordinator.planning.core.profiles import Profiles
-from coordinator.planning.core.timeline import describe
+from coordinator.planning.model.profiles import Profiles
+from coordinator.planning.model.timeline import describe
 from coordinator.planning.planner import make_plan
 from mesh import Mesh
 from mesh.client.plan_preview import PlanPreview

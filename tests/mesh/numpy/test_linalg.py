@@ -13,7 +13,7 @@ from support.machines.profiles import device, worker
 
 import mesh
 import mesh.numpy as mnp
-from coordinator.planning.core.profiles import Profiles
+from coordinator.planning.model.profiles import Profiles
 from coordinator.planning.planner import make_plan
 from mesh.errors import DTypeError, Unsupported
 from mesh.numpy import linalg

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from coordinator.planning.core.profiles import CLIENT, DeviceProfile, Link, Profiles, WorkerProfile
+from coordinator.planning.model.profiles import CLIENT, DeviceProfile, Link, Profiles, WorkerProfile
 from wire.ir.dtypes import DTYPES
 from wire.ir.ops import OPS
 

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from support.rank_parts import each_by_itself
 
-from coordinator.planning.core.liveness import DUPLICATED
-from coordinator.planning.core.plan import FromInput, FromParam, FromPart, Gang, Part, Plan, Source
+from coordinator.planning.model.liveness import DUPLICATED
+from coordinator.planning.model.plan import FromInput, FromParam, FromPart, Gang, Part, Plan, Source
 from coordinator.planning.plan_messages import counts, outputs
 from wire.ir.graph import GraphBuilder, WireGraph
 from wire.ir.ops import CONTROL, inner_graphs

@@ -11,8 +11,8 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from coordinator.planning.core.profiles import CLIENT
-from coordinator.planning.faults.parity_groups import Held, grouped
+from coordinator.planning.model.profiles import CLIENT
+from coordinator.planning.redundancy.parity_groups import Held, grouped
 from coordinator.sessions import events as ev
 from coordinator.sessions.state import Policy, SessionState
 from wire.errors import BlobMissing, MeshError, NodeLost, StaleGeneration

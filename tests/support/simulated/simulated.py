@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from coordinator.config import PLAN_AHEAD_MIN
 from coordinator.coordinator import CoordinatorConfig
 from coordinator.plan_service.planner_client import Answerer, AnswersHere
-from coordinator.planning.core.program import Program
+from coordinator.planning.model.program import Program
 from mesh.simulation.cluster import COORDINATOR, Cluster
 from mesh.simulation.engine_host import Device
 from mesh.simulation.loop import VirtualLoop

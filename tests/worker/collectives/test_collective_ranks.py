@@ -14,7 +14,7 @@ from support.cases.spmd_cases import CASES, DTYPES
 from support.rank_parts import by_ranks
 from support.ranks import at_once, wires_in_memory
 
-from coordinator.planning.core.profiles import Link, Profiles
+from coordinator.planning.model.profiles import Link, Profiles
 from coordinator.planning.spmd.collective_cost import sending_rates
 from wire.errors import Cancelled, OutOfMemory
 from wire.ir.dtypes import F32

@@ -14,12 +14,12 @@ from typing import Any
 from wire.byte_sizes import size_text, time_text
 from wire.policy.redundancy import KINDS, copies_of
 
-from ..core.plan import FromParam, Plan
-from ..core.profiles import CLIENT, Profiles
+from ..model.cost_model import REPLAN_S
+from ..model.plan import FromParam, Plan
+from ..model.profiles import CLIENT, Profiles
 from .parity_groups import Group, Held, cheapest, grouped, kept_bytes, moved_bytes, unkept
 from .redundancy_memory import contents_of, room_of, standing_by
 
-SETTLE_S = 0.05  # messages, and a plan
 NOTHING = "nothing is kept, since there are too few workers, or too little memory"
 
 
@@ -103,5 +103,5 @@ def _death(
         "lost_bytes": sum(each.size_bytes for each in lost),
         "moved_bytes": sum(moved.values()) + from_here,
         "client_bytes": from_here,
-        "seconds": SETTLE_S + max((link.seconds(size) for size, link in ways), default=0.0),
+        "seconds": REPLAN_S + max((link.seconds(size) for size, link in ways), default=0.0),
     }

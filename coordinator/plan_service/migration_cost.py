@@ -5,8 +5,8 @@ would have, call by call, exceeds what the move costs, twice over: then the move
 program that is called on gains for ever.  Both plans are priced in the same way, and by what their parts really take
 where that is known, since a prediction that errs would see gains where there are none.
 
-It does not know when to ask: `coordinator/workers/straggler_mitigation.py` does, after every call while some device is
-slower or well again.
+It does not know when to ask: `coordinator/plan_service/straggler_mitigation.py` does, after every call while some
+device is slower or well again.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from ..core.plan import FromParam, Plan
-from ..core.profiles import CLIENT, Profiles
+from ..planning.model.cost_model import REPLAN_S
+from ..planning.model.plan import FromParam, Plan
+from ..planning.model.profiles import CLIENT, Profiles
 
 GAIN_MIN = 0.1  # of a call's time: less is not worth the trouble, and within what prices err
 MARGIN = 2.0
 REST_S = 10.0  # from one move of a program to its next
-SETTLE_S = 0.05  # what a move costs in any case: messages, and a plan
 
 
 def move_s(plan: Plan, profiles: Profiles, holds: Callable[[str], Collection[str]], compile_s: float) -> float:
@@ -35,7 +35,7 @@ def move_s(plan: Plan, profiles: Profiles, holds: Callable[[str], Collection[str
         held = holds(node)
         missing = sum(size for source, size in needed.items() if source.name not in held)
         weights_s += missing / profiles.link(CLIENT, node).bytes_per_s
-    return SETTLE_S + compile_s + weights_s
+    return REPLAN_S + compile_s + weights_s
 
 
 @dataclass(slots=True)

@@ -18,12 +18,12 @@ from wire.ir.graph import WireGraph
 from wire.passes.simplify import simplify
 from wire.policy.strategies import strategy_of
 
-from ..core.cost_model import CostModel, Prediction
-from ..core.memory_check import memory_by_site, missing
-from ..core.plan import Plan, WorkerShare
-from ..core.profiles import Profiles
-from ..core.reproducible import alike
-from ..core.subgraphs import edges_of, output_source, param_places, parts_of
+from ..model.cost_model import CostModel, Prediction
+from ..model.memory_check import memory_by_site, missing
+from ..model.plan import Plan, WorkerShare
+from ..model.profiles import Profiles
+from ..model.reproducible import alike
+from ..model.subgraphs import edges_of, output_source, param_places, parts_of
 
 Homes = Mapping[str, Collection[str]]  # param -> the workers that have it
 NOWHERE: Homes = {}

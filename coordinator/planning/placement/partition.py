@@ -22,7 +22,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from .cost_model import Assignment, CostModel, Prediction
+from ..model.cost_model import Assignment, CostModel, Prediction
 
 EXACT_ASSIGNMENTS_MAX = 600_000  # 3 workers to the power of 12 nodes
 POSITIONS_MAX = 160  # cut positions the dynamic program considers

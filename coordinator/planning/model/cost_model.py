@@ -41,6 +41,7 @@ from .liveness import DUPLICATED, inside
 from .profiles import CLIENT, DeviceProfile, Link, Profiles, WorkerProfile
 
 COPIED = frozenset({"pad", "concat"})  # the views that engines do not fold into whoever reads them
+REPLAN_S = 0.05  # what going over to another plan takes in any case: planning, and messages
 PICKED = frozenset({"gather", "dynamic_slice"})  # they read as much of their first operand as they write
 Assignment = Sequence[int]
 Site = tuple[int, int]  # worker index, device index

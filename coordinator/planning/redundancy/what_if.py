@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.plan import FromParam, Plan
-from ..core.profiles import CLIENT, Profiles
-from .migration_cost import SETTLE_S
+from ..model.cost_model import REPLAN_S
+from ..model.plan import FromParam, Plan
+from ..model.profiles import CLIENT, Profiles
 
 NOTHING: Mapping[str, int] = {}
 Holds = Callable[[str], Collection[str]]  # by worker, the names of params that it has on its disk
@@ -84,7 +84,7 @@ def described(
         "planned_ahead": ahead,
         "call_s": after.seconds,
         "before_s": before.seconds,
-        "seconds": SETTLE_S + max(waits.values(), default=0.0),
+        "seconds": REPLAN_S + max(waits.values(), default=0.0),
         "moved_bytes": sum(each.size_bytes for each in found),
         "weights": [
             {

@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterable, Mapping
 
 from wire.policy.redundancy import Copies, copies_of
 
-from ..core.plan import Plan
-from ..core.profiles import Profiles
+from ..model.plan import Plan
+from ..model.profiles import Profiles
 from .parity_groups import Held, grouped, kept_bytes, unkept
 from .redundancy_memory import Keeps, Kept, Room, contents_of, weights_kept
 

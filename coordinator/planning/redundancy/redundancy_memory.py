@@ -18,9 +18,9 @@ from wire.errors import PlacementError
 from wire.ir.graph import WireGraph
 from wire.policy.redundancy import Copies, copies_of
 
-from ..core.memory_check import memory_by_site
-from ..core.plan import FromParam, FromState, Plan
-from ..core.profiles import Profiles
+from ..model.memory_check import memory_by_site
+from ..model.plan import FromParam, FromState, Plan
+from ..model.profiles import Profiles
 from .parity_groups import Held, grouped, kept_bytes, unkept
 
 Room = Mapping[str, int]  # by worker, bytes

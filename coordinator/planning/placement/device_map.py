@@ -11,8 +11,8 @@ from dataclasses import replace
 from wire.errors import InputError, NoSuchDevice, PlacementError
 from wire.policy.strategies import DeviceMap
 
-from .cost_model import CostModel
-from .profiles import Profiles
+from ..model.cost_model import CostModel
+from ..model.profiles import Profiles
 
 
 def named(profiles: Profiles, layers: DeviceMap) -> Profiles:

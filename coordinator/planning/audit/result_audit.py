@@ -25,9 +25,9 @@ from wire.ir.dtypes import F32, PARTS, DType
 from wire.ir.graph import GraphBuilder, WireGraph
 from wire.ir.ops import tolerance_for
 
-from ..core.cost_model import needs
-from ..core.plan import Audit, Edge, FromPart, Part, Plan, Source
-from ..core.profiles import DeviceProfile, Profiles
+from ..model.cost_model import needs
+from ..model.plan import Audit, Edge, FromPart, Part, Plan, Source
+from ..model.profiles import DeviceProfile, Profiles
 from .result_tolerance import Likeness, likeness
 
 AUDITORS = 2

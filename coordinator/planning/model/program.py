@@ -50,7 +50,7 @@ class Program:
 @dataclass(frozen=True, slots=True)
 class Sampled:
     """A program one of whose parts is computed again elsewhere; `variant` says which and where
-    (`coordinator/planning/faults/result_audit.py`)."""
+    (`coordinator/planning/audit/result_audit.py`)."""
 
     program: Program
     variant: int
@@ -58,7 +58,8 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A program that one device computes, to see how fast it is (`coordinator/workers/straggler_mitigation.py`)."""
+    """A program that one device computes, to see how fast it is
+    (`coordinator/plan_service/straggler_mitigation.py`)."""
 
     program: Program
     node: str

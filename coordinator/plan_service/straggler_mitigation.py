@@ -1,11 +1,11 @@
 """Straggler mitigation: plans follow the pace of devices, where that is worth its cost; slow devices are tried until
 they are well.
 
-`straggler_detector.py` says who became slower and `coordinator/planning/faults/migration_cost.py` what a move is worth.
-This asks them after every call, has another plan made where a verdict changed, and replaces a plan once that pays.  A
-slow device may have no work any more that would show that it is well again.  So it is given a trial now and then, the
-same little program each time, ever less often while it stays slow.  How slow it takes the trial is found out before any
-plan changes, between runs of its work that were slow: what was over by then moves nothing.
+`coordinator/workers/straggler_detector.py` says who became slower and `coordinator/plan_service/migration_cost.py` what
+a move is worth.  This asks them after every call, has another plan made where a verdict changed, and replaces a plan
+once that pays.  A slow device may have no work any more that would show that it is well again.  So it is given a trial
+now and then, the same little program each time, ever less often while it stays slow.  How slow it takes the trial is
+found out before any plan changes, between runs of its work that were slow: what was over by then moves nothing.
 
 It does not know how plans are made, deployed or dropped: the coordinator lends it what it needs.
 """
@@ -26,15 +26,15 @@ from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder
 from wire.protocol.messages import Ran
 
-from ..planning.core.plan import Plan
-from ..planning.core.profiles import DeviceProfile, Profiles
-from ..planning.core.program import Program, Trial
-from ..planning.core.timeline import timeline
-from ..planning.faults.migration_cost import Debts, move_s
+from ..planning.model.plan import Plan
+from ..planning.model.profiles import DeviceProfile, Profiles
+from ..planning.model.program import Program, Trial
+from ..planning.model.timeline import timeline
 from ..planning.planner import make_plan
-from .collective_calibration import Lessons
-from .records import Deployment
-from .straggler_detector import KNOWN_MIN, SEEN, Site, Stragglers
+from ..workers.collective_calibration import Lessons
+from ..workers.records import Deployment
+from ..workers.straggler_detector import KNOWN_MIN, SEEN, Site, Stragglers
+from .migration_cost import Debts, move_s
 
 log = logging.getLogger("graph_mesh.coordinator")
 

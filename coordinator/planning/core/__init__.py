@@ -1,1 +1,0 @@
-"""What all planners share: the Plan, profiles, cost, partition, memory, timeline."""

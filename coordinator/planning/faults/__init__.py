@@ -1,1 +1,0 @@
-"""What plans owe to faults: redundancy, sticky placement, audits, migration."""
