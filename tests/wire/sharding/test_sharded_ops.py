@@ -20,7 +20,7 @@ from worker.cpu import evaluate
 
 SHARDED = sorted(
     OPS.keys() - WITHOUT.keys() - {"constraint"}
-)  # which names its own grid: tests/coordinator/planning/test_partition.py
+)  # which names its own grid: tests/wire/sharding/test_partition.py
 WAYS_MAX = 400  # of one case on one grid; of more, that many are tried
 
 

@@ -1,6 +1,7 @@
 """The partitioner against brute force: on small graphs it finds the cheapest of all assignments, to the last bit.
 
-`python tests/coordinator/planning/test_cheapest.py COUNT` checks COUNT graphs of up to 12 computing nodes and reports.
+`python tests/coordinator/planning/test_partition_search.py COUNT` checks COUNT graphs of up to 12 computing nodes and
+reports.
 """
 
 from __future__ import annotations
