@@ -15,8 +15,7 @@ import platformdirs
 from wire.addresses import LAST_PORT, PORT
 from wire.discovery.no_peer_advice import ALONE_S
 from wire.limits import GIB
-
-from .cpu.engine import available_bytes
+from wire.system.memory import default_budget
 
 APP = "graph-mesh"
 
@@ -40,7 +39,7 @@ class WorkerConfig:
     cache_dir: str = ""  # weights and kernels kept between runs; "": the platform's cache folder, one per worker
     kernel_dir: str = ""  # kernels, which workers may share; "": in `cache_dir`, or one for this mesh's workers here
     cache_bytes_max: int = 20 * GIB  # of weights on disk: a handful of 7B models in 8 bits, or hundreds of small ones
-    blob_memory_bytes_max: int = 0  # of content that is not kept on disk; 0: as `blob_memory_bytes` has it
+    blob_memory_bytes_max: int = 0  # of content that is not on disk; 0: `memory_bytes`, or half of the machine's
     measured_dir: str = ""  # where measurements of devices are kept; "": the user's cache folder, for all workers
     share_memory: bool = True  # False: as if all other nodes were on other machines; for tests and measurements
     connect_hosts: bool = True  # False: tensors of collectives go over links alone; for tests and measurements
@@ -76,9 +75,9 @@ class WorkerConfig:
 
     @property
     def blob_memory_bytes(self) -> int:
-        """How much content may lie in memory beside what devices compute with: snapshots and copies of sessions' state,
-        and weights that the disk has no room for.  As much as `memory_bytes`, or half of the machine's memory."""
-        return self.blob_memory_bytes_max or self.memory_bytes or available_bytes()
+        """The most bytes of content to keep in memory, beside what devices compute with: snapshots and copies of
+        sessions' state, and weights that the disk has no room for."""
+        return self.blob_memory_bytes_max or self.memory_bytes or default_budget()
 
     @property
     def mesh_name(self) -> str:
@@ -86,7 +85,7 @@ class WorkerConfig:
 
     @property
     def state_base(self) -> Path:
-        """The folder under which this mesh's workers have theirs."""
+        """The folder that holds the state folders of this mesh's workers."""
         root = Path(self.state_dir) if self.state_dir else platformdirs.user_state_path(APP, appauthor=False)
         return root / self.mesh_name
 
@@ -95,13 +94,13 @@ class WorkerConfig:
         return self.name or socket.gethostname().split(".")[0] or "worker"
 
     def cache_folder(self, name: str) -> Path:
-        """Where the worker that got `name` keeps weights and kernels."""
+        """The folder in which the worker called `name` keeps weights and kernels."""
         if self.cache_dir:
             return Path(self.cache_dir)
         return platformdirs.user_cache_path(APP, appauthor=False) / self.mesh_name / name
 
     def kernel_folder(self, name: str) -> Path:
-        """Where the worker that got `name` keeps kernels: what one of this machine has made, none other need make."""
+        """The folder in which the worker called `name` keeps kernels.  The mesh's workers on this machine share it."""
         if self.kernel_dir:
             return Path(self.kernel_dir)
         return self.cache_folder(name) / "kernels" if self.cache_dir else self.cache_folder("@kernels")

@@ -106,12 +106,12 @@ def work(options: argparse.Namespace) -> int:
         authority = Path(options.authority) if options.authority else authority_folder(mesh, options.state_dir)
         return enrolled(folder, mesh, "worker", name, authority)
 
-    surroundings = replace(REAL, credentials=credentials)
+    environment = replace(REAL, credentials=credentials)
     if options.throttle:
         from ..simulation.throttled_worker import throttled
 
-        config, surroundings = throttled(config, surroundings, options.throttle)
-    return asyncio.run(run_worker(config, surroundings))
+        config, environment = throttled(config, environment, options.throttle)
+    return asyncio.run(run_worker(config, environment))
 
 
 def join(options: argparse.Namespace) -> str:

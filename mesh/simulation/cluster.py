@@ -27,7 +27,7 @@ from wire.protocol.peer import Identity
 from wire.protocol.reports import Event
 from worker.config import WorkerConfig
 from worker.daemon.daemon import Daemon
-from worker.daemon.environment import Surroundings
+from worker.daemon.environment import Environment
 from worker.daemon.pause_file import PauseFiles
 from worker.state.availability import MACHINE
 
@@ -116,14 +116,14 @@ class Cluster:
         folder = config.state_base / name
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "node_id").write_text(_node_id(name) + "\n")
-        surroundings = Surroundings(
+        environment = Environment(
             endpoint=lambda identity, handler, *_: self._endpoint(name, identity, handler),
             host=host_on(self.devices[self.names.index(name)], self._meetings),
             machine=self.referee.worker(name),
             watch=lambda endpoint, config, port: LinkWatch(endpoint, wall=asyncio.get_running_loop().time),
         )
         work = asyncio.get_running_loop().create_task(
-            self._run(name, config, surroundings), name=name, context=context_of(name)
+            self._run(name, config, environment), name=name, context=context_of(name)
         )
         self._processes[name] = _Process(work)
 
@@ -230,12 +230,12 @@ class Cluster:
 
     # -- helpers
 
-    async def _run(self, name: str, config: WorkerConfig, surroundings: Surroundings) -> None:
+    async def _run(self, name: str, config: WorkerConfig, environment: Environment) -> None:
         process = self._processes[name]
         if name in self._dying:  # its folder is locked until it is gone
             await asyncio.wait([self._dying.pop(name)])
         async with contextlib.AsyncExitStack() as stack:
-            process.daemon = Daemon(config, deque(maxlen=200), stack, surroundings)
+            process.daemon = Daemon(config, deque(maxlen=200), stack, environment)
             code = await process.daemon.run()
         if self._processes.get(name) is process:
             del self._processes[name]

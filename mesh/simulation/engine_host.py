@@ -262,7 +262,7 @@ class SimulatedHost:
 def host_on(
     device: Device, meetings: Meetings
 ) -> Callable[[hm.Open, memoryview, WorkerConfig, OnMessage, OnLost], SimulatedHost]:
-    """A factory of hosts of this device, for Surroundings."""
+    """A factory of hosts of this device, for Environment."""
 
     def make(
         opening: hm.Open, stop_cell: memoryview, config: WorkerConfig, on_message: OnMessage, on_lost: OnLost

@@ -16,15 +16,15 @@ from wire.protocol.peer import Identity
 from wire.security.credentials import Credentials
 from wire.system.child_python import python_command
 from worker.config import WorkerConfig
-from worker.daemon.environment import Surroundings
+from worker.daemon.environment import Environment
 from worker.engine_host.host_client import HostProcess
 
 from .throttle import parse_throttle
 from .throttled_links import ThrottledCarrier
 
 
-def throttled(config: WorkerConfig, surroundings: Surroundings, text: str) -> tuple[WorkerConfig, Surroundings]:
-    """The settings and the surroundings of a worker as `text` wants it; ConfigError if it is not a throttle."""
+def throttled(config: WorkerConfig, environment: Environment, text: str) -> tuple[WorkerConfig, Environment]:
+    """The settings and the environment of a worker as `text` wants it; ConfigError if it is not a throttle."""
     throttle = parse_throttle(text)
 
     def endpoint(
@@ -38,7 +38,7 @@ def throttled(config: WorkerConfig, surroundings: Surroundings, text: str) -> tu
         )
 
     host = partial(HostProcess, command=python_command("mesh.simulation.throttled_host", text))
-    surroundings = replace(surroundings, host=host)
+    environment = replace(environment, host=host)
     if throttle.slows_links:
-        surroundings = replace(surroundings, endpoint=endpoint)
-    return replace(config, share_memory=False, connect_hosts=not throttle.slows_links), surroundings
+        environment = replace(environment, endpoint=endpoint)
+    return replace(config, share_memory=False, connect_hosts=not throttle.slows_links), environment

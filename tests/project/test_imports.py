@@ -43,7 +43,7 @@ DIRECTIONS: dict[str, set[str]] = {
     "worker/collectives": {"worker/engine"},
     "worker/wgsl": {"worker/compiler", "worker/engine"},
     "worker/cpu": {"worker/collectives", "worker/compiler", "worker/engine"},
-    "worker/config.py": {"worker/cpu"},
+    "worker/config.py": set(),
     "worker/devices": {"worker/cpu", "worker/engine", "worker/wgsl"},
     "worker/engine_host": {"worker/collectives", "worker/config.py", "worker/devices", "worker/engine"},
     "worker/daemon": {
@@ -290,7 +290,7 @@ DOORS = {
     },
     "onnx": {"mesh/importers/onnx/reading.py"},
     "platformdirs": {"worker/config.py", "mesh/backends/enrolment.py", "mesh/demo/show.py"},
-    "psutil": {"wire/link/interfaces.py", "worker/cpu/engine.py", "worker/daemon/environment.py"},
+    "psutil": {"wire/link/interfaces.py", "wire/system/memory.py"},
     "rich": {"mesh/commands/progress.py", "mesh/commands/tables.py", "mesh/demo/show.py"},
     "safetensors": {"wire/ir/file.py"},
     "threadpoolctl": {"worker/cpu/process.py"},

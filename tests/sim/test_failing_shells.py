@@ -19,8 +19,8 @@ import coordinator.coordinator
 import coordinator.planning.plan_messages
 import coordinator.sessions.runtime
 import mesh.numpy as mnp
-import worker.daemon.output_sender
 import worker.daemon.snapshot_writer
+import worker.daemon.tensor_sender
 from coordinator.delivery.deployer import Deploying
 from coordinator.plan_service.plan_service import Planning
 from coordinator.planning.model.program import Program
@@ -41,8 +41,8 @@ from wire.transfer.content_exchange import BlobExchange
 from worker.daemon.blob_store import BlobStore
 from worker.daemon.collective_bridge import Bridge
 from worker.daemon.daemon import Daemon
-from worker.daemon.output_sender import Returning
-from worker.daemon.worker_links import Neighbours
+from worker.daemon.tensor_sender import TensorSender
+from worker.daemon.worker_links import WorkerLinks
 from worker.state.device_recovery import WITHIN_S
 
 LARGE = np.ones(1 << 16, np.float32)  # travels as a file, not in a message
@@ -157,9 +157,9 @@ CALLS: dict[str, tuple[Any, str]] = {
     "serving content": (BlobExchange, "serve"),
     "room for a stream": (SharedDir, "allocate"),
     "a stream": (Link, "send_stream"),
-    "dialling": (Neighbours, "linked"),
-    "outputs": (Returning, "answer"),
-    "an output's file": (worker.daemon.output_sender, "take"),
+    "dialling": (WorkerLinks, "linked"),
+    "outputs": (TensorSender, "answer_run"),
+    "an output's file": (worker.daemon.tensor_sender, "take"),
     "planning": (Planning, "plan_for"),
     "a plan of before": (Planning, "found"),
     "deploying": (Deploying, "deploy"),

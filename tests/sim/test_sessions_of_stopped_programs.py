@@ -111,7 +111,7 @@ async def short_of_memory(short: tuple[str, ...], still_s: float = 60.0) -> None
             cluster.stand_still(still_s)
             losses.append(float(await session.step(*batch(8))))
             assert (losses, bits(await session.state())) == undisturbed(9)
-            assert all("gives way" in str(daemons[name]._state.story) for name in short), "nothing was freed"
+            assert all("gives way" in str(daemons[name]._state.log) for name in short), "nothing was freed"
 
 
 @pytest.mark.parametrize("short", ["sim-0", "sim-1"])

@@ -1,4 +1,4 @@
-"""Combining on a worker: sums of what it has, what it is asked to make is checked, and who may ask."""
+"""The parity builder: it sums what it has, checks what it is asked to make, and answers its coordinator only."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from wire.errors import BlobCorrupt, BlobMissing, ConnectFailed, ProtocolError
 from wire.ir.codec import hash_bytes
 from wire.link.link import Link
 from wire.protocol.messages import Combine, Term
-from worker.daemon.blob_sources import Holders
+from worker.daemon.blob_fetcher import RemoteBlobs
 from worker.daemon.blob_store import BlobStore
-from worker.daemon.parity_builder import Combining
+from worker.daemon.parity_builder import ParityBuilder
 
 OWNER = "coordinator"
 CONTENTS = [np.random.default_rng(seed).bytes(100 + 7 * seed) for seed in range(3)]
@@ -28,13 +28,13 @@ async def nobody(node: str, addresses: Sequence[str]) -> Link:
     raise ConnectFailed("no node answers", node=node)
 
 
-async def worker(tmp_path: Path, *held: bytes) -> tuple[Combining, BlobStore]:
+async def worker(tmp_path: Path, *held: bytes) -> tuple[ParityBuilder, BlobStore]:
     store = BlobStore(tmp_path / "disk", tmp_path / "memory")
     for content in held:
         await store.put(hash_bytes(content), memoryview(content), keep=False)
     endpoint: Any = SimpleNamespace(links={})
     exchange: Any = None  # nothing is fetched here
-    return Combining(store, Holders(endpoint, exchange, lambda: OWNER, nobody), lambda: OWNER), store
+    return ParityBuilder(store, RemoteBlobs(endpoint, exchange, lambda: OWNER, nobody), lambda: OWNER), store
 
 
 def terms(factors: Sequence[int], contents: Sequence[bytes]) -> tuple[Term, ...]:

@@ -13,8 +13,8 @@ from wire.errors import DeviceLost
 from wire.protocol.missing_gpu import ASKED, SOFTWARE, long_text
 from wire.system.shared_memory import SharedDir
 from worker.config import WorkerConfig
-from worker.daemon.engine_hosts import Hosting
-from worker.daemon.environment import REAL, Surroundings
+from worker.daemon.engine_hosts import EngineHosts
+from worker.daemon.environment import REAL, Environment
 from worker.devices.adapter_cache import FILE, Looks, machine
 from worker.devices.registry import selections
 from worker.engine import host_messages as hm
@@ -142,11 +142,11 @@ def opened(root: Path, best: hm.Opened | hm.OpenFailed, *asked: str) -> tuple[li
 
         shared = SharedDir.create(root)
         config = WorkerConfig(measured_dir=str(root / "cache"))
-        around = Surroundings(REAL.endpoint, host, looks=looks(root))
-        hosting = Hosting(config, around, shared, root, nothing, nothing, nothing)
-        await hosting.start(selections(asked))
-        await hosting.opened()
+        around = Environment(REAL.endpoint, host, looks=looks(root))
+        engine_hosts = EngineHosts(config, around, shared, root, nothing, nothing, nothing)
+        await engine_hosts.start(selections(asked))
+        await engine_hosts.opened()
         shared.close()
-        return made, hosting.without_gpu
+        return made, engine_hosts.without_gpu
 
     return asyncio.run(made_hosts())

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 from numpy.typing import NDArray
 
 from wire.errors import Cancelled, ExecuteFailed, InputError, MeshError, OutOfMemory, Unsupported
@@ -29,6 +28,7 @@ from wire.ir.types import TensorType
 from wire.ir.workspace import scratch_bytes
 from wire.passes.collective_order import meets, stages
 from wire.passes.unroll_spmd import unroll
+from wire.system.memory import default_budget
 
 from ..compiler.inline_composites import inline_composites
 from ..engine.donation import Lent
@@ -127,7 +127,7 @@ class CpuEngine:
             backend="cpu",
             driver=arithmetic(),
             software=True,
-            memory_bytes=memory_bytes or available_bytes(),
+            memory_bytes=memory_bytes or default_budget(),
             limits={},
             dtypes_by_op=dict.fromkeys(OPS, names),
         )
@@ -442,8 +442,3 @@ def cpu_model() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
-
-
-def available_bytes() -> int:
-    """Half of the machine's memory: the other half is the owner's."""
-    return int(psutil.virtual_memory().total // 2)

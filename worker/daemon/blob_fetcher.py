@@ -1,35 +1,75 @@
-"""Blob fetcher: the daemon's part that gets content, from its own store or over a link, as
-`worker/state/blob_requests.py` decides.
+"""Blob fetcher: gets content by its address, from the own store or from another node, within a time limit.
 
-It does not know which plans wait for it, nor whom to ask next; it says what came of every attempt.
+Which node is asked, and which plans wait, is decided in `worker/state/blob_requests.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 
-from wire.errors import BlobCorrupt
+from wire.errors import BlobCorrupt, NodeLost
+from wire.link.endpoint import Endpoint
+from wire.link.link import Link
+from wire.protocol.messages import INLINE_BYTES_MAX
 from wire.system.tasks import Tasks
+from wire.transfer.content_exchange import BlobExchange
 
 from ..state import events as ev
-from .blob_sources import Holders
 from .blob_store import BlobStore
 
+FETCH_S_MIN = 10.0  # a holder that is alive answers within a round trip; this is for one that is not
+FETCH_BYTES_PER_S_MIN = 5_000_000  # slower than this and another holder is tried
 
-class Fetching:
-    """`node_id` is the own one, whose content is in `store`; `feed` takes what came of an attempt."""
 
-    def __init__(self, node_id: str, store: BlobStore, holders: Holders, feed: Callable[[ev.Event], None]) -> None:
+class RemoteBlobs:
+    """The content of other nodes.  `owner` returns the node id of the coordinator, which the holder "" stands for;
+    `dial` links to a node."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        exchange: BlobExchange,
+        owner: Callable[[], str],
+        dial: Callable[[str, Sequence[str]], Awaitable[Link]],
+    ) -> None:
+        self._endpoint = endpoint
+        self._exchange = exchange
+        self._owner = owner
+        self._dial = dial
+
+    async def fetch(
+        self, holder: str, blob: bytes, size_bytes: int, addresses: Sequence[str]
+    ) -> tuple[memoryview, bool]:
+        """The content, and whether it came through shared memory.  MeshError if it did not come."""
+        node = holder or self._owner()
+        time_s = FETCH_S_MIN + size_bytes / FETCH_BYTES_PER_S_MIN
+        try:
+            async with asyncio.timeout(time_s):
+                link = self._endpoint.links.get(node)
+                if link is None and addresses:
+                    link = await self._dial(node, addresses)
+                if link is None:
+                    raise NodeLost("no link to this holder", node=node)
+                data = await self._exchange.fetch(link, blob, size_bytes)
+        except TimeoutError:
+            raise NodeLost(f"the holder did not send the blob within {time_s:.0f} s", node=node) from None
+        return data, link.same_host and size_bytes > INLINE_BYTES_MAX
+
+
+class BlobFetcher:
+    """Performs Fetch for the node `node_id`, whose own content is in `store`.  `feed` takes the event that answers."""
+
+    def __init__(self, node_id: str, store: BlobStore, remote: RemoteBlobs, feed: Callable[[ev.Event], None]) -> None:
         self._node_id = node_id
         self._store = store
-        self._holders = holders
+        self._remote = remote
         self._feed = feed
         self._tasks = Tasks()
         self._attempts: dict[int, asyncio.Task[None]] = {}
 
     def begin(self, action: ev.Fetch) -> None:
-        """Fetch; answered by BlobFound or BlobNotFound."""
+        """Fetch content; answered by BlobFound or BlobNotFound."""
         task = self._tasks.run(
             "fetching content", self._fetch(action), lambda error: self._feed(ev.BlobNotFound(action.attempt, error))
         )
@@ -49,16 +89,14 @@ class Fetching:
         self._feed(ev.BlobFound(action.attempt, source, not action.holder))
 
     async def _obtain(self, action: ev.Fetch) -> str:
-        """Where the content came from."""
+        """Put the content into the store.  Returns the source, as BlobFound names it."""
         if action.holder == self._node_id:
-            found = await self._store.find(action.blob, action.size_bytes)
-            if found is None:
+            source = await self._store.find(action.blob, action.size_bytes)
+            if source is None:
                 raise BlobCorrupt("not in the own store")
             if action.keep:
                 self._store.keep(action.blob)
-            return found
-        data, through_memory = await self._holders.fetch(
-            action.holder, action.blob, action.size_bytes, action.addresses
-        )
+            return source
+        data, through_memory = await self._remote.fetch(action.holder, action.blob, action.size_bytes, action.addresses)
         await self._store.put(action.blob, data, action.keep)
         return "shared" if through_memory else "socket"

@@ -86,28 +86,26 @@ from ..devices.registry import selections
 from ..engine import host_messages as hm
 from ..state import events as ev
 from ..state.action_failures import doing, failure_of
-from ..state.early_tensors import Bounds
+from ..state.bounds import Bounds
 from ..state.worker_state import WorkerState
 from . import state_folder as state_folder
-from .blob_fetcher import Fetching
-from .blob_sources import Holders
+from .blob_fetcher import BlobFetcher, RemoteBlobs
 from .blob_store import BlobStore
 from .collective_bridge import Bridge
 from .collective_rendezvous import calls_of
 from .device_reports import devices_text, memory_bytes_of, ready_fields, without_ops
-from .engine_hosts import Hosting
-from .environment import REAL, EngineHost, Surroundings
+from .engine_hosts import EngineHosts
+from .environment import REAL, EngineHost, Environment
 from .mdns_announcer import advertise
 from .no_peer_warning import tell_if_alone
-from .output_sender import Returning
 from .parent_watch import watch_parent
-from .parity_builder import Combining
+from .parity_builder import ParityBuilder
 from .pause_file import FINISHING, PAUSED, SERVING, PauseFiles, PauseWatch
-from .snapshot_writer import Snapshotting
+from .snapshot_writer import SnapshotWriter
 from .system_sleep import SleepWatch
 from .tensor_refs import host_inputs_of, is_here, made_of, tensor_of
-from .tensor_sender import Pushing
-from .worker_links import Neighbours
+from .tensor_sender import TensorSender
+from .worker_links import WorkerLinks
 
 if TYPE_CHECKING:
     from wire.discovery.mdns import Announcer
@@ -123,7 +121,7 @@ AGAIN = -1  # instead of an exit code: start once more in the same process
 LATE_S_MIN = 0.05  # a tick later than this counts as a delay of our own
 
 
-async def run_worker(config: WorkerConfig, surroundings: Surroundings = REAL) -> int:
+async def run_worker(config: WorkerConfig, environment: Environment = REAL) -> int:
     """Serve until told to stop; the exit code: 0 drained, 3 no device is left.  MeshError if it cannot start."""
     ring = start_logging(config.verbosity, config.log_json)
     allow_open_files()
@@ -131,7 +129,7 @@ async def run_worker(config: WorkerConfig, surroundings: Surroundings = REAL) ->
     try:
         while True:
             async with contextlib.AsyncExitStack() as stack:
-                code = await Daemon(config, ring.lines, stack, surroundings).run()
+                code = await Daemon(config, ring.lines, stack, environment).run()
             if code != AGAIN:
                 return code
     finally:
@@ -146,11 +144,11 @@ class Daemon:
         config: WorkerConfig,
         log_lines: deque[str],
         stack: contextlib.AsyncExitStack,
-        surroundings: Surroundings = REAL,
+        environment: Environment = REAL,
     ) -> None:
         self._config = config
         self._log_lines = log_lines
-        self._surroundings = surroundings
+        self._environment = environment
         self._loop = asyncio.get_running_loop()
         self._folder = state_folder.claim(config.state_base, config.wanted_name)
         stack.callback(self._folder.lock.release)
@@ -162,31 +160,30 @@ class Daemon:
         )
         self._kernel_dir = config.kernel_folder(self._folder.name)
         self._exchange = BlobExchange(self._shared, self._store.view)
-        credentials = surroundings.credentials(self._folder.path, self._folder.name)
+        credentials = environment.credentials(self._folder.path, self._folder.name)
         self._membership = Membership(credentials, self._folder.path) if credentials else None
         if not config.host:
             self._config = config = replace(config, host="::" if credentials else "127.0.0.1")
         node_id = credentials.node_id if credentials else self._folder.node_id
         shared = self._shared if config.share_memory else None
         self._identity = identity_here("worker", config.mesh_name, self._folder.name, shared, node_id)
-        self._endpoint = surroundings.endpoint(self._identity, self, credentials, config)
+        self._endpoint = environment.endpoint(self._identity, self, credentials, config)
         self._vigil = Vigil(self._endpoint)
         self._patience_s = LINK_S
-        self._neighbours = Neighbours(self._endpoint, self._shared, self._owner_id, self._check_stream)
+        self._worker_links = WorkerLinks(self._endpoint, self._shared, self._owner_id, self._check_stream)
         self.pauses = PauseWatch(PauseFiles(self._folder.path), self._feed, self._duty)
-        holders = Holders(self._endpoint, self._exchange, self._owner_id, self._neighbours.linked)
-        self._fetching = Fetching(self._identity.node_id, self._store, holders, self._feed)
-        calls = calls_of(config, credentials, self._tell_host) if surroundings.signals else None
+        remote = RemoteBlobs(self._endpoint, self._exchange, self._owner_id, self._worker_links.linked)
+        self._fetcher = BlobFetcher(self._identity.node_id, self._store, remote, self._feed)
+        calls = calls_of(config, credentials, self._tell_host) if environment.signals else None
         self._bridge = Bridge(self._endpoint.links, self._shared, calls)
-        self._pushing = Pushing(self._endpoint, self._neighbours.relay, self._feed)
-        self._returning = Returning(self._endpoint)
-        self._snapshotting = Snapshotting(self._store, str(self._shared.path), self._tell_host, self._feed)
-        self._combining = Combining(self._store, holders, self._owner_id)
+        self._sender = TensorSender(self._endpoint, self._worker_links.relay, self._feed)
+        self._snapshots = SnapshotWriter(self._store, str(self._shared.path), self._tell_host, self._feed)
+        self._parity = ParityBuilder(self._store, remote, self._owner_id)
         stack.push_async_callback(self._close)
-        self._hosting = Hosting(
-            config, surroundings, self._shared, self._kernel_dir, self._host_said, self._host_lost, self._host_back
+        self._engine_hosts = EngineHosts(
+            config, environment, self._shared, self._kernel_dir, self._host_said, self._host_lost, self._host_back
         )
-        self._hosts = self._hosting.hosts
+        self._hosts = self._engine_hosts.hosts
         self._reports: tuple[DeviceReport, ...] = ()
         self._state: WorkerState | None = None
         self._ready = asyncio.Event()
@@ -222,8 +219,8 @@ class Daemon:
             ev.AskOwner: lambda action: self._begin(action, self._ask_owner(action)),
             ev.CloseLink: self._close_link,
             ev.LinkTo: self._link_to,
-            ev.Fetch: self._fetching.begin,
-            ev.AbandonFetch: self._fetching.abandon,
+            ev.Fetch: self._fetcher.begin,
+            ev.AbandonFetch: self._fetcher.abandon,
             ev.PinBlobs: lambda action: self._store.pin(action.blobs),
             ev.DiscardBlobs: lambda action: self._store.discard(action.blobs),
             ev.UnpinBlobs: lambda action: self._store.unpin(action.blobs),
@@ -232,13 +229,13 @@ class Daemon:
             ev.Unprepare: self._unprepare,
             ev.Execute: self._execute,
             ev.Unbind: self._unbind,
-            ev.MakeBlob: self._snapshotting.begin,
+            ev.MakeBlob: self._snapshots.begin,
             ev.StopRun: lambda action: self._hosts[action.device].stop_run(action.run),
             ev.Release: self._release,
-            ev.SendPush: self._pushing.send,
-            ev.StopPush: self._pushing.stop,
+            ev.SendPush: self._sender.push,
+            ev.StopPush: self._sender.stop_push,
             ev.SendBegan: self._send_began,
-            ev.StartHost: lambda action: self._begin(action, self._hosting.restart(action.device)),
+            ev.StartHost: lambda action: self._begin(action, self._engine_hosts.restart(action.device)),
             ev.GiveUpDevice: self._give_up_device,
             ev.SendLeaving: self._send_leaving,
             ev.SendPaused: lambda action: self._notify(action.node, Paused(action.by)),
@@ -251,24 +248,24 @@ class Daemon:
         """Start, serve, and return the exit code."""
         for peer in self._config.peers:
             parse_address(peer)  # a wrong one must be known now
-        if self._surroundings.signals:
+        if self._environment.signals:
             watch_signals(self._loop, self.leave)
-        await self._hosting.start(selections(self._config.devices))
+        await self._engine_hosts.start(selections(self._config.devices))
         port = await self._endpoint.listen(self._config.host, self._config.port, self._config.last_port)
-        self._reports = await self._hosting.opened()
+        self._reports = await self._engine_hosts.opened()
         memory_bytes = self._config.memory_bytes or memory_bytes_of(self._reports)
         bounds = Bounds(memory_bytes=memory_bytes, keep_orphans_s=self._config.keep_orphans_s)
         own = self._identity
-        self._state = self._surroundings.machine(own.node_id, len(self._hosts), own.incarnation, bounds)
+        self._state = self._environment.machine(own.node_id, len(self._hosts), own.incarnation, bounds)
         self.pauses.look()
         self._ready.set()
-        self._watch = self._surroundings.watch(self._endpoint, self._config, port)
+        self._watch = self._environment.watch(self._endpoint, self._config, port)
         self._watch.needed = self._state.needed
         self._announce(port)
         self._watch.woke.append(lambda: self.wake(announced=False))
         config, keep = self._config, self._tasks.keep
         keep("the watch over links", self._watch.run)
-        if self._surroundings.signals:
+        if self._environment.signals:
             keep("looking for pauses", self.pauses.run)
             if not config.exit_with_stdin:  # else whom it would tell sleeps at the same time
                 keep("listening for sleep", lambda: SleepWatch(self._fall_asleep, self.wake).run())
@@ -346,11 +343,10 @@ class Daemon:
         """Let the last messages out, end the children, release what is ours; nothing is decided any more."""
         self._state = None
         self._tasks.cancel()
-        self._fetching.close()
-        self._pushing.close()
+        self._fetcher.close()
+        self._sender.close()
         self._bridge.close()
-        self._returning.close()
-        self._snapshotting.close()
+        self._snapshots.close()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._endpoint.close(), self._config.drain_s)
         for host in self._hosts:
@@ -440,17 +436,17 @@ class Daemon:
             case Deploy():
                 return await self._ask(lambda request: ev.DeployAsked(node, request, body))
             case Relay():
-                arrived = self._neighbours.take(node, body)
+                arrived = self._worker_links.take(node, body)
                 if arrived is not None:
                     self._feed(arrived)
                 return Done()
             case Drop():
-                self._neighbours.forget(body.plan)
+                self._worker_links.forget(body.plan)
                 return await self._ask(lambda request: ev.DropAsked(node, request, body.plan, body.free))
             case Snapshot(plan, number):
                 return await self._ask(lambda request: ev.SnapshotAsked(node, request, plan, number))
             case Combine():
-                return await self._combining.answer(node, body)
+                return await self._parity.answer(node, body)
             case Join():
                 return await self._join(link, body)
             case Pause(on):
@@ -459,7 +455,7 @@ class Daemon:
                 await self._store.find(body.blob)
                 return await self._exchange.serve(link, body)
             case Probe():
-                return await self._neighbours.probe(node, body)
+                return await self._worker_links.probe(node, body)
             case TailLog(lines):
                 return LogLines(tuple(self._log_lines)[-lines:] if lines else ())
         raise ProtocolError(f"a worker does not answer {type(body).__name__}")
@@ -495,12 +491,12 @@ class Daemon:
                 if self._membership and link.peer.role == "coordinator":
                     self._membership.trust(self._endpoint, data, authority, (former, theirs))
             case CancelStep():
-                self._neighbours.forget(body.plan, body.step)
+                self._worker_links.forget(body.plan, body.step)
                 self._feed(ev.CancelAsked(node, body.plan, body.step))
             case Letter() | LettersRead() | GaveUp() | Meet():
                 self._bridge.take(link, body)
             case Landed():
-                self._neighbours.meter.landed(link, body)
+                self._worker_links.meter.landed(link, body)
             case Suspected():
                 self._feed(ev.SuspectedBy(node, body.incarnation))
             case _:
@@ -513,7 +509,7 @@ class Daemon:
             case Letter():
                 return self._bridge.open_stream(link, header, size_bytes)
             case Ballast():
-                return self._neighbours.meter.open_stream(size_bytes)
+                return self._worker_links.meter.open_stream(size_bytes)
             case Push(plan, step, _, _, value):
                 self._check_stream(plan, value, size_bytes)
                 try:
@@ -539,7 +535,7 @@ class Daemon:
             case Letter():
                 self._bridge.stream_done(header, error)
             case Ballast():
-                self._neighbours.meter.stream_done(link, header, error)
+                self._worker_links.meter.stream_done(link, header, error)
             case Push(plan, step, part, slot, value):
                 name = self._arriving.pop(id(buffer))
                 tensor = ev.SharedFile(value.dtype, value.shape, str(self._shared.path), name)
@@ -565,7 +561,7 @@ class Daemon:
 
     async def _look_at_memory(self) -> None:
         """What is kept for a coordinator that is silent is not to cost other programs theirs."""
-        while (memory := self._surroundings.memory) is not None:
+        while (memory := self._environment.memory) is not None:
             await asyncio.sleep(MEMORY_LOOK_S)
             if self._owner_id() and self._state is not None and not self._state.served:
                 self._feed(memory())
@@ -598,7 +594,7 @@ class Daemon:
 
     async def _look_for_membership(self) -> None:
         """A worker that started before its mesh had an authority starts again once it is let in, if nobody needs it."""
-        find = self._surroundings.credentials
+        find = self._environment.credentials
         while self._state is None or self._state.served or not find(self._folder.path, self._folder.name):
             await asyncio.sleep(MEMBERSHIP_LOOK_S)
         log.info("this worker is a member of mesh %s now, and starts again as one", self._config.mesh_name)
@@ -627,10 +623,10 @@ class Daemon:
     def _reply_joined(self, action: ev.ReplyJoined) -> None:
         budget = self._config.memory_bytes or memory_bytes_of(self._reports)
         here = self._reports, budget, action.blobs, platform.system()
-        self._answer(action.request, Joined(*here, action.paused, action.kept, self._hosting.without_gpu))
+        self._answer(action.request, Joined(*here, action.paused, action.kept, self._engine_hosts.without_gpu))
 
     def _reply_ran(self, action: ev.ReplyRan) -> None:
-        self._answer(action.request, self._returning.answer(action))
+        self._answer(action.request, self._sender.answer_run(action))
 
     # -- actions: heartbeats and links
 
@@ -639,7 +635,7 @@ class Daemon:
         self._beat(action, self._loop.time())
 
     def _stop_beats(self, _action: Any) -> None:
-        self._neighbours.forget()
+        self._worker_links.forget()
         if self._beater is not None:
             self._beater.cancel()
             self._beater = None
@@ -694,7 +690,7 @@ class Daemon:
     async def _dial(self, action: ev.LinkTo) -> None:
         try:
             async with asyncio.timeout(self._patience_s):
-                await self._neighbours.linked(action.node, action.addresses)
+                await self._worker_links.linked(action.node, action.addresses)
         except TimeoutError:
             raise ConnectFailed(f"no link within {self._patience_s:g} s", node=action.node) from None
         self._feed(ev.NodeLinked(action.node))
@@ -750,7 +746,7 @@ class Daemon:
             case hm.ExecuteFailed(run, error):
                 self._feed(ev.ExecuteFailed(run, from_fields(error)))
             case hm.Exported():
-                self._snapshotting.exported(device, message)
+                self._snapshots.exported(device, message)
             case hm.Prepared(prepared, compile_s, from_cache, working_bytes):
                 self._feed(ev.PartPrepared(prepared, compile_s, from_cache, working_bytes))
             case hm.PrepareFailed(prepared, error):
@@ -759,7 +755,7 @@ class Daemon:
     def _host_lost(self, host: EngineHost, error: MeshError) -> None:
         log.error("device %d: %s", host.device, error)
         error.log_lines = tuple(self._log_lines)[-LOG_LINES_MAX:]
-        self._snapshotting.lost(host.device, error)
+        self._snapshots.lost(host.device, error)
         for name in self._written.pop(host.device, ()):
             remove(self._shared.path, name)
         self._feed(ev.HostLost(host.device, error))

@@ -20,19 +20,19 @@ from ..config import WorkerConfig
 from ..devices.registry import BEST
 from ..engine import host_messages as hm
 from .device_reports import report_of
-from .environment import EngineHost, OnLost, OnMessage, Surroundings
+from .environment import EngineHost, Environment, OnLost, OnMessage
 
 log = logging.getLogger("graph_mesh.worker")
 
 
-class Hosting:
+class EngineHosts:
     """`hosts` are those of the worker's devices, by their numbers, once they are open.  `said` takes what they say,
     `lost` hears of each that is lost, and `back` of each that serves again."""
 
     def __init__(
         self,
         config: WorkerConfig,
-        surroundings: Surroundings,
+        environment: Environment,
         shared: SharedDir,
         kernels: Path,
         said: OnMessage,
@@ -42,14 +42,14 @@ class Hosting:
         self.hosts: list[EngineHost] = []
         self.without_gpu = ""  # why there is no GPU among them
         self._config = config
-        self._surroundings = surroundings
+        self._environment = environment
         self._shared = shared
         self._kernels = kernels
         self._said, self._lost, self._back = said, lost, back
 
     async def start(self, selections: Sequence[str]) -> None:
         """Begin to open these devices; `opened` says what came of it."""
-        looks, folder = self._surroundings.looks, self._config.measured_folder
+        looks, folder = self._environment.looks, self._config.measured_folder
         if all(each == "cpu" for each in selections):
             self.without_gpu = ASKED
         elif BEST in selections and (why := await asyncio.to_thread(looks.found_none, folder)):
@@ -82,7 +82,7 @@ class Hosting:
                 continue
             elif host.selection == BEST:
                 self.without_gpu = answer.without_gpu or NONE
-                looks, folder = self._surroundings.looks, self._config.measured_folder
+                looks, folder = self._environment.looks, self._config.measured_folder
                 await asyncio.to_thread(looks.remember_none, folder, self.without_gpu)
             host.kill()
         return tuple(reports)
@@ -115,4 +115,4 @@ class Hosting:
             parent_pid=os.getpid(),
             beat_s=self._config.host_beat_s,
         )
-        return self._surroundings.host(opening, stop.buffer, self._config, self._said, self._lost)
+        return self._environment.host(opening, stop.buffer, self._config, self._said, self._lost)

@@ -20,12 +20,13 @@ from wire.link.link import Handler
 from wire.link.websocket_carrier import Endpoint as WebSocketEndpoint
 from wire.protocol.peer import Identity
 from wire.security.credentials import Credentials
+from wire.system.memory import machine_memory
 
 from ..config import WorkerConfig
 from ..devices.adapter_cache import Looks, machine
 from ..engine.host_messages import FromHost, Open, Opened, OpenFailed, ToHost
 from ..engine_host.host_client import HostProcess
-from ..state.early_tensors import Bounds
+from ..state.bounds import Bounds
 from ..state.events import MemoryLeft
 from ..state.worker_state import WorkerState
 
@@ -65,7 +66,7 @@ def _no_member(folder: Path, name: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class Environment:
     """`signals` says whether the process is the daemon's own, so that it may answer SIGTERM; `machine` makes what
     decides, from its node id, its devices and its incarnation; `memory` says what is left of the machine's; `watch`
     makes what notices that links died, for an endpoint that listens on a port; `credentials` gives the identity in a
@@ -89,10 +90,7 @@ def _endpoint_here(
 
 
 def _memory_here() -> MemoryLeft:
-    import psutil  # which few workers ever need
-
-    memory = psutil.virtual_memory()
-    return MemoryLeft(memory.available, memory.total)
+    return MemoryLeft(*machine_memory())
 
 
-REAL = Surroundings(_endpoint_here, HostProcess, memory=_memory_here, signals=True, looks=Looks(machine))
+REAL = Environment(_endpoint_here, HostProcess, memory=_memory_here, signals=True, looks=Looks(machine))

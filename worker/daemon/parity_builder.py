@@ -1,8 +1,7 @@
-"""Parity builder: the daemon's part that makes a check of several contents, or one of these again of a check and the
-others.
+"""Parity builder: makes a check of several blobs, or makes a lost blob again from a check and the other blobs.
 
-Sums are taken term by term as the contents come, so that one of them is held at a time.  Which contents, and by which
-factors, the coordinator says; it alone may.
+The sum is taken term by term as the blobs come, so that one blob is held at a time.  Only the coordinator may ask for a
+sum, and it says of which blobs and with which factors.
 """
 
 from __future__ import annotations
@@ -20,22 +19,22 @@ from wire.ir.codec import hash_bytes
 from wire.protocol.messages import Combine, Combined, Term
 from wire.transfer.content_exchange import off_loop
 
-from .blob_sources import Holders
+from .blob_fetcher import RemoteBlobs
 from .blob_store import BlobStore
 
 
-class Combining:
-    """`owner` is the coordinator's node id."""
+class ParityBuilder:
+    """Sums over the blobs in `store` and those of other nodes.  `owner` returns the coordinator's node id."""
 
-    def __init__(self, store: BlobStore, holders: Holders, owner: Callable[[], str]) -> None:
+    def __init__(self, store: BlobStore, remote: RemoteBlobs, owner: Callable[[], str]) -> None:
         self._store = store
-        self._holders = holders
+        self._remote = remote
         self._owner = owner
-        self._turn = asyncio.Lock()  # one sum at a time: each holds its bytes and those of a content
+        self._turn = asyncio.Lock()  # one sum at a time: each holds its own bytes and those of a blob
 
     async def answer(self, asker: str, asked: Combine) -> Combined:
-        """The sum that was asked for, among our blobs; BlobMissing, BlobCorrupt where it is not what it has to be, or
-        BlobError where there is no room."""
+        """Compute the sum that was asked for and put it into the store.  BlobMissing if a term is nowhere, BlobCorrupt
+        if the sum is not the blob that it should be, BlobError if there is no room."""
         if asker != self._owner():
             raise ProtocolError("only the coordinator of a worker may have it combine")
         if asked.size_bytes > max(term.size_bytes for term in asked.terms):
@@ -59,9 +58,8 @@ class Combining:
         return Combined(blob, moved[False], moved[True])
 
     async def _add(self, total: NDArray[np.uint8], term: Term, asked: Combine) -> tuple[int, bool]:
-        """Add a term; how many bytes came from elsewhere, and whether through shared memory."""
-        here = await self._store.find(term.blob, term.size_bytes)
-        if here is not None:
+        """Add a term.  Returns how many bytes came from another node, and whether through shared memory."""
+        if await self._store.find(term.blob, term.size_bytes) is not None:
             data = self._store.view(term.blob)
             if data is not None:
                 await off_loop(term.size_bytes, add, total, term.factor, data)
@@ -70,7 +68,7 @@ class Combining:
         for holder in term.holders:
             try:
                 addresses = asked.peers.get(holder, ())
-                data, through_memory = await self._holders.fetch(holder, term.blob, term.size_bytes, addresses)
+                data, through_memory = await self._remote.fetch(holder, term.blob, term.size_bytes, addresses)
             except MeshError as failure:
                 error = failure
                 continue

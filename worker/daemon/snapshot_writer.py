@@ -1,7 +1,6 @@
-"""Snapshot writer: the daemon's part that makes blobs of what engine hosts keep.
+"""Snapshot writer: makes blobs of tensors that engine hosts keep.
 
-A host hands out a copy, which is hashed and stored under its address; it may lose its device on the way.  Which tensors
-and what for, the machine decides.
+A host exports a copy of the tensor, which is hashed and stored under its hash.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from .blob_store import BlobStore
 from .tensor_refs import bytes_of, made_of
 
 
-class Snapshotting:
-    """`send` says something to the host of a device; `feed` takes what came of an action."""
+class SnapshotWriter:
+    """Performs MakeBlob.  `send` sends a message to the host of a device; `feed` takes the event that answers."""
 
     def __init__(
         self,
@@ -37,31 +36,31 @@ class Snapshotting:
         self._tasks = Tasks()
 
     def begin(self, action: ev.MakeBlob) -> None:
-        """Answered by BlobMade or BlobNotMade."""
+        """Make a blob of a tensor; answered by BlobMade or BlobNotMade."""
         self._devices[action.number] = action.tensor.device
         self._send(action.tensor.device, hm.Export(action.number, action.tensor.tensor))
 
     def exported(self, device: int, answer: hm.Exported) -> None:
-        """A host answers."""
+        """A host exported a tensor, or could not."""
         if self._devices.pop(answer.number, None) is None:
             return
         if answer.output is None:
             self._feed(ev.BlobNotMade(answer.number, from_fields(answer.error)))
             return
         number, made = answer.number, made_of(answer.output, device, self._directory)
-        work = self._store_it(number, made.inline or made.files[0])
+        work = self._put(number, made.inline or made.files[0])
         self._tasks.run("storing a snapshot", work, lambda error: self._feed(ev.BlobNotMade(number, error)))
 
     def lost(self, device: int, error: MeshError) -> None:
-        """The host of a device is gone, with all that it kept."""
-        for number in [number for number, asked in self._devices.items() if asked == device]:
+        """The host of a device is lost, and so are the tensors that it kept."""
+        for number in [number for number, holder in self._devices.items() if holder == device]:
             del self._devices[number]
             self._feed(ev.BlobNotMade(number, error.copy()))
 
     def close(self) -> None:
         self._tasks.cancel()
 
-    async def _store_it(self, number: int, tensor: ev.Tensor) -> None:
+    async def _put(self, number: int, tensor: ev.Tensor) -> None:
         data = bytes_of(tensor)
         blob = await off_loop(data.nbytes, hash_bytes, data)
         await self._store.put(blob, data, keep=False)

@@ -1,4 +1,4 @@
-"""Tensors as they are on the way: the values of messages, the notes of the machine, the inputs of engine hosts."""
+"""Tensor references: where a tensor's bytes are, as messages, the machine's events and engine hosts express it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ..state import events as ev
 
 
 def is_here(value: Value) -> bool:
-    """False where the bytes follow as a stream."""
+    """Whether the value comes with its bytes, or with a file that has them.  If not, they follow as a stream."""
     return value.data is not None or bool(value.shared)
 
 
 def tensor_of(link: Link, value: Value) -> ev.Tensor:
-    """Where the bytes of a value that came over `link` are."""
+    """The tensor of a value that came over `link`.  ProtocolError if it came without its bytes."""
     if value.data is not None:
         return ev.Inline(value.dtype, value.shape, value.data)
     if not value.shared or not link.same_host:
@@ -31,17 +31,17 @@ def tensor_of(link: Link, value: Value) -> ev.Tensor:
 
 
 def header_of(tensor: ev.Tensor) -> Value:
-    """A tensor whose bytes go apart."""
+    """The value that announces a tensor whose bytes are sent by themselves."""
     return Value(tensor.dtype, tensor.shape)
 
 
 def push_header_of(action: ev.SendPush) -> Push:
-    """What goes ahead of a push's bytes, or with every piece of them."""
+    """The message that is sent ahead of a push's bytes, or with every piece of them."""
     return Push(action.plan, action.step, action.part, action.slot, header_of(action.tensor))
 
 
 def bytes_of(tensor: ev.Tensor) -> memoryview:
-    """A tensor's bytes, of which this process is the owner from now on."""
+    """A tensor's bytes, which this process owns from now on."""
     if isinstance(tensor, ev.Inline):
         return memoryview(tensor.data)
     assert isinstance(tensor, ev.SharedFile)
@@ -49,17 +49,17 @@ def bytes_of(tensor: ev.Tensor) -> memoryview:
 
 
 def host_inputs_of(uses: Sequence[ev.Use], shared: SharedDir) -> tuple[tuple[Input, ...], list[str]]:
-    """How an engine host is told of a part's inputs: what does not fit into the message is written to files of their
-    own, which are also given by name; OutOfMemory, and then there are none."""
+    """The inputs of a part for its engine host.  Those that do not fit into the message are written to files, whose
+    names are returned too.  OutOfMemory if there is no room for a file; then none is left behind."""
     inputs, files, room_bytes = list[Input](), list[str](), INLINE_TOTAL_BYTES_MAX
     try:
         for use in uses:
-            given = _host_input_of(use)
-            if given.data is not None and len(given.data) > room_bytes:
-                files.append(shared.write([given.data]))
-                given = Input(use.position, given.dtype, given.shape, True, None, str(shared.path), files[-1])
-            room_bytes -= len(given.data or b"")
-            inputs.append(given)
+            value = _host_input_of(use)
+            if value.data is not None and len(value.data) > room_bytes:
+                files.append(shared.write([value.data]))
+                value = Input(use.position, value.dtype, value.shape, True, None, str(shared.path), files[-1])
+            room_bytes -= len(value.data or b"")
+            inputs.append(value)
     except OutOfMemory:
         for name in files:
             remove(shared.path, name)
@@ -79,7 +79,7 @@ def _host_input_of(use: ev.Use) -> Input:
 
 
 def made_of(output: Output, device: int, directory: str) -> ev.Made:
-    """An output as the engine host of a device left it; its files are in `directory`."""
+    """An output as the engine host of a device left it.  Its files are in `directory`."""
     dtype, shape = output.dtype, output.shape
     return ev.Made(
         inline=None if output.data is None else ev.Inline(dtype, shape, output.data),

@@ -1,42 +1,54 @@
-"""Tensor sender: the daemon's part that sends tensors to other workers: in a message, as a file, as a stream, or by
-relay.
+"""Tensor sender: sends tensors to other workers, and a step's outputs to the coordinator.
 
-It does not know what a tensor is for; it says which pushes have left.
+A small tensor travels in a message.  A large one travels as a file if the receiver is on this machine, as a stream if
+it is not, and through the coordinator if there is no link.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+from wire.errors import MeshError
+from wire.limits import KIB
 from wire.link.endpoint import Endpoint
 from wire.link.link import Link
-from wire.protocol.messages import Push, Value
-from wire.system.shared_memory import remove
+from wire.protocol.messages import Output, Push, Ran, Value
+from wire.system.shared_memory import remove, take
 from wire.system.tasks import Tasks
 
 from ..state import events as ev
-from .tensor_refs import bytes_of, push_header_of
+from .tensor_refs import bytes_of, header_of, push_header_of
+
+log = logging.getLogger("graph_mesh.worker")
+RAN_INLINE_BYTES_MAX = 512 * KIB  # inline outputs of one Ran; a control frame holds 1 MiB
 
 Send = Callable[[ev.SendPush], Awaitable[None]]
 
 
-class Pushing:
-    """`relay` sends to a worker without a link; `feed` takes PushSent and PushFailed."""
+class TensorSender:
+    """Sends over the links of `endpoint`.  `relay` sends to a worker without a link; `feed` takes PushSent and
+    PushFailed."""
 
     def __init__(self, endpoint: Endpoint, relay: Send, feed: Callable[[ev.Event], None]) -> None:
         self._endpoint = endpoint
         self._relay = relay
         self._feed = feed
         self._tasks = Tasks()
-        self._apart: dict[int, asyncio.Task[None]] = {}  # those that take their time
+        self._pushes: dict[int, asyncio.Task[None]] = {}  # streams and relays in flight, by push
 
-    def send(self, action: ev.SendPush) -> None:
-        """Send; answered by PushSent or PushFailed."""
+    def close(self) -> None:
+        self._tasks.cancel()
+
+    # -- to other workers
+
+    def push(self, action: ev.SendPush) -> None:
+        """Send a tensor to a worker; answered by PushSent or PushFailed."""
         link = self._endpoint.links.get(action.node)
         if link is None or link.closed:
-            self._send_apart(self._relay, action)
+            self._push_in_task(self._relay, action)
             return
         tensor = action.tensor
         match tensor:
@@ -46,28 +58,25 @@ class Pushing:
                 value = Value(dtype, shape, None, name)
                 link.hand(directory, name, ev.size_bytes_of(tensor))
             case _:
-                self._send_apart(partial(_stream, link), action)
+                self._push_in_task(partial(_stream_push, link), action)
                 return
         link.notify(Push(action.plan, action.step, action.part, action.slot, value))
         self._feed(ev.PushSent(action.push))
 
-    def stop(self, action: ev.StopPush) -> None:
-        task = self._apart.get(action.push)
+    def stop_push(self, action: ev.StopPush) -> None:
+        task = self._pushes.get(action.push)
         if task is not None:
             task.cancel()
 
-    def close(self) -> None:
-        self._tasks.cancel()
-
-    def _send_apart(self, send: Send, action: ev.SendPush) -> None:
-        task = self._apart[action.push] = self._tasks.run(
+    def _push_in_task(self, send: Send, action: ev.SendPush) -> None:
+        task = self._pushes[action.push] = self._tasks.run(
             "sending a tensor", self._push(send, action), lambda error: self._feed(ev.PushFailed(action.push, error))
         )
-        task.add_done_callback(partial(self._over, action))
+        task.add_done_callback(partial(self._push_ended, action))
 
-    def _over(self, action: ev.SendPush, _: object) -> None:
-        """Also of a push that was stopped before it began: nobody else has its file."""
-        self._apart.pop(action.push, None)
+    def _push_ended(self, action: ev.SendPush, _: object) -> None:
+        """Remove the tensor's file, also if the push was stopped before it began: nobody else owns the file."""
+        self._pushes.pop(action.push, None)
         if isinstance(action.tensor, ev.SharedFile):
             remove(action.tensor.directory, action.tensor.name)
 
@@ -75,6 +84,46 @@ class Pushing:
         await send(action)
         self._feed(ev.PushSent(action.push))
 
+    # -- to the coordinator
 
-async def _stream(link: Link, action: ev.SendPush) -> None:
+    def answer_run(self, action: ev.ReplyRan) -> Ran:
+        """The answer to a Run.  Outputs that do not fit into it are sent by themselves from now on."""
+        link = self._endpoint.links.get(action.node)
+        outputs, inline_bytes = [], 0
+        for position, tensor in action.outputs:
+            value = header_of(tensor)
+            if isinstance(tensor, ev.Inline) and inline_bytes + len(tensor.data) <= RAN_INLINE_BYTES_MAX:
+                inline_bytes += len(tensor.data)
+                value = Value(tensor.dtype, tensor.shape, tensor.data)
+            elif isinstance(tensor, ev.SharedFile) and link is not None and link.same_host:
+                value = Value(tensor.dtype, tensor.shape, None, tensor.name)
+                link.hand(tensor.directory, tensor.name, ev.size_bytes_of(tensor))
+            else:
+                self._send_output(link, action, position, tensor)
+            outputs.append(Output(position, value))
+        return Ran(tuple(outputs), action.parts, action.bytes_in, action.bytes_out)
+
+    def _send_output(self, link: Link | None, action: ev.ReplyRan, position: int, tensor: ev.Tensor) -> None:
+        if isinstance(tensor, ev.Inline) and link is not None:
+            value = Value(tensor.dtype, tensor.shape, tensor.data)
+            link.notify(Push(action.plan, action.step, 0, position, value))
+        elif isinstance(tensor, ev.SharedFile) and link is not None:
+            header = Push(action.plan, action.step, 0, position, header_of(tensor))
+            self._tasks.run("sending an output", _stream_output(link, header, tensor), partial(_failed, link, header))
+        elif isinstance(tensor, ev.SharedFile):
+            remove(tensor.directory, tensor.name)
+
+
+async def _stream_push(link: Link, action: ev.SendPush) -> None:
     await link.send_stream(push_header_of(action), bytes_of(action.tensor))
+
+
+async def _stream_output(link: Link, header: Push, tensor: ev.SharedFile) -> None:
+    await link.send_stream(header, take(tensor.directory, tensor.name, ev.size_bytes_of(tensor)))
+
+
+def _failed(link: Link, header: Push, error: MeshError) -> None:
+    """Send the header of an output without bytes, which tells the coordinator that the output will not come."""
+    log.warning("output %d of step %d was not sent: %s", header.slot, header.step, error)
+    if not link.closed:
+        link.notify(header)

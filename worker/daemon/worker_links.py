@@ -1,8 +1,6 @@
-"""Worker links: how a worker's daemon gets at other workers.  It dials and probes them, and relays to those out of
-reach.
+"""Worker links: a daemon's links to other workers.  It dials and probes them, and relays tensors to those out of reach.
 
-What is said to whom, and that a tensor has arrived, the machine (`worker/state/worker_state.py`) is told and decides;
-only the coordinator that owns this worker may have it probe anybody, or hand it what others send.
+Only the coordinator that owns this worker may ask it to probe another node, or relay tensors to it.
 """
 
 from __future__ import annotations
@@ -24,8 +22,8 @@ from ..state import events as ev
 from .tensor_refs import bytes_of, push_header_of
 
 
-class Neighbours:
-    """`owner()` is the coordinator's node id, "" if there is none; `check` raises for a tensor that no plan wants."""
+class WorkerLinks:
+    """`owner()` is the coordinator's node id, "" if there is none.  `check` raises for a tensor of no plan here."""
 
     def __init__(
         self,
@@ -43,14 +41,14 @@ class Neighbours:
         self._incoming = RelayReceiver(self._allocate, lambda _, name: remove(shared.path, name))
 
     async def linked(self, node: str, addresses: Sequence[str]) -> Link:
-        """The link to a node, dialled if there is none; MeshError."""
+        """The link to a node, dialled if there is none.  MeshError if it cannot be reached."""
         link = self._endpoint.links.get(node)
         if link is not None and not link.closed and await revived(link):
             return link
         return await self._endpoint.reach(addresses, node)
 
     async def probe(self, asker: str, body: Probe) -> Probed:
-        """Whether a node answers us, and what the link to it carries."""
+        """Whether a node answers, and how fast the link to it is."""
         self._only_owner(asker, "have this worker probe others")
         loop = asyncio.get_running_loop()
         end_s = loop.time() + body.wait_s
@@ -60,22 +58,22 @@ class Neighbours:
                 left_s = end_s - loop.time()
                 if not body.measure:
                     return Probed(True, await link.ping(left_s), 0.0, link.same_host, link.address)
-                found = await self.meter.measure(link, left_s)
-                return Probed(True, found.rtt_s, found.bytes_per_s, link.same_host, link.address)
+                figures = await self.meter.measure(link, left_s)
+                return Probed(True, figures.rtt_s, figures.bytes_per_s, link.same_host, link.address)
         except TimeoutError:
             return Probed(False, cause=f"no answer within {body.wait_s:g} s")
         except MeshError as error:
             return Probed(False, cause=(error.cause or error.message)[:4096])
 
     async def relay(self, action: ev.SendPush) -> None:
-        """Send a tensor to a worker without a link, through the coordinator; MeshError."""
+        """Send a tensor through the coordinator to a worker without a link.  MeshError if that fails."""
         link, data = self._endpoint.links.get(self._owner()), bytes_of(action.tensor)
         if link is None:
             raise NodeLost("no link to a worker of the plan, nor to the coordinator", node=action.node)
         await self._outgoing.send(link, action.node, push_header_of(action), data)
 
     def take(self, asker: str, piece: Relay) -> ev.TensorArrived | None:
-        """Keep a piece of what another worker relays to us; the tensor, once it is complete."""
+        """Take a piece of a relayed tensor.  Returns the tensor once it is complete."""
         self._only_owner(asker, "relay to it")
         name, push = self._incoming.take(piece), piece.push
         if name is None:
@@ -84,7 +82,7 @@ class Neighbours:
         return ev.TensorArrived(piece.node, push.plan, push.step, push.part, push.slot, tensor)
 
     def forget(self, plan: PlanKey | None = None, step: int | None = None) -> None:
-        """What is over does not arrive any more: a step, a plan, or everything."""
+        """Discard what was relayed so far for a step, a plan, or all plans."""
         self._incoming.forget(plan, step)
 
     def _only_owner(self, asker: str, what: str) -> None:

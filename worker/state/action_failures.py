@@ -1,6 +1,6 @@
-"""What the machine hears of an action that could not be performed, whatever the reason.  Pure.
+"""Action failures: the event that tells the machine that an action could not be performed.  Pure.
 
-An action that has an answer has a row here, so that nothing waits for one that will not come.
+An action that is answered by an event has a row here, so that nothing waits for an answer that will not come.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _DOING = {
 
 
 def doing(action: ev.Action) -> str:
-    """What an action does, for people."""
+    """The text for people of what an action does."""
     return _DOING.get(type(action), f"the worker's {type(action).__name__}")
 
 
 def failure_of(action: ev.Action, error: MeshError) -> ev.Event | None:
-    """The event that `action` failed; None for one that nobody waits for."""
+    """The event that `action` failed; None if nobody waits for its answer."""
     event = _EVENTS.get(type(action))
     return None if event is None else event(action, error)

@@ -1,14 +1,15 @@
-"""Carried state: what the parts of a plan leave on their devices for its next step.  Pure.
+"""Carried state: what the parts of a plan leave on their devices for the plan's next step.  Pure.
 
-A carried output of step n fills its slots at step n + 1; at step 0 they have the blobs that the Deploy names.  A value
-stays for as long as the coordinator may go back to it: what every worker of the plan has done is committed, and of that
-only the last is kept.  So a worker holds as many values as there are steps under way, and one.
+A carried output of step n fills its input slots at step n + 1.  At step 0 these slots have the blobs that the Deploy
+names.  A value stays for as long as the coordinator may return to it: a step is committed once every worker of the plan
+has done it, and of the committed steps only the last one's values are kept.  So a worker holds one set of values per
+step in flight, and one more.
 
-What a step is about to make is promised, so that a host can be told of the next step while it does this one: it does
-what it is told in order, and if the first of them fails, so does the other, for want of it.
+A value is promised before it is made, so that a host can be given the next step while it computes this one.  A host
+runs what it is given in order, so if the first of the two fails, the second fails too, for want of its input.
 
-A step that ends early breaks the chain: nothing follows it in this plan.  Host and plan take the values with them; who
-else has them is the coordinator's business (`coordinator/sessions/state.py`).
+A step that ends early breaks the chain: no step follows it in this plan.  If the host or the plan goes, the values go
+with it.  Who else has them is known to the coordinator (`coordinator/sessions/state.py`).
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ Output = tuple[int, int]  # (part, its output)
 Slot = tuple[int, int]  # (part, input position)
 
 
-class Carries:
-    """Those of one plan on one worker.  `targets`: which slots a carried output fills; `slots`: those of every part."""
+class CarriedState:
+    """The carried values of one plan on one worker.  `targets` are the slots that each carried output fills, and
+    `slots` the input positions of each part that are filled so."""
 
     def __init__(self, parts: Iterable[PartSpec] = ()) -> None:
         targets: dict[Output, list[Slot]] = {}
@@ -37,21 +39,22 @@ class Carries:
         for part, slot in (slot for slots in targets.values() for slot in slots):
             self.slots[part] = self.slots.get(part, frozenset()) | {slot}
         self._values: dict[int, dict[Output, Kept]] = {}  # by the step that made them
-        self._promised: dict[int, dict[Output, Kept]] = {}  # that a host will make before what it is told after it
+        self._promised: dict[int, dict[Output, Kept]] = {}  # by the step that will make them
         self._committed = 0
         self._broken: int | None = None  # the first step that will not be done
-        self._over = False
-        self.blobs: set[bytes] = set()  # made of values: what nobody has pinned goes with the plan
+        self._ended = False
+        self.blobs: set[bytes] = set()  # made of values; those that nobody has pinned go with the plan
 
     def __bool__(self) -> bool:
         return bool(self.targets)
 
-    def fed(self, part: int, step: int) -> frozenset[int]:
-        """The slots of a part that wait for the step before."""
+    def filled(self, part: int, step: int) -> frozenset[int]:
+        """The input positions of a part that are filled by the step before."""
         return self.slots.get(part, frozenset()) if step else frozenset()
 
     def add(self, step: int, output: Output, tensor: Kept) -> bool:
-        """A carried output was made; whether it was promised, so that the next step, if it is here, has it already."""
+        """Add a carried output that was made.  Returns whether it had been promised: then the next step, if it is here,
+        has it already."""
         self._values.setdefault(step, {})[output] = tensor
         promised = self._promised.get(step, {})
         was_promised = promised.pop(output, None) is not None
@@ -60,8 +63,8 @@ class Carries:
         return was_promised
 
     def promise(self, step: int, output: Output, device: int, number: int) -> Kept | None:
-        """A device is told to make a carried output, under this number.  What comes of it is as it was at an earlier
-        step; None: there was none."""
+        """Promise a carried output that a device was told to make under `number`.  Its dtype and shape are those of an
+        earlier step; None if there was no earlier step."""
         for values in (*self._values.values(), *self._promised.values()):
             if output in values:
                 promised = Kept(values[output].dtype, values[output].shape, device, number)
@@ -69,19 +72,19 @@ class Carries:
                 return promised
         return None
 
-    def owes(self, step: int, tensors: Iterable[Tensor]) -> bool:
-        """Whether any of these, which a step is given, is promised and not made yet."""
+    def any_promised(self, step: int, tensors: Iterable[Tensor]) -> bool:
+        """Whether one of these inputs of a step is promised and not made yet."""
         promised = self._promised.get(step - 1, {}).values()
         return any(tensor in promised for tensor in tensors)
 
-    def before(self, step: int) -> list[tuple[Output, Kept]]:
-        """What the step before has made so far, or promised."""
+    def inputs_of(self, step: int) -> list[tuple[Output, Kept]]:
+        """The values that the step before has made so far, or promised."""
         return list({**self._promised.get(step - 1, {}), **self._values.get(step - 1, {})}.items())
 
-    def after(self, step: int) -> Mapping[Output, Kept] | None:
-        """All that came out of a step, None if that is not here: not yet, or not any more."""
-        found = self._values.get(step, {})
-        return found if len(found) == len(self.targets) else None
+    def values_of(self, step: int) -> Mapping[Output, Kept] | None:
+        """All values that a step made; None if they are not all here: not yet, or not any more."""
+        values = self._values.get(step, {})
+        return values if len(values) == len(self.targets) else None
 
     def refusal(self, step: int) -> MeshError | None:
         """Why a step cannot be done any more."""
@@ -90,37 +93,37 @@ class Carries:
         return StaleGeneration(f"step {self._broken} of this plan was not done, and none can be after it")
 
     def commit(self, steps: int) -> tuple[list[Kept], bool]:
-        """So many steps are committed: what is to be freed, and whether the first values are needed no more."""
+        """Commit the first `steps` steps.  Returns the values to free, and whether the blobs of step 0 are needed no
+        more."""
         first = bool(self) and not self._committed and steps > 0
         self._committed = max(self._committed, steps)
         outgrown = [step for step in self._values if step < self._committed - 1]
         return [tensor for step in outgrown for tensor in self._values.pop(step).values()], first
 
     def give_up(self, step: int) -> list[Kept]:
-        """This step will not be done, nor any after it: what is to be freed."""
+        """Break the chain at a step, which will not be done.  Returns the values to free."""
         self._broken = step if self._broken is None else min(step, self._broken)
-        self._promised = {number: each for number, each in self._promised.items() if number < step}
-        return [
-            tensor for later in [n for n in self._values if n >= step] for tensor in self._values.pop(later).values()
-        ]
+        self._promised = {number: values for number, values in self._promised.items() if number < step}
+        later = [number for number in self._values if number >= step]
+        return [tensor for number in later for tensor in self._values.pop(number).values()]
 
     @property
-    def over(self) -> bool:
-        """Whether the plan is."""
-        return self._over
+    def ended(self) -> bool:
+        """Whether the plan is over."""
+        return self._ended
 
     def end(self) -> list[Kept]:
-        """The plan is over: what is to be freed."""
-        self._over = True
+        """End with the plan.  Returns the values to free."""
+        self._ended = True
         return self.give_up(0)
 
-    def on(self, device: int) -> bool:
-        """Whether a device holds any."""
+    def any_on(self, device: int) -> bool:
+        """Whether a device holds a value."""
         return any(tensor.device == device for values in self._values.values() for tensor in values.values())
 
 
-def wrong_with(spec: PartSpec, parts: Mapping[int, PartSpec], taken: set[Slot]) -> MeshError | None:
-    """What is impossible about the carries of a part; the slots they fill are added to those `taken`."""
+def refusal_of_carries(spec: PartSpec, parts: Mapping[int, PartSpec], taken: set[Slot]) -> MeshError | None:
+    """Why the carried outputs of a part are impossible.  The slots that they fill are added to `taken`."""
     for carry in spec.carries:
         target, slot = parts.get(carry.part), (carry.part, carry.slot)
         if target is None or target.device != spec.device:

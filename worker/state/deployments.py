@@ -1,298 +1,230 @@
-"""What a plan and its steps are on one worker.
+"""Deployments: a plan from its Deploy to its drop.  Pure.
 
-Data, and how a Deploy becomes it: which inputs come with every step, who reads which output here, and where each output
-goes.  When anything happens is decided in `worker_state.py`.
+    Deploy --checks--> fetch blobs, dial peers --all blobs are here--> prepare parts --all links and parts--> Deployed
+
+Content that a worker keeps for other workers, such as copies of their weights, comes as a plan without parts.  It
+counts against the memory budget beside what the worker computes with itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+import math
+from collections.abc import Collection, Iterable
 
-from wire.errors import InputError, MeshError, StaleGeneration
-from wire.protocol.messages import Deploy, Deployed, PartRun, PartSpec, PlanKey
+from wire.byte_sizes import counted, size_text
+from wire.errors import Cancelled, DeviceLost, GraphError, InputError, MeshError, OutOfMemory, StaleGeneration
+from wire.protocol.messages import Deploy, Done, Member, MissingGraphs, PartSpec, PlanKey
 
-from .carried_state import Carries, Slot, wrong_with
-from .events import Action, Kept, Made, Prepare, Release, ReplyRan, Tensor, Unbind, UnpinBlobs, Unprepare, Use
-from .gang_checks import others_in, wrong_in_gang
+from . import events as ev
+from .blob_requests import BlobRequests
+from .carried_state import Slot, refusal_of_carries
+from .graph_cache import GraphCache
+from .plan import Plan, gang_peers, label, order, plan_of
+from .shared_state import SharedState
+from .steps import Steps
 
-DROPPED_PLANS_MAX = 4096  # how many dropped plans are remembered; their late pushes are minutes old at most
-CLOSED_STEPS_MAX = 4096  # closed steps remembered out of order, per plan
-SOURCES = ("socket", "shared", "disk", "resident", "client")  # of blobs; the last is part of the first two
-
-Readers = dict[tuple[int, int], list[Slot]]  # (producing part, its output) -> slots of this worker
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """Where an output goes: once to each other worker, to positions of the graph's outputs, to slots here."""
-
-    nodes: tuple[tuple[str, int, int], ...]
-    positions: tuple[int, ...]
-    near: tuple[Slot, ...]  # on the same device
-    far: tuple[Slot, ...]  # on another device of this worker
-    next: tuple[Slot, ...] = ()  # at the next step, on the same device
-
-    @property
-    def kept(self) -> bool:
-        """Whether it stays on its device."""
-        return bool(self.near or self.next)
-
-    @property
-    def copies(self) -> int:
-        """How many leave the device."""
-        return len(self.nodes) + len(self.positions) + len(self.far)
+SHORT_SHARE = 1 / 20  # of the machine's memory: with less left it begins to swap, or to kill
 
 
-@dataclass(slots=True)
-class Held:
-    """A tensor and how many inputs still have to read it; one that is borrowed is not freed by the last of them."""
+class Deployments:
+    """The plans of a worker as they come and go.  Owns the fetches, the cached graphs and the numbers of prepared
+    parts; ends steps through `steps`."""
 
-    tensor: Tensor
-    uses: int
-    borrowed: bool = False
-
-
-@dataclass(slots=True)
-class Step:
-    request: int
-    started_s: float
-    waiting: dict[int, set[int]]  # part -> input positions that are not there yet
-    inputs: dict[Slot, Held] = field(default_factory=dict)
-    wait_s: dict[int, float] = field(default_factory=dict)
-    began: bool = False
-    done: list[PartRun] = field(default_factory=list)
-    outputs: list[tuple[int, Tensor]] = field(default_factory=list)
-    pushes: set[int] = field(default_factory=set)
-    bytes_in: int = 0
-    bytes_out: int = 0
-
-    def fill(self, slots: Iterable[Slot], tensor: Tensor, borrowed: bool = False) -> list[int] | None:
-        """Give a tensor to those slots that wait for one: the parts that now wait for none; None if no slot did."""
-        vacant = [(part, slot) for part, slot in slots if slot in self.waiting.get(part, ())]
-        held = Held(tensor, len(vacant), borrowed)
-        for part, slot in vacant:
-            self.inputs[part, slot] = held
-            self.waiting[part].discard(slot)
-        filled = dict.fromkeys(part for part, _ in vacant)
-        return [part for part in filled if not self.waiting[part]] if vacant else None
-
-    def take(self, part: int, slots: Iterable[int]) -> tuple[Use, ...]:
-        """The inputs of a part, which begins."""
-        uses = []
-        for slot in sorted(slots):
-            held = self.inputs.pop((part, slot))
-            held.uses -= 1
-            uses.append(Use(slot, held.tensor, held.uses == 0 and not held.borrowed))
-        return tuple(uses)
-
-    def unread(self) -> list[Tensor]:
-        """What nobody will have read if it ends now, outputs among it, and nothing that is borrowed."""
-        held = {id(held): held.tensor for held in self.inputs.values() if not held.borrowed}
-        return [*held.values(), *(tensor for _, tensor in self.outputs)]
-
-    def needs(self, device: int) -> bool:
-        """Whether it waits with a tensor that only that device's engine host has."""
-        kept = (held.tensor for held in self.inputs.values() if isinstance(held.tensor, Kept))
-        return any(tensor.device == device for tensor in kept)
-
-    def answer(self, node: str, plan: PlanKey, number: int) -> ReplyRan:
-        """What the coordinator, `node`, hears once all is done."""
-        outputs, parts = tuple(self.outputs), tuple(self.done)
-        return ReplyRan(self.request, node, plan, number, outputs, parts, self.bytes_in, self.bytes_out)
+    def __init__(self, shared: SharedState, steps: Steps) -> None:
+        self._node = shared.node
+        self._plans = shared.plans
+        self._dropped = shared.dropped
+        self._devices = shared.devices
+        self._log = shared.log
+        self._memory_bytes = shared.bounds.memory_bytes
+        self._next_number = shared.next_number
+        self._steps = steps
+        self._graphs = GraphCache(shared.bounds.graphs_bytes_max)
+        self._fetches = BlobRequests(shared.node, shared.bounds.fetches_max)
+        self._prepared: dict[int, tuple[PlanKey, int]] = {}  # number -> plan and part
+        self._requests: dict[int, PlanKey] = {}  # of Deploys that are not answered yet
 
     def validate(self) -> None:
-        """AssertionError if a tensor's uses are miscounted."""
-        held = list(self.inputs.values())
-        assert all(each.uses == sum(other is each for other in held) for each in held)
+        self._fetches.validate()
+        self._graphs.validate()
+
+    # -- from Deploy to Deployed
+
+    def deploy(self, event: ev.DeployAsked, refusal: MeshError | None, now: float) -> list[ev.Action]:
+        """Begin a deploy, or refuse it: with `refusal`, or for a reason of its own."""
+        deploy = event.deploy
+        if deploy.plan in self._plans:
+            refusal = refusal or StaleGeneration(f"plan {label(deploy.plan)} is already here")
+        refusal = refusal or refusal_of(deploy, self._node, len(self._devices)) or self._refusal_of_devices(deploy)
+        refusal = refusal or refusal_of_memory(deploy, self._node, self._plans.values(), self._memory_bytes)
+        if refusal is not None:
+            return [ev.Refuse(event.request, refusal)]
+        missing = self._graphs.add(deploy)
+        if missing:
+            return [ev.Reply(event.request, MissingGraphs(missing))]
+        plan = plan_of(deploy, event.request, self._node)
+        plan.graphs = {part.graph: self._graphs[part.graph] for part in deploy.parts}
+        self._plans[plan.key] = plan
+        self._requests[event.request] = plan.key
+        self._log.add(now, f"deploy {label(plan.key)}: {counted(len(plan.parts), 'part')}, blobs: {len(plan.blobs)}")
+        actions: list[ev.Action] = [ev.LinkTo(node, deploy.peers[node]) for node in sorted(plan.waiting_links)]
+        unreachable = [node for node in sorted(plan.neighbours) if deploy.peers.get(node) == ()]
+        actions += [ev.CloseLink(node, "it is out of reach") for node in unreachable]
+        for spec in deploy.blobs:
+            actions += self._fetches.request(spec, plan.key, deploy.peers)
+        return actions + self.prepare_parts(plan, now)
+
+    def _refusal_of_devices(self, deploy: Deploy) -> MeshError | None:
+        away = [part.device for part in deploy.parts if self._devices[part.device].recovery.away]
+        return DeviceLost(f"device {away[0]} was lost and is not there again") if away else None
+
+    def blob_found(self, event: ev.BlobFound, now: float) -> list[ev.Action]:
+        blob, size_bytes, waiting, actions = self._fetches.found(event.attempt)
+        for plan in [self._plans[key] for key in sorted(waiting, key=order) if key in self._plans]:
+            plan.waiting_blobs.discard(blob)
+            plan.bytes_by_source[event.source] += size_bytes
+            plan.bytes_by_source["client"] += size_bytes if event.from_owner else 0
+            actions += [ev.PinBlobs(frozenset((blob,)))] if not self._plans.is_pinned_by_other(blob, plan) else []
+            actions += self.prepare_parts(plan, now)
+        return actions
+
+    def blob_not_found(self, event: ev.BlobNotFound, now: float) -> list[ev.Action]:
+        waiting, error, actions = self._fetches.failed(event.attempt, event.error)
+        for plan in [self._plans[key] for key in sorted(waiting, key=order) if key in self._plans]:
+            actions += self.fail(plan, error, now)
+        return actions
+
+    def link_failed(self, event: ev.LinkFailed, now: float) -> list[ev.Action]:
+        """Go on without a link: tensors for that node go through the coordinator, who knows whether it is there."""
+        self._log.add(now, f"no link to {event.node[:16]}, so through the coordinator: {event.error}")
+        for plan in self._plans.values():
+            plan.unreached |= {event.node} & plan.waiting_links
+        return self.link_settled(event.node, now)
+
+    def link_settled(self, node: str, now: float) -> list[ev.Action]:
+        """Stop waiting for the link to a node: it stands, or could not be made."""
+        actions: list[ev.Action] = []
+        for plan in [plan for plan in self._plans.values() if node in plan.waiting_links]:
+            plan.waiting_links.discard(node)
+            actions += self._finish(plan, now)
+        return actions
+
+    def prepare_parts(self, plan: Plan, now: float) -> list[ev.Action]:
+        """Once all blobs are here, prepare the parts that are not prepared, on every device that serves."""
+        if plan.waiting_blobs:
+            return []
+        actions: list[ev.Action] = []
+        for part in plan.parts.values():
+            device = self._devices[part.device]
+            if part.part in plan.prepared or not device.recovery.up:
+                continue
+            number = plan.prepared[part.part] = self._next_number()
+            self._prepared[number] = (plan.key, part.part)
+            device.prepare(number, plan.key, part.part, now)
+            actions.append(plan.prepare(part, number, kept_bytes(self._plans.values())))
+        return actions or self._finish(plan, now)
+
+    def part_prepared(self, event: ev.PartPrepared, now: float) -> list[ev.Action]:
+        plan, part = self._end_prepare(event.prepared, now)
+        if plan is None:
+            return []
+        plan.waiting_parts.discard(part)
+        if plan.deployed:  # a new engine host has it again
+            self._devices[plan.parts[part].device].restoring.discard(event.prepared)
+            return []
+        plan.working_bytes = max(plan.working_bytes, event.working_bytes)
+        plan.compile_s += event.compile_s
+        plan.compiled += 1
+        plan.from_cache += event.from_cache
+        return self._finish(plan, now)
+
+    def device_of(self, prepared: int) -> int | None:
+        """The device that a part is prepared for under this number; None if nobody waits for it."""
+        key, part = self._prepared.get(prepared, (None, 0))
+        plan = self._plans.get(key) if key is not None else None
+        return plan.parts[part].device if plan is not None else None
+
+    def prepare_failed(self, event: ev.PrepareFailed, now: float) -> list[ev.Action]:
+        plan, part = self._end_prepare(event.prepared, now)
+        if plan is None:
+            return []
+        if isinstance(event.error, GraphError):
+            self._graphs.remove(plan.parts[part].graph)
+        event.error.part = str(part)
+        return self.fail(plan, event.error, now)
+
+    def _end_prepare(self, number: int, now: float) -> tuple[Plan | None, int]:
+        """The plan and part of a prepare that is over; the plan is None if nobody waits for it."""
+        for device in self._devices:
+            device.prepare_ended(number, now)
+        key, part = self._prepared.get(number, (None, 0))
+        return (self._plans.get(key), part) if key is not None else (None, 0)
+
+    def _finish(self, plan: Plan, now: float) -> list[ev.Action]:
+        if plan.request is None or plan.waiting_blobs or plan.waiting_links or plan.waiting_parts:
+            return []
+        request, plan.request, plan.deployed_s = plan.request, None, now
+        del self._requests[request]
+        self._log.add(now, f"deployed {label(plan.key)}")
+        return [ev.Reply(request, plan.answer)]
+
+    # -- engine hosts that are lost
+
+    def forget_part(self, plan: Plan, part: int) -> None:
+        """A part of a plan was prepared in a host that is gone: it waits until a new host has prepared it."""
+        number = plan.prepared.pop(part)
+        del self._prepared[number]
+        plan.orphans.append(ev.Unprepare(plan.parts[part].device, number))
+        plan.waiting_parts.add(part)
+
+    # -- the end of a plan
+
+    def fail(self, plan: Plan, error: MeshError, now: float) -> list[ev.Action]:
+        """End a deploy that cannot succeed."""
+        self._log.add(now, f"deploy {label(plan.key)} failed: {error}")
+        return self.drop(plan, error)
+
+    def cancel(self, request: int) -> list[ev.Action]:
+        """Drop the plan of a Deploy whose answer nobody waits for any more."""
+        key = self._requests.pop(request, None)
+        if key is None:
+            return []
+        plan = self._plans[key]
+        plan.request = None
+        return self.drop(plan, Cancelled("the deploy was cancelled"))
+
+    def drop_asked(self, event: ev.DropAsked, now: float) -> list[ev.Action]:
+        """Drop a plan for its coordinator, also one that has not come yet."""
+        self._dropped.add(event.plan)
+        actions: list[ev.Action] = []
+        if event.plan in self._plans:
+            self._log.add(now, f"drop {label(event.plan)}")
+            error = StaleGeneration(f"plan {label(event.plan)} was dropped")
+            actions = self.drop(self._plans[event.plan], error, event.free)
+        early = self._steps.early.release_all(lambda key: key == event.plan)
+        return [*actions, *early, ev.Reply(event.request, Done())]
+
+    def drop(self, plan: Plan, error: MeshError, free: bool = False) -> list[ev.Action]:
+        """Forget a plan, and with `free` its weights too.  Those who wait for its deploy or its steps get `error`."""
+        actions = [action for number in list(plan.steps) for action in self._steps.close(plan, number, error)]
+        del self._plans[plan.key]
+        actions += [ev.Release(tensor) for tensor in plan.carried.end()]
+        actions += [ev.DiscardBlobs(frozenset(plan.carried.blobs))] if plan.carried.blobs else []
+        self._fetches.forget(plan.key)
+        if plan.request is not None and self._requests.pop(plan.request, None) is not None:
+            actions.append(ev.Refuse(plan.request, error))
+        for part, number in plan.prepared.items():
+            del self._prepared[number]
+            self._devices[plan.parts[part].device].restoring.discard(number)
+            actions += plan.unbind(part, number) if free else []
+            actions.append(ev.Unprepare(plan.parts[part].device, number))
+        return [*actions, *plan.orphans, *self._plans.unpin(plan.blobs - plan.waiting_blobs, plan)]
 
 
-@dataclass(slots=True)
-class Closed:
-    """The step numbers that are over: all below `floor`, and those in `above`."""
-
-    floor: int = 0
-    above: set[int] = field(default_factory=set)
-
-    def __contains__(self, step: int) -> bool:
-        return step < self.floor or step in self.above
-
-    def add(self, step: int) -> None:
-        if step < self.floor:
-            return
-        self.above.add(step)
-        while self.floor in self.above or len(self.above) > CLOSED_STEPS_MAX:
-            self.floor = min(self.above)
-            self.above.discard(self.floor)
-            self.floor += 1
+# -- checks of a Deploy
 
 
-@dataclass(slots=True)
-class Plan:
-    key: PlanKey
-    parts: dict[int, PartSpec]
-    blobs: frozenset[bytes]
-    force: bool
-    ordered: bool
-    request: int | None  # of the Deploy, until it is answered
-    fed: dict[int, frozenset[int]]  # part -> positions that come with every step
-    same_source: dict[Slot, tuple[Slot, ...]]
-    routes: dict[int, tuple[Route, ...]]
-    waiting_blobs: set[bytes]
-    neighbours: frozenset[str]  # the workers it sends to or gets from
-    waiting_links: set[str]
-    waiting_parts: set[int]
-    sizes: dict[bytes, int] = field(default_factory=dict)  # of its blobs
-    working_bytes: int = 0  # the most that runs of one of its parts need besides params
-    carries: Carries = field(default_factory=Carries)
-    graphs: dict[bytes, bytes] = field(default_factory=dict)  # encodings, for an engine host that starts again
-    prepared: dict[int, int] = field(default_factory=dict)  # part -> number
-    orphans: list[Unprepare] = field(default_factory=list)  # what hosts had prepared that are gone
-    bytes_by_source: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SOURCES, 0))
-    unreached: set[str] = field(default_factory=set)  # workers that could not be dialled
-    deployed_s: float = 0.0  # when its Deploy was answered
-    compile_s: float = 0.0
-    compiled: int = 0
-    from_cache: int = 0
-    steps: dict[int, Step] = field(default_factory=dict)
-    closed: Closed = field(default_factory=Closed)
-
-    @property
-    def deployed(self) -> bool:
-        return self.request is None
-
-    def prepare(self, part: PartSpec, number: int, kept_bytes: int = 0) -> Prepare:
-        """What has a part compiled, under this number."""
-        params = ((i, source.blob) for i, source in enumerate(part.sources) if source.kind == "param")
-        bound = tuple((position, blob) for position, blob in params if blob is not None)
-        counts = len(part.sources), len(part.targets)
-        encoded = self.graphs[part.graph]
-        gang = (self.key, part.gang) if part.gang else None
-        return Prepare(
-            part.device, number, part.graph, encoded, *counts, bound, self.blobs, self.force, gang, kept_bytes
-        )
-
-    def unbound(self, part: int, number: int) -> list[Action]:
-        """Have a part's params freed that no other part uses."""
-        spec = self.parts[part]
-        return [Unbind(spec.device, number, frozenset(range(len(spec.sources))))]
-
-    def refusal(self, step: int) -> MeshError | None:
-        """Why a step cannot begin."""
-        if not self.deployed:
-            return not_deployed(self.key)
-        if step in self.steps or step in self.closed:
-            return StaleGeneration(f"step {step} of plan {label(self.key)} is over or under way")
-        return self.carries.refusal(step)
-
-    def waits(self, step: int) -> dict[int, set[int]]:
-        """The positions of every part that a step has to wait for."""
-        return {part: set(self.fed_at(part, step)) for part in self.parts}
-
-    def fed_at(self, part: int, step: int) -> frozenset[int]:
-        """Those that the part is given at this step: the others are bound to params."""
-        return self.fed[part] | self.carries.fed(part, step)
-
-    def commit(self, steps: int) -> tuple[list[Action], frozenset[bytes]]:
-        """So many steps will not be gone back to: what is freed, and the blobs that this plan is done with."""
-        outgrown, first = self.carries.commit(steps)
-        actions: list[Action] = [Release(tensor) for tensor in outgrown]
-        if not first:
-            return actions, frozenset()
-        slots = self.carries.slots.items()
-        actions += [Unbind(self.parts[part].device, self.prepared[part], each) for part, each in slots]
-        bound = [
-            (source.blob, i in self.carries.slots.get(part, ()))
-            for part, spec in self.parts.items()
-            for i, source in enumerate(spec.sources)
-            if source.blob is not None
-        ]
-        done = frozenset(blob for blob, carried in bound if carried) - {blob for blob, carried in bound if not carried}
-        self.blobs -= done
-        return actions, done
-
-    @property
-    def answer(self) -> Deployed:
-        """What the coordinator hears once the plan is deployed."""
-        by_source = {f"bytes_{source}": self.bytes_by_source[source] for source in SOURCES}
-        return Deployed(
-            **by_source,
-            compile_s=self.compile_s,
-            compiled=self.compiled,
-            from_cache=self.from_cache,
-            unreached=tuple(sorted(self.unreached)),
-        )
-
-
-class Plans(dict[PlanKey, Plan]):
-    """Those of one worker."""
-
-    def step(self, key: PlanKey, number: int) -> Step | None:
-        """A step that is under way."""
-        return self[key].steps.get(number) if key in self else None
-
-    def steps_with(self, node: str) -> list[tuple[PlanKey, int]]:
-        """Those under way in which a worker takes part."""
-        return [(plan.key, step) for plan in self.values() if node in plan.neighbours for step in plan.steps]
-
-    def neighbours(self, busy: bool = False) -> set[str]:
-        """The workers that plans send to or get from; of those that have steps under way."""
-        return set().union(*(plan.neighbours for plan in self.values() if plan.steps or not busy))
-
-    def pinned_beside(self, blob: bytes, asking: Plan) -> bool:
-        """Whether another plan already holds this blob in the store."""
-        others = (plan for plan in self.values() if plan is not asking)
-        return any(blob in plan.blobs and blob not in plan.waiting_blobs for plan in others)
-
-    def unpin(self, blobs: frozenset[bytes], asking: Plan) -> list[Action]:
-        """Let go of those that no other plan holds."""
-        unpinned = frozenset(blob for blob in blobs if not self.pinned_beside(blob, asking))
-        return [UnpinBlobs(unpinned)] if unpinned else []
-
-
-class Dropped(dict[PlanKey, None]):
-    """Plans that are over, those dropped last."""
-
-    def add(self, key: PlanKey) -> None:
-        self[key] = None
-        while len(self) > DROPPED_PLANS_MAX:
-            del self[next(iter(self))]
-
-
-def plan_of(deploy: Deploy, request: int, node: str) -> Plan:
-    """The plan that a Deploy describes, for the worker `node`."""
-    parts = {part.part: part for part in deploy.parts}
-    readers, carries = _readers(parts), Carries(deploy.parts)
-    routes = {part.part: _routes(part, node, parts, readers, carries) for part in parts.values()}
-    others = {other for outputs in routes.values() for route in outputs for other, _, _ in route.nodes}
-    others = others.union(*(others_in(part, node) for part in parts.values()))
-    reached = {other for other in others if deploy.peers[other]}  # the rest is known to need the coordinator
-    blobs = frozenset(spec.blob for spec in deploy.blobs)
-    return Plan(
-        key=deploy.plan,
-        parts=parts,
-        blobs=blobs,
-        force=deploy.force,
-        ordered=deploy.ordered,
-        request=request,
-        fed={
-            part.part: frozenset(i for i, source in enumerate(part.sources) if source.kind != "param")
-            for part in parts.values()
-        },
-        same_source={slot: tuple(slots) for slots in readers.values() for slot in slots},
-        routes=routes,
-        waiting_blobs=set(blobs),
-        neighbours=frozenset(
-            (others | {source.node for part in parts.values() for source in part.sources}) - {"", node}
-        ),
-        waiting_links=reached,
-        waiting_parts=set(parts),
-        sizes={spec.blob: spec.size_bytes for spec in deploy.blobs},
-        carries=carries,
-    )
-
-
-def wrong_in(deploy: Deploy, node: str, devices: int) -> MeshError | None:
+def refusal_of(deploy: Deploy, node: str, devices: int) -> MeshError | None:
     """What makes a deploy impossible on worker `node` with that many devices, whatever happens later."""
     blobs = {spec.blob for spec in deploy.blobs}
     parts = {part.part: part for part in deploy.parts}
@@ -310,61 +242,70 @@ def wrong_in(deploy: Deploy, node: str, devices: int) -> MeshError | None:
         for target in (target for targets in part.targets for target in targets):
             if target.node not in ("", node) and target.node not in deploy.peers:
                 return InputError(f"part {part.part} sends to node {target.node[:16]}, whose address is not listed")
-        wrong = wrong_with(part, parts, taken) or wrong_in_gang(part, deploy, node)
-        if wrong is not None:
-            return wrong
+        refusal = refusal_of_carries(part, parts, taken) or _refusal_of_gang(part, deploy, node)
+        if refusal is not None:
+            return refusal
     return None
 
 
-def _readers(parts: dict[int, PartSpec]) -> Readers:
-    readers: Readers = {}
-    for part in parts.values():
-        for position, source in enumerate(part.sources):
-            if source.kind == "edge":
-                readers.setdefault((source.part, source.slot), []).append((part.part, position))
-    return readers
+def _refusal_of_gang(part: PartSpec, deploy: Deploy, node: str) -> MeshError | None:
+    """What is impossible about the gang of a part, if it has one, on worker `node`.
+
+    The ranks of a gang run at the same time and wait for each other.  So each needs a device of its own, and the plan
+    must be ordered, or two gangs could wait for each other.
+    """
+    gang = part.gang
+    if gang is None:
+        return None
+    members, ranks = gang.members, math.prod(gang.sizes)
+    if len(gang.axes) != len(gang.sizes) or ranks != len(members):
+        return InputError(f"part {part.part} is of a gang of {len(members)}, and its grid has {ranks} ranks")
+    if gang.rank >= ranks or members[gang.rank] != Member(node, part.part, part.device):
+        return InputError(f"part {part.part} is not rank {gang.rank} of its gang")
+    if len({(member.node, member.device) for member in members}) < ranks:
+        return InputError(f"two ranks of the gang of part {part.part} are on one device, and would wait for ever")
+    if not deploy.ordered:
+        return InputError(f"part {part.part} is of a gang, and its plan is not ordered")
+    unlisted = sorted(gang_peers(part, node) - deploy.peers.keys())
+    if unlisted:
+        return InputError(f"the gang of part {part.part} is with {unlisted[0][:16]}, who is not listed")
+    return None
 
 
-def _routes(
-    part: PartSpec, node: str, parts: dict[int, PartSpec], readers: Readers, carries: Carries
-) -> tuple[Route, ...]:
-    routes = []
-    for output, targets in enumerate(part.targets):
-        first: dict[str, tuple[str, int, int]] = {}
-        for target in targets:
-            if target.node not in ("", node):
-                first.setdefault(target.node, (target.node, target.part, target.slot))
-        here = readers.get((part.part, output), [])
-        routes.append(
-            Route(
-                nodes=tuple(first.values()),
-                positions=tuple(target.slot for target in targets if target.node == ""),
-                near=tuple(slot for slot in here if parts[slot[0]].device == part.device),
-                far=tuple(slot for slot in here if parts[slot[0]].device != part.device),
-                next=carries.targets.get((part.part, output), ()),
-            )
-        )
-    return tuple(routes)
+# -- memory
 
 
-def release_all(outputs: tuple[Made, ...]) -> list[Action]:
-    """Nobody wants what a part made."""
-    tensors: list[Tensor] = []
-    for made in outputs:
-        tensors += made.files
-        tensors += [made.kept] if made.kept is not None else []
-    return [Release(tensor) for tensor in tensors]
+def kept_bytes(plans: Collection[Plan]) -> int:
+    """The bytes that this worker holds for other workers only."""
+    own = _blob_sizes(plan for plan in plans if plan.parts)
+    kept = _blob_sizes(plan for plan in plans if not plan.parts)
+    return sum(size for blob, size in kept.items() if blob not in own)
 
 
-def not_deployed(key: PlanKey) -> MeshError:
-    return StaleGeneration(f"plan {label(key)} is not deployed here")
+def refusal_of_memory(deploy: Deploy, node: str, plans: Collection[Plan], memory_bytes: int) -> OutOfMemory | None:
+    """Why the content of a deploy without parts cannot be kept.  Content that `node`, this worker, made is free."""
+    if deploy.parts or not memory_bytes:
+        return None
+    own = _blob_sizes(plan for plan in plans if plan.parts)
+    kept = _blob_sizes(plan for plan in plans if not plan.parts)
+    kept |= (asked := {spec.blob: spec.size_bytes for spec in deploy.blobs if node not in spec.holders})
+    others_bytes = sum(size for blob, size in kept.items() if blob not in own)
+    own_bytes = sum(own.values()) + max((plan.working_bytes for plan in plans), default=0)
+    if not asked or own_bytes + others_bytes <= memory_bytes:
+        return None
+    return OutOfMemory(
+        f"{size_text(others_bytes)} are to be kept for other workers, beside {size_text(own_bytes)} to compute with; "
+        f"the budget is {size_text(memory_bytes)}",
+        next_step="Give the worker a larger --max-memory, or choose copies that take less",
+    )
 
 
-def label(key: PlanKey) -> str:
-    """A plan's key, for people."""
-    return f"{key.epoch}.{key.generation}"
+def shortage(left: ev.MemoryLeft) -> str:
+    """The text for people if the machine runs short of memory, "" if it does not."""
+    if left.free_bytes >= left.total_bytes * SHORT_SHARE:
+        return ""
+    return f"this machine has {size_text(left.free_bytes)} of {size_text(left.total_bytes)} of memory left"
 
 
-def order(key: PlanKey) -> tuple[int, int]:
-    """Later plans come after earlier ones."""
-    return key.epoch, key.generation
+def _blob_sizes(plans: Iterable[Plan]) -> dict[bytes, int]:
+    return {blob: plan.sizes[blob] for plan in plans for blob in plan.blobs}

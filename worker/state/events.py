@@ -8,6 +8,7 @@ to add an action, add a class here and a row to the table in `worker/daemon/daem
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass, field
 
 from wire.errors import MeshError
@@ -674,3 +675,27 @@ Action = (
     | LookForOwner
     | Stop
 )
+
+
+# -- the log ----------------------------------------------------------------------------------------------
+
+LOG_ENTRIES_MAX = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """What happened to the worker, for people and for tests.  `routine` entries come with every step."""
+
+    at_s: float
+    text: str
+    routine: bool
+
+
+class Log(deque[LogEntry]):
+    """The last entries, oldest first."""
+
+    def __init__(self) -> None:
+        super().__init__(maxlen=LOG_ENTRIES_MAX)
+
+    def add(self, now: float, text: str, routine: bool = False) -> None:
+        self.append(LogEntry(now, text, routine))

@@ -1,9 +1,10 @@
 """Lease: which coordinator a worker serves, and when that was last heard.  Pure.
 
-One at a time: another that asks hears Busy.  One that was silent for a while is asked whether it lives, and its lease
-lapses after `silence_s`, which it says itself: from then on another may have this worker.  Until one comes, what it
-deployed stays: its process may be stopped, or its machine asleep, and it finds everything as it was.  It is given up
-`keep_s` after it was last heard, or sooner where this machine runs short of memory.  It does not know plans.
+A worker serves one coordinator at a time; another one that asks gets the error Busy.  A coordinator that is silent for
+a while is asked whether it lives.  Its lease lapses after `silence_s`, a time that it chooses itself: from then on
+another one may have this worker.  Until one comes, the plans of the silent coordinator stay, since its process may be
+stopped or its machine asleep.  They are dropped `keep_s` after it was last heard, or sooner if this machine runs short
+of memory.
 
     free --Join--> served --silent silence_s, or its link ended--> lapsed --silent keep_s, or another's Join--> free
                       ^                                              |
@@ -19,7 +20,7 @@ from wire.errors import Busy, InputError, MeshError, StaleGeneration
 from .events import JoinAsked
 
 BEAT_S_MIN, BEAT_S_MAX = 0.005, 3600.0  # what a coordinator may ask for
-ASK_SHARE = 1 / 4  # of the silence after which the lease of the coordinator lapses; then it is asked whether it lives
+ASK_SHARE = 1 / 4  # of the silence after which the lease lapses: then the coordinator is asked whether it lives
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +31,8 @@ class Owner:
 
 
 @dataclass(slots=True)
-class Ownership:
-    """`owner` is None while the worker is free; one that has `lapsed` may be followed by any other."""
+class Lease:
+    """`owner` is None while the worker is free.  Once it has `lapsed`, any other coordinator may take over."""
 
     keep_s: float = 0.0
     owner: Owner | None = None
@@ -44,7 +45,7 @@ class Ownership:
     _asked: bool = False  # since it was last heard
 
     def refusal(self, event: JoinAsked) -> MeshError | None:
-        """Why a coordinator that asks cannot have this worker."""
+        """Why a coordinator cannot have this worker."""
         if not BEAT_S_MIN <= event.beat_s <= BEAT_S_MAX:
             return InputError(f"a heartbeat of {event.beat_s} s is not within reason")
         if self.owner is not None and self.owner.node != event.node and not self.lapsed:
@@ -55,7 +56,7 @@ class Ownership:
         return None
 
     def is_back(self, event: JoinAsked) -> bool:
-        """Whether who asks is the owner of before, the same process."""
+        """Whether the coordinator that joins is the owner already: the same process joins again."""
         return self.owner is not None and (self.owner.node, self.owner.epoch) == (event.node, event.epoch)
 
     def joined(self, event: JoinAsked, now: float) -> None:
@@ -63,38 +64,39 @@ class Ownership:
         self._linked, self._closing, self.lapsed = True, False, False
         self._heard_s, self._silence_s, self._asked = now, event.silence_s, False
 
-    def by(self, node: str) -> bool:
-        """Whether this worker is that node's."""
+    def is_held_by(self, node: str) -> bool:
+        """Whether that node is the owner."""
         return self.owner is not None and self.owner.node == node
 
     def heard(self, node: str, now: float) -> float:
-        """For how long the owner was silent, if its lease had lapsed and it is back over the same link; else 0."""
-        if not self.by(node) or not self._linked:
+        """A message came from a node.  Returns for how long the owner was silent if it is back after its lease had
+        lapsed, over the same link; else 0."""
+        if not self.is_held_by(node) or not self._linked:
             return 0.0
         silent_s = now - self._heard_s if self.lapsed else 0.0
         self._heard_s, self._asked, self.lapsed = now, False, False
         return silent_s
 
     def unlinked(self) -> None:
-        """The owner's link ended: it comes back by joining anew."""
+        """The owner's link ended.  The owner comes back by joining anew."""
         self._linked, self.lapsed = False, True
 
     def close(self) -> None:
-        """We end its link, if it has one: not all that it deployed is here any more, as it hears when it joins anew."""
+        """End the owner's link, if it has one, since a plan of its is gone.  It learns which when it joins anew."""
         self._closing = self._linked
         self.unlinked()
 
     def closed_here(self) -> bool:
-        """Whether the link that ended now is one that we ended so."""
+        """Whether the link that ended now is one that `close` ended."""
         closing, self._closing = self._closing, False
         return closing
 
     def excuse(self, late_s: float, now: float) -> None:
-        """We were late: what delayed us may have delayed its words too."""
+        """Forgive a delay of this process: the owner's messages may have been delayed with it."""
         self._heard_s = min(now, self._heard_s + late_s)
 
     def next_deadline(self) -> float | None:
-        """When to look for `ask_due`, `lapse` and `expired_s` again."""
+        """The time at which `ask_due`, `lapse` or `expired_s` may change; None if there is none."""
         if self.owner is None:
             return None
         if self.lapsed:
@@ -104,7 +106,7 @@ class Ownership:
         return self._heard_s + self._silence_s * (1 if self._asked else ASK_SHARE)
 
     def lapse(self, now: float) -> float:
-        """For how long the owner was silent, if its lease lapses now; else 0."""
+        """Let the lease lapse if it is time.  Returns for how long the owner was silent if it lapses now; else 0."""
         quiet_s = now - self._heard_s
         if self.owner is None or self.lapsed or not 0 < self._silence_s <= quiet_s:
             return 0.0
@@ -112,12 +114,12 @@ class Ownership:
         return quiet_s
 
     def expired_s(self, now: float) -> float:
-        """For how long the owner was silent, if that is so long that nothing is kept for it any more; else 0."""
+        """The owner's silence once it is so long that its plans are dropped; else 0."""
         quiet_s = now - self._heard_s
         return quiet_s if self.lapsed and quiet_s >= max(self.keep_s, self._silence_s) else 0.0
 
     def ask_due(self, now: float) -> bool:
-        """Whether to ask the owner now if it lives; once in a silence."""
+        """Whether to ask the owner now if it lives.  True once per silence."""
         due_s = self.next_deadline()
         if due_s is None or self.lapsed or self._asked or now < due_s:
             return False
@@ -125,7 +127,7 @@ class Ownership:
         return True
 
     def ended(self) -> Owner:
-        """It serves nobody any more; who had it."""
+        """End the lease.  Returns the owner that was."""
         assert self.owner is not None
-        was, self.owner, self.lapsed, self._linked = self.owner, None, False, False
-        return was
+        before, self.owner, self.lapsed, self._linked = self.owner, None, False, False
+        return before

@@ -1,14 +1,14 @@
-"""LostLinks: the steps that may have lost something with a link that ended.  Pure.
+"""Lost links: the steps that may have lost a tensor with a link that ended.  Pure.
 
-A small tensor is on its way without an answer.  So where a link to a worker ends, what was under way may be gone, and
-whoever waits for it would wait for ever: the steps that needed the link fail, to be done again.  Not at once, since
-where the other worker died its coordinator ends the plan, and knows better what to do.
+A small tensor is sent without an acknowledgement.  So when a link to a worker ends, tensors in flight may be lost, and
+a step that waits for one would wait for ever.  The steps that needed the link therefore fail, and are done again.  They
+fail after GRACE_S: if the other worker died, the coordinator drops the plan, and knows better what to do.
 
-One end of a link may know of its end long before the other, which goes on sending into it until a new one takes over.
-So a link that comes anew is treated like one that ends, and so are steps that begin in its first moment, unless their
-plan came after it: nothing was sent for that before.  And the first step that begins long after the end of a link,
-while nothing has come in its place, is refused: so the coordinator hears of the end, and sees to it that the other end
-does too.
+The two ends may notice the end of a link at very different times, and the later one goes on sending until a new link
+takes over.  So a new link is treated like the end of one.  So are the steps that begin within GRACE_S of it, unless
+their plan was deployed after it, since nothing was sent for such a plan before.  The first step that begins later than
+GRACE_S after the end of a link that has not come back is refused.  So the coordinator learns of the end, and makes sure
+that the other worker does too.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from wire.errors import NodeLost
 from wire.protocol.messages import PlanKey
 from wire.timeouts import SILENT
 
-GRACE_S = 1.0  # a coordinator on a LAN has noticed a death long before
-NODES_MAX = 1024  # whose links are remembered, the latest ones
+GRACE_S = 1.0  # a coordinator on a LAN notices a death in less
+NODES_MAX = 1024  # nodes whose lost links are remembered
 
 
 @dataclass(frozen=True, slots=True)
-class _Lost:
+class _LostLink:
     node: str
     steps: tuple[tuple[PlanKey, int], ...]
     fail_at_s: float
@@ -34,44 +34,44 @@ class _Lost:
 
 @dataclass(slots=True)
 class LostLinks:
-    _lost: deque[_Lost] = field(default_factory=deque)
-    _ended_s: dict[str, float] = field(default_factory=dict)  # or came anew, after it had ended
-    _missing: set[str] = field(default_factory=set)  # nodes whose link ended and did not come anew
-    _untold: set[str] = field(default_factory=set)  # those of them that no step told the coordinator of
+    _lost: deque[_LostLink] = field(default_factory=deque)
+    _ended_s: dict[str, float] = field(default_factory=dict)  # or when it was replaced, after it had ended
+    _missing: set[str] = field(default_factory=set)  # nodes whose link ended and was not replaced
+    _unreported: set[str] = field(default_factory=set)  # those of them that no failed step told the coordinator of
 
     def ended(self, node: str, steps: Sequence[tuple[PlanKey, int]], now: float, silent: bool = False) -> None:
-        """The link to `node` ended under these steps; where it was `silent` they fail at once, and not here."""
+        """The link to `node` ended under these steps.  If the node was `silent`, the caller fails them at once."""
         self._missing.add(node)
         self._changed(node, () if silent else steps, now)
         if not (silent and steps):
-            self._untold.add(node)
+            self._unreported.add(node)
 
     def linked(self, node: str, steps: Iterable[tuple[PlanKey, int]], now: float) -> None:
-        """There is a link to `node`, perhaps again."""
+        """There is a link to `node`, which may replace one that ended."""
         if node in self._missing:
             self._missing.remove(node)
-            self._untold.discard(node)
+            self._unreported.discard(node)
             self._changed(node, steps, now)
 
     def began(self, nodes: Iterable[str], plan: PlanKey, step: int, now: float, deployed_s: float = 0.0) -> None:
-        """A step begins that needs links to these nodes, of a plan for which they stood at `deployed_s`."""
+        """A step begins that needs links to these nodes.  Its plan was deployed at `deployed_s`."""
         for node in nodes:
             ended_s = self._ended_s.get(node, -GRACE_S)
-            if now - ended_s < GRACE_S and ended_s > deployed_s:  # or at the same time: it was waited for
+            if now - ended_s < GRACE_S and ended_s > deployed_s:  # if they are equal, the deploy waited for the link
                 self._may_have_lost(node, [(plan, step)], now)
 
     def refusal(self, nodes: Iterable[str], now: float) -> NodeLost | None:
-        """Why a step that needs these nodes cannot begin: the link to one of them ended a while ago without a word to
-        anybody, and did not come anew.  Told once.
+        """Why a step that needs these nodes cannot begin: the link to one of them ended a while ago, was not replaced,
+        and the coordinator does not know.  Returned once per lost link.
 
-        It may not know of the end: what it sends into its own link is lost, and it is done with it.
+        The other end may not have noticed: it counts a tensor as sent that is lost.
         """
-        lost = sorted(self._untold.intersection(nodes))
-        found = next((node for node in lost if now - self._ended_s[node] >= GRACE_S), None)
-        if found is None:
+        unreported = sorted(self._unreported.intersection(nodes))
+        lost = next((node for node in unreported if now - self._ended_s[node] >= GRACE_S), None)
+        if lost is None:
             return None
-        self._untold.discard(found)
-        return NodeLost("the link to a worker of the plan ended before the step", node=found, cause=SILENT)
+        self._unreported.discard(lost)
+        return NodeLost("the link to a worker of the plan ended before the step", node=lost, cause=SILENT)
 
     def _changed(self, node: str, steps: Iterable[tuple[PlanKey, int]], now: float) -> None:
         self._ended_s.pop(node, None)
@@ -80,22 +80,22 @@ class LostLinks:
             oldest = next(iter(self._ended_s))
             del self._ended_s[oldest]
             self._missing.discard(oldest)
-            self._untold.discard(oldest)
+            self._unreported.discard(oldest)
         self._may_have_lost(node, steps, now)
 
     def _may_have_lost(self, node: str, steps: Iterable[tuple[PlanKey, int]], now: float) -> None:
-        needed = tuple(steps)
-        if needed:
-            self._lost.append(_Lost(node, needed, now + GRACE_S))
+        affected = tuple(steps)
+        if affected:
+            self._lost.append(_LostLink(node, affected, now + GRACE_S))
 
     def due(self, now: float) -> Iterator[tuple[str, PlanKey, int]]:
-        """What fails now, if it still runs: the node that was lost, the plan and the step."""
+        """The steps that fail now if they are still in flight: the lost node, the plan and the step."""
         while self._lost and self._lost[0].fail_at_s <= now:
             lost = self._lost.popleft()
-            self._untold.discard(lost.node)
+            self._unreported.discard(lost.node)
             for plan, step in lost.steps:
                 yield lost.node, plan, step
 
     def deadlines(self) -> list[float]:
-        """When something is due."""
+        """The times at which steps fail."""
         return [lost.fail_at_s for lost in self._lost]

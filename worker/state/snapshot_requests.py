@@ -1,7 +1,6 @@
-"""Snapshot requests: answers to a coordinator that asked for what a step carried, as blobs.  Pure.
+"""Snapshot requests: a coordinator asks for the carried values of a step, as blobs.  Pure.
 
-Every value is made a blob by the shell, and the request is answered once all of them are.  Which values those are is
-the plan's business (`carried_state.py`).
+The shell makes a blob of every value, and the request is answered once it has made all of them.
 """
 
 from __future__ import annotations
@@ -11,65 +10,65 @@ from dataclasses import dataclass, field
 from wire.errors import BlobMissing, StaleGeneration
 from wire.protocol.messages import CarriedValue, Snapshotted
 
-from .carried_state import Carries, Output
+from .carried_state import CarriedState, Output
 from .events import Action, BlobMade, BlobNotMade, DiscardBlobs, MakeBlob, Refuse, Reply
 
 
 @dataclass(slots=True)
-class _Asked:
+class _Snapshot:
     waiting: dict[int, Output]
-    carries: Carries
-    made: list[CarriedValue] = field(default_factory=list)
+    carried: CarriedState
+    values: list[CarriedValue] = field(default_factory=list)
 
 
-class Snapshots:
-    """All that are under way, by request."""
+class SnapshotRequests:
+    """The requests that are not answered yet."""
 
     def __init__(self) -> None:
-        self._asked: dict[int, _Asked] = {}
+        self._snapshots: dict[int, _Snapshot] = {}  # by request
         self._requests: dict[int, int] = {}  # number of a blob to be made -> request
         self._next_number = 1
 
-    def begin(self, request: int, step: int, carries: Carries | None) -> list[Action]:
-        """Answer a request with what came out of a step, or refuse it."""
-        if carries is None:
+    def begin(self, request: int, step: int, carried: CarriedState | None) -> list[Action]:
+        """Begin a snapshot of a step's values, or refuse the request."""
+        if carried is None:
             return [Refuse(request, StaleGeneration("that plan is not here"))]
-        values = carries.after(step)
+        values = carried.values_of(step)
         if values is None:
             return [Refuse(request, BlobMissing(f"what came out of step {step} is not here"))]
         if not values:
             return [Reply(request, Snapshotted(()))]
-        asked = self._asked[request] = _Asked({}, carries)
+        snapshot = self._snapshots[request] = _Snapshot({}, carried)
         actions: list[Action] = []
         for output, tensor in values.items():
-            asked.waiting[self._next_number] = output
+            snapshot.waiting[self._next_number] = output
             self._requests[self._next_number] = request
             actions.append(MakeBlob(self._next_number, tensor))
             self._next_number += 1
         return actions
 
-    def made(self, event: BlobMade, now: float) -> list[Action]:
-        """One of them is among our blobs."""
+    def blob_made(self, event: BlobMade, now: float) -> list[Action]:
+        """A value is in the blob store."""
         request = self._requests.pop(event.number, 0)
-        asked = self._asked.get(request)
-        if asked is None:
+        snapshot = self._snapshots.get(request)
+        if snapshot is None:
             return [DiscardBlobs(frozenset((event.blob,)))]
-        if asked.carries.over:
-            del self._asked[request]
-            gone = Refuse(request, StaleGeneration("that plan is not here any more"))
-            return [gone, DiscardBlobs(frozenset((event.blob,)))]
-        asked.carries.blobs.add(event.blob)
-        asked.made.append(CarriedValue(*asked.waiting.pop(event.number), event.blob))
-        if asked.waiting:
+        if snapshot.carried.ended:
+            del self._snapshots[request]
+            refusal = Refuse(request, StaleGeneration("that plan is not here any more"))
+            return [refusal, DiscardBlobs(frozenset((event.blob,)))]
+        snapshot.carried.blobs.add(event.blob)
+        snapshot.values.append(CarriedValue(*snapshot.waiting.pop(event.number), event.blob))
+        if snapshot.waiting:
             return []
-        del self._asked[request]
-        return [Reply(request, Snapshotted(tuple(asked.made)))]
+        del self._snapshots[request]
+        return [Reply(request, Snapshotted(tuple(snapshot.values)))]
 
-    def failed(self, event: BlobNotMade, now: float) -> list[Action]:
-        """One of them is gone, or there is no room for it."""
+    def blob_failed(self, event: BlobNotMade, now: float) -> list[Action]:
+        """A value is gone, or the store has no room for it."""
         request = self._requests.pop(event.number, 0)
-        return [Refuse(request, event.error)] if self._asked.pop(request, None) is not None else []
+        return [Refuse(request, event.error)] if self._snapshots.pop(request, None) is not None else []
 
     def forget(self, request: int) -> None:
-        """Nobody waits for it any more."""
-        self._asked.pop(request, None)
+        """Nobody waits for the answer any more."""
+        self._snapshots.pop(request, None)

@@ -37,7 +37,7 @@ from wire.ir.types import TensorType
 from wire.passes.unroll_spmd import unroll
 from wire.protocol.messages import Member, PlanKey
 from worker.cpu import evaluate
-from worker.state.deployments import wrong_in
+from worker.state.deployments import refusal_of
 
 SIX = near(*(worker(number, device(0, 1.0 + number / 8, 1.0 + number / 8)) for number in range(6)))
 GROUP = {"axes": ("dp",), "sizes": (2,)}
@@ -256,7 +256,7 @@ def test_workers_are_told_which_rank_they_are_and_who_the_others_are() -> None:
     for place, node in enumerate(part.node for part in plan.parts[:2]):
         peers = dict.fromkeys(plan_messages.nodes(plan), ("h:1",))
         told = plan_messages.deploy(plan, node, PlanKey(1, 1), params, (), {}, peers, timeout_s=7.0)
-        assert told.ordered and wrong_in(told, node, 1) is None
+        assert told.ordered and refusal_of(told, node, 1) is None
         for first, part in zip((0, 2), told.parts, strict=True):
             assert part.gang is not None and (part.part, part.gang.rank) == (first + place, place)
             assert part.gang.members[place] == Member(node, part.part, 0)

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from wire.protocol.messages import BlobSpec, Deploy, PartSpec, PlanKey, Source, Target
 from worker.state import events as ev
-from worker.state.early_tensors import Bounds
+from worker.state.bounds import Bounds
 from worker.state.worker_state import WorkerState
 
 A = TypeVar("A")

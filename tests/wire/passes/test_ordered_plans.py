@@ -13,39 +13,39 @@ from support.machines.worker_machine import GRAPH, ME, PEER, Driver, deploy, of,
 from wire.errors import InputError
 from wire.protocol.messages import Gang, Member, PartSpec, PlanKey, Target
 from worker.state import events as ev
-from worker.state.device_queue import Lane
+from worker.state.device_queue import DeviceQueue
 
 ONE, OTHER = PlanKey(EPOCH, 1), PlanKey(EPOCH, 2)
 A, B = ("a", 0), ("b", 0)
 
 
 def test_what_is_listed_later_waits_though_it_is_ready_first() -> None:
-    lane = Lane()
+    device = DeviceQueue()
     first, second = (ONE, 0, 1), (ONE, 0, 2)
-    lane.ordered.extend([first, second])
-    lane.queue.append(second)
-    assert lane.take() is None
-    lane.queue.append(first)
-    assert lane.take() == first and lane.take() == second and lane.take() is None
-    lane.validate()
+    device.ordered.extend([first, second])
+    device.ready.append(second)
+    assert device.take() is None
+    device.ready.append(first)
+    assert device.take() == first and device.take() == second and device.take() is None
+    device.validate()
 
 
 def test_what_is_not_ordered_passes_a_head_that_waits() -> None:
-    lane = Lane()
+    device = DeviceQueue()
     free = (OTHER, 0, 0)
-    lane.ordered.append((ONE, 0, 0))
-    lane.queue.append(free)
-    assert lane.take() == free
-    lane.queue.extend([(ONE, 0, 0), free])
-    assert lane.take() == (ONE, 0, 0), "among what may run, what was ready first"
+    device.ordered.append((ONE, 0, 0))
+    device.ready.append(free)
+    assert device.take() == free
+    device.ready.extend([(ONE, 0, 0), free])
+    assert device.take() == (ONE, 0, 0), "among what may run, what was ready first"
 
 
 def test_a_step_that_is_over_holds_nobody_back() -> None:
-    lane = Lane()
-    lane.ordered.extend([(ONE, 0, 0), (ONE, 1, 0)])
-    lane.queue.append((ONE, 1, 0))
-    lane.forget(ONE, 0)
-    assert lane.take() == (ONE, 1, 0)
+    device = DeviceQueue()
+    device.ordered.extend([(ONE, 0, 0), (ONE, 1, 0)])
+    device.ready.append((ONE, 1, 0))
+    device.remove_step(ONE, 0)
+    assert device.take() == (ONE, 1, 0)
 
 
 def crossing(free: frozenset[PlanKey], seed: int) -> Mesh:

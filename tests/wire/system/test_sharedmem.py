@@ -19,7 +19,7 @@ from wire.system.mapped_files import READ_BYTES_MAX
 from wire.system.shared_memory import SharedDir, readable, remove, take
 from wire.system.shared_memory_handoff import LOOK_EVERY, Handed
 from worker.daemon.tensor_refs import bytes_of
-from worker.daemon.tensor_sender import Pushing
+from worker.daemon.tensor_sender import TensorSender
 from worker.state import events as ev
 
 
@@ -142,12 +142,12 @@ async def test_a_push_that_was_stopped_before_it_began_leaves_no_file(tmp_path: 
     async def relay(action: ev.SendPush) -> None:
         sent.append(bytes_of(action.tensor))
 
-    pushing = Pushing(Endpoint(node("a"), Recorder()), relay, sent.append)
+    sender = TensorSender(Endpoint(node("a"), Recorder()), relay, sent.append)
     for number in range(2):
         tensor = ev.SharedFile("u8", (3,), str(own.path), own.write([b"abc"]))
-        pushing.send(ev.SendPush(number, "elsewhere", PlanKey(1, 1), 0, 0, 0, tensor))
-    pushing.stop(ev.StopPush(1))
-    await until(lambda: not pushing._apart, 30)
+        sender.push(ev.SendPush(number, "elsewhere", PlanKey(1, 1), 0, 0, 0, tensor))
+    sender.stop_push(ev.StopPush(1))
+    await until(lambda: not sender._pushes, 30)
     assert sent == [b"abc", ev.PushSent(0)] and not files_of(own)
     own.close()
 

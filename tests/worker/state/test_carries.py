@@ -114,7 +114,7 @@ def test_what_is_committed_frees_what_was_before_it() -> None:
     drive = Counter()
     numbers = [drive.done(step) for step in range(3)]
     assert freed(drive.step(3, committed=3)) == set(numbers[:2]), "the last committed value stays"
-    assert drive.machine._plans[KEY].carries.after(2)
+    assert drive.machine._plans[KEY].carried.values_of(2)
 
 
 def test_the_first_values_are_let_go_once_a_step_is_committed() -> None:

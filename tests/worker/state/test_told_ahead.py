@@ -237,7 +237,7 @@ class Model:
                 case ev.Release(ev.SharedFile(name=name)):
                     self.files.remove(name)
                 case ev.Execute(device, run):
-                    self.steps[run] = next(at[:2] for number, at in self.drive.machine._runs.items() if number == run)
+                    self.steps[run] = self.drive.machine._steps.runs[run][:2]
                     uses = {use.tensor.tensor for use in action.inputs if isinstance(use.tensor, ev.Kept)}
                     promised = {wish.keep for each in unable for wish in each.outputs}
                     assert uses <= self.hosts[device].will_keep() | promised, "it neither is there nor is made before"

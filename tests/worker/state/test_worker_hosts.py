@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ from wire.errors import DeviceLost, NodeLost
 from wire.protocol.messages import Deployed, PlanKey, Source, Target
 from worker.engine_host.watchdog import Watchdog
 from worker.state import events as ev
-from worker.state.device_recovery import LOSSES_MAX, WITHIN_S, Repair
+from worker.state.device_recovery import LOSSES_MAX, TRANSITIONS, WITHIN_S, Change, DeviceRecovery, Effect, Phase
 
 GONE = DeviceLost("the engine host of cpu is gone: it was ended by signal 9")
 
@@ -135,13 +136,24 @@ def test_a_host_that_says_its_device_is_gone_gets_nothing_more_until_it_is_back(
 def test_losses_come_together_by_how_long_the_host_did_well_between_them(
     hung_s: float, between_s: float, given_up: bool
 ) -> None:
-    repair, now = Repair(), 0.0
+    recovery, now = DeviceRecovery(), 0.0
     for _ in range(LOSSES_MAX):
         since_s = now + between_s
         now = since_s + hung_s
-        repair.lost(now, last=False, since_s=since_s)
-        repair.back()
-    assert repair.given_up is given_up
+        recovery.lost(now, last=False, since_s=since_s)
+        recovery.due(math.inf)
+        recovery.step(Change.READY)
+    assert recovery.given_up is given_up
+
+
+def test_every_loss_forgets_what_the_host_had_and_a_device_that_is_given_up_stays_so() -> None:
+    losses = (Change.LOST, Change.LOST_AGAIN, Change.LOST_TOO_OFTEN, Change.LOST_FOR_GOOD)
+    for (phase, change), (after, effects) in TRANSITIONS.items():
+        assert phase is not Phase.GIVEN_UP, "nothing brings it back"
+        assert (change in losses) == (Effect.FORGET_HOST in effects)
+        assert (after is Phase.STARTING) == (Effect.START_HOST in effects)
+        assert (Effect.DROP_PLANS in effects) == (after in (Phase.WAITING, Phase.GIVEN_UP))
+    assert {phase for phase, change in TRANSITIONS if change in losses} == {*Phase} - {Phase.GIVEN_UP}
 
 
 # -- the watchdog

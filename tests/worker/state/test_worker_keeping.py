@@ -18,7 +18,7 @@ from worker.cpu.engine import CpuEngine
 from worker.engine import host_messages as hm
 from worker.engine_host.host import Host
 from worker.state import events as ev
-from worker.state.early_tensors import Bounds
+from worker.state.bounds import Bounds
 
 KEEPS = PlanKey(7, 2)
 

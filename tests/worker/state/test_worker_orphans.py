@@ -33,7 +33,7 @@ from worker.daemon.environment import REAL
 from worker.engine import host_messages as hm
 from worker.engine_host.host import Host
 from worker.state import events as ev
-from worker.state.early_tensors import Bounds
+from worker.state.bounds import Bounds
 
 SILENCE_S = 2.0
 KEEP_S = 600.0

@@ -43,7 +43,7 @@ from wire.errors import (
 )
 from wire.protocol.messages import BlobSpec, Deploy, Deployed, Done, MissingGraphs, PartSpec, PlanKey, Source, Target
 from worker.state import events as ev
-from worker.state.early_tensors import Bounds
+from worker.state.bounds import Bounds
 from worker.state.lost_links import GRACE_S
 
 # -- ownership
@@ -743,7 +743,7 @@ class World:
             return
         for kind in ("execute", "prepare"):
             self.open[kind] = [each for each in self.open[kind] if each.device != device]
-        if self.drive.machine._devices[device].repair.up:
+        if self.drive.machine._devices[device].recovery.up:
             self.feed(ev.HostLost(device, DeviceLost("no luck")))
 
     def start_host(self) -> None:
@@ -779,7 +779,7 @@ def test_random_worlds_do_reach_the_end_of_steps() -> None:
         world = World(seed)
         for _ in range(600):
             world.step()
-        finished += sum(told.text.startswith("ran ") for told in world.drive.machine.story)
+        finished += sum(entry.text.startswith("ran ") for entry in world.drive.machine.log)
     assert finished > 10
 
 
