@@ -13,7 +13,6 @@ import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -40,6 +39,8 @@ from wire.protocol.messages import (
     Landed,
     Leaving,
     Message,
+    NodeReport,
+    PairReport,
     Pause,
     Paused,
     PlanKey,
@@ -48,6 +49,7 @@ from wire.protocol.messages import (
     Revocations,
     Run,
     Suspected,
+    with_fields,
 )
 from wire.protocol.peer import Identity
 from wire.protocol.versions import usable_ops
@@ -63,8 +65,7 @@ from .calls.state import CoordinatorState
 from .config import CoordinatorConfig
 from .delivery.deployer import Deploying
 from .delivery.input_sender import run_step
-from .delivery.notifications import Arriving
-from .delivery.output_receiver import tensor_of
+from .delivery.output_receiver import OutputReceiver, tensor_of
 from .delivery.param_slices import Slices
 from .delivery.relay import Relays
 from .delivery.tensor_store import HeldTensors
@@ -81,14 +82,14 @@ from .planning.model.profiles import CLIENT, worker_profile
 from .planning.model.program import Program, Sampled, Trial, program_of
 from .planning.placement.sticky_placement import Homes
 from .sessions.runtime import Sessions, Surroundings
+from .workers import worker_names
+from .workers.call_report import CallReport
 from .workers.event_feed import Teller
 from .workers.failure_detector import AskPeer, Cause, Decision, Health, HealthDetector, ProbeSelf, Transition
 from .workers.indirect_probes import Opinions
 from .workers.link_prober import Prober
 from .workers.records import Call, Deployment, Member, work_by_plan
 from .workers.straggler_detector import Stragglers
-from .workers.views import CallReport, NodeView, PairView
-from .workers.worker_names import PAUSED_BY, all_paused, lack_of, member_called, name_for, name_of, state_of, view_of
 
 log = logging.getLogger("graph_mesh.coordinator")
 
@@ -137,7 +138,7 @@ class Coordinator:
         self._stragglers, self._auditor = Stragglers(), Auditor(config.audit)
         self.quarantined: set[str] = set()  # node ids of workers that were wrong too often
         self._members: dict[str, Member] = {}
-        self._known: dict[str, NodeView] = {}  # the workers that joined, and those that are gone, for people
+        self._known: dict[str, NodeReport] = {}  # the workers that joined, and those that are gone, for people
         self._deployments: dict[int, Deployment] = {}
         self._teller = Teller(self._known, self._calls)
         self._tell, self.events, self.watchers = self._teller.tell, self._teller.events, self._teller.watchers
@@ -145,10 +146,10 @@ class Coordinator:
         self._tasks = Tasks()
         self._wake, self._closing = asyncio.Event(), False
         self._revocations: Revocations | None = None  # the newest list, where the mesh has one
-        self._joins: dict[Link, asyncio.Task[NodeView]] = {}
+        self._joins: dict[Link, asyncio.Task[NodeReport]] = {}
         self._staying: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._meter = Meter()
-        self._arriving = Arriving(lambda: self.epoch, self.blobs, self._meter, self._output, self._output_lost)
+        self._receiver = OutputReceiver(lambda: self.epoch, self.blobs, self._meter, self._output, self._output_lost)
         self.prober = Prober(identity.node_id, self._meter, self._link_to, self._profiles_changed)
         self._deploying = Deploying(self._members, self.prober, self._slices, config.collective_timeout_s)
         ahead = Ahead(config.plan_ahead_min if config.plan_ahead else None)
@@ -181,7 +182,7 @@ class Coordinator:
         self._notified: dict[type, Callable[[Link, Any], None]] = {
             Beat: self._on_beat,
             Began: self._on_began,
-            Push: self._arriving.pushed,
+            Push: self._receiver.pushed,
             Leaving: self._on_leaving,
             Paused: self._on_paused,
             Devices: self._on_devices,
@@ -195,20 +196,20 @@ class Coordinator:
 
     # -- what callers use
 
-    async def connect(self, host: str, port: int) -> NodeView:
+    async def connect(self, host: str, port: int) -> NodeReport:
         """Join the worker at an address and stay joined: a lost link is dialled again until `close`.
 
         Raises ConnectFailed, VersionMismatch, WrongMesh or Busy if the first attempt fails.
         """
         return await self.adopt(await self.endpoint.dial(host, port, timeout_s=DIAL_TIMEOUT_S), host, port)
 
-    async def adopt(self, link: Link, host: str, port: int) -> NodeView:
+    async def adopt(self, link: Link, host: str, port: int) -> NodeReport:
         """Join the worker at the other end of a link dialled at this address, and stay joined."""
-        view = await self._joining(link)
+        report = await self._joining(link)
         if (host, port) not in self._staying:
             stay = partial(self._stay_connected, f"{shown(host)}:{port}", link)
             self._staying[host, port] = self._tasks.keep("staying connected", stay)
-        return view
+        return report
 
     def forget(self, host: str, port: int) -> None:
         """Dial an address no more; a link that stands is kept."""
@@ -226,27 +227,28 @@ class Coordinator:
             else:
                 link.notify(revocations)
 
-    def nodes(self) -> list[NodeView]:
+    def nodes(self) -> list[NodeReport]:
         """Every worker that joined since the start, with its present state, by name."""
-        views = []
-        for node_id, view in self._known.items():
+        reports = []
+        for node_id, report in self._known.items():
             health = self._detector.health(node_id)
             paused = node_id in self._members and bool(self._members[node_id].paused)
-            present = state_of(health, paused, node_id in self._state.stuck, node_id in self.quarantined)
+            present = worker_names.state_of(health, paused, node_id in self._state.stuck, node_id in self.quarantined)
             heard_s = self._detector.heard_s(node_id)
-            views.append(replace(view, state=present, silent_s=0.0 if heard_s is None else self._now() - heard_s))
-        return sorted(views, key=lambda view: view.name)
+            silent_s = 0.0 if heard_s is None else self._now() - heard_s
+            reports.append(with_fields(report, state=present, silent_s=silent_s))
+        return sorted(reports, key=lambda report: report.name)
 
-    def pairs(self) -> list[PairView]:
+    def pairs(self) -> list[PairReport]:
         """What is known of the ways between the workers that are there and this process, by names."""
         names = {node: member.profile.name for node, member in self._members.items()} | {CLIENT: self.identity.name}
-        return self.prober.views(names)
+        return self.prober.reports(names)
 
     async def plan(self, graph: WireGraph, strategy: str = "auto", copies: str = "checkpoint") -> Plan:
         """The plan a call would use now, nothing sent; PlacementError as a new call would have it."""
         if not self._members:
             raise NodeLost("no worker is connected, so there is nothing to plan for", next_step="Start mesh-worker")
-        if all_paused(self._members.values()):
+        if worker_names.all_paused(self._members.values()):
             raise nobody(0.0, len(self._members), None)
         firm = self._guards.is_new(graph, strategy, copies)
         return await self._planning.plan(graph, strategy, self._state.nodes, copies, firm)
@@ -260,7 +262,7 @@ class Coordinator:
 
         `name` is its name, its id or the first characters of that.
         """
-        await member_called(self._members, name).link.request(Pause(on), timeout_s=PAUSE_TIMEOUT_S)
+        await worker_names.member_called(self._members, name).link.request(Pause(on), timeout_s=PAUSE_TIMEOUT_S)
 
     def submit(
         self,
@@ -315,7 +317,7 @@ class Coordinator:
     @property
     def lack(self) -> str:
         """Why no worker can be given work now, for people; "" if one can."""
-        return lack_of(self._members.values(), self._state.nodes)
+        return worker_names.lack_of(self._members.values(), self._state.nodes)
 
     def cancel(self, call: int) -> None:
         """Stop a call; its future gets Cancelled.  A finished call is left alone."""
@@ -364,20 +366,20 @@ class Coordinator:
         handler(link, body)
 
     def on_stream_open(self, link: Link, header: Message, size_bytes: int) -> memoryview:
-        return self._arriving.open_stream(link, header, size_bytes)
+        return self._receiver.open_stream(link, header, size_bytes)
 
     def on_stream_done(self, link: Link, header: Message, buffer: memoryview, error: MeshError | None) -> None:
-        self._arriving.stream_done(link, header, buffer, error)
+        self._receiver.stream_done(link, header, buffer, error)
 
     # -- joining and staying joined
 
-    def _joining(self, link: Link) -> asyncio.Task[NodeView]:
+    def _joining(self, link: Link) -> asyncio.Task[NodeReport]:
         task = self._joins.get(link)
         if task is None:
             task = self._joins[link] = self._tasks.run("joining a worker", self._join(link), unheard)
         return task
 
-    async def _join(self, link: Link) -> NodeView:
+    async def _join(self, link: Link) -> NodeReport:
         health = self.config.health
         join = Join(self.epoch, health.beat_s, self.identity.node_id, health.lease_s, self._kept())
         try:
@@ -385,7 +387,7 @@ class Coordinator:
             if not isinstance(joined, Joined):
                 raise ProtocolError(f"expected Joined, got {type(joined).__name__}", node=link.peer.name)
             peer, now = link.peer, self._now()
-            name = name_for(peer, self._members)
+            name = worker_names.name_for(peer, self._members)
             profile = worker_profile(peer.node_id, name, joined, usable_ops(self.identity, peer))
         except Exception:
             link.close("could not join")
@@ -396,7 +398,7 @@ class Coordinator:
         before = self._members[peer.node_id] if again else None
         graphs, blobs = (before.graphs, before.blobs) if before else (set[bytes](), set[bytes]())
         self._members[peer.node_id] = Member(link, joined, profile, graphs, blobs | set(joined.blobs))
-        view = self._known[peer.node_id] = view_of(peer, name, joined)
+        report = self._known[peer.node_id] = worker_names.node_report(peer, name, joined)
         self._forget_gone()
         self._pacing.forget(peer.node_id)
         self._judge(self._detector.joined(peer.node_id, peer.incarnation, now))
@@ -407,7 +409,7 @@ class Coordinator:
         if not again:
             self.prober.joined(peer.node_id)
         self._wake.set()
-        return view
+        return report
 
     def _forget_gone(self) -> None:
         """Tell no more of those that are gone for the longest, where more came than may be here at once."""
@@ -450,7 +452,7 @@ class Coordinator:
         if by == was and not joining:
             return
         if by:
-            self._tell("paused", node, PAUSED_BY.get(by, f"paused by its {by}"))
+            self._tell("paused", node, worker_names.PAUSED_BY.get(by, f"paused by its {by}"))
             self._feed(ev.NodePaused(node))
             self._tell_what_lacks()
             return
@@ -472,7 +474,7 @@ class Coordinator:
         was = member.joined
         member.joined = Joined(body.devices, was.memory_bytes, was.blobs, was.system, without_gpu=was.without_gpu)
         member.profile = worker_profile(node, member.profile.name, member.joined, member.profile.ops)
-        self._known[node] = replace(self._known[node], devices=body.devices)
+        self._known[node] = with_fields(self._known[node], devices=body.devices)
         self._tell("devices", node, body.reason)
         self._profiles_changed()
 
@@ -763,7 +765,7 @@ class Coordinator:
         for generation, deployment in self._deployments.items():
             if deployment.plan is not None and node in plan_messages.nodes(deployment.plan):
                 self._send_drop(ev.SendDrop(generation, node))
-        self._feed(ev.NodeGone(node, in_quarantine(name_of(self._known, node))))
+        self._feed(ev.NodeGone(node, in_quarantine(worker_names.name_of(self._known, node))))
 
     def _ask_again(self, number: int, call: Call) -> None:
         """Nobody gets an answer that is known to be wrong or doubted."""

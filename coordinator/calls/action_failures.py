@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from wire.errors import MeshError
+from wire.protocol.messages import NodeReport
 
 from ..workers.records import Deployment, Member
-from ..workers.views import NodeView
 from ..workers.worker_names import culprit
 from . import events as ev
 from .error_context import explain
@@ -26,7 +26,7 @@ def doing(action: ev.Action) -> str:
 def failure_of(
     action: ev.Action,
     error: MeshError,
-    known: Mapping[str, NodeView],
+    known: Mapping[str, NodeReport],
     members: Mapping[str, Member],
     deployments: Mapping[int, Deployment],
 ) -> ev.Event | None:

@@ -43,6 +43,7 @@ from wire.protocol.messages import (
     Jobs,
     Message,
     NamedValue,
+    NodeReport,
     Nodes,
     PauseNode,
     PlanGraph,
@@ -56,9 +57,9 @@ from wire.transfer.content_exchange import BlobExchange, apart, off_loop
 
 from ..coordinator import Coordinator
 from ..planning.model.program import Program
+from ..workers.call_report import as_text
 from ..workers.failure_detector import Health
 from ..workers.paged_reports import page
-from ..workers.views import NodeView, as_text
 from .job_store import Content, Found, Keeper
 from .job_table import FINAL, Action, Free, Job, JobTable, Note, Save, Start, Stop, Tell
 from .program_upload import Receiving, consts_of
@@ -460,10 +461,10 @@ class JobService:
             self._perform([*self._table.tick(now), *self._table.workers(now, self._coordinator.lack, missing)])
             await self._keep_workers(workers)
 
-    def _workers(self) -> list[NodeView]:
-        return [view for view in self._coordinator.nodes() if view.state != Health.DEAD.value]
+    def _workers(self) -> list[NodeReport]:
+        return [node for node in self._coordinator.nodes() if node.state != Health.DEAD.value]
 
-    async def _keep_workers(self, workers: Sequence[NodeView]) -> None:
+    async def _keep_workers(self, workers: Sequence[NodeReport]) -> None:
         """Who is here now, for the next start."""
         rows = [{"node_id": worker.node_id, "addresses": list(worker.addresses)} for worker in workers]
         if rows == self._workers_kept or not rows:

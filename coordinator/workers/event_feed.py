@@ -6,11 +6,12 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 
+from wire.protocol.messages import NodeReport
 from wire.protocol.reports import Event, RelayReport
 
 from ..planning.model.program import Program
+from .call_report import worker_report
 from .records import Call, Deployment
-from .views import NodeView, worker_report
 from .worker_names import name_of
 
 log = logging.getLogger("graph_mesh.coordinator")
@@ -27,7 +28,7 @@ class Teller:
     waits for them, and what they raise is logged, once per kind of error: it is nobody else's.
     """
 
-    def __init__(self, known: Mapping[str, NodeView], calls: Mapping[int, Call]) -> None:
+    def __init__(self, known: Mapping[str, NodeReport], calls: Mapping[int, Call]) -> None:
         self.events: list[Event] = []
         self.watchers: list[Watcher] = []
         self._known = known
@@ -38,8 +39,8 @@ class Teller:
 
     def tell(self, kind: str, node: str, text: str, generation: int = 0) -> None:
         """Tell of an event; `kind` is one of those of `Event`."""
-        view = self._known.get(node)
-        event = Event(self._now(), kind, view.name if view else node, text, generation)
+        known = self._known.get(node)
+        event = Event(self._now(), kind, known.name if known else node, text, generation)
         if kind not in PROGRESS:
             self.events.append(event)
             del self.events[:-EVENTS_MAX]
@@ -76,10 +77,10 @@ class Teller:
         report.reasons = deployment.plan.reasons
         for node, ran in [(node, ran) for (made, node), ran in call.ran.items() if made == generation]:
             deployed = None if deployment.reported else deployment.results.get(node)
-            view = self._known.get(node)
-            if view is None:
+            known = self._known.get(node)
+            if known is None:
                 continue  # it is gone for so long that nobody knows it
-            report.workers[view.name] = worker_report(deployment.plan, view, ran, deployed)
+            report.workers[known.name] = worker_report(deployment.plan, known, ran, deployed)
         deployment.reported = True
         for (made, source, target), counts in sorted(call.relayed.items()):
             if made == generation:

@@ -13,13 +13,12 @@ from collections.abc import Callable, Iterable, Mapping
 from wire.byte_sizes import time_text
 from wire.errors import MeshError, NodeLost, ProtocolError
 from wire.link.link import Link as Wire
-from wire.protocol.messages import Probe, Probed
+from wire.protocol.messages import PairReport, Probe, Probed
 from wire.timeouts import SILENT
 from wire.transfer.link_probe import Meter
 
 from ..planning.model.profiles import CLIENT, Link, Profiles
 from .link_table import Pair, Pairs, Way
-from .views import PairView
 
 log = logging.getLogger("graph_mesh.coordinator")
 
@@ -71,10 +70,10 @@ class Prober:
             self.doubt(node, error.node)
         error.node = other.peer.name
 
-    def views(self, names: Mapping[str, str]) -> list[PairView]:
+    def reports(self, names: Mapping[str, str]) -> list[PairReport]:
         """What is known, for people; `names` are those of the workers that are there, by their ids."""
         rows = [
-            PairView(names[pair[0]], names[pair[1]], path, way.rtt_s, way.bytes_per_s, way.address, way.cause)
+            PairReport(names[pair[0]], names[pair[1]], path, way.rtt_s, way.bytes_per_s, way.address, way.cause)
             for pair, way, path in self.pairs.table()
         ]
         return sorted(rows, key=lambda row: (row.source, row.target))

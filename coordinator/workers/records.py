@@ -16,7 +16,7 @@ from ..planning.model.plan import Plan
 from ..planning.model.profiles import WorkerProfile
 from ..planning.model.program import Program
 from ..planning.plan_messages import Fed, work_of
-from .views import CallReport
+from .call_report import CallReport
 
 
 @dataclass(slots=True)

@@ -8,11 +8,10 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from wire.errors import InputError, MeshError
-from wire.protocol.messages import Joined
+from wire.protocol.messages import Joined, NodeReport
 from wire.protocol.peer import Identity
 
 from .failure_detector import Health
-from .views import NodeView
 
 if TYPE_CHECKING:
     from .records import Member
@@ -29,7 +28,7 @@ def name_for(peer: Identity, members: Mapping[str, Member]) -> str:
     return next(name for number in itertools.count(2) if (name := f"{stem}-{number}") not in taken)
 
 
-def name_of(known: Mapping[str, NodeView], node: str) -> str:
+def name_of(known: Mapping[str, NodeReport], node: str) -> str:
     """What people call a worker; the start of its id, where it is gone for so long that it is not known any more."""
     return known[node].name if node in known else node[:8]
 
@@ -40,9 +39,9 @@ def culprit(error: MeshError, node: str, members: Mapping[str, Member]) -> str:
     return next(named, node)
 
 
-def view_of(peer: Identity, name: str, joined: Joined) -> NodeView:
-    """A worker that joined, for people."""
-    return NodeView(
+def node_report(peer: Identity, name: str, joined: Joined) -> NodeReport:
+    """The report on a worker that has just joined."""
+    return NodeReport(
         name,
         peer.node_id,
         peer.pid,
@@ -50,7 +49,6 @@ def view_of(peer: Identity, name: str, joined: Joined) -> NodeView:
         Health.HEALTHY.value,
         peer.version,
         joined.devices,
-        joined.memory_bytes,
         system=joined.system,
         without_gpu=joined.without_gpu,
     )

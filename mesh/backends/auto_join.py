@@ -76,8 +76,8 @@ class AutoJoin:
         link = await endpoint.reach(candidate.addresses, timeout_s=DIAL_TIMEOUT_S)
         where = parse_address(link.address or candidate.addresses[0])
         if link not in linked or link.address:  # one that dialled us has joined already, and will dial again
-            view = await self._coordinator.adopt(link, *where)
-            log.debug("%s joined from %s", view.name, link.address or "where it dialled from")
+            worker = await self._coordinator.adopt(link, *where)
+            log.debug("%s joined from %s", worker.name, link.address or "where it dialled from")
         self._joined[candidate.label] = where
         self._changed.set()
 

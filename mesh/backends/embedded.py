@@ -65,7 +65,7 @@ class Embedded:
         self._held: dict[int, Any] = {}  # finalizers by the id of their living handle
 
     async def nodes(self) -> tuple[Node, ...]:
-        return tuple(node_from(view) for view in self.coordinator.nodes())
+        return tuple(node_from(report) for report in self.coordinator.nodes())
 
     def live(self) -> bool:
         return self.coordinator.live

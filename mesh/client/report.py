@@ -37,8 +37,7 @@ class Report:
     @property
     def weight_bytes_moved(self) -> int:
         """Bytes of weights that went from one process to another for this call."""
-        moved = ("socket", "shared")
-        return sum(worker.weight_bytes[source] for worker in self.workers.values() for source in moved)
+        return sum(worker.weight_bytes_moved for worker in self.workers.values())
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

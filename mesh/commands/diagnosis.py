@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from wire.addresses import PORT
 from wire.byte_sizes import time_text
 from wire.limits import GIB, MIB
+from wire.protocol.messages import PairReport
 from wire.protocol.missing_gpu import ASKED, FAILED, LIBRARY, NONE, SAID, SOFTWARE, kind_of, long_text
 from wire.protocol.throttled_adapters import throttle_in
 
@@ -114,19 +115,6 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """How one node reaches another, by names; the fields are those of `wire.protocol.messages.PairReport`."""
-
-    source: str
-    target: str
-    path: str
-    rtt_s: float
-    bytes_per_s: float
-    address: str = ""
-    cause: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Facts:
     """All that is known; without a coordinator no workers and no pairs."""
 
@@ -134,7 +122,7 @@ class Facts:
     coordinator: Reached | Unreached
     knocks: tuple[Knock, ...] = ()
     workers: tuple[Worker, ...] = ()
-    pairs: tuple[Pair, ...] = ()
+    pairs: tuple[PairReport, ...] = ()
 
     def system_of(self, name: str) -> str:
         """The system of a node's machine, "" where it is not known."""
@@ -277,7 +265,7 @@ def _not_dialled(path: str, so: str) -> Callable[[Facts], Iterator[Spot]]:
     return shown
 
 
-def _port_of(facts: Facts, pair: Pair) -> str:
+def _port_of(facts: Facts, pair: PairReport) -> str:
     known = {worker.name: worker.address for worker in facts.workers}
     return (pair.address or known.get(pair.target, "")).rpartition(":")[2] or str(PORT)
 

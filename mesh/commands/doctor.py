@@ -43,7 +43,6 @@ from .diagnosis import (
     Here,
     Knock,
     Multicast,
-    Pair,
     Reached,
     Room,
     Trouble,
@@ -55,8 +54,7 @@ from .diagnosis import (
 from .exit_codes import FAILED, OK
 from .find_coordinator import connect, named
 from .flags import mesh_name
-from .links_table import print_pairs
-from .tables import print_table
+from .tables import pair_fields, print_pairs, print_table
 
 LISTEN_S = 2.5  # in which the question goes out three times; what is there answers within a second
 KNOCK_S = 3.0
@@ -94,7 +92,7 @@ async def _gather(options: argparse.Namespace) -> Facts:
     here = Here(platform.system(), package_version(), multicast, rooms, adapters)
     if nodes is None:
         return Facts(here, coordinator, tuple(knocks))
-    return Facts(here, coordinator, tuple(knocks), _workers(nodes), _pairs(nodes))
+    return Facts(here, coordinator, tuple(knocks), _workers(nodes), nodes.pairs)
 
 
 async def _ask(options: argparse.Namespace) -> tuple[Reached | Unreached, Nodes | None]:
@@ -196,11 +194,6 @@ def _workers(nodes: Nodes) -> tuple[Worker, ...]:
     )
 
 
-def _pairs(nodes: Nodes) -> tuple[Pair, ...]:
-    names = [each.name for each in dataclasses.fields(Pair)]
-    return tuple(Pair(**{name: getattr(pair, name) for name in names}) for pair in nodes.pairs)
-
-
 # -- telling ----------------------------------------------------------------------------------------------
 
 
@@ -225,5 +218,5 @@ def _as_json(facts: Facts, rows: Sequence[Checked], troubles: Sequence[Trouble],
         "ok": well,
         "checks": [dataclasses.asdict(row) for row in rows],
         "findings": [{**dataclasses.asdict(trouble), "fix": dict(trouble.fix)} for trouble in troubles],
-        "facts": dataclasses.asdict(facts),
+        "facts": {**dataclasses.asdict(facts), "pairs": [pair_fields(pair) for pair in facts.pairs]},
     }

@@ -21,9 +21,8 @@ from wire.protocol.missing_gpu import long_text, short_text
 
 from ..util.byte_sizes import size_text, speed_text
 from .exit_codes import OK, print_log
-from .links_table import print_pairs
 from .progress import progress
-from .tables import print_table
+from .tables import pair_fields, print_pairs, print_table
 
 if TYPE_CHECKING:
     from wire.protocol.messages import JobReport
@@ -69,8 +68,7 @@ async def _show_nodes(options: Options, remote: Remote, found: Sequence[Node]) -
     pairs = await remote.pairs() if options.verbose else ()
     if options.json:
         nodes = [dataclasses.asdict(node) for node in found]
-        ways = [{name: getattr(pair, name) for name in pair.__struct_fields__} for pair in pairs]
-        _print_json({"nodes": nodes, "pairs": ways} if options.verbose else nodes)
+        _print_json({"nodes": nodes, "pairs": [pair_fields(pair) for pair in pairs]} if options.verbose else nodes)
         sys.stdout.flush()
         return
     health = HealthConfig.from_node_timeout(await remote.node_timeout_s()) if options.verbose else None

@@ -1,9 +1,15 @@
-"""Tables for people: drawn by rich on a terminal, plain aligned columns elsewhere."""
+"""Tables of text: drawn by rich on a terminal, plain aligned columns elsewhere."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..util.byte_sizes import time_text
+
+if TYPE_CHECKING:
+    from wire.protocol.messages import PairReport
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -15,6 +21,28 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     for line in lines:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def print_pairs(pairs: Sequence[PairReport]) -> None:
+    """Print who reaches whom, by which path, how fast, and why not."""
+    rows = [
+        (
+            pair.source,
+            pair.target,
+            pair.path,
+            time_text(pair.rtt_s) if pair.rtt_s else "",
+            f"{pair.bytes_per_s * 8 / 1e6:.0f}" if pair.bytes_per_s else "",
+            pair.address,
+            pair.cause,
+        )
+        for pair in pairs
+    ]
+    print_table(("from", "to", "path", "RTT", "Mbit/s", "dialled", "why not"), rows)
+
+
+def pair_fields(pair: PairReport) -> dict[str, Any]:
+    """The fields of a pair, for JSON."""
+    return {name: getattr(pair, name) for name in pair.__struct_fields__}
 
 
 def _print_rich(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

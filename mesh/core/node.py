@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..util.byte_sizes import size_text, speed_text
+
+if TYPE_CHECKING:
+    from wire.protocol.messages import DeviceReport, NodeReport
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -93,8 +96,8 @@ class Node:
         return self.devices[0].gbytes_per_s
 
 
-def node_from(report: Any) -> Node:
-    """A Node from a worker's report (`wire.protocol.messages.NodeReport` or anything with its fields)."""
+def node_from(report: NodeReport) -> Node:
+    """A Node from a worker's report."""
     return Node(
         report.name,
         report.node_id,
@@ -108,6 +111,6 @@ def node_from(report: Any) -> Node:
     )
 
 
-def _device(report: Any) -> Device:
+def _device(report: DeviceReport) -> Device:
     fields: Sequence[str] = Device.__slots__[:-1]
     return Device(**{field: getattr(report, field) for field in fields}, given_up=not report.dtypes_by_op)

@@ -25,8 +25,8 @@ from coordinator.delivery.deployer import Deploying
 from coordinator.plan_service.plan_service import Planning
 from coordinator.planning.model.program import Program
 from coordinator.sessions.runtime import Session
+from coordinator.workers.call_report import CallReport
 from coordinator.workers.event_feed import Teller
-from coordinator.workers.views import CallReport
 from mesh import Grid, Mesh, PartitionSpec, Ranks, collectives, shard_map
 from mesh.simulation.cluster import Cluster
 from mesh.simulation.engine_host import Device, SimulatedHost

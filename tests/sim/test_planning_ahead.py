@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from support.simulated.simulated import chaos_run, simulate
+from support.simulated.simulated import chaos_run, simulate, weights_moved
 
 from coordinator.plan_service import warm_up
 from coordinator.plan_service.plan_service import LOOK_S, MADE_AHEAD, SETTLE_S
@@ -17,7 +17,7 @@ from coordinator.plan_service.planner_client import AnswersHere
 from coordinator.plan_service.warm_up import QUIET_S
 from coordinator.planning.model.program import Program
 from coordinator.planning.plan_codec import Asked
-from coordinator.workers.views import CallReport
+from coordinator.workers.call_report import CallReport
 from mesh.simulation.cluster import Cluster
 from mesh.simulation.engine_host import Device
 from mesh.simulation.virtual_network import Conditions
@@ -249,7 +249,7 @@ def test_after_a_rehearsal_a_recovery_moves_no_weight_and_compiles_nothing(
         assert plans_on(cluster) == dict.fromkeys(cluster.names, 1), "a rehearsed plan is dropped"
         report = await ask(cluster, "sim-0")
         assert MADE_AHEAD in report.reasons
-        assert (report.weight_bytes_moved == 0) == rehearsed
+        assert (weights_moved(report) == 0) == rehearsed
         cold = [each for each in report.workers.values() if each.kernels_cached < each.kernels_compiled]
         assert not cold or not rehearsed
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from support.simulated.simulated import ALONE_S, Job, simulate
+from support.simulated.simulated import ALONE_S, Job, simulate, weights_moved
 from support.waiting import until
 
-from coordinator.workers.views import CallReport
+from coordinator.workers.call_report import CallReport
 from mesh.simulation.cluster import Cluster
 from wire.errors import Busy, InputError, NodeLost
 from wire.ir.codec import hash_array
@@ -49,7 +49,7 @@ def test_a_paused_worker_hands_its_work_over_and_stays() -> None:
         cluster.resume("sim-0")
         await until(lambda: states(cluster)["sim-0"] == "healthy", 0.1)
         back = await report_of(cluster, job)
-        assert "sim-0" in back.workers and back.weight_bytes_moved == 0, "all it needs it has"
+        assert "sim-0" in back.workers and weights_moved(back) == 0, "all it needs it has"
         kinds = {event.kind for event in cluster.coordinator.events if event.node == "sim-0"}
         assert {"paused", "resumed"} <= kinds and not kinds & {"suspect", "dead"}
 
@@ -139,7 +139,7 @@ def test_a_machine_that_slept_is_back_at_once_and_nothing_is_sent_again(slept_s:
         cluster.wake("sim-0")
         await until(lambda: states(cluster)["sim-0"] == "healthy", 3.0)
         back = await report_of(cluster, job)
-        assert "sim-0" in back.workers and back.weight_bytes_moved == 0
+        assert "sim-0" in back.workers and weights_moved(back) == 0
 
     simulate(scenario)
 
@@ -155,6 +155,6 @@ def test_a_machine_that_slept_without_a_word_comes_back_too(slept_s: float) -> N
         cluster.reconnect("sim-0")
         await until(lambda: states(cluster)["sim-0"] == "healthy", 8.0)
         back = await report_of(cluster, job)
-        assert "sim-0" in back.workers and back.weight_bytes_moved == 0
+        assert "sim-0" in back.workers and weights_moved(back) == 0
 
     simulate(scenario)

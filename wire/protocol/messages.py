@@ -24,6 +24,7 @@ from ..timeouts import COLLECTIVE_TIMEOUT_S
 from .compatibility import as_of_0
 from .versions import PROTOCOL
 
+with_fields = msgspec.structs.replace  # a copy of a message with other values in some fields
 Name = Annotated[str, Meta(max_length=256)]
 Text = Annotated[str, Meta(max_length=4096)]
 Hash = Annotated[bytes, Meta(min_length=32, max_length=32)]
@@ -176,9 +177,7 @@ class Deployed(Message, frozen=True, array_like=True, tag=True):
 
     def with_moved(self, socket: int, shared: int) -> Deployed:
         """With bytes that came from other workers before."""
-        return msgspec.structs.replace(
-            self, bytes_socket=self.bytes_socket + socket, bytes_shared=self.bytes_shared + shared
-        )
+        return with_fields(self, bytes_socket=self.bytes_socket + socket, bytes_shared=self.bytes_shared + shared)
 
 
 class MissingGraphs(Message, frozen=True, array_like=True, tag=True):

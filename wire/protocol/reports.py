@@ -68,3 +68,8 @@ class WorkerReport:
     compile_s: float
     kernels_compiled: int
     kernels_cached: int
+
+    @property
+    def weight_bytes_moved(self) -> int:
+        """Bytes of weights that went from one process to another for this call."""
+        return self.weight_bytes["socket"] + self.weight_bytes["shared"]

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from coordinator.workers.paged_reports import ANSWER_BYTES_MAX, page
-from coordinator.workers.views import NodeView, PairView
 from mesh.backends.paged_reports import whole
 from mesh.core.node import node_from
 from wire.limits import DEFAULT
-from wire.protocol.messages import Nodes, encode_message
+from wire.protocol.messages import NodeReport, Nodes, PairReport, encode_message
 from worker.cpu import CpuEngine
 from worker.daemon.device_reports import report_of, without_ops
 from worker.engine.host_messages import Device
@@ -21,10 +20,10 @@ from worker.engine.protocol import Measured
 DEVICE = report_of(0, Device(CpuEngine().info, Measured(10.0, 10.0, 1e-4)))
 
 
-def worker(number: int, devices: int = 1) -> NodeView:
+def worker(number: int, devices: int = 1) -> NodeReport:
     of_it = (DEVICE,) * devices
     places = tuple(f"192.168.100.{at}:7100" for at in range(4))
-    return NodeView(f"worker-{number:04}", f"{number:026x}", 1, places, "healthy", "0.1.0", of_it, 1 << 34)
+    return NodeReport(f"worker-{number:04}", f"{number:026x}", 1, places, "healthy", "0.1.0", of_it)
 
 
 def test_the_largest_mesh_is_told_in_one_answer() -> None:
@@ -37,7 +36,7 @@ def test_the_largest_mesh_is_told_in_one_answer() -> None:
 
 
 def test_who_has_given_up_is_told_so() -> None:
-    (report,), _, _ = page([replace(worker(1), devices=(without_ops(DEVICE),))], [], ())
+    (report,), _, _ = page([structs.replace(worker(1), devices=(without_ops(DEVICE),))], [], ())
     assert node_from(report).devices[0].given_up
     (report,), _, _ = page([worker(1)], [], ())
     assert not node_from(report).devices[0].given_up
@@ -47,7 +46,7 @@ def test_who_has_given_up_is_told_so() -> None:
 def test_what_takes_several_answers_arrives_whole(bytes_max: int) -> None:
     nodes = [worker(number) for number in range(20)]
     pairs = [
-        PairView(one.name, other.name, "direct", 0.1, 1e6, "h:1", "")
+        PairReport(one.name, other.name, "direct", 0.1, 1e6, "h:1", "")
         for one in nodes
         for other in nodes
         if one != other
@@ -78,7 +77,7 @@ def test_workers_may_come_and_go_between_two_answers() -> None:
         nonlocal asked
         asked += 1
         there = staying + fleeting if asked == 1 else staying
-        reports, ways, more = page(sorted(there, key=lambda view: view.name), [], after, 700)
+        reports, ways, more = page(sorted(there, key=lambda node: node.name), [], after, 700)
         return Nodes(reports, 1.5, ways, more=more)
 
     found = [each.node_id for each in asyncio.run(whole(ask)).nodes]

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from mesh.commands import diagnosis
 from mesh.commands.diagnosis import (
@@ -22,7 +23,6 @@ from mesh.commands.diagnosis import (
     Here,
     Knock,
     Multicast,
-    Pair,
     Reached,
     Room,
     Unreached,
@@ -32,6 +32,7 @@ from mesh.commands.diagnosis import (
 )
 from mesh.commands.doctor import _print
 from wire.limits import GIB, MIB
+from wire.protocol.messages import PairReport
 from wire.protocol.missing_gpu import short_text
 
 GPU = Adapter("wgsl", "A card", False)
@@ -47,9 +48,9 @@ WELL = Facts(
     (Knock("mesh port", "10.0.0.1", 7100, True), Knock("join port", "10.0.0.1", 8100, True)),
     (LINUX, WINDOWS),
     (
-        Pair("linux", "windows", "direct", 0.001, 1e8, "10.0.0.3:7100"),
-        Pair("windows", "boss", "direct", 0.001, 1e8, "10.0.0.1:7100"),
-        Pair("boss", "linux", "shared memory", 0.0, 0.0),
+        PairReport("linux", "windows", "direct", 0.001, 1e8, "10.0.0.3:7100"),
+        PairReport("windows", "boss", "direct", 0.001, 1e8, "10.0.0.1:7100"),
+        PairReport("boss", "linux", "shared memory", 0.0, 0.0),
     ),
 )
 SOFTWARE = Adapter("wgsl", "llvmpipe", True)
@@ -65,7 +66,7 @@ def worker(**changes: Any) -> Facts:
 
 
 def pair(**changes: Any) -> Facts:
-    return replace(WELL, pairs=(replace(WELL.pairs[0], **changes), *WELL.pairs[1:]))
+    return replace(WELL, pairs=(structs.replace(WELL.pairs[0], **changes), *WELL.pairs[1:]))
 
 
 def clock(ahead_s: float) -> Facts:
@@ -204,7 +205,7 @@ def test_a_machine_whose_system_is_not_known_gets_the_lines_of_all() -> None:
 
 
 def test_the_port_to_allow_is_that_of_the_machine_that_was_dialled() -> None:
-    blocked = Pair("windows", "linux", "relay", 0.0, 0.0, "", "timed out")
+    blocked = PairReport("windows", "linux", "relay", 0.0, 0.0, "", "timed out")
     (trouble,) = diagnose(replace(WELL, pairs=(blocked,)))
     assert trouble.fix == {"Linux": trouble.fix["Linux"]}
     assert trouble.fix["Linux"].startswith("sudo ufw allow 7101/tcp")

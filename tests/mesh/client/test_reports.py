@@ -8,7 +8,7 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from coordinator.workers.views import EVENTS_FIRST, EVENTS_LAST, CallReport, as_text
+from coordinator.workers.call_report import EVENTS_FIRST, EVENTS_LAST, CallReport, as_text
 from mesh.client.report import Report
 from wire.limits import DEFAULT, KIB, REPORT_CHARS_MAX
 from wire.protocol.messages import INLINE_BYTES_MAX, JobResult, decode_message, encode_message

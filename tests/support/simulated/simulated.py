@@ -15,6 +15,7 @@ from coordinator.config import PLAN_AHEAD_MIN
 from coordinator.coordinator import CoordinatorConfig
 from coordinator.plan_service.planner_client import Answerer, AnswersHere
 from coordinator.planning.model.program import Program
+from coordinator.workers.call_report import CallReport
 from mesh.simulation.cluster import COORDINATOR, Cluster
 from mesh.simulation.engine_host import Device
 from mesh.simulation.loop import VirtualLoop
@@ -31,6 +32,12 @@ from ..compare import same_bits
 
 ANSWER_S = 120.0  # virtual seconds within which any call must have ended
 ALONE_S = 5.0
+
+
+def weights_moved(report: CallReport) -> int:
+    """Bytes of weights that went between processes for a call."""
+    return sum(worker.weight_bytes_moved for worker in report.workers.values())
+
 
 Fault = Callable[["Chaos"], Awaitable[None]]
 

@@ -1,4 +1,4 @@
-"""What people are told: nodes, events, and what a call did where.
+"""Call report: what happened during a call, and what each worker did of it.
 
 Plain data, ready for a table or for JSON (`dataclasses.asdict`).  Bytes and seconds throughout.
 """
@@ -11,47 +11,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from wire.limits import REPORT_CHARS_MAX
-from wire.protocol.messages import Deployed, DeviceReport, Ran
+from wire.protocol.messages import Deployed, NodeReport, Ran
 from wire.protocol.reports import Event, PartReport, RelayReport, WorkerReport
 
 from ..planning.model.plan import Plan
 
 EVENTS_FIRST, EVENTS_LAST = 64, 192  # of one call that are kept
 TEXT_CHARS_MAX = 1000  # of an event or a reason, where a report is too long
-
-
-@dataclass(frozen=True, slots=True)
-class NodeView:
-    """One worker as users see it; `state` is healthy, paused, stuck, quarantined, suspect or dead."""
-
-    name: str
-    node_id: str
-    pid: int
-    addresses: tuple[str, ...]  # where it may be dialled, best first
-    state: str
-    version: str
-    devices: tuple[DeviceReport, ...]
-    memory_bytes: int
-    silent_s: float = 0.0  # since it was last heard
-    system: str = ""  # its machine's, as platform.system() says
-    without_gpu: str = ""  # why it has no GPU, as wire/protocol/missing_gpu.py has it
-
-    @property
-    def address(self) -> str:
-        return self.addresses[0] if self.addresses else ""
-
-
-@dataclass(frozen=True, slots=True)
-class PairView:
-    """How one node reaches another, by their names; the fields are those of `wire.protocol.messages.PairReport`."""
-
-    source: str
-    target: str
-    path: str
-    rtt_s: float
-    bytes_per_s: float
-    address: str
-    cause: str
 
 
 @dataclass(slots=True)
@@ -85,11 +51,6 @@ class CallReport:
             kind = self.events.pop(EVENTS_FIRST).kind
             self.omitted[kind] = self.omitted.get(kind, 0) + 1
 
-    @property
-    def weight_bytes_moved(self) -> int:
-        """Bytes of weights that crossed from one process to another for this call."""
-        return sum(worker.weight_bytes["socket"] + worker.weight_bytes["shared"] for worker in self.workers.values())
-
 
 def as_text(report: CallReport) -> str:
     """The report as JSON for a message, which takes so much: what is too long loses the middle of its lists, and in the
@@ -119,9 +80,9 @@ def _ends(items: Sequence[Any], keep: int) -> list[Any]:
     return list(items) if len(items) <= keep else [*items[:half], *items[len(items) - half :]]
 
 
-def worker_report(plan: Plan, view: NodeView, ran: Ran, deployed: Deployed | None) -> WorkerReport:
+def worker_report(plan: Plan, node: NodeReport, ran: Ran, deployed: Deployed | None) -> WorkerReport:
     """A worker's share, from its own answers."""
-    engines = {device.index: device.engine for device in view.devices}
+    engines = {device.index: device.engine for device in node.devices}
     parts = tuple(
         PartReport(
             run.part, engines[plan.parts[run.part].device], len(plan.parts[run.part].graph), run.compute_s, run.wait_s
@@ -130,8 +91,8 @@ def worker_report(plan: Plan, view: NodeView, ran: Ran, deployed: Deployed | Non
     )
     sources = ("socket", "shared", "disk", "resident", "client")
     return WorkerReport(
-        view.name,
-        view.node_id,
+        node.name,
+        node.node_id,
         parts,
         ran.bytes_in,
         ran.bytes_out,
