@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from wire.policy.strategies import text_of
-from wire.timeouts import COLLECTIVE_TIMEOUT_S
+from wire.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
 from .workers.failure_detector import HealthConfig
 
@@ -18,14 +18,18 @@ class CoordinatorConfig:
 
     mesh: str
     name: str
-    health: HealthConfig = field(default_factory=HealthConfig)
+    timeouts: Timeouts = DEFAULT_TIMEOUTS
     alone_s: float = 5.0  # how long a call waits for any worker before it fails
     follow_pace: bool = True  # plans go by what parts took of late; without it only by what was measured
     audit: float = 0.0  # which fraction of the parts is computed again on other workers and compared
-    collective_timeout_s: float = COLLECTIVE_TIMEOUT_S  # how long the ranks of a gang wait for each other
     reproducible: bool = False  # only plans of which all have the same bits (planning/model/reproducible.py)
     plan_ahead: bool = True  # plans for the death of each worker are made before it dies
     plan_ahead_min: int = PLAN_AHEAD_MIN  # for graphs of so many nodes times workers
+
+    @property
+    def health(self) -> HealthConfig:
+        """The times of the failure detector."""
+        return HealthConfig(self.timeouts.node_timeout_s)
 
     def strategy_of(self, text: str) -> str:
         """What a client's strategy means here; InputError for one that is not known, or not reproducible."""

@@ -24,7 +24,7 @@ from wire.errors import LOG_LINES_MAX, Cancelled, MeshError, NodeLost, ProtocolE
 from wire.ir.graph import WireGraph
 from wire.link.endpoint import Endpoint as AnyEndpoint
 from wire.link.identity import member_id
-from wire.link.keepalive import ANSWER_S, LinkWatch
+from wire.link.keepalive import LinkWatch
 from wire.link.link import Handler, Link
 from wire.link.reconnect import stay_linked
 from wire.link.websocket_carrier import Endpoint
@@ -93,7 +93,6 @@ from .workers.straggler_detector import Stragglers
 
 log = logging.getLogger("graph_mesh.coordinator")
 
-DIAL_TIMEOUT_S = 5.0
 PAUSE_TIMEOUT_S = 5.0
 JOIN_TIMEOUT_S = 30.0  # a worker answers once its devices are probed
 DOUBTS_MAX = 4  # how often a call is computed again because workers disagree
@@ -151,7 +150,7 @@ class Coordinator:
         self._meter = Meter()
         self._receiver = OutputReceiver(lambda: self.epoch, self.blobs, self._meter, self._output, self._output_lost)
         self.prober = Prober(identity.node_id, self._meter, self._link_to, self._profiles_changed)
-        self._deploying = Deploying(self._members, self.prober, self._slices, config.collective_timeout_s)
+        self._deploying = Deploying(self._members, self.prober, self._slices, config.timeouts.collective_timeout_s)
         ahead = Ahead(config.plan_ahead_min if config.plan_ahead else None)
         self._rehearsing = Rehearsing(ahead, self._members, self._deploying, self._spare_key, self._tasks)
         planner = answerer or PlannerProcess()
@@ -189,7 +188,7 @@ class Coordinator:
             Landed: self._meter.landed,
         }
         self.link_watch = LinkWatch(self.endpoint)
-        self.link_watch.answer_s = max(ANSWER_S, 2 * config.health.node_timeout_s)
+        self.link_watch.answer_s = max(config.timeouts.keepalive_answer_s, 2 * config.health.node_timeout_s)
         for each in (self.link_watch, self.prober, self._planning, self._rehearsing, self._pacing):
             self._tasks.keep(type(each).__name__, each.run)
         self._tasks.keep("watching the time", self._watch_time)
@@ -201,7 +200,7 @@ class Coordinator:
 
         Raises ConnectFailed, VersionMismatch, WrongMesh or Busy if the first attempt fails.
         """
-        return await self.adopt(await self.endpoint.dial(host, port, timeout_s=DIAL_TIMEOUT_S), host, port)
+        return await self.adopt(await self.endpoint.dial(host, port), host, port)
 
     async def adopt(self, link: Link, host: str, port: int) -> NodeReport:
         """Join the worker at the other end of a link dialled at this address, and stay joined."""

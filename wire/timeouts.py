@@ -1,24 +1,207 @@
-"""The node time-out: the one number people choose about failure detection, and what it may be; and how long ranks wait.
+"""Timeouts: every time that a user or an operator may want to change, with its reason and its value per network.
 
-After that many seconds of silence a worker is certainly counted as dead; `coordinator/workers/failure_detector.py`
-derives every other time from it.  It does not know what follows from a silence.  A new preset is a row here.
+A field of Timeouts is a row: the value of the `lan` preset, why it is that, and what other presets have instead.  To
+add a time, add a row, and read it where the process got its Timeouts; docs/configuration.md is generated from here.
+Times that follow from a row are derived where they are used, as the failure detector's are from `node_timeout_s`.  A
+time that nobody would change (how often a file is looked at) stays a constant beside its use.
 """
 
 from __future__ import annotations
 
+import difflib
 import numbers
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from .errors import ConfigError
 
-# Ten to thirty times the worst gap measured between heartbeats on an idle machine, so a false death needs a real fault;
-# over the internet a lost segment alone can cost seconds.
-PRESETS: dict[str, float] = {"local": 1.5, "lan": 1.5, "wan": 10.0}
-NODE_TIMEOUT_S = PRESETS["lan"]
 BEATS = 15  # heartbeats in one node time-out
-SECONDS_MAX = 1e9  # what a clock can be set to, everywhere
-COLLECTIVE_TIMEOUT_S = 120.0  # for ranks to wait for each other: one may compile, or compute, long before it comes
-SILENT = "silence"  # the cause in the error of a link that was ended because nothing came over it for so long
 BEAT_S_MIN, BEAT_S_MAX = 0.01, 60.0
+SECONDS_MAX = 1e9  # what a clock can be set to, everywhere
+COLLECTIVE_TIMEOUT_S = 120.0  # what a message means that does not say how long ranks wait for each other
+SILENT = "silence"  # the cause in the error of a link that was ended because nothing came over it for so long
+DAY_S = 86_400.0
+
+PRESETS_FOR: Mapping[str, str] = {
+    "lan": "Machines on one cable or switch. A frame takes less than a millisecond and is rarely lost. The default.",
+    "wifi": "Some machines on Wi-Fi. Power saving and roaming stop all frames for up to a second or so, and "
+    "multicast is lost now and then.",
+    "wan": "Machines that reach each other over the internet. A round trip takes 100 to 300 ms, and a lost segment "
+    "stops a connection for seconds.",
+    "test": "Many processes on one busy machine, as in tests. Silence means that the machine is busy, so nothing is "
+    "given up early; pauses that only save work are short.",
+    "local": "The same as `lan`.",
+}
+COORDINATOR, WORKER, CLIENT = "coordinator", "worker", "client"
+EVERY = (COORDINATOR, WORKER, CLIENT)
+
+
+def _row(
+    lan: float,
+    why: str,
+    least: float = 0.01,
+    most: float = DAY_S,
+    by: tuple[str, ...] = EVERY,
+    **presets: float,
+) -> Any:
+    """A field: its value in the preset `lan` and in those that differ, from `least` to `most`; `by` says who reads
+    it."""
+    assert presets.keys() <= PRESETS_FOR.keys()
+    about = {"why": why, "least": least, "most": most, "by": by, "presets": {"lan": lan, **presets}}
+    return field(default=lan, metadata=about)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeouts:
+    """All in seconds.  The defaults are the preset `lan`.  ConfigError for a value outside its row's bounds."""
+
+    # -- failure detection
+
+    node_timeout_s: float = _row(
+        1.5,
+        "Silence after which a worker is certainly dead. It is ten to thirty times the worst gap measured between "
+        "heartbeats, so a false death needs a real fault. On Wi-Fi it is longer than roaming takes; over the internet "
+        "a lost segment alone can cost seconds.",
+        least=BEATS * BEAT_S_MIN,
+        most=BEATS * BEAT_S_MAX,
+        by=(COORDINATOR,),
+        wifi=4.0,
+        wan=10.0,
+        test=60.0,
+    )
+
+    # -- links
+
+    dial_s: float = _row(
+        5.0,
+        "To reach a node at an address: name, TCP, TLS and hello. A lost first packet is sent again after 1 s, and "
+        "after 3 s.",
+        wifi=8.0,
+        wan=15.0,
+        test=20.0,
+    )
+    tls_handshake_s: float = _row(
+        3.0, "A handshake takes milliseconds; each half-open one costs 300 KiB.", wifi=5.0, wan=10.0, test=10.0
+    )
+    request_header_s: float = _row(
+        3.0,
+        "From the connection until the request's header is complete; after that a stranger is dropped.",
+        wifi=5.0,
+        wan=10.0,
+    )
+    link_setup_s: float = _row(
+        5.0,
+        "From the upgrade until both connections of the link stand; after that the caller is dropped.",
+        wifi=8.0,
+        wan=15.0,
+    )
+    link_close_s: float = _row(
+        0.2, "For a closing handshake, after which the socket is dropped: some round trips.", wifi=0.5, wan=1.0
+    )
+    keepalive_idle_s: float = _row(
+        2.0, "Silence after which a link in use is pinged; traffic of any kind counts.", wan=5.0
+    )
+    keepalive_resting_s: float = _row(
+        15.0,
+        "The same for a link to a worker that nothing depends on. A ping and its answer take each end 70 us, so a "
+        "hundred links cost less than a thousandth of a core.",
+        wan=30.0,
+    )
+    keepalive_answer_s: float = _row(
+        3.0,
+        "For the answer to a ping: twice the node time-out. A coordinator and its workers wait longer where the "
+        "node time-out is longer.",
+        wifi=8.0,
+        wan=20.0,
+        test=120.0,
+    )
+    keepalive_program_answer_s: float = _row(
+        90.0,
+        "The same for a process of a user, which may stand still in a debugger or in a call that lets nothing "
+        "else run: a stop of a minute, and what a busy machine needs to answer after it.",
+    )
+    keepalive_doubtful_answer_s: float = _row(
+        2.0,
+        "The same once this machine slept or moved: the link is doubtful, and dialling anew costs little.",
+        wifi=4.0,
+        wan=5.0,
+        test=10.0,
+    )
+    reconnect_first_s: float = _row(
+        0.2,
+        "The longest wait before the second attempt to reach a node; it doubles with every further one. Each wait "
+        "is drawn from 0 to that, so that a hundred workers do not dial at the same moment.",
+        wan=0.5,
+    )
+    reconnect_most_s: float = _row(
+        2.0, "No wait is longer: whoever switches a machine on again waits no longer than this.", wan=5.0
+    )
+
+    # -- programs
+
+    collective_timeout_s: float = _row(
+        COLLECTIVE_TIMEOUT_S,
+        "For the ranks of a program to wait for each other: one may compile, or compute, long "
+        "before it comes. A worker that dies is noticed much earlier.",
+        least=1e-6,
+        most=SECONDS_MAX,
+        by=(COORDINATOR,),
+    )
+
+    def __post_init__(self) -> None:
+        for row in fields(self):
+            object.__setattr__(self, row.name, _checked(row.name, getattr(self, row.name)))
+
+    def with_values(self, values: Mapping[str, object]) -> Timeouts:
+        """The same with other values; ConfigError for a name that no field has."""
+        for name in values:
+            check_name_of_time(name)
+        return replace(self, **values)  # type: ignore[arg-type]
+
+    def arguments(self, process: str) -> list[str]:
+        """The flags with which a command of a worker or coordinator gets all these times that it reads."""
+        read = names_read_by(process)
+
+        def differences(preset: Timeouts) -> dict[str, float]:
+            return {name: getattr(self, name) for name in read if getattr(self, name) != getattr(preset, name)}
+
+        nearest = min(PRESETS, key=lambda name: len(differences(PRESETS[name])))
+        flags = [] if nearest == DEFAULT_PRESET else ["--preset", nearest]
+        for name, seconds in differences(PRESETS[nearest]).items():
+            flags += ["--timeout", f"{name}={seconds!r}"]
+        return flags
+
+
+ROWS = {row.name: row for row in fields(Timeouts)}
+
+
+def names_read_by(process: str) -> tuple[str, ...]:
+    """The fields that a coordinator, a worker or a client reads."""
+    return tuple(name for name, row in ROWS.items() if process in row.metadata["by"])
+
+
+def check_name_of_time(name: str, known: Iterable[str] = ROWS) -> str:
+    """The name of a field; ConfigError for any other, with the nearest."""
+    known = tuple(known)
+    if name in known:
+        return name
+    if name in ROWS:
+        readers = " and ".join(ROWS[name].metadata["by"])
+        raise ConfigError(f"{name} is not read here but by the {readers}", next_step="Give it where that is started")
+    near = difflib.get_close_matches(name, known, n=1)
+    listed = f"The times are {', '.join(known)}"
+    raise ConfigError(f"there is no time {name!r}", next_step=f"Did you mean {near[0]}?" if near else listed)
+
+
+def timeouts_of(preset: str, values: Mapping[str, object]) -> Timeouts:
+    """A preset with some fields set otherwise; ConfigError for a preset or a name that there is not."""
+    if preset not in PRESETS:
+        raise ConfigError(f"there is no preset {preset!r}", next_step=f"The presets are {', '.join(PRESETS)}")
+    return PRESETS[preset].with_values(values)
+
+
+# -- checks --------------------------------------------------------------------------------------------------
 
 
 def check_node_timeout(seconds: float) -> float:
@@ -51,6 +234,29 @@ def check_collective_timeout(seconds: float) -> float:
     return float(seconds)
 
 
+def _checked(name: str, seconds: object) -> float:
+    """What a field may be, as a float."""
+    _check_number(name, seconds)
+    row = ROWS[name].metadata
+    if not row["least"] <= seconds <= row["most"]:
+        limits = f"{row['least']:g} to {row['most']:g} s"
+        raise ConfigError(f"{name} of {seconds} s is outside {limits}", next_step=row["why"])
+    return float(seconds)  # type: ignore[arg-type]
+
+
 def _check_number(what: str, seconds: object) -> None:
     if isinstance(seconds, bool) or not isinstance(seconds, numbers.Real):
         raise ConfigError(f"{what} is a number of seconds, not {seconds!r}")
+
+
+# -- presets -------------------------------------------------------------------------------------------------
+
+
+def _preset(name: str) -> Timeouts:
+    rows = {row.name: row.metadata["presets"] for row in fields(Timeouts)}
+    return Timeouts(**{field: values.get(name, values["lan"]) for field, values in rows.items()})
+
+
+DEFAULT_PRESET = "lan"
+PRESETS: Mapping[str, Timeouts] = {name: _preset(name) for name in PRESETS_FOR}
+DEFAULT_TIMEOUTS = PRESETS[DEFAULT_PRESET]

@@ -16,6 +16,7 @@ from wire.addresses import LAST_PORT, PORT
 from wire.discovery.no_peer_advice import ALONE_S
 from wire.limits import GIB
 from wire.system.memory import default_budget
+from wire.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
 APP = "graph-mesh"
 
@@ -43,6 +44,7 @@ class WorkerConfig:
     measured_dir: str = ""  # where measurements of devices are kept; "": the user's cache folder, for all workers
     share_memory: bool = True  # False: as if all other nodes were on other machines; for tests and measurements
     connect_hosts: bool = True  # False: tensors of collectives go over links alone; for tests and measurements
+    timeouts: Timeouts = DEFAULT_TIMEOUTS
     discoverable: bool = True  # announce this worker by mDNS
     alone_s: float = ALONE_S  # without a coordinator for so long: one warning that says what to do
     announce_json: bool = False  # print one line of JSON on stdout once ready: for programs that start workers

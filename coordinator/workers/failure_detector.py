@@ -29,7 +29,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from wire.byte_sizes import counted
-from wire.timeouts import NODE_TIMEOUT_S, check_node_timeout, node_timeout_of_beat
+from wire.timeouts import DEFAULT_TIMEOUTS, check_node_timeout, node_timeout_of_beat
 
 PEERS_ASKED = 2
 MASS_MIN = 3
@@ -88,7 +88,7 @@ TRANSITIONS: Mapping[tuple[Health | None, Cause], tuple[Health, str]] = {
 class HealthConfig:
     """All times in seconds, derived from the one that is chosen."""
 
-    node_timeout_s: float = NODE_TIMEOUT_S
+    node_timeout_s: float = DEFAULT_TIMEOUTS.node_timeout_s
 
     @staticmethod
     def from_node_timeout(seconds: float) -> HealthConfig:

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from coordinator.coordinator import DIAL_TIMEOUT_S, Coordinator
+from coordinator.coordinator import Coordinator
 from wire.addresses import parse_address
 from wire.discovery.announcements import Candidate
 from wire.discovery.auto_dialer import Lookout
@@ -73,7 +73,7 @@ class AutoJoin:
     async def _join(self, candidate: Candidate) -> None:
         endpoint = self._coordinator.endpoint
         linked = set(endpoint.links.values())
-        link = await endpoint.reach(candidate.addresses, timeout_s=DIAL_TIMEOUT_S)
+        link = await endpoint.reach(candidate.addresses)
         where = parse_address(link.address or candidate.addresses[0])
         if link not in linked or link.address:  # one that dialled us has joined already, and will dial again
             worker = await self._coordinator.adopt(link, *where)

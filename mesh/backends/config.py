@@ -12,7 +12,7 @@ from pathlib import Path
 
 from wire.addresses import check_name
 from wire.security.join_tokens import Token
-from wire.timeouts import COLLECTIVE_TIMEOUT_S, NODE_TIMEOUT_S
+from wire.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
 from .enrolment import joined_mesh, state_root
 
@@ -50,10 +50,10 @@ class MeshConfig:
     local: LocalSpec | None = None
     discover: DiscoverSpec | None = None
     simulate: SimulateSpec | None = None
-    node_timeout_s: float = NODE_TIMEOUT_S
+    timeouts: Timeouts = DEFAULT_TIMEOUTS
+    chosen: tuple[tuple[str, float], ...] = ()  # of these times those that hold whatever the preset
     token: Token | None = None  # makes this user a client of the mesh where it is none yet
     audit: float = 0.0
-    collective_timeout_s: float = COLLECTIVE_TIMEOUT_S
     plan_ahead: bool = True
     reproducible: bool = False  # only plans of which all have the same bits (docs/planning.md)
     copies: str = "checkpoint"  # of params (wire/policy/redundancy.py)

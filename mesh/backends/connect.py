@@ -11,8 +11,7 @@ from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from coordinator.authority.authority import Authority
-from coordinator.coordinator import DIAL_TIMEOUT_S, Coordinator, CoordinatorConfig
-from coordinator.workers.failure_detector import HealthConfig
+from coordinator.coordinator import Coordinator, CoordinatorConfig
 from wire.addresses import shown
 from wire.errors import ConfigError, ConnectFailed, JoinRefused, MeshError, NotTrusted
 from wire.link.address_policy import is_loopback
@@ -50,17 +49,15 @@ async def connect(config: MeshConfig) -> Backend:
         remote, refused = await _as_member(mesh, config)
         if remote is not None:
             return remote
-    health = HealthConfig.from_node_timeout(config.node_timeout_s)
     admission = await _as_coordinator(mesh, config)
     credentials = admission.credentials if admission else None
     settings = CoordinatorConfig(
         mesh,
         default_name(),
-        health,
+        config.timeouts,
         audit=config.audit,
         reproducible=config.reproducible,
         plan_ahead=config.plan_ahead,
-        collective_timeout_s=config.collective_timeout_s,
     )
     coordinator = await start_coordinator(settings, credentials)
     if admission is not None:
@@ -72,7 +69,7 @@ async def connect(config: MeshConfig) -> Backend:
             links = await _dial_all(coordinator, config.addresses)
         except ConnectFailed as error:
             raise refused or error from None
-        local = _local_workers(mesh, config.local, admission is not None)
+        local = _local_workers(mesh, config, admission is not None)
         joins: list[Awaitable[Any]] = [coordinator.adopt(link, *address) for address, link in links.items()]
         if local is not None and config.local is not None:
             joins.append(_start_local(coordinator, local, config.local))
@@ -91,7 +88,7 @@ async def connect(config: MeshConfig) -> Backend:
 async def _dial_all(coordinator: Coordinator, addresses: Sequence[Address]) -> dict[Address, Link]:
     """The link to every address.  Several addresses of one node are one link: the latest one replaced the others."""
     distinct = tuple(dict.fromkeys(addresses))
-    dials = [coordinator.endpoint.dial(host, port, timeout_s=DIAL_TIMEOUT_S) for host, port in distinct]
+    dials = [coordinator.endpoint.dial(host, port) for host, port in distinct]
     links = dict(zip(distinct, await gather_all(dials), strict=True))
     standing = {link.peer.node_id for link in links.values() if not link.closed}
     return {at: link for at, link in links.items() if not (link.closed and link.peer.node_id in standing)}
@@ -113,7 +110,7 @@ async def _as_member(mesh: str, config: MeshConfig) -> tuple[Backend | None, Mes
     membership = await asyncio.to_thread(client_membership, mesh)
     for host, port in config.addresses:
         try:
-            remote = await Remote.connect(mesh, host, port, membership)
+            remote = await Remote.connect(mesh, host, port, membership, config.timeouts)
         except NoCoordinator:
             break
         except (ConnectFailed, JoinRefused, NotTrusted) as error:
@@ -143,8 +140,9 @@ async def _as_coordinator(mesh: str, config: MeshConfig) -> Admission | None:
     return await asyncio.to_thread(certified)
 
 
-def _local_workers(mesh: str, spec: LocalSpec | None, members: bool) -> LocalWorkers | None:
-    return LocalWorkers(mesh, spec.cache_dir, spec.memory_bytes, members) if spec else None
+def _local_workers(mesh: str, config: MeshConfig, members: bool) -> LocalWorkers | None:
+    spec = config.local
+    return LocalWorkers(mesh, spec.cache_dir, spec.memory_bytes, members, config.timeouts) if spec else None
 
 
 async def _start_local(coordinator: Coordinator, local: LocalWorkers, spec: LocalSpec) -> None:

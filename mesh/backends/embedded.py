@@ -168,4 +168,5 @@ async def start_coordinator(config: CoordinatorConfig, credentials: Credentials 
     shared = await asyncio.to_thread(SharedDir.create)
     node_id = credentials.node_id if credentials else ""
     identity = identity_here("coordinator", config.mesh, config.name, shared, node_id)
-    return Coordinator(config, identity, shared, partial(Endpoint, credentials=credentials))
+    endpoint = partial(Endpoint, credentials=credentials, timeouts=config.timeouts)
+    return Coordinator(config, identity, shared, endpoint)

@@ -26,6 +26,7 @@ from pathlib import Path
 from wire.errors import ConfigError, ConnectFailed
 from wire.limits import DEFAULT, KIB
 from wire.system.shared_memory import SharedDir
+from wire.timeouts import DEFAULT_TIMEOUTS, WORKER, Timeouts
 
 from .enrolment import authority_folder
 from .gather import gather_all
@@ -51,9 +52,15 @@ class LocalWorkers:
     """
 
     def __init__(
-        self, mesh: str, cache_dir: Path | None = None, memory_bytes: int | None = None, members: bool = False
+        self,
+        mesh: str,
+        cache_dir: Path | None = None,
+        memory_bytes: int | None = None,
+        members: bool = False,
+        timeouts: Timeouts = DEFAULT_TIMEOUTS,
     ) -> None:
         self._mesh = mesh
+        self._timeouts = timeouts
         self._members = members
         self._cache_dir = cache_dir
         self._memory_bytes = memory_bytes
@@ -103,6 +110,7 @@ class LocalWorkers:
         command += ["--kernel-dir", str((self._cache_dir or folder) / "kernels")]  # of all: ranks have the same
         command += ["--authority", str(authority_folder(self._mesh))] if self._members else []
         command += ["--max-memory", str(self._memory_bytes)] if self._memory_bytes else []
+        command += self._timeouts.arguments(WORKER)
         for device in devices:
             command += ["--device", device]
         pipe = asyncio.subprocess.PIPE

@@ -65,6 +65,7 @@ from wire.protocol.messages import (
 from wire.protocol.peer import Identity
 from wire.security.credentials import Credentials
 from wire.system.shared_memory import SharedDir
+from wire.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from wire.transfer.content_exchange import BlobExchange, apart
 
 from ..core.backend import Others, Running, Started, Stateful, Work
@@ -76,7 +77,6 @@ from .paged_reports import whole
 from .remote_session import Open, RemoteSession
 
 log = logging.getLogger("graph_mesh.client")
-DIAL_TIMEOUT_S = 5.0
 RENEW_S = 1.0  # at the end, where the mesh has a new authority
 UNREAD_MAX = 5  # answers that nobody could read
 UNREAD_ADVICE = "See whether mesh-coord --version says the same on both machines"
@@ -89,8 +89,8 @@ class NoCoordinator(ConfigError):
     """Another kind of node answers."""
 
 
-def _endpoint_here(identity: Identity, handler: Handler, credentials: Credentials) -> AnyEndpoint:
-    return Endpoint(identity, handler, credentials=credentials)
+def _endpoint_here(identity: Identity, handler: Handler, credentials: Credentials, timeouts: Timeouts) -> AnyEndpoint:
+    return Endpoint(identity, handler, credentials=credentials, timeouts=timeouts)
 
 
 class Remote:
@@ -103,9 +103,10 @@ class Remote:
         identity: Identity,
         shared: SharedDir | None,
         membership: Membership,
-        endpoint: Callable[[Identity, Handler, Credentials], AnyEndpoint] = _endpoint_here,
+        endpoint: Callable[[Identity, Handler, Credentials, Timeouts], AnyEndpoint] = _endpoint_here,
+        timeouts: Timeouts = DEFAULT_TIMEOUTS,
     ) -> None:
-        self._endpoint = endpoint(identity, self, membership.credentials)
+        self._endpoint = endpoint(identity, self, membership.credentials, timeouts)
         self._watch = LinkWatch(self._endpoint)
         self._membership = membership
         self._shared = shared
@@ -120,7 +121,13 @@ class Remote:
         self._farewell = False  # the coordinator said goodbye, or we did: the link does not come back
 
     @staticmethod
-    async def connect(mesh: str, host: str, port: int, membership: Membership | None = None) -> Remote:
+    async def connect(
+        mesh: str,
+        host: str,
+        port: int,
+        membership: Membership | None = None,
+        timeouts: Timeouts = DEFAULT_TIMEOUTS,
+    ) -> Remote:
         """The coordinator at an address, as a member of its mesh (by default this user of this machine).
 
         NotTrusted for somebody else's, NoCoordinator if a worker answers there.
@@ -131,9 +138,10 @@ class Remote:
         expired = await membership.refresh(where)
         shared = await asyncio.to_thread(SharedDir.create)
         node_id = process_id(membership.credentials.node_id)
-        remote = Remote(identity_here("client", mesh, default_name(), shared, node_id), shared, membership)
+        identity = identity_here("client", mesh, default_name(), shared, node_id)
+        remote = Remote(identity, shared, membership, timeouts=timeouts)
         try:
-            link = await remote._endpoint.dial(host, port, timeout_s=DIAL_TIMEOUT_S)
+            link = await remote._endpoint.dial(host, port)
             if link.peer.role != "coordinator":
                 raise NoCoordinator(
                     f"{host}:{port} is a {link.peer.role}, not a coordinator",
@@ -364,7 +372,7 @@ class Remote:
             deadline_s = loop.time() + RETURN_S
             for wait_s in itertools.chain(RETURN_WAITS_S, itertools.repeat(RETURN_WAITS_S[-1])):
                 try:
-                    self._link = await self._endpoint.dial(*self._address, timeout_s=DIAL_TIMEOUT_S)
+                    self._link = await self._endpoint.dial(*self._address)
                     return self._link
                 except MeshError as error:
                     if not error.retry or loop.time() + wait_s > deadline_s:

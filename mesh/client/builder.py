@@ -18,7 +18,7 @@ from wire.errors import ConfigError
 from wire.limits import DEFAULT
 from wire.policy.redundancy import OF_CALLS, copies_of
 from wire.security.join_tokens import parse_token
-from wire.timeouts import check_collective_timeout, check_node_timeout, node_timeout_of_beat
+from wire.timeouts import check_collective_timeout, check_node_timeout, node_timeout_of_beat, timeouts_of
 
 from ..backends.config import DiscoverSpec, LocalSpec, MeshConfig, SimulateSpec
 from ..backends.enrolment import ask_for_token
@@ -91,16 +91,33 @@ class MeshBuilder:
             )
         return self._with(simulate=SimulateSpec(tuple(map(float, figures)), seed))
 
+    def preset(self, name: str) -> MeshBuilder:
+        """The times that suit a kind of network: "lan" (the default), "wifi", "wan" or "test" (docs/configuration.md).
+
+        A time that is said besides, as by `timeouts` or `node_timeout`, holds whatever the preset.
+        """
+        return self._with(timeouts=timeouts_of(name, dict(self.config.chosen)))
+
+    def timeouts(self, **seconds: float) -> MeshBuilder:
+        """Single times by the names of docs/configuration.md: `timeouts(dial_s=20)`.  They hold whatever the preset.
+
+        Workers that `local` starts get those that a worker reads.  Where a coordinator is elsewhere, its times and
+        those of its workers are said where they are started.
+        """
+        timeouts = self.config.timeouts.with_values(seconds)
+        chosen = dict(self.config.chosen) | {name: getattr(timeouts, name) for name in seconds}
+        return self._with(timeouts=timeouts, chosen=tuple(chosen.items()))
+
     def heartbeat(self, seconds: float) -> MeshBuilder:
         """The heartbeat interval, by setting the node time-out to 15 of them."""
-        return self._with(node_timeout_s=node_timeout_of_beat(seconds))
+        return self.timeouts(node_timeout_s=node_timeout_of_beat(seconds))
 
     def node_timeout(self, seconds: float) -> MeshBuilder:
         """After how much silence a worker is dead, 1.5 s unless said; more for slow networks.
 
         It is Suspect after a third of it, and dead after two thirds if no other worker reaches it either.
         """
-        return self._with(node_timeout_s=check_node_timeout(seconds))
+        return self.timeouts(node_timeout_s=check_node_timeout(seconds))
 
     def collective_timeout(self, seconds: float) -> MeshBuilder:
         """How long the ranks of a program wait for each other in a collective, 120 s unless said.
@@ -108,7 +125,7 @@ class MeshBuilder:
         One may compile, or compute, long before it comes.  Whoever waited that long raises DeadlineExceeded, which
         names the ranks and workers that are missing; a worker that dies is noticed much earlier.
         """
-        return self._with(collective_timeout_s=check_collective_timeout(seconds))
+        return self.timeouts(collective_timeout_s=check_collective_timeout(seconds))
 
     def audit(self, fraction: float) -> MeshBuilder:
         """Compute this fraction of all parts again on two other workers and compare; 0, the default, never does.

@@ -17,11 +17,11 @@ from wire.errors import MeshError
 from wire.policy.redundancy import OF_CALLS, copies_of
 from wire.policy.strategies import STRATEGIES
 from wire.system.log_ring import start_logging
-from wire.timeouts import COLLECTIVE_TIMEOUT_S
+from wire.timeouts import DEFAULT_TIMEOUTS
 
 from .exit_codes import INTERRUPTED, OK, run_command
 from .find_coordinator import Ask, on_a_coordinator
-from .flags import add_common, add_health, add_listening, command, node_timeout_s, verbosity
+from .flags import add_common, add_health, add_listening, add_timeouts, command, timeouts, verbosity
 from .launch import launch, launch_arguments
 from .membership import authority_arguments, join, join_arguments, nodes_arguments, token_arguments
 from .topology import show as topology
@@ -61,7 +61,7 @@ def demo(options: Options) -> int:
     """MiniLM over three workers, one of them killed on the way."""
     from ..demo.show import show
 
-    return show(options.question, node_timeout_s=node_timeout_s(options), documents=options.document)
+    return show(options.question, timeouts=timeouts(options), documents=options.document)
 
 
 def later(file: str, name: str) -> Callable[..., Any]:
@@ -119,8 +119,9 @@ def _serve_arguments(made: argparse.ArgumentParser) -> None:
     made.add_argument("--no-plan-ahead", dest="plan_ahead", action="store_false", help=ahead)
     same = "only plans of which all have the same bits; what cannot have them is refused"
     made.add_argument("--reproducible", action="store_true", help=same)
-    waits = f"how long the ranks of a program wait for each other (default {COLLECTIVE_TIMEOUT_S:g})"
-    made.add_argument("--collective-timeout", type=float, default=COLLECTIVE_TIMEOUT_S, metavar="S", help=waits)
+    default_s = DEFAULT_TIMEOUTS.collective_timeout_s
+    waits = f"how long the ranks of a program wait for each other (default {default_s:g})"
+    made.add_argument("--collective-timeout", type=float, metavar="S", help=waits)
     made.add_argument("--keep-results", default="24h", metavar="TIME", help="how long jobs are kept once over")
     sessions = "how long a client that lost its link finds its sessions as they were (default %(default)s)"
     made.add_argument("--keep-sessions", default="60s", metavar="TIME", help=sessions)
@@ -147,8 +148,9 @@ def _demo_arguments(made: argparse.ArgumentParser) -> None:
     add_health(made)
 
 
-def _doctor_arguments(made: argparse.ArgumentParser) -> None:
+def _asking_arguments(made: argparse.ArgumentParser) -> None:
     made.add_argument("--coordinator", metavar="HOST:PORT", help="default MESH_ADDRESS, else this machine's")
+    add_timeouts(made)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +186,7 @@ VERBS: dict[str, Verb] = {
     "result": Verb("wait for a job and write its outputs", _result_arguments, remote=later("remote_verbs", "result")),
     "cancel": Verb("stop a job", _job_argument, remote=later("remote_verbs", "cancel")),
     "launch": Verb("run a script as several ranks", launch_arguments, local=launch, interrupted=INTERRUPTED),
-    "doctor": Verb("tell what is wrong with the mesh and what to do about it", _doctor_arguments, local=doctor),
+    "doctor": Verb("tell what is wrong with the mesh and what to do about it", _asking_arguments, local=doctor),
     "demo": Verb("a real model over three workers, one of them killed", _demo_arguments, local=demo),
 }
 
@@ -198,7 +200,7 @@ def parser() -> argparse.ArgumentParser:
         verb.arguments(one)
         add_common(one, keep=True)  # flags may stand before the verb or after it
         if verb.remote is not None:
-            one.add_argument("--coordinator", metavar="HOST:PORT", help="default MESH_ADDRESS, else this machine's")
+            _asking_arguments(one)
         one.set_defaults(interrupted=verb.interrupted)
         run = verb.local or (on_a_coordinator(verb.remote, verb.files) if verb.remote else None)
         if run is not None:  # a verb of several actions has a function for each

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 from wire.addresses import LAST_PORT, PORT, parse_address, shown
 from wire.errors import ConfigError, ConnectFailed, InputError, NotTrusted, WrongMesh
+from wire.timeouts import CLIENT
 
 from .exit_codes import INTERRUPTED
-from .flags import mesh_name
+from .flags import mesh_name, timeouts
 
 if TYPE_CHECKING:
     from ..backends.remote import Remote
@@ -48,17 +49,18 @@ async def connect(options: argparse.Namespace) -> Remote:
     mesh = mesh_name(options)
     address = named(options)
     where = f"{shown(address[0])}:{address[1]}" if address else ""
+    times = timeouts(options, CLIENT)
     membership = await asyncio.to_thread(client_membership, mesh, where=where)
     if address is not None:
-        return await Remote.connect(mesh, *address, membership)
+        return await Remote.connect(mesh, *address, membership, times)
     for known in dict.fromkeys((*membership.coordinator, *coordinators_here(mesh))):
         try:
-            return await Remote.connect(mesh, *parse_address(known), membership)
+            return await Remote.connect(mesh, *parse_address(known), membership, times)
         except (ConnectFailed, ConfigError, WrongMesh, NotTrusted):
             continue  # it is elsewhere now, and somebody else may be there
     for port in range(PORT, LAST_PORT + 1):
         try:
-            return await Remote.connect(mesh, "127.0.0.1", port, membership)
+            return await Remote.connect(mesh, "127.0.0.1", port, membership, times)
         except (ConnectFailed, ConfigError, WrongMesh, NotTrusted):
             continue  # nobody there, a worker, or another mesh
     raise ConnectFailed(

@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 from wire.addresses import check_name
-from wire.timeouts import PRESETS, check_node_timeout, node_timeout_of_beat
+from wire.errors import ConfigError
+from wire.timeouts import (
+    DEFAULT_PRESET,
+    PRESETS,
+    ROWS,
+    Timeouts,
+    check_collective_timeout,
+    check_name_of_time,
+    check_node_timeout,
+    names_read_by,
+    node_timeout_of_beat,
+    timeouts_of,
+)
 
+from ..util.durations import parse_duration
 from .exit_codes import epilog
 
 
@@ -61,20 +76,55 @@ def add_listening(made: argparse.ArgumentParser, peer: str) -> None:
     made.add_argument("--no-mdns", action="store_true", help="neither announce this node nor look for others")
 
 
+def add_timeouts(made: argparse.ArgumentParser) -> None:
+    """--preset and --timeout."""
+    suits = "the times that suit such a network (default %(default)s; docs/configuration.md)"
+    made.add_argument("--preset", choices=PRESETS, default=DEFAULT_PRESET, help=suits)
+    one = "one of these times, whatever the preset (repeatable)"
+    made.add_argument("--timeout", action="append", default=[], metavar="NAME=SECONDS", help=one)
+
+
 def add_health(made: argparse.ArgumentParser) -> None:
-    """--node-timeout, --heartbeat and --preset, for what judges workers."""
-    presets = ", ".join(f"{name} {seconds:g} s" for name, seconds in PRESETS.items())
-    made.add_argument("--preset", choices=PRESETS, default="lan", help=f"node time-out of such a network: {presets}")
+    """--node-timeout, --heartbeat, --preset and --timeout, for what judges workers."""
+    add_timeouts(made)
     one = made.add_mutually_exclusive_group()
     one.add_argument("--node-timeout", type=float, metavar="S", help="seconds of silence until a worker is dead")
     one.add_argument("--heartbeat", type=float, metavar="S", help="seconds between heartbeats, 15 to a node time-out")
 
 
-def node_timeout_s(options: argparse.Namespace) -> float:
-    """What --node-timeout or --heartbeat says, or else the preset's; ConfigError for what cannot work."""
-    if options.heartbeat is not None:
-        return node_timeout_of_beat(options.heartbeat)
-    return PRESETS[options.preset] if options.node_timeout is None else check_node_timeout(options.node_timeout)
+# Flags for single times: how each is called by argparse -> the field it fills, and what makes seconds of it.
+SINGLE_TIMES: Mapping[str, tuple[str, Callable[[Any], float]]] = {
+    "node_timeout": ("node_timeout_s", check_node_timeout),
+    "heartbeat": ("node_timeout_s", node_timeout_of_beat),
+    "collective_timeout": ("collective_timeout_s", check_collective_timeout),
+}
+
+
+def timeouts(options: argparse.Namespace, process: str = "") -> Timeouts:
+    """All times of this process, by the flags that were given; ConfigError for one that cannot be, is given twice, or
+    that only processes other than `process` read."""
+    known = names_read_by(process) if process else tuple(ROWS)
+    values: dict[str, float] = {}
+    given = [_named_time(text, known) for text in options.timeout]
+    for flag, (name, seconds_of) in SINGLE_TIMES.items():
+        if (value := getattr(options, flag, None)) is not None:
+            given.append((name, seconds_of(value)))
+    for name, seconds in given:
+        if name in values:
+            raise ConfigError(f"{name} is given twice", next_step="Give it once")
+        values[name] = seconds
+    return timeouts_of(options.preset, values)
+
+
+def _named_time(text: str, known: Collection[str]) -> tuple[str, float]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ConfigError(f"--timeout {text!r} names no time", next_step="Write NAME=SECONDS, such as dial_s=20")
+    check_name_of_time(name, known)
+    try:
+        return name, float(value)
+    except ValueError:
+        return name, parse_duration(value)
 
 
 def port(text: str) -> int:

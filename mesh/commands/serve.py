@@ -18,7 +18,6 @@ from coordinator.jobs.job_service import JobService, for_clients
 from coordinator.jobs.job_store import Keeper
 from coordinator.jobs.job_table import JobLimits, JobTable
 from coordinator.jobs.session_service import SessionService
-from coordinator.workers.failure_detector import HealthConfig
 from coordinator.workers.log_lines import News
 from wire.addresses import LAST_PORT, PORT, parse_address
 from wire.errors import MeshError
@@ -27,7 +26,7 @@ from wire.link.membership import COORDINATOR_FILE, remember_coordinator
 from wire.protocol.reports import Event
 from wire.security.join_tokens import Token
 from wire.system.signals import watch_signals
-from wire.timeouts import check_collective_timeout
+from wire.timeouts import COORDINATOR
 
 from ..backends.admission import FIRST_TOKEN_S, FIRST_TOKEN_USES, Admission
 from ..backends.config import coordinator_folder
@@ -36,7 +35,7 @@ from ..backends.enrolment import authority_folder
 from ..util.byte_sizes import check_fraction
 from ..util.durations import parse_duration
 from .exit_codes import OK
-from .flags import mesh_name, node_name, node_timeout_s
+from .flags import mesh_name, node_name, timeouts
 
 if TYPE_CHECKING:
     from wire.discovery.mdns import Announcer
@@ -52,14 +51,12 @@ async def serve_until_stopped(options: argparse.Namespace) -> int:
     """Serve until SIGTERM or Ctrl-C; 0.  A second one ends the process."""
     mesh = mesh_name(options)
     peers = [parse_address(peer) for peer in options.peer]
-    health = HealthConfig.from_node_timeout(node_timeout_s(options))
+    times = timeouts(options, COORDINATOR)
     audit = check_fraction("--audit", options.audit)
     name = node_name(options) or "coordinator"
-    ranks_s = check_collective_timeout(options.collective_timeout)
     config = CoordinatorConfig(
-        mesh, name, health, audit=audit, plan_ahead=options.plan_ahead, collective_timeout_s=ranks_s,
-        reproducible=options.reproducible,
-    )  # fmt: skip
+        mesh, name, times, audit=audit, plan_ahead=options.plan_ahead, reproducible=options.reproducible
+    )
     limits = JobLimits(keep_s=parse_duration(options.keep_results))
     folder = coordinator_folder(mesh, config.name, options.state_dir)
     keeper, found = await asyncio.to_thread(Keeper.open, folder / "jobs", time.time_ns() // 1000)
@@ -84,7 +81,7 @@ async def serve_until_stopped(options: argparse.Namespace) -> int:
         whereabouts = Whereabouts(coordinator.endpoint, host, port, options.interface, options.advertise)
         coordinator.link_watch.moved = whereabouts.moved
         admission.begin(coordinator)
-        _tell_ready(options, coordinator, port, health, await asyncio.to_thread(admission.first_token))
+        _tell_ready(options, coordinator, port, await asyncio.to_thread(admission.first_token))
         returning = asyncio.create_task(_dial_again(coordinator, workers))
         await asyncio.gather(*(coordinator.connect(*peer) for peer in peers))
         if options.no_mdns:
@@ -138,16 +135,14 @@ async def _announced(announcer: Announcer, join: AutoJoin, stopped: asyncio.Even
             await join.close()
 
 
-def _tell_ready(
-    options: argparse.Namespace, coordinator: Coordinator, port: int, health: HealthConfig, token: Token | None
-) -> None:
+def _tell_ready(options: argparse.Namespace, coordinator: Coordinator, port: int, token: Token | None) -> None:
     mesh = coordinator.config.mesh
     address = next(iter(coordinator.endpoint.identity.addresses), f"127.0.0.1:{port}")
     if options.json:
         ready = {"event": "ready", "mesh": mesh, "address": address, "port": port, "pid": os.getpid()}
         print(json.dumps(ready | ({"token": token.text} if token else {})), flush=True)
     log.info("mesh-coord %s of mesh %s ready on %s", options.name, mesh, address)
-    log.info("%s", health.describe())
+    log.info("%s", coordinator.config.health.describe())
     log.info("lend this machine's devices: mesh-worker; submit: mesh-coord submit GRAPH.wire --output DIR")
     if token is None:
         log.info("let another machine in: mesh-coord token create here, then mesh-worker join there")

@@ -12,10 +12,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from wire.timeouts import WORKER
+
 from ..util.byte_sizes import parse_size
 from ..util.durations import parse_duration
 from .exit_codes import OK, run_command
-from .flags import add_common, add_listening, command, mesh_name, node_name, verbosity
+from .flags import add_common, add_listening, add_timeouts, command, mesh_name, node_name, timeouts, verbosity
 
 if TYPE_CHECKING:
     from wire.security.credentials import Credentials
@@ -54,6 +56,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="DURATION",
         help="how long a coordinator that fell silent finds what it deployed here (default %(default)s; 0: not at all)",
     )
+    add_timeouts(made)
     made.add_argument("--throttle", default="", metavar="PACE", help=f"for tests: be slower, as in {THROTTLE}")
     made.add_argument("--name", help="what people call this worker (default: the machine's name)")
     made.add_argument("--cache-dir", default="", metavar="DIR", help="where weights and kernels are kept between runs")
@@ -89,6 +92,7 @@ def work(options: argparse.Namespace) -> int:
         devices=tuple(options.device),
         memory_bytes=parse_size(options.max_memory) if options.max_memory else 0,
         keep_orphans_s=parse_duration(options.keep_orphans, none="0"),
+        timeouts=timeouts(options, WORKER),
         state_dir=options.state_dir,
         cache_dir=options.cache_dir,
         kernel_dir=options.kernel_dir,

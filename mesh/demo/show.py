@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from coordinator.workers.failure_detector import HealthConfig
-from wire.timeouts import NODE_TIMEOUT_S
+from wire.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from worker.devices.registry import list_devices
 
 from ..client.mesh import Mesh
@@ -44,7 +45,7 @@ TOLD = ("suspect", "dead", "healthy", "planned", "deployed", "began")
 def show(
     question: str | None = None,
     cache_dir: Path | None = None,
-    node_timeout_s: float = NODE_TIMEOUT_S,
+    timeouts: Timeouts = DEFAULT_TIMEOUTS,
     documents: Sequence[str] = (),
 ) -> int:
     """Run the demo; `question` None: asked on a terminal, a sample elsewhere; `documents`: those to search,
@@ -55,8 +56,8 @@ def show(
     model = load_model()
     engines = _engines(console)
     console.print(f"Starting three workers: {', '.join(engines)}.")
-    builder = Mesh.builder().mesh(f"demo-{os.getpid()}").node_timeout(node_timeout_s)
-    console.print(f"{HealthConfig(node_timeout_s).describe()}.")
+    builder = Mesh.builder().timeouts(**asdict(timeouts)).mesh(f"demo-{os.getpid()}")
+    console.print(f"{HealthConfig(timeouts.node_timeout_s).describe()}.")
     with builder.local(3, engines, cache_dir or user_cache_path("graph-mesh") / "demo").build() as mesh:
         for node in mesh.nodes:
             console.print(f"  {node.name}  {node.engine}  {node.adapter}  {node.gflops:.1f} GFLOP/s  pid {node.pid}")

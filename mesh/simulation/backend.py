@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from coordinator.coordinator import CoordinatorConfig
-from coordinator.workers.failure_detector import HealthConfig
 from wire.errors import ConfigError
 
 from ..backends.config import MeshConfig, SimulateSpec, default_mesh_name
@@ -51,15 +50,13 @@ async def connect_simulated(config: MeshConfig, spec: SimulateSpec) -> Simulated
         )
     if config.addresses or config.local or config.discover:
         raise ConfigError("a simulated mesh has no real nodes", next_step="Use simulate(n) alone")
-    health = HealthConfig.from_node_timeout(config.node_timeout_s)
     settings = CoordinatorConfig(
         config.mesh or default_mesh_name(),
         "simulation",
-        health,
+        config.timeouts,
         audit=config.audit,
         reproducible=config.reproducible,
         plan_ahead=config.plan_ahead,
-        collective_timeout_s=config.collective_timeout_s,
     )
     cluster = Cluster(settings, [Device(gflops=gflops) for gflops in spec.gflops], spec.seed)
     with loop.flow():

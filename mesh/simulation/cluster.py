@@ -288,12 +288,14 @@ class Cluster:
             state_dir=str(self._folder / "state"),
             cache_dir=str(self._folder / "cache" / name),
             discoverable=False,
+            timeouts=self.config.timeouts,
         )
 
     def _endpoint(self, name: str, identity: Identity, handler: Handler) -> Endpoint:
         """Hosts share no memory: what they exchange goes over the network."""
         alone = replace(identity, host_id=name, shared_memory="")
-        return Endpoint(alone, handler, self.network.carrier(name), chance=self.network.random.random)
+        chance, timeouts = self.network.random.random, self.config.timeouts
+        return Endpoint(alone, handler, self.network.carrier(name), chance=chance, timeouts=timeouts)
 
     def _saw(self, event: Event) -> None:
         self.tell(f"{event.kind} {event.node}: {event.text}")

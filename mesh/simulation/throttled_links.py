@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
 from wire.limits import KIB
-from wire.link.endpoint import CLOSE_TIMEOUT_S, Carrier, Socket
+from wire.link.endpoint import Carrier, Socket
 from wire.security.certificates import Member
 
 SHORT_BYTES = 2 * KIB  # beats, pings and answers: they wait for no tensor
@@ -43,8 +43,9 @@ class Line:
 class ThrottledCarrier:
     """A Carrier (wire/link/endpoint.py) over another one; `bytes_per_s` 0 sends as fast as that one does."""
 
-    def __init__(self, carrier: Carrier, bytes_per_s: float, delay_s: float) -> None:
+    def __init__(self, carrier: Carrier, bytes_per_s: float, delay_s: float, close_s: float) -> None:
         self._carrier = carrier
+        self._close_s = close_s
         self._delay_s = delay_s
         self._line = Line(bytes_per_s)
 
@@ -54,7 +55,7 @@ class ThrottledCarrier:
         """As Carrier has it."""
 
         async def throttled(socket: Socket) -> None:
-            await accept(ThrottledSocket(socket, self._line, self._delay_s))
+            await accept(ThrottledSocket(socket, self._line, self._delay_s, self._close_s))
 
         return await self._carrier.listen(host, port, last_port, throttled)
 
@@ -64,7 +65,8 @@ class ThrottledCarrier:
 
     async def connect(self, address: str, port: int) -> Socket:
         """As Carrier has it."""
-        return ThrottledSocket(await self._carrier.connect(address, port), self._line, self._delay_s)
+        socket = await self._carrier.connect(address, port)
+        return ThrottledSocket(socket, self._line, self._delay_s, self._close_s)
 
     async def close(self) -> None:
         """As Carrier has it."""
@@ -74,9 +76,10 @@ class ThrottledCarrier:
 class ThrottledSocket:
     """A Socket (wire/link/endpoint.py) over another one: frames wait here until they have left the line."""
 
-    def __init__(self, socket: Socket, line: Line, delay_s: float) -> None:
+    def __init__(self, socket: Socket, line: Line, delay_s: float, close_s: float) -> None:
         self._socket = socket
         self._line = line
+        self._close_s = close_s
         self._delay_s = delay_s
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[tuple[float, bytes]] = deque()  # when each is through
@@ -113,7 +116,7 @@ class ThrottledSocket:
         """As Socket has it; the end arrives later, too."""
         await asyncio.sleep(self._delay_s)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._drained.wait(), CLOSE_TIMEOUT_S)
+            await asyncio.wait_for(self._drained.wait(), self._close_s)
         if self._timer is not None:
             self._timer.cancel()
         await self._socket.close()

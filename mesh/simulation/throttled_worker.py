@@ -30,11 +30,13 @@ def throttled(config: WorkerConfig, environment: Environment, text: str) -> tupl
     def endpoint(
         identity: Identity, handler: Handler, credentials: Credentials | None, config: WorkerConfig
     ) -> Endpoint:
+        close_s = config.timeouts.link_close_s
         return WebSocketEndpoint(
             identity,
             handler,
             credentials=credentials,
-            over=lambda carrier: ThrottledCarrier(carrier, throttle.bytes_per_s, throttle.delay_s),
+            over=lambda carrier: ThrottledCarrier(carrier, throttle.bytes_per_s, throttle.delay_s, close_s),
+            timeouts=config.timeouts,
         )
 
     host = partial(HostProcess, command=python_command("mesh.simulation.throttled_host", text))

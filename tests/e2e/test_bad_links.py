@@ -26,7 +26,7 @@ import mesh.numpy as mnp
 from mesh import Auto, Mesh, errors
 from wire.ir.dtypes import F32
 from wire.ir.ops import tolerance_for
-from wire.timeouts import NODE_TIMEOUT_S
+from wire.timeouts import DEFAULT_TIMEOUTS
 
 WITHIN_S = 120.0  # no outcome may take longer, whatever happens to the links
 CONTROL, BULK = 0, 1  # the connections of a link, in the order they are made
@@ -53,7 +53,7 @@ class Site:
                 for number, worker in enumerate(self.workers[:count])
             ]
 
-    def mesh(self, proxies: Proxies, node_timeout_s: float = NODE_TIMEOUT_S) -> Mesh:
+    def mesh(self, proxies: Proxies, node_timeout_s: float = DEFAULT_TIMEOUTS.node_timeout_s) -> Mesh:
         """All workers, through the proxies as far as there are any."""
         direct = [worker.address for worker in self.workers[len(proxies) :]]
         builder = Mesh.builder().mesh("links").node_timeout(node_timeout_s)
@@ -126,7 +126,7 @@ def test_a_slow_far_worker_gives_right_answers_and_is_not_taken_for_dead(site: S
     with site.proxies(2) as proxies:
         for proxy in proxies:
             proxy.change(delay_s=0.08, bytes_per_s=20e6 / 8)
-        with site.mesh(proxies, 3 * NODE_TIMEOUT_S) as mesh:
+        with site.mesh(proxies, 3 * DEFAULT_TIMEOUTS.node_timeout_s) as mesh:
             tap = EventTap(mesh)
             held = mesh.put(WEIGHTS)
             for batch in (X, X[:10]):

@@ -23,7 +23,7 @@ from coordinator.workers.failure_detector import HealthConfig
 from mesh import Auto, trace
 from mesh.commands import exit_codes
 from mesh.commands.coord import parser
-from mesh.commands.flags import node_timeout_s
+from mesh.commands.flags import timeouts
 from wire.policy.strategies import strategy_of
 
 X = np.linspace(-1, 1, 32, dtype=np.float32).reshape(4, 8)
@@ -106,7 +106,9 @@ def test_the_times_of_the_judge_are_told_at_start_and_with_v(served: Served) -> 
     ("arguments", "seconds"),
     [
         ((), 1.5),
+        (("--preset", "wifi"), 4.0),
         (("--preset", "wan"), 10.0),
+        (("--preset", "wan", "--timeout", "node_timeout_s=5"), 5.0),
         (("--preset", "wan", "--node-timeout", "4"), 4.0),
         (("--heartbeat", "0.2"), 3.0),
     ],
@@ -115,7 +117,7 @@ def test_the_node_timeout_is_chosen_by_preset_by_number_or_by_heartbeat(
     arguments: tuple[str, ...], seconds: float
 ) -> None:
     for verb in ("serve", "demo"):
-        assert node_timeout_s(parser().parse_args([verb, *arguments])) == pytest.approx(seconds)
+        assert timeouts(parser().parse_args([verb, *arguments])).node_timeout_s == pytest.approx(seconds)
 
 
 def test_a_plan_is_shown_before_a_byte_moves(served: Served) -> None:

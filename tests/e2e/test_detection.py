@@ -26,7 +26,7 @@ from support.processes.fault_proxy import DOWN, FaultProxy
 from support.processes.faults import HANGS_S, WIDTH, EventTap, settled, tower, weights
 
 from mesh import Mesh, errors
-from wire.timeouts import NODE_TIMEOUT_S
+from wire.timeouts import DEFAULT_TIMEOUTS
 
 OUTCOMES = ("suspect", "probed", "dead")
 WORKERS = 3
@@ -87,7 +87,7 @@ def strike(mesh: Mesh, tap: EventTap, victim: str, number: signal.Signals, rng: 
     return follow(tap, victim, struck_s)
 
 
-def kills(count: int, rng: random.Random, node_timeout_s: float = NODE_TIMEOUT_S) -> Iterator[Noticed]:
+def kills(count: int, rng: random.Random, node_timeout_s: float = DEFAULT_TIMEOUTS.node_timeout_s) -> Iterator[Noticed]:
     done = 0
     while done < count:
         here = min(KILLS_PER_MESH, count - done)

@@ -19,10 +19,13 @@ from support.processes.commands import PATIENT_S, wait_for
 from support.processes.faults import PHASES, WIDTH, EventTap, Round, settled, strike, tower, weights
 
 from mesh import Mesh
-from wire.timeouts import NODE_TIMEOUT_S
+from wire.timeouts import DEFAULT_TIMEOUTS
 
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
-TIMEOUTS_S = {"kill": PATIENT_S, "stop": NODE_TIMEOUT_S}  # by silence only those are found that were stopped
+TIMEOUTS_S = {
+    "kill": PATIENT_S,
+    "stop": DEFAULT_TIMEOUTS.node_timeout_s,
+}  # by silence only those are found that were stopped
 ROUNDS_DEFAULT = 1
 ROUNDS_LONG = 50
 

@@ -39,7 +39,7 @@ from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder
 from wire.limits import DEFAULT, MIB
 from wire.link.link import Link
-from wire.link.websocket_carrier import HEADER_TIMEOUT_S, HELLO_TIMEOUT_S, UNLINKED_MAX
+from wire.link.websocket_carrier import UNLINKED_MAX
 from wire.protocol.frames import (
     HELLO_BYTES_MAX,
     Cancel,
@@ -60,6 +60,7 @@ from wire.protocol.frames import (
 from wire.protocol.messages import Deploy, PartSpec, PlanKey, Source, Target
 from wire.protocol.peer import BULK, CONTROL, Channel, Identity, Peer
 from wire.protocol.versions import usable_ops
+from wire.timeouts import DEFAULT_TIMEOUTS as LAN
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),  # one worker bears it all
@@ -132,11 +133,11 @@ STRANGERS: list[tuple[str, bytes, bytes, float]] = [  # what, what it sends, the
     ("an unknown WebSocket", upgrade(Sec_WebSocket_Version="99"), b"4", 1),
     ("no key", upgrade(Sec_WebSocket_Key=""), b"426", 1),
     ("garbage", b"\xff\xfe" * 200 + b"\r\n\r\n", b"400", 1),
-    ("TLS", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500), b"400", HEADER_TIMEOUT_S),
+    ("TLS", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500), b"400", LAN.request_header_s),
     ("a header of 1 MiB", b"GET /" + b"a" * MIB + b" HTTP/1.1\r\n\r\n", b"", 1),
-    ("1 MiB of headers", b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * (MIB // 6), b"", HEADER_TIMEOUT_S),
-    ("silence", b"", b"", HEADER_TIMEOUT_S),
-    ("half a handshake", upgrade()[:60], b"", HEADER_TIMEOUT_S),
+    ("1 MiB of headers", b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * (MIB // 6), b"", LAN.request_header_s),
+    ("silence", b"", b"", LAN.request_header_s),
+    ("half a handshake", upgrade()[:60], b"", LAN.request_header_s),
 ]  # fmt: skip
 
 
@@ -196,11 +197,11 @@ async def test_a_slow_hello_is_not_waited_for(served: Served) -> None:
             slow.cancel()
 
     await asyncio.gather(
-        in_time(HEADER_TIMEOUT_S, "a header", slow_header()),
-        in_time(HELLO_TIMEOUT_S, "a frame", slow_frame()),
-        in_time(HELLO_TIMEOUT_S, "no frame", no_frame()),
-        in_time(HELLO_TIMEOUT_S, "no second connection", no_bulk()),
-        in_time(HELLO_TIMEOUT_S, "pings", pings_only()),
+        in_time(LAN.request_header_s, "a header", slow_header()),
+        in_time(LAN.link_setup_s, "a frame", slow_frame()),
+        in_time(LAN.link_setup_s, "no frame", no_frame()),
+        in_time(LAN.link_setup_s, "no second connection", no_bulk()),
+        in_time(LAN.link_setup_s, "pings", pings_only()),
     )
     await served.still_right()
 
@@ -237,7 +238,7 @@ async def test_a_websocket_that_breaks_its_rules_is_closed(served: Served) -> No
             await client.send(data)
             await client.until_end()
 
-    await asyncio.gather(*(in_time(HELLO_TIMEOUT_S, what, come(data)) for what, data in SOCKETS))
+    await asyncio.gather(*(in_time(LAN.link_setup_s, what, come(data)) for what, data in SOCKETS))
     await served.still_right()
 
 

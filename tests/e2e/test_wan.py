@@ -22,7 +22,6 @@ from support.processes.fault_proxy import DOWN, UP, FaultProxy
 from support.processes.faults import WIDTH, EventTap, tower, weights
 
 from mesh import Mesh
-from wire.timeouts import PRESETS
 
 DELAY_S, BYTES_PER_S = 0.08, 2.5e6  # one way; 20 Mbit/s
 LOOK_S, STALLS = 0.1, 0.01  # every tenth of a second one in a hundred lines stands still
@@ -64,7 +63,7 @@ def calls(folder: Path, seconds: float, seed: int = 0) -> Counter[str]:
     """What became of the calls that a program made of two workers far away; each ends before the next begins."""
     layers, x = weights(0), np.random.default_rng(0).standard_normal((8, WIDTH)).astype(np.float32)
     with ExitStack() as stack:
-        builder, proxies = Mesh.builder().mesh("wan").node_timeout(PRESETS["wan"]), []
+        builder, proxies = Mesh.builder().mesh("wan").preset("wan"), []
         for name in "ab":
             env = environment(folder, LOGNAME=f"elsewhere-{name}")  # another user, and so no shared memory
             worker = stack.enter_context(daemon(*WORDS, name, env=env, log=folder / f"{name}.log"))

@@ -17,8 +17,9 @@ from wire.link import websocket_carrier
 from wire.protocol.frames import MAGIC, encode
 from wire.protocol.messages import INLINE_BYTES_MAX
 from wire.protocol.versions import PROTOCOL, text
-from wire.security import join_port, join_protocol, tls, tls_listener
+from wire.security import join_port, join_protocol, tls_listener
 from wire.security.connection_limiter import GateLimits
+from wire.timeouts import DEFAULT_TIMEOUTS as LAN
 
 DOCUMENT = PATH.read_text()
 GATE = GateLimits()
@@ -38,8 +39,8 @@ def test_every_table_stands_there_once(name: str) -> None:
     "says",
     [
         f"`GET {websocket_carrier.PATH}`",
-        f"{websocket_carrier.HEADER_TIMEOUT_S:g} s from connecting",
-        f"{websocket_carrier.HELLO_TIMEOUT_S:g} s until the link stands",
+        f"{LAN.request_header_s:g} s from connecting",
+        f"{LAN.link_setup_s:g} s until the link stands",
         f"At most {websocket_carrier.UNLINKED_MAX} connections",
         f"now {text(PROTOCOL)}.",
         f"Magic is `{MAGIC.decode()}`",
@@ -51,7 +52,7 @@ def test_every_table_stands_there_once(name: str) -> None:
         f"A call has {join_protocol.DEADLINE_S:g} s: {tls_listener.FIRST_WORD_S:g} s until",
         f"has {GATE.patience_s:g} s for its next step",
         f"calls again for {join_port.INSIST_S:g} s",
-        f"A handshake has {tls.HANDSHAKE_S:g} s.",
+        f"A handshake has {LAN.tls_handshake_s:g} s.",
         f"at most {join_protocol.STRANGER_BYTES_MAX >> 10} KiB from the other",
         f"{join_protocol.GRANT_BYTES_MAX >> 10} KiB of Grant",
         f"TLS begins every {tls_listener.TURN_S * 1000:g} ms",

@@ -48,7 +48,7 @@ class NoMembership:
 async def client_of(cluster: Cluster) -> Remote:
     """A client whose only link is that to the daemon."""
     identity = replace(identity_here("client", "sim", CLIENT, None), node_id="d" * 32)
-    remote: Any = Remote(identity, None, NoMembership(), lambda me, handler, _: cluster._endpoint(CLIENT, me, handler))
+    remote: Any = Remote(identity, None, NoMembership(), lambda me, handler, *_: cluster._endpoint(CLIENT, me, handler))
     remote._address = COORDINATOR, PORT
     remote._background(remote._watch.run())
     await remote._open()

@@ -17,20 +17,11 @@ from mesh.simulation.network import SimulatedNetwork
 from wire.discovery.no_peer_advice import ALONE_S
 from wire.errors import Busy, ConnectFailed, MeshError, NodeLost
 from wire.link.endpoint import Endpoint
-from wire.link.keepalive import (
-    ANSWER_DOUBTFUL_S,
-    ANSWER_S,
-    IDLE_S,
-    LOOK_S,
-    RESTING_S,
-    TICK_S,
-    LinkWatch,
-    resting_s,
-    revived,
-)
+from wire.link.keepalive import LOOK_S, TICK_S, LinkWatch, resting_s, revived
 from wire.link.link import Link
 from wire.link.reconnect import stay_linked
 from wire.link.sleep_detector import STOOD_S_MIN
+from wire.timeouts import DEFAULT_TIMEOUTS as LAN
 
 HOUR_S = 3600.0
 
@@ -132,10 +123,10 @@ def test_an_idle_link_is_asked_and_a_dead_one_ended() -> None:
         here, there = endpoint(network, "a"), endpoint(network, "b")
         link = await here.dial("b", await there.listen("", 0, 0))
         watching = asyncio.create_task(LinkWatch(here, wall=asyncio.get_running_loop().time).run())
-        await asyncio.sleep(10 * IDLE_S)
+        await asyncio.sleep(10 * LAN.keepalive_idle_s)
         assert not link.closed
         network.block(["b"], ["a"])
-        assert await until(lambda: link.closed, 60.0) < IDLE_S + ANSWER_S + 2 * TICK_S
+        assert await until(lambda: link.closed, 60.0) < LAN.keepalive_idle_s + LAN.keepalive_answer_s + 2 * TICK_S
         watching.cancel()
 
     simulate(scenario)
@@ -151,13 +142,13 @@ def test_a_link_that_nothing_depends_on_is_asked_seldom_and_at_once_when_somethi
         watching = asyncio.create_task(watch.run())
         await asyncio.sleep(5)
         before = network.frames
-        await asyncio.sleep(20 * RESTING_S)
+        await asyncio.sleep(20 * LAN.keepalive_resting_s)
         assert 28 <= network.frames - before <= 42  # a question and an answer each time
-        assert await revived(link)
+        assert await revived(link, LAN)
         network.block(["b"], ["a"])
         needed.add("id-b")
-        assert await until(lambda: link.closed, 60.0) < IDLE_S + ANSWER_S + 2 * TICK_S
-        assert not await revived(link)
+        assert await until(lambda: link.closed, 60.0) < LAN.keepalive_idle_s + LAN.keepalive_answer_s + 2 * TICK_S
+        assert not await revived(link, LAN)
         watching.cancel()
 
     simulate(scenario)
@@ -177,7 +168,8 @@ def test_a_link_that_nothing_depends_on_does_not_die_unnoticed_for_long(side: st
         network.block(["a"], ["b"])
         network.block(["b"], ["a"])
         later_s = 0.0 if side == "dialler" else 2 * LOOK_S
-        assert await until(lambda: link.closed, 120.0) < RESTING_S + later_s + LOOK_S + ANSWER_S + 2 * TICK_S
+        noticed_s = LAN.keepalive_resting_s + later_s + LOOK_S + LAN.keepalive_answer_s + 2 * TICK_S
+        assert await until(lambda: link.closed, 120.0) < noticed_s
         watching.cancel()
 
     simulate(scenario)
@@ -185,7 +177,7 @@ def test_a_link_that_nothing_depends_on_does_not_die_unnoticed_for_long(side: st
 
 @pytest.mark.parametrize(("links", "asked_s"), [(1, 15.0), (100, 15.0), (210, 30.0), (1000, 60.0)])
 def test_many_links_are_asked_less_often_each(links: int, asked_s: float) -> None:
-    assert resting_s(links) == asked_s
+    assert resting_s(links, LAN.keepalive_resting_s) == asked_s
 
 
 @pytest.mark.parametrize("how", ["slept", "moved"])
@@ -203,7 +195,7 @@ def test_after_sleep_or_a_move_all_links_are_asked_at_once(how: str) -> None:
             ahead_s[0] = 8 * HOUR_S
         else:
             changes.append(True)
-        assert await until(lambda: links[1].closed, 60.0) < TICK_S + ANSWER_DOUBTFUL_S + 0.1
+        assert await until(lambda: links[1].closed, 60.0) < TICK_S + LAN.keepalive_doubtful_answer_s + 0.1
         assert not links[0].closed
         watching.cancel()
 
@@ -217,12 +209,12 @@ def test_a_process_that_was_held_up_gives_others_the_usual_time() -> None:
         here, other = (endpoint(network, name) for name in "ab")
         link = await here.dial(other.identity.name, await other.listen("", 0, 0))
         watch = LinkWatch(here)
-        watch.answer_s = ANSWER_S
+        watch.answer_s = LAN.keepalive_answer_s
         network.block(["b"], ["a"])
         before_s = STOOD_S_MIN + 1.0
         watch._waking.tick(asyncio.get_running_loop().time() - before_s, watch.wall() - before_s)
         watching = asyncio.create_task(watch.run())
-        assert ANSWER_S <= await until(lambda: link.closed, 60.0) < ANSWER_S + 0.1
+        assert LAN.keepalive_answer_s <= await until(lambda: link.closed, 60.0) < LAN.keepalive_answer_s + 0.1
         watching.cancel()
 
     simulate(scenario)

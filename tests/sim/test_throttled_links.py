@@ -28,7 +28,7 @@ def on_links(throttle: str, others: int, scenario: Callable[[list[Link], list[Re
     async def run() -> None:
         network = SimulatedNetwork(0, AT_ONCE)
         slowness = parse_throttle(throttle)
-        carrier = ThrottledCarrier(network.carrier("slow"), slowness.bytes_per_s, slowness.delay_s)
+        carrier = ThrottledCarrier(network.carrier("slow"), slowness.bytes_per_s, slowness.delay_s, 0.2)
         slow = Endpoint(node("slow", host_id="slow"), Recorder(), carrier)
         names, recorders, ends = [f"other-{number}" for number in range(others)], [], []
         for name in names:

@@ -15,8 +15,8 @@ class Backoff:
     """`chance` gives numbers from 0 up to 1.  The first wait is at most `first_s`, none is longer than `cap_s`."""
 
     chance: Callable[[], float]
-    first_s: float = 0.2
-    cap_s: float = 2.0  # whoever switches a machine on again waits no longer than this
+    first_s: float
+    cap_s: float
     _bound_s: float = 0.0
 
     def next_s(self) -> float:

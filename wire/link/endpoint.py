@@ -41,6 +41,7 @@ from ..security.certificates import Member
 from ..system.shared_memory import readable
 from ..system.shared_memory_handoff import Handed
 from ..system.tasks import Tasks, as_error, unheard
+from ..timeouts import DEFAULT_TIMEOUTS, Timeouts
 from .address_policy import LOOPBACK_ONLY, Allowed
 from .happy_eyeballs import HEAD_START_S, STAGGER_S, race
 from .identity import member_id
@@ -48,7 +49,6 @@ from .link import Handler, Link
 
 log = logging.getLogger("graph_mesh.transport")
 
-CLOSE_TIMEOUT_S = 0.2  # how long a closing handshake may take before the socket is dropped
 CLEAR_S = 1.0  # between two looks at whether processes have died that were told to take files
 FULL_S = 0.002  # a socket that takes a frame only after so long was full
 _CHANCE = random.SystemRandom().random  # Python's own numbers are the program's, which may have seeded them
@@ -117,10 +117,12 @@ class Endpoint:
         admit: Callable[[Identity], None] | None = None,
         allowed: Allowed = LOOPBACK_ONLY,
         chance: Callable[[], float] = _CHANCE,
+        timeouts: Timeouts = DEFAULT_TIMEOUTS,
     ) -> None:
         self.identity = identity
         self.handler = handler
         self.limits = limits
+        self.timeouts = timeouts
         self.allowed = allowed  # what it may listen on, dial and announce
         self.chance = chance
         self.links: dict[str, Link] = {}
@@ -149,24 +151,25 @@ class Endpoint:
         """Tell every node that links to this one from now on to dial it at any of these, best first."""
         self.identity = replace(self.identity, addresses=tuple(addresses))
 
-    async def dial(self, host: str, port: int, timeout_s: float = 5.0) -> Link:
-        """The link to the node at an address, made now or there already.
+    async def dial(self, host: str, port: int, timeout_s: float | None = None) -> Link:
+        """The link to the node at an address, made now or there already, within `timeouts.dial_s` or `timeout_s`.
 
         Raises ConnectFailed, VersionMismatch, WrongMesh, Busy, or ConfigError for an address that is not allowed.
         """
         return await self.reach([f"{shown(host)}:{port}"], timeout_s=timeout_s)
 
-    async def reach(self, addresses: Sequence[str], node_id: str = "", timeout_s: float = 5.0) -> Link:
-        """The link to the node that listens on any of these "host:port", made now or there already.
+    async def reach(self, addresses: Sequence[str], node_id: str = "", timeout_s: float | None = None) -> Link:
+        """The link to the node that listens on any of these "host:port", made now or there already, in time as `dial`.
 
         All of them are tried side by side; the one that worked last for `node_id` goes first.  Raises what `dial` does,
         and ConnectFailed if only other nodes than `node_id` answer there.
         """
+        within_s = self.timeouts.dial_s if timeout_s is None else timeout_s
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(within_s):
                 return await self._reach(addresses, node_id)
         except TimeoutError:
-            raise ConnectFailed(f"{' and '.join(addresses)} did not answer within {timeout_s:g} s") from None
+            raise ConnectFailed(f"{' and '.join(addresses)} did not answer within {within_s:g} s") from None
 
     async def close(self) -> None:
         """Say goodbye on every link and stop listening."""
@@ -178,7 +181,7 @@ class Endpoint:
         for link in list(self.links.values()):
             link.close("the node is shutting down")
         if self._tasks:
-            await asyncio.wait(list(self._tasks), timeout=2 * CLOSE_TIMEOUT_S)
+            await asyncio.wait(list(self._tasks), timeout=2 * self.timeouts.link_close_s)
         await self._carrier.close()
         self.handler = _Nobody()  # for the owner holds this, and links to be told of there are none
 
@@ -376,7 +379,8 @@ class Endpoint:
             old.replaced()
         self.links[link.peer.node_id] = link
         sockets = {CONTROL: control, BULK: bulk}
-        link.attach({channel: _Connection(link, channel, ws, self._tasks) for channel, ws in sockets.items()})
+        given = self._tasks, self.timeouts.link_close_s
+        link.attach({channel: _Connection(link, channel, ws, *given) for channel, ws in sockets.items()})
         for waiting in self._awaited.pop(link.link_id, ()):
             if not waiting.done():
                 waiting.set_result(link)
@@ -424,8 +428,9 @@ class _Nobody:
 class _Connection:
     """One connection of a link: writes at once while it takes data, else in a task that waits until it does."""
 
-    def __init__(self, link: Link, channel: Channel, socket: Socket, tasks: Tasks) -> None:
+    def __init__(self, link: Link, channel: Channel, socket: Socket, tasks: Tasks, close_s: float) -> None:
         self._link = link
+        self._close_s = close_s
         self._tasks = tasks
         self._channel = channel
         self._socket = socket
@@ -462,13 +467,13 @@ class _Connection:
             self._task = None
 
     def close(self) -> None:
-        """Drop the connection once what is queued has left, at the latest after CLOSE_TIMEOUT_S."""
+        """Drop the connection once what is queued has left, at the latest after `close_s`."""
         self._tasks.run("closing a connection", self._close(), unheard)
 
     async def _close(self) -> None:
         if self._task is not None:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(self._task), CLOSE_TIMEOUT_S)
+                await asyncio.wait_for(asyncio.shield(self._task), self._close_s)
         await self._socket.close()
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection
 
 from ..errors import DeadlineExceeded, MeshError, NodeLost
 from ..system.tasks import Tasks
+from ..timeouts import Timeouts
 from .endpoint import Endpoint
 from .link import Link
 from .sleep_detector import Waking
@@ -23,18 +24,14 @@ from .sleep_detector import Waking
 log = logging.getLogger("graph_mesh.transport")
 
 TICK_S = 1.0
-IDLE_S = 2.0  # of silence until a link is asked whether it lives; traffic of any kind keeps it from being asked
-# The same of a link to a worker that nothing depends on; who dialled asks first.  A question and its answer take each
-# end 70 us over TLS, so that a hundred links take less than a thousandth of a core, and a thousand not much more.
-RESTING_S, RESTING_S_MAX = 15.0, 60.0
-RESTING_ASKED_PER_S = 7.0  # with more links than that allows in RESTING_S each is asked less often
+# Links to workers that nothing depends on rest: who dialled asks first, and with a thousand of them each is asked less
+# often.
+RESTING_ASKED_PER_S = 7.0
+RESTING_TIMES_MAX = 4  # of `keepalive_resting_s`
 LOOK_S = 5.0  # how often those are looked at
-ANSWER_S = 3.0  # of an idle link: twice the node time-out of a LAN
-# A user's process may be stopped, or busy in something that lets nothing else run, and many have a coordinator inside.
-# Who has to know sooner whether one lives goes by heartbeats; here a link is kept over which both can go on.
-ANSWER_USERS_S = 90.0  # a stop of a minute, and what a busy machine needs to answer after it
+# Many processes of users have a coordinator inside.  Who has to know sooner whether one lives goes by heartbeats; here
+# a link is kept over which both can go on.
 USERS = frozenset({"client", "coordinator"})
-ANSWER_DOUBTFUL_S = 2.0  # of a link that is doubtful: dialling anew costs little
 
 
 class LinkWatch:
@@ -42,7 +39,8 @@ class LinkWatch:
 
     `moved()` says whether the machine's addresses changed since it was last asked; `wall` is the time of day; `woke` is
     told when either made all links doubtful; an idle node has `answer_s` to answer.  `needed()` are the nodes that
-    something depends on now: in a mesh of a thousand most links are to other workers, which are asked seldom.
+    something depends on now: in a mesh of a thousand most links are to other workers, which are asked seldom.  The
+    other times are those of the endpoint.
     """
 
     def __init__(
@@ -51,9 +49,9 @@ class LinkWatch:
         self.moved = moved
         self.wall = wall
         self.woke: list[Callable[[], object]] = []
-        self.answer_s = ANSWER_S
+        self.answer_s = endpoint.timeouts.keepalive_answer_s
         self.needed: Callable[[], Collection[str]] | None = None  # everyone is
-        self._endpoint = endpoint
+        self._endpoint, self._timeouts = endpoint, endpoint.timeouts
         self._waking = Waking()
         self._look_at_s = 0.0
         self._tasks = Tasks()
@@ -61,7 +59,7 @@ class LinkWatch:
 
     async def run(self) -> None:
         """Watch; never returns."""
-        loop = asyncio.get_running_loop()
+        loop, timeouts = asyncio.get_running_loop(), self._timeouts
         try:
             while True:
                 reason = self._waking.tick(loop.time(), self.wall())
@@ -73,8 +71,9 @@ class LinkWatch:
                     for tell in self.woke:
                         tell()
                 for link in list(self._endpoint.links.values()) if reason else self._quiet(loop.time()):
-                    usual_s = ANSWER_USERS_S if link.peer.role in USERS else self.answer_s
-                    answer_s = ANSWER_DOUBTFUL_S if moved or self._waking.slept else usual_s
+                    usual_s = timeouts.keepalive_program_answer_s if link.peer.role in USERS else self.answer_s
+                    doubtful = moved or self._waking.slept
+                    answer_s = timeouts.keepalive_doubtful_answer_s if doubtful else usual_s
                     self._ask(link, answer_s, reason or f"silent for {loop.time() - link.heard_s:.0f} s")
                 await asyncio.sleep(TICK_S)
         finally:
@@ -83,13 +82,14 @@ class LinkWatch:
     def _quiet(self, now: float) -> list[Link]:
         """Those that were silent for long enough to be asked; links to others than the needed are seldom looked at."""
         links, needed = self._endpoint.links, self.needed() if self.needed else None
+        idle_s = self._timeouts.keepalive_idle_s
         if needed is None:
-            return [link for link in links.values() if now - link.heard_s >= IDLE_S]
+            return [link for link in links.values() if now - link.heard_s >= idle_s]
         if now >= self._look_at_s:
             self._look_at_s = now + LOOK_S
-            rest_s = resting_s(len(links))
-            return [link for link in links.values() if now - link.heard_s >= _quiet_s(link, needed, rest_s)]
-        return [link for node in needed if (link := links.get(node)) is not None and now - link.heard_s >= IDLE_S]
+            rest_s = resting_s(len(links), self._timeouts.keepalive_resting_s)
+            return [link for link in links.values() if now - link.heard_s >= _quiet_s(link, needed, idle_s, rest_s)]
+        return [link for node in needed if (link := links.get(node)) is not None and now - link.heard_s >= idle_s]
 
     def _ask(self, link: Link, answer_s: float, reason: str) -> None:
         if link not in self._asked:
@@ -97,22 +97,23 @@ class LinkWatch:
             task.add_done_callback(lambda _: self._asked.pop(link, None))
 
 
-def resting_s(links: int) -> float:
-    """After how much silence a link that nothing depends on is asked, where there are so many links."""
-    return min(max(RESTING_S, links / RESTING_ASKED_PER_S), RESTING_S_MAX)
+def resting_s(links: int, few_s: float) -> float:
+    """After how much silence a link that nothing depends on is asked, where there are so many links; `few_s` is that
+    where there are few."""
+    return min(max(few_s, links / RESTING_ASKED_PER_S), RESTING_TIMES_MAX * few_s)
 
 
-def _quiet_s(link: Link, needed: Collection[str], rest_s: float) -> float:
+def _quiet_s(link: Link, needed: Collection[str], idle_s: float, rest_s: float) -> float:
     """After how much silence a link is asked."""
     if link.peer.role != "worker" or link.peer.node_id in needed:
-        return IDLE_S
+        return idle_s
     return rest_s if link.address else rest_s + 2 * LOOK_S
 
 
-async def revived(link: Link) -> bool:
+async def revived(link: Link, timeouts: Timeouts) -> bool:
     """Whether a link that may have rested lives; one that does not is ended."""
-    if asyncio.get_running_loop().time() - link.heard_s >= IDLE_S:
-        await _check(link, ANSWER_DOUBTFUL_S, "it had rested")
+    if asyncio.get_running_loop().time() - link.heard_s >= timeouts.keepalive_idle_s:
+        await _check(link, timeouts.keepalive_doubtful_answer_s, "it had rested")
     return not link.closed
 
 

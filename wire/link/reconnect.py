@@ -18,7 +18,6 @@ from .link import Link
 log = logging.getLogger("graph_mesh.transport")
 
 STABLE_S = 1.0  # a link that lived so long was one; what ends sooner is refused, and is asked less and less often
-DIAL_S_MAX = 5.0
 
 
 async def nothing_more(link: Link) -> None:
@@ -38,11 +37,12 @@ async def stay_linked(
     No failure is final: an address without a route has one again when the cable is back.  Failures are logged, but with
     `judged` those after a link only: whoever judges the node's silence says that it is gone.
     """
-    loop, backoff, told = asyncio.get_running_loop(), Backoff(endpoint.chance), ""
+    waits = endpoint.timeouts.reconnect_first_s, endpoint.timeouts.reconnect_most_s
+    loop, backoff, told = asyncio.get_running_loop(), Backoff(endpoint.chance, *waits), ""
     linked = False
     while True:
         try:
-            link = link or await endpoint.reach(addresses(), timeout_s=DIAL_S_MAX)
+            link = link or await endpoint.reach(addresses())
             await ready(link)
             told, since_s, linked = "", loop.time(), True
             await link.wait_closed()

@@ -29,10 +29,11 @@ from ..security.certificates import Member, any_server_name
 from ..security.connection_limiter import Gate, GateLimits, origin_of
 from ..security.credentials import Credentials
 from ..security.join_protocol import JOIN
-from ..security.tls import HANDSHAKE_S, drop, explain, explain_caller, gave_up, is_tls_error, peer_member
+from ..security.tls import drop, explain, explain_caller, gave_up, is_tls_error, peer_member
 from ..security.tls_listener import Caller, Listener, addresses_of
+from ..timeouts import DEFAULT_TIMEOUTS, Timeouts
 from .address_policy import ANYWHERE, LOOPBACK_ONLY, Allowed, is_loopback
-from .endpoint import CLOSE_TIMEOUT_S, Carrier
+from .endpoint import Carrier
 from .endpoint import Endpoint as AnyEndpoint
 from .link import Handler, Link
 from .websocket_buffers import BinaryWebSocket
@@ -46,8 +47,6 @@ __all__ = ["STARTED", "Endpoint", "Handler", "Link"]
 
 PATH = "/graph-mesh/link"
 STARTED = "Is mesh-worker running there?"  # for whoever wants a coordinator, another question
-HELLO_TIMEOUT_S = 5.0  # from the upgrade until the link stands
-HEADER_TIMEOUT_S = 3.0  # from connecting until the request's header is complete
 STRANGERS_PER_ORIGIN_MAX = 32  # one host may have many workers that come back at once
 STRANGERS_TOLD_S = 10.0  # from one line about callers that were turned away to the next
 KNOWN_S = 10.0  # from a member's arrival on
@@ -68,9 +67,11 @@ class Endpoint(AnyEndpoint):
         admit: Callable[[Identity], None] | None = None,
         credentials: Credentials | None = None,
         over: Callable[[Carrier], Carrier] = lambda sockets: sockets,
+        timeouts: Timeouts = DEFAULT_TIMEOUTS,
     ) -> None:
-        self._sockets = WebSockets(limits, credentials)
-        super().__init__(identity, handler, over(self._sockets), limits, admit, self._sockets.allowed)
+        self._sockets = WebSockets(limits, credentials, timeouts)
+        carrier = over(self._sockets)
+        super().__init__(identity, handler, carrier, limits, admit, self._sockets.allowed, timeouts=timeouts)
 
     async def listen(self, host: str = "127.0.0.1", port: int = PORT, last_port: int = LAST_PORT) -> int:
         """Listen on the first free port from `port` to `last_port` (0: any); the port.
@@ -87,7 +88,10 @@ class Endpoint(AnyEndpoint):
 class WebSockets:
     """The Carrier of real networks."""
 
-    def __init__(self, limits: Limits, credentials: Credentials | None = None) -> None:
+    def __init__(
+        self, limits: Limits, credentials: Credentials | None = None, timeouts: Timeouts = DEFAULT_TIMEOUTS
+    ) -> None:
+        self._timeouts = timeouts
         self.allowed = LOOPBACK_ONLY if credentials is None else ANYWHERE
         self._frame_bytes_max = frame_bytes_max(limits) + 1
         self._credentials = credentials
@@ -156,12 +160,12 @@ class WebSockets:
                 self._make_protocol,
                 connection,
                 ssl=self._credentials.server_context(),
-                ssl_handshake_timeout=HANDSHAKE_S,
-                ssl_shutdown_timeout=CLOSE_TIMEOUT_S,
+                ssl_handshake_timeout=self._timeouts.tls_handshake_s,
+                ssl_shutdown_timeout=self._timeouts.link_close_s,
             )
         except OSError as error:
             if not (gave_up(error) and self._is_known(caller.host)):
-                await self._turned_away(caller.host, explain_caller(error))
+                await self._turned_away(caller.host, explain_caller(error, self._timeouts.tls_handshake_s))
             return
         if protocol not in self._unlinked:  # it had to go while TLS began, when there was no transport to drop
             drop(transport)
@@ -205,12 +209,13 @@ class WebSockets:
                 **self._tls(),
                 compress=0,
                 max_msg_size=self._frame_bytes_max,
-                timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_TIMEOUT_S),
+                timeout=aiohttp.ClientWSTimeout(ws_close=self._timeouts.link_close_s),
             )
         except (aiohttp.ClientError, OSError) as error:
             raise self._failure(error, f"{shown(address)}:{port}") from None
         assert isinstance(websocket, _ClientWebSocket)
-        return _Socket(websocket, websocket.transport, self._member(websocket.transport), self._frame_bytes_max)
+        member, limit, close_s = self._member(websocket.transport), self._frame_bytes_max, self._timeouts.link_close_s
+        return _Socket(websocket, websocket.transport, member, limit, close_s)
 
     def _tls(self) -> dict[str, Any]:
         """How to dial as a member: any member may answer, and who it is its certificate says."""
@@ -252,7 +257,7 @@ class WebSockets:
         for protocol in list(self._unlinked):
             self._drop(protocol)
         if self._web is not None:
-            await self._web.shutdown(CLOSE_TIMEOUT_S)
+            await self._web.shutdown(self._timeouts.link_close_s)
         if self._session is not None:
             await self._session.close()
 
@@ -266,15 +271,16 @@ class WebSockets:
         if refusal is not None:
             refusal.force_close()
             return refusal
-        websocket = web.WebSocketResponse(compress=False, max_msg_size=self._frame_bytes_max, timeout=CLOSE_TIMEOUT_S)
+        close_s = self._timeouts.link_close_s
+        websocket = web.WebSocketResponse(compress=False, max_msg_size=self._frame_bytes_max, timeout=close_s)
         try:
             await websocket.prepare(request)
         except ConnectionError:  # the caller tried several addresses of ours, and another one was quicker
             return web.Response()
         assert request.transport is not None
         member, limit = self._member(request.transport), self._frame_bytes_max
-        served = _Socket(websocket, request.transport, member, limit, lambda: self._settled(request.protocol))
-        self._watch(request.protocol, HELLO_TIMEOUT_S)
+        served = _Socket(websocket, request.transport, member, limit, close_s, lambda: self._settled(request.protocol))
+        self._watch(request.protocol, self._timeouts.link_setup_s)
         assert self._accept is not None
         try:
             await self._accept(served)
@@ -288,7 +294,7 @@ class WebSockets:
     def _make_protocol(self) -> asyncio.BaseProtocol:
         assert self._web is not None
         protocol = self._web()
-        self._watch(protocol, HEADER_TIMEOUT_S)
+        self._watch(protocol, self._timeouts.request_header_s)
         if len(self._unlinked) > UNLINKED_MAX:
             self._drop(next(iter(self._unlinked)))
         return protocol
@@ -332,9 +338,11 @@ class _Socket:
         transport: Any,
         member: Member | None,
         message_bytes_max: int,
+        close_s: float,
         settled: Callable[[], None] = lambda: None,
     ) -> None:
         self._websocket = websocket
+        self._close_s = close_s
         self._transport = transport
         self._binary = _binary_before(websocket, transport, message_bytes_max)
         self.member = member
@@ -392,7 +400,7 @@ class _Socket:
     async def close(self) -> None:
         """As Socket has it."""
         try:
-            await asyncio.wait_for(self._websocket.close(), 2 * CLOSE_TIMEOUT_S)
+            await asyncio.wait_for(self._websocket.close(), 2 * self._close_s)
         except (TimeoutError, ConnectionError):
             drop(self._transport)
         if (error := self._websocket.exception()) is not None:

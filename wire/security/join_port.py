@@ -121,7 +121,7 @@ class JoinPort:
         except TimeoutError:
             await self._turned_away(caller.host, f"a call took more than {DEADLINE_S:g} s")
         except OSError as error:  # TLS's errors, too
-            await self._turned_away(caller.host, explain_caller(error))
+            await self._turned_away(caller.host, explain_caller(error, HANDSHAKE_S))
         except ProtocolError as error:
             await self._turned_away(caller.host, error.message)
 

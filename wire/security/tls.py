@@ -196,12 +196,12 @@ def gave_up(error: OSError) -> bool:
     return isinstance(error, ConnectionError) and "taking longer" not in str(error)
 
 
-def explain_caller(error: OSError) -> str:
-    """What a handshake's failure with somebody who called means, for the log."""
+def explain_caller(error: OSError, handshake_s: float) -> str:
+    """What a handshake's failure with somebody who called means, for the log; it had `handshake_s`."""
     if gave_up(error):
         return "a caller gave up the handshake: it may expect another mesh"
     if isinstance(error, ConnectionError):
-        return f"a caller did not finish the handshake within {HANDSHAKE_S:g} s"
+        return f"a caller did not finish the handshake within {handshake_s:g} s"
     said = str(error).upper().replace(" ", "_")
     if not isinstance(error, ssl.SSLCertVerificationError):  # then it is we who do not know the caller
         for word, text in _CALLERS.items():

@@ -32,7 +32,7 @@ from wire.errors import (
 )
 from wire.ir.dtypes import dtype_named
 from wire.link.identity import identity_here
-from wire.link.keepalive import ANSWER_S, IDLE_S, LinkWatch
+from wire.link.keepalive import LinkWatch
 from wire.link.link import Link
 from wire.link.membership import Membership
 from wire.link.reconnect import stay_linked
@@ -471,7 +471,7 @@ class Daemon:
         )
         self._coordinator = peer
         if self._watch is not None:
-            self._watch.answer_s = max(ANSWER_S, 1.5 * body.silence_s)
+            self._watch.answer_s = max(self._config.timeouts.keepalive_answer_s, 1.5 * body.silence_s)
         self._patience_s = max(LINK_S, body.silence_s)
         if self._membership:
             self._membership.met(peer.addresses or ((link.address,) if link.address else ()))
@@ -682,7 +682,7 @@ class Daemon:
 
     def _link_to(self, action: ev.LinkTo) -> None:
         link = self._endpoint.links.get(action.node)
-        if link is not None and self._loop.time() - link.heard_s < IDLE_S:
+        if link is not None and self._loop.time() - link.heard_s < self._config.timeouts.keepalive_idle_s:
             self._feed(ev.NodeLinked(action.node))
         else:
             self._begin(action, self._dial(action))

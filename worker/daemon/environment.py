@@ -86,7 +86,7 @@ class Environment:
 def _endpoint_here(
     identity: Identity, handler: Handler, credentials: Credentials | None, config: WorkerConfig
 ) -> Endpoint:
-    return WebSocketEndpoint(identity, handler, credentials=credentials)
+    return WebSocketEndpoint(identity, handler, credentials=credentials, timeouts=config.timeouts)
 
 
 def _memory_here() -> MemoryLeft:

@@ -43,7 +43,7 @@ class WorkerLinks:
     async def linked(self, node: str, addresses: Sequence[str]) -> Link:
         """The link to a node, dialled if there is none.  MeshError if it cannot be reached."""
         link = self._endpoint.links.get(node)
-        if link is not None and not link.closed and await revived(link):
+        if link is not None and not link.closed and await revived(link, self._endpoint.timeouts):
             return link
         return await self._endpoint.reach(addresses, node)
 

@@ -341,7 +341,7 @@ def test_everything_follows_from_the_node_timeout() -> None:
 
 
 def test_the_line_for_people_has_every_figure_and_the_flag() -> None:
-    assert HealthConfig.from_node_timeout(PRESETS["wan"]).describe() == (
+    assert HealthConfig.from_node_timeout(PRESETS["wan"].node_timeout_s).describe() == (
         "node time-out 10 s (--node-timeout): heartbeat 0.667 s, Suspect after 3.33 s of silence, "
         "Dead after 6.67 s if no peer reaches the node and after 10 s in any case"
     )

@@ -25,8 +25,8 @@ SUM = Attrs({"axes": ("dp",), "sizes": (2,), "reduction": "sum"})
 
 
 def test_it_is_said_to_the_builder_or_to_serve() -> None:
-    assert Mesh.builder().config.collective_timeout_s == COLLECTIVE_TIMEOUT_S
-    assert Mesh.builder().collective_timeout(7).config.collective_timeout_s == 7.0
+    assert Mesh.builder().config.timeouts.collective_timeout_s == COLLECTIVE_TIMEOUT_S
+    assert Mesh.builder().collective_timeout(7).config.timeouts.collective_timeout_s == 7.0
     assert parser().parse_args(["serve", "--collective-timeout", "9"]).collective_timeout == 9.0
     for wrong in (0, -1, float("inf"), float("nan")):
         with pytest.raises(ConfigError, match="positive number of seconds"):
