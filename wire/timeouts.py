@@ -138,6 +138,72 @@ class Timeouts:
         2.0, "No wait is longer: whoever switches a machine on again waits no longer than this.", wan=5.0
     )
 
+    # -- discovery
+
+    discovery_redial_s: float = _row(
+        5.0,
+        "From one dial of a node that announces itself to the next, while there is no link to it.",
+        test=1.0,
+    )
+    find_coordinator_s: float = _row(
+        5.0,
+        "For a coordinator of the token's mesh to be heard, when a node joins. What is there answers within a second; "
+        "Wi-Fi loses multicast, so the question has to go out again.",
+        by=(WORKER, CLIENT),
+        wifi=10.0,
+        test=10.0,
+    )
+    no_coordinator_warning_s: float = _row(
+        30.0,
+        "Without a coordinator for so long, a worker warns once and says what to type. One that is there finds a "
+        "worker within seconds.",
+        by=(WORKER,),
+    )
+
+    # -- joining and certificates
+
+    first_word_s: float = _row(
+        3.0,
+        "For the first bytes of a caller at a TLS port: one that wants something says so at once.",
+        wifi=5.0,
+        wan=10.0,
+    )
+    join_call_s: float = _row(
+        5.0,
+        "For a whole call at the join port, which takes milliseconds.",
+        wifi=10.0,
+        wan=20.0,
+        test=20.0,
+    )
+    join_close_s: float = _row(
+        0.5, "For the last bytes of such a call, after which the connection is dropped.", wifi=1.0, wan=2.0
+    )
+    join_insist_s: float = _row(
+        20.0,
+        "How long a node calls again where the join port hangs up on it. A flood of callers leaves room for somebody "
+        "else every few hundredths of a second.",
+        wan=60.0,
+    )
+    join_second_call_s: float = _row(
+        5.0,
+        "For the second of a node's two calls, which follows the first at once; then the coordinator's log says that "
+        "somebody heard who it is and did not ask.",
+        by=(COORDINATOR,),
+        wifi=10.0,
+        wan=20.0,
+    )
+    refusal_reason_s: float = _row(
+        1.0,
+        "For the reason of a refusal, asked at the join port when there is no link.",
+        wifi=2.0,
+        wan=10.0,
+        test=10.0,
+    )
+    certificate_retry_s: float = _row(60.0, "From a renewal of the certificate that failed to the next attempt.")
+    certificate_expired_retry_s: float = _row(
+        5.0, "The same once the certificate ran out: without it there are no links.", wan=10.0
+    )
+
     # -- programs
 
     collective_timeout_s: float = _row(

@@ -13,7 +13,6 @@ from pathlib import Path
 import platformdirs
 
 from wire.addresses import LAST_PORT, PORT
-from wire.discovery.no_peer_advice import ALONE_S
 from wire.limits import GIB
 from wire.system.memory import default_budget
 from wire.timeouts import DEFAULT_TIMEOUTS, Timeouts
@@ -46,7 +45,6 @@ class WorkerConfig:
     connect_hosts: bool = True  # False: tensors of collectives go over links alone; for tests and measurements
     timeouts: Timeouts = DEFAULT_TIMEOUTS
     discoverable: bool = True  # announce this worker by mDNS
-    alone_s: float = ALONE_S  # without a coordinator for so long: one warning that says what to do
     announce_json: bool = False  # print one line of JSON on stdout once ready: for programs that start workers
     exit_with_stdin: bool = False  # leave when stdin closes: for workers that belong to the process that started them
     parent_pid: int = 0  # leave when this is no longer the parent; 0: do not watch

@@ -21,7 +21,7 @@ from wire.errors import ConfigError, MeshError
 from wire.link.identity import member_id
 from wire.link.websocket_carrier import Endpoint
 from wire.protocol.messages import Revocations
-from wire.security.credentials import RETRY_S, Credentials, Nap, keep_renewed
+from wire.security.credentials import Credentials, Nap, keep_renewed
 from wire.security.join_port import PORT_OFFSET, JoinPort, serve_joining
 from wire.security.join_protocol import Admitted
 from wire.security.join_tokens import Token, discovery_key
@@ -78,11 +78,11 @@ class Admission:
         async def renew() -> Admitted:
             return await asyncio.to_thread(self._certify)
 
-        nap = Nap()
+        nap, timeouts = Nap(), coordinator.config.timeouts
         coordinator.link_watch.woke.append(nap.end)  # the machine slept: the certificate may be due
         self._tasks = [
             asyncio.create_task(self._follow(coordinator)),
-            asyncio.create_task(keep_renewed(self.credentials, renew, sleep=nap)),
+            asyncio.create_task(keep_renewed(self.credentials, renew, sleep=nap, timeouts=timeouts)),
         ]
 
     def imposter(self, where: str, error: MeshError) -> None:
@@ -99,7 +99,13 @@ class Admission:
             self._own.cleanup()
 
     async def _listen(self, coordinator: Coordinator, host: str, port: int) -> int:
-        join_port, _ = await serve_joining(addresses_of(host), port + PORT_OFFSET, self.credentials, self.authority)
+        join_port, _ = await serve_joining(
+            addresses_of(host),
+            port + PORT_OFFSET,
+            self.credentials,
+            self.authority,
+            timeouts=coordinator.config.timeouts,
+        )
         try:
             bound = await coordinator.endpoint.listen(host, port, port)
         except ConfigError:
@@ -111,14 +117,14 @@ class Admission:
     async def _follow(self, coordinator: Coordinator) -> None:
         """Trust whom the authority says, and tell all others."""
         async for trust in self.authority.watch():
-            await self._adopt(trust)
+            await self._adopt(trust, coordinator.config.timeouts.certificate_retry_s)
             dropped, self._pins = len(trust.pins) < len(self._pins), trust.pins
             former = (trust.former.certificate, trust.former.revocations) if trust.former else (b"", b"")
             coordinator.revoke(Revocations(trust.data, trust.authority, *former), trust.node_ids)
             if dropped:
                 _end_links_of_before(coordinator, trust)
 
-    async def _adopt(self, trust: Trust) -> None:
+    async def _adopt(self, trust: Trust, retry_s: float) -> None:
         """Before others hear of it, so that they can renew; a disk that is full keeps it from happening."""
         while True:
             try:
@@ -130,7 +136,7 @@ class Admission:
                 return
             except MeshError as error:
                 log.error("cannot go on to a new authority or revocation list: %s", error)
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(retry_s)
 
     def _certify(self) -> Admitted:
         return self.authority.certify_coordinator(self.credentials.key.public)

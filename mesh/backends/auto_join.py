@@ -37,7 +37,8 @@ class AutoJoin:
         self._coordinator = coordinator
         self._joined: dict[str, tuple[str, int]] = {}  # label -> where it was dialled
         self._changed = asyncio.Event()
-        browser = Browser(key or coordinator.config.mesh, on_gone=self._gone, role="worker", interfaces=interfaces)
+        mesh, redial_s = key or coordinator.config.mesh, coordinator.config.timeouts.discovery_redial_s
+        browser = Browser(mesh, on_gone=self._gone, role="worker", interfaces=interfaces, redial_s=redial_s)
         self._lookout = Lookout(browser, self._join, self._wanted, "join", imposter)
 
     @property

@@ -98,7 +98,7 @@ async def _is_member(mesh: str, config: MeshConfig) -> bool:
     """Whether this user is a client of the mesh, or becomes one now by the token it was given."""
     if config.token and not (client_folder(mesh) / "certificate.pem").exists():
         peers = [f"{shown(host)}:{port}" for host, port in config.addresses]
-        joined = await join_mesh(config.token, "client", machine_name(), peers, (), "", as_client)
+        joined = await join_mesh(config.token, "client", machine_name(), peers, (), "", as_client, config.timeouts)
         if joined != mesh:
             raise ConfigError(f"the token is for mesh {joined!r}, not {mesh!r}", next_step=f"Say .mesh({joined!r})")
     return await asyncio.to_thread(is_client, mesh)
@@ -107,7 +107,7 @@ async def _is_member(mesh: str, config: MeshConfig) -> bool:
 async def _as_member(mesh: str, config: MeshConfig) -> tuple[Backend | None, MeshError | None]:
     """The coordinator at the first address that has one; without one, also who refused this client."""
     refused: MeshError | None = None
-    membership = await asyncio.to_thread(client_membership, mesh)
+    membership = await asyncio.to_thread(client_membership, mesh, timeouts=config.timeouts)
     for host, port in config.addresses:
         try:
             remote = await Remote.connect(mesh, host, port, membership, config.timeouts)

@@ -26,8 +26,8 @@ from wire.link.membership import COORDINATOR_FILE, Membership, ask_to_join, coor
 from wire.security.credentials import Credentials
 from wire.security.join_tokens import Token, discovery_key, parse_token
 from wire.system.file_lock import FileLock
+from wire.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
-FIND_S = 5.0  # for a coordinator to be heard
 LEFT_S_MIN = 6 * 3600.0  # at home a certificate with less time left is renewed on the way
 AUTHORITY_FOLDER = "@authority"  # beside the folders of workers, none of which begins with @
 CLIENT_FOLDER = "@client"
@@ -86,7 +86,9 @@ def _is_good(credentials: Credentials, authority: bytes) -> bool:
     return credentials.member.ends_s > time.time() + LEFT_S_MIN
 
 
-def client_membership(mesh: str, state_dir: str = "", where: str = "") -> Membership:
+def client_membership(
+    mesh: str, state_dir: str = "", where: str = "", timeouts: Timeouts = DEFAULT_TIMEOUTS
+) -> Membership:
     """This user as a client of the mesh; ConfigError where nobody let it in.
 
     `where` is the coordinator that was named, "host:port", if one was.
@@ -102,7 +104,7 @@ def client_membership(mesh: str, state_dir: str = "", where: str = "") -> Member
             f"this user of this machine is no member of mesh {mesh!r}, and its coordinator is not here",
             next_step=f"Name the one you are in: --mesh {' or '.join(others)}. {then}" if others else then,
         )
-    return Membership(credentials, folder)
+    return Membership(credentials, folder, timeouts)
 
 
 def _client_of(state_dir: str) -> list[str]:
@@ -159,6 +161,7 @@ async def join_mesh(
     interfaces: Sequence[str],
     state_dir: str,
     place: Callable[[str], AbstractContextManager[Path]],
+    timeouts: Timeouts = DEFAULT_TIMEOUTS,
 ) -> str:
     """Enter the mesh that a token is for; its name.
 
@@ -172,8 +175,8 @@ async def join_mesh(
         raise ConfigError(f"cannot use the folder {root}", cause=str(error)) from None
     with tempfile.TemporaryDirectory(prefix=".joining-", dir=root) as folder:
         fresh = Credentials(Path(folder))
-        async with aclosing(_whom(token, peers, interfaces)) as whom:
-            admitted, address = await ask_to_join(whom, token, fresh.key, role, name)
+        async with aclosing(_whom(token, peers, interfaces, timeouts.find_coordinator_s)) as whom:
+            admitted, address = await ask_to_join(whom, token, fresh.key, role, name, timeouts)
         fresh.adopt(admitted)
         mesh = admitted.grant.mesh
         with place(mesh) as kept:
@@ -184,13 +187,15 @@ async def join_mesh(
     return mesh
 
 
-async def _whom(token: Token, peers: Sequence[str], interfaces: Sequence[str]) -> AsyncGenerator[str, None]:
+async def _whom(
+    token: Token, peers: Sequence[str], interfaces: Sequence[str], find_s: float
+) -> AsyncGenerator[str, None]:
     for host, port in map(parse_address, peers):
         yield f"{shown(host)}:{port}"
     if not peers:
         from wire.discovery.mdns import discover
 
-        async with aclosing(discover(discovery_key(token.pin), "coordinator", FIND_S, interfaces)) as found:
+        async with aclosing(discover(discovery_key(token.pin), "coordinator", find_s, interfaces)) as found:
             async for candidate in found:
                 for address in candidate.addresses:
                     yield address

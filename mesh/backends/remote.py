@@ -133,7 +133,8 @@ class Remote:
         NotTrusted for somebody else's, NoCoordinator if a worker answers there.
         """
         if membership is None:
-            membership = await asyncio.to_thread(client_membership, mesh, where=f"{shown(host)}:{port}")
+            where = f"{shown(host)}:{port}"
+            membership = await asyncio.to_thread(client_membership, mesh, where=where, timeouts=timeouts)
         where = f"{shown(host)}:{port}"
         expired = await membership.refresh(where)
         shared = await asyncio.to_thread(SharedDir.create)

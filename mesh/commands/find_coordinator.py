@@ -50,7 +50,7 @@ async def connect(options: argparse.Namespace) -> Remote:
     address = named(options)
     where = f"{shown(address[0])}:{address[1]}" if address else ""
     times = timeouts(options, CLIENT)
-    membership = await asyncio.to_thread(client_membership, mesh, where=where)
+    membership = await asyncio.to_thread(client_membership, mesh, where=where, timeouts=times)
     if address is not None:
         return await Remote.connect(mesh, *address, membership, times)
     for known in dict.fromkeys((*membership.coordinator, *coordinators_here(mesh))):

@@ -15,11 +15,12 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from wire.errors import ConfigError
+from wire.timeouts import CLIENT
 
 from ..util.durations import parse_duration
 from .exit_codes import OK
 from .find_coordinator import Ask, on_a_coordinator
-from .flags import add_common, mesh_name
+from .flags import add_common, add_timeouts, mesh_name, timeouts
 from .tables import print_table
 
 if TYPE_CHECKING:
@@ -90,8 +91,8 @@ def join(options: Options) -> int:
     from ..backends.enrolment import as_client, ask_for_token, join_mesh, machine_name
 
     peers = [options.coordinator] if options.coordinator else []
-    token = ask_for_token(options.token_file)
-    mesh = asyncio.run(join_mesh(token, "client", machine_name(), peers, (), "", as_client))
+    token, times = ask_for_token(options.token_file), timeouts(options, CLIENT)
+    mesh = asyncio.run(join_mesh(token, "client", machine_name(), peers, (), "", as_client, times))
     return _say(options, {"mesh": mesh}, f"you are a client of mesh {mesh} now; see it with: mesh-coord nodes")
 
 
@@ -129,6 +130,7 @@ def authority_arguments(made: argparse.ArgumentParser) -> None:
 def join_arguments(made: argparse.ArgumentParser) -> None:
     made.add_argument("--coordinator", default="", metavar="HOST:PORT", help="whom to ask (default: who announces it)")
     made.add_argument("--token-file", default="", metavar="FILE", help="where the token is (else MESH_TOKEN)")
+    add_timeouts(made)
 
 
 def _action(actions: Any, name: str, run: Callable[[Options], int]) -> argparse.ArgumentParser:

@@ -135,7 +135,10 @@ def join(options: argparse.Namespace) -> str:
             claimed.lock.release()
 
     token = ask_for_token(options.token_file)
-    mesh = asyncio.run(join_mesh(token, "worker", name, options.peer, options.interface, options.state_dir, place))
+    times = timeouts(options, WORKER)
+    mesh = asyncio.run(
+        join_mesh(token, "worker", name, options.peer, options.interface, options.state_dir, place, times)
+    )
     print(f"{name} is a member of mesh {mesh} now", file=sys.stderr)
     return mesh
 

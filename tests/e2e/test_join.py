@@ -33,6 +33,7 @@ from wire.security.join_protocol import STRANGER_BYTES_MAX, Admitted, Renew, enc
 from wire.security.join_protocol import Authority as Greeting
 from wire.security.join_tokens import Token
 from wire.security.tls import client_context, join_client_context, peer_member, unverified_context
+from wire.timeouts import DEFAULT_TIMEOUTS
 
 HOST = "127.0.0.1"
 HANGS_S = 120.0
@@ -68,12 +69,12 @@ class Coordinator:
 
 
 @contextlib.asynccontextmanager
-async def coordinator(folder: Path, mesh: str = MESH) -> AsyncIterator[Coordinator]:
-    clock, gate = Clock(), Gate()
+async def coordinator(folder: Path, mesh: str = MESH, **times: float) -> AsyncIterator[Coordinator]:
+    clock, gate, timeouts = Clock(), Gate(), dataclasses.replace(DEFAULT_TIMEOUTS, **times)
     made = Authority(folder / "authority", mesh, clock, QuickDisk())
     credentials = Credentials(folder / "coordinator", QuickDisk())
     credentials.adopt(made.certify_coordinator(credentials.key.public))
-    opened, port = await serve_joining([HOST], 0, credentials, made, gate)
+    opened, port = await serve_joining([HOST], 0, credentials, made, gate, timeouts)
     try:
         yield Coordinator(folder / "authority", clock, made, credentials, opened, port, gate)
     finally:
@@ -146,21 +147,19 @@ async def test_a_refusal_is_one_line_and_one_record(there: Coordinator, tmp_path
 
 
 async def test_a_token_of_another_mesh_is_noticed_before_anything_is_sent_and_both_sides_say_so(
-    there: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr("wire.security.join_port.ASKS_WITHIN_S", 0.2)
     other = Authority(tmp_path / "other", MESH, disk=QuickDisk())
-    for _ in range(3):
-        with pytest.raises(NotTrusted, match="not the coordinator that made this token"):
-            await join(HOST, there.port, other.create_token(), new_key(), "worker", "desk")
-        await until(lambda: not there.open._greeted, HANGS_S)
-    await there.until_audited(f"turned away {NOT_ASKED}")
-    assert there.audit() == ["coordinator certified", f"turned away {NOT_ASKED}"], "once, however often it tries"
+    async with coordinator(tmp_path, join_second_call_s=0.2) as there:
+        for _ in range(3):
+            with pytest.raises(NotTrusted, match="not the coordinator that made this token"):
+                await join(HOST, there.port, other.create_token(), new_key(), "worker", "desk")
+            await until(lambda: not there.open._greeted, HANGS_S)
+        await there.until_audited(f"turned away {NOT_ASKED}")
+        assert there.audit() == ["coordinator certified", f"turned away {NOT_ASKED}"], "once, however often it tries"
 
 
-async def test_who_joins_has_no_record_but_that_it_did(
-    there: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_who_joins_has_no_record_but_that_it_did(there: Coordinator, tmp_path: Path) -> None:
     await joined(there, tmp_path)
     assert not there.open._greeted, "its question came"
     assert there.audit() == ["coordinator certified", "token created", "joined"]
@@ -469,13 +468,11 @@ async def test_who_renews_or_joins_hears_of_a_new_authority(there: Coordinator, 
             assert await service.ask(node.client_context(), name) == b"heard"
 
 
-async def test_a_running_member_that_slept_too_long_renews_as_it_wakes(
-    there: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_running_member_that_slept_too_long_renews_as_it_wakes(there: Coordinator, tmp_path: Path) -> None:
     """Without a token: it has its key.  Nobody is there at first, as on a network that is not up yet."""
-    monkeypatch.setattr("wire.security.credentials.RETRY_OUT_S", 3600.0)
     node = aged(there, await joined(there, tmp_path), 30.0)
-    membership = Membership(node, tmp_path)
+    never = dataclasses.replace(DEFAULT_TIMEOUTS, certificate_expired_retry_s=3600.0)
+    membership = Membership(node, tmp_path, never)
     keeping = asyncio.create_task(membership.keep())
     await asyncio.sleep(0.05)
     assert node.member.ends_s < time.time(), "no coordinator is known"

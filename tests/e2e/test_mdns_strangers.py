@@ -17,9 +17,10 @@ from support.lan.multicast import needs_multicast
 from zeroconf import IPVersion, ServiceInfo
 from zeroconf.asyncio import AsyncZeroconf
 
-from wire.discovery.announcements import CANDIDATES_MAX, DIAL_PAUSE_S, Candidate
+from wire.discovery.announcements import CANDIDATES_MAX, Candidate
 from wire.discovery.mdns import SERVICE, Announcer, Browser, announced
 from wire.link.identity import identity_here
+from wire.timeouts import DEFAULT_TIMEOUTS
 
 pytestmark = needs_multicast
 HERE = ("127.0.0.1",)
@@ -118,7 +119,7 @@ async def test_a_copied_advert_is_no_second_candidate_and_leads_nowhere_else(key
         send([advert(key, now, label="other", addresses=HERE).replace(b"other", b"fake1")])
         send([advert(key, now, addresses=("8.8.8.8", "192.168.1.1"))])  # heard on loopback
         await nobody(browser)
-        again = browser._candidates.due(asyncio.get_running_loop().time() + DIAL_PAUSE_S)
+        again = browser._candidates.due(asyncio.get_running_loop().time() + DEFAULT_TIMEOUTS.discovery_redial_s)
         assert again is not None and again.addresses == ("127.0.0.1:7100", "127.0.0.2:7100")
 
 

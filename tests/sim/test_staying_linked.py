@@ -14,7 +14,6 @@ from support.waiting import until
 from mesh.simulation.cluster import COORDINATOR, PORT, Cluster
 from mesh.simulation.loop import VirtualLoop
 from mesh.simulation.network import SimulatedNetwork
-from wire.discovery.no_peer_advice import ALONE_S
 from wire.errors import Busy, ConnectFailed, MeshError, NodeLost
 from wire.link.endpoint import Endpoint
 from wire.link.keepalive import LOOK_S, TICK_S, LinkWatch, resting_s, revived
@@ -267,10 +266,10 @@ def test_a_worker_alone_for_long_warns_once_and_again_only_after_somebody_wanted
     async def scenario(cluster: Cluster) -> None:
         for _ in range(2):
             cluster.silence("sim-0")
-            await asyncio.sleep(5 * ALONE_S)
+            await asyncio.sleep(5 * LAN.no_coordinator_warning_s)
             cluster.heal()
             await until(lambda: "sim-0" in alive(cluster), 60.0)
-            await asyncio.sleep(ALONE_S)
+            await asyncio.sleep(LAN.no_coordinator_warning_s)
 
     simulate_mesh(scenario)
     said = [record.getMessage() for record in caplog.records if record.getMessage().startswith("no coordinator in")]

@@ -22,7 +22,6 @@ TTL_S = 120  # how long a node that died without a word stays a candidate
 
 CANDIDATES_MAX = 32
 ADDRESSES_MAX = 8  # of one candidate
-DIAL_PAUSE_S = 5.0  # from one dial of a candidate to the next
 
 # Where an announcement may lead: networks that end at this home's router.
 NEAR = tuple(
@@ -95,9 +94,10 @@ class Candidate:
 
 
 class Candidates:
-    """The candidates of now, each to be dialled at most once per DIAL_PAUSE_S; bounded, whatever is announced."""
+    """The candidates of now, each to be dialled at most once per `redial_s`; bounded, whatever is announced."""
 
-    def __init__(self) -> None:
+    def __init__(self, redial_s: float) -> None:
+        self._redial_s = redial_s
         self._known: dict[str, _Known] = {}
 
     def __len__(self) -> int:
@@ -148,7 +148,7 @@ class Candidates:
         if not waiting:
             return None
         label = min(waiting, key=lambda label: self._known[label].due_s)
-        self._known[label].due_s = now_s + DIAL_PAUSE_S
+        self._known[label].due_s = now_s + self._redial_s
         return self._candidate(label)
 
     def next_due_s(self) -> float | None:

@@ -103,6 +103,7 @@ def look_for(endpoint: Endpoint, key: bytes | Keys, role: str, interfaces: Seque
     def missing(candidate: Candidate) -> bool:
         return all(link.peer.role != role for link in endpoint.links.values())
 
-    browser = Browser(key, on_gone=forget, role=role, interfaces=interfaces)
+    redial_s = endpoint.timeouts.discovery_redial_s
+    browser = Browser(key, on_gone=forget, role=role, interfaces=interfaces, redial_s=redial_s)
     lookout = Lookout(browser, lambda candidate: endpoint.reach(candidate.addresses), missing, "link")
     return lookout

@@ -44,6 +44,7 @@ from ..link.interfaces import Interface, interfaces_here
 from ..link.sleep_detector import Waking
 from ..protocol.peer import Identity
 from ..system.tasks import Tasks, unheard
+from ..timeouts import DEFAULT_TIMEOUTS
 from .announcements import (
     NONCE_BYTES,
     TTL_S,
@@ -188,13 +189,14 @@ class Browser:
         interfaces: Sequence[str] = (),
         look: Look = interfaces_here,
         wall: Callable[[], float] = time.time,
+        redial_s: float = DEFAULT_TIMEOUTS.discovery_redial_s,
     ) -> None:
         self._keys = _keys(mesh)
         self._role = role
         self._on_found = on_found
         self._on_gone = on_gone
         self._wall = wall
-        self._candidates = Candidates()
+        self._candidates = Candidates(redial_s)
         self._news = asyncio.Event()
         self._budget = _Budget()
         self._channels = _Channels(

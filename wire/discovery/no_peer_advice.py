@@ -13,8 +13,6 @@ from ..link.address_policy import is_loopback
 if TYPE_CHECKING:
     from .multicast_sockets import Tally
 
-ALONE_S = 30.0  # a coordinator that is there finds a worker within seconds
-
 
 def alone(waited_s: float, addresses: Sequence[str], tallies: Sequence[Tally], failures: Mapping[str, str]) -> str:
     """The warning of a worker that may be dialled at `addresses`.

@@ -20,20 +20,21 @@ from ..security.join_port import PORT_OFFSET, join, renew
 from ..security.join_protocol import Admitted, Former
 from ..security.join_tokens import Token
 from ..system.atomic_files import Disk
+from ..timeouts import DEFAULT_TIMEOUTS, Timeouts
 from .endpoint import Endpoint
 from .identity import member_id
 
 log = logging.getLogger("graph_mesh.identity")
 
 COORDINATOR_FILE = "coordinator.json"
-WHY_S = 1.0  # for the reason of a refusal: it is asked for when all is lost already
 
 
 class Membership:
     """Of the node whose identity is in `folder`."""
 
-    def __init__(self, credentials: Credentials, folder: Path) -> None:
+    def __init__(self, credentials: Credentials, folder: Path, timeouts: Timeouts = DEFAULT_TIMEOUTS) -> None:
         self.credentials = credentials
+        self._timeouts = timeouts
         self._file = folder / COORDINATOR_FILE
         self.coordinator = coordinator_known(self._file)
         self._nap = Nap()
@@ -50,7 +51,7 @@ class Membership:
         failure = await self.refresh()
         if failure is not None:
             log.warning("%s", failure)
-        await keep_renewed(self.credentials, self._renewed, sleep=self._nap)
+        await keep_renewed(self.credentials, self._renewed, sleep=self._nap, timeouts=self._timeouts)
 
     async def refresh(self, address: str = "") -> MeshError | None:
         """Renew a certificate that ran out, or is of the authority before: a machine that was off needs no new token.
@@ -75,7 +76,7 @@ class Membership:
     async def why(self, address: str) -> MeshError | None:
         """Why the coordinator at this "host:port" does not take this node, as it says at its join port."""
         try:
-            async with asyncio.timeout(WHY_S):
+            async with asyncio.timeout(self._timeouts.refusal_reason_s):
                 self.credentials.adopt(await self._renewed(address))
         except (JoinRefused, NotTrusted) as error:
             return error
@@ -105,14 +106,19 @@ class Membership:
         for address in (named,) if named else self.coordinator:
             host, port = parse_address(address)
             try:
-                return await renew(host, port + PORT_OFFSET, self.credentials)
+                return await renew(host, port + PORT_OFFSET, self.credentials, self._timeouts)
             except MeshError as error:
                 failure = error
         raise failure
 
 
 async def ask_to_join(
-    addresses: AsyncIterable[str], token: Token, key: NodeKey, role: str, name: str
+    addresses: AsyncIterable[str],
+    token: Token,
+    key: NodeKey,
+    role: str,
+    name: str,
+    timeouts: Timeouts = DEFAULT_TIMEOUTS,
 ) -> tuple[Admitted, str]:
     """Ask the coordinators at these addresses, one after another, to let a node in; also the address that did.
 
@@ -125,7 +131,7 @@ async def ask_to_join(
     async for address in addresses:
         host, port = parse_address(address)
         try:
-            return await join(host, port + PORT_OFFSET, token, key, role, name), address
+            return await join(host, port + PORT_OFFSET, token, key, role, name, timeouts), address
         except JoinRefused:
             raise
         except MeshError as error:

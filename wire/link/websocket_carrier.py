@@ -148,7 +148,7 @@ class WebSockets:
     def _bind_trusted(self, address: str, port: int) -> int:
         """As `_bind`; a caller reaches the HTTP parser once TLS has proved that it is a member."""
         gate = Gate(GateLimits(strangers_per_origin_max=STRANGERS_PER_ORIGIN_MAX))
-        listener = Listener(self._admit_member, self._turned_away, gate)
+        listener = Listener(self._admit_member, self._turned_away, gate, self._timeouts.first_word_s)
         bound = listener.listen(addresses_of(address), port)
         self._listener = listener
         return bound

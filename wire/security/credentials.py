@@ -20,6 +20,7 @@ from pathlib import Path
 
 from ..errors import ConfigError, MeshError, ProtocolError
 from ..system.atomic_files import Disk
+from ..timeouts import DEFAULT_TIMEOUTS, Timeouts
 from .certificates import (
     BACKDATED_S,
     Member,
@@ -42,8 +43,6 @@ from .tls import TLSContext, TLSFiles, client_context, join_server_context, relo
 
 log = logging.getLogger("graph_mesh.identity")
 
-RETRY_S = 60.0  # after a renewal that failed
-RETRY_OUT_S = 5.0  # the same once the certificate has run out: without it there are no links
 LOOK_S = 60.0  # how often the clock is looked at: a laptop that slept wakes with a certificate that is due
 
 
@@ -266,6 +265,7 @@ async def keep_renewed(
     clock: Callable[[], float] = time.time,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     chance: Callable[[float, float], float] = random.SystemRandom().uniform,
+    timeouts: Timeouts = DEFAULT_TIMEOUTS,
 ) -> None:
     """Renew the certificate whenever it is due, for ever: `ask` gets a new one from the coordinator.
 
@@ -284,4 +284,5 @@ async def keep_renewed(
             if str(error) != told:
                 told = str(error)
                 log.warning("the certificate is not renewed: %s", error)
-            await sleep(RETRY_S if clock() < credentials.member.ends_s else RETRY_OUT_S)
+            expired = clock() >= credentials.member.ends_s
+            await sleep(timeouts.certificate_expired_retry_s if expired else timeouts.certificate_retry_s)

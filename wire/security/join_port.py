@@ -20,11 +20,11 @@ from typing import Protocol, TypeVar
 
 from ..errors import ConnectFailed, MeshError, NotTrusted, ProtocolError
 from ..system.tasks import Tasks, unheard
+from ..timeouts import DEFAULT_TIMEOUTS, Timeouts
 from .certificates import JOIN_NAME, NodeKey, is_authority_of
 from .connection_limiter import Gate, origin_of
 from .credentials import Credentials
 from .join_protocol import (
-    DEADLINE_S,
     Admitted,
     Asked,
     Authority,
@@ -40,7 +40,6 @@ from .join_protocol import (
 )
 from .join_tokens import NONCE_BYTES, Token
 from .tls import (
-    HANDSHAKE_S,
     TLSContext,
     drop,
     explain,
@@ -56,11 +55,8 @@ log = logging.getLogger("graph_mesh.join")
 T = TypeVar("T")
 
 PORT_OFFSET = 1000  # of the join port from the coordinator's port
-SHUTDOWN_S = 0.5  # for a call's last bytes; then the connection is dropped
 READ_BYTES = 4096
-INSIST_S = 20.0  # a flood leaves room for somebody else every few hundredths of a second
-AGAIN_S = 0.05
-ASKS_WITHIN_S = 5.0  # a node's second call follows its first one at once
+AGAIN_S = 0.05  # between calls at a port that hangs up
 NOT_ASKED = "it heard who we are and did not ask: its token is of another mesh, or it has none"
 TELL_S = 2.0  # until somebody who waits is told why
 CROWDED = "It may have too many callers; try again later, and look at the coordinator's log"
@@ -84,24 +80,30 @@ class Admission(Protocol):
 
 
 async def serve_joining(
-    hosts: Sequence[str], port: int, credentials: Credentials, admission: Admission, gate: Gate | None = None
+    hosts: Sequence[str],
+    port: int,
+    credentials: Credentials,
+    admission: Admission,
+    gate: Gate | None = None,
+    timeouts: Timeouts = DEFAULT_TIMEOUTS,
 ) -> tuple[JoinPort, int]:
     """Open the join port of the coordinator with these credentials; what to close, and the port it got."""
-    opened = JoinPort(credentials, admission, gate or Gate())
+    opened = JoinPort(credentials, admission, gate or Gate(), timeouts)
     return opened, opened.listener.listen(hosts, port)
 
 
 class JoinPort:
     """Where nodes become members and renew their certificates; see `serve_joining`."""
 
-    def __init__(self, credentials: Credentials, admission: Admission, gate: Gate) -> None:
+    def __init__(self, credentials: Credentials, admission: Admission, gate: Gate, timeouts: Timeouts) -> None:
         self._credentials = credentials
         self._admission = admission
         self._gate = gate
+        self._timeouts = timeouts
         # Calls that heard who we are and to which no question has come yet, by origin, the oldest first.
         self._greeted: dict[str, deque[asyncio.Task[None]]] = {}
         self._tasks = Tasks()
-        self.listener = Listener(self._serve, self._turned_away, gate)
+        self.listener = Listener(self._serve, self._turned_away, gate, timeouts.first_word_s)
 
     async def close(self) -> None:
         """Stop listening, and end what callers there are."""
@@ -113,15 +115,17 @@ class JoinPort:
 
     async def _serve(self, connection: socket.socket, caller: Caller) -> None:
         """One call, from its handshake to its end."""
+        call_s = self._timeouts.join_call_s
         try:
             shown, context = self._credentials.admitted, self._credentials.join_server_context()
-            async with asyncio.timeout(DEADLINE_S), _accepted(connection, context) as (reader, writer):
+            accepted = _accepted(connection, context, self._timeouts)
+            async with asyncio.timeout(call_s), accepted as (reader, writer):
                 caller.answered()
                 await self._answer(shown, reader, writer, caller)
         except TimeoutError:
-            await self._turned_away(caller.host, f"a call took more than {DEADLINE_S:g} s")
+            await self._turned_away(caller.host, f"a call took more than {call_s:g} s")
         except OSError as error:  # TLS's errors, too
-            await self._turned_away(caller.host, explain_caller(error, HANDSHAKE_S))
+            await self._turned_away(caller.host, explain_caller(error, self._timeouts.tls_handshake_s))
         except ProtocolError as error:
             await self._turned_away(caller.host, error.message)
 
@@ -160,7 +164,7 @@ class JoinPort:
         waiting.add_done_callback(partial(self._over, origin))
 
     async def _gives_up(self, host: str) -> None:
-        await asyncio.sleep(ASKS_WITHIN_S)
+        await asyncio.sleep(self._timeouts.join_second_call_s)
         await self._turned_away(host, NOT_ASKED)
 
     def _over(self, origin: str, waiting: asyncio.Task[None]) -> None:
@@ -176,7 +180,7 @@ class JoinPort:
 
 @contextlib.asynccontextmanager
 async def _accepted(
-    connection: socket.socket, context: TLSContext
+    connection: socket.socket, context: TLSContext, timeouts: Timeouts
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=READ_BYTES)
@@ -185,20 +189,28 @@ async def _accepted(
         lambda: protocol,
         connection,
         ssl=context,
-        ssl_handshake_timeout=HANDSHAKE_S,
-        ssl_shutdown_timeout=SHUTDOWN_S,
+        ssl_handshake_timeout=timeouts.tls_handshake_s,
+        ssl_shutdown_timeout=timeouts.join_close_s,
     )
     writer = asyncio.StreamWriter(transport, protocol, reader, loop)
     try:
         yield reader, writer
     finally:
-        await _close(writer)
+        await _close(writer, timeouts.join_close_s)
 
 
 # -- the node's side ---------------------------------------------------------------------------------------
 
 
-async def join(host: str, port: int, token: Token, key: NodeKey, role: str, name: str) -> Admitted:
+async def join(
+    host: str,
+    port: int,
+    token: Token,
+    key: NodeKey,
+    role: str,
+    name: str,
+    timeouts: Timeouts = DEFAULT_TIMEOUTS,
+) -> Admitted:
     """Ask the coordinator at this join port to be let in.
 
     A coordinator that has many callers hangs up on some, so it is called again then, for a while.  Raises JoinRefused
@@ -209,25 +221,25 @@ async def join(host: str, port: int, token: Token, key: NodeKey, role: str, name
     node = JoiningNode(where, token, role, name, key.request(), secrets.token_bytes(NONCE_BYTES))
 
     async def ask_who() -> NodeAction | Authority:
-        async with _call(where, host, port, unverified_context()) as (reader, _):
+        async with _call(where, host, port, unverified_context(), timeouts) as (reader, _):
             return await _until_end(node, reader)
 
-    verify = await _insist(where, ask_who)
+    verify = await _insist(where, ask_who, timeouts)
     assert isinstance(verify, Verify)
     context = join_client_context(verify.authority)
 
     async def ask_in() -> NodeAction | Authority:
         node.again(secrets.token_bytes(NONCE_BYTES))
-        async with _call(where, host, port, context) as (reader, writer):
+        async with _call(where, host, port, context, timeouts) as (reader, writer):
             _write(writer, node.connected(peer_certificate(writer)))
             return await _until_end(node, reader)
 
-    joined = await _insist(where, ask_in)
+    joined = await _insist(where, ask_in, timeouts)
     assert isinstance(joined, Admitted)
     return joined
 
 
-async def renew(host: str, port: int, member: Credentials) -> Admitted:
+async def renew(host: str, port: int, member: Credentials, timeouts: Timeouts = DEFAULT_TIMEOUTS) -> Admitted:
     """Ask the coordinator at this join port for a new certificate, as a member whose own may have run out.
 
     Raises as `join` does; NotTrusted if the member was revoked, or was away while its mesh got a new authority.
@@ -236,23 +248,24 @@ async def renew(host: str, port: int, member: Credentials) -> Admitted:
     node = RenewingNode(where, member.admitted.authority)
 
     async def ask() -> NodeAction | Authority:
-        async with _call(where, host, port, member.client_context()) as (reader, writer):
+        async with _call(where, host, port, member.client_context(), timeouts) as (reader, writer):
             _write(writer, node.connected())
             return await _until_end(node, reader)
 
     try:
-        joined = await _insist(where, ask)
+        joined = await _insist(where, ask, timeouts)
     except NotTrusted as error:
-        raise await _left_behind(where, host, port, member) or error from None
+        raise await _left_behind(where, host, port, member, timeouts) or error from None
     assert isinstance(joined, Admitted)
     return joined
 
 
-async def _left_behind(where: str, host: str, port: int, member: Credentials) -> NotTrusted | None:
+async def _left_behind(where: str, host: str, port: int, member: Credentials, timeouts: Timeouts) -> NotTrusted | None:
     """The error to tell where, by its own word, another authority of the same mesh is at work than the member knows."""
     node = Listening(where)
     try:
-        async with asyncio.timeout(DEADLINE_S), _call(where, host, port, unverified_context()) as (reader, _):
+        call = _call(where, host, port, unverified_context(), timeouts)
+        async with asyncio.timeout(timeouts.join_call_s), call as (reader, _):
             named = await _until_end(node, reader)
     except (MeshError, TimeoutError, _HungUp):
         return None
@@ -274,29 +287,29 @@ class _HungUp(Exception):
         self.told = told
 
 
-async def _insist(where: str, call: Callable[[], Awaitable[T]]) -> T:
-    """What a call ends with, made again for INSIST_S where the other side hangs up on it."""
-    loop = asyncio.get_running_loop()
-    began_s, until_s, told = loop.time(), loop.time() + INSIST_S, False
+async def _insist(where: str, call: Callable[[], Awaitable[T]], timeouts: Timeouts) -> T:
+    """What a call ends with, made again for `join_insist_s` where the other side hangs up on it."""
+    loop, call_s, insist_s = asyncio.get_running_loop(), timeouts.join_call_s, timeouts.join_insist_s
+    began_s, until_s, told = loop.time(), loop.time() + insist_s, False
     while True:
         try:
-            async with asyncio.timeout(DEADLINE_S):
+            async with asyncio.timeout(call_s):
                 return await call()
         except TimeoutError:
-            raise ConnectFailed(f"{where} did not answer within {DEADLINE_S:g} s") from None
+            raise ConnectFailed(f"{where} did not answer within {call_s:g} s") from None
         except _HungUp as error:
             if loop.time() > until_s:
                 error.told.next_step = error.told.next_step or CROWDED
                 raise error.told from None
             if not told and loop.time() - began_s > TELL_S:
                 told = True
-                log.warning("%s hangs up, as with many callers; asking again for %.0f s", where, INSIST_S - TELL_S)
+                log.warning("%s hangs up, as with many callers; asking again for %.0f s", where, insist_s - TELL_S)
         await asyncio.sleep(random.SystemRandom().uniform(0.5, 1.5) * AGAIN_S)
 
 
 @contextlib.asynccontextmanager
 async def _call(
-    where: str, host: str, port: int, context: TLSContext
+    where: str, host: str, port: int, context: TLSContext, timeouts: Timeouts
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     try:
         reader, writer = await asyncio.open_connection(
@@ -304,13 +317,13 @@ async def _call(
             port,
             ssl=context,
             server_hostname=JOIN_NAME,
-            ssl_handshake_timeout=HANDSHAKE_S,
-            ssl_shutdown_timeout=SHUTDOWN_S,
+            ssl_handshake_timeout=timeouts.tls_handshake_s,
+            ssl_shutdown_timeout=timeouts.join_close_s,
         )
         try:
             yield reader, writer
         finally:
-            await _close(writer)
+            await _close(writer, timeouts.join_close_s)
     except (ConnectionResetError, ConnectionAbortedError, BrokenPipeError) as error:
         raise _HungUp(explain(error, where)) from None
     except OSError as error:
@@ -338,10 +351,10 @@ def _write(writer: asyncio.StreamWriter, sends: Sequence[NodeAction | Send]) -> 
         writer.write(send.data)
 
 
-async def _close(writer: asyncio.StreamWriter) -> None:
+async def _close(writer: asyncio.StreamWriter, close_s: float) -> None:
     """End a connection: what was written leaves, and a caller that takes nothing is not waited for."""
     writer.close()
     with contextlib.suppress(OSError, TimeoutError):
-        async with asyncio.timeout(2 * SHUTDOWN_S):
+        async with asyncio.timeout(2 * close_s):
             await writer.wait_closed()
     drop(writer.transport)

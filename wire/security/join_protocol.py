@@ -33,7 +33,6 @@ from .join_tokens import (
 VERSION = 1
 STRANGER_BYTES_MAX = 4 * KIB  # what is read from a side that has proved nothing
 GRANT_BYTES_MAX = 128 * KIB  # a revocation list of 1,024 nodes has 37 KiB, and there may be two
-DEADLINE_S = 5.0  # for a whole call; a join takes milliseconds
 
 JOIN = "mesh-worker join, or mesh-coord join for a client"
 

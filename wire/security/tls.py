@@ -19,7 +19,6 @@ from ..errors import ConfigError, ConnectFailed, MeshError, NotTrusted, Protocol
 from .certificates import Member, member_of
 
 TLSContext = ssl.SSLContext
-HANDSHAKE_S = 3.0  # a handshake takes milliseconds; half-open ones cost 300 KiB each
 
 _NO_CHECK_TIME = ssl.VerifyFlags(0x200000)  # X509_V_FLAG_NO_CHECK_TIME of OpenSSL, which ssl has no name for
 

@@ -18,12 +18,12 @@ from functools import partial
 
 from ..errors import ConfigError
 from ..system.tasks import Tasks, unheard
+from ..timeouts import DEFAULT_TIMEOUTS
 from .connection_limiter import Gate
 
 log = logging.getLogger("graph_mesh.listener")
 
 BACKLOG = 256
-FIRST_WORD_S = 3.0  # a caller that wants something says so at once
 TLS_HANDSHAKE = b"\x16"  # the first byte of every TLS connection
 HELLO_BYTES_MAX = 4096  # of the first record, which is 300 to 2,000
 HEADER_BYTES = 5  # of a record: its kind, version (2) and length (2)
@@ -74,7 +74,9 @@ class Listener:
         serve: Callable[[socket.socket, Caller], Awaitable[None]],
         turned_away: Callable[[str, str], Awaitable[None]],
         gate: Gate,
+        first_word_s: float = DEFAULT_TIMEOUTS.first_word_s,
     ) -> None:
+        self._first_word_s = first_word_s
         self._serve = serve
         self._turned_away = turned_away
         self._gate = gate
@@ -164,10 +166,10 @@ class Listener:
     async def _begins(self, connection: socket.socket, host: str) -> bool:
         """Whether the caller begins as TLS does; if not, its connection is closed."""
         try:
-            async with asyncio.timeout(FIRST_WORD_S):
+            async with asyncio.timeout(self._first_word_s):
                 why = await _first_record(connection)
         except TimeoutError:
-            why = f"it said nothing for {FIRST_WORD_S:g} s"
+            why = f"it said nothing for {self._first_word_s:g} s"
         except BaseException:
             connection.close()
             raise

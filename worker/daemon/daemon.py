@@ -161,7 +161,8 @@ class Daemon:
         self._kernel_dir = config.kernel_folder(self._folder.name)
         self._exchange = BlobExchange(self._shared, self._store.view)
         credentials = environment.credentials(self._folder.path, self._folder.name)
-        self._membership = Membership(credentials, self._folder.path) if credentials else None
+        times = config.timeouts
+        self._membership = Membership(credentials, self._folder.path, times) if credentials else None
         if not config.host:
             self._config = config = replace(config, host="::" if credentials else "127.0.0.1")
         node_id = credentials.node_id if credentials else self._folder.node_id
@@ -273,7 +274,8 @@ class Daemon:
         for peer in config.peers:
             self._stay_linked((peer,))
         if not config.exit_with_stdin:
-            keep("being alone", lambda: tell_if_alone(config.alone_s, lambda: bool(self._owner_id()), self._alone))
+            warning_s = config.timeouts.no_coordinator_warning_s
+            keep("being alone", lambda: tell_if_alone(warning_s, lambda: bool(self._owner_id()), self._alone))
         if self._membership is None and not config.exit_with_stdin:
             keep("looking for a membership", self._look_for_membership)
         if self._membership:

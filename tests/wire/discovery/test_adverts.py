@@ -12,7 +12,6 @@ from wire.discovery.announcements import (
     ADDRESSES_MAX,
     BUCKET_S,
     CANDIDATES_MAX,
-    DIAL_PAUSE_S,
     TTL_S,
     Candidate,
     Candidates,
@@ -27,6 +26,7 @@ from wire.discovery.mdns import announced
 from wire.security.join_tokens import discovery_key
 
 KEY = discovery_key(bytes(32))
+REDIAL_S = 5.0
 NONCE = bytes(range(8))
 LABEL = "0123456789abcdef"
 HERE = ("10.0.0.5:7100",)
@@ -119,7 +119,7 @@ def test_no_text_record_is_too_strange_to_read() -> None:
 
 
 def test_an_advert_is_news_once_and_when_it_names_more() -> None:
-    seen = Candidates()
+    seen = Candidates(REDIAL_S)
     assert seen.heard(LABEL, "worker", HERE, 0.0) == Candidate(HERE, "worker", LABEL)
     assert seen.heard(LABEL, "worker", HERE, 1.0) is None
     more = seen.heard(LABEL, "worker", ("[fd00::5]:7100", "10.0.0.4:7100"), 2.0)
@@ -127,7 +127,7 @@ def test_an_advert_is_news_once_and_when_it_names_more() -> None:
 
 
 def test_a_node_that_died_without_a_word_is_forgotten() -> None:
-    seen = Candidates()
+    seen = Candidates(REDIAL_S)
     seen.heard(LABEL, "worker", HERE, 0.0)
     assert seen.expired(TTL_S - 1) == []
     seen.heard(LABEL, "worker", HERE, TTL_S - 1)
@@ -137,23 +137,23 @@ def test_a_node_that_died_without_a_word_is_forgotten() -> None:
 
 
 def test_a_long_promise_is_not_believed() -> None:
-    seen = Candidates()
+    seen = Candidates(REDIAL_S)
     seen.heard(LABEL, "worker", HERE, 0.0, ttl_s=1e9)
     assert len(seen.expired(TTL_S)) == 1
 
 
 def test_each_is_dialled_at_once_and_then_once_per_pause() -> None:
-    seen = Candidates()
+    seen = Candidates(REDIAL_S)
     for number in range(3):
         seen.heard(f"{number}", "worker", HERE, 0.0)
     first = [candidate.label for candidate in iter(lambda: seen.due(0.0), None)]
     assert sorted(first) == ["0", "1", "2"]
-    assert seen.next_due_s() == DIAL_PAUSE_S and seen.due(DIAL_PAUSE_S - 0.1) is None
-    assert [candidate.label for candidate in iter(lambda: seen.due(DIAL_PAUSE_S), None)] == first
+    assert seen.next_due_s() == REDIAL_S and seen.due(REDIAL_S - 0.1) is None
+    assert [candidate.label for candidate in iter(lambda: seen.due(REDIAL_S), None)] == first
 
 
 def test_who_says_goodbye_and_returns_is_dialled_no_more_often() -> None:
-    seen = Candidates()
+    seen = Candidates(REDIAL_S)
     dials = 0
     for tick in range(200):
         now_s = tick / 10
@@ -161,13 +161,13 @@ def test_who_says_goodbye_and_returns_is_dialled_no_more_often() -> None:
         dials += seen.due(now_s) is not None
         assert seen.gone(LABEL, now_s) is not None
         assert seen.gone(LABEL, now_s) is None
-    assert dials == 20 / DIAL_PAUSE_S
+    assert dials == 20 / REDIAL_S
     seen.expired(100.0)
     assert seen._known == {}
 
 
 def test_a_flood_of_good_adverts_ends_at_so_many_candidates_and_addresses() -> None:
-    seen = Candidates()
+    seen = Candidates(REDIAL_S)
     for number in range(10_000):
         seen.heard(f"{number}", "worker", (f"10.0.{number >> 8}.{number & 255}:7100",), 0.0)
         seen.heard("0", "worker", (f"10.1.{number >> 8}.{number & 255}:7100",), 0.0)

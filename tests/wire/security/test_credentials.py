@@ -23,8 +23,9 @@ from wire.security.certificates import (
     new_key,
     server_name,
 )
-from wire.security.credentials import LOOK_S, RETRY_OUT_S, RETRY_S, Credentials, keep_renewed, renewal_due_s
+from wire.security.credentials import LOOK_S, Credentials, keep_renewed, renewal_due_s
 from wire.security.join_protocol import Admitted, Grant
+from wire.timeouts import DEFAULT_TIMEOUTS as LAN
 
 NOW_S = time.time()
 BY = new_authority(MESH, NOW_S)
@@ -169,7 +170,7 @@ def test_a_certificate_is_due_after_two_thirds_of_its_time_give_or_take_a_tenth(
 async def test_once_it_has_run_out_a_certificate_is_asked_for_more_often(tmp_path: Path) -> None:
     node = member(tmp_path)
     slept: list[float] = []
-    now_s = NOW_S + CERTIFICATE_S - RETRY_S - 1.0
+    now_s = NOW_S + CERTIFICATE_S - LAN.certificate_retry_s - 1.0
 
     async def sleep(seconds: float) -> None:
         nonlocal now_s
@@ -183,7 +184,12 @@ async def test_once_it_has_run_out_a_certificate_is_asked_for_more_often(tmp_pat
 
     with pytest.raises(asyncio.CancelledError):
         await keep_renewed(node, ask, lambda: now_s, sleep)
-    assert slept == [RETRY_S, RETRY_S, RETRY_OUT_S, RETRY_OUT_S]
+    assert slept == [
+        LAN.certificate_retry_s,
+        LAN.certificate_retry_s,
+        LAN.certificate_expired_retry_s,
+        LAN.certificate_expired_retry_s,
+    ]
 
 
 async def test_certificates_are_renewed_in_time_for_ever(tmp_path: Path) -> None:
@@ -207,6 +213,11 @@ async def test_certificates_are_renewed_in_time_for_ever(tmp_path: Path) -> None
 
     with pytest.raises(asyncio.CancelledError):
         await keep_renewed(node, ask, lambda: now_s, sleep, lambda low, high: 0.0)
-    due = [NOW_S + 16 * 3600, NOW_S + 32 * 3600, NOW_S + 32 * 3600 + RETRY_S, NOW_S + 48 * 3600 + RETRY_S]
+    due = [
+        NOW_S + 16 * 3600,
+        NOW_S + 32 * 3600,
+        NOW_S + 32 * 3600 + LAN.certificate_retry_s,
+        NOW_S + 48 * 3600 + LAN.certificate_retry_s,
+    ]
     assert asked_s == pytest.approx(due, abs=2.0)
-    assert max(slept) <= LOOK_S == RETRY_S
+    assert max(slept) <= LOOK_S == LAN.certificate_retry_s
