@@ -6,8 +6,8 @@ it; `server.py` has several models at once.  `kv_cache_step.py` and `sampling.py
 
 from .generation_runner import Generating, TokenStream
 from .replies import Reply
-from .server import AsyncInferenceServer, InferenceServer, LoadedModel, Options
-from .settings import GREEDY, Sampling
+from .server import AsyncInferenceServer, InferenceServer, LoadedModel
+from .settings import GREEDY, Options, Sampling
 
 __all__ = [
     "GREEDY",

@@ -28,6 +28,7 @@ from ..models.model import Model
 from ..util.lru_cache import GRAPHS_COUNT
 from .continuous_batching import bucket
 from .request_batcher import Batcher, Waiting
+from .settings import Options
 
 UNDER_WAY = 4  # batches, so that every stage has one
 WORKS_MAX = GRAPHS_COUNT  # for whose shapes workers keep what they made; those of a graph that comes again, it again
@@ -44,15 +45,13 @@ class _Request:
 class Answering:
     """One model's queue, on the mesh's loop.  `batched` False computes every request as it is."""
 
-    def __init__(
-        self, mesh: AsyncMesh, model: Model | Callable[..., Any], *, rows_max: int, wait_s: float, queue: int,
-        batched: bool, strategy: str, mode: str, copies: str | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, mesh: AsyncMesh, model: Model | Callable[..., Any], options: Options, batched: bool) -> None:
         self._mesh = mesh
         self._model = model
         self._batched = batched
-        self._function = mesh.function(model, strategy, mode, copies=copies)
-        self._batcher = Batcher(rows_max, wait_s, queue, UNDER_WAY)
+        self._function = mesh.function(model, options.strategy, options.mode, copies=options.copies)
+        wait_s = options.max_wait_ms / 1e3
+        self._batcher = Batcher(int(options.max_batch), wait_s, int(options.queue), UNDER_WAY)
         self._numbers = itertools.count()
         self._requests: dict[int, _Request] = {}
         self._loop = asyncio.get_running_loop()

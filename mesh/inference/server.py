@@ -12,7 +12,7 @@ made of.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,45 +24,14 @@ from ..client.mesh import Mesh
 from ..core.call_arguments import taken
 from ..models.load import load
 from ..models.model import Model
-from ..util.did_you_mean import chosen, spelt
+from ..util.did_you_mean import optioned, spelt
 from .generation_runner import Generating, text_of
-from .replies import Prompt, Reply, Request
+from .replies import Prompt, Reply, Request, Stop
 from .request_runner import Answering, is_batched
-from .settings import choice, count, number
+from .settings import Options, choice
 from .tokenizer import Tokenizer
 
 Source = str | Path | Model | Callable[..., Any]
-CHUNK_MAX = 1 << 14  # tokens that a step reads of a prompt: a batch computes as many for each of its slots
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How a model is served: batches of up to `max_batch` rows, begun after `max_wait_ms` at the latest; beside what is
-    computed `queue` requests may wait, and as many texts.
-
-    A language model has `replicas` running batches of `max_batch` texts, which fill the stages of a pipeline, and reads
-    prompts in pieces of `chunk` tokens.  `batched` says whether the first axis of inputs and outputs is one of rows
-    that do not depend on each other; None: as the model's file says, and False on a mesh that is reproducible.
-    `copies` of the weights are kept by workers as for `Mesh.run`.
-    """
-
-    max_batch: int = 8
-    max_wait_ms: float = 2.0
-    queue: int = 64
-    replicas: int = 1
-    chunk: int = 16
-    batched: bool | None = None
-    strategy: str = "auto"
-    mode: str = "auto"
-    copies: str | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("max_batch", "queue", "replicas"):
-            count(getattr(self, name), name)
-        count(self.chunk, "chunk", most=CHUNK_MAX)
-        number(self.max_wait_ms, "max_wait_ms")
-        if self.batched is not None:
-            choice(self.batched, "batched")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,23 +67,41 @@ class AsyncInferenceServer:
         models = ", ".join(sorted(self._models)) or "no model"
         return f"{what}: {'closed' if self._closed else models}, on {self._mesh.told('Mesh')}"
 
-    @spelt
-    async def load_model(self, name: str, model: Source, **options: Any) -> None:
-        """Serve a model, a path to one, or a function, under a name; `options` are those of `Options`.
+    @optioned
+    async def load_model(
+        self,
+        name: str,
+        model: Source,
+        *,
+        max_batch: int = 8,
+        max_wait_ms: float = 2.0,
+        queue: int = 64,
+        replicas: int = 1,
+        chunk: int = 16,
+        batched: bool | None = None,
+        strategy: str = "auto",
+        mode: str = "auto",
+        copies: str | None = None,
+    ) -> None:
+        """Serve a model, a path to one, or a function, under a name; see `Options` for what the options mean.
 
         Weights go to the workers when they are first needed.  InputError for a name that is taken.
         """
+        options = Options(max_batch, max_wait_ms, queue, replicas, chunk, batched, strategy, mode, copies)
+        await self.serve(name, model, options)
+
+    async def serve(self, name: str, model: Source, options: Options) -> None:
+        """As `load_model`, with the options as one value."""
         self._check_open()
         if not isinstance(name, str) or not name:
             raise InputError(f"a model's name is a str, got {name!r}")
-        options_of = chosen(Options, options, "load_model")
         if name in self._models or name in self._loading:
             raise InputError(f"a model is called {name!r} already", next_step="Unload it first, or choose another name")
         self._loading.add(name)
         try:
-            found = await asyncio.to_thread(_loaded, model)
+            loaded = await asyncio.to_thread(_loaded, model)
             self._check_open()
-            self._models[name] = _Served(self._mesh, found, options_of)
+            self._models[name] = _Served(self._mesh, loaded, options)
         finally:
             self._loading.discard(name)
 
@@ -128,13 +115,29 @@ class AsyncInferenceServer:
         served = self._served(name)
         return await served.answering.ask(taken(served.model, inputs, named))
 
-    @spelt
-    def generate(self, name: str, prompt: Prompt, **request: Any) -> Reply:
+    @optioned
+    def generate(
+        self,
+        name: str,
+        prompt: Prompt,
+        *,
+        max_new_tokens: int | None = None,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int = 0,
+        stop: Stop = None,
+        ends: int | Iterable[int] | None = None,
+    ) -> Reply:
         """Go on with a prompt, a text or a list of tokens: an async iterator of pieces, each when it is there.
 
-        `request` is as for `mesh.Model.generate`.  QueueFull at once if too many texts wait.
+        The options are those of `mesh.Model.generate`.  QueueFull at once if too many texts wait.
         """
-        return self._served(name).begin(prompt, chosen(Request, request, "generate"))
+        return self.begin(name, prompt, Request(max_new_tokens, temperature, top_k, top_p, seed, stop, ends))
+
+    def begin(self, name: str, prompt: Prompt, request: Request) -> Reply:
+        """As `generate`, with the options as one value."""
+        return self._served(name).begin(prompt, request)
 
     @spelt
     def loaded_models(self) -> tuple[LoadedModel, ...]:
@@ -187,13 +190,28 @@ class InferenceServer:
     def __repr__(self) -> str:
         return f"<{self._async.told('InferenceServer')}>"
 
-    @spelt
-    def load_model(self, name: str, model: Source, **options: Any) -> None:
-        """Serve a model, a path to one, or a function, under a name; `options` are those of `Options`.
+    @optioned
+    def load_model(
+        self,
+        name: str,
+        model: Source,
+        *,
+        max_batch: int = 8,
+        max_wait_ms: float = 2.0,
+        queue: int = 64,
+        replicas: int = 1,
+        chunk: int = 16,
+        batched: bool | None = None,
+        strategy: str = "auto",
+        mode: str = "auto",
+        copies: str | None = None,
+    ) -> None:
+        """Serve a model, a path to one, or a function, under a name; see `Options` for what the options mean.
 
         Weights go to the workers when they are first needed.  InputError for a name that is taken.
         """
-        self._mesh.wait(self._async.load_model(name, model, **options))
+        options = Options(max_batch, max_wait_ms, queue, replicas, chunk, batched, strategy, mode, copies)
+        self._mesh.wait(self._async.serve(name, model, options))
 
     @spelt
     def infer(self, name: str, /, *inputs: Any, **named: Any) -> Any:
@@ -203,18 +221,28 @@ class InferenceServer:
         """
         return self._mesh.wait(self._async.infer(name, *inputs, **named))
 
-    @spelt
-    def generate(self, name: str, prompt: Prompt, *, stream: bool = False, **request: Any) -> Any:
+    @optioned
+    def generate(
+        self,
+        name: str,
+        prompt: Prompt,
+        *,
+        stream: bool = False,
+        max_new_tokens: int | None = None,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int = 0,
+        stop: Stop = None,
+        ends: int | Iterable[int] | None = None,
+    ) -> Any:
         """Go on with a prompt: all that is new, or with `stream` an iterator of pieces, each when it is there.
 
-        `request` is as for `mesh.Model.generate`.  QueueFull at once if too many texts wait.
+        The options are those of `mesh.Model.generate`.  QueueFull at once if too many texts wait.
         """
-
-        async def begin() -> Reply:
-            return self._async.generate(name, prompt, **request)
-
         choice(stream, "stream")
-        reply = self._mesh.wait(begin())
+        request = Request(max_new_tokens, temperature, top_k, top_p, seed, stop, ends)
+        reply = self._mesh.wait(_soon(lambda: self._async.begin(name, prompt, request)))
         return self._pieces(reply) if stream else self._mesh.wait(reply.all())
 
     @spelt
@@ -264,10 +292,7 @@ class _Served:
             )
         if batched is None:
             batched = (is_batched(model) if isinstance(model, Model) else True) and not mesh.reproducible
-        self.answering = Answering(
-            mesh, model, rows_max=int(options.max_batch), wait_s=options.max_wait_ms / 1e3, queue=int(options.queue),
-            batched=batched, strategy=options.strategy, mode=options.mode, copies=options.copies,
-        )  # fmt: skip
+        self.answering = Answering(mesh, model, options, batched)
         self._generating: list[Generating] = []
         self._tokenizer: Tokenizer | None = None
 

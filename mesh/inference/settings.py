@@ -1,4 +1,4 @@
-"""Settings: how a text's tokens are chosen, and how large a batch of texts is.  Data only."""
+"""Settings: how a model is served, how a text's tokens are chosen, how large a batch of texts is.  Data only."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from numbers import Integral, Real
 from typing import Any
 
 from wire.errors import InputError
+
+CHUNK_MAX = 1 << 14  # tokens that a step reads of a prompt: a batch computes as many for each of its slots
 
 
 def count(value: Any, what: str, least: int = 1, most: int | None = None) -> int:
@@ -31,6 +33,36 @@ def choice(value: Any, what: str) -> bool:
     if not isinstance(value, bool):
         raise InputError(f"{what} is True or False, got {value!r}")
     return value
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a model is served: batches of up to `max_batch` rows, begun after `max_wait_ms` at the latest; beside what is
+    computed `queue` requests may wait, and as many texts.
+
+    A language model has `replicas` running batches of `max_batch` texts, which fill the stages of a pipeline, and reads
+    prompts in pieces of `chunk` tokens.  `batched` says whether the first axis of inputs and outputs is one of rows
+    that do not depend on each other; None: as the model's file says, and False on a mesh that is reproducible.
+    `copies` of the weights are kept by workers as for `Mesh.run`.
+    """
+
+    max_batch: int = 8
+    max_wait_ms: float = 2.0
+    queue: int = 64
+    replicas: int = 1
+    chunk: int = 16
+    batched: bool | None = None
+    strategy: str = "auto"
+    mode: str = "auto"
+    copies: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_batch", "queue", "replicas"):
+            count(getattr(self, name), name)
+        count(self.chunk, "chunk", most=CHUNK_MAX)
+        number(self.max_wait_ms, "max_wait_ms")
+        if self.batched is not None:
+            choice(self.batched, "batched")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from wire.errors import ShapeError
 
@@ -39,7 +39,7 @@ def conv(
     rank = _rank(source, kernels, "weight (out, in / groups, *kernel)")
     steps, reaches = per_axis(stride, rank, "stride"), per_axis(dilation, rank, "dilation")
     pairs = pads(padding, source.shape[-rank:], extents(kernels.shape[2:], reaches), steps)
-    return _over_samples(source, kernels, bias, rank, steps, pairs, (1,) * rank, reaches, groups)
+    return _over_samples(source, kernels, bias, _Windows(steps, pairs, (1,) * rank, reaches, groups))
 
 
 @checked
@@ -68,7 +68,7 @@ def conv_transpose(
         (span - 1 - low, span - 1 - high + extra) for (low, high), span, extra in zip(taken, spans, more, strict=True)
     ]
     turned = transposed_kernels(kernels, groups)
-    return _over_samples(source, turned, bias, rank, (1,) * rank, pairs, steps, reaches, groups)
+    return _over_samples(source, turned, bias, _Windows((1,) * rank, pairs, steps, reaches, groups))
 
 
 def _rank(x: Array, weight: Array, wanted: str) -> int:
@@ -78,21 +78,22 @@ def _rank(x: Array, weight: Array, wanted: str) -> int:
     return rank
 
 
-def _over_samples(
-    x: Array,
-    weight: Array,
-    bias: Operand | None,
-    rank: int,
-    stride: Sequence[int],
-    pairs: Sequence[Pair],
-    lhs_dilation: Sequence[int],
-    rhs_dilation: Sequence[int],
-    groups: int,
-) -> Array:
-    """The axes in front of the channels as one, and back."""
+class _Windows(NamedTuple):
+    """Where the windows of a correlation lie, per axis, and in how many groups channels are."""
+
+    stride: Sequence[int]
+    pads: Sequence[Pair]
+    lhs_dilation: Sequence[int]
+    rhs_dilation: Sequence[int]
+    groups: int
+
+
+def _over_samples(x: Array, weight: Array, bias: Operand | None, windows: _Windows) -> Array:
+    """A correlation with all axes in front of the channels as one, and these axes back."""
+    rank = len(windows.stride)
     front = x.shape[: -rank - 1]
     samples = x.reshape(math.prod(front), *x.shape[-rank - 1 :])
-    found = correlation(samples, weight, stride, pairs, lhs_dilation, rhs_dilation, groups)
+    result = correlation(samples, weight, *windows)
     if bias is not None:
-        found = found + asarray(bias).reshape(-1, *[1] * rank)
-    return found.reshape(*front, *found.shape[1:])
+        result = result + asarray(bias).reshape(-1, *[1] * rank)
+    return result.reshape(*front, *result.shape[1:])

@@ -1,5 +1,7 @@
-"""Progress: what a training run reports of itself, and how it is shown.  On a terminal there is a bar, elsewhere a line
-now and then, and nothing when nobody asked."""
+"""Progress: what a training run reports of itself, and how it is shown.
+
+A notebook and a terminal get a bar, anything else a line now and then.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +9,13 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from importlib.util import find_spec
+from typing import Any, Protocol
 
 from ..util.byte_sizes import counted, size_text, time_text
 
 LINE_S = 10.0  # between two lines where there is no terminal
-FRAME_S = 0.1
-BAR_CHARS = 20
+FRAME_S = 0.1  # between two changes of a bar
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,22 +74,110 @@ class Callback:
         """So many compute from now on; 0: there are too few, and the run waits for more."""
 
 
-class Progress(Callback):
-    """Samples per second and bytes per step on stderr, of `steps` in all if that is known."""
+class Display(Protocol):
+    """Where progress is shown: `show` replaces the line of the latest step, `say` writes one that stays."""
 
-    def __init__(self, steps: int | None) -> None:
+    pause_s: float  # at least, between two lines of steps
+
+    def show(self, done: int, line: str) -> None: ...
+
+    def say(self, line: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Lines:
+    """Plain lines on stderr, for logs."""
+
+    pause_s = LINE_S
+
+    def show(self, done: int, line: str) -> None:
+        self.say(line)
+
+    def say(self, line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    def close(self) -> None: ...
+
+
+class RichBar:
+    """A bar on a terminal, drawn by rich."""
+
+    pause_s = FRAME_S
+
+    def __init__(self, total: int | None) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        self._bar = Progress(BarColumn(), TextColumn("{task.description}"), console=Console(stderr=True), expand=True)
+        self._task = self._bar.add_task("", total=total)
+
+    def show(self, done: int, line: str) -> None:
+        from rich.markup import escape
+
+        self._bar.start()
+        self._bar.update(self._task, completed=done, description=escape(line))
+
+    def say(self, line: str) -> None:
+        self._bar.console.print(line, markup=False, highlight=False)
+
+    def close(self) -> None:
+        self._bar.stop()
+
+
+class NotebookBar:
+    """A bar in a notebook, drawn by tqdm."""
+
+    pause_s = FRAME_S
+
+    def __init__(self, total: int | None) -> None:
+        from tqdm.auto import tqdm
+
+        self._bar = tqdm(total=total, unit="step")
+
+    def show(self, done: int, line: str) -> None:
+        self._bar.set_description_str(line, refresh=False)
+        self._bar.update(done - self._bar.n)
+
+    def say(self, line: str) -> None:
+        self._bar.write(line, file=sys.stderr)
+
+    def close(self) -> None:
+        self._bar.refresh()
+        self._bar.close()
+
+
+def display_for(total: int | None) -> Display:
+    """tqdm's bar in a notebook where tqdm is installed, rich's on a terminal, and lines elsewhere."""
+    if "ipykernel" in sys.modules and find_spec("tqdm") is not None:
+        return NotebookBar(total)
+    return RichBar(total) if sys.stderr.isatty() else Lines()
+
+
+class Progress(Callback):
+    """Loss, samples per second and bytes per step, shown on stderr or in the notebook.
+
+    Parameters
+    ----------
+    steps : int or None
+        The number of steps of the run, None if it is not known.
+    display : Display, optional
+        Where progress is shown; `display_for` chooses by default.
+    """
+
+    def __init__(self, steps: int | None, display: Display | None = None) -> None:
         self._steps = steps
-        self._begun_s = self._told_s = time.monotonic()
+        self._display = display or display_for(steps)
+        self._begun_s = self._shown_s = time.monotonic()
         self._rows = self._done = 0
-        self._drawn = sys.stderr.isatty()
 
     def on_step(self, report: StepReport) -> None:
-        """Show it, unless something was shown just now."""
+        """Show the step, unless another one was shown just now."""
         self._rows, self._done = self._rows + report.rows, self._done + 1
         now_s = time.monotonic()
-        if now_s - self._told_s < (FRAME_S if self._drawn else LINE_S) and self._done != self._steps:
+        if now_s - self._shown_s < self._display.pause_s and self._done != self._steps:
             return
-        self._told_s = now_s
+        self._shown_s = now_s
         rate = self._rows / max(now_s - self._begun_s, 1e-9)
         line = (
             f"step {report.step}, epoch {report.epoch}: loss {report.loss:.4g}, {rate:.0f} samples/s, "
@@ -95,27 +185,16 @@ class Progress(Callback):
         )
         if len({*report.shares.values()}) > 1:
             line += f" ({', '.join(f'{name} {rows}' for name, rows in report.shares.items())} rows)"
-        if self._drawn:
-            print(f"\r{self._bar()}{line}\x1b[K", end="", file=sys.stderr, flush=True)
-        else:
-            print(line, file=sys.stderr, flush=True)
+        self._display.show(self._done, line)
 
     def on_workers(self, workers: int) -> None:
-        """Say why nothing goes on."""
+        """Say that the run waits, if there are too few workers."""
         if not workers:
-            self.close()
-            print("there are too few workers: waiting for more", file=sys.stderr, flush=True)
+            self._display.say("there are too few workers: waiting for more")
 
     def close(self) -> None:
-        """Nothing more will be shown."""
-        if self._drawn and self._done:
-            print(file=sys.stderr)
-
-    def _bar(self) -> str:
-        if not self._steps:
-            return ""
-        full = min(BAR_CHARS, BAR_CHARS * self._done // self._steps)
-        return f"[{'#' * full}{'.' * (BAR_CHARS - full)}] "
+        """Show nothing more."""
+        self._display.close()
 
 
 __all__ = ["Callback", "History", "Progress", "StepReport"]

@@ -1,7 +1,7 @@
 """Did you mean: arguments that a call does not have, and the ones that were meant.  Pure.
 
-@spelt                                  # of a public function: InputError instead of Python's TypeError
-options = chosen(Options, given, "load_model")
+@spelt        # of a public function: InputError instead of Python's TypeError
+@optioned     # the same for a function whose keyword-only arguments are options
 """
 
 from __future__ import annotations
@@ -9,29 +9,13 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
 from functools import wraps
-from typing import Any, ClassVar, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from wire.errors import InputError
 
-
-class Dataclass(Protocol):
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-
 P = ParamSpec("P")
 T = TypeVar("T")
-Options = TypeVar("Options", bound=Dataclass)
-
-
-def chosen(kind: type[Options], given: Mapping[str, Any], where: str) -> Options:
-    """The dataclass `kind` of options; InputError naming the first that it does not have."""
-    known = [field.name for field in fields(kind)]
-    unknown = next((name for name in given if name not in known), None)
-    if unknown is not None:
-        raise InputError(f"{where} has no option {unknown!r}", next_step=meant(unknown, known))
-    return kind(**given)
 
 
 def meant(name: str, known: Iterable[str]) -> str:
@@ -54,6 +38,22 @@ def spelt(function: Callable[P, T]) -> Callable[P, T]:
             if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
                 raise
             raise InputError(f"{_what(function)} {_wrong(function, error)}", next_step=_step(function, named)) from None
+
+    return called
+
+
+def optioned(function: Callable[P, T]) -> Callable[P, T]:
+    """As `spelt`; a keyword that the function does not have is told of as an option."""
+    parameters, call = _parameters(function), spelt(function)
+    known = {each.name for each in parameters}
+    options = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
+
+    @wraps(function)
+    def called(*args: P.args, **named: P.kwargs) -> T:
+        unknown = next((name for name in named if name not in known), None)
+        if unknown is not None:
+            raise InputError(f"{function.__name__} has no option {unknown!r}", next_step=meant(unknown, options))
+        return call(*args, **named)
 
     return called
 

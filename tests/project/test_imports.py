@@ -291,11 +291,17 @@ DOORS = {
     "onnx": {"mesh/importers/onnx/reading.py"},
     "platformdirs": {"worker/config.py", "mesh/backends/enrolment.py", "mesh/demo/show.py"},
     "psutil": {"wire/link/interfaces.py", "wire/system/memory.py"},
-    "rich": {"mesh/commands/progress.py", "mesh/commands/tables.py", "mesh/demo/show.py"},
+    "rich": {
+        "mesh/commands/progress.py",
+        "mesh/commands/tables.py",
+        "mesh/demo/show.py",
+        "mesh/training/progress.py",
+    },
     "safetensors": {"wire/ir/file.py"},
     "threadpoolctl": {"worker/cpu/process.py"},
     "tokenizers": {"mesh/demo/minilm.py", "mesh/inference/tokenizer.py"},
     "torch": {"mesh/importers/torch/__init__.py"},
+    "tqdm": {"mesh/training/progress.py"},
     "wgpu": {"worker/wgsl/device.py"},
     "zeroconf": {"wire/discovery/mdns.py"},
 }

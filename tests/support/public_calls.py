@@ -17,8 +17,8 @@ import numpy as np
 import mesh
 from mesh import Mesh, MeshError, collectives, nn, optim, random, training, tree
 from mesh import numpy as mnp
+from mesh.inference import Options
 from mesh.inference.replies import Request
-from mesh.inference.server import Options
 from mesh.numpy import fft, linalg
 from wire.ir.dtypes import F32
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import random
+from dataclasses import fields
+from typing import Any
 
 import pytest
 
+from mesh.inference import AsyncInferenceServer, InferenceServer, Options
+from mesh.inference.replies import Request
 from mesh.inference.request_batcher import Batcher, Waiting
+from mesh.models.model import Model
 
 
 def batcher(**other: float) -> Batcher:
@@ -94,3 +100,16 @@ def test_everybody_is_served_once_in_time_and_in_order_of_their_kind(seed: int) 
         assert numbers([each for each in served if each.kind == kind]) == sorted(
             each.number for each in served if each.kind == kind
         )
+
+
+@pytest.mark.parametrize("server", [InferenceServer, AsyncInferenceServer])
+def test_options_stand_in_the_signatures_with_their_defaults(server: Any) -> None:
+    def keywords(call: Any) -> dict[str, Any]:
+        parameters = inspect.signature(call).parameters.values()
+        assert not any(each.kind is each.VAR_KEYWORD for each in parameters)
+        return {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
+
+    assert keywords(server.load_model) == {each.name: each.default for each in fields(Options)}
+    asked = {each.name: each.default for each in fields(Request)}
+    assert asked.items() <= keywords(server.generate).items()
+    assert asked.items() <= keywords(Model.generate).items()

@@ -177,6 +177,26 @@ def test_streamed_text_never_splits_a_character(tmp_path: Path) -> None:
     assert "".join([broken.add(token) for token in tokenizer.ids("a🙂")[:-1]]) == "a" and "\ufffd" in broken.rest()
 
 
+def test_bytes_that_are_no_text_do_not_end_a_stream(tmp_path: Path) -> None:
+    """Llama's decoder marks a run of byte tokens as a whole if one of it is no text, also what was told before."""
+    tokenizers = pytest.importorskip("tokenizers")
+    from mesh.inference.tokenizer import Tokenizer, Writing
+
+    vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"\u2581the": 256, "\u2581end": 257}
+    own = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, [], byte_fallback=True))
+    steps = tokenizers.decoders
+    own.decoder = steps.Sequence(
+        [steps.Replace("\u2581", " "), steps.ByteFallback(), steps.Fuse(), steps.Strip(" ", 1, 0)]
+    )
+    own.save(str(tmp_path / "tokenizer.json"))
+    euro = list("\u20ac".encode())
+    writing = Writing(Tokenizer(tmp_path))
+    assert "".join(map(writing.add, [256, *euro, 257])) + writing.rest() == "the\u20ac end"
+    broken = Writing(Tokenizer(tmp_path))
+    pieces = "".join(map(broken.add, [0x41, euro[0], 256, *euro, 257])) + broken.rest()
+    assert pieces.startswith("A") and pieces.endswith("the\u20ac end")
+
+
 @pytest.mark.parametrize("stop", ["lo w", "world", "d", "hello world"])
 def test_text_ends_before_a_stop_and_holds_back_its_beginnings(tmp_path: Path, stop: str) -> None:
     pytest.importorskip("tokenizers")

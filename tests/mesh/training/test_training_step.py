@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import math
+import sys
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -14,7 +17,7 @@ from mesh.errors import InputError
 from mesh.training.data import ArrayData, BatchData, Cursor, Shares, padded
 from mesh.training.gradient_exchange import buckets
 from mesh.training.gradients import finite
-from mesh.training.progress import Progress, StepReport
+from mesh.training.progress import Lines, NotebookBar, Progress, RichBar, StepReport
 from mesh.training.step import first_state, training_step
 from mesh.training.step_config import Recipe
 from wire.ir.graph import WireGraph
@@ -239,6 +242,43 @@ def test_a_run_that_waits_for_workers_says_so(capsys: pytest.CaptureFixture[str]
 def test_progress_says_who_has_how_many_rows(shares: Any, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     Progress(1).on_step(StepReport(1, 0, 0.5, 1.0, False, 64, 2, 100, shares))
     assert capsys.readouterr().err.strip().endswith(said)
+
+
+REPORT = StepReport(1, 0, 0.5, 1.0, False, 64, 2, 100, {"a[b]": 48, "b": 16})
+
+
+def test_a_terminal_gets_a_bar_with_the_latest_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "150")
+    shown = Progress(1)
+    assert isinstance(shown._display, RichBar)
+    shown.on_workers(0)
+    shown.on_step(REPORT)
+    shown.close()
+    text = terminal.getvalue()
+    assert "waiting for more" in text and "loss 0.5" in text and "(a[b] 48, b 16 rows)" in text and "\x1b" in text
+
+
+def test_a_notebook_gets_the_bar_of_tqdm_where_it_is_installed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("tqdm")
+    monkeypatch.setitem(sys.modules, "ipykernel", ModuleType("ipykernel"))
+    shown = Progress(1)
+    assert isinstance(shown._display, NotebookBar)
+    shown.on_step(REPORT)
+    shown.on_workers(0)
+    shown.close()
+    text = capsys.readouterr().err
+    assert "loss 0.5" in text and "1/1" in text and "waiting for more" in text
+    monkeypatch.setattr("mesh.training.progress.find_spec", lambda name: None)
+    assert isinstance(Progress(1)._display, Lines)
 
 
 # -- the decorator
