@@ -277,6 +277,7 @@ ROOT = {
 DOORS = {
     "aiohttp": {"wire/link/websocket_carrier.py"},
     "cryptography": {"wire/security/certificates.py"},
+    "filelock": {"wire/system/file_lock.py"},
     "jax": {"mesh/importers/jax/__init__.py", "mesh/importers/jax/control.py"},
     "lazy_loader": {"mesh/__init__.py"},
     "jeepney": {"worker/daemon/system_sleep.py"},

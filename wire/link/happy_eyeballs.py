@@ -2,6 +2,10 @@
 
 An attempt that fails lets the next begin at once, so an address that is out of reach costs nothing, and one that never
 answers costs a moment.  It knows neither sockets nor who answers.
+
+Not aiohappyeyeballs, which races TCP connections: here an attempt is a WebSocket over TLS.  Its race has one delay for
+all attempts, so none has a head start; it cancels those that lost in the middle of their handshake, which the other
+side's log would call a stranger's; and it drops the result of one that had just been connected, without closing it.
 """
 
 from __future__ import annotations
