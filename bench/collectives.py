@@ -185,13 +185,13 @@ async def by_links(n: int, folder: Path, tls: bool) -> Figures:
 async def one_size(coordinator: Any, links: Any, peers: Any, place: int, size: int) -> float:
     """A part per rank that makes a tensor and reduces it again and again; seconds of a call, in which the messages that
     begin and end the step have their share."""
-    from wire.protocol.messages import Drop, Gang, Member, PartSpec, PlanKey, Source, Target
+    from wire.protocol.messages import Drop, Gang, Member, PartSpec, PlanKey, Source, SourceKind, Target
 
     graph, plan, n = chained(size // 4, CALLS[size], len(links)), PlanKey(1, place + 1), len(links)
     members = tuple(Member(node, rank, 0) for rank, node in enumerate(peers))
     for rank, link in enumerate(links):
         gang = Gang(("dp",), (n,), rank, members)
-        part = PartSpec(rank, 0, graph.hash, (Source("input"),), ((Target("", 0, rank),),), gang=gang)
+        part = PartSpec(rank, 0, graph.hash, (Source(SourceKind.INPUT),), ((Target("", 0, rank),),), gang=gang)
         await coordinator.deploy(link, [(part, graph)], plan, peers=peers, ordered=True)
     times = []
     for step in range(4):

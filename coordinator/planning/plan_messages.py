@@ -13,7 +13,7 @@ from wire.errors import BlobMissing
 from wire.ir.graph import WireGraph, const_value
 from wire.ir.ops import LEAVES, inner_graphs
 from wire.ir.types import TensorType
-from wire.protocol.messages import BlobSpec, Deploy, Member, PartSpec, PlanKey, Target, Working
+from wire.protocol.messages import BlobSpec, Deploy, Member, PartSpec, PlanKey, SourceKind, Target, Working
 from wire.protocol.messages import Carry as WireCarry
 from wire.protocol.messages import Gang as WireGang
 from wire.protocol.messages import Source as WireSource
@@ -258,11 +258,11 @@ def _carries(plan: Plan) -> dict[int, list[WireCarry]]:
 def _wire_source(source: Source, params: Params, plan: Plan) -> WireSource:
     match source:
         case FromInput():
-            return WireSource("input")
+            return WireSource(SourceKind.INPUT)
         case FromPart(part, slot):
-            return WireSource("edge", part, slot, node=plan.parts[part].node)
+            return WireSource(SourceKind.EDGE, part, slot, node=plan.parts[part].node)
         case FromParam() | FromState():
-            return WireSource("param", blob=params[source][0])
+            return WireSource(SourceKind.PARAM, blob=params[source][0])
 
 
 def contents_of(plan: Plan, node: str, params: Params) -> dict[bytes, tuple[TensorType, bool]]:

@@ -39,6 +39,7 @@ from wire.protocol.messages import (
     PlanKey,
     Push,
     Source,
+    SourceKind,
     Target,
     Value,
 )
@@ -108,7 +109,7 @@ class Ranks:
     def spec(self, rank: int) -> PartSpec:
         targets = tuple((Target("", 0, 3 * rank + output),) for output in range(3))
         gang = Gang(GROUP["axes"], GROUP["sizes"], rank, self.members)
-        return PartSpec(rank, 0, self.graph.hash, (Source("input"),), targets, gang=gang)
+        return PartSpec(rank, 0, self.graph.hash, (Source(SourceKind.INPUT),), targets, gang=gang)
 
     async def deploy(self) -> None:
         for rank, link in enumerate(self.fleet.links):
@@ -346,7 +347,7 @@ def shelves_of(pid: int) -> list[int]:
 async def with_others(fleet: Fleet, arrays: list[NDArray[Any]]) -> None:
     """The host of the first worker is as good as before."""
     graph = double_graph()
-    spec = PartSpec(0, 0, graph.hash, (Source("input"),), ((Target("", 0, 0),),))
+    spec = PartSpec(0, 0, graph.hash, (Source(SourceKind.INPUT),), ((Target("", 0, 0),),))
     await fleet.coordinator.deploy(fleet.links[0], [(spec, graph)], PlanKey(1, 5))
     feed = fleet.coordinator.feed(0, 0, arrays[0])
     outputs = (await fleet.coordinator.run(fleet.links[0], PlanKey(1, 5), 0, feed))[1]

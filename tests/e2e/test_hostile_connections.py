@@ -57,7 +57,7 @@ from wire.protocol.frames import (
     StreamOpen,
     encode,
 )
-from wire.protocol.messages import Deploy, PartSpec, PlanKey, Source, Target
+from wire.protocol.messages import Deploy, PartSpec, PlanKey, Source, SourceKind, Target
 from wire.protocol.peer import BULK, CONTROL, Channel, Identity, Peer
 from wire.protocol.versions import usable_ops
 from wire.timeouts import DEFAULT_TIMEOUTS as LAN
@@ -100,7 +100,7 @@ async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serv
     coordinator = Coordinator()
     async with worker(tmp_path_factory.mktemp("served")) as started:
         link, _ = await coordinator.join(started)
-        part = PartSpec(0, 0, graph.hash, (Source("input"),), ((Target("", 0, 0),),))
+        part = PartSpec(0, 0, graph.hash, (Source(SourceKind.INPUT),), ((Target("", 0, 0),),))
         await coordinator.deploy(link, [(part, graph)], PLAN)
         made = Served(started, coordinator, link)
         made.rss_bytes = psutil.Process(started.process.pid).memory_info().rss
@@ -383,7 +383,7 @@ async def test_hostile_graphs_are_refused_with_their_error_and_their_host_lives(
     assert len(graphs) > 80
     for number, data in enumerate(graphs.values()):
         address = hash_bytes(data)
-        part = PartSpec(0, 0, address, (Source("input"),), ((Target("", 0, 0),),))
+        part = PartSpec(0, 0, address, (Source(SourceKind.INPUT),), ((Target("", 0, 0),),))
         with pytest.raises((GraphError, VersionMismatch)):
             await served.link.request(Deploy(PlanKey(1, 2 + number), (part,), {address: data}, (), {}), HANGS_S)
     assert served.worker.host_pids() == [host.pid for host in hosts]
@@ -393,7 +393,7 @@ async def test_hostile_graphs_are_refused_with_their_error_and_their_host_lives(
 
 async def test_a_graph_under_another_address_is_refused(served: Served) -> None:
     address = bytes(32)
-    part = PartSpec(0, 0, address, (Source("input"),), ((Target("", 0, 0),),))
+    part = PartSpec(0, 0, address, (Source(SourceKind.INPUT),), ((Target("", 0, 0),),))
     with pytest.raises(GraphError, match="hash"):
         await served.link.request(Deploy(PlanKey(1, 1000), (part,), {address: square_sum().encoded}, (), {}))
     await served.still_right()

@@ -9,7 +9,7 @@ from support.processes.worker_process import Coordinator, worker
 
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder
-from wire.protocol.messages import PartSpec, PlanKey, Source, Target
+from wire.protocol.messages import PartSpec, PlanKey, Source, SourceKind, Target
 from wire.protocol.throttled_adapters import throttle_in
 
 FLOPS_PER_S = 1e5
@@ -28,7 +28,7 @@ async def test_a_throttled_worker_says_so_and_is_another_machine(tmp_path: Path)
             assert throttle_in(device.adapter) == text and device.gflops == FLOPS_PER_S / 1e9
             assert not link.same_host and link.peer.shared_memory == ""
             plan = PlanKey(1, 1)
-            part = PartSpec(0, 0, graph.hash, (Source("input"),), ((Target("", 0, 0),),))
+            part = PartSpec(0, 0, graph.hash, (Source(SourceKind.INPUT),), ((Target("", 0, 0),),))
             await coordinator.deploy(link, [(part, graph)], plan)
             feed = coordinator.feed(0, 0, np.ones(SIZE, np.float32), "inline")
             ran, outputs = await coordinator.run(link, plan, 0, feed)

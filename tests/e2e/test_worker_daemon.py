@@ -49,6 +49,7 @@ from wire.protocol.messages import (
     Push,
     Run,
     Source,
+    SourceKind,
     Suspected,
     TailLog,
     Target,
@@ -94,7 +95,7 @@ def random_array(shape: tuple[int, ...] = (4,)) -> NDArray[Any]:
 
 
 OUT = [Target("", 0, 0)]
-IN = [Source("input")]
+IN = [Source(SourceKind.INPUT)]
 
 
 @pytest_asyncio.fixture
@@ -224,7 +225,7 @@ async def test_a_part_is_deployed_and_run_with_inputs_that_travel_any_way(
     async with worker(tmp_path) as each:
         link, _ = await coordinator.join(each)
         graph = add_graph(shape)
-        part = spec(graph, [*IN, Source("param", blob=coordinator.blob_spec(w).blob)], OUT)
+        part = spec(graph, [*IN, Source(SourceKind.PARAM, blob=coordinator.blob_spec(w).blob)], OUT)
         deployed = await coordinator.deploy(link, [(part, graph)], PLAN, [(w, [""])])
         assert deployed.compiled == 1
         assert deployed.bytes_socket + deployed.bytes_shared == w.nbytes
@@ -248,7 +249,7 @@ async def test_weights_are_kept_between_runs_of_the_worker_and_graphs_are_asked_
 ) -> None:
     w = random_array(LARGE)
     graph = add_graph(LARGE)
-    part = spec(graph, [*IN, Source("param", blob=coordinator.blob_spec(w).blob)], OUT)
+    part = spec(graph, [*IN, Source(SourceKind.PARAM, blob=coordinator.blob_spec(w).blob)], OUT)
     seen = []
     for _ in range(2):
         async with worker(tmp_path) as each:
@@ -268,7 +269,7 @@ async def test_a_damaged_file_in_the_cache_is_fetched_again(tmp_path: Path, coor
     w = random_array(LARGE)
     graph = add_graph(LARGE)
     blob = coordinator.blob_spec(w).blob
-    part = spec(graph, [*IN, Source("param", blob=blob)], OUT)
+    part = spec(graph, [*IN, Source(SourceKind.PARAM, blob=blob)], OUT)
     for _ in range(2):
         async with worker(tmp_path) as each:
             link, _ = await coordinator.join(each)
@@ -285,7 +286,7 @@ async def test_parts_on_two_workers_push_straight_to_each_other(fleet: Fleet, sh
     w, x = random_array(shape), random_array(shape) + 1
     blob = coordinator.blob_spec(w).blob
     sender = spec(first, IN, [Target(two.node_id, 1, 0)])
-    receiver = spec(second, [Source("edge", 0, 0), Source("param", blob=blob)], OUT, part=1)
+    receiver = spec(second, [Source(SourceKind.EDGE, 0, 0), Source(SourceKind.PARAM, blob=blob)], OUT, part=1)
     await coordinator.deploy(fleet.links[0], [(sender, first)], PLAN, peers=fleet.peers)
     await coordinator.deploy(fleet.links[1], [(receiver, second)], PLAN, [(w, [""])], peers=fleet.peers)
     for step in range(5):
@@ -304,7 +305,7 @@ async def test_weights_come_from_a_peer_that_has_them(fleet: Fleet) -> None:
     coordinator, (one, _) = fleet.coordinator, fleet.workers
     w = random_array(LARGE)
     graph = add_graph(LARGE)
-    part = spec(graph, [*IN, Source("param", blob=coordinator.blob_spec(w).blob)], OUT)
+    part = spec(graph, [*IN, Source(SourceKind.PARAM, blob=coordinator.blob_spec(w).blob)], OUT)
     await coordinator.deploy(fleet.links[0], [(part, graph)], PLAN, [(w, [""])], fleet.peers)
     coordinator.content.clear()
     relay = double_graph()
@@ -324,7 +325,7 @@ async def test_weights_that_nobody_has_are_a_typed_error_and_the_worker_goes_on(
     graph = add_graph()
     missing = coordinator.blob_spec(w)
     coordinator.content.clear()
-    part = spec(graph, [*IN, Source("param", blob=missing.blob)], OUT)
+    part = spec(graph, [*IN, Source(SourceKind.PARAM, blob=missing.blob)], OUT)
     with pytest.raises(BlobMissing, match="holders"):
         await fleet.links[0].request(Deploy(PLAN, (part,), {graph.hash: graph.encoded}, (missing,), {}), HANGS_S)
     await with_double(coordinator, fleet.links[0], plan=PlanKey(1, 2))
@@ -365,7 +366,7 @@ async def test_an_input_of_the_wrong_shape_or_dtype_names_what_was_expected(flee
 async def test_a_cancelled_step_and_a_dropped_plan_are_stale(fleet: Fleet) -> None:
     coordinator, link = fleet.coordinator, fleet.links[0]
     graph = double_graph()
-    waits = spec(graph, [Source("edge", 9, 0)], OUT)
+    waits = spec(graph, [Source(SourceKind.EDGE, 9, 0)], OUT)
     await coordinator.deploy(link, [(waits, graph)], PLAN)
     running = asyncio.create_task(coordinator.run(link, PLAN, 0))
     await asyncio.sleep(0.05)

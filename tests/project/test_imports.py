@@ -285,7 +285,15 @@ DOORS = {
     "msgpack": {"wire/ir/codec.py"},
     "msgspec": {
         "coordinator/planning/plan_codec.py",
-        "wire/protocol/messages.py",
+        "wire/protocol/messages/__init__.py",
+        "wire/protocol/messages/admin.py",
+        "wire/protocol/messages/blobs.py",
+        "wire/protocol/messages/deploy.py",
+        "wire/protocol/messages/fields.py",
+        "wire/protocol/messages/jobs.py",
+        "wire/protocol/messages/link.py",
+        "wire/protocol/messages/run.py",
+        "wire/protocol/messages/session.py",
         "wire/protocol/frames.py",
         "worker/engine/host_messages.py",
     },
@@ -408,7 +416,7 @@ PURE = tuple(
     for path in BY_PATH
     if path in PURE_FILES or (path.startswith(PURE_FOLDERS) and not path.endswith("__init__.py"))
 )
-SEVERAL = ("worker/wgsl", "mesh/importers")  # with the folders in them, one room
+SEVERAL = ("wire/protocol", "worker/wgsl", "mesh/importers")  # with the folders in them, one room
 
 
 def imports() -> Iterator[tuple[SourceFile, Import]]:

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
-import msgspec
 from msgspec import inspect
 
 ROOT = Path(__file__).parent.parent.parent
@@ -21,9 +20,8 @@ if __name__ == "__main__":
 from support.golden import stored  # noqa: E402
 
 from wire.limits import DEFAULT, GIB, KIB, MIB, Limits  # noqa: E402
-from wire.protocol import messages  # noqa: E402
 from wire.protocol.frames import _ROWS, HelloBody  # noqa: E402
-from wire.protocol.messages import AnyMessage, Message  # noqa: E402
+from wire.protocol.messages import AnyMessage, admin, blobs, deploy, fields, jobs, link, run, session  # noqa: E402
 from wire.protocol.peer import _BOTH, _CHANNELS  # noqa: E402
 from wire.security import join_protocol  # noqa: E402
 
@@ -60,13 +58,15 @@ def all_messages() -> str:
 
 
 def structs() -> str:
-    found = [
-        each
-        for each in vars(messages).values()
-        if isinstance(each, type) and issubclass(each, msgspec.Struct) and not issubclass(each, Message)
-        and each is not msgspec.Struct
+    records = [
+        record
+        for module in (fields, link, blobs, deploy, run, jobs, session, admin)
+        for record in vars(module).values()
+        if isinstance(record, type) and record.__module__ == module.__name__
+        and issubclass(record, fields.Record) and record is not fields.Record
     ]  # fmt: skip
-    return markdown(["struct", "fields", "meaning"], [[f"`{k.__name__}`", _field_list(k), _about(k)] for k in found])
+    rows = [[f"`{record.__name__}`", _field_list(record), _about(record)] for record in records]
+    return markdown(["struct", "fields", "meaning"], rows)
 
 
 def join_frames() -> str:
@@ -169,6 +169,8 @@ def _kind(found: Any) -> str:
             return f"map of {_kind(key)} to {_kind(value)}"
         case inspect.StructType(cls=cls):
             return str(cls.__name__)
+        case inspect.EnumType(cls=cls):
+            return " or ".join(f'"{member.value}"' for member in cls)
         case inspect.UnionType(types=types):
             return " or ".join("nil" if isinstance(each, inspect.NoneType) else _kind(each) for each in types)
     raise AssertionError(found)

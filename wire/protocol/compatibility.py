@@ -1,7 +1,7 @@
 """Compatibility: a message as a node of minor version 0 knows it.
 
-What is new in minor 1 stands in tables beside the messages (`messages.py`).  A new message is an error there, and so is
-a new field, unless it says nothing or the older node does without it.
+What is new in minor 1 stands in tables beside the messages (`messages/__init__.py`).  A new message is an error there,
+and so is a new field, unless it says nothing or the older node does without it.
 """
 
 from __future__ import annotations

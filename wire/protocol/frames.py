@@ -1,7 +1,7 @@
 """The bytes of one frame: what a single WebSocket binary message holds (docs/protocol.md, "Frames").
 
 A frame is a kind byte, fixed little-endian fields, and a rest whose meaning the kind gives.  This file knows layouts
-and limits only: not which frame may come when (`peer.py`), nor what bodies mean (`messages.py`).  Everything wrong
+and limits only: not which frame may come when (`peer.py`), nor what bodies mean (`messages/`).  Everything wrong
 is a FrameError, found before anything is allocated; the rest is handed out as a view of the received bytes.
 
 To add a frame: a dataclass, a row in _ROWS and a row in peer.py's tables.

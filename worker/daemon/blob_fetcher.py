@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from wire.errors import BlobCorrupt, NodeLost
 from wire.link.endpoint import Endpoint
 from wire.link.link import Link
-from wire.protocol.messages import INLINE_BYTES_MAX
+from wire.protocol.messages import COORDINATOR_NODE, INLINE_BYTES_MAX
 from wire.system.tasks import Tasks
 from wire.transfer.content_exchange import BlobExchange
 
@@ -23,7 +23,7 @@ FETCH_BYTES_PER_S_MIN = 5_000_000  # slower than this and another holder is trie
 
 
 class RemoteBlobs:
-    """The content of other nodes.  `owner` returns the node id of the coordinator, which the holder "" stands for;
+    """The content of other nodes.  `owner` returns the node id of the coordinator, which COORDINATOR_NODE stands for;
     `dial` links to a node."""
 
     def __init__(
@@ -42,7 +42,7 @@ class RemoteBlobs:
         self, holder: str, blob: bytes, size_bytes: int, addresses: Sequence[str]
     ) -> tuple[memoryview, bool]:
         """The content, and whether it came through shared memory.  MeshError if it did not come."""
-        node = holder or self._owner()
+        node = self._owner() if holder == COORDINATOR_NODE else holder
         time_s = FETCH_S_MIN + size_bytes / FETCH_BYTES_PER_S_MIN
         try:
             async with asyncio.timeout(time_s):

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from wire.errors import InputError, MeshError, StaleGeneration
-from wire.protocol.messages import PartSpec
+from wire.protocol.messages import PartSpec, SourceKind
 
 from .events import Kept, Tensor
 
@@ -130,7 +130,7 @@ def refusal_of_carries(spec: PartSpec, parts: Mapping[int, PartSpec], taken: set
             return InputError(f"part {spec.part} carries to part {carry.part}, which is not on its device")
         if carry.output >= len(spec.targets):
             return InputError(f"part {spec.part} carries output {carry.output}, and has {len(spec.targets)}")
-        if carry.slot >= len(target.sources) or target.sources[carry.slot].kind != "param":
+        if carry.slot >= len(target.sources) or target.sources[carry.slot].kind is not SourceKind.PARAM:
             return InputError(f"part {spec.part} carries to input {carry.slot} of part {carry.part}, which is no param")
         if slot in taken:
             return InputError(f"two outputs are carried to input {carry.slot} of part {carry.part}")

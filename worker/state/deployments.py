@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable
 
 from wire.byte_sizes import counted, size_text
 from wire.errors import Cancelled, DeviceLost, GraphError, InputError, MeshError, OutOfMemory, StaleGeneration
-from wire.protocol.messages import Deploy, Done, Member, MissingGraphs, PartSpec, PlanKey
+from wire.protocol.messages import COORDINATOR_NODE, Deploy, Done, Member, MissingGraphs, PartSpec, PlanKey, SourceKind
 
 from . import events as ev
 from .blob_requests import BlobRequests
@@ -235,12 +235,10 @@ def refusal_of(deploy: Deploy, node: str, devices: int) -> MeshError | None:
         if part.device >= devices:
             return InputError(f"part {part.part} names device {part.device}, this worker has {devices}")
         for position, source in enumerate(part.sources):
-            if source.kind not in ("input", "edge", "param"):
-                return InputError(f"part {part.part} input {position} comes from {source.kind!r}, which is nothing")
-            if source.kind == "param" and source.blob not in blobs:
+            if source.kind is SourceKind.PARAM and source.blob not in blobs:
                 return InputError(f"part {part.part} input {position} is a param whose blob is not listed")
         for target in (target for targets in part.targets for target in targets):
-            if target.node not in ("", node) and target.node not in deploy.peers:
+            if target.node not in (COORDINATOR_NODE, node) and target.node not in deploy.peers:
                 return InputError(f"part {part.part} sends to node {target.node[:16]}, whose address is not listed")
         refusal = refusal_of_carries(part, parts, taken) or _refusal_of_gang(part, deploy, node)
         if refusal is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from wire.errors import MeshError, StaleGeneration
-from wire.protocol.messages import Deploy, Deployed, PartSpec, PlanKey
+from wire.protocol.messages import COORDINATOR_NODE, Deploy, Deployed, PartSpec, PlanKey, SourceKind
 
 from .carried_state import CarriedState, Slot
 from .events import Action, Prepare, Release, Unbind, UnpinBlobs, Unprepare
@@ -77,7 +77,7 @@ class Plan:
 
     def prepare(self, part: PartSpec, number: int, kept_bytes: int = 0) -> Prepare:
         """The action that compiles a part, under this number."""
-        params = ((i, source.blob) for i, source in enumerate(part.sources) if source.kind == "param")
+        params = ((i, source.blob) for i, source in enumerate(part.sources) if source.kind is SourceKind.PARAM)
         bound = tuple((position, blob) for position, blob in params if blob is not None)
         counts = len(part.sources), len(part.targets)
         encoded = self.graphs[part.graph]
@@ -192,13 +192,13 @@ def plan_of(deploy: Deploy, request: int, node: str) -> Plan:
         ordered=deploy.ordered,
         request=request,
         step_inputs={
-            part.part: frozenset(i for i, source in enumerate(part.sources) if source.kind != "param")
+            part.part: frozenset(i for i, source in enumerate(part.sources) if source.kind is not SourceKind.PARAM)
             for part in parts.values()
         },
         same_source={slot: tuple(slots) for slots in readers.values() for slot in slots},
         routes=routes,
         waiting_blobs=set(blobs),
-        neighbours=frozenset((receivers | senders) - {"", node}),
+        neighbours=frozenset((receivers | senders) - {COORDINATOR_NODE, node}),
         waiting_links=reachable,
         waiting_parts=set(parts),
         sizes={spec.blob: spec.size_bytes for spec in deploy.blobs},
@@ -215,7 +215,7 @@ def _readers(parts: dict[int, PartSpec]) -> Readers:
     readers: Readers = {}
     for part in parts.values():
         for position, source in enumerate(part.sources):
-            if source.kind == "edge":
+            if source.kind is SourceKind.EDGE:
                 readers.setdefault((source.part, source.slot), []).append((part.part, position))
     return readers
 
@@ -227,13 +227,13 @@ def _routes(
     for output, targets in enumerate(part.targets):
         first: dict[str, tuple[str, int, int]] = {}
         for target in targets:
-            if target.node not in ("", node):
+            if target.node not in (COORDINATOR_NODE, node):
                 first.setdefault(target.node, (target.node, target.part, target.slot))
         here = readers.get((part.part, output), [])
         routes.append(
             Route(
                 nodes=tuple(first.values()),
-                positions=tuple(target.slot for target in targets if target.node == ""),
+                positions=tuple(target.slot for target in targets if target.node == COORDINATOR_NODE),
                 near=tuple(slot for slot in here if parts[slot[0]].device == part.device),
                 far=tuple(slot for slot in here if parts[slot[0]].device != part.device),
                 next=carried.targets.get((part.part, output), ()),

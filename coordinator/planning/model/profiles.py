@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from wire.errors import ProtocolError
-from wire.protocol.messages import DeviceReport, Joined
+from wire.protocol.messages import COORDINATOR_NODE, DeviceReport, Joined
 
-CLIENT = ""  # the node id that stands for whoever holds inputs and wants outputs
+CLIENT = COORDINATOR_NODE  # the node id that stands for whoever holds inputs and wants outputs
 
 
 @dataclass(frozen=True, slots=True)

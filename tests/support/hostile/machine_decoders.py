@@ -31,6 +31,7 @@ from wire.protocol.messages import (
     Push,
     Run,
     Source,
+    SourceKind,
     Suspected,
     Value,
     decode_message,
@@ -57,7 +58,7 @@ from .fuzzing import Target, refused_with
 from .tampering import MSGPACK
 
 MESSAGES_MAX = 30  # that one machine hears; then there is another
-PARTS = ONE_PART, part(1, [EDGE_IN, EDGE_IN, Source("param", 0, 0, WEIGHT)], [TO_COORD, TO_COORD], device=1)
+PARTS = ONE_PART, part(1, [EDGE_IN, EDGE_IN, Source(SourceKind.PARAM, 0, 0, WEIGHT)], [TO_COORD, TO_COORD], device=1)
 
 
 def worker_orders(folder: Path) -> Target:

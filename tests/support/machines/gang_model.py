@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from wire.errors import Cancelled
-from wire.protocol.messages import Deploy, PartSpec, PlanKey, Source, Target
+from wire.protocol.messages import Deploy, PartSpec, PlanKey, Source, SourceKind, Target
 from worker.state import events as ev
 from worker.state.worker_state import WorkerState
 
@@ -181,7 +181,9 @@ class Mesh:
                 readers.setdefault(firsts[source], []).extend(targets)
         parts = []
         for unit, first in zip(units, firsts, strict=True):
-            sources = tuple(Source("edge", firsts[each], 0, node=units[each].places[0][0]) for each in unit.sources)
+            sources = tuple(
+                Source(SourceKind.EDGE, firsts[each], 0, node=units[each].places[0][0]) for each in unit.sources
+            )
             for at, (worker, device) in enumerate(unit.places):
                 if worker == node:
                     targets = tuple(readers.get(first + at, ()))

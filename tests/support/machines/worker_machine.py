@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from wire.protocol.messages import BlobSpec, Deploy, PartSpec, PlanKey, Source, Target
+from wire.protocol.messages import BlobSpec, Deploy, PartSpec, PlanKey, Source, SourceKind, Target
 from worker.state import events as ev
 from worker.state.bounds import Bounds
 from worker.state.worker_state import WorkerState
@@ -15,7 +15,9 @@ GRAPH = b"g" * 32
 WEIGHT = b"w" * 32
 KEY = PlanKey(7, 1)
 SMALL = ev.Inline("f32", (2,), b"12345678")
-EDGE_IN = Source("edge", 9, 0)  # output 0 of part 9, which is somewhere else
+CALL_INPUT = Source(SourceKind.INPUT)
+WEIGHT_IN = Source(SourceKind.PARAM, blob=WEIGHT)
+EDGE_IN = Source(SourceKind.EDGE, 9, 0)  # output 0 of part 9, which is somewhere else
 
 
 def big(name: str) -> ev.SharedFile:
@@ -30,12 +32,17 @@ def deploy(*parts: PartSpec, plan: PlanKey = KEY, blobs: tuple[BlobSpec, ...] = 
     return Deploy(plan, parts, {GRAPH: b"encoded"}, blobs, {ME: ("127.0.0.1:1",), PEER: ("127.0.0.1:2",)}, force)
 
 
+def edge(number: int, output: int, node: str = "") -> Source:
+    """An input that is an output of a part."""
+    return Source(SourceKind.EDGE, number, output, node=node)
+
+
 def weight(*holders: str) -> BlobSpec:
     return BlobSpec(WEIGHT, 400, "f32", (10, 10), holders)
 
 
 TO_COORD = [Target("", 0, 0)]
-ONE_PART = part(0, [Source("input")], [TO_COORD])
+ONE_PART = part(0, [CALL_INPUT], [TO_COORD])
 
 
 class Driver:

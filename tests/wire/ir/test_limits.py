@@ -1,7 +1,7 @@
 """docs/protocol.md, "Limits": every limit on a graph holds at N - 1 and N and refuses N + 1.
 
 Frames' limits are in tests/wire/protocol/test_frames.py, a link's in tests/wire/protocol/test_protocol.py, an
-identity's and the fields' of messages in tests/wire/protocol/test_frames.py and test_fuzz_messages.py.
+identity's and the fields' of messages in tests/wire/protocol/test_frames.py and test_messages.py.
 """
 
 from __future__ import annotations

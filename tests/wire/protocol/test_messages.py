@@ -39,6 +39,7 @@ from wire.protocol.messages import (
     Ran,
     Run,
     Source,
+    SourceKind,
     Suspected,
     TailLog,
     Target,
@@ -72,6 +73,19 @@ def test_a_field_that_nobody_knows_is_refused(message: Message) -> None:
         decode_message(msgspec.msgpack.encode(longer))
 
 
+@pytest.mark.parametrize("word", ["input", "edge", "param"])
+def test_the_kind_of_a_source_is_the_word_that_every_version_writes(word: str) -> None:
+    written = msgspec.msgpack.encode(
+        ["Deploy", [1, 1], [[0, 0, BLOB, [[word, 0, 0, None, ""]], [], [], None]], {}, [], {}]
+    )
+    message = decode_message(written)
+    assert isinstance(message, Deploy) and message.parts[0].sources == (Source(SourceKind(word)),)
+    again = msgspec.msgpack.decode(encode_message(message))
+    assert again[: len(msgspec.msgpack.decode(written))] == msgspec.msgpack.decode(written)
+    with pytest.raises(FrameError):
+        decode_message(written.replace(word.encode(), b"x" * len(word)))
+
+
 def test_an_unknown_tag_is_refused() -> None:
     for tag in ("Invent", "Message", "", 7, None, "deploy"):
         with pytest.raises(FrameError):
@@ -93,7 +107,7 @@ LIMITED: list[tuple[str, Callable[[int], Message], int]] = [
     ("a report", lambda n: Jobs((JobReport("j", "", "done", 0.0, 0.0, {}, (), "x" * n),)), 1 * MIB),
     ("a plan", lambda n: Planned("x" * n), 4 * MIB),
     ("holders", lambda n: deploy(blobs=(BlobSpec(BLOB, 1, "u8", (1,), ("",) * n),)), 64),
-    ("sources", lambda n: deploy(parts=(PartSpec(0, 0, BLOB, (Source("input"),) * n, ()),)), 100_000),
+    ("sources", lambda n: deploy(parts=(PartSpec(0, 0, BLOB, (Source(SourceKind.INPUT),) * n, ()),)), 100_000),
     ("targets", lambda n: deploy(parts=(PartSpec(0, 0, BLOB, (), ((Target(""),) * n,)),)), 4096),
     ("outputs of a part", lambda n: deploy(parts=(PartSpec(0, 0, BLOB, (), ((),) * n),)), 100_000),
 ]
@@ -194,7 +208,7 @@ class OldRun(Struct, array_like=True, tag="Run", forbid_unknown_fields=True):
 
 def test_a_node_of_the_minor_before_is_sent_what_it_knows() -> None:
     plan = PlanKey(3, 7)
-    part = PartSpec(1, 0, bytes(32), (Source("input"),), ((Target("", 0, 0),),))
+    part = PartSpec(1, 0, bytes(32), (Source(SourceKind.INPUT),), ((Target("", 0, 0),),))
     deploy = encode_message(Deploy(plan, (part, part), {}, (), {"n": ("h:1",)}, True), 0)
     assert msgspec.msgpack.decode(deploy, type=OldDeploy).parts[1].targets == [[["", 0, 0]]]
     assert msgspec.msgpack.decode(encode_message(Run(plan, 2, ()), 0), type=OldRun).step == 2

@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from support.machines.worker_machine import (
+    CALL_INPUT,
     COORD,
     EDGE_IN,
     KEY,
@@ -17,8 +18,10 @@ from support.machines.worker_machine import (
     SMALL,
     TO_COORD,
     WEIGHT,
+    WEIGHT_IN,
     Driver,
     deploy,
+    edge,
     of,
     one,
     part,
@@ -38,7 +41,16 @@ from wire.errors import (
 from wire.ir.codec import hash_array, tensor_bytes
 from wire.ir.dtypes import F32, I32
 from wire.ir.graph import GraphBuilder
-from wire.protocol.messages import CarriedValue, Carry, Deploy, Done, PartSpec, PlanKey, Snapshotted, Source, Target
+from wire.protocol.messages import (
+    CarriedValue,
+    Carry,
+    Deploy,
+    Done,
+    PartSpec,
+    PlanKey,
+    Snapshotted,
+    Target,
+)
 from wire.system.shared_memory import SharedDir, take
 from worker.collectives.rank import Ranks
 from worker.cpu import CpuEngine
@@ -46,14 +58,14 @@ from worker.engine import host_messages as hm
 from worker.engine_host.host import Host
 from worker.state import events as ev
 
-STATE = Source("param", blob=WEIGHT)
+STATE = WEIGHT_IN
 
 
 def with_carries(spec: PartSpec, *carries: Carry) -> PartSpec:
     return PartSpec(spec.part, spec.device, spec.graph, spec.sources, spec.targets, carries)
 
 
-COUNTER = with_carries(part(0, [STATE, Source("input")], [[], TO_COORD]), Carry(0, 0, 0))
+COUNTER = with_carries(part(0, [STATE, CALL_INPUT], [[], TO_COORD]), Carry(0, 0, 0))
 
 
 def kept(number: int, device: int = 0) -> ev.Kept:
@@ -129,7 +141,7 @@ def test_the_first_values_are_let_go_once_a_step_is_committed() -> None:
 
 
 def test_a_blob_that_is_also_a_weight_stays() -> None:
-    drive = Counter(with_carries(part(0, [STATE, Source("input"), STATE], [[], TO_COORD]), Carry(0, 0, 0)))
+    drive = Counter(with_carries(part(0, [STATE, CALL_INPUT, STATE], [[], TO_COORD]), Carry(0, 0, 0)))
     drive.done(0)
     actions = drive.step(1, committed=1)
     assert one(ev.Unbind, actions).positions == {0}
@@ -229,7 +241,7 @@ def test_a_host_is_told_of_the_next_step_while_it_does_this_one() -> None:
 def test_a_host_is_told_of_nothing_else_meanwhile() -> None:
     drive, other = Counter(), PlanKey(KEY.epoch, KEY.generation + 1)
     drive.done(0)
-    drive.deployed(deploy(part(0, [Source("input")], [TO_COORD]), plan=other))
+    drive.deployed(deploy(part(0, [CALL_INPUT], [TO_COORD]), plan=other))
     drive.step(1)
     assert not of(ev.Execute, drive.run(0, (0, 0, SMALL), plan=other)), "who comes first may change until it is idle"
 
@@ -302,7 +314,7 @@ def test_only_the_part_that_ran_is_named_when_its_host_dies() -> None:
 
 
 def test_a_part_that_waits_for_its_device_only_did_not_wait_for_its_inputs() -> None:
-    drive = Counter(COUNTER, part(1, [Source("input")], [[Target("", 1, 0)]]))
+    drive = Counter(COUNTER, part(1, [CALL_INPUT], [[Target("", 1, 0)]]))
     actions = drive(ev.RunAsked(COORD, drive.request(), KEY, 0, ((0, 1, SMALL), (1, 0, SMALL))))
     first, second = of(ev.Execute, actions)
     drive.now += 5.0
@@ -330,9 +342,9 @@ def test_a_lost_host_takes_its_values_and_their_plan_with_it() -> None:
 
 def test_one_output_may_be_carried_to_several_parts_and_be_read_in_its_own_step() -> None:
     """Two parts read the state, the second makes the next one of it, and a third reads that at once."""
-    first = part(0, [STATE, Source("input")], [[Target(ME, 1, 1)]])
-    second = with_carries(part(1, [STATE, Source("edge", 0, 0)], [[Target(ME, 2, 0)]]), Carry(0, 0, 0), Carry(0, 1, 0))
-    third = part(2, [Source("edge", 1, 0)], [TO_COORD])
+    first = part(0, [STATE, CALL_INPUT], [[Target(ME, 1, 1)]])
+    second = with_carries(part(1, [STATE, edge(0, 0)], [[Target(ME, 2, 0)]]), Carry(0, 0, 0), Carry(0, 1, 0))
+    third = part(2, [edge(1, 0)], [TO_COORD])
     drive = Counter(first, second, third)
     actions = drive.step(0)
     for number in (11, 12, 13):

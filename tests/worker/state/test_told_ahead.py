@@ -8,13 +8,24 @@ from dataclasses import dataclass, field
 
 import pytest
 from msgspec.structs import replace as with_fields
-from support.machines.worker_machine import COORD, ME, TO_COORD, WEIGHT, Driver, deploy, part, weight
+from support.machines.worker_machine import (
+    CALL_INPUT,
+    COORD,
+    ME,
+    TO_COORD,
+    WEIGHT_IN,
+    Driver,
+    deploy,
+    edge,
+    part,
+    weight,
+)
 
 from wire.errors import BlobMissing, Cancelled, ConnectFailed, DeviceLost, ExecuteFailed, MeshError
-from wire.protocol.messages import Carry, Deploy, PartSpec, PlanKey, Source, Target
+from wire.protocol.messages import Carry, Deploy, PartSpec, PlanKey, Target
 from worker.state import events as ev
 
-STATE, FEED = Source("param", blob=WEIGHT), Source("input")
+STATE, FEED = WEIGHT_IN, CALL_INPUT
 DEVICES = 2
 EVENTS = 120
 LONG_S = 700.0  # after which the loss of a host before is no longer counted
@@ -22,10 +33,6 @@ LONG_S = 700.0  # after which the loss of a host before is no longer counted
 
 def carrying(spec: PartSpec, *carries: Carry) -> PartSpec:
     return with_fields(spec, carries=carries)
-
-
-def edge(source: int, output: int) -> Source:
-    return Source("edge", source, output)
 
 
 PARTS = (  # two on each device: what the first makes goes to the second, to the other device, and to the next step

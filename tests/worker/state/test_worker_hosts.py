@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from support.machines.worker_machine import (
+    CALL_INPUT,
     COORD,
     EDGE_IN,
     GRAPH,
@@ -17,6 +18,7 @@ from support.machines.worker_machine import (
     Driver,
     big,
     deploy,
+    edge,
     made,
     of,
     one,
@@ -24,7 +26,7 @@ from support.machines.worker_machine import (
 )
 
 from wire.errors import DeviceLost, NodeLost
-from wire.protocol.messages import Deployed, PlanKey, Source, Target
+from wire.protocol.messages import Deployed, PlanKey, Target
 from worker.engine_host.watchdog import Watchdog
 from worker.state import events as ev
 from worker.state.device_recovery import LOSSES_MAX, TRANSITIONS, WITHIN_S, Change, DeviceRecovery, Effect, Phase
@@ -66,8 +68,8 @@ def test_a_deploy_waits_for_a_device_that_is_being_started() -> None:
 
 def test_a_step_that_waits_with_a_tensor_the_lost_host_kept_fails_and_others_go_on() -> None:
     drive = Driver()
-    first = part(0, [Source("input")], [[Target(ME, 1, 0)]])
-    second = part(1, [Source("edge", 0, 0), EDGE_IN], [TO_COORD])
+    first = part(0, [CALL_INPUT], [[Target(ME, 1, 0)]])
+    second = part(1, [edge(0, 0), EDGE_IN], [TO_COORD])
     drive.deployed(deploy(first, second))
     executes = [one(ev.Execute, drive.run(0, (0, 0, SMALL)))]
     drive.run(1)
@@ -80,7 +82,7 @@ def test_a_step_that_waits_with_a_tensor_the_lost_host_kept_fails_and_others_go_
 
 def test_a_device_that_is_lost_again_is_started_later_each_time_and_then_given_up() -> None:
     drive = Driver()
-    drive.deployed(deploy(part(0, [Source("input")], [TO_COORD], device=0)))
+    drive.deployed(deploy(part(0, [CALL_INPUT], [TO_COORD], device=0)))
     assert of(ev.StartHost, drive(ev.HostLost(0, GONE)))
     drive(ev.HostReady(0))
     assert not of(ev.StartHost, drive(ev.HostLost(0, GONE)))
@@ -95,7 +97,7 @@ def test_a_device_that_is_lost_again_is_started_later_each_time_and_then_given_u
     assert (given_up.device, given_up.node) == (0, COORD) and "3 losses" in given_up.reason
     error = one(ev.Refuse, drive.ask_deploy(deploy(ONE_PART, plan=PlanKey(7, 2)))).error
     assert isinstance(error, DeviceLost)
-    drive.deployed(deploy(part(0, [Source("input")], [TO_COORD], device=1), plan=PlanKey(7, 3)))
+    drive.deployed(deploy(part(0, [CALL_INPUT], [TO_COORD], device=1), plan=PlanKey(7, 3)))
 
 
 def test_losses_far_apart_are_accidents() -> None:

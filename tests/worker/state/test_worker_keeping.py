@@ -12,7 +12,7 @@ from wire.errors import OutOfMemory, from_fields
 from wire.ir.codec import hash_array, tensor_bytes
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder
-from wire.protocol.messages import BlobSpec, Deploy, PlanKey, Source
+from wire.protocol.messages import BlobSpec, Deploy, PlanKey, Source, SourceKind
 from wire.system.shared_memory import SharedDir
 from worker.cpu.engine import CpuEngine
 from worker.engine import host_messages as hm
@@ -32,7 +32,9 @@ def keep(*blobs: BlobSpec, plan: PlanKey = KEEPS) -> Deploy:
 
 
 def computes(*blobs: BlobSpec, plan: PlanKey = KEY) -> Deploy:
-    return deploy(part(0, [Source("param", blob=each.blob) for each in blobs], [TO_COORD]), blobs=blobs, plan=plan)
+    return deploy(
+        part(0, [Source(SourceKind.PARAM, blob=each.blob) for each in blobs], [TO_COORD]), blobs=blobs, plan=plan
+    )
 
 
 def working(drive: Driver, message: Deploy, working_bytes: int) -> None:

@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.machines.worker_machine import (
+    CALL_INPUT,
     COORD,
     KEY,
     ME,
     ONE_PART,
     SMALL,
-    WEIGHT,
+    WEIGHT_IN,
     Driver,
     deploy,
     made,
@@ -26,7 +27,7 @@ from wire.errors import Busy, NodeLost, StaleGeneration
 from wire.ir.codec import hash_array, tensor_bytes
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder
-from wire.protocol.messages import BlobSpec, Carry, Deploy, PartSpec, PlanKey, Snapshotted, Source, Target
+from wire.protocol.messages import BlobSpec, Carry, Deploy, PartSpec, PlanKey, Snapshotted, Target
 from wire.system.shared_memory import SharedDir
 from worker.cpu.engine import CpuEngine
 from worker.daemon.environment import REAL
@@ -40,7 +41,12 @@ KEEP_S = 600.0
 PINS = PlanKey(7, 2)
 PIN = Deploy(PINS, (), {}, (BlobSpec(b"c" * 32, 400, "f32", (10, 10), (ME,)),), {ME: ()})
 COUNTER = PartSpec(
-    0, 0, ONE_PART.graph, (Source("param", blob=WEIGHT), Source("input")), ((), (Target("", 0, 0),)), (Carry(0, 0, 0),)
+    0,
+    0,
+    ONE_PART.graph,
+    (WEIGHT_IN, CALL_INPUT),
+    ((), (Target("", 0, 0),)),
+    (Carry(0, 0, 0),),
 )
 
 
@@ -140,7 +146,7 @@ def test_after_the_end_of_its_link_only_a_join_brings_it_back() -> None:
 
 
 def test_the_same_coordinator_finds_the_plans_it_asks_for_and_no_others() -> None:
-    drive = served(deploy(ONE_PART), PIN, deploy(part(0, [Source("input")], [[]]), plan=PlanKey(7, 3)))
+    drive = served(deploy(ONE_PART), PIN, deploy(part(0, [CALL_INPUT], [[]]), plan=PlanKey(7, 3)))
     drive(ev.NodeUnlinked(COORD))
     actions = back(drive, 1, 2, 8)
     assert one(ev.ReplyJoined, actions).kept == (1, 2)

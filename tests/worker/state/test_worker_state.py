@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from support.machines.worker_machine import (
+    CALL_INPUT,
     COORD,
     EDGE_IN,
     GRAPH,
@@ -17,9 +18,11 @@ from support.machines.worker_machine import (
     SMALL,
     TO_COORD,
     WEIGHT,
+    WEIGHT_IN,
     Driver,
     big,
     deploy,
+    edge,
     made,
     of,
     one,
@@ -41,7 +44,7 @@ from wire.errors import (
     OutOfMemory,
     StaleGeneration,
 )
-from wire.protocol.messages import BlobSpec, Deploy, Deployed, Done, MissingGraphs, PartSpec, PlanKey, Source, Target
+from wire.protocol.messages import BlobSpec, Deploy, Deployed, Done, MissingGraphs, PartSpec, PlanKey, Target
 from worker.state import events as ev
 from worker.state.bounds import Bounds
 from worker.state.lost_links import GRACE_S
@@ -176,7 +179,7 @@ def test_blobs_of_a_deployed_plan_are_pinned_until_it_is_dropped() -> None:
 
 def test_a_deploy_waits_for_links_to_the_peers_it_will_push_to() -> None:
     drive = Driver()
-    actions = drive.ask_deploy(deploy(part(0, [Source("input")], [[Target(PEER, 1, 0)]])))
+    actions = drive.ask_deploy(deploy(part(0, [CALL_INPUT], [[Target(PEER, 1, 0)]])))
     assert one(ev.LinkTo, actions) == ev.LinkTo(PEER, ("127.0.0.1:2",))
     assert drive(ev.PartPrepared(one(ev.Prepare, actions).prepared, 0.0, True)) == []
     assert isinstance(one(ev.Reply, drive(ev.NodeLinked(PEER))).message, Deployed)
@@ -184,7 +187,7 @@ def test_a_deploy_waits_for_links_to_the_peers_it_will_push_to() -> None:
 
 def test_a_peer_that_cannot_be_dialled_holds_nothing_up_since_the_coordinator_relays() -> None:
     drive = Driver()
-    actions = drive.ask_deploy(deploy(part(0, [Source("input")], [[Target(PEER, 1, 0)]])))
+    actions = drive.ask_deploy(deploy(part(0, [CALL_INPUT], [[Target(PEER, 1, 0)]])))
     drive(ev.PartPrepared(one(ev.Prepare, actions).prepared, 0.0, True))
     deployed = one(ev.Reply, drive(ev.LinkFailed(PEER, NodeLost("refused")))).message
     assert isinstance(deployed, Deployed) and deployed.unreached == (PEER,)
@@ -192,7 +195,7 @@ def test_a_peer_that_cannot_be_dialled_holds_nothing_up_since_the_coordinator_re
 
 def test_a_link_that_ends_under_a_step_fails_it_after_a_moment_since_something_may_be_lost() -> None:
     drive = Driver()
-    drive.deployed(deploy(part(0, [Source("edge", 1, 0, node=PEER)], [[]])))
+    drive.deployed(deploy(part(0, [edge(1, 0, PEER)], [[]])))
     drive.run(1)
     assert of(ev.Refuse, drive(ev.NodeUnlinked(PEER))) == []
     assert drive.machine.next_deadline() == drive.now + GRACE_S
@@ -202,7 +205,7 @@ def test_a_link_that_ends_under_a_step_fails_it_after_a_moment_since_something_m
 
 def test_a_link_that_comes_anew_under_a_step_fails_it_too_since_the_other_end_may_have_sent_into_the_old_one() -> None:
     drive = Driver()
-    drive.deployed(deploy(part(0, [Source("edge", 1, 0, node=PEER)], [[]])))
+    drive.deployed(deploy(part(0, [edge(1, 0, PEER)], [[]])))
     drive(ev.NodeLinked(PEER))
     drive.run(1)
     assert drive.machine.next_deadline() is None, "a first link has lost nothing"
@@ -221,14 +224,14 @@ def test_a_plan_that_comes_after_its_links_has_lost_nothing_with_those_before(la
     for event in (ev.NodeLinked(PEER), ev.NodeUnlinked(PEER), ev.NodeLinked(PEER)):
         drive(event)
     drive.now += later_s
-    drive.deployed(deploy(part(0, [Source("edge", 1, 0, node=PEER)], [[]])))
+    drive.deployed(deploy(part(0, [edge(1, 0, PEER)], [[]])))
     drive.run(1)
     assert drive.machine.next_deadline() is None
 
 
 def test_a_step_that_begins_when_a_link_has_just_come_back_is_not_waited_for_long() -> None:
     drive = Driver()
-    drive.deployed(deploy(part(0, [Source("edge", 1, 0, node=PEER)], [[]])))
+    drive.deployed(deploy(part(0, [edge(1, 0, PEER)], [[]])))
     drive.now += GRACE_S / 4
     for event in (ev.NodeLinked(PEER), ev.NodeUnlinked(PEER), ev.NodeLinked(PEER)):
         drive(event)
@@ -261,7 +264,7 @@ def test_a_worker_that_leaves_starts_no_host_again_and_waits_for_nothing() -> No
 
 def test_a_peer_that_is_known_to_be_out_of_reach_is_not_dialled() -> None:
     drive = Driver()
-    near = deploy(part(0, [Source("input")], [[Target(PEER, 1, 0)]]))
+    near = deploy(part(0, [CALL_INPUT], [[Target(PEER, 1, 0)]]))
     away = Deploy(near.plan, near.parts, near.graphs, near.blobs, {PEER: ()})
     actions = drive.ask_deploy(away)
     assert of(ev.LinkTo, actions) == []
@@ -299,7 +302,7 @@ def test_a_graph_that_does_not_decode_is_refused_and_forgotten() -> None:
 
 def test_one_part_that_does_not_compile_ends_the_deploy_and_frees_the_others() -> None:
     drive = Driver()
-    actions = drive.ask_deploy(deploy(ONE_PART, part(1, [Source("input")], [TO_COORD], device=1)))
+    actions = drive.ask_deploy(deploy(ONE_PART, part(1, [CALL_INPUT], [TO_COORD], device=1)))
     first, second = of(ev.Prepare, actions)
     drive(ev.PartPrepared(first.prepared, 0.1, True))
     actions = drive(ev.PrepareFailed(second.prepared, CompileFailed("too many registers")))
@@ -313,10 +316,9 @@ def test_one_part_that_does_not_compile_ends_the_deploy_and_frees_the_others() -
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        (part(0, [Source("input")], [TO_COORD], device=2), "device 2"),
-        (part(0, [Source("param", blob=WEIGHT)], [TO_COORD]), "not listed"),
-        (part(0, [Source("magic")], [TO_COORD]), "magic"),
-        (part(0, [Source("input")], [[Target("stranger", 0, 0)]]), "stranger"),
+        (part(0, [CALL_INPUT], [TO_COORD], device=2), "device 2"),
+        (part(0, [WEIGHT_IN], [TO_COORD]), "not listed"),
+        (part(0, [CALL_INPUT], [[Target("stranger", 0, 0)]]), "stranger"),
     ],
 )
 def test_a_deploy_that_cannot_work_is_refused_before_anything_happens(wrong: PartSpec, says: str) -> None:
@@ -385,7 +387,7 @@ def test_wait_time_runs_from_the_run_to_the_last_input() -> None:
 
 def test_pushes_before_their_run_are_bounded_and_the_run_is_refused_rather_than_hung() -> None:
     drive = Driver(bounds=Bounds(early_bytes_max=10))
-    drive.deployed(deploy(part(0, [EDGE_IN, Source("edge", 9, 1)], [TO_COORD])))
+    drive.deployed(deploy(part(0, [EDGE_IN, edge(9, 1)], [TO_COORD])))
     assert drive.push(0, 0, SMALL) == []
     assert drive.push(0, 1, big("x")) == [ev.Release(big("x"))]
     assert isinstance(one(ev.Refuse, drive.run()).error, LimitExceeded)
@@ -420,7 +422,7 @@ def test_a_tensor_that_came_once_reaches_every_slot_with_its_source() -> None:
 def test_an_output_for_two_parts_of_one_worker_is_sent_once() -> None:
     drive = Driver()
     targets = [Target(PEER, 1, 0), Target(PEER, 2, 3), Target("", 0, 4)]
-    drive.deployed(deploy(part(0, [Source("input")], [targets])))
+    drive.deployed(deploy(part(0, [CALL_INPUT], [targets])))
     execute = one(ev.Execute, drive.run(0, (0, 0, SMALL)))
     assert execute.outputs == (ev.Wish(0, 2),)
     files = (big("a"), big("b"))
@@ -435,9 +437,9 @@ def test_between_parts_of_one_device_a_tensor_stays_there_and_on_another_it_is_h
     drive = Driver()
     drive.deployed(
         deploy(
-            part(0, [Source("input")], [[Target(ME, 1, 0), Target(ME, 2, 0)]]),
-            part(1, [Source("edge", 0, 0)], [TO_COORD]),
-            part(2, [Source("edge", 0, 0)], [[Target("", 0, 1)]], device=1),
+            part(0, [CALL_INPUT], [[Target(ME, 1, 0), Target(ME, 2, 0)]]),
+            part(1, [edge(0, 0)], [TO_COORD]),
+            part(2, [edge(0, 0)], [[Target("", 0, 1)]], device=1),
         )
     )
     execute = one(ev.Execute, drive.run(0, (0, 0, SMALL)))
@@ -466,7 +468,7 @@ def test_a_device_runs_one_part_at_a_time_in_the_order_of_becoming_ready_over_se
 
 def test_began_is_told_once_per_step() -> None:
     drive = Driver()
-    drive.deployed(deploy(ONE_PART, part(1, [Source("input")], [[Target("", 0, 1)]], device=1)))
+    drive.deployed(deploy(ONE_PART, part(1, [CALL_INPUT], [[Target("", 0, 1)]], device=1)))
     actions = drive.run(0, (0, 0, SMALL), (1, 0, SMALL))
     assert len(of(ev.Execute, actions)) == 2 and len(of(ev.SendBegan, actions)) == 1
 
@@ -483,7 +485,7 @@ def test_a_part_that_fails_ends_the_step_with_its_error_and_the_plan_lives_on() 
 
 def test_a_push_that_cannot_be_delivered_fails_the_step_so_that_it_can_be_retried() -> None:
     drive = Driver()
-    drive.deployed(deploy(part(0, [Source("input")], [[Target(PEER, 1, 0)]])))
+    drive.deployed(deploy(part(0, [CALL_INPUT], [[Target(PEER, 1, 0)]])))
     execute = one(ev.Execute, drive.run(0, (0, 0, SMALL)))
     push = one(ev.SendPush, drive(ev.PartExecuted(execute.run, made(SMALL), 0.0)))
     error = one(ev.Refuse, drive(ev.PushFailed(push.push, NodeLost("the link ended")))).error
@@ -504,7 +506,7 @@ def test_a_run_of_an_unknown_plan_or_a_repeated_step_is_stale_and_its_feeds_are_
 
 def test_cancelling_a_step_frees_its_tensors_and_dispatches_nothing_more() -> None:
     drive = Driver()
-    drive.deployed(deploy(part(0, [EDGE_IN, Source("edge", 9, 1)], [TO_COORD])))
+    drive.deployed(deploy(part(0, [EDGE_IN, edge(9, 1)], [TO_COORD])))
     drive.run()
     drive.push(0, 0, big("x"))
     actions = drive(ev.CancelAsked(COORD, KEY, 0))
@@ -542,7 +544,7 @@ def test_a_device_goes_on_with_the_next_step_when_one_is_cancelled() -> None:
 
 def test_dropping_a_plan_stops_its_pushes_and_refuses_its_steps() -> None:
     drive = Driver()
-    drive.deployed(deploy(part(0, [Source("input")], [[Target(PEER, 1, 0)]])))
+    drive.deployed(deploy(part(0, [CALL_INPUT], [[Target(PEER, 1, 0)]])))
     execute = one(ev.Execute, drive.run(0, (0, 0, SMALL)))
     push = one(ev.SendPush, drive(ev.PartExecuted(execute.run, made(SMALL), 0.0)))
     actions = drive(ev.DropAsked(COORD, drive.request(), KEY))
@@ -666,11 +668,11 @@ class World:
         parts = (
             part(
                 0,
-                [Source("input"), EDGE_IN],
+                [CALL_INPUT, EDGE_IN],
                 [[Target(PEER, 5, 0), Target(ME, 1, 0)], [Target(ME, 2, 1), Target("", 0, 0)]],
             ),
-            part(1, [Source("edge", 0, 0), Source("param", blob=WEIGHT)], [[Target("", 0, 1)]]),
-            part(2, [EDGE_IN, Source("edge", 0, 1)], [[Target(PEER, 5, 1)]], device=1),
+            part(1, [edge(0, 0), WEIGHT_IN], [[Target("", 0, 1)]]),
+            part(2, [EDGE_IN, edge(0, 1)], [[Target(PEER, 5, 1)]], device=1),
         )
         message = deploy(*parts, plan=self.key(), blobs=(weight(PEER, ""),))
         self.feed(ev.DeployAsked(self.coordinator, self.drive.request(), message))

@@ -1,0 +1,221 @@
+"""Messages: all that travel between two nodes, by what they are about, and how they become bytes.
+
+A message is a msgspec Struct sent as a msgpack array: its tag, then its fields in this order.  To add a message, add a
+class to the file of its subject and name it in `AnyMessage`; to extend one, append a field with a default.  Either
+raises the minor version (`../versions.py`), and goes only to nodes that speak it: an older node refuses what it does
+not know.  Never reorder, retype or reuse.  Decoding checks every field's type and the limits written beside it;
+anything else is a FrameError and ends the link.
+
+Names: a *plan* is known by its key (epoch, generation).  The epoch is the coordinator's start, the generation counts
+the plans it made; both only grow, and a worker drops whatever carries an older epoch or a plan it was told to drop.
+A *step* is one evaluation of a plan.  A *part* is a subgraph on one device of one worker, a *slot* the position of an
+input or an output of a part.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ...errors import FrameError
+from ...limits import DEFAULT
+from ..compatibility import as_of_0
+from ..versions import PROTOCOL
+from .admin import AskNodes, LogLines, NodeReport, Nodes, PairReport, PauseNode, TailLog
+from .blobs import Blob, BlobSpec, BlobStream, FetchBlob
+from .deploy import Carry, Deploy, Deployed, Drop, Gang, Member, MissingGraphs, PartSpec, Source, SourceKind, Target
+from .fields import (
+    COORDINATOR_NODE,
+    INLINE_BYTES_MAX,
+    RELAY_BYTES_MAX,
+    REVOCATIONS_BYTES_MAX,
+    Done,
+    Message,
+    PlanKey,
+    Record,
+    Value,
+    with_fields,
+)
+from .jobs import (
+    AskJobs,
+    AwaitJob,
+    CancelJob,
+    JobAccepted,
+    JobReport,
+    JobResult,
+    Jobs,
+    NamedValue,
+    PlanGraph,
+    Planned,
+    SubmitJob,
+)
+from .link import (
+    Ballast,
+    Beat,
+    DeviceReport,
+    Devices,
+    Join,
+    Joined,
+    Landed,
+    Leaving,
+    Pause,
+    Paused,
+    Probe,
+    Probed,
+    Revocations,
+    Suspected,
+    Working,
+)
+from .run import (
+    Began,
+    CancelStep,
+    CarriedValue,
+    Combine,
+    Combined,
+    Feed,
+    GaveUp,
+    Letter,
+    LettersRead,
+    Meet,
+    Output,
+    PartRun,
+    Push,
+    Ran,
+    Relay,
+    Run,
+    Snapshot,
+    Snapshotted,
+    Term,
+)
+from .session import CloseSession, OpenSession, SessionCarry, SessionOpened, SessionState, SessionStep, SessionTold
+
+__all__ = [
+    "COORDINATOR_NODE",
+    "INLINE_BYTES_MAX",
+    "RELAY_BYTES_MAX",
+    "REVOCATIONS_BYTES_MAX",
+    "AnyMessage",
+    "AskJobs",
+    "AskNodes",
+    "AwaitJob",
+    "Ballast",
+    "Beat",
+    "Began",
+    "Blob",
+    "BlobSpec",
+    "BlobStream",
+    "CancelJob",
+    "CancelStep",
+    "CarriedValue",
+    "Carry",
+    "CloseSession",
+    "Combine",
+    "Combined",
+    "Deploy",
+    "Deployed",
+    "DeviceReport",
+    "Devices",
+    "Done",
+    "Drop",
+    "Feed",
+    "FetchBlob",
+    "Gang",
+    "GaveUp",
+    "JobAccepted",
+    "JobReport",
+    "JobResult",
+    "Jobs",
+    "Join",
+    "Joined",
+    "Landed",
+    "Leaving",
+    "Letter",
+    "LettersRead",
+    "LogLines",
+    "Meet",
+    "Member",
+    "Message",
+    "MissingGraphs",
+    "NamedValue",
+    "NodeReport",
+    "Nodes",
+    "OpenSession",
+    "Output",
+    "PairReport",
+    "PartRun",
+    "PartSpec",
+    "Pause",
+    "PauseNode",
+    "Paused",
+    "PlanGraph",
+    "PlanKey",
+    "Planned",
+    "Probe",
+    "Probed",
+    "Push",
+    "Ran",
+    "Relay",
+    "Revocations",
+    "Run",
+    "SessionCarry",
+    "SessionOpened",
+    "SessionState",
+    "SessionStep",
+    "SessionTold",
+    "Snapshot",
+    "Snapshotted",
+    "Source",
+    "SourceKind",
+    "SubmitJob",
+    "Suspected",
+    "TailLog",
+    "Target",
+    "Term",
+    "Value",
+    "Working",
+    "decode_message",
+    "encode_message",
+    "with_fields",
+]
+
+AnyMessage = (
+    Deploy | Deployed | MissingGraphs | Drop | Done | Run | Ran | Push | Relay | Letter | LettersRead | GaveUp
+    | Meet | Began | CancelStep | Snapshot | Snapshotted | Combine | Combined
+    | FetchBlob | Blob | BlobStream | Join | Joined | Devices | Beat | Revocations | Suspected | Probe | Probed
+    | Ballast | Landed | Leaving | Pause | Paused
+    | TailLog | LogLines
+    | SubmitJob | JobAccepted | PlanGraph | Planned | AskJobs | Jobs | AwaitJob | JobResult | CancelJob
+    | OpenSession | SessionOpened | SessionStep | SessionState | SessionTold | CloseSession
+    | AskNodes | Nodes | PauseNode
+)  # fmt: skip
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
+
+# How many fields minor 1 appended.
+APPENDED: dict[type[Message | Record], int] = {
+    Deploy: 1, Run: 1, PartSpec: 2, SubmitJob: 2, PlanGraph: 2, Deployed: 1, Ran: 0, PartRun: 4, Join: 1, Joined: 2,
+    Drop: 1, AskNodes: 1, Nodes: 1, NodeReport: 1,
+}  # fmt: skip
+# Those whose new fields an older node does without.
+DISPENSABLE = (Deployed, Ran, PartRun, Join, Joined, Drop, Nodes, NodeReport)
+# The field in which there are records that minor 1 appended fields to.
+WITH_PARTS: dict[type[Message], int] = {Deploy: 1, Ran: 1, Nodes: 0}
+SINCE_1 = (
+    Letter, LettersRead, GaveUp, Meet, Snapshot, Snapshotted, Combine, Combined,
+    OpenSession, SessionOpened, SessionStep, SessionState, SessionTold, CloseSession,
+)  # fmt: skip
+
+
+def encode_message(message: Message, minor: int = PROTOCOL[1]) -> bytes:
+    """The message as bytes, for a node that speaks this minor version; LocalError if it has no words for it."""
+    return _encoder.encode(message if minor else as_of_0(message, SINCE_1, APPENDED, DISPENSABLE, WITH_PARTS))
+
+
+def decode_message(data: bytes | bytearray | memoryview) -> AnyMessage:
+    """The message in `data`; FrameError for anything else.  A graph inside is still only bytes."""
+    if len(data) > DEFAULT.message_bytes_max:
+        raise FrameError(f"a message of {len(data)} bytes is too long")
+    try:
+        return _decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise FrameError("not a message", cause=f"{type(error).__name__}: {error}"[:200]) from None

@@ -1,0 +1,73 @@
+"""Administration: what a person asks of a coordinator or of a node: nodes, pauses, logs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from .fields import Addresses, Count, Message, Name, Record, Seconds, Text
+from .link import DeviceReport
+
+
+class AskNodes(Message, frozen=True):
+    """Answered by Nodes, with `pairs` if they are asked for.  `after` is where the answer before ended: the id of its
+    last node, or the ends of its last pair."""
+
+    pairs: bool = False
+    after: Annotated[tuple[Name, ...], Meta(max_length=2)] = ()
+
+
+class NodeReport(Record, frozen=True):
+    name: Name
+    node_id: Name
+    pid: Count
+    addresses: Addresses
+    state: Name  # healthy, paused, stuck, quarantined, suspect, dead
+    version: Name
+    devices: tuple[DeviceReport, ...]
+    silent_s: Seconds = 0.0  # since it was last heard
+    system: Name = ""  # its operating system: Linux, Darwin, Windows
+    without_gpu: Text = ""  # as in Joined
+
+
+class PairReport(Record, frozen=True):
+    """How one node reaches another, both by name, as a probe found it.  `path` is direct, shared memory, relay, or "?"
+    while it is not known; `address` is where it was dialled, `cause` why it was not reached."""
+
+    source: Name
+    target: Name
+    path: Name
+    rtt_s: Seconds
+    bytes_per_s: Seconds  # 0: not measured
+    address: Name = ""
+    cause: Text = ""
+
+
+class Nodes(Message, frozen=True):
+    """As many as fit into a message, first of the nodes, then of the pairs.  Of what a device computes one op is told,
+    or none where it was given up."""
+
+    nodes: tuple[NodeReport, ...]
+    node_timeout_s: Seconds = 0.0  # after which a silent one is dead
+    pairs: tuple[PairReport, ...] = ()
+    time_s: Seconds = 0.0  # the coordinator's clock, Unix time
+    system: Name = ""  # the coordinator's
+    more: bool = False  # these are not all: ask for those after them
+
+
+class PauseNode(Message, frozen=True):
+    """Pause a worker, or end that; `node` is its name, its id or the first characters of that.  Answered by Done."""
+
+    node: Name
+    on: bool
+
+
+class TailLog(Message, frozen=True):
+    """Ask a node for its last `lines` log lines."""
+
+    lines: Annotated[int, Meta(ge=0, le=1000)]
+
+
+class LogLines(Message, frozen=True):
+    lines: Annotated[tuple[Text, ...], Meta(max_length=1000)]

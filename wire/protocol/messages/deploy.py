@@ -1,0 +1,133 @@
+"""Deployment: a coordinator gives a worker the parts of a plan, and takes them back."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from msgspec import Meta
+
+from ...timeouts import COLLECTIVE_TIMEOUT_S
+from .blobs import BlobSpec
+from .fields import Addresses, Count, Hash, Index, Message, Name, PlanKey, Record, Seconds, with_fields
+
+
+class SourceKind(StrEnum):
+    """Where a part's input comes from."""
+
+    INPUT = "input"
+    EDGE = "edge"
+    PARAM = "param"
+
+
+class Source(Record, frozen=True):
+    """Where a part's input comes from: kind "input" (a call's input, sent with Run), "edge" (output `slot` of part
+    `part`, on node `node`) or "param" (the blob `blob`)."""
+
+    kind: SourceKind
+    part: Index = 0
+    slot: Index = 0
+    blob: Hash | None = None
+    node: Name = ""
+
+
+class Target(Record, frozen=True):
+    """Where a part's output goes: to input `slot` of part `part` on node `node`; node "" is the coordinator, and then
+    `slot` is the position among the graph's outputs."""
+
+    node: Name
+    part: Index = 0
+    slot: Index = 0
+
+
+class Carry(Record, frozen=True):
+    """Output `output` of a part is, at the next step of its plan, input `slot` of part `part` on the same device; that
+    input's source is a param, whose blob is what it is at step 0."""
+
+    output: Index
+    part: Index
+    slot: Index
+
+
+class Member(Record, frozen=True):
+    """A rank of a gang: which part it is, on which node and device."""
+
+    node: Name
+    part: Index
+    device: Index
+
+
+class Gang(Record, frozen=True):
+    """Parts that run at the same time, a rank each of a grid, and exchange tensors by its collectives, of which their
+    graphs have the same in the same order.  `members` are by rank, row-major over `axes`; the part itself is number
+    `rank`.  Who is in a group with whom follows from the axes of a collective (wire/ir/grids.py).  `bytes_per_s` is
+    what each rank can send, if that is not alike, and `timeout_s` how long they wait for each other."""
+
+    axes: Annotated[tuple[Name, ...], Meta(max_length=64)]
+    sizes: Annotated[tuple[Index, ...], Meta(max_length=64)]
+    rank: Index
+    members: Annotated[tuple[Member, ...], Meta(max_length=4096)]
+    bytes_per_s: Annotated[tuple[Seconds, ...], Meta(max_length=4096)] = ()
+    timeout_s: Seconds = COLLECTIVE_TIMEOUT_S
+
+
+class PartSpec(Record, frozen=True):
+    """One part for one device of one worker.  `sources[i]` feeds the graph's i-th input (inputs, then params);
+    `targets[j]` are the destinations of its j-th output; `carries` is what stays there for the next step.  A part with
+    a gang has a graph whose collectives are over the axes of that."""
+
+    part: Index
+    device: Index
+    graph: Hash
+    sources: Annotated[tuple[Source, ...], Meta(max_length=100_000)]
+    targets: Annotated[tuple[Annotated[tuple[Target, ...], Meta(max_length=4096)], ...], Meta(max_length=100_000)]
+    carries: Annotated[tuple[Carry, ...], Meta(max_length=100_000)] = ()
+    gang: Gang | None = None
+
+
+class Deploy(Message, frozen=True):
+    """Take these parts: fetch their blobs, compile, and answer Deployed.  `graphs` holds the encodings that this
+    worker was not sent before.  `peers` gives node id -> where to dial it, for every worker of the plan.  A device runs
+    the parts of an `ordered` plan as they are listed, and its steps as their Runs came."""
+
+    plan: PlanKey
+    parts: tuple[PartSpec, ...]
+    graphs: dict[Hash, bytes]
+    blobs: tuple[BlobSpec, ...]
+    peers: dict[Name, Addresses]
+    force: bool = False
+    ordered: bool = False
+
+
+class Deployed(Message, frozen=True):
+    """All parts are compiled.  Bytes of weights by where they came from, seconds spent, kernels from the cache; the
+    workers of the plan that could not be dialled, so that what is meant for them will be relayed; and how many of the
+    bytes that came by socket or shared memory the coordinator sent."""
+
+    bytes_socket: Count
+    bytes_shared: Count
+    bytes_disk: Count
+    bytes_resident: Count  # already on the device or in memory
+    compile_s: Seconds
+    compiled: Count
+    from_cache: Count
+    unreached: tuple[Name, ...] = ()
+    bytes_client: Count = 0
+
+    def with_moved(self, socket: int, shared: int) -> Deployed:
+        """With bytes that came from other workers before."""
+        return with_fields(self, bytes_socket=self.bytes_socket + socket, bytes_shared=self.bytes_shared + shared)
+
+
+class MissingGraphs(Message, frozen=True):
+    """Answer to Deploy where the worker no longer holds a graph that was not sent along; send Deploy again with it."""
+
+    graphs: tuple[Hash, ...]
+
+
+class Drop(Message, frozen=True):
+    """Forget a plan: cancel its steps and free what only it used; with `free` also weights, which are kept for other
+    plans else.  Answered by Done."""
+
+    plan: PlanKey
+    free: bool = False

@@ -1,0 +1,58 @@
+"""What messages are made of: the types of their fields, with their limits, and the base classes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct, structs
+
+from ...limits import KIB
+
+with_fields = structs.replace  # a copy of a message with other values in some fields
+Name = Annotated[str, Meta(max_length=256)]
+Text = Annotated[str, Meta(max_length=4096)]
+Hash = Annotated[bytes, Meta(min_length=32, max_length=32)]
+Count = Annotated[int, Meta(ge=0, le=1 << 53)]
+Index = Annotated[int, Meta(ge=0, le=1 << 20)]
+Port = Annotated[int, Meta(ge=0, lt=1 << 16)]
+Dims = Annotated[tuple[Annotated[int, Meta(ge=0, le=1 << 31)], ...], Meta(max_length=8)]
+Generations = Annotated[tuple[Count, ...], Meta(max_length=65_536)]  # of plans
+Seconds = Annotated[float, Meta(ge=0)]
+Addresses = Annotated[tuple[Name, ...], Meta(max_length=32)]  # "host:port" each, best first
+REVOCATIONS_BYTES_MAX = 64 * KIB  # of 1,024 nodes: 37 KiB
+INLINE_BYTES_MAX = 64 * KIB  # a tensor up to this size rides along in its message
+Certificate = Annotated[bytes, Meta(max_length=2 * KIB)]
+RevocationList = Annotated[bytes, Meta(max_length=REVOCATIONS_BYTES_MAX)]
+Inline = Annotated[bytes, Meta(max_length=INLINE_BYTES_MAX)]
+COORDINATOR_NODE = ""  # the node id by which a message means the coordinator, whose own it need not say
+RELAY_BYTES_MAX = 512 * KIB  # a tensor that is relayed goes in pieces of so many bytes
+
+
+class Message(Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """Base of all messages; the tag is the class name."""
+
+
+class Record(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Base of what stands in fields of messages."""
+
+
+class Value(Record, frozen=True):
+    """A tensor and where its bytes are.
+
+    Exactly one holds: `data` carries them; `shared` names a file in the sender's shared-memory directory, whose
+    ownership moves to the receiver; or neither, and they follow as a stream whose header names the same tensor.
+    """
+
+    dtype: Name
+    shape: Dims
+    data: Inline | None = None
+    shared: Name = ""
+
+
+class PlanKey(Record, frozen=True):
+    epoch: Count
+    generation: Count
+
+
+class Done(Message, frozen=True):
+    """Nothing to add."""

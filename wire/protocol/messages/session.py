@@ -1,0 +1,70 @@
+"""Sessions: a client has a coordinator run a graph step by step, with a state that stays on the workers."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from .fields import Count, Index, Message, Name, Record, Text
+from .jobs import NamedValue
+
+
+class SessionCarry(Record, frozen=True):
+    """A param of a session's graph that is its state: the next value is that output."""
+
+    name: Name
+    output: Index
+
+
+class OpenSession(Message, frozen=True):
+    """Run a graph step by step, with a state that stays on the workers; the first `told` outputs are answered.  Copies
+    ("": what there is room for) are made after `every` so many steps; `ahead` steps are under way at most, 0 for what
+    suits.  Answered by SessionOpened; the session ends with its client, and outlasts a link that breaks by a while.
+    With a name in `session` the same may be sent again and counts once."""
+
+    graph: bytes
+    params: tuple[NamedValue, ...]
+    carries: Annotated[tuple[SessionCarry, ...], Meta(max_length=100_000)]
+    told: Index
+    strategy: Text
+    copies: Name
+    every: Count
+    ahead: Annotated[int, Meta(ge=0, le=1024)]
+    replay_bytes: Count
+    session: Name = ""
+
+
+class SessionOpened(Message, frozen=True):
+    session: Name
+
+
+class SessionStep(Message, frozen=True):
+    """One more step.  What is asked of a session is done in the order of `number`, from 0, and once, however often it
+    is sent; all answers below `heard` have come, with their blobs, and are forgotten.  Answered by SessionTold."""
+
+    session: Name
+    number: Count
+    inputs: tuple[NamedValue, ...]
+    heard: Count = 0
+
+
+class SessionState(Message, frozen=True):
+    """The state after what has smaller numbers; asked as SessionStep is.  Answered by SessionTold."""
+
+    session: Name
+    number: Count
+    heard: Count = 0
+
+
+class SessionTold(Message, frozen=True):
+    """What a step tells, or the state by the params' names; large values are blobs to fetch, until the answer is
+    forgotten."""
+
+    values: tuple[NamedValue, ...]
+
+
+class CloseSession(Message, frozen=True):
+    """Answered by Done once its workers have freed all of it."""
+
+    session: Name
