@@ -1,1 +1,1 @@
-"""Jobs: what clients of a coordinator daemon ask for, kept on disk until it is done."""
+"""Jobs: what clients of a coordinator daemon submit, stored on disk until it is done."""

@@ -1,1 +1,1 @@
-"""What is known of workers: health, links, stragglers, and the views of them that people get."""
+"""Workers as the coordinator sees them: health, links, stragglers, and reports of them."""

@@ -1,4 +1,4 @@
-"""Inference: models that answer requests, and models that go on with texts (docs/inference.md).
+"""Inference: models that answer requests and generate text (docs/inference.md).
 
 `continuous_batching.py` and `request_batcher.py` decide, purely; `generation_runner.py` and `request_runner.py` perform
 it; `server.py` has several models at once.  `kv_cache_step.py` and `sampling.py` are the graphs of a step.

@@ -105,7 +105,7 @@ def test_classes_and_functions_that_are_named_exist(each: Document) -> None:
 
 
 def test_the_doors_of_the_architecture_are_those_of_the_code() -> None:
-    for library, files, _ in table(document("docs/architecture.md").section("Third-party doors")):
+    for library, files, _ in table(document("docs/architecture.md").section("Third-party libraries")):
         doors = {file.path for file in source_files() for found in file.imports if found.top == library}
         assert doors == set(re.findall(r"`([^`]+)`", files)), library
 

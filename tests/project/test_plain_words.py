@@ -10,6 +10,7 @@ from support.documents import Document, document
 # One row per page.  To add a page, rewrite it and put its path here.
 PAGES = (
     "README.md",
+    "docs/architecture.md",
     "docs/journey.md",
     "docs/training.md",
     "docs/sessions.md",

@@ -1,1 +1,1 @@
-"""Erasure codes: n shares of which any k give the whole back, over real numbers and over bytes."""
+"""Erasure codes: n shares of which any k restore the data, over real numbers and over bytes."""

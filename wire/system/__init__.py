@@ -1,1 +1,1 @@
-"""What is asked of the operating system and the event loop: files, locks, processes, memory, tasks."""
+"""The operating system and the event loop: files, locks, processes, memory, tasks."""
