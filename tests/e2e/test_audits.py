@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.compare import assert_as_promised
 from support.processes.commands import PATIENT_S, wait_for
 from support.processes.faults import WIDTH, tower, weights
 
@@ -18,7 +19,7 @@ def test_a_healthy_mesh_passes_every_audit_with_the_same_answers() -> None:
         expected = mesh.run(tower, weights(1), x, mode="off")
         layers = mesh.put(weights(1))
         for strategy in ("pipeline", "single", "auto", "pipeline"):
-            np.testing.assert_array_equal(mesh.run(tower, layers, x, strategy=strategy), expected)
+            assert_as_promised(strategy, mesh.run(tower, layers, x, strategy=strategy), expected, len(layers))
             told += [event.kind for event in mesh.report().events]
             assert sum(len(worker.parts) for worker in mesh.report().workers.values()) >= 3, "nothing was audited"
         wait_for(lambda: [node.state for node in mesh.nodes] == ["healthy"] * 3)

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.compare import assert_as_promised
 from support.processes.commands import COMES_TRUE_S, PATIENT_S, RUN_S, until_by_the_same_plan, until_they_work, wait_for
 from support.processes.worker_process import is_alive
 from support.promised import slowness
@@ -121,7 +122,7 @@ def test_a_run_equals_the_same_function_in_this_process(two: Mesh) -> None:
     for strategy in ("auto", "single", "pipeline"):
         found = two.run(layer, X, W, strategy=strategy, mode="on")
         assert isinstance(found, np.ndarray)
-        np.testing.assert_array_equal(found, expected)
+        assert_as_promised(strategy, found, expected, 1)
     until_they_work(two, 2, lambda: two.run(layer, X, W, strategy="pipeline", mode="on"))
     np.testing.assert_allclose(expected, np.tanh(X @ W), rtol=1e-6)
 

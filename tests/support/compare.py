@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.ir.dtypes import F64, PARTS, DType
+from wire.ir.dtypes import F32, F64, PARTS, DType
 from wire.ir.ops import EXACT, Tolerance, tolerance_for
 from worker.cpu import evaluate
 
@@ -54,6 +54,18 @@ def same_bits(found: NDArray[Any], wanted: NDArray[Any]) -> bool:
     if found.shape != wanted.shape or found.dtype != wanted.dtype:
         return False
     return _without_payloads(found).tobytes() == _without_payloads(wanted).tobytes()
+
+
+def assert_as_promised(strategy: str, found: NDArray[Any], expected: NDArray[Any], products: int) -> None:
+    """A float32 result is what a strategy promises: equal to the bit, or within rounding where `auto` may split rows.
+
+    BLAS gives a row other bits by its place in the matrix.  `products` matrix products follow each other, whose outputs
+    are about 1 and whose weights keep an error's size.
+    """
+    if strategy == "auto":
+        np.testing.assert_allclose(found, expected, rtol=0, atol=products * tolerance_for("dot", F32).rtol)
+    else:
+        np.testing.assert_array_equal(found, expected)
 
 
 def _without_payloads(array: NDArray[Any]) -> NDArray[Any]:

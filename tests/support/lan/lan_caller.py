@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from support.compare import assert_as_promised
 from support.lan.lan_mesh import LanMesh
 from support.processes.commands import ROOT, environment
 from support.processes.faults import tower
@@ -70,16 +71,18 @@ def main() -> None:
         for line in sys.stdin:
             began_s = time.monotonic()
             try:
-                job = mesh.submit(tower, held, x, strategy=line.strip(), mode="on")
+                strategy = line.strip()
+                job = mesh.submit(tower, held, x, strategy=strategy, mode="on")
                 answer = job.result(timeout_s=WITHIN_S)
                 report = mesh.report()
+                assert_as_promised(strategy, answer, expected, len(layers))
                 said = {
-                    "right": bool(np.array_equal(answer, expected)),
+                    "right": True,
                     "workers": sorted(report.workers),
                     "seconds": time.monotonic() - began_s,
                     "reasons": list(report.reasons),
                 }
-            except errors.MeshError as error:
+            except (AssertionError, errors.MeshError) as error:
                 said = {"right": False, "error": str(error), "seconds": time.monotonic() - began_s}
             print(json.dumps(said), flush=True)
 
