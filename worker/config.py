@@ -6,9 +6,11 @@ Flags, environment and files fill these fields in `mesh/commands`; nothing in th
 from __future__ import annotations
 
 import getpass
+import json
 import socket
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 
@@ -110,3 +112,11 @@ class WorkerConfig:
         if self.measured_dir:
             return Path(self.measured_dir)
         return platformdirs.user_cache_path(APP, appauthor=False) / "devices"
+
+
+def config_of(text: str) -> WorkerConfig:
+    """The settings in what `json.dumps(asdict(config))` writes, or some of them."""
+    fields: dict[str, Any] = json.loads(text)
+    tuples = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
+    timeouts = Timeouts(**fields.get("timeouts", {}))
+    return WorkerConfig(**fields | tuples | {"timeouts": timeouts})

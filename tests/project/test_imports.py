@@ -54,7 +54,7 @@ DIRECTIONS: dict[str, set[str]] = {
         "worker/engine_host",
         "worker/state",
     },
-    "worker/__main__.py": {"worker/daemon"},
+    "worker/__main__.py": {"worker/config.py", "worker/daemon"},
     # coordinator
     "coordinator/authority": set(),
     "coordinator/planning/model": set(),
