@@ -204,8 +204,86 @@ class Timeouts:
         5.0, "The same once the certificate ran out: without it there are no links.", wan=10.0
     )
 
-    # -- programs
+    # -- workers
 
+    keep_orphans_s: float = _row(
+        600.0,
+        "How long a worker keeps what a coordinator deployed that fell silent, so that it finds it after a restart. 0 "
+        "keeps nothing.",
+        least=0.0,
+        most=SECONDS_MAX,
+        by=(WORKER,),
+    )
+    worker_link_s: float = _row(
+        1.5,
+        "For a link to another worker, after which what is meant for it is relayed and the coordinator looks closer. "
+        "A worker waits longer where the node time-out is longer.",
+        by=(WORKER,),
+        wifi=4.0,
+        wan=10.0,
+        test=10.0,
+    )
+    lost_link_grace_s: float = _row(
+        1.0,
+        "From the end of a link between two workers until the steps under it fail. If the other worker died, the "
+        "coordinator notices in less and ends their plan.",
+        by=(WORKER,),
+        wifi=2.0,
+        wan=4.0,
+    )
+    host_silence_s: float = _row(
+        3.0,
+        "Silence after which an engine host counts as hung. It beats ten times meanwhile, from a thread of its own, "
+        "but a library may hold the interpreter's lock.",
+        least=0.1,
+        by=(WORKER,),
+        test=30.0,
+    )
+    device_open_s: float = _row(60.0, "To open a device: a cold GPU driver takes seconds.", by=(WORKER,))
+    part_s: float = _row(
+        600.0,
+        "Compiling or running one part longer than this counts as a hang, and the engine host is replaced.",
+        by=(WORKER,),
+    )
+    part_stop_s: float = _row(
+        30.0, "A run that goes on so long after it was cancelled counts as a hang, too.", by=(WORKER,)
+    )
+    worker_drain_s: float = _row(
+        1.0, "For the last messages to leave before a worker's process ends.", by=(WORKER,), wifi=2.0, wan=3.0
+    )
+
+    # -- programs of ranks
+
+    rank_call_s: float = _row(
+        10.0,
+        "For the connection between engine hosts of two machines, from the moment one listens; without one, letters "
+        "of collectives go over links.",
+        by=(WORKER,),
+        wan=30.0,
+        test=120.0,
+    )
+    rank_proof_s: float = _row(
+        3.0,
+        "For whoever calls there to prove who it is: a TCP connection, TLS and a key.",
+        by=(WORKER,),
+        wifi=5.0,
+        wan=10.0,
+        test=60.0,
+    )
+    rank_reconnect_s: float = _row(
+        1.0,
+        "From the end of such a connection to the offer of another, doubled with each further one up to 300 times.",
+        least=0.0,
+        by=(WORKER,),
+        test=0.05,
+    )
+    rank_failure_reason_s: float = _row(
+        1.0,
+        "For the reason of the end of such a connection, which the daemons bring.",
+        by=(WORKER,),
+        wifi=2.0,
+        wan=4.0,
+    )
     collective_timeout_s: float = _row(
         COLLECTIVE_TIMEOUT_S,
         "For the ranks of a program to wait for each other: one may compile, or compute, long "

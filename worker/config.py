@@ -36,7 +36,6 @@ class WorkerConfig:
     peers: tuple[str, ...] = ()  # "HOST:PORT" or "HOST" to dial, again and again, until they answer
     devices: tuple[str, ...] = ()  # as `worker.devices.registry` reads them; (): the best hardware adapter, and the cpu
     memory_bytes: int = 0  # budget for weights and working memory of all devices; 0: what they have
-    keep_orphans_s: float = 600.0  # how long a coordinator that fell silent finds what it deployed; 0: it does not
     state_dir: str = ""  # "": the platform's folder for state
     cache_dir: str = ""  # weights and kernels kept between runs; "": the platform's cache folder, one per worker
     kernel_dir: str = ""  # kernels, which workers may share; "": in `cache_dir`, or one for this mesh's workers here
@@ -53,12 +52,10 @@ class WorkerConfig:
     log_json: bool = False  # log lines as JSON objects
     verbosity: int = 0  # -1: errors only, 0: what happens, 1: every event
 
-    host_beat_s: float = 0.3  # how often an engine host says it is alive
-    host_silence_s: float = 3.0  # ten beats: a host beats from a thread of its own, but a library may hold the lock
-    part_s_max: float = 600.0  # compiling or running one part longer than this counts as a hang
-    stop_s_max: float = 30.0  # a run that goes on so long after it was cancelled counts as a hang
-    open_s_max: float = 60.0  # a cold GPU driver takes seconds
-    drain_s: float = 1.0  # for the last messages to leave before the process ends
+    @property
+    def host_beat_s(self) -> float:
+        """How often an engine host says that it is alive."""
+        return self.timeouts.host_silence_s / 10
 
     @staticmethod
     def local(name: str, mesh: str, folder: Path, devices: tuple[str, ...] = ()) -> WorkerConfig:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any
 
 from wire.addresses import check_name
@@ -97,6 +98,7 @@ SINGLE_TIMES: Mapping[str, tuple[str, Callable[[Any], float]]] = {
     "node_timeout": ("node_timeout_s", check_node_timeout),
     "heartbeat": ("node_timeout_s", node_timeout_of_beat),
     "collective_timeout": ("collective_timeout_s", check_collective_timeout),
+    "keep_orphans": ("keep_orphans_s", partial(parse_duration, none="0")),
 }
 
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from wire.timeouts import WORKER
 
 from ..util.byte_sizes import parse_size
-from ..util.durations import parse_duration
 from .exit_codes import OK, run_command
 from .flags import add_common, add_listening, add_timeouts, command, mesh_name, node_name, timeouts, verbosity
 
@@ -52,9 +51,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--max-memory", metavar="SIZE", help="budget for weights and working memory, such as 8GiB")
     made.add_argument(
         "--keep-orphans",
-        default="10m",
         metavar="DURATION",
-        help="how long a coordinator that fell silent finds what it deployed here (default %(default)s; 0: not at all)",
+        help="how long a coordinator that fell silent finds what it deployed here (default 10m; 0: not at all)",
     )
     add_timeouts(made)
     made.add_argument("--throttle", default="", metavar="PACE", help=f"for tests: be slower, as in {THROTTLE}")
@@ -91,7 +89,6 @@ def work(options: argparse.Namespace) -> int:
         peers=tuple(options.peer),
         devices=tuple(options.device),
         memory_bytes=parse_size(options.max_memory) if options.max_memory else 0,
-        keep_orphans_s=parse_duration(options.keep_orphans, none="0"),
         timeouts=timeouts(options, WORKER),
         state_dir=options.state_dir,
         cache_dir=options.cache_dir,

@@ -95,7 +95,8 @@ class SimulatedHost:
         self._busy: asyncio.TimerHandle | None = None
         self._running = 0  # the run that is under way
         self._stopped = 0  # the run that was given up last
-        self._watchdog = Watchdog(config.host_beat_s, config.host_silence_s, config.part_s_max, config.stop_s_max)
+        times = config.timeouts
+        self._watchdog = Watchdog(config.host_beat_s, times.host_silence_s, times.part_s, times.part_stop_s)
         self._checker: asyncio.TimerHandle | None = None  # only while it owes an answer: an idle one is not simulated
         self._took_s = 0.0  # what is under way, or was last
         self._meetings = meetings

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ from wire.protocol.messages import (
     TailLog,
     Target,
 )
+from wire.timeouts import DEFAULT_TIMEOUTS
 
 pytestmark = [
     pytest.mark.asyncio,
@@ -478,7 +480,7 @@ async def test_an_engine_host_leaves_the_ctrl_c_of_a_terminal_to_its_worker(
 async def test_an_engine_host_that_dies_or_hangs_is_replaced_by_one_with_the_same_parts(
     tmp_path: Path, coordinator: Coordinator, number: int
 ) -> None:
-    async with worker(tmp_path, host_beat_s=0.1, host_silence_s=2.0) as each:
+    async with worker(tmp_path, timeouts=replace(DEFAULT_TIMEOUTS, host_silence_s=2.0)) as each:
         link, _ = await coordinator.join(each)
         await with_double(coordinator, link)
         (host,) = each.host_pids()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from wire.errors import Cancelled, DeadlineExceeded, MeshError, error_of_peer, from_fields
-from wire.timeouts import COLLECTIVE_TIMEOUT_S
+from wire.timeouts import COLLECTIVE_TIMEOUT_S, DEFAULT_TIMEOUTS
 
 from .remote_channel import Line
 from .ring_buffer import LETTER_BYTES, Inbox, Outbox, Patience
@@ -42,6 +42,7 @@ class Wires:
     stopped: Callable[[], bool] = lambda: False
     letter_bytes: int = LETTER_BYTES  # the same on all ranks: tensors are cut by it
     deadline_s: float = COLLECTIVE_TIMEOUT_S
+    failure_reason_s: float = DEFAULT_TIMEOUTS.rank_failure_reason_s  # for why a connection ended: the daemons bring it
     patience: Patience = field(default_factory=Patience)
     lays: bool = False  # large tensors lie on shelves, if there is room: the same on all ranks
     shelf: Shelf | None = None

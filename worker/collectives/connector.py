@@ -1,7 +1,7 @@
 """Makes the connections between engine hosts of different machines, as the daemons of both say
 (`worker/daemon/collective_rendezvous.py`).
 
-One host expects a call: it opens a port until the caller has come, 10 s at most.  The other one calls there.  Both show
+One host expects a call: it opens a port until the caller has come, for a while.  The other one calls there.  Both show
 what only these two know, since it went over the daemons' link: the caller a key, used once, and who expects it that it
 knows the key.  In a mesh with a token both prove before that they are the nodes they should be, by mutual TLS with the
 nodes' own certificates, as links do; without one the port is on loopback, as the daemon's is.
@@ -27,8 +27,6 @@ from .connection import Connection
 from .remote_channel import Line
 
 log = logging.getLogger("graph_mesh.worker")
-EXPECTED_S = 10.0  # for the caller to come
-PROOF_S = 3.0  # for a caller to prove who it is
 KEY_BYTES = 32
 
 
@@ -71,7 +69,7 @@ class Lines:
     def _expect(self, message: Expect) -> Connection | None:
         with listening_on(message.host) as listener:
             self._send(Expecting(message.mailbox, message.key, listener.getsockname()[1]))
-            until_s = time.monotonic() + EXPECTED_S
+            until_s = time.monotonic() + message.wait_s
             while (left_s := until_s - time.monotonic()) > 0:
                 listener.settimeout(left_s)
                 caller, where = listener.accept()
@@ -85,7 +83,7 @@ class Lines:
 
 def _answered(caller: socket.socket, message: Expect) -> Connection:
     """The connection with a caller that knows the key; OSError for any other."""
-    caller.settimeout(PROOF_S)
+    caller.settimeout(message.proof_s)
     proved = _proved(caller, message.tls, accepting=True)
     if not hmac.compare_digest(received(proved, KEY_BYTES), message.key):
         raise PermissionError("it does not know the key")
@@ -94,9 +92,9 @@ def _answered(caller: socket.socket, message: Expect) -> Connection:
 
 
 def _call(message: Call) -> Connection:
-    there = socket.create_connection((message.host, message.port), PROOF_S)
+    there = socket.create_connection((message.host, message.port), message.proof_s)
     try:
-        there.settimeout(EXPECTED_S)  # the other end may have strangers before us
+        there.settimeout(message.wait_s)  # the other end may have strangers before us
         proved = _proved(there, message.tls, accepting=False)
         proved.sendall(message.key)
         if not hmac.compare_digest(received(proved, KEY_BYTES), _answer(message.key)):

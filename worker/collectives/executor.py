@@ -21,7 +21,6 @@ from .connection import Connection, wait_for
 from .remote_channel import Line
 from .ring_buffer import CARRIED_SLEEP_S_MIN, SLEEP_S_MAX, SLEEP_SHARE, Envelope, Inbox, crossing, tag_of
 
-REASON_S = 1.0  # for why a connection ended: the daemons bring it
 POLL_S_MIN, POLL_S_MAX = 1e-3, 20e-3  # from one look for a rank that gave up to the next
 REDUCTIONS: dict[str, np.ufunc] = {
     "sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum,
@@ -258,7 +257,7 @@ class Run:
     def _broken(self, rank: int) -> NoReturn:
         """Raise why a connection ended, once that is heard; ConnectFailed if it is not."""
         wires, began_s = self._all, time.monotonic()
-        while time.monotonic() < began_s + REASON_S:
+        while time.monotonic() < began_s + wires.failure_reason_s:
             wires.check(0.0, str)
             time.sleep(POLL_S_MIN)
         wire = self._wires[rank]

@@ -39,7 +39,13 @@ def ranks_of(
     letter_bytes = {wire.outbox.letter_bytes for wire in wires.values()}
     short_sleeps()
     ringing = ring if any(wire.bridged for wire in wires.values()) else _silence
-    together = Wires(wires, ringing, letter_bytes=min(letter_bytes, default=LETTER_BYTES), deadline_s=gang.timeout_s)
+    together = Wires(
+        wires,
+        ringing,
+        letter_bytes=min(letter_bytes, default=LETTER_BYTES),
+        deadline_s=gang.timeout_s,
+        failure_reason_s=gang.failure_reason_s,
+    )
     readers = [wire.outbox for wire in wires.values() if not wire.bridged]
     together.lays = True
     if shelf is not None:

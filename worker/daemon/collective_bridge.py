@@ -23,13 +23,14 @@ from wire.link.link import Link
 from wire.protocol.messages import Gang, GaveUp, Letter, LettersRead, Meet, Member, Message, PlanKey
 from wire.system.shared_memory import SharedDir, new_prefix, remove, remove_all
 from wire.system.tasks import Tasks, unheard
+from wire.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
 from ..collectives.ring_buffer import LETTERS, Inbox, Outbox, lay_out, letter_bytes_for, size_of
 from ..engine.host_messages import Expecting, Parted, Rang, RankOf, RankPeer
 from .collective_rendezvous import Calls
 
 INLINE_BYTES_MAX = 32 * KIB  # a larger letter is a stream: bulk must not stand before beats
-AGAIN_S, AGAIN_S_MAX = 1.0, 300.0  # from the end of a connection to the offer of another, longer each time
+RECONNECT_TIMES_MAX = 300  # of `rank_reconnect_s`
 TELL_S = 0.001  # after which the writer hears of a letter that was read, if it does not before
 
 
@@ -80,7 +81,14 @@ class Bridge:
     """Mailboxes of this worker's ranks.  `links` are the node's links, by node id; `calls` how its hosts connect to
     others, if they may."""
 
-    def __init__(self, links: Mapping[str, Link], shared: SharedDir, calls: Calls | None = None) -> None:
+    def __init__(
+        self,
+        links: Mapping[str, Link],
+        shared: SharedDir,
+        calls: Calls | None = None,
+        timeouts: Timeouts = DEFAULT_TIMEOUTS,
+    ) -> None:
+        self._timeouts = timeouts
         self._links = links
         self._shared = shared
         self._calls = calls
@@ -111,7 +119,8 @@ class Bridge:
             None if other == me else RankPeer(name_of(plan, me, other), name_of(plan, other, me), self._called(other))
             for other in gang.members
         )
-        return RankOf(gang.axes, gang.sizes, gang.rank, peers, gang.bytes_per_s, gang.timeout_s, shelf)
+        waits = gang.timeout_s, shelf, self._timeouts.rank_failure_reason_s
+        return RankOf(gang.axes, gang.sizes, gang.rank, peers, gang.bytes_per_s, *waits)
 
     def inboxes(self, prepared: int) -> tuple[str, ...]:
         """In whose directory the mailbox from each rank is; "" where it has to be carried.  ConnectFailed if a rank's
@@ -156,7 +165,7 @@ class Bridge:
             case Parted(mailbox):
                 original = self._originals.get(mailbox)
                 if original is not None:
-                    wait_s = min(AGAIN_S * 2 ** min(original.parted, 16), AGAIN_S_MAX)
+                    wait_s = self._timeouts.rank_reconnect_s * min(2 ** min(original.parted, 16), RECONNECT_TIMES_MAX)
                     original.parted += 1
                     asyncio.get_running_loop().call_later(wait_s, self._introduce, mailbox)
 

@@ -16,6 +16,7 @@ from wire.link.link import Link
 from wire.protocol.messages import Meet
 from wire.security.certificates import server_name
 from wire.security.credentials import Credentials
+from wire.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
 from ..collectives.connector import KEY_BYTES
 from ..config import WorkerConfig
@@ -30,17 +31,19 @@ class Calls:
     tell: Callable[[int, ToHost], None]
     host: str
     credentials: Credentials | None = None
+    timeouts: Timeouts = DEFAULT_TIMEOUTS
 
     def expect(self, device: int, mailbox: str, letter_bytes: int, node: str) -> None:
         """Have a host expect the one of `node`; it answers Expecting."""
         key = secrets.token_bytes(KEY_BYTES)
-        self.tell(device, Expect(mailbox, key, self.host, letter_bytes, self._tls(node)))
+        times = self.timeouts.rank_call_s, self.timeouts.rank_proof_s
+        self.tell(device, Expect(mailbox, key, self.host, letter_bytes, self._tls(node), *times))
 
     def call(self, device: int, mailbox: str, letter_bytes: int, link: Link, where: Meet) -> None:
         """Have a host call the one that is expecting it at the other end of a link."""
         host = parse_address(link.address)[0]
-        tls = self._tls(link.peer.node_id)
-        self.tell(device, Call(mailbox, where.key, host, where.port, letter_bytes, tls))
+        tls, times = self._tls(link.peer.node_id), (self.timeouts.rank_call_s, self.timeouts.rank_proof_s)
+        self.tell(device, Call(mailbox, where.key, host, where.port, letter_bytes, tls, *times))
 
     def _tls(self, node: str) -> NodeTLS | None:
         if self.credentials is None:
@@ -53,4 +56,4 @@ def calls_of(
     config: WorkerConfig, credentials: Credentials | None, tell: Callable[[int, ToHost], None]
 ) -> Calls | None:
     """None where hosts may not connect to those of other machines."""
-    return Calls(tell, config.host, credentials) if config.connect_hosts else None
+    return Calls(tell, config.host, credentials, config.timeouts) if config.connect_hosts else None

@@ -112,7 +112,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("graph_mesh.worker")
 LEAVING_LOG_LINES = 64
-LINK_S = 1.5  # for a link to another worker: beyond, what is meant for it is relayed, and the coordinator looks closer
 OWNER_ANSWER_S = 86_400.0  # one that was stopped answers when it goes on; its link ends before, or the machine decides
 MEMBERSHIP_LOOK_S = 1.0
 MEMORY_LOOK_S = 1.0  # while something is kept for a coordinator that is silent
@@ -170,13 +169,13 @@ class Daemon:
         self._identity = identity_here("worker", config.mesh_name, self._folder.name, shared, node_id)
         self._endpoint = environment.endpoint(self._identity, self, credentials, config)
         self._vigil = Vigil(self._endpoint)
-        self._patience_s = LINK_S
+        self._patience_s = config.timeouts.worker_link_s
         self._worker_links = WorkerLinks(self._endpoint, self._shared, self._owner_id, self._check_stream)
         self.pauses = PauseWatch(PauseFiles(self._folder.path), self._feed, self._duty)
         remote = RemoteBlobs(self._endpoint, self._exchange, self._owner_id, self._worker_links.linked)
         self._fetcher = BlobFetcher(self._identity.node_id, self._store, remote, self._feed)
         calls = calls_of(config, credentials, self._tell_host) if environment.signals else None
-        self._bridge = Bridge(self._endpoint.links, self._shared, calls)
+        self._bridge = Bridge(self._endpoint.links, self._shared, calls, config.timeouts)
         self._sender = TensorSender(self._endpoint, self._worker_links.relay, self._feed)
         self._snapshots = SnapshotWriter(self._store, str(self._shared.path), self._tell_host, self._feed)
         self._parity = ParityBuilder(self._store, remote, self._owner_id)
@@ -255,7 +254,12 @@ class Daemon:
         port = await self._endpoint.listen(self._config.host, self._config.port, self._config.last_port)
         self._reports = await self._engine_hosts.opened()
         memory_bytes = self._config.memory_bytes or memory_bytes_of(self._reports)
-        bounds = Bounds(memory_bytes=memory_bytes, keep_orphans_s=self._config.keep_orphans_s)
+        times = self._config.timeouts
+        bounds = Bounds(
+            memory_bytes=memory_bytes,
+            keep_orphans_s=times.keep_orphans_s,
+            lost_link_grace_s=times.lost_link_grace_s,
+        )
         own = self._identity
         self._state = self._environment.machine(own.node_id, len(self._hosts), own.incarnation, bounds)
         self.pauses.look()
@@ -350,7 +354,7 @@ class Daemon:
         self._bridge.close()
         self._snapshots.close()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._endpoint.close(), self._config.drain_s)
+            await asyncio.wait_for(self._endpoint.close(), self._config.timeouts.worker_drain_s)
         for host in self._hosts:
             host.kill()
         with contextlib.suppress(TimeoutError):
@@ -474,7 +478,7 @@ class Daemon:
         self._coordinator = peer
         if self._watch is not None:
             self._watch.answer_s = max(self._config.timeouts.keepalive_answer_s, 1.5 * body.silence_s)
-        self._patience_s = max(LINK_S, body.silence_s)
+        self._patience_s = max(self._config.timeouts.worker_link_s, body.silence_s)
         if self._membership:
             self._membership.met(peer.addresses or ((link.address,) if link.address else ()))
         if self._seeking is not None:

@@ -18,7 +18,7 @@ from msgspec import Struct
 from wire.errors import FrameError
 from wire.limits import MIB
 from wire.protocol.messages import INLINE_BYTES_MAX
-from wire.timeouts import COLLECTIVE_TIMEOUT_S
+from wire.timeouts import COLLECTIVE_TIMEOUT_S, DEFAULT_TIMEOUTS
 
 from .protocol import EngineInfo, Measured
 
@@ -84,6 +84,7 @@ class RankOf(Struct, frozen=True, array_like=True):
     bytes_per_s: tuple[float, ...] = ()
     timeout_s: float = COLLECTIVE_TIMEOUT_S
     shelf: str = ""
+    failure_reason_s: float = DEFAULT_TIMEOUTS.rank_failure_reason_s  # for why a connection to one of them ended
 
 
 class PreparePart(_Message, frozen=True, array_like=True, tag=True):
@@ -158,17 +159,20 @@ class NodeTLS(Struct, frozen=True, array_like=True):
 
 class Expect(_Message, frozen=True, array_like=True, tag=True):
     """The host of the rank that `mailbox` leads to will call, with this key: open a port on `host`, say Expecting, and
-    use the connection for letters of at most so many bytes."""
+    use the connection for letters of at most so many bytes.  It comes within `wait_s`, and proves within `proof_s` who
+    it is."""
 
     mailbox: str
     key: bytes
     host: str
     letter_bytes: int
     tls: NodeTLS | None = None
+    wait_s: float = DEFAULT_TIMEOUTS.rank_call_s
+    proof_s: float = DEFAULT_TIMEOUTS.rank_proof_s
 
 
 class Call(_Message, frozen=True, array_like=True, tag=True):
-    """It expects a call there."""
+    """It expects a call there, as Expect has it."""
 
     mailbox: str
     key: bytes
@@ -176,6 +180,8 @@ class Call(_Message, frozen=True, array_like=True, tag=True):
     port: int
     letter_bytes: int
     tls: NodeTLS | None = None
+    wait_s: float = DEFAULT_TIMEOUTS.rank_call_s
+    proof_s: float = DEFAULT_TIMEOUTS.rank_proof_s
 
 
 class Forget(_Message, frozen=True, array_like=True, tag=True):

@@ -83,7 +83,8 @@ class HostProcess(asyncio.SubprocessProtocol):
         self._transport: asyncio.SubprocessTransport | None = None
         self._stdin: asyncio.WriteTransport | None = None
         self._over = False
-        self._watchdog = Watchdog(config.host_beat_s, config.host_silence_s, config.part_s_max, config.stop_s_max)
+        times = config.timeouts
+        self._watchdog = Watchdog(config.host_beat_s, times.host_silence_s, times.part_s, times.part_stop_s)
         self._killed_for_memory = _killed_for_memory()
         self._checker: asyncio.TimerHandle | None = None
 
@@ -129,7 +130,7 @@ class HostProcess(asyncio.SubprocessProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.SubprocessTransport, transport)
         self._stdin = cast(asyncio.WriteTransport, self._transport.get_pipe_transport(0))
-        self._checker = self._loop.call_later(self._config.open_s_max, self._check)
+        self._checker = self._loop.call_later(self._config.timeouts.device_open_s, self._check)
         self.send(self._opening)
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
@@ -183,7 +184,7 @@ class HostProcess(asyncio.SubprocessProtocol):
         if self._over:
             return
         if not self.opened.done():
-            self._lose(f"the device was not open after {self._config.open_s_max:g} s")
+            self._lose(f"the device was not open after {self._config.timeouts.device_open_s:g} s")
             return
         hung = self._watchdog.check(self._loop.time())
         if hung:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from wire.limits import MIB
+from wire.timeouts import DEFAULT_TIMEOUTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,5 +16,6 @@ class Bounds:
     early_tensors_max: int = 65_536
     graphs_bytes_max: int = 64 * MIB  # graph encodings kept so that a new plan need not send them again
     fetches_max: int = 8  # enough to hide a LAN's round trips
-    keep_orphans_s: float = 600.0  # for how long the plans of a silent coordinator stay, after it was last heard
+    keep_orphans_s: float = DEFAULT_TIMEOUTS.keep_orphans_s
+    lost_link_grace_s: float = DEFAULT_TIMEOUTS.lost_link_grace_s
     memory_bytes: int = 0  # the budget for computing and for what is kept for other workers; 0: no limit

@@ -2,13 +2,13 @@
 
 A small tensor is sent without an acknowledgement.  So when a link to a worker ends, tensors in flight may be lost, and
 a step that waits for one would wait for ever.  The steps that needed the link therefore fail, and are done again.  They
-fail after GRACE_S: if the other worker died, the coordinator drops the plan, and knows better what to do.
+fail after the grace: if the other worker died, the coordinator drops the plan, and knows better what to do.
 
 The two ends may notice the end of a link at very different times, and the later one goes on sending until a new link
-takes over.  So a new link is treated like the end of one.  So are the steps that begin within GRACE_S of it, unless
+takes over.  So a new link is treated like the end of one.  So are the steps that begin within the grace of it, unless
 their plan was deployed after it, since nothing was sent for such a plan before.  The first step that begins later than
-GRACE_S after the end of a link that has not come back is refused.  So the coordinator learns of the end, and makes sure
-that the other worker does too.
+the grace after the end of a link that has not come back is refused.  So the coordinator learns of the end, and makes
+sure that the other worker does too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from wire.errors import NodeLost
 from wire.protocol.messages import PlanKey
 from wire.timeouts import SILENT
 
-GRACE_S = 1.0  # a coordinator on a LAN notices a death in less
 NODES_MAX = 1024  # nodes whose lost links are remembered
 
 
@@ -34,6 +33,7 @@ class _LostLink:
 
 @dataclass(slots=True)
 class LostLinks:
+    grace_s: float
     _lost: deque[_LostLink] = field(default_factory=deque)
     _ended_s: dict[str, float] = field(default_factory=dict)  # or when it was replaced, after it had ended
     _missing: set[str] = field(default_factory=set)  # nodes whose link ended and was not replaced
@@ -56,8 +56,9 @@ class LostLinks:
     def began(self, nodes: Iterable[str], plan: PlanKey, step: int, now: float, deployed_s: float = 0.0) -> None:
         """A step begins that needs links to these nodes.  Its plan was deployed at `deployed_s`."""
         for node in nodes:
-            ended_s = self._ended_s.get(node, -GRACE_S)
-            if now - ended_s < GRACE_S and ended_s > deployed_s:  # if they are equal, the deploy waited for the link
+            ended_s = self._ended_s.get(node, -self.grace_s)
+            recently = now - ended_s < self.grace_s
+            if recently and ended_s > deployed_s:  # if they are equal, the deploy waited for the link
                 self._may_have_lost(node, [(plan, step)], now)
 
     def refusal(self, nodes: Iterable[str], now: float) -> NodeLost | None:
@@ -67,7 +68,7 @@ class LostLinks:
         The other end may not have noticed: it counts a tensor as sent that is lost.
         """
         unreported = sorted(self._unreported.intersection(nodes))
-        lost = next((node for node in unreported if now - self._ended_s[node] >= GRACE_S), None)
+        lost = next((node for node in unreported if now - self._ended_s[node] >= self.grace_s), None)
         if lost is None:
             return None
         self._unreported.discard(lost)
@@ -86,7 +87,7 @@ class LostLinks:
     def _may_have_lost(self, node: str, steps: Iterable[tuple[PlanKey, int]], now: float) -> None:
         affected = tuple(steps)
         if affected:
-            self._lost.append(_LostLink(node, affected, now + GRACE_S))
+            self._lost.append(_LostLink(node, affected, now + self.grace_s))
 
     def due(self, now: float) -> Iterator[tuple[str, PlanKey, int]]:
         """The steps that fail now if they are still in flight: the lost node, the plan and the step."""

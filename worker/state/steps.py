@@ -37,7 +37,7 @@ class Steps:
         self._log = shared.log
         self._next_number = shared.next_number
         self.early = EarlyTensors(shared.bounds.early_bytes_max, shared.bounds.early_tensors_max)
-        self.lost_links = LostLinks()
+        self.lost_links = LostLinks(shared.bounds.lost_link_grace_s)
         self.runs: dict[int, Entry] = {}
         self.requests: dict[int, tuple[PlanKey, int]] = {}  # of Runs that are not answered yet
         self._pushes: dict[int, tuple[PlanKey, int]] = {}

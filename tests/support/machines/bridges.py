@@ -15,6 +15,7 @@ from wire.errors import MeshError, NodeLost
 from wire.ir.types import Attrs
 from wire.protocol.messages import Gang, Member, Message, PlanKey
 from wire.system.shared_memory import SharedDir
+from wire.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from worker.collectives.open_channels import ranks_of
 from worker.collectives.rank import Ranks
 from worker.daemon.collective_bridge import Bridge
@@ -53,7 +54,7 @@ class Node:
 class Network:
     """Two daemons and what is between them; messages arrive in any order."""
 
-    def __init__(self, folder: Path, seed: int = 0) -> None:
+    def __init__(self, folder: Path, seed: int = 0, timeouts: Timeouts = DEFAULT_TIMEOUTS) -> None:
         self.flying: list[Any] = []
         self.nodes = {}
         self._chance = random.Random(seed)
@@ -61,7 +62,7 @@ class Network:
             (folder / name).mkdir()
             links: dict[str, Any] = {}
             shared = SharedDir.create(folder / name)
-            self.nodes[name] = Node(name, shared, links, Bridge(links, shared))
+            self.nodes[name] = Node(name, shared, links, Bridge(links, shared, timeouts=timeouts))
 
     def connect(self) -> None:
         for name, other in (("a", "b"), ("b", "a")):

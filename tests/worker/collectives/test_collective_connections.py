@@ -16,17 +16,11 @@ from support.ranks import connect, on_wires, sockets, wires_in_memory
 from wire.errors import Cancelled, ConnectFailed, DTypeError, OutOfMemory, ShapeError
 from wire.ir.dtypes import BF16, F16, F32, F64, I32, DType
 from wire.ir.types import TensorType
-from worker.collectives import executor
 from worker.collectives.algorithms import ALL_REDUCE
 from worker.collectives.channels import Wires
 from worker.collectives.connection import HEAD_BYTES, Connection
 from worker.collectives.group import Group
 from worker.collectives.ring_buffer import ENVELOPE_BYTES, tagged
-
-
-@pytest.fixture(autouse=True)
-def reasons_that_are_there_or_never_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executor, "REASON_S", 0.01)
 
 
 def every(n: int) -> list[tuple[int, int]]:
@@ -41,6 +35,8 @@ def values(n: int, count: int, dtype: DType = F32) -> list[Any]:
 def connected(n: int, pairs: list[tuple[int, int]] | None = None, letter_bytes: int = 256) -> list[Wires]:
     wires = wires_in_memory(n, letter_bytes=letter_bytes)
     connect(wires, every(n) if pairs is None else pairs)
+    for each in wires:
+        each.failure_reason_s = 0.01  # reasons are there, or never come
     return wires
 
 

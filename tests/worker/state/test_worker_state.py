@@ -45,9 +45,9 @@ from wire.errors import (
     StaleGeneration,
 )
 from wire.protocol.messages import BlobSpec, Deploy, Deployed, Done, MissingGraphs, PartSpec, PlanKey, Target
+from wire.timeouts import DEFAULT_TIMEOUTS
 from worker.state import events as ev
 from worker.state.bounds import Bounds
-from worker.state.lost_links import GRACE_S
 
 # -- ownership
 
@@ -198,8 +198,8 @@ def test_a_link_that_ends_under_a_step_fails_it_after_a_moment_since_something_m
     drive.deployed(deploy(part(0, [edge(1, 0, PEER)], [[]])))
     drive.run(1)
     assert of(ev.Refuse, drive(ev.NodeUnlinked(PEER))) == []
-    assert drive.machine.next_deadline() == drive.now + GRACE_S
-    error = one(ev.Refuse, drive(ev.Tick(), GRACE_S)).error
+    assert drive.machine.next_deadline() == drive.now + DEFAULT_TIMEOUTS.lost_link_grace_s
+    error = one(ev.Refuse, drive(ev.Tick(), DEFAULT_TIMEOUTS.lost_link_grace_s)).error
     assert isinstance(error, NodeLost) and error.retry and error.node == PEER
 
 
@@ -210,15 +210,15 @@ def test_a_link_that_comes_anew_under_a_step_fails_it_too_since_the_other_end_ma
     drive.run(1)
     assert drive.machine.next_deadline() is None, "a first link has lost nothing"
     drive(ev.NodeUnlinked(PEER))
-    assert one(ev.Refuse, drive(ev.Tick(), GRACE_S)).error.retry
+    assert one(ev.Refuse, drive(ev.Tick(), DEFAULT_TIMEOUTS.lost_link_grace_s)).error.retry
     drive.run(2)
     assert drive.machine.next_deadline() is None
     drive(ev.NodeLinked(PEER), 10.0)
-    assert drive.machine.next_deadline() == drive.now + GRACE_S
-    assert isinstance(one(ev.Refuse, drive(ev.Tick(), GRACE_S)).error, NodeLost)
+    assert drive.machine.next_deadline() == drive.now + DEFAULT_TIMEOUTS.lost_link_grace_s
+    assert isinstance(one(ev.Refuse, drive(ev.Tick(), DEFAULT_TIMEOUTS.lost_link_grace_s)).error, NodeLost)
 
 
-@pytest.mark.parametrize("later_s", [0.0, GRACE_S / 2])
+@pytest.mark.parametrize("later_s", [0.0, DEFAULT_TIMEOUTS.lost_link_grace_s / 2])
 def test_a_plan_that_comes_after_its_links_has_lost_nothing_with_those_before(later_s: float) -> None:
     drive = Driver()
     for event in (ev.NodeLinked(PEER), ev.NodeUnlinked(PEER), ev.NodeLinked(PEER)):
@@ -232,12 +232,12 @@ def test_a_plan_that_comes_after_its_links_has_lost_nothing_with_those_before(la
 def test_a_step_that_begins_when_a_link_has_just_come_back_is_not_waited_for_long() -> None:
     drive = Driver()
     drive.deployed(deploy(part(0, [edge(1, 0, PEER)], [[]])))
-    drive.now += GRACE_S / 4
+    drive.now += DEFAULT_TIMEOUTS.lost_link_grace_s / 4
     for event in (ev.NodeLinked(PEER), ev.NodeUnlinked(PEER), ev.NodeLinked(PEER)):
         drive(event)
-    drive.now += GRACE_S / 2
+    drive.now += DEFAULT_TIMEOUTS.lost_link_grace_s / 2
     drive.run(1)
-    assert isinstance(one(ev.Refuse, drive(ev.Tick(), GRACE_S)).error, NodeLost)
+    assert isinstance(one(ev.Refuse, drive(ev.Tick(), DEFAULT_TIMEOUTS.lost_link_grace_s)).error, NodeLost)
     drive.run(2)
     assert drive.machine.next_deadline() is None
 
