@@ -60,15 +60,15 @@ from wire.transfer.link_probe import Meter
 
 from .calls import events as ev
 from .calls.action_failures import doing, failure_of
-from .calls.error_context import disagreement, in_quarantine, lost_node, nobody
+from .calls.error_context import disagreement, in_quarantine, lost_node, no_worker_left
 from .calls.state import CoordinatorState
 from .config import CoordinatorConfig
-from .delivery.deployer import Deploying
+from .delivery.deployer import Deployer
 from .delivery.input_sender import run_step
 from .delivery.output_receiver import OutputReceiver, tensor_of
-from .delivery.param_slices import Slices
-from .delivery.relay import Relays
-from .delivery.tensor_store import HeldTensors
+from .delivery.param_slices import ParamSlices
+from .delivery.relay import RelayServer
+from .delivery.tensor_store import TensorStore
 from .plan_service.plan_service import Planning
 from .plan_service.planner_client import Answerer, PlannerProcess
 from .plan_service.straggler_mitigation import Lent, Pacing
@@ -81,15 +81,15 @@ from .planning.model.plan import Plan
 from .planning.model.profiles import CLIENT, worker_profile
 from .planning.model.program import Program, Sampled, Trial, program_of
 from .planning.placement.sticky_placement import Homes
-from .sessions.runtime import Sessions, Surroundings
+from .sessions.runtime import SessionContext, Sessions
 from .workers import worker_names
 from .workers.call_report import CallReport
-from .workers.event_feed import Teller
-from .workers.failure_detector import AskPeer, Cause, Decision, Health, HealthDetector, ProbeSelf, Transition
-from .workers.indirect_probes import Opinions
-from .workers.link_prober import Prober
+from .workers.event_feed import EventFeed
+from .workers.failure_detector import AskPeer, Cause, Decision, FailureDetector, Health, ProbeSelf, Transition
+from .workers.indirect_probes import IndirectProber
+from .workers.link_prober import LinkProber
 from .workers.records import Call, Deployment, Member, work_by_plan
-from .workers.straggler_detector import Stragglers
+from .workers.straggler_detector import StragglerDetector
 
 log = logging.getLogger("graph_mesh.coordinator")
 
@@ -122,25 +122,25 @@ class Coordinator:
         self.unlinked: list[Callable[[Link, MeshError | None], None]] = []  # told of every link that ends, and why
         self.last_words: Callable[[int], tuple[str, ...]] = lambda pid: ()  # the log of a lost worker that we started
         self.endpoint = endpoint(identity, self)
-        self._shared, self._held = shared, HeldTensors()
-        self.hold, self.release, self._slices = self._held.hold, self._held.release, Slices(self._held)
+        self._shared, self._held = shared, TensorStore()
+        self.hold, self.release, self._slices = self._held.hold, self._held.release, ParamSlices(self._held)
         self.blobs = BlobExchange(shared, self._slices.find)
         self._calls: dict[int, Call] = {}
-        self._relays = Relays(self._link_to, self._calls, lambda: self.epoch)
+        self._relay_server = RelayServer(self._link_to, self._calls, lambda: self.epoch)
         self.requests: dict[type, Callable[[Link, Any], Awaitable[Message]]] = {
             FetchBlob: self._slices.before(self.blobs.serve),
-            Relay: self._relays.serve,
+            Relay: self._relay_server.serve,
         }
         self._loop = asyncio.get_running_loop()
-        self._detector = HealthDetector(config.health)
+        self._detector = FailureDetector(config.health)
         self._state = machine(config.alone_s)
-        self._stragglers, self._auditor = Stragglers(), Auditor(config.audit)
+        self._stragglers, self._auditor = StragglerDetector(), Auditor(config.audit)
         self.quarantined: set[str] = set()  # node ids of workers that were wrong too often
         self._members: dict[str, Member] = {}
         self._known: dict[str, NodeReport] = {}  # the workers that joined, and those that are gone, for people
         self._deployments: dict[int, Deployment] = {}
-        self._teller = Teller(self._known, self._calls)
-        self._tell, self.events, self.watchers = self._teller.tell, self._teller.events, self._teller.watchers
+        self._events = EventFeed(self._known, self._calls)
+        self._publish, self.events, self.watchers = self._events.publish, self._events.events, self._events.watchers
         self._call_numbers = itertools.count(1)
         self._tasks = Tasks()
         self._wake, self._closing = asyncio.Event(), False
@@ -149,30 +149,30 @@ class Coordinator:
         self._staying: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._meter = Meter()
         self._receiver = OutputReceiver(lambda: self.epoch, self.blobs, self._meter, self._output, self._output_lost)
-        self.prober = Prober(identity.node_id, self._meter, self._link_to, self._profiles_changed)
-        self._deploying = Deploying(self._members, self.prober, self._slices, config.timeouts.collective_timeout_s)
+        self.prober = LinkProber(identity.node_id, self._meter, self._link_to, self._profiles_changed)
+        self._deployer = Deployer(self._members, self.prober, self._slices, config.timeouts.collective_timeout_s)
         ahead = Ahead(config.plan_ahead_min if config.plan_ahead else None)
-        self._rehearsing = Rehearsing(ahead, self._members, self._deploying, self._spare_key, self._tasks)
+        self._rehearsing = Rehearsing(ahead, self._members, self._deployer, self._spare_key, self._tasks)
         planner = answerer or PlannerProcess()
         self._planning = Planning(
             self._members, self._stragglers, self.prober, self._usable, ahead, planner, self._rehearsing.changed
         )
-        keeping = self._spare_key, self._tasks, self._tell, self._planning
-        self._guards = Guarding(self._members, self._deploying, self._usable, *keeping)
-        self.sessions = Sessions(self._sessions_surroundings())
-        self._pacing = Pacing(config.follow_pace, self._stragglers, self._planning.lessons, self._lent())
+        keeping = self._spare_key, self._tasks, self._publish, self._planning
+        self._guards = Guarding(self._members, self._deployer, self._usable, *keeping)
+        self.sessions = Sessions(self._session_context())
+        self._pacing = Pacing(config.follow_pace, self._stragglers, self._planning.calibration, self._lent())
         self._perform: dict[type, Callable[[Any], object]] = {
             ev.MakePlan: self._make_plan,
             ev.SendDeploy: lambda action: self._begin(action, self._send_deploy(action)),
             ev.SendRun: self._start_run,
             ev.SendCancel: self._send_cancel,
             ev.SendDrop: self._send_drop,
-            ev.TellStalled: lambda action: self._tell("stalled", "", str(action.error), action.generation),
+            ev.ReportStalled: lambda action: self._publish("stalled", "", str(action.error), action.generation),
             ev.ForgetPlan: self._forget_plan,
             ev.Resolve: self._resolve,
             ev.Reject: self._reject,
         }
-        opinions = Opinions(self._members, self._tell, self._probed, self._self_probed, self._tasks)
+        opinions = IndirectProber(self._members, self._publish, self._probed, self._self_probed, self._tasks)
         self._judged: dict[type, Callable[[Any], object]] = {
             Transition: self._changed,
             AskPeer: opinions.ask_peer,
@@ -248,7 +248,7 @@ class Coordinator:
         if not self._members:
             raise NodeLost("no worker is connected, so there is nothing to plan for", next_step="Start mesh-worker")
         if worker_names.all_paused(self._members.values()):
-            raise nobody(0.0, len(self._members), None)
+            raise no_worker_left(0.0, len(self._members), None)
         firm = self._guards.is_new(graph, strategy, copies)
         return await self._planning.plan(graph, strategy, self._state.nodes, copies, firm)
 
@@ -284,7 +284,7 @@ class Coordinator:
         job = trial or (program if variant is None else Sampled(program, variant))
         others = frozenset(self._members) - {trial.node} if trial else frozenset[str]()
         self._feed(ev.CallSubmitted(number, job, others, patient))
-        self._tell_what_lacks()
+        self._report_waiting()
         return number, future, report
 
     def forget_program(self, program: Program) -> None:
@@ -314,9 +314,9 @@ class Coordinator:
         return bool(self._members)
 
     @property
-    def lack(self) -> str:
+    def no_worker_reason(self) -> str:
         """Why no worker can be given work now, for people; "" if one can."""
-        return worker_names.lack_of(self._members.values(), self._state.nodes)
+        return worker_names.no_worker_reason(self._members.values(), self._state.nodes)
 
     def cancel(self, call: int) -> None:
         """Stop a call; its future gets Cancelled.  A finished call is left alone."""
@@ -435,7 +435,7 @@ class Coordinator:
         member = self._members.get(link.peer.node_id)
         if member is not None:
             member.leaving, member.last_words = True, body.log
-        self._tell("leaving", link.peer.node_id, body.reason)
+        self._publish("leaving", link.peer.node_id, body.reason)
         for line in body.log:
             log.warning("%s: %s", link.peer.name, line)
         self._judge(self._detector.lost(link.peer.node_id, self._now(), f"left: {body.reason}"))
@@ -451,18 +451,18 @@ class Coordinator:
         if by == was and not joining:
             return
         if by:
-            self._tell("paused", node, worker_names.PAUSED_BY.get(by, f"paused by its {by}"))
+            self._publish("paused", node, worker_names.PAUSED_BY.get(by, f"paused by its {by}"))
             self._feed(ev.NodePaused(node))
-            self._tell_what_lacks()
+            self._report_waiting()
             return
         if was:
-            self._tell("resumed", node, "it takes work again")
+            self._publish("resumed", node, "it takes work again")
         if node not in self.quarantined:
             self._feed(ev.NodeJoined(node))
 
-    def _tell_what_lacks(self) -> None:
-        if self._calls and self.lack:
-            self._tell("waiting", "", self.lack)
+    def _report_waiting(self) -> None:
+        if self._calls and self.no_worker_reason:
+            self._publish("waiting", "", self.no_worker_reason)
 
     def _on_devices(self, link: Link, body: Devices) -> None:
         """A worker gave a device up: it is still there, and computes less."""
@@ -474,7 +474,7 @@ class Coordinator:
         member.joined = Joined(body.devices, was.memory_bytes, was.blobs, was.system, without_gpu=was.without_gpu)
         member.profile = worker_profile(node, member.profile.name, member.joined, member.profile.ops)
         self._known[node] = with_fields(self._known[node], devices=body.devices)
-        self._tell("devices", node, body.reason)
+        self._publish("devices", node, body.reason)
         self._profiles_changed()
 
     # -- health
@@ -486,9 +486,9 @@ class Coordinator:
             mine = self.sessions.working(node, [run for run in body.working if run.plan.epoch == self.epoch])
             runs = tuple(plan_messages.working(run) for run in mine)
             was = self._state.stuck
-            self._feed(ev.Working(node, runs))
+            self._feed(ev.WorkReported(node, runs))
             if node in self._state.stuck - was:
-                self._tell("stuck", node, "a part takes far too long")
+                self._publish("stuck", node, "a part takes far too long")
                 for generation, step, part, took_s in runs:
                     found = self._deployments.get(generation)
                     if found is not None and step != plan_messages.PREPARING:
@@ -496,7 +496,7 @@ class Coordinator:
             if node in self._state.stuck:
                 self.sessions.stuck(node)
             elif node in was:
-                self._tell("unstuck", node, "it goes on")
+                self._publish("unstuck", node, "it goes on")
 
     def _judge(self, decisions: Sequence[Decision]) -> None:
         for decision in decisions:
@@ -504,7 +504,7 @@ class Coordinator:
 
     def _changed(self, change: Transition) -> None:
         member = self._members.get(change.node)
-        self._tell("joined" if change.was is None else change.health.value, change.node, change.reason)
+        self._publish("joined" if change.was is None else change.health.value, change.node, change.reason)
         if member is None:
             return
         if change.health is Health.SUSPECT:
@@ -519,7 +519,7 @@ class Coordinator:
             crashed = change.cause is Cause.CLOSED and not member.leaving
             work = work_by_plan(self._deployments, change.node) if crashed else {}
             self._feed(ev.NodeGone(change.node, error, work, not member.leaving))
-            self._tell_what_lacks()
+            self._report_waiting()
 
     def _probed(self, ask: AskPeer, reached: bool | None) -> None:
         self._judge(self._detector.probed(ask, reached, self._now()))
@@ -599,17 +599,17 @@ class Coordinator:
             lambda program: self.plan(*program.likeness),
             lambda: self._planning.profiles(self._members),
             lambda node, program: self._members[node].holds(program),
-            lambda generation: self._feed(ev.Outdated(generation)),
+            lambda generation: self._feed(ev.PlanOutdated(generation)),
             lambda trial: self.submit(trial.program, {}, trial=trial)[1],
-            lambda kind, node, text: self._tell(kind, node, text),
+            lambda kind, node, text: self._publish(kind, node, text),
         )
 
-    def _sessions_surroundings(self) -> Surroundings:
+    def _session_context(self) -> SessionContext:
         """What sessions need."""
-        return Surroundings(
+        return SessionContext(
             lambda: self.epoch,
             self._members,
-            self._deploying,
+            self._deployer,
             self._planning,
             self._usable,
             self._held,
@@ -617,7 +617,7 @@ class Coordinator:
             self._shared,
             self._state.spare_generation,
             self._tasks,
-            self._tell,
+            self._publish,
             self.config.alone_s,
             self._stragglers,
             self._guards.deployed,
@@ -640,8 +640,8 @@ class Coordinator:
             self._guards.admit(deployment.program, plan)
             deployment.verdicts = self._stragglers.verdicts
             if not deployment.trial:
-                self._tell("planned", "", "; ".join(plan.reasons), generation)
-            self._teller.planned(deployment.program, generation)
+                self._publish("planned", "", "; ".join(plan.reasons), generation)
+            self._events.note_plan(deployment.program, generation)
             if not deployment.trial:
                 self._planning.use(deployment.program, plan_messages.nodes(plan))
         nodes, outputs = plan_messages.nodes(plan), plan_messages.output_count(plan)
@@ -658,12 +658,12 @@ class Coordinator:
             return
         key = PlanKey(self.epoch, action.generation)
         bindings, forced = deployment.program.bindings, deployment.program.forced > 0
-        answer = await self._deploying.deploy(deployment.plan, action.node, key, bindings, force=forced)
+        answer = await self._deployer.deploy(deployment.plan, action.node, key, bindings, force=forced)
         deployment.results[action.node] = answer
         if not deployment.trial and deployment.results.keys() >= plan_messages.nodes(deployment.plan):
             self._guards.deployed(deployment.program, deployment.plan)
         text = f"{counted(answer.compiled, 'kernel')} compiled, {answer.from_cache} from cache"
-        self._tell("deployed", action.node, text, action.generation)
+        self._publish("deployed", action.node, text, action.generation)
         self._feed(ev.DeployDone(action.generation, action.node))
 
     def _start_run(self, action: ev.SendRun) -> None:
@@ -672,7 +672,7 @@ class Coordinator:
         deployment = self._deployments.get(action.generation)
         if member is None or call is None or deployment is None:
             return
-        call.report.begins(action.generation)
+        call.report.add_generation(action.generation)
         call.steps[action.generation] = action.step
         self._begin(action, self._run(action, member, call, deployment))
 
@@ -684,7 +684,7 @@ class Coordinator:
             if output.value.data is not None or output.value.shared:
                 self._output(action.generation, action.step, output.slot, tensor_of(member.link, output.value))
         call.ran[action.generation, action.node] = answer
-        self._teller.progress("ran", action.node, f"its parts of step {action.step}", action.generation)
+        self._events.publish_progress("ran", action.node, f"its parts of step {action.step}", action.generation)
         seconds = {run.part: run.compute_s for run in answer.parts}
         self._pacing.ran((action.generation, action.step), action.node, deployment, answer, took_s, len(self._calls))
         self._feed(ev.NodeRan(action.generation, action.step, action.node, seconds))
@@ -696,7 +696,7 @@ class Coordinator:
 
     def _send_drop(self, action: ev.SendDrop) -> None:
         if action.node in self._members:
-            drop = self._deploying.drop(action.node, PlanKey(self.epoch, action.generation), action.free)
+            drop = self._deployer.drop(action.node, PlanKey(self.epoch, action.generation), action.free)
             self._tasks.run("dropping a plan", drop, unheard)
 
     # -- outputs
@@ -724,7 +724,7 @@ class Coordinator:
         if not self._audit(deployment.plan, action.outputs):
             self._ask_again(action.call, call)
             return
-        self._teller.finish(call, action.generation, deployment)
+        self._events.complete_report(call, action.generation, deployment)
         if deployment.verdicts != self._stragglers.verdicts and not self._state.stuck:
             self._tasks.run("following the pace", self._pacing.finished(action.generation, deployment), unheard)
         bindings = call.program.bindings
@@ -753,14 +753,14 @@ class Coordinator:
         """Whether the answer can be trusted; who was wrong is told, and who was wrong twice gets no more work."""
         verdict = self._auditor.judge(plan.audit, plan_messages.counts(plan, outputs)) if plan.audit else TRUSTED
         if verdict.event:
-            self._tell(verdict.event, verdict.node, f"about {plan_messages.audited_text(plan)}: {verdict.text}")
+            self._publish(verdict.event, verdict.node, f"about {plan_messages.audited_text(plan)}: {verdict.text}")
         if verdict.quarantined and verdict.node not in self.quarantined:
             self._quarantine(verdict.node)
         return verdict.trusted
 
     def _quarantine(self, node: str) -> None:
         self.quarantined.add(node)
-        self._tell("quarantined", node, "it was wrong twice, and gets no work any more")
+        self._publish("quarantined", node, "it was wrong twice, and gets no work any more")
         for generation, deployment in self._deployments.items():
             if deployment.plan is not None and node in plan_messages.nodes(deployment.plan):
                 self._send_drop(ev.SendDrop(generation, node))
@@ -780,7 +780,9 @@ class Coordinator:
     def _on_began(self, link: Link, body: Began) -> None:
         if body.plan.epoch == self.epoch and body.plan.generation in self._deployments:  # not a session's
             self._feed(ev.NodeBegan(body.plan.generation, body.step, link.peer.node_id))
-        self._teller.progress("began", link.peer.node_id, f"part {body.part} of step {body.step}", body.plan.generation)
+        self._events.publish_progress(
+            "began", link.peer.node_id, f"part {body.part} of step {body.step}", body.plan.generation
+        )
 
     # -- helpers
 

@@ -37,7 +37,7 @@ from wire.system.file_lock import FileLock
 from .audit_log import AuditLog
 from .keyring import Keyring
 from .member_roster import MemberRecord, Roster, from_json, to_json
-from .refusal_log import Strangers
+from .refusal_log import RefusalLog
 from .token_table import TTL_S, TokenRecord, TokenTable
 
 log = logging.getLogger("graph_mesh.authority")
@@ -98,7 +98,7 @@ class Authority:
         self._clock = clock
         self._disk = disk or Disk()
         self._audit = AuditLog(folder, self._disk)
-        self._strangers = Strangers()
+        self._refusals = RefusalLog()
         self._counting = threading.Lock()  # callers are answered in threads
         self._keyring = Keyring(folder, self._disk)
         self._seen: tuple[tuple[int, int, int], Roster] | None = None
@@ -294,7 +294,7 @@ class Authority:
     def _tells(self, event: str, host: str, *what: str) -> int | None:
         """As Strangers has it."""
         with self._counting:
-            return self._strangers.tells(host, "|".join((event, *what)), self._clock())
+            return self._refusals.record(host, "|".join((event, *what)), self._clock())
 
     def _open(self) -> Roster:
         """What is there, made at the first start: the list of members is written last, and says all is there."""

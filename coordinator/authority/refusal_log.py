@@ -32,7 +32,7 @@ ORIGIN = Allowance(10, 360.0)  # a house whose machines are set up, one mistake 
 ALL = Allowance(100, 60.0)
 
 
-class Strangers:
+class RefusalLog:
     """`tells` for every thing that one did."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Strangers:
         self._all = _Saved(ALL.lines, 0.0)
         self._untold = 0
 
-    def tells(self, host: str, what: str, now_s: float) -> int | None:
+    def record(self, host: str, what: str, now_s: float) -> int | None:
         """How many were not told since the last one that was, or None if this is not told either."""
         origin = origin_of(host)
         told_s = self._done.get((origin, what))

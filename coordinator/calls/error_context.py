@@ -46,7 +46,7 @@ def in_quarantine(name: str) -> NodeLost:
     )
 
 
-def nobody(waited_s: float, paused: int, last: MeshError | None) -> NodeLost:
+def no_worker_left(waited_s: float, paused: int, last: MeshError | None) -> NodeLost:
     """The error of calls that no worker is left for; `paused` are there and do not work."""
     if paused:
         who = "the only worker is" if paused == 1 else f"all {paused} workers are"
@@ -97,7 +97,7 @@ def stuck_at_first(node: str) -> MeshError:
     )
 
 
-def is_for_lack_of_room(error: MeshError) -> bool:
+def is_lack_of_memory(error: MeshError) -> bool:
     """Whether a copy was not kept because there is no memory for it, or its content is not to be had."""
     return isinstance(error, OutOfMemory | BlobError)
 
@@ -117,7 +117,7 @@ def state_lost(error: MeshError | None, copies: str, gone: Collection[str]) -> N
     return lost
 
 
-def not_without(error: MeshError, gone: Collection[str], step: int) -> MeshError:
+def cannot_continue(error: MeshError, gone: Collection[str], step: int) -> MeshError:
     """The error of a session that nobody who is left can go on with, after the death of some."""
     if not gone:
         return error

@@ -39,7 +39,7 @@ class NodePaused:
 
 
 @dataclass(frozen=True, slots=True)
-class Working:
+class WorkReported:
     """What a node computes now and for how long: (generation, step, part, seconds).  Step PREPARING is compiling."""
 
     node: str
@@ -52,7 +52,7 @@ class ProfilesChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class Outdated:
+class PlanOutdated:
     """There is a better plan than this generation's: later calls get it."""
 
     generation: int
@@ -202,7 +202,7 @@ class SendDrop:
 
 
 @dataclass(frozen=True, slots=True)
-class TellStalled:
+class ReportStalled:
     """For people: nobody has worked on a plan for so long, and it is made anew."""
 
     generation: int
@@ -232,9 +232,9 @@ class Reject:
 
 
 Event = (
-    NodeJoined | NodeGone | NodePaused | ProfilesChanged | Outdated | Working | CallSubmitted | PlanMade | PlanFailed
-    | DeployDone
-    | DeployFailed | NodeBegan | NodeRan | RunFailed | OutputArrived | CallCancelled | JobForgotten | Tick
+    NodeJoined | NodeGone | NodePaused | ProfilesChanged | PlanOutdated | WorkReported | CallSubmitted | PlanMade
+    | PlanFailed | DeployDone | DeployFailed | NodeBegan | NodeRan | RunFailed | OutputArrived | CallCancelled
+    | JobForgotten | Tick
 )  # fmt: skip
 NEWS_OF_NODES = frozenset({NodeJoined, NodeGone, NodePaused, ProfilesChanged})  # other plans may be wanted after it
-Action = MakePlan | SendDeploy | SendRun | SendCancel | SendDrop | TellStalled | ForgetPlan | Resolve | Reject
+Action = MakePlan | SendDeploy | SendRun | SendCancel | SendDrop | ReportStalled | ForgetPlan | Resolve | Reject

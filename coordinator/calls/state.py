@@ -34,7 +34,7 @@ from wire.byte_sizes import counted
 from wire.errors import Cancelled, DeviceLost, EngineError, MeshError, NodeLost, OutOfMemory, PoisonTask
 
 from ..planning.plan_messages import PREPARING, work_text
-from .error_context import nobody, stalled
+from .error_context import no_worker_left, stalled
 from .events import (
     Action,
     CallCancelled,
@@ -50,21 +50,21 @@ from .events import (
     NodeJoined,
     NodePaused,
     NodeRan,
-    Outdated,
     OutputArrived,
     PlanFailed,
     PlanMade,
+    PlanOutdated,
     ProfilesChanged,
     Reject,
+    ReportStalled,
     Resolve,
     RunFailed,
     SendCancel,
     SendDeploy,
     SendDrop,
     SendRun,
-    TellStalled,
     Tick,
-    Working,
+    WorkReported,
 )
 from .step_timeout import compile_s_max
 
@@ -172,8 +172,8 @@ class CoordinatorState:
             NodeGone: self._node_gone,
             NodePaused: self._node_paused,
             ProfilesChanged: self._profiles_changed,
-            Outdated: self._outdated,
-            Working: self._working,
+            PlanOutdated: self._outdated,
+            WorkReported: self._working,
             CallSubmitted: self._call_submitted,
             PlanMade: self._plan_made,
             PlanFailed: self._plan_failed,
@@ -300,14 +300,14 @@ class CoordinatorState:
         self._current.clear()
         return [action for plan in replaced for action in self._retire_if_outdated(plan)]
 
-    def _outdated(self, event: Outdated, now: float) -> list[Action]:
+    def _outdated(self, event: PlanOutdated, now: float) -> list[Action]:
         plan = self._plans.get(event.generation)
         if plan is None or self._current.get(plan.key) != plan.generation:
             return []
         del self._current[plan.key]
         return self._retire_if_outdated(plan)
 
-    def _working(self, event: Working, now: float) -> list[Action]:
+    def _working(self, event: WorkReported, now: float) -> list[Action]:
         """Whether a node is stuck: what it computes takes far longer than expected, or goes on for nobody."""
         if event.node not in self._nodes:
             return []
@@ -633,7 +633,7 @@ class CoordinatorState:
             if until_s is not None and now - until_s > ASLEEP_S:
                 call.alone_since_s = now
             elif until_s is not None and now >= until_s:
-                actions += self._reject(call, nobody(self._alone_s, len(self._paused), call.last_error))
+                actions += self._reject(call, no_worker_left(self._alone_s, len(self._paused), call.last_error))
             elif call.parked_until_s is not None and now >= call.parked_until_s:
                 actions += self._place(call, now)
         return actions
@@ -650,7 +650,7 @@ class CoordinatorState:
                 continue
             error = stalled(silent_s)
             self._tell(now, f"generation {plan.generation} is void: {error}")
-            actions.append(TellStalled(plan.generation, error))
+            actions.append(ReportStalled(plan.generation, error))
             for call in self._void(plan, error, actions):
                 call.stalled += 1
                 actions += self._retry(call, error.copy(), now)

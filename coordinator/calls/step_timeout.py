@@ -58,7 +58,7 @@ class Wait:
 
 
 @dataclass(slots=True)
-class Patience:
+class StepTimeout:
     """Of one session; times as its machine has them."""
 
     given_up: int = 0  # in a row
@@ -125,7 +125,7 @@ class Patience:
         return True
 
 
-class Avoided:
+class AvoidedWorkers:
     """Workers that were stuck, and are planned without for a while: they may come to themselves."""
 
     def __init__(self) -> None:

@@ -16,9 +16,9 @@ from wire.protocol.messages import Combine, Combined, Deploy, Deployed, Drop, Mi
 from ..planning import plan_messages
 from ..planning.model.plan import FromParam, FromState, Plan
 from ..planning.model.profiles import CLIENT
-from ..workers.link_prober import Prober
+from ..workers.link_prober import LinkProber
 from ..workers.records import Member
-from .param_slices import Slices
+from .param_slices import ParamSlices
 
 log = logging.getLogger("graph_mesh.coordinator")
 NO_STATE: plan_messages.State = {}
@@ -41,10 +41,12 @@ async def _restore_nothing(plan: Plan, node: str, wanted: Wanted) -> Moved:
     return 0, 0
 
 
-class Deploying:
+class Deployer:
     """To `members`; the prober knows which of them cannot dial each other, and hears who could not."""
 
-    def __init__(self, members: Mapping[str, Member], prober: Prober, slices: Slices, timeout_s: float) -> None:
+    def __init__(
+        self, members: Mapping[str, Member], prober: LinkProber, slices: ParamSlices, timeout_s: float
+    ) -> None:
         self._members = members
         self._prober = prober
         self._slices = slices
@@ -79,7 +81,7 @@ class Deploying:
         if not isinstance(answer, Deployed):
             raise ProtocolError(f"expected Deployed, got {type(answer).__name__}", node=member.profile.name)
         for other in answer.unreached:
-            self._prober.doubt(node, other)
+            self._prober.probe_again(node, other)
         return answer.with_moved(*moved) if any(moved) else answer
 
     async def combine(
@@ -164,5 +166,5 @@ class Deploying:
 
     def _addresses(self, own: str) -> dict[str, tuple[str, ...]]:
         """Where all workers listen, none for those that this one cannot reach."""
-        cut = self._prober.pairs.relayed(own)
+        cut = self._prober.table.relayed(own)
         return {node: () if node in cut else other.link.peer.addresses for node, other in self._members.items()}

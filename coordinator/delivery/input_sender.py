@@ -35,16 +35,16 @@ async def run_step(link: Link, run: Run, wanted: Iterable[Fed], inputs: Arrays, 
     To be awaited first of all in a task of its own, made as soon as the step is decided: tasks begin in the order in
     which they were made.
     """
-    feeds, apart = with_run(wanted, inputs)
+    feeds, apart = inline_feeds(wanted, inputs)
     with link.asking(Run(run.plan, run.step, feeds, run.committed)) as answering:
-        await send_apart(link, run, apart, inputs, shared)
+        await send_separately(link, run, apart, inputs, shared)
         answer = await answering
     if not isinstance(answer, Ran):
         raise ProtocolError(f"expected Ran, got {type(answer).__name__}", node=link.peer.name)
     return answer
 
 
-def with_run(wanted: Iterable[Fed], inputs: Arrays) -> tuple[tuple[Feed, ...], list[Fed]]:
+def inline_feeds(wanted: Iterable[Fed], inputs: Arrays) -> tuple[tuple[Feed, ...], list[Fed]]:
     """What rides along with a Run, and what is sent apart."""
     feeds, apart, size_bytes = [], [], 0
     for part, slot, source in wanted:
@@ -57,7 +57,7 @@ def with_run(wanted: Iterable[Fed], inputs: Arrays) -> tuple[tuple[Feed, ...], l
     return tuple(feeds), apart
 
 
-async def send_apart(link: Link, run: Run, apart: Iterable[Fed], inputs: Arrays, shared: SharedDir | None) -> None:
+async def send_separately(link: Link, run: Run, apart: Iterable[Fed], inputs: Arrays, shared: SharedDir | None) -> None:
     """Send what did not ride along: through shared memory, or as streams."""
     key, step = run.plan, run.step
     for part, slot, source in apart:

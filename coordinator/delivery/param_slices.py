@@ -21,17 +21,17 @@ from wire.transfer.content_exchange import off_loop
 
 from ..planning.model.plan import FromParam, Window
 from ..planning.plan_messages import Bindings, Content
-from .tensor_store import HeldTensors
+from .tensor_store import TensorStore
 
 KNOWN_MAX = 65_536  # slices whose addresses are remembered
 Serve = Callable[[Link, FetchBlob], Awaitable[Blob]]
 _Key = tuple[bytes, TensorType, Window]
 
 
-class Slices:
+class ParamSlices:
     """Of the tensors that this process holds."""
 
-    def __init__(self, held: HeldTensors) -> None:
+    def __init__(self, held: TensorStore) -> None:
         self._held = held
         self._addresses: OrderedDict[_Key, bytes] = OrderedDict()
         self._origins: dict[bytes, _Key] = {}

@@ -18,7 +18,7 @@ from ..workers.records import Call
 
 
 @dataclass(frozen=True, slots=True)
-class Relays:
+class RelayServer:
     """Answers Relay.  `link_to` is the link to a worker that is there; `epoch` and `calls` are the coordinator's."""
 
     link_to: Callable[[str], Link | None]

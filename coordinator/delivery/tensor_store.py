@@ -1,4 +1,4 @@
-"""HeldTensors: the tensors of this process that workers may fetch, by their content's address."""
+"""TensorStore: the tensors of this process that workers may fetch, by their content's address."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from wire.ir.codec import tensor_bytes, tensor_from
 from wire.ir.types import TensorType
 
 
-class HeldTensors:
+class TensorStore:
     """Each is held as often as `hold` was called for it and `release` was not."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ from wire.system.atomic_files import Disk
 RECENT_BYTES_MAX = 4 << 30  # weights that come again need not be sent again; and a quarter of the free disk
 
 
-class Contents:
+class ContentFiles:
     """The files of one folder."""
 
     def __init__(self, folder: Path, disk: Disk) -> None:

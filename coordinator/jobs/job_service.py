@@ -1,8 +1,8 @@
 """What a coordinator daemon answers its clients: jobs, previews, nodes.
 
 The shell around `job_table.py`: it performs what the table decides, runs jobs on a Coordinator, moves their tensors,
-and has a Keeper keep them across restarts.  Any number of clients; a client's jobs are its own unless detached, and end
-with it.
+and has a JobStore keep them across restarts.  There may be any number of clients.  A job that is not detached ends with
+its client.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ from wire.transfer.content_exchange import BlobExchange, apart, off_loop
 
 from ..coordinator import Coordinator
 from ..planning.model.program import Program
-from ..workers.call_report import as_text
+from ..workers.call_report import report_json
 from ..workers.failure_detector import Health
 from ..workers.paged_reports import page
-from .job_store import Content, Found, Keeper
-from .job_table import FINAL, Action, Free, Job, JobTable, Note, Save, Start, Stop, Tell
-from .program_upload import Receiving, consts_of
+from .job_store import Content, JobStore, StoredEntry
+from .job_table import FINAL, Action, Free, Job, JobTable, Notify, Save, SaveLater, Start, Stop
+from .program_upload import ProgramUpload, consts_of
 
 log = logging.getLogger("graph_mesh.service")
 
@@ -108,14 +108,14 @@ class JobService:
         self,
         coordinator: Coordinator,
         table: JobTable,
-        keeper: Keeper,
+        store: JobStore,
         unix: Callable[[], float] = time.time,
     ) -> None:
         self._coordinator = coordinator
         self._table = table
-        self._keeper = keeper
+        self._store = store
         self._unix = unix  # what people call the time, which may be set
-        self._receiving = Receiving(coordinator.blobs)
+        self._upload = ProgramUpload(coordinator.blobs)
         self._loop = asyncio.get_running_loop()
         self._running: dict[str, asyncio.Task[None]] = {}
         self._saving, self._tasks = Tasks(), Tasks()
@@ -132,10 +132,10 @@ class JobService:
         self._wake = asyncio.Event()
         self._performers: dict[type, Callable[[Any], None]] = {
             Save: self._start_saving,
-            Note: self._note,
+            SaveLater: self._save_later,
             Start: self._start_running,
             Stop: self._stop,
-            Tell: self._tell,
+            Notify: self._tell,
             Free: self._free,
         }
         answers: dict[type, Answer] = {
@@ -152,7 +152,7 @@ class JobService:
         coordinator.watchers.append(self._happened)
         self._timer = self._tasks.keep("watching the time", self._watch_time)
 
-    def resume(self, found: Iterable[Found]) -> dict[str, list[str]]:
+    def resume(self, found: Iterable[StoredEntry]) -> dict[str, list[str]]:
         """Take up the jobs of before; the workers of before, by node id, with addresses that are worth dialling."""
         now = self._now()
         for entry in found:
@@ -160,7 +160,7 @@ class JobService:
                 self._workers_kept = entry.fields["workers"]
             else:
                 self._table.restore(entry.job, entry.kind, entry.fields, now)
-        self._table.gather(now)
+        self._table.wait_for_workers(now)
         jobs = self._table.all()
         if jobs:
             going_on = sum(job.state not in FINAL for job in jobs)
@@ -178,7 +178,7 @@ class JobService:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*self._saving, return_exceptions=True)
-        await self._keeper.close()
+        await self._store.close()
 
     # -- answers
 
@@ -247,7 +247,7 @@ class JobService:
     async def _recall(self, job: Job) -> None:
         """Have a job's details in memory."""
         if job.shrunk:
-            fields = await self._keeper.read(job.job)
+            fields = await self._store.read(job.job)
             if job.shrunk:  # still
                 self._table.recall(job, fields)
                 self._remember(job)
@@ -296,12 +296,12 @@ class JobService:
     def _start_saving(self, save: Save) -> None:
         self._saving.run("keeping a job", self._save(save), lambda error: self._not_saved(save, error))
 
-    def _note(self, note: Note) -> None:
-        self._keeper.note(note.job.job, note.kind)
+    def _save_later(self, note: SaveLater) -> None:
+        self._store.save_later(note.job.job, note.kind)
 
     async def _save(self, save: Save) -> None:
         job = save.job
-        kept = await self._keeper.save(job.job, save.kind, save.fields, _values(save))
+        kept = await self._store.save(job.job, save.kind, save.fields, _values(save))
         if save.kind == "ended" and kept:
             job.kept, job.outputs = kept, None  # read from the disk when asked for; memory is free again
         self._feed(self._table.saved(save, self._now()))
@@ -313,7 +313,7 @@ class JobService:
     def _not_saved(self, save: Save, error: MeshError) -> None:
         log.error("job %s: %s", save.job.job, error)
         known = error if isinstance(error, StorageError) else NotDurable("the job could not be kept", cause=str(error))
-        self._feed(self._table.not_saved(save, self._now(), known))
+        self._feed(self._table.save_failed(save, self._now(), known))
 
     def _start_running(self, start: Start) -> None:
         if self._closing:
@@ -340,7 +340,7 @@ class JobService:
                 self._coordinator.hold(address, array)
                 held.append(address)
             arrays, told = await self._coordinator.call(work.program, work.inputs, patient=job.detached)
-            report = as_text(told)
+            report = report_json(told)
             for relayed in told.relayed:
                 self._table.tell(job.job, self._now(), f"relayed {relayed}")
             outputs = dict(zip(work.graph.output_names, arrays, strict=True))
@@ -361,7 +361,7 @@ class JobService:
     def _stop(self, stop: Stop) -> None:
         self._running[stop.job.job].cancel()
 
-    def _tell(self, tell: Tell) -> None:
+    def _tell(self, tell: Notify) -> None:
         for told in self._waiting.pop(tell.job.job, ()):
             if not told.done():
                 told.set_result(None)
@@ -380,9 +380,9 @@ class JobService:
     async def _receive(self, link: Link, graph: WireGraph, body: SubmitJob) -> _Work:
         """The program and inputs of a job, everything fetched from the client and checked against the graph."""
         strategy = self._coordinator.config.strategy_of(body.strategy)
-        inputs = await self._receiving.values(link, body.inputs, graph.input_types)
-        params = await self._receiving.params(link, body.params, graph)
-        consts = await self._receiving.consts(link, graph)
+        inputs = await self._upload.values(link, body.inputs, graph.input_types)
+        params = await self._upload.params(link, body.params, graph)
+        consts = await self._upload.consts(link, graph)
         forced = next(self._forced) if body.force else 0
         return _Work(graph, strategy, inputs, params, consts, copies_of(body.copies, OF_CALLS).text, forced)
 
@@ -404,7 +404,7 @@ class JobService:
     # -- values of before
 
     async def _kept_work(self, job: Job) -> _Work:
-        kept, load = job.kept, self._keeper.load
+        kept, load = job.kept, self._store.load
         graph = decode_graph(bytes(await load(kept["graph"])))
         inputs = {name: tensor_from(await load(leaf), graph.input_types[name]) for name, leaf in kept["inputs"].items()}
         params = {}
@@ -422,7 +422,7 @@ class JobService:
         outputs = {}
         for each in job.kept["outputs"]:
             kind = TensorType(tuple(each["shape"]), dtype_named(each["dtype"]))
-            outputs[each["name"]] = tensor_from(await self._keeper.load(each["content"]), kind)
+            outputs[each["name"]] = tensor_from(await self._store.load(each["content"]), kind)
         return outputs
 
     # -- clients, workers, time
@@ -458,7 +458,8 @@ class JobService:
                     await self._wake.wait()
             now, workers = self._now(), self._workers()
             missing = self._workers_before - {worker.node_id for worker in workers}
-            self._perform([*self._table.tick(now), *self._table.workers(now, self._coordinator.lack, missing)])
+            reason = self._coordinator.no_worker_reason
+            self._perform([*self._table.tick(now), *self._table.workers(now, reason, missing)])
             await self._keep_workers(workers)
 
     def _workers(self) -> list[NodeReport]:
@@ -470,7 +471,7 @@ class JobService:
         if rows == self._workers_kept or not rows:
             return  # when all are gone it is more likely that the network is
         try:
-            await self._keeper.save(WORKERS, "workers", {"workers": rows})
+            await self._store.save(WORKERS, "workers", {"workers": rows})
             self._workers_kept = rows
         except StorageError as error:
             log.debug("the workers of now are not kept: %s", error)

@@ -21,7 +21,7 @@ from wire.ir.codec import hash_bytes
 from wire.system.atomic_files import Disk
 from wire.system.tasks import Tasks, unheard
 
-from .content_files import Contents
+from .content_files import ContentFiles
 from .journal import WHOLE, Connect, Entry, Journal
 
 log = logging.getLogger("graph_mesh.journal")
@@ -40,7 +40,7 @@ class Content:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class StoredEntry:
     """An entry of before."""
 
     job: str
@@ -48,10 +48,10 @@ class Found:
     fields: dict[str, Any]
 
 
-class Keeper:
+class JobStore:
     """Made by `open`."""
 
-    def __init__(self, journal: Journal, contents: Contents) -> None:
+    def __init__(self, journal: Journal, contents: ContentFiles) -> None:
         self.epoch = journal.epoch
         self._journal = journal
         self._contents = contents
@@ -65,21 +65,21 @@ class Keeper:
     @staticmethod
     def open(
         folder: Path, epoch_min: int, disk: Disk | None = None, connect: Connect | None = None
-    ) -> tuple[Keeper, list[Found]]:
+    ) -> tuple[JobStore, list[StoredEntry]]:
         """The keeper of a folder and what it holds, oldest first; errors as of Journal.open."""
         disk = disk or Disk()
         journal, entries = Journal.open(folder, epoch_min, disk, connect)
-        keeper = Keeper(journal, Contents(folder / "content", disk))
-        found = [Found(entry.job, entry.kind, json.loads(entry.body)) for entry in entries]
+        store = JobStore(journal, ContentFiles(folder / "content", disk))
+        found = [StoredEntry(entry.job, entry.kind, json.loads(entry.body)) for entry in entries]
         for entry in found:
             if held := b"".join(_addresses(entry.fields)):
-                keeper._held[entry.job] = keeper._held.get(entry.job, b"") + held
+                store._held[entry.job] = store._held.get(entry.job, b"") + held
         try:
-            keeper._contents.restore(address for held in keeper._held.values() for address in _apart(held))
+            store._contents.restore(address for held in store._held.values() for address in _apart(held))
         except OSError as error:
             journal.close()
             raise NotDurable(f"{folder / 'content'} cannot be used", cause=str(error)) from None
-        return keeper, found
+        return store, found
 
     async def save(self, job: str, kind: str, fields: Mapping[str, Any], values: Any = None) -> Any:
         """Keep an entry whose `values` is a tree of dicts, lists and Content; the tree that `load` takes leaves of.
@@ -106,7 +106,7 @@ class Keeper:
             await self._release(_apart(former))
         return kept
 
-    def note(self, job: str, kind: str) -> None:
+    def save_later(self, job: str, kind: str) -> None:
         """Keep an entry that nobody waits for: it goes to the disk with the next one."""
         self._queue.append((Entry(job, kind, b"{}"), None))
 

@@ -84,7 +84,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Keep this, with the job's values; then call `saved` or `not_saved`."""
+    """Keep this, with the job's values; then call `saved` or `save_failed`."""
 
     job: Job
     kind: str  # "accepted", "ended" or "forgotten"
@@ -92,7 +92,7 @@ class Save:
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class SaveLater:
     """Keep this too, but nothing waits for it."""
 
     job: Job
@@ -114,7 +114,7 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class Notify:
     """The job is accepted, refused or over: whoever waits for that can be told."""
 
     job: Job
@@ -127,7 +127,7 @@ class Free:
     job: Job
 
 
-Action = Save | Note | Start | Stop | Tell | Free
+Action = Save | SaveLater | Start | Stop | Notify | Free
 
 
 # -- the machine ------------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ class JobTable:
         self._over: dict[str, Job] = {}  # and not being forgotten, in the order of their ends
         self._unsaved: dict[str, Job] = {}  # whose last entry the disk refused
         self._gather_until_s: float | None = None  # until then jobs wait for all workers of before a restart
-        self._lack = ""  # why no worker can be given work
+        self._no_worker_reason = ""  # why no worker can be given work
         self.unix_s = 0.0  # what Unix time is ahead of `now`
 
     # -- a job's life
@@ -214,8 +214,8 @@ class JobTable:
                     return [self._save_end(job)]
                 job.state = "queued"
                 self._tell(job, now, "queued")
-                self._tell_lack(job, now)
-                return [Tell(job), *self.start(now)]
+                self._log_waiting(job, now)
+                return [Notify(job), *self.start(now)]
             case "ended":
                 job.retry_s = None
                 self._unsaved.pop(job.job, None)
@@ -224,7 +224,7 @@ class JobTable:
                 return self._drop(job)
         return []
 
-    def not_saved(self, save: Save, now: float, error: MeshError) -> list[Action]:
+    def save_failed(self, save: Save, now: float, error: MeshError) -> list[Action]:
         """The disk refused."""
         job = save.job
         match save.kind:
@@ -243,14 +243,14 @@ class JobTable:
         """Begin queued jobs that may run now, oldest first."""
         if self._gather_until_s is not None:
             return []
-        hungry = [job for job in self._going.values() if not (self._lack and job.patient)]
+        hungry = [job for job in self._going.values() if not (self._no_worker_reason and job.patient)]
         running = sum(job.state == "running" for job in hungry)
         queued = [job for job in hungry if job.state == "queued" and not job.final]
         actions: list[Action] = []
         for job in queued[: max(self.limits.running_max - running, 0)]:
             job.state = "running"
             self._tell(job, now, "running")
-            actions += [Note(job, "started"), Start(job)]
+            actions += [SaveLater(job, "started"), Start(job)]
         return actions
 
     # -- clients
@@ -293,21 +293,21 @@ class JobTable:
             made.error = from_fields(fields["error"]) if fields["error"] else None
             self.shrink(made)
 
-    def gather(self, now: float) -> None:
+    def wait_for_workers(self, now: float) -> None:
         """Jobs of before wait for the workers of before: a plan for the first that is back would be a poor one."""
         if self._going:
             self._gather_until_s = now + self.limits.gather_s
 
-    def workers(self, now: float, lack: str, missing: Iterable[str]) -> list[Action]:
+    def workers(self, now: float, no_worker_reason: str, missing: Iterable[str]) -> list[Action]:
         """Why no worker can be given work ("": one can), and which workers of before a restart are missing."""
-        was, self._lack = self._lack, lack
-        if lack and lack != was:
+        was, self._no_worker_reason = self._no_worker_reason, no_worker_reason
+        if no_worker_reason and no_worker_reason != was:
             for job in self._going.values():
-                self._tell_lack(job, now)
-        if self._gather_until_s is not None and (now >= self._gather_until_s or not (lack or any(missing))):
+                self._log_waiting(job, now)
+        if self._gather_until_s is not None and (now >= self._gather_until_s or not (no_worker_reason or any(missing))):
             self._gather_until_s = None
             return self.start(now)
-        return self.start(now) if lack != was else []
+        return self.start(now) if no_worker_reason != was else []
 
     # -- details
 
@@ -406,7 +406,7 @@ class JobTable:
         job.state, job.work = job.final, None
         del self._going[job.job]
         self._over[job.job] = job
-        return [Tell(job), *self.start(now)]
+        return [Notify(job), *self.start(now)]
 
     def _save_end(self, job: Job) -> Save:
         error = job.error.to_fields() if job.error else {}
@@ -421,13 +421,13 @@ class JobTable:
         """What a job waits for, for people; "" if for nothing but its end."""
         if job.state == "queued" and self._gather_until_s is not None:
             return "for the workers of before"
-        if self._lack and (job.state == "running" or (job.state == "queued" and job.patient)):
-            return f"for a worker: {self._lack}"
+        if self._no_worker_reason and (job.state == "running" or (job.state == "queued" and job.patient)):
+            return f"for a worker: {self._no_worker_reason}"
         return "for other jobs to end" if job.state == "queued" else ""
 
-    def _tell_lack(self, job: Job, now: float) -> None:
-        if self._lack and job.state == "queued" and job.patient:
-            self._tell(job, now, f"waiting for a worker: {self._lack}")
+    def _log_waiting(self, job: Job, now: float) -> None:
+        if self._no_worker_reason and job.state == "queued" and job.patient:
+            self._tell(job, now, f"waiting for a worker: {self._no_worker_reason}")
 
     def _forget_old(self, now: float) -> list[Action]:
         """Drop what was kept long enough, and the oldest above the cap."""

@@ -17,7 +17,7 @@ from wire.protocol.messages import NamedValue
 from wire.transfer.content_exchange import BlobExchange, off_loop
 
 
-class Receiving:
+class ProgramUpload:
     """By this process's exchange of content."""
 
     def __init__(self, blobs: BlobExchange) -> None:

@@ -42,7 +42,7 @@ from ..planning.model.program import Program
 from ..planning.session_planner import Stateful
 from ..sessions.runtime import Session, ahead_for
 from ..sessions.state import Policy
-from .program_upload import Receiving
+from .program_upload import ProgramUpload
 
 log = logging.getLogger("graph_mesh.service")
 # For as long a client without a link finds its sessions.  It dials again for 30 s (`mesh/backends/remote.py`), and may
@@ -79,7 +79,7 @@ class SessionService:
     ) -> None:
         self._coordinator = coordinator
         self._keep_s = keep_s
-        self._receiving = Receiving(coordinator.blobs)
+        self._upload = ProgramUpload(coordinator.blobs)
         self._sessions: dict[str, _Open] = {}
         self._doing, self._ending = Tasks(), Tasks()
         answers: dict[type, Callable[[Link, Any], Awaitable[Message]]] = {
@@ -98,8 +98,8 @@ class SessionService:
         graph, strategy = decode_graph(body.graph), self._coordinator.config.strategy_of(body.strategy)
         if body.copies:
             copies_of(body.copies, OF_SESSIONS)
-        params = await self._receiving.params(link, body.params, graph)
-        consts = await self._receiving.consts(link, graph)
+        params = await self._upload.params(link, body.params, graph)
+        consts = await self._upload.consts(link, graph)
         if self._is_open(link, name):
             return SessionOpened(name)
         kinds = graph.param_types
@@ -135,7 +135,7 @@ class SessionService:
     async def _step_with(self, link: Link, opened: _Open, body: SessionStep) -> Ask:
         """What asks for a step once its inputs have come.  Where the link ended before, it is asked for again."""
         try:
-            return partial(opened.session.step, await self._receiving.values(link, body.inputs, opened.kinds))
+            return partial(opened.session.step, await self._upload.values(link, body.inputs, opened.kinds))
         except MeshError as error:
             if not await _stands(link):
                 raise

@@ -32,10 +32,10 @@ from ..planning.planner import Question
 from ..planning.redundancy import what_if
 from ..planning.redundancy.redundancy_cost import kept_elsewhere, outlook
 from ..planning.redundancy.redundancy_memory import refused
-from ..workers.collective_calibration import Lessons
-from ..workers.link_prober import Prober
+from ..workers.collective_calibration import CollectiveCalibration
+from ..workers.link_prober import LinkProber
 from ..workers.records import Member
-from ..workers.straggler_detector import Stragglers
+from ..workers.straggler_detector import StragglerDetector
 from .planner_client import Answerer
 from .straggler_mitigation import trial_plan
 from .warm_up import first_of
@@ -58,8 +58,8 @@ class Planning:
     def __init__(
         self,
         members: Mapping[str, Member],
-        stragglers: Stragglers,
-        prober: Prober,
+        stragglers: StragglerDetector,
+        prober: LinkProber,
         usable: Callable[[], Iterable[str]],
         ahead: Ahead,
         answerer: Answerer,
@@ -67,7 +67,7 @@ class Planning:
     ) -> None:
         self._members = members
         self._stragglers = stragglers
-        self.lessons = Lessons()
+        self.calibration = CollectiveCalibration()
         self._prober = prober
         self._usable = usable
         self._ahead = ahead
@@ -108,7 +108,7 @@ class Planning:
         workers = tuple(self._stragglers.as_it_runs(member.profile) for member in members)
         near = frozenset(member.profile.node_id for member in members if member.link.same_host)
         ids = [worker.node_id for worker in workers]
-        factors = {node: factor for node, factor in self.lessons.factors.items() if node in ids}
+        factors = {node: factor for node, factor in self.calibration.factors.items() if node in ids}
         return Profiles(workers, near, self._prober.known(ids), factors)
 
     async def plan_for(self, job: object, nodes: Iterable[str], homes: tuple[Homes, Homes], firm: bool) -> Plan:

@@ -31,9 +31,9 @@ from ..planning.model.profiles import DeviceProfile, Profiles
 from ..planning.model.program import Program, Trial
 from ..planning.model.timeline import timeline
 from ..planning.planner import make_plan
-from ..workers.collective_calibration import Lessons
+from ..workers.collective_calibration import CollectiveCalibration
 from ..workers.records import Deployment
-from ..workers.straggler_detector import KNOWN_MIN, SEEN, Site, Stragglers
+from ..workers.straggler_detector import KNOWN_MIN, SEEN, Site, StragglerDetector
 from .migration_cost import Debts, move_s
 
 log = logging.getLogger("graph_mesh.coordinator")
@@ -70,9 +70,9 @@ class _Slow:
 class Pacing:
     """`on` is whether anything is done at all.  Made on the event loop; `run` tries slow devices for ever."""
 
-    def __init__(self, on: bool, stragglers: Stragglers, lessons: Lessons, lent: Lent) -> None:
+    def __init__(self, on: bool, stragglers: StragglerDetector, calibration: CollectiveCalibration, lent: Lent) -> None:
         self.stragglers = stragglers
-        self.lessons = lessons
+        self.calibration = calibration
         self.trials = 0  # under way
         self._on = on
         self._lent = lent
@@ -93,7 +93,7 @@ class Pacing:
     def learn(self, step: Hashable, node: str, plan: Plan, answer: Ran, took_s: float) -> None:
         """What of its time a worker neither computed nor waited for inputs says how long collectives take."""
         worked_s = sum(run.compute_s for run in answer.parts) + max((run.wait_s for run in answer.parts), default=0.0)
-        self.lessons.ran(step, plan, node, max(took_s - worked_s, 0.0))
+        self.calibration.ran(step, plan, node, max(took_s - worked_s, 0.0))
 
     def session_ran(self, step: Hashable, node: str, plan: Plan, answer: Ran, took_s: float) -> int:
         """A worker did its parts of a step of a session; a number that is another one once a change of pace is sure."""
@@ -134,7 +134,7 @@ class Pacing:
     def forget(self, node: str) -> None:
         """The node is gone, or began anew."""
         self.stragglers.forget(node)
-        self.lessons.forget(node)
+        self.calibration.forget(node)
         for site in [site for site in self._slow if site[0] == node]:
             del self._slow[site]
 

@@ -19,7 +19,7 @@ from wire.limits import MIB
 from wire.protocol.messages import PlanKey
 from wire.system.tasks import Tasks, as_error, unheard
 
-from ..delivery.deployer import Deploying
+from ..delivery.deployer import Deployer
 from ..planning import plan_messages
 from ..planning.contingency import Ahead
 from ..planning.model.plan import Plan
@@ -40,13 +40,13 @@ class Rehearsing:
         self,
         ahead: Ahead,
         members: Mapping[str, Member],
-        deploying: Deploying,
+        deployer: Deployer,
         key: Callable[[], PlanKey],
         tasks: Tasks,
     ) -> None:
         self._ahead = ahead
         self._members = members
-        self._deploying = deploying
+        self._deployer = deployer
         self._key = key
         self._tasks = tasks
         self._quiet = asyncio.Event()
@@ -91,20 +91,20 @@ class Rehearsing:
 
     async def _deploy_and_drop(self, plan: Plan, program: Program) -> None:
         key, nodes = self._key(), sorted(plan_messages.nodes(plan))
-        deploys = (self._deploying.deploy(plan, node, key, program.bindings) for node in nodes)
+        deploys = (self._deployer.deploy(plan, node, key, program.bindings) for node in nodes)
         try:
             for node, outcome in zip(nodes, await asyncio.gather(*deploys, return_exceptions=True), strict=True):
                 if isinstance(outcome, BaseException):
                     log.debug("rehearsing on %s: %s", node, outcome)
         finally:
             for node in nodes:
-                self._tasks.run("dropping a plan", self._deploying.drop(node, key), unheard)
+                self._tasks.run("dropping a plan", self._deployer.drop(node, key), unheard)
 
     async def _moved_bytes(self, plan: Plan, program: Program) -> int:
         """Of weights that workers would have to fetch."""
         moved = 0
         for node in plan_messages.nodes(plan) & self._members.keys():
-            wanted = dict((await self._deploying.params(plan, node, program.bindings)).values())
+            wanted = dict((await self._deployer.params(plan, node, program.bindings)).values())
             there = self._members[node].blobs
             moved += sum(kind.size_bytes for address, kind in wanted.items() if address not in there)
         return moved

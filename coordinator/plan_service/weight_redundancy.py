@@ -32,7 +32,7 @@ from wire.policy.redundancy import copies_of
 from wire.protocol.messages import PlanKey
 from wire.system.tasks import Tasks, unheard
 
-from ..delivery.deployer import Deploying, Moved, Term, Wanted
+from ..delivery.deployer import Deployer, Moved, Term, Wanted
 from ..planning import plan_messages
 from ..planning.model.plan import FromParam, Plan
 from ..planning.model.program import Program
@@ -70,7 +70,7 @@ class Guarding:
     def __init__(
         self,
         members: Mapping[str, Member],
-        deploying: Deploying,
+        deployer: Deployer,
         usable: Callable[[], frozenset[str]],
         key: Callable[[], PlanKey],
         tasks: Tasks,
@@ -78,7 +78,7 @@ class Guarding:
         planning: Planning,
     ) -> None:
         self._members = members
-        self._deploying = deploying
+        self._deployer = deployer
         self._usable = usable
         self._key = key
         self._tasks = tasks
@@ -88,7 +88,7 @@ class Guarding:
         self._guards: dict[Program, _Guard] = {}
         self._admitted: dict[Program, None] = {}
         self._restoring: dict[int, asyncio.Task[dict[str, Moved]]] = {}  # by plan, while it goes on
-        deploying.restore = self.restore
+        deployer.restore = self.restore
 
     def admit(self, program: Program, plan: Plan) -> None:
         """Its copies had room once: from now on a death may take that, and its calls go on."""
@@ -162,7 +162,7 @@ class Guarding:
         if guard is None or guard.plan.gangs or plan_messages.nodes(guard.plan) <= there:
             return {}, {}
         homes = {place.name: there & set(place.homes) for place in guard.plan.params}
-        return homes, {name: there & set(self._deploying.holders(blob)) for name, blob in guard.params.items()}
+        return homes, {name: there & set(self._deployer.holders(blob)) for name, blob in guard.params.items()}
 
     async def restore(self, plan: Plan, node: str, wanted: Wanted) -> Moved:
         """Have a worker make what no worker has, and it needs, of other shares; the bytes that moved for that.  After a
@@ -191,7 +191,7 @@ class Guarding:
         return dict(zip(nodes, moved, strict=True))
 
     async def _make_all(self, node: str, contents: Collection[bytes]) -> Moved:
-        missing = [blob for blob in contents if not self._deploying.holders(blob)]
+        missing = [blob for blob in contents if not self._deployer.holders(blob)]
         made = await asyncio.gather(*(self._make(node, blob) for blob in missing))
         return sum(socket for socket, _ in made), sum(shared for _, shared in made)
 
@@ -208,11 +208,11 @@ class Guarding:
         }
         kept_by = (node, self._key())
         guards[0].keys.append(kept_by)  # which goes with it, whatever becomes of this
-        await self._deploying.keep(*kept_by, [(each, frozenset({node})) for each in stay.items()])
+        await self._deployer.keep(*kept_by, [(each, frozenset({node})) for each in stay.items()])
         for guard in guards:
             keys = [each for each in guard.keys if each[0] == node and each != kept_by]
             guard.keys = [each for each in guard.keys if each not in keys]
-            await asyncio.gather(*(self._deploying.drop(*each) for each in keys))
+            await asyncio.gather(*(self._deployer.drop(*each) for each in keys))
         member.blobs.difference_update(blob for blob in kept if blob not in contents)
         self._tell(
             "unguarded", node, f"{size_text(beside)} that it kept for others give way to what it computes with", 0
@@ -285,7 +285,7 @@ class Guarding:
         owned: dict[str, dict[bytes, int]] = {}
         names: dict[str, bytes] = {}
         for node in plan_messages.nodes(plan):
-            params = await self._deploying.params(plan, node, program.bindings)
+            params = await self._deployer.params(plan, node, program.bindings)
             names |= {
                 each.name: blob
                 for each, (blob, _) in params.items()
@@ -302,7 +302,7 @@ class Guarding:
         if len(members) == 1:  # a check of one content is that content
             return (*members, *(members[0] for _ in group.keepers))
         sums = [
-            self._deploying.combine(
+            self._deployer.combine(
                 keeper,
                 {
                     blob: Term(factor, each.size_bytes, each.owners)
@@ -324,7 +324,7 @@ class Guarding:
                 other = await self._planned(program.graph, program.strategy, nodes - {dead})
                 used, key = sorted(plan_messages.nodes(other)), self._key()
                 keys += [(node, key) for node in used]
-                await asyncio.gather(*(self._deploying.deploy(other, node, key, program.bindings) for node in used))
+                await asyncio.gather(*(self._deployer.deploy(other, node, key, program.bindings) for node in used))
                 others[dead] = other
             except MeshError as error:
                 self._tell("guarded", dead, f"no replica of what it has: {error}", 0)
@@ -337,10 +337,10 @@ class Guarding:
         wanted: dict[str, list[tuple[plan_messages.Content, frozenset[str]]]] = {}
         for group, blobs in found.items():
             for keeper, blob in zip(group.keepers, blobs[len(group.members) :], strict=True):
-                having = frozenset(self._deploying.holders(blob))
+                having = frozenset(self._deployer.holders(blob))
                 wanted.setdefault(keeper, []).append(((blob, TensorType((group.size_bytes,), U8)), having))
         keys += [(node, self._key()) for node in wanted]
-        await asyncio.gather(*(self._deploying.keep(node, key, wanted[node]) for node, key in keys))
+        await asyncio.gather(*(self._deployer.keep(node, key, wanted[node]) for node, key in keys))
         for node, held in wanted.items():
             if node in self._members:
                 self._members[node].blobs.update(blob for (blob, _), _ in held)
@@ -354,7 +354,7 @@ class Guarding:
 
     def _drop(self, keys: Iterable[tuple[str, PlanKey]]) -> None:
         for node, key in keys:
-            self._tasks.run("dropping a plan", self._deploying.drop(node, key), unheard)
+            self._tasks.run("dropping a plan", self._deployer.drop(node, key), unheard)
 
     # -- making lost weights again
 
@@ -368,7 +368,7 @@ class Guarding:
         return 0, 0
 
     async def _made(self, node: str, place: int, group: Group, blobs: tuple[bytes, ...]) -> Moved | None:
-        where = {share: self._deploying.holders(blob) for share, blob in enumerate(blobs)}
+        where = {share: self._deployer.holders(blob) for share, blob in enumerate(blobs)}
         near = {share for share, nodes in where.items() if node in nodes}
         factors = group.repair(place, (share for share, nodes in where.items() if nodes), near)
         if factors is None:
@@ -376,7 +376,7 @@ class Guarding:
         terms = {blobs[share]: Term(factor, group.size_of(share), where[share]) for share, factor in factors.items()}
         size_bytes = group.members[place].size_bytes
         try:
-            made = await self._deploying.combine(node, terms, size_bytes, blobs[place], keep=True)
+            made = await self._deployer.combine(node, terms, size_bytes, blobs[place], keep=True)
         except MeshError as error:
             log.warning("weights could not be made again of others: %s", error)
             return None

@@ -242,7 +242,7 @@ def _draft(
         _shares(profiles, prediction, parts),
         prediction.seconds,
         prediction.cut_bytes,
-        (*_reasons(partitioner, strategy, prediction, sketches, known), *_relays(profiles, parts, edges)),
+        (*_reasons(partitioner, strategy, prediction, sketches, known), *_relay_server(profiles, parts, edges)),
         candidates=_compared_with(partitioner) if strategy == "auto" and model.units else (),
     )
     return plan, prediction
@@ -314,7 +314,7 @@ def _compared(what: str, other: Prediction, chosen: Prediction) -> str:
     return f"{what} a call would take {'about' if 0.95 < times < 1.05 else f'{times:.2g} times'} as long"
 
 
-def _relays(profiles: Profiles, parts: Sequence[Part], edges: Sequence[Edge]) -> list[str]:
+def _relay_server(profiles: Profiles, parts: Sequence[Part], edges: Sequence[Edge]) -> list[str]:
     """Which tensors go through the coordinator, and that the cost of it was counted."""
     names = {worker.node_id: worker.name for worker in profiles.workers}
     sizes: dict[tuple[str, str], int] = {}

@@ -42,7 +42,7 @@ class Copy:
         return self._is_whole(frozenset())
 
     @property
-    def hopeful(self) -> bool:
+    def recoverable(self) -> bool:
         """Whether it will be whole once those are back that are away."""
         return self._is_whole(frozenset(self._gone))
 
@@ -95,7 +95,7 @@ class Copy:
 
 
 @dataclass(slots=True)
-class Taking:
+class PendingCopy:
     """A copy that is being made of what a plan's step left, and what for: "rescue", "copy", or a request's number."""
 
     copy: Copy

@@ -52,7 +52,7 @@ class Checked:
 @dataclass(frozen=True, slots=True)
 class NodesChanged:
     """These may get work from now on; `error` says what became of those that may not any more.  Of these some are
-    `away`: they may come back with what they have, and NodeBack says so, or that they do not have it."""
+    `away`: they may come back with what they have, and NodeReturned says so, or that they do not have it."""
 
     nodes: frozenset[str]
     error: MeshError | None = None
@@ -60,7 +60,7 @@ class NodesChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeBack:
+class NodeReturned:
     """A worker joined that was here before; `kept` are plans and copies that it has still, by generation."""
 
     node: str
@@ -68,36 +68,36 @@ class NodeBack:
 
 
 @dataclass(frozen=True, slots=True)
-class BetterPlan:
+class BetterPlanFound:
     """There is a plan that is worth the move."""
 
 
 @dataclass(frozen=True, slots=True)
-class StepAsked:
+class StepRequested:
     """Its number is what `next_number` was."""
 
 
 @dataclass(frozen=True, slots=True)
-class StateAsked:
+class StateRequested:
     """The value after all steps that were asked for until now."""
 
     request: int
 
 
 @dataclass(frozen=True, slots=True)
-class StateUnasked:
+class StateRequestWithdrawn:
     request: int
 
 
 @dataclass(frozen=True, slots=True)
-class CloseAsked:
+class CloseRequested:
     """It ends: its caller has done, or what performs it failed in a way that nothing else answers."""
 
     error: MeshError | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class ForgetFirst:
+class ReplayLimitExceeded:
     """What the client gave, and all its feeds since, are too much to be held for a state that nobody copies."""
 
 
@@ -117,7 +117,7 @@ class NodeStuck:
 
 
 @dataclass(frozen=True, slots=True)
-class Preparing:
+class CompilationReported:
     """A worker has been compiling a part for so many seconds by now."""
 
     node: str
@@ -149,7 +149,7 @@ class NodeRan:
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotDone:
+class SnapshotTaken:
     """A worker has made blobs of its pieces."""
 
     copy: int
@@ -158,7 +158,7 @@ class SnapshotDone:
 
 
 @dataclass(frozen=True, slots=True)
-class KeepDone:
+class CopyStored:
     """A node has what it is to keep of a copy."""
 
     copy: int
@@ -213,7 +213,7 @@ class SendRun:
 
 
 @dataclass(frozen=True, slots=True)
-class StepStuck:
+class ReportStuckStep:
     """A step does not end, and is given up; `nodes` compute it, and wait for nobody."""
 
     generation: int
@@ -237,7 +237,7 @@ class SendDrop:
 
 @dataclass(frozen=True, slots=True)
 class TakeSnapshot:
-    """Have a worker make blobs of what step `step` of the plan left; answered by SnapshotDone or CopyFailed."""
+    """Have a worker make blobs of what step `step` of the plan left; answered by SnapshotTaken or CopyFailed."""
 
     copy: int
     generation: int
@@ -256,8 +256,8 @@ class MakeChecks:
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
-    """Have a node hold these pieces of a copy, "" for this process; answered by KeepDone or CopyFailed."""
+class StoreCopy:
+    """Have a node hold these pieces of a copy, "" for this process; answered by CopyStored or CopyFailed."""
 
     copy: int
     node: str
@@ -266,7 +266,7 @@ class Keep:
 
 
 @dataclass(frozen=True, slots=True)
-class LetGo:
+class ReleaseCopy:
     """A node need not hold its pieces of a copy any more."""
 
     copy: int
@@ -295,7 +295,7 @@ class Reject:
 
 
 @dataclass(frozen=True, slots=True)
-class GiveState:
+class DeliverState:
     """Here is what was asked for; `contents` None: what the client gave."""
 
     request: int
@@ -304,24 +304,25 @@ class GiveState:
 
 
 @dataclass(frozen=True, slots=True)
-class RefuseState:
+class RejectState:
     request: int
     error: MeshError
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndSession:
     """Nothing of the session is left; with an error if nobody asked for its end."""
 
     error: MeshError | None
 
 
 Event = (
-    NodesChanged | NodeBack | BetterPlan | StepAsked | StateAsked | StateUnasked | CloseAsked | ForgetFirst | NodeStuck
-    | Preparing | PlanMade | PlanFailed | DeployDone | DeployFailed | NodeRan | RunFailed | OutputArrived
-    | SnapshotDone | KeepDone | CopyFailed | ChecksMade | ChecksFailed | Tick
+    NodesChanged | NodeReturned | BetterPlanFound | StepRequested | StateRequested | StateRequestWithdrawn
+    | CloseRequested | ReplayLimitExceeded | NodeStuck | CompilationReported | PlanMade | PlanFailed | DeployDone
+    | DeployFailed | NodeRan | RunFailed | OutputArrived | SnapshotTaken | CopyStored | CopyFailed | ChecksMade
+    | ChecksFailed | Tick
 )  # fmt: skip
 Action = (
-    MakePlan | SendDeploy | SendRun | StopStep | StepStuck | SendDrop | ForgetPlan | TakeSnapshot | MakeChecks | Keep
-    | LetGo | ForgetFeeds | Resolve | Reject | GiveState | RefuseState | Ended
+    MakePlan | SendDeploy | SendRun | StopStep | ReportStuckStep | SendDrop | ForgetPlan | TakeSnapshot | MakeChecks
+    | StoreCopy | ReleaseCopy | ForgetFeeds | Resolve | Reject | DeliverState | RejectState | EndSession
 )  # fmt: skip

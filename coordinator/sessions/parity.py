@@ -13,7 +13,7 @@ from typing import Any
 from wire.errors import MeshError
 from wire.policy.redundancy import Copies
 
-from ..delivery.deployer import Deploying, Term
+from ..delivery.deployer import Deployer, Term
 from ..planning.redundancy.parity_groups import Group, Held, grouped
 from ..workers.records import Member
 from .events import Checked, MakeChecks
@@ -21,11 +21,11 @@ from .events import Checked, MakeChecks
 COPIES_MAX = 8  # of which it is known: one that is given up before it was asked for is never let go
 
 
-class Shares:
+class SessionParity:
     """Of one session, on `members`."""
 
-    def __init__(self, deploying: Deploying, members: Mapping[str, Member]) -> None:
-        self._deploying = deploying
+    def __init__(self, deployer: Deployer, members: Mapping[str, Member]) -> None:
+        self._deployer = deployer
         self._members = members
         self._groups: dict[int, dict[Group, tuple[bytes, ...]]] = {}  # by copy: addresses of all shares, checks last
 
@@ -78,7 +78,7 @@ class Shares:
                 contents[each.content]: Term(factor, each.size_bytes, each.owners)
                 for factor, each in zip(row, group.members, strict=True)
             }
-            sums.append(self._deploying.combine(keeper, terms, group.size_bytes))
+            sums.append(self._deployer.combine(keeper, terms, group.size_bytes))
         return tuple(each.blob for each in await asyncio.gather(*sums))
 
     def _group_of(self, blob: bytes) -> tuple[Group, tuple[bytes, ...]] | None:
@@ -99,4 +99,4 @@ class Shares:
         if factors is None:
             return
         terms = {blobs[share]: Term(factor, group.size_of(share), where[share]) for share, factor in factors.items()}
-        await self._deploying.combine(node, terms, group.members[place].size_bytes, blob)
+        await self._deployer.combine(node, terms, group.members[place].size_bytes, blob)

@@ -30,11 +30,11 @@ from wire.system.shared_memory import SharedDir
 from wire.system.tasks import Tasks, as_error
 from wire.transfer.content_exchange import BlobExchange, off_loop
 
-from ..calls.error_context import explain, is_for_lack_of_room
-from ..delivery.deployer import Deploying
+from ..calls.error_context import explain, is_lack_of_memory
+from ..delivery.deployer import Deployer
 from ..delivery.input_sender import run_step
 from ..delivery.output_receiver import tensor_of
-from ..delivery.tensor_store import HeldTensors
+from ..delivery.tensor_store import TensorStore
 from ..plan_service.plan_service import Planning
 from ..planning import plan_messages
 from ..planning.model.plan import FromParam, FromState, Plan, Window
@@ -46,10 +46,10 @@ from ..planning.redundancy.redundancy_cost import sentences
 from ..planning.redundancy.redundancy_memory import refused
 from ..planning.session_planner import SessionQuestion, Stateful, check_carried, meanwhile, staying_session
 from ..workers.records import Member
-from ..workers.straggler_detector import Stragglers
+from ..workers.straggler_detector import StragglerDetector
 from . import events as ev
 from .elastic import Arrays, Elastic, Given, Planned, arrays_of, bytes_of
-from .parity import Shares
+from .parity import SessionParity
 from .spans import SPANS_MAX, Span
 from .state import Policy, SessionState
 
@@ -70,22 +70,22 @@ Holders = Mapping[FromState, frozenset[str]]
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class SessionContext:
     """What sessions need of their coordinator."""
 
     epoch: Callable[[], int]
     members: Mapping[str, Member]
-    deploying: Deploying
+    deployer: Deployer
     planning: Planning
     usable: Callable[[], frozenset[str]]
-    held: HeldTensors
+    held: TensorStore
     blobs: BlobExchange
     shared: SharedDir | None
     generation: Callable[[], int]
     tasks: Tasks
-    tell: Callable[[str, str, str, int], None]
+    publish: Callable[[str, str, str, int], None]
     alone_s: float
-    stragglers: Stragglers
+    stragglers: StragglerDetector
     guarded: Callable[[Program, Plan], None]  # all workers of a plan have what it needs
     ran: Callable[[Hashable, str, Plan, Ran, float], int]  # as `Pacing.session_ran`
 
@@ -96,15 +96,15 @@ class Surroundings:
 class Sessions:
     """All sessions of a coordinator."""
 
-    def __init__(self, around: Surroundings) -> None:
-        self._around = around
+    def __init__(self, context: SessionContext) -> None:
+        self._context = context
         self._open: list[Session] = []
 
     def open(self, program: Program, state: Stateful, policy: Policy, elastic: Elastic | None = None) -> Session:
         """Begin a session, with an elastic one's program for as many workers as there may be; InputError if the
         program's state is not one."""
         check_carried(program.graph, state)
-        session = Session(self._around, program, state, policy, self._open.remove, elastic)
+        session = Session(self._context, program, state, policy, self._open.remove, elastic)
         self._open.append(session)
         session.begin()
         return session
@@ -117,7 +117,7 @@ class Sessions:
     def back(self, node: str, kept: frozenset[int]) -> None:
         """A worker joined, and has kept these plans, by generation."""
         for session in list(self._open):
-            session.feed(ev.NodeBack(node, kept))
+            session.feed(ev.NodeReturned(node, kept))
 
     @property
     def kept(self) -> frozenset[int]:
@@ -134,7 +134,7 @@ class Sessions:
             else:
                 session.working[node] = run
                 if run.preparing:
-                    session.feed(ev.Preparing(node, run.plan.generation, run.part, run.seconds))
+                    session.feed(ev.CompilationReported(node, run.plan.generation, run.part, run.seconds))
         return others
 
     def stuck(self, node: str) -> None:
@@ -167,7 +167,7 @@ class Sessions:
     def close(self) -> None:
         """End them all."""
         for session in list(self._open):
-            session.feed(ev.CloseAsked())
+            session.feed(ev.CloseRequested())
 
 
 @dataclass(slots=True)
@@ -190,7 +190,7 @@ class Session:
 
     def __init__(
         self,
-        around: Surroundings,
+        context: SessionContext,
         program: Program,
         state: Stateful,
         policy: Policy,
@@ -202,14 +202,14 @@ class Session:
         self.spans: deque[Span] = deque(maxlen=SPANS_MAX)
         self.working: dict[str, Working] = {}  # what each worker said last of what it computes
         self.frees = False  # whether weights are freed with its plans
-        self._around = around
+        self._context = context
         self._program = program
         self._stateful = state
         self._policy = policy
         self._forget = forget
         self._loop = asyncio.get_running_loop()
-        self._nodes = around.usable()
-        self._machine = SessionState(policy, self._nodes, around.generation, around.alone_s)
+        self._nodes = context.usable()
+        self._machine = SessionState(policy, self._nodes, context.generation, context.alone_s)
         self._feeds: dict[int, Given] = {}
         self._feeds_bytes = 0
         self._steps: dict[int, asyncio.Future[list[NDArray[Any]]]] = {}
@@ -218,7 +218,7 @@ class Session:
         self._next_read = 1
         self._copies: dict[int, dict[FromState, bytes] | None] = {}  # what this process holds; None: not any more
         self.ended: asyncio.Future[None] = self._loop.create_future()
-        self._shares = Shares(around.deploying, around.members)
+        self._parity = SessionParity(context.deployer, context.members)
         self._before: Plan | None = None  # the last plan that steps went by
         self._lost = False  # whether workers are gone since it was free to choose
         self._goodbyes: set[asyncio.Task[None]] = set()
@@ -234,19 +234,19 @@ class Session:
             ev.SendDeploy: lambda action: self._spawn(self._deploy(action)),
             ev.SendRun: self._start_run,
             ev.StopStep: self._stop_step,
-            ev.StepStuck: self._tell_stuck,
+            ev.ReportStuckStep: self._tell_stuck,
             ev.SendDrop: lambda action: self._let_go(action.node, action.generation),
             ev.ForgetPlan: self._forget_plan,
             ev.TakeSnapshot: lambda action: self._spawn(self._snapshot(action)),
             ev.MakeChecks: lambda action: self._spawn(self._make_checks(action)),
-            ev.Keep: lambda action: self._spawn(self._keep(action)),
-            ev.LetGo: self._release,
+            ev.StoreCopy: lambda action: self._spawn(self._keep(action)),
+            ev.ReleaseCopy: self._release,
             ev.ForgetFeeds: self._forget_feeds,
             ev.Resolve: self._resolve,
             ev.Reject: self._reject,
-            ev.GiveState: self._give_state,
-            ev.RefuseState: self._refuse_state,
-            ev.Ended: self._end,
+            ev.DeliverState: self._give_state,
+            ev.RejectState: self._refuse_state,
+            ev.EndSession: self._end,
         }
 
     # -- what the caller uses
@@ -263,9 +263,9 @@ class Session:
         number = self._machine.next_number
         self._steps[number], self._feeds[number] = future, inputs
         self._feeds_bytes += bytes_of(inputs)
-        self.feed(ev.StepAsked())
+        self.feed(ev.StepRequested())
         if self._policy.copies == "none" and self._feeds_bytes > self._policy.replay_bytes:
-            self.feed(ev.ForgetFirst())
+            self.feed(ev.ReplayLimitExceeded())
         return future
 
     def state(self) -> asyncio.Future[dict[str, NDArray[Any]]]:
@@ -277,12 +277,12 @@ class Session:
         request, self._next_read = self._next_read, self._next_read + 1
         self._reads[request] = future
         future.add_done_callback(lambda _: self._unread(request))
-        self.feed(ev.StateAsked(request))
+        self.feed(ev.StateRequested(request))
         return future
 
     async def close(self) -> None:
         """End it, and return once its workers have let everything go, as far as they are there."""
-        self.feed(ev.CloseAsked())
+        self.feed(ev.CloseRequested())
         await asyncio.shield(self.ended)
         if self._goodbyes:
             await asyncio.wait(self._goodbyes)
@@ -315,7 +315,7 @@ class Session:
 
     def nodes_changed(self, error: MeshError | None, away: bool = False) -> None:
         """As Sessions has it."""
-        before, self._nodes = self._nodes, self._around.usable()
+        before, self._nodes = self._nodes, self._context.usable()
         self._lost |= bool(before - self._nodes)
         self.feed(ev.NodesChanged(self._nodes, error, before - self._nodes if away else frozenset()))
         self._look(bool(self._nodes - before))
@@ -340,14 +340,14 @@ class Session:
     def _unread(self, request: int) -> None:
         """Whoever asked for the state has it, or waits no more."""
         if self._reads.pop(request, None) is not None and not self._machine.over:
-            self.feed(ev.StateUnasked(request))
+            self.feed(ev.StateRequestWithdrawn(request))
 
     def _follow_pace(self, action: ev.SendRun, deployment: _Deployment, answer: Ran, took_s: float) -> None:
         """Look for a better plan where some device is known to be slower than it was, or well again."""
         if deployment.plan is None:
             return
         step = action.generation, action.step
-        verdicts = self._around.ran(step, action.node, deployment.plan, answer, took_s)
+        verdicts = self._context.ran(step, action.node, deployment.plan, answer, took_s)
         if verdicts != self._verdicts and self._looking is None:
             self._verdicts = verdicts
             self._look()
@@ -366,9 +366,9 @@ class Session:
         """Workers came, or their pace changed: see whether the steps would be faster otherwise."""
         try:
             nodes = frozenset[str]()
-            while self._around.usable() - nodes and not self._machine.over:
+            while self._context.usable() - nodes and not self._machine.over:
                 await asyncio.sleep(SETTLE_S if self._elastic is None else SETTLE_ELASTIC_S)
-                nodes = self._around.usable()
+                nodes = self._context.usable()
                 await self._compare(nodes)
         except MeshError as error:
             log.debug("no better plan: %s", error)
@@ -382,15 +382,15 @@ class Session:
             return
         waiting = frozenset(nodes) - plan_messages.nodes(now)  # who could take part at once; a better pace has time
         other = (await self._planned(nodes, ahead=not waiting)).plan
-        profiles = self._profiles(self._around.usable())
+        profiles = self._profiles(self._context.usable())
         now_s, then_s = as_it_runs(now, profiles), as_it_runs(other, profiles)
         named = strategy_of(self._program.strategy).plain.text != "auto"
         wider = (named or self._elastic is not None) and len(plan_messages.nodes(other)) > len(plan_messages.nodes(now))
         better = BETTER if self._elastic is None else BETTER_IN_PLACE
         if self.plan is now and (wider or then_s < better * now_s):
-            self._around.tell("planned", "", "a session moves: " + "; ".join(other.reasons), 0)
+            self._context.publish("planned", "", "a session moves: " + "; ".join(other.reasons), 0)
             self._lost = False
-            self.feed(ev.BetterPlan())
+            self.feed(ev.BetterPlanFound())
 
     # -- plans
 
@@ -400,8 +400,8 @@ class Session:
 
     def _profiles(self, nodes: Iterable[str]) -> Profiles:
         """Of ranks that have shares by speed also as fast as they were found to be."""
-        profiles = self._around.profiles(nodes)
-        return self._around.stragglers.as_found(profiles) if self._by_speed else profiles
+        profiles = self._context.profiles(nodes)
+        return self._context.stragglers.as_found(profiles) if self._by_speed else profiles
 
     async def _planned(self, nodes: Iterable[str], soon: bool = False, ahead: bool = False) -> Planned:
         """The plan for these workers; one made `ahead` takes its time, but none of this process where it is long."""
@@ -429,7 +429,7 @@ class Session:
     async def _plan_ahead(self, program: Program, profiles: Profiles) -> Plan:
         if not self._plans_elsewhere:
             return await self._session_plan(program, profiles)
-        data = await self._around.planning.answer_ahead(self._question(program, profiles))
+        data = await self._context.planning.answer_ahead(self._question(program, profiles))
         if data is None:
             raise PlacementError("there is no plan for the workers that would be left")
         plan = await asyncio.to_thread(plan_from, data, program.graph, self._graphs)
@@ -444,7 +444,7 @@ class Session:
     @property
     def _looks_ahead(self) -> bool:
         """Whether there are plans for the death of each worker before it dies."""
-        return self._elastic is not None and self._around.planning.plans_ahead
+        return self._elastic is not None and self._context.planning.plans_ahead
 
     def _question(self, program: Program, profiles: Profiles) -> SessionQuestion:
         kept = self._policy.copies, program.copies
@@ -452,7 +452,7 @@ class Session:
 
     async def _without_slow(self, profiles: Profiles, found: Planned, elastic: Elastic) -> Planned:
         """The plan of those whose devices are as fast as they were, where that is better than one for all."""
-        slow = {node for (node, _), _ in self._around.stragglers.slow()}
+        slow = {node for (node, _), _ in self._context.stragglers.slow()}
         well = [each.node_id for each in profiles.workers if each.node_id not in slow]
         if not well or len(well) == len(profiles.workers):
             return found
@@ -480,7 +480,7 @@ class Session:
             return None
         homes = {place.name: set(place.homes) & action.nodes for place in before.params}
         homes |= {piece.name: nodes & action.nodes for piece, nodes in action.holders.items()}
-        args = program.graph, self._around.profiles(action.nodes), program.strategy, self._stateful, homes
+        args = program.graph, self._context.profiles(action.nodes), program.strategy, self._stateful, homes
         plan = await asyncio.to_thread(staying_session, *args)
         return None if plan is None else Planned(0, program, plan)
 
@@ -504,14 +504,14 @@ class Session:
             return
         soon = PLANNED_HERE_S <= self._planning_s < ASKED_SOON_S
         if self._before is None and self._looks_ahead and soon and len(action.nodes) > 1:
-            self._spawn(self._around.planning.get_ready())  # while all wait for the workers
+            self._spawn(self._context.planning.get_ready())  # while all wait for the workers
         deployment.portions, deployment.program = planned.portions, planned.program
         plan = replace(
-            plan, reasons=(*plan.reasons, *sentences(plan, self._around.profiles(action.nodes), self._policy.copies))
+            plan, reasons=(*plan.reasons, *sentences(plan, self._context.profiles(action.nodes), self._policy.copies))
         )
         deployment.plan, deployment.feeds = plan, plan_messages.feeds(plan)
         deployment.pieces = plan_messages.pieces_of(plan)
-        self._around.tell("planned", "", "; ".join(plan.reasons), action.generation)
+        self._context.publish("planned", "", "; ".join(plan.reasons), action.generation)
         # what depends on values may take any time, and is never stuck (docs/control-flow.md)
         step_s = math.inf if any(part.graph.work_varies for part in plan.parts) else plan.seconds
         made = plan_messages.nodes(plan), plan.owners, plan_messages.output_count(plan), step_s, plan.unkept is not None
@@ -525,36 +525,36 @@ class Session:
             arrays[piece] = await self._fetched(piece, address, deployment.holders[piece])
         for name, array in self._whole(arrays).items():
             address = await off_loop(array.nbytes, hash_array, array)
-            self._around.held.hold(address, array)
+            self._context.held.hold(address, array)
             deployment.gathered[name] = address, self._program.bindings[name][1]
 
     def _let_gathered_go(self, deployment: _Deployment) -> None:
         for address, _ in deployment.gathered.values():
-            self._around.held.release(address)
+            self._context.held.release(address)
         deployment.gathered.clear()
 
     async def _deploy(self, action: ev.SendDeploy) -> None:
-        deployment, member = self.plans.get(action.generation), self._around.members.get(action.node)
+        deployment, member = self.plans.get(action.generation), self._context.members.get(action.node)
         if deployment is None or deployment.plan is None or deployment.program is None:
             return
-        key = PlanKey(self._around.epoch(), action.generation)
+        key = PlanKey(self._context.epoch(), action.generation)
         bindings = {**deployment.program.bindings, **deployment.gathered}
         first = deployment.contents if deployment.contents and not deployment.gathered else {}
         state = {piece: ((at, self._kind(piece)), deployment.holders[piece]) for piece, at in first.items()}
         mine = [state[piece] for piece in plan_messages.states_of(deployment.plan, action.node) if piece in state]
         try:
-            await self._shares.restore(action.node, [at for (at, _), nodes in mine if not nodes])
-            await self._around.deploying.deploy(deployment.plan, action.node, key, bindings, state)
+            await self._parity.restore(action.node, [at for (at, _), nodes in mine if not nodes])
+            await self._context.deployer.deploy(deployment.plan, action.node, key, bindings, state)
         except Exception as fault:
             error = as_error("deploying failed", fault)
             explain(error, member.profile.name if member else "", action.node, deployment.plan)
             self.feed(ev.DeployFailed(action.generation, action.node, error))
         else:
-            self._around.tell("deployed", action.node, "a session's parts", action.generation)
+            self._context.publish("deployed", action.node, "a session's parts", action.generation)
             deployment.deployed.add(action.node)
             if deployment.deployed >= plan_messages.nodes(deployment.plan):
                 self._before = deployment.plan
-                self._around.guarded(deployment.program, deployment.plan)
+                self._context.guarded(deployment.program, deployment.plan)
                 self._look(self._by_speed)  # what it goes by was wanted soon
             self.feed(ev.DeployDone(action.generation, action.node))
             if self._looks_ahead and self._ahead is None:
@@ -575,19 +575,19 @@ class Session:
         deployment = self.plans[action.generation]
         assert deployment.plan is not None
         self._ran_by[action.number] = deployment
-        member = self._around.members.get(action.node)
+        member = self._context.members.get(action.node)
         if action.number not in self._feeds:
             return  # it was rejected
         self._spawn(self._run(action, deployment, member, self._inputs(action.number, deployment)))
 
     async def _run(self, action: ev.SendRun, deployment: _Deployment, member: Member | None, inputs: Arrays) -> None:
-        run = Run(PlanKey(self._around.epoch(), action.generation), action.step, committed=action.committed)
+        run = Run(PlanKey(self._context.epoch(), action.generation), action.step, committed=action.committed)
         began_s = self._loop.time()
         try:
             if member is None:
                 raise NodeLost("the worker is gone")
             wanted = deployment.feeds.get(action.node, ())
-            answer = await run_step(member.link, run, wanted, inputs, self._around.shared)
+            answer = await run_step(member.link, run, wanted, inputs, self._context.shared)
             self.spans.append(Span.of(member.profile.name, action.number, began_s, self._loop.time(), answer))
             self._follow_pace(action, deployment, answer, self._loop.time() - began_s)
             for output in answer.outputs:
@@ -606,7 +606,7 @@ class Session:
         plan, program = deployment.plan, deployment.program
         assert plan is not None and program is not None
         inputs, future = self._inputs(action.number, deployment), self._steps.pop(action.number)
-        bindings, held = program.bindings, self._around.held
+        bindings, held = program.bindings, self._context.held
         passed = [bindings[each.name] for each in plan.outputs if isinstance(each, FromParam)]
         params = {name: held.of(*content) for name, content in bindings.items() if content in passed}
         if future.done():
@@ -617,9 +617,9 @@ class Session:
             future.set_exception(as_error("putting the outputs together failed", fault))
 
     def _stop_step(self, action: ev.StopStep) -> None:
-        member = self._around.members.get(action.node)
+        member = self._context.members.get(action.node)
         if member is not None and not member.link.closed:
-            member.link.notify(CancelStep(PlanKey(self._around.epoch(), action.generation), action.step))
+            member.link.notify(CancelStep(PlanKey(self._context.epoch(), action.generation), action.step))
 
     def _tick(self) -> None:
         self._timer, working = None, {}
@@ -629,9 +629,9 @@ class Session:
                 working[node] = run.plan.generation, run.step, run.seconds
         self.feed(ev.Tick(working))
 
-    def _tell_stuck(self, action: ev.StepStuck) -> None:
+    def _tell_stuck(self, action: ev.ReportStuckStep) -> None:
         for node in sorted(action.nodes):
-            self._around.tell("stuck", node, "a part of a session's step takes far too long", action.generation)
+            self._context.publish("stuck", node, "a part of a session's step takes far too long", action.generation)
 
     def _inputs(self, number: int, deployment: _Deployment) -> Arrays:
         return arrays_of(self._feeds[number], deployment.portions)
@@ -652,11 +652,11 @@ class Session:
     # -- copies
 
     async def _snapshot(self, action: ev.TakeSnapshot) -> None:
-        deployment, member = self.plans.get(action.generation), self._around.members.get(action.node)
+        deployment, member = self.plans.get(action.generation), self._context.members.get(action.node)
         try:
             if member is None or deployment is None:
                 raise NodeLost("the worker is gone")
-            key = PlanKey(self._around.epoch(), action.generation)
+            key = PlanKey(self._context.epoch(), action.generation)
             answer = await member.link.request(Snapshot(key, action.step))
             if not isinstance(answer, Snapshotted):
                 raise ProtocolError(f"expected Snapshotted, got {type(answer).__name__}", node=member.profile.name)
@@ -665,34 +665,34 @@ class Session:
             return
         made = {(value.part, value.output): value.blob for value in answer.values}
         contents = {piece: made[at] for at, piece in deployment.pieces.items() if at in made}
-        self.feed(ev.SnapshotDone(action.copy, action.node, contents))
+        self.feed(ev.SnapshotTaken(action.copy, action.node, contents))
 
     async def _make_checks(self, action: ev.MakeChecks) -> None:
         sizes = {piece: self._kind(piece).size_bytes for piece in action.owners}
         try:
-            checked = await self._shares.make(action, sizes, copies_of(self._policy.copies))
+            checked = await self._parity.make(action, sizes, copies_of(self._policy.copies))
         except (MeshError, MemoryError, OSError) as fault:  # any other is a fault of ours, and ends the session
             self.feed(ev.ChecksFailed(action.copy, as_error("making checks failed", fault)))
         else:
             self.feed(ev.ChecksMade(action.copy, checked))
 
-    async def _keep(self, action: ev.Keep) -> None:
+    async def _keep(self, action: ev.StoreCopy) -> None:
         contents, holders = action.contents, action.holders
         try:
             if action.node == CLIENT:
                 await self._hold(action.copy, contents, holders)
             else:
                 state = {piece: ((at, self._kind(piece)), holders[piece]) for piece, at in contents.items()}
-                key = PlanKey(self._around.epoch(), action.copy)
-                await self._around.deploying.keep(action.node, key, state.values())
+                key = PlanKey(self._context.epoch(), action.copy)
+                await self._context.deployer.keep(action.node, key, state.values())
         except (MeshError, MemoryError, OSError) as fault:  # any other is a fault of ours, and ends the session
             self._not_kept(action, as_error("keeping a copy failed", fault))
         else:
-            self.feed(ev.KeepDone(action.copy, action.node))
+            self.feed(ev.CopyStored(action.copy, action.node))
 
-    def _not_kept(self, action: ev.TakeSnapshot | ev.Keep, error: MeshError) -> None:
-        if is_for_lack_of_room(error):
-            self._around.tell("unguarded", action.node, f"no room for a copy of a session's state: {error}", 0)
+    def _not_kept(self, action: ev.TakeSnapshot | ev.StoreCopy, error: MeshError) -> None:
+        if is_lack_of_memory(error):
+            self._context.publish("unguarded", action.node, f"no room for a copy of a session's state: {error}", 0)
         self.feed(ev.CopyFailed(action.copy, action.node, error))
 
     async def _hold(self, copy: int, contents: Contents, holders: Holders) -> None:
@@ -704,65 +704,65 @@ class Session:
             if mine is None:
                 raise Cancelled("this copy is not wanted any more")
             if piece not in mine:
-                self._around.held.hold(address, array)
+                self._context.held.hold(address, array)
                 mine[piece] = address
 
     async def _fetched(self, piece: FromState, address: bytes, holders: Iterable[str]) -> NDArray[Any]:
         """A piece, from whoever has it."""
-        kind, held = self._kind(piece), self._around.held
+        kind, held = self._kind(piece), self._context.held
         if address in held:
             return held.of(address, kind)
         error: MeshError = BlobMissing("nobody holds a piece of the state")
-        there = set(holders) - {CLIENT} or await self._shares.restored(address)
+        there = set(holders) - {CLIENT} or await self._parity.restored(address)
         for node in sorted(there):
-            member = self._around.members.get(node)
+            member = self._context.members.get(node)
             if member is None:
                 continue
             try:
-                return tensor_from(await self._around.blobs.fetch(member.link, address, kind.size_bytes), kind)
+                return tensor_from(await self._context.blobs.fetch(member.link, address, kind.size_bytes), kind)
             except MeshError as failure:
                 error = failure
         raise error
 
-    def _release(self, action: ev.LetGo) -> None:
-        self._shares.forget(action.copy)
+    def _release(self, action: ev.ReleaseCopy) -> None:
+        self._parity.forget(action.copy)
         if action.node != CLIENT:
             self._let_go(action.node, action.copy)
             return
         for address in (self._copies.get(action.copy) or {}).values():
-            self._around.held.release(address)
+            self._context.held.release(address)
         self._copies[action.copy] = None
 
     def _let_go(self, node: str, generation: int) -> None:
         """Have a worker forget a plan."""
-        task = self._spawn(self._around.deploying.drop(node, PlanKey(self._around.epoch(), generation), self.frees))
+        task = self._spawn(self._context.deployer.drop(node, PlanKey(self._context.epoch(), generation), self.frees))
         self._goodbyes.add(task)
         task.add_done_callback(self._goodbyes.discard)
 
     # -- the state, and the end
 
-    def _give_state(self, action: ev.GiveState) -> None:
+    def _give_state(self, action: ev.DeliverState) -> None:
         future = self._reads.pop(action.request, None)
         if future is None or future.done():
             return
         contents = action.contents
         if contents is None:
             pieces = {FromState(name): self._program.bindings[name] for name, _ in self._stateful.carries}
-            arrays = {piece: self._around.held.of(*content).copy() for piece, content in pieces.items()}
+            arrays = {piece: self._context.held.of(*content).copy() for piece, content in pieces.items()}
         else:
-            arrays = {piece: self._around.held.of(at, self._kind(piece)).copy() for piece, at in contents.items()}
+            arrays = {piece: self._context.held.of(at, self._kind(piece)).copy() for piece, at in contents.items()}
         future.set_result(self._whole(arrays))
 
-    def _refuse_state(self, action: ev.RefuseState) -> None:
+    def _refuse_state(self, action: ev.RejectState) -> None:
         future = self._reads.pop(action.request, None)
         if future is not None and not future.done():
             future.set_exception(action.error)
 
-    def _end(self, action: ev.Ended) -> None:
+    def _end(self, action: ev.EndSession) -> None:
         self._error = action.error
         self._feeds.clear()
         if action.error is not None:
-            self._around.tell("session", "", f"a session ended: {action.error}", 0)
+            self._context.publish("session", "", f"a session ended: {action.error}", 0)
         self._forget(self)
         self.ended.set_result(None)
 
@@ -787,12 +787,12 @@ class Session:
         return found | {name: plan_messages.assembled(kinds[name], windows) for name, windows in pieces.items()}
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        return self._around.tasks.run("a session", work, self._broken)
+        return self._context.tasks.run("a session", work, self._broken)
 
     def _broken(self, error: MeshError) -> None:
         """A fault of this process must end the session, not leave its caller waiting."""
         if not self._machine.over:
-            self.feed(ev.CloseAsked(error))
+            self.feed(ev.CloseRequested(error))
 
 
 def ahead_for(state_bytes: int) -> int:

@@ -16,13 +16,13 @@ not told again.  So no committed step is ever lost, as long as one copy is left:
     none          what the client gave is the only copy, for as long as it and all feeds are little
 
 Workers may be gone for a moment only: this process was stopped, or the network was.  They keep what they hold for a
-while, and say so when they are back (`NodeBack`).  So where without them nothing whole is left, a session waits for
+while, and say so when they are back (`NodeReturned`).  So where without them nothing whole is left, a session waits for
 them, and goes on with what it finds: the value its plan had come to, else the newest copy.
 
 A better plan is gone over to once the step under way is done, and the next one if it may have begun.  A copy is a
 snapshot on the workers that have the pieces (for a new plan on all of them, so that each finds there what it goes on
-with), then a plan without parts on every node that is to hold some (`Keep`), which pins them there.  It does not know
-what a piece is, nor who computes what.
+with), then a plan without parts on every node that is to hold some (`StoreCopy`), which pins them there.  It does not
+know what a piece is, nor who computes what.
 """
 
 from __future__ import annotations
@@ -33,56 +33,63 @@ from typing import Any
 from wire.errors import BlobError, Cancelled, DeviceLost, MeshError, OutOfMemory, StaleGeneration
 from wire.policy.redundancy import OF_SESSIONS, copies_of
 
-from ..calls.error_context import nobody, not_readable_yet, not_without, state_lost, stuck_at_first, stuck_step
-from ..calls.step_timeout import Avoided, Patience, Wait
+from ..calls.error_context import (
+    cannot_continue,
+    no_worker_left,
+    not_readable_yet,
+    state_lost,
+    stuck_at_first,
+    stuck_step,
+)
+from ..calls.step_timeout import AvoidedWorkers, StepTimeout, Wait
 from ..planning.model.profiles import CLIENT
-from .copies import Copy, Taking
+from .copies import Copy, PendingCopy
 from .events import (
     Action,
-    BetterPlan,
+    BetterPlanFound,
     ChecksFailed,
     ChecksMade,
-    CloseAsked,
+    CloseRequested,
+    CompilationReported,
     CopyFailed,
+    CopyStored,
+    DeliverState,
     DeployDone,
     DeployFailed,
-    Ended,
+    EndSession,
     Event,
     ForgetFeeds,
-    ForgetFirst,
     ForgetPlan,
-    GiveState,
-    Keep,
-    KeepDone,
-    LetGo,
     MakeChecks,
     MakePlan,
-    NodeBack,
     NodeRan,
+    NodeReturned,
     NodesChanged,
     NodeStuck,
     OutputArrived,
     Piece,
     PlanFailed,
     PlanMade,
-    Preparing,
-    RefuseState,
     Reject,
+    RejectState,
+    ReleaseCopy,
+    ReplayLimitExceeded,
+    ReportStuckStep,
     Resolve,
     RunFailed,
     SendDeploy,
     SendDrop,
     SendRun,
-    SnapshotDone,
-    StateAsked,
-    StateUnasked,
-    StepAsked,
-    StepStuck,
+    SnapshotTaken,
+    StateRequested,
+    StateRequestWithdrawn,
+    StepRequested,
     StopStep,
+    StoreCopy,
     TakeSnapshot,
     Tick,
 )
-from .steps import PlanNow, Policy, Read, Step, validate
+from .steps import CurrentPlan, Policy, Read, Step, validate
 
 ATTEMPTS_MAX = 20  # plans that failed without a step between them, before the session is given up
 PARK_S = 0.05  # doubled with every further failure: what fails at once is not hammered
@@ -104,9 +111,9 @@ class SessionState:
         self._generation = generation
         self._alone_s = alone_s
         self._nodes = frozenset(nodes)
-        self._plan: PlanNow | None = None
+        self._plan: CurrentPlan | None = None
         self._copies = [Copy(0, 0, None, {CLIENT: {CLIENT}})]  # the oldest first
-        self._takings: dict[int, Taking] = {}
+        self._pending: dict[int, PendingCopy] = {}
         self._reads: dict[int, Read] = {}
         self._asked = 0  # steps that were asked for
         self._told = 0  # steps whose outputs were told
@@ -118,8 +125,8 @@ class SessionState:
         self._unchecked = 0  # copies in a row that could not be checked
         self._attempts, self._gone = 0, dict[str, None]()  # since a step was done: failures, and who died, by name
         self._compiles_lost = 0  # devices that were lost while they compiled, without a step between
-        self._patience = Patience()
-        self._avoided = Avoided()
+        self._timeout = StepTimeout()
+        self._avoided = AvoidedWorkers()
         self._away = False  # whoever went last may come back as it was
         self._alone = Wait()  # for any worker
         self._parked_until_s: float | None = None
@@ -128,24 +135,24 @@ class SessionState:
         self._over: MeshError | None = None
         self._handlers: dict[type, Any] = {
             NodesChanged: self._nodes_changed,
-            NodeBack: self._node_back,
-            BetterPlan: self._better_plan,
-            StepAsked: self._step_asked,
-            StateAsked: self._state_asked,
-            StateUnasked: self._state_unasked,
-            CloseAsked: self._close_asked,
-            ForgetFirst: self._forget_first,
+            NodeReturned: self._node_back,
+            BetterPlanFound: self._better_plan,
+            StepRequested: self._step_asked,
+            StateRequested: self._state_asked,
+            StateRequestWithdrawn: self._state_unasked,
+            CloseRequested: self._close_asked,
+            ReplayLimitExceeded: self._forget_first,
             PlanMade: self._plan_made,
             PlanFailed: self._plan_failed,
             DeployDone: self._deploy_done,
             DeployFailed: self._deploy_failed,
-            Preparing: self._preparing,
+            CompilationReported: self._preparing,
             NodeStuck: self._preparing,
             NodeRan: self._node_ran,
             RunFailed: self._run_failed,
             OutputArrived: self._output_arrived,
-            SnapshotDone: self._snapshot_done,
-            KeepDone: self._keep_done,
+            SnapshotTaken: self._snapshot_done,
+            CopyStored: self._keep_done,
             CopyFailed: self._copy_failed,
             ChecksMade: self._checks_made,
             ChecksFailed: self._checks_failed,
@@ -163,14 +170,14 @@ class SessionState:
 
     def next_deadline(self) -> float | None:
         """When a Tick is due, or None."""
-        stuck = None if self._plan is None else self._patience.due_s(self._plan.ending)
+        stuck = None if self._plan is None else self._timeout.due_s(self._plan.ending)
         dues = (self._alone.until_s, self._parked_until_s, self._return.until_s, stuck)
         return min((due for due in dues if due is not None), default=None)
 
     @property
     def kept(self) -> frozenset[int]:
         """The plans and copies that workers are to keep, by generation."""
-        copies = (*self._copies, *(taking.copy for taking in self._takings.values()))
+        copies = (*self._copies, *(pending.copy for pending in self._pending.values()))
         return frozenset({copy.number for copy in copies} | ({self._plan.generation} if self._plan else set()))
 
     @property
@@ -201,40 +208,40 @@ class SessionState:
         """AssertionError if the state contradicts itself; tests call it after every event."""
         assert self._told <= self._asked
         if self._over is not None:
-            assert self._plan is None and not self._copies and not self._takings and not self._reads
+            assert self._plan is None and not self._copies and not self._pending and not self._reads
             return
         assert self._done <= self._asked
         validate(self._plan, self._copies, self._nodes, self._done, self._held_from)
         if self._plan is not None and self._plan.running:
             assert self._done <= self._plan.issued <= min(self._asked, self._done + self.policy.ahead)
-        for taking in self._takings.values():
-            assert taking.nodes <= self._nodes
+        for pending in self._pending.values():
+            assert pending.nodes <= self._nodes
         waits = self._alone.until_s, self._parked_until_s, self._return.until_s, self._plan
-        rescuing = any(taking.purpose == "rescue" for taking in self._takings.values())
+        rescuing = any(pending.purpose == "rescue" for pending in self._pending.values())
         assert rescuing or any(each is not None for each in waits), "a session waits for nothing"
 
     # -- what the caller wants
 
-    def _step_asked(self, event: StepAsked, now: float) -> list[Action]:
+    def _step_asked(self, event: StepRequested, now: float) -> list[Action]:
         if self._over is not None:
             return [Reject(self._asked, self._over)]
         self._asked += 1
         return self._issue(now)
 
-    def _state_asked(self, event: StateAsked, now: float) -> list[Action]:
+    def _state_asked(self, event: StateRequested, now: float) -> list[Action]:
         if self._over is not None:
-            return [RefuseState(event.request, self._over)]
+            return [RejectState(event.request, self._over)]
         self._reads[event.request] = Read(self._asked)
         return self._read(now)
 
-    def _state_unasked(self, event: StateUnasked, now: float) -> list[Action]:
+    def _state_unasked(self, event: StateRequestWithdrawn, now: float) -> list[Action]:
         self._reads.pop(event.request, None)
         return [*self._abandon(event.request), *self._issue(now)]
 
-    def _close_asked(self, event: CloseAsked, now: float) -> list[Action]:
+    def _close_asked(self, event: CloseRequested, now: float) -> list[Action]:
         return self._end(event.error)
 
-    def _forget_first(self, event: ForgetFirst, now: float) -> list[Action]:
+    def _forget_first(self, event: ReplayLimitExceeded, now: float) -> list[Action]:
         if self.policy.copies != "none" or self._plan is None or self._done == self._plan.start:
             return []  # nobody has a value that was made of it
         return self._trim(lambda copy: copy.contents is None)
@@ -249,7 +256,7 @@ class SessionState:
         self._away = bool(event.away) if gone else self._away
         self._gone |= {event.error.node: None} if event.error and event.error.node else {}
         actions: list[Action] = []
-        for copy in [*self._copies, *(taking.copy for taking in self._takings.values())]:
+        for copy in [*self._copies, *(pending.copy for pending in self._pending.values())]:
             if copy.lose(gone, event.away):  # it has to make up for what was there twice, and is not now
                 self._copied = self._done - self.policy.every
         actions += self._trim_lost()
@@ -258,16 +265,16 @@ class SessionState:
             self._return.begin(now, RETURN_S)
         plan = self._plan
         hit = plan is not None and plan.lose(gone, event.away)
-        for taking in [each for each in self._takings.values() if gone & set(each.sources.values())]:
-            hit |= taking.purpose == "rescue"
-            actions += self._abandon(taking.purpose)
-        for taking in list(self._takings.values()):  # one who has the same as others, or a buddy, need not answer
-            if taking.snapping & gone:
-                taking.snapping -= gone
-                actions += self._snapped(taking, now)
-            if taking.keeping & gone:
-                taking.keeping -= gone
-                actions += self._kept_by_all(taking, now)
+        for pending in [each for each in self._pending.values() if gone & set(each.sources.values())]:
+            hit |= pending.purpose == "rescue"
+            actions += self._abandon(pending.purpose)
+        for pending in list(self._pending.values()):  # one who has the same as others, or a buddy, need not answer
+            if pending.snapping & gone:
+                pending.snapping -= gone
+                actions += self._snapped(pending, now)
+            if pending.keeping & gone:
+                pending.keeping -= gone
+                actions += self._kept_by_all(pending, now)
         if hit:
             if plan is not None and plan is self._plan and plan.running and all(plan.owners.values()) and plan.nodes:
                 actions += self._counted(now)  # the others have all of what a step made that they have done
@@ -278,7 +285,7 @@ class SessionState:
             return [*actions, *self._go_on(now)]
         return [*actions, *self._read(now)]  # who brought a value may be gone
 
-    def _node_back(self, event: NodeBack, now: float) -> list[Action]:
+    def _node_back(self, event: NodeReturned, now: float) -> list[Action]:
         """What a worker has kept counts again; what it has not is gone."""
         if self._over is not None:
             return []
@@ -298,13 +305,13 @@ class SessionState:
             if plan is not None:
                 plan.away.clear()
             actions += self._trim(lambda copy: not copy.whole)
-        if plan is not None and plan.hopeful and not plan.whole:
+        if plan is not None and plan.recoverable and not plan.whole:
             if self._nodes and self._whole_copies:
                 self._return.shorten(now + SETTLE_S)
             return actions
         self._return.end()
         if late and not self._nodes and self._copies:
-            return [*actions, *self._end(nobody(RETURN_S, 0, self._last_error))]
+            return [*actions, *self._end(no_worker_left(RETURN_S, 0, self._last_error))]
         return [*actions, *self._restart(None, now)]
 
     @property
@@ -314,18 +321,18 @@ class SessionState:
     def _trim_lost(self) -> list[Action]:
         """Let go copies that nobody can give back; those that may become whole again only while none is whole."""
         whole = bool(self._whole_copies)
-        return self._trim(lambda copy: not copy.whole and (whole or not copy.hopeful))
+        return self._trim(lambda copy: not copy.whole and (whole or not copy.recoverable))
 
-    def _better_plan(self, event: BetterPlan, now: float) -> list[Action]:
+    def _better_plan(self, event: BetterPlanFound, now: float) -> list[Action]:
         plan = self._plan
         if plan is None or not plan.running:
             return []
         plan.ending = True
         if not plan.steps:
             return self._restart(None, now)
-        return self._stop(plan, self._done + 1 + self._patience.half_done(now))
+        return self._stop(plan, self._done + 1 + self._timeout.half_done(now))
 
-    def _stop(self, plan: PlanNow, number: int) -> list[Action]:
+    def _stop(self, plan: CurrentPlan, number: int) -> list[Action]:
         """Have the workers do no step from this one on: some may be ahead of what is known of them."""
         stopped = range(number - plan.start, plan.issued - plan.start)
         plan.issued = min(plan.issued, number)
@@ -340,11 +347,11 @@ class SessionState:
         if plan is not None:
             actions += self._stop(plan, self._done) if plan.running else []
             plan.running = False
-            self._patience.stopped()
+            self._timeout.stopped()
             if self._done > plan.start and not any(copy.value == self._done for copy in self._whole_copies):
                 if plan.whole:
                     return [*actions, *self._abandon_all(), *self._take("rescue")]
-                if plan.hopeful and not (self._whole_copies and self._nodes):
+                if plan.recoverable and not (self._whole_copies and self._nodes):
                     self._return.begin(now, RETURN_S)
                     return [*actions, *self._abandon_all()]
         return [*actions, *self._abandon_all(), *self._drop_plan(), *self._go_on(now)]
@@ -370,7 +377,7 @@ class SessionState:
             return self._keep(self._again("rescue", copy))
         generation = self._generation()
         candidates = self._avoided.others(self._nodes, now) or self._nodes
-        self._plan = PlanNow(generation, copy.value, candidates)
+        self._plan = CurrentPlan(generation, copy.value, candidates)
         return [MakePlan(generation, candidates, copy.contents, copy.where)]
 
     def _fail(self, error: MeshError, now: float) -> list[Action]:
@@ -385,23 +392,23 @@ class SessionState:
 
     def _drop_plan(self) -> list[Action]:
         plan, self._plan = self._plan, None
-        self._patience.stopped()
+        self._timeout.stopped()
         if plan is None:
             return []
         return [*(SendDrop(plan.generation, node) for node in sorted(plan.nodes)), ForgetPlan(plan.generation)]
 
-    def _current(self, generation: int) -> PlanNow | None:
+    def _current(self, generation: int) -> CurrentPlan | None:
         return self._plan if self._plan is not None and self._plan.generation == generation else None
 
-    def _give_up(self, plan: PlanNow, working: Mapping[str, tuple[int, int, float]], now: float) -> list[Action]:
+    def _give_up(self, plan: CurrentPlan, working: Mapping[str, tuple[int, int, float]], now: float) -> list[Action]:
         """The step under way does not end: do it again, if it can be told who is stuck without these."""
-        under_way, least_s = (plan.generation, self._done - plan.start), self._patience.waited_s(now) / 2
+        under_way, least_s = (plan.generation, self._done - plan.start), self._timeout.waited_s(now) / 2
         stuck = frozenset(node for node, (*at, took_s) in working.items() if (*at,) == under_way and took_s >= least_s)
         self._avoided.add(stuck, now)
-        told = StepStuck(plan.generation, stuck)
+        told = ReportStuckStep(plan.generation, stuck)
         if plan.ending:
             return [told, *self._restart(None, now)]
-        return [told, *self._fail(stuck_step(self._patience.took_s), now)]
+        return [told, *self._fail(stuck_step(self._timeout.took_s), now)]
 
     def _plan_made(self, event: PlanMade, now: float) -> list[Action]:
         plan = self._current(event.generation)
@@ -411,7 +418,7 @@ class SessionState:
             return [*self._drop_plan(), *self._go_on(now)]
         plan.nodes, plan.outputs, self._roomless = event.nodes, event.outputs, event.roomless
         plan.prepare_s = event.prepare_s
-        self._patience.planned(event.seconds)
+        self._timeout.planned(event.seconds)
         plan.owners = {piece: set(owners) for piece, owners in event.owners.items()}
         return [SendDeploy(plan.generation, node) for node in sorted(plan.nodes)]
 
@@ -424,7 +431,9 @@ class SessionState:
         again = event.error.retry or bool(self._avoided)  # it may be that it takes those after all
         if not event.error.retry:
             self._avoided.clear()
-        return self._fail(event.error, now) if again else self._end(not_without(event.error, self._gone, self._done))
+        if again:
+            return self._fail(event.error, now)
+        return self._end(cannot_continue(event.error, self._gone, self._done))
 
     def _deploy_done(self, event: DeployDone, now: float) -> list[Action]:
         plan = self._current(event.generation)
@@ -449,19 +458,19 @@ class SessionState:
         hopeless = not event.error.retry or self._compiles_lost >= COMPILES_LOST_MAX
         return self._end(event.error) if hopeless else self._fail(event.error, now)
 
-    def _preparing(self, event: Preparing | NodeStuck, now: float) -> list[Action]:
+    def _preparing(self, event: CompilationReported | NodeStuck, now: float) -> list[Action]:
         """Whoever is stuck while the others wait is done without, if there are others; else its worker ends it."""
         plan = self._plan
         if plan is None or event.node not in plan.nodes - plan.deployed:
             return []
         if not self._avoided.others(self._nodes - {event.node}, now):
             return []
-        if isinstance(event, Preparing):
+        if isinstance(event, CompilationReported):
             expected_s = plan.prepare_s.get(event.part, 0.0)
-            if event.generation != plan.generation or not self._patience.compiles_too_long(event.seconds, expected_s):
+            if event.generation != plan.generation or not self._timeout.compiles_too_long(event.seconds, expected_s):
                 return []
         self._avoided.add((event.node,), now)
-        return [StepStuck(plan.generation, frozenset({event.node})), *self._fail(stuck_at_first(event.node), now)]
+        return [ReportStuckStep(plan.generation, frozenset({event.node})), *self._fail(stuck_at_first(event.node), now)]
 
     # -- steps
 
@@ -476,7 +485,7 @@ class SessionState:
             number, step = plan.issued, plan.issued - plan.start
             plan.steps[number] = Step()
             plan.issued += 1
-            self._patience.began(now)
+            self._timeout.began(now)
             committed = self._done - plan.start
             actions += [SendRun(plan.generation, step, node, number, committed) for node in sorted(plan.nodes)]
         return actions
@@ -519,7 +528,7 @@ class SessionState:
         assert plan is not None
         while (step := plan.steps.get(self._done)) is not None and plan.is_done(step):
             del plan.steps[self._done]
-            self._patience.done(now, bool(plan.steps))
+            self._timeout.done(now, bool(plan.steps))
             if self._done == self._told:
                 actions.append(Resolve(self._done, step.outputs))
                 self._told += 1
@@ -549,11 +558,8 @@ class SessionState:
     def _copy_if_due(self) -> list[Action]:
         assert self._plan is not None
         due = self._done - self._copied >= self.policy.every and self._done > self._plan.start
-        if (
-            not due
-            or self.policy.copies == "none"
-            or any(taking.purpose == "copy" for taking in self._takings.values())
-        ):
+        copying = any(pending.purpose == "copy" for pending in self._pending.values())
+        if not due or copying or self.policy.copies == "none":
             return []
         owners = self._plan.owners.values()
         if self.policy.copies == "buddy" and owners and all(len(nodes) > 1 for nodes in owners):
@@ -567,145 +573,141 @@ class SessionState:
         assert plan is not None and self._done > plan.start
         if purpose == "copy":
             self._copied = self._done
-        taking = self._begin_copy(purpose, plan.owners)
-        copy, taking.snapping = taking.copy, set(taking.sources.values())
+        pending = self._begin_copy(purpose, plan.owners)
+        copy, pending.snapping = pending.copy, set(pending.sources.values())
         if purpose == "rescue":
-            taking.snapping = set().union(*plan.owners.values())
+            pending.snapping = set().union(*plan.owners.values())
         step = self._done - 1 - plan.start
-        return [TakeSnapshot(copy.number, plan.generation, step, node) for node in sorted(taking.snapping)]
+        return [TakeSnapshot(copy.number, plan.generation, step, node) for node in sorted(pending.snapping)]
 
-    def _begin_copy(self, purpose: str | int, owners: Mapping[Piece, Iterable[str]]) -> Taking:
+    def _begin_copy(self, purpose: str | int, owners: Mapping[Piece, Iterable[str]]) -> PendingCopy:
         copy = Copy(self._generation(), self._done, None)
         sources = {piece: min(nodes, default=CLIENT) for piece, nodes in owners.items()}  # it makes what is lost
-        taking = Taking(copy, purpose, sources)
-        self._takings[copy.number] = taking
-        return taking
+        pending = PendingCopy(copy, purpose, sources)
+        self._pending[copy.number] = pending
+        return pending
 
-    def _again(self, purpose: str | int, copy: Copy) -> Taking:
+    def _again(self, purpose: str | int, copy: Copy) -> PendingCopy:
         """Have others hold a copy that there is."""
         assert copy.contents is not None
-        taking = self._begin_copy(purpose, copy.where)
-        taking.found = dict(copy.contents)
-        return taking
+        pending = self._begin_copy(purpose, copy.where)
+        pending.found = dict(copy.contents)
+        return pending
 
-    def _snapshot_done(self, event: SnapshotDone, now: float) -> list[Action]:
-        taking = self._takings.get(event.copy)
-        if taking is None:
+    def _snapshot_done(self, event: SnapshotTaken, now: float) -> list[Action]:
+        pending = self._pending.get(event.copy)
+        if pending is None:
             return []
-        taking.snapping.discard(event.node)
+        pending.snapping.discard(event.node)
         for piece, address in event.contents.items():
-            if taking.sources.get(piece) == event.node:
-                taking.found[piece] = address
+            if pending.sources.get(piece) == event.node:
+                pending.found[piece] = address
             else:
-                taking.also.setdefault(piece, {})[event.node] = address
-        return self._snapped(taking, now)
+                pending.also.setdefault(piece, {})[event.node] = address
+        return self._snapped(pending, now)
 
-    def _snapped(self, taking: Taking, now: float) -> list[Action]:
-        if taking.snapping:
+    def _snapped(self, pending: PendingCopy, now: float) -> list[Action]:
+        if pending.snapping:
             return []
-        lacking = taking.sources.keys() - taking.found.keys()
-        if lacking:
-            error, node = (
-                BlobError("a worker left out a piece of the state"),
-                min(taking.sources[each] for each in lacking),
-            )
-            return self._copy_failed(CopyFailed(taking.copy.number, node, error), now)
-        if taking.purpose == "copy" and self._kind.members != 1 and self._keeps_on_workers:
-            return [MakeChecks(taking.copy.number, taking.found, dict(taking.sources), self._nodes)]
-        return self._keep(taking)
+        silent = [node for piece, node in pending.sources.items() if piece not in pending.found]
+        if silent:
+            error = BlobError("a worker left out a piece of the state")
+            return self._copy_failed(CopyFailed(pending.copy.number, min(silent), error), now)
+        if pending.purpose == "copy" and self._kind.members != 1 and self._keeps_on_workers:
+            return [MakeChecks(pending.copy.number, pending.found, dict(pending.sources), self._nodes)]
+        return self._keep(pending)
 
     @property
     def _keeps_on_workers(self) -> bool:
-        return (
-            self._kind.on_workers and len(self._nodes) > self._kind.extra and not (self._through_here or self._roomless)
-        )
+        enough = self._kind.on_workers and len(self._nodes) > self._kind.extra
+        return enough and not (self._through_here or self._roomless)
 
     def _checks_made(self, event: ChecksMade, now: float) -> list[Action]:
-        taking = self._takings.get(event.copy)
-        if taking is None:
+        pending = self._pending.get(event.copy)
+        if pending is None:
             return []
-        copy = taking.copy
+        copy = pending.copy
         copy.checked, copy.keepers = event.checked, {node for each in event.checked for node, _ in each.checks}
         if not copy.keepers <= self._nodes:
-            return self._abandon(taking.purpose)  # the next one is due soon
+            return self._abandon(pending.purpose)  # the next one is due soon
         self._unchecked = 0
-        return self._keep(taking)
+        return self._keep(pending)
 
     def _checks_failed(self, event: ChecksFailed, now: float) -> list[Action]:
         """Perhaps somebody died; where nobody did, copies pass through here."""
-        taking = self._takings.get(event.copy)
-        if taking is None:
+        pending = self._pending.get(event.copy)
+        if pending is None:
             return []
         self._unchecked += 1
         self._through_here |= self._unchecked >= COPY_TRIES
-        return self._abandon(taking.purpose)
+        return self._abandon(pending.purpose)
 
-    def _keep(self, taking: Taking) -> list[Action]:
+    def _keep(self, pending: PendingCopy) -> list[Action]:
         """Have all of it held by those who are to have it."""
-        by_node, owners = taking.spread({piece: self._others(taking, piece) for piece in taking.sources})
-        return [Keep(taking.copy.number, node, pieces, owners) for node, pieces in sorted(by_node.items())]
+        by_node, owners = pending.spread({piece: self._others(pending, piece) for piece in pending.sources})
+        return [StoreCopy(pending.copy.number, node, pieces, owners) for node, pieces in sorted(by_node.items())]
 
-    def _others(self, taking: Taking, piece: Piece) -> set[str]:
+    def _others(self, pending: PendingCopy, piece: Piece) -> set[str]:
         """Who is to hold a piece besides its owner: those who made the same, or who else is to have a copy."""
-        owner, also = taking.sources[piece], taking.also.get(piece, {})
-        if taking.purpose == "rescue" and not self._through_here:
-            return {node for node, address in also.items() if address == taking.found[piece]} & self._nodes
-        if taking.purpose == "copy" and self._keeps_on_workers:
+        owner, also = pending.sources[piece], pending.also.get(piece, {})
+        if pending.purpose == "rescue" and not self._through_here:
+            return {node for node, address in also.items() if address == pending.found[piece]} & self._nodes
+        if pending.purpose == "copy" and self._keeps_on_workers:
             if self._kind.members != 1:
                 return set()
             ring = sorted(self._nodes)
             return {ring[(ring.index(owner) + 1) % len(ring)]}
         return {CLIENT}
 
-    def _keep_done(self, event: KeepDone, now: float) -> list[Action]:
-        taking = self._takings.get(event.copy)
-        if taking is None:
+    def _keep_done(self, event: CopyStored, now: float) -> list[Action]:
+        pending = self._pending.get(event.copy)
+        if pending is None:
             return []
-        taking.keeping.discard(event.node)
-        return self._kept_by_all(taking, now)
+        pending.keeping.discard(event.node)
+        return self._kept_by_all(pending, now)
 
-    def _kept_by_all(self, taking: Taking, now: float) -> list[Action]:
-        copy = taking.copy
-        if taking.keeping or copy.contents is None:
+    def _kept_by_all(self, pending: PendingCopy, now: float) -> list[Action]:
+        copy = pending.copy
+        if pending.keeping or copy.contents is None:
             return []
         if not copy.whole:
             return self._copy_failed(CopyFailed(copy.number, "", BlobError("its holders are gone")), now)
-        del self._takings[copy.number]
-        if isinstance(taking.purpose, int):
-            self._reads.pop(taking.purpose, None)
-            given = GiveState(taking.purpose, copy.contents, copy.where)
-            return [given, *(LetGo(copy.number, node) for node in sorted(copy.asked)), *self._issue(now)]
+        del self._pending[copy.number]
+        if isinstance(pending.purpose, int):
+            self._reads.pop(pending.purpose, None)
+            given = DeliverState(pending.purpose, copy.contents, copy.where)
+            return [given, *(ReleaseCopy(copy.number, node) for node in sorted(copy.asked)), *self._issue(now)]
         self._copies.append(copy)
         actions = self._trim_lost()
-        if taking.purpose == "copy":
+        if pending.purpose == "copy":
             return [*actions, *self._trim(lambda other: other.value < copy.value)]
         return [*actions, *self._drop_plan(), *self._go_on(now)]
 
     def _copy_failed(self, event: CopyFailed, now: float) -> list[Action]:
-        taking = self._takings.get(event.copy)
-        if taking is None:
+        pending = self._pending.get(event.copy)
+        if pending is None:
             return []
-        if event.node in taking.snapping - set(taking.sources.values()):  # others have what it has not
-            taking.snapping.discard(event.node)
-            return self._snapped(taking, now)
-        actions = self._abandon(taking.purpose)
-        self._through_here |= not taking.snapping and isinstance(event.error, BlobError | OutOfMemory)
-        gone = event.node in taking.snapping and isinstance(event.error, DeviceLost | StaleGeneration)
-        if taking.purpose == "rescue" or gone:
+        if event.node in pending.snapping - set(pending.sources.values()):  # others have what it has not
+            pending.snapping.discard(event.node)
+            return self._snapped(pending, now)
+        actions = self._abandon(pending.purpose)
+        self._through_here |= not pending.snapping and isinstance(event.error, BlobError | OutOfMemory)
+        gone = event.node in pending.snapping and isinstance(event.error, DeviceLost | StaleGeneration)
+        if pending.purpose == "rescue" or gone:
             if self._plan is None:  # it was to be brought here
-                return [*actions, *self._blame_copy(taking.copy.value), *self._fail(event.error, now)]
+                return [*actions, *self._blame_copy(pending.copy.value), *self._fail(event.error, now)]
             for owners in self._plan.owners.values():
                 owners.discard(event.node)
             return [*actions, *self._fail(event.error, now)]
-        if taking.purpose == "copy":
+        if pending.purpose == "copy":
             return actions  # the next one is due soon
-        assert isinstance(taking.purpose, int)
-        read = self._reads[taking.purpose]
+        assert isinstance(pending.purpose, int)
+        read = self._reads[pending.purpose]
         read.begun, read.attempts = False, read.attempts + 1
         if read.attempts < READS_MAX:
             return [*actions, *self._read(now)]
-        del self._reads[taking.purpose]
-        return [*actions, RefuseState(taking.purpose, event.error), *self._issue(now)]
+        del self._reads[pending.purpose]
+        return [*actions, RejectState(pending.purpose, event.error), *self._issue(now)]
 
     def _blame_copy(self, value: int) -> list[Action]:
         """The pieces of a copy could not be had; after some times it counts as lost."""
@@ -716,22 +718,22 @@ class SessionState:
     def _abandon(self, purpose: str | int) -> list[Action]:
         """Make such copies no more, and let go what there is of them."""
         actions: list[Action] = []
-        for taking in [each for each in self._takings.values() if each.purpose == purpose]:
-            del self._takings[taking.copy.number]
-            actions += [LetGo(taking.copy.number, node) for node in sorted(taking.copy.asked)]
+        for pending in [each for each in self._pending.values() if each.purpose == purpose]:
+            del self._pending[pending.copy.number]
+            actions += [ReleaseCopy(pending.copy.number, node) for node in sorted(pending.copy.asked)]
             if isinstance(purpose, int) and purpose in self._reads:
                 self._reads[purpose].begun = False
         return actions
 
     def _abandon_all(self) -> list[Action]:
-        return [action for taking in list(self._takings.values()) for action in self._abandon(taking.purpose)]
+        return [action for pending in list(self._pending.values()) for action in self._abandon(pending.purpose)]
 
     def _trim(self, unwanted: Callable[[Copy], bool]) -> list[Action]:
         """Let go copies, and the feeds that none of those that stay needs."""
         gone = [copy for copy in self._copies if unwanted(copy)]
         self._copies = [copy for copy in self._copies if copy not in gone]
-        actions: list[Action] = [LetGo(copy.number, node) for copy in gone for node in sorted(copy.asked)]
-        copies = [*self._copies, *(taking.copy for taking in self._takings.values())]
+        actions: list[Action] = [ReleaseCopy(copy.number, node) for copy in gone for node in sorted(copy.asked)]
+        copies = [*self._copies, *(pending.copy for pending in self._pending.values())]
         needed = min((copy.value for copy in copies), default=self._done)
         if needed > self._held_from:
             self._held_from = needed
@@ -751,13 +753,13 @@ class SessionState:
             copy = next((copy for copy in self._whole_copies if copy.value == self._done), None)
             if copy is not None and copy.here:
                 del self._reads[request]
-                actions.append(GiveState(request, copy.contents, copy.where))
+                actions.append(DeliverState(request, copy.contents, copy.where))
                 continue
             if copy is None and self._done == plan.start:  # whoever else had what this plan began with is gone
                 if self._whole_copies:
                     return [*actions, *self._restart(None, now)]
                 del self._reads[request]
-                actions.append(RefuseState(request, not_readable_yet(self._last_error)))
+                actions.append(RejectState(request, not_readable_yet(self._last_error)))
                 continue
             read.begun = True
             actions += self._take(request) if copy is None else self._keep(self._again(request, copy))
@@ -771,7 +773,7 @@ class SessionState:
         self._over = error or Cancelled("the session was closed")
         actions = self._abandon_all()
         actions += [Reject(number, self._over.copy()) for number in range(self._told, self._asked)]
-        actions += [RefuseState(request, self._over.copy()) for request in self._reads]
+        actions += [RejectState(request, self._over.copy()) for request in self._reads]
         self._reads.clear()
         actions += self._drop_plan()
         self._told = self._asked
@@ -779,19 +781,19 @@ class SessionState:
         self._parked_until_s = None
         self._alone.end()
         self._return.end()
-        return [*actions, Ended(error)]
+        return [*actions, EndSession(error)]
 
     def _tick(self, event: Tick, now: float) -> list[Action]:
         if self._alone.is_over(now):
-            return self._end(nobody(self._alone.seconds, 0, self._last_error))
+            return self._end(no_worker_left(self._alone.seconds, 0, self._last_error))
         if self._return.is_over(now):
             return self._look_what_is_back(now, late=True)
-        if self._plan is not None and self._patience.is_over(now, self._plan.ending):
+        if self._plan is not None and self._timeout.is_over(now, self._plan.ending):
             return self._give_up(self._plan, event.working, now)
         if self._parked_until_s is None or now < self._parked_until_s:
             return []
         self._parked_until_s = None
-        rescuing = any(taking.purpose == "rescue" for taking in self._takings.values())
+        rescuing = any(pending.purpose == "rescue" for pending in self._pending.values())
         return [] if rescuing or self._plan is not None or self._alone else self._go_on(now)
 
 

@@ -38,7 +38,7 @@ class Step:
 
 
 @dataclass(slots=True)
-class PlanNow:
+class CurrentPlan:
     """The plan that a session goes by, or is to go by once all its workers are ready."""
 
     generation: int
@@ -61,7 +61,7 @@ class PlanNow:
         return bool(self.owners) and all(self.owners.values())
 
     @property
-    def hopeful(self) -> bool:
+    def recoverable(self) -> bool:
         """The same, once those are back that are away."""
         there = {piece for piece, nodes in self.owners.items() if nodes}.union(*self.away.values())
         return bool(self.owners) and there == self.owners.keys()
@@ -98,7 +98,9 @@ class Read:
     begun: bool = False
 
 
-def validate(plan: PlanNow | None, copies: Iterable[Copy], nodes: frozenset[str], done: int, held_from: int) -> None:
+def validate(
+    plan: CurrentPlan | None, copies: Iterable[Copy], nodes: frozenset[str], done: int, held_from: int
+) -> None:
     """AssertionError if a session's plan or copies need workers that are not there, or feeds that are gone."""
     if plan is not None:
         assert plan.nodes <= nodes, "a plan uses a node that is gone"
@@ -108,6 +110,6 @@ def validate(plan: PlanNow | None, copies: Iterable[Copy], nodes: frozenset[str]
     known = list(copies)
     whole = any(copy.whole for copy in known)
     for copy in known:
-        assert copy.whole or (copy.hopeful and not whole), "a copy that nobody can give back"
+        assert copy.whole or (copy.recoverable and not whole), "a copy that nobody can give back"
         assert copy.value >= held_from, "the feeds after a copy are gone"
         assert set().union(*copy.holders.values()) <= nodes | {CLIENT}

@@ -37,22 +37,22 @@ class CallReport:
     events: list[Event] = field(default_factory=list)
     omitted: dict[str, int] = field(default_factory=dict)
 
-    def begins(self, generation: int) -> None:
-        """Note a plan that the call goes through, made for it or not."""
+    def add_generation(self, generation: int) -> None:
+        """Add a plan that the call goes through, made for it or not."""
         if generation not in self.generations:
             self.generations.append(generation)
             if len(self.generations) > EVENTS_FIRST + EVENTS_LAST:
                 del self.generations[EVENTS_FIRST]
 
-    def tell(self, event: Event) -> None:
-        """Note an event.  The first and the latest are kept, and of those between how many there were of each kind."""
+    def add_event(self, event: Event) -> None:
+        """Add an event.  The first and the latest are kept, and of those between, their number by kind."""
         self.events.append(event)
         if len(self.events) > EVENTS_FIRST + EVENTS_LAST:
             kind = self.events.pop(EVENTS_FIRST).kind
             self.omitted[kind] = self.omitted.get(kind, 0) + 1
 
 
-def as_text(report: CallReport) -> str:
+def report_json(report: CallReport) -> str:
     """The report as JSON for a message, which takes so much: what is too long loses the middle of its lists, and in the
     end all but its figures."""
     told: dict[str, Any] = asdict(report)

@@ -23,7 +23,7 @@ PRICED_MIN_S = 2e-4  # below, messages are all that could be seen
 STEPS_MAX = 64  # whose ranks have not all answered
 
 
-class Lessons:
+class CollectiveCalibration:
     """`ran` for what a worker did of a step; `factors` when a plan is made."""
 
     def __init__(self) -> None:

@@ -18,10 +18,10 @@ log = logging.getLogger("graph_mesh.coordinator")
 
 EVENTS_MAX = 256
 Watcher = Callable[[Event], None]
-PROGRESS = frozenset({"began", "ran"})  # of every call: told, and not kept, where they would crowd out all others
+PROGRESS_KINDS = frozenset({"began", "ran"})  # of every call: told, and not kept, where they would crowd out all others
 
 
-class Teller:
+class EventFeed:
     """Tells of the workers that are `known`, to the calls in progress and to `watchers`.  Made on the event loop.
 
     Watchers are programs of users.  They hear of an event once whoever told of it is through with it, so that no work
@@ -37,19 +37,19 @@ class Teller:
         self._now = self._loop.time
         self._raised: set[tuple[Watcher, type[Exception]]] = set()
 
-    def tell(self, kind: str, node: str, text: str, generation: int = 0) -> None:
+    def publish(self, kind: str, node: str, text: str, generation: int = 0) -> None:
         """Tell of an event; `kind` is one of those of `Event`."""
         known = self._known.get(node)
         event = Event(self._now(), kind, known.name if known else node, text, generation)
-        if kind not in PROGRESS:
+        if kind not in PROGRESS_KINDS:
             self.events.append(event)
             del self.events[:-EVENTS_MAX]
         for call in self._calls.values():
-            call.report.tell(event)
+            call.report.add_event(event)
         for watcher in self.watchers:
-            self._loop.call_soon(self._show, watcher, event)
+            self._loop.call_soon(self._notify, watcher, event)
 
-    def _show(self, watcher: Watcher, event: Event) -> None:
+    def _notify(self, watcher: Watcher, event: Event) -> None:
         try:
             watcher(event)
         except Exception as error:
@@ -57,18 +57,18 @@ class Teller:
                 self._raised.add((watcher, type(error)))
                 log.exception("what watches the mesh failed at an event %r; it hears of the next", event.kind)
 
-    def progress(self, kind: str, node: str, text: str, generation: int) -> None:
+    def publish_progress(self, kind: str, node: str, text: str, generation: int) -> None:
         """Events of every ordinary call: told only where somebody watches, or where something went wrong before."""
         if self.watchers or any(len(call.report.generations) > 1 for call in self._calls.values()):
-            self.tell(kind, node, text, generation)
+            self.publish(kind, node, text, generation)
 
-    def planned(self, program: Program, generation: int) -> None:
+    def note_plan(self, program: Program, generation: int) -> None:
         """Calls of a program have a plan."""
         for call in self._calls.values():
             if call.program == program:
-                call.report.begins(generation)
+                call.report.add_generation(generation)
 
-    def finish(self, call: Call, generation: int, deployment: Deployment) -> None:
+    def complete_report(self, call: Call, generation: int, deployment: Deployment) -> None:
         """Complete the report of a call that this plan answered."""
         report = call.report
         report.seconds = self._now() - call.began_s

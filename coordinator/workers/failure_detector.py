@@ -197,7 +197,7 @@ class ProbeSelf:
 Decision = Transition | AskPeer | ProbeSelf
 
 
-class HealthDetector:
+class FailureDetector:
     """Judges any number of nodes by when they were last heard."""
 
     def __init__(self, config: HealthConfig) -> None:

@@ -13,25 +13,25 @@ from collections.abc import Callable, Mapping
 from wire.system.tasks import Tasks
 
 from .failure_detector import AskPeer, ProbeSelf
-from .link_prober import second_opinion
+from .link_prober import probe_through_peer
 from .records import Member
 
 log = logging.getLogger("graph_mesh.coordinator")
 
 
-class Opinions:
+class IndirectProber:
     """About `members`.  `tell` tells people of it; the detector hears it from `probed` and `self_probed`."""
 
     def __init__(
         self,
         members: Mapping[str, Member],
-        tell: Callable[[str, str, str], None],
+        publish: Callable[[str, str, str], None],
         probed: Callable[[AskPeer, bool | None], None],
         self_probed: Callable[[bool], None],
         tasks: Tasks,
     ) -> None:
         self._members = members
-        self._tell = tell
+        self._publish = publish
         self._probed = probed
         self._self_probed = self_probed
         self._tasks = tasks
@@ -48,8 +48,8 @@ class Opinions:
         peer, member = self._members.get(ask.peer), self._members.get(ask.node)
         if member is None:
             return
-        reached, text = await second_opinion(None if peer is None else peer.link, member.link, ask.wait_s)
-        self._tell("probed", ask.node, f"{peer.profile.name if peer else 'a peer that left'} {text}")
+        reached, text = await probe_through_peer(None if peer is None else peer.link, member.link, ask.wait_s)
+        self._publish("probed", ask.node, f"{peer.profile.name if peer else 'a peer that left'} {text}")
         self._probed(ask, reached)
 
     async def _probe_self(self, probe: ProbeSelf) -> None:

@@ -18,7 +18,7 @@ from wire.timeouts import SILENT
 from wire.transfer.link_probe import Meter
 
 from ..planning.model.profiles import CLIENT, Link, Profiles
-from .link_table import Pair, Pairs, Way
+from .link_table import LinkTable, Pair, ProbeResult
 
 log = logging.getLogger("graph_mesh.coordinator")
 
@@ -26,7 +26,7 @@ PROBE_S = 3.0  # an address that swallows everything holds a probe up for so lon
 ANSWER_SHARE = 1.2  # the answer is waited for a little longer than the worker tries
 
 
-class Prober:
+class LinkProber:
     """`node_id` is this process's; `links` gives the link to a worker that is there; `changed` is called when plans may
     have to be others."""
 
@@ -37,7 +37,7 @@ class Prober:
         links: Callable[[str], Wire | None],
         changed: Callable[[], object],
     ) -> None:
-        self.pairs = Pairs()
+        self.table = LinkTable()
         self._node_id = node_id
         self._meter = meter
         self._links = links
@@ -46,16 +46,16 @@ class Prober:
 
     def joined(self, node: str) -> None:
         """A worker is there, or there again."""
-        self.pairs.joined(node, asyncio.get_running_loop().time())
+        self.table.joined(node, asyncio.get_running_loop().time())
         self._news.set()
 
     def left(self, node: str) -> None:
-        self.pairs.left(node)
+        self.table.left(node)
         self._news.set()
 
-    def doubt(self, source: str, target: str) -> None:
+    def probe_again(self, source: str, target: str) -> None:
         """Something was lost between two workers."""
-        self.pairs.doubt((source, target))
+        self.table.probe_again((source, target))
         self._news.set()
 
     def lost_between(self, node: str, error: MeshError) -> None:
@@ -63,33 +63,33 @@ class Prober:
         other = self._links(error.node)
         if not isinstance(error, NodeLost) or other is None or error.node == node:
             return
-        if error.cause == SILENT and self.pairs.silent((node, error.node), error.message):
+        if error.cause == SILENT and self.table.mark_silent((node, error.node), error.message):
             self._changed()
             self._news.set()
         else:
-            self.doubt(node, error.node)
+            self.probe_again(node, error.node)
         error.node = other.peer.name
 
     def reports(self, names: Mapping[str, str]) -> list[PairReport]:
         """What is known, for people; `names` are those of the workers that are there, by their ids."""
         rows = [
             PairReport(names[pair[0]], names[pair[1]], path, way.rtt_s, way.bytes_per_s, way.address, way.cause)
-            for pair, way, path in self.pairs.table()
+            for pair, way, path in self.table.rows()
         ]
         return sorted(rows, key=lambda row: (row.source, row.target))
 
     def known(self, nodes: Iterable[str]) -> dict[Pair, Link]:
         """The links between these workers and the client that are other than assumed."""
-        return self.pairs.links(nodes, self._assumed)
+        return self.table.links(nodes, self._assumed)
 
     async def run(self) -> None:
         """Probe what is due; never returns."""
         loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as probes:
             while True:
-                for pair in self.pairs.due(loop.time()):
+                for pair in self.table.due(loop.time()):
                     probes.create_task(self._probe(pair))
-                due_s = self.pairs.next_deadline()
+                due_s = self.table.next_deadline()
                 self._news.clear()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout_at(due_s):
@@ -105,34 +105,35 @@ class Prober:
         try:
             way = await (self._measure(target) if source == CLIENT else self._ask(source, target))
         except TimeoutError:
-            way = Way(False, cause=f"no answer within {PROBE_S:g} s")
+            way = ProbeResult(False, cause=f"no answer within {PROBE_S:g} s")
         except MeshError as error:
-            way = Way(False, cause=error.cause or error.message)
+            way = ProbeResult(False, cause=error.cause or error.message)
         log.debug("from %s to %s: %s", source or "here", target or "here", way)
-        if self.pairs.found(pair, way, asyncio.get_running_loop().time(), self._assumed(source, target)):
+        if self.table.probed(pair, way, asyncio.get_running_loop().time(), self._assumed(source, target)):
             self._changed()
         self._news.set()
 
-    async def _measure(self, target: str) -> Way:
+    async def _measure(self, target: str) -> ProbeResult:
         link = self._links(target)
         if link is None:
-            return Way(False, cause="it is gone")
+            return ProbeResult(False, cause="it is gone")
         found = await self._meter.measure(link, PROBE_S)
-        return Way(True, found.rtt_s, found.bytes_per_s, link.same_host, link.address)
+        return ProbeResult(True, found.rtt_s, found.bytes_per_s, link.same_host, link.address)
 
-    async def _ask(self, source: str, target: str) -> Way:
+    async def _ask(self, source: str, target: str) -> ProbeResult:
         asked, other = self._links(source), self._links(target)
         if asked is None or (other is None and target != CLIENT):
-            return Way(False, cause="one of the two is gone")
+            return ProbeResult(False, cause="one of the two is gone")
         addresses = other.peer.addresses if other is not None else ()
         body = Probe(target or self._node_id, addresses, PROBE_S, measure=True)
         answer = await asked.request(body, timeout_s=PROBE_S * ANSWER_SHARE)
         if not isinstance(answer, Probed):
             raise ProtocolError(f"expected Probed, got {type(answer).__name__}", node=asked.peer.name)
-        return Way(answer.reached, answer.rtt_s, answer.bytes_per_s, answer.shared, answer.address, answer.cause)
+        figures = answer.rtt_s, answer.bytes_per_s
+        return ProbeResult(answer.reached, *figures, answer.shared, answer.address, answer.cause)
 
 
-async def second_opinion(asked: Wire | None, silent: Wire, wait_s: float) -> tuple[bool | None, str]:
+async def probe_through_peer(asked: Wire | None, silent: Wire, wait_s: float) -> tuple[bool | None, str]:
     """Whether another worker reaches one that is silent to us, None if it cannot be asked; and that in words."""
     if asked is None:
         return None, "cannot be asked"

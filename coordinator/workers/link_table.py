@@ -29,7 +29,7 @@ ALIKE = 1.5  # a factor that does not matter
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class ProbeResult:
     """What a probe found: `address` was dialled ("": the other end had dialled), `cause` says why it was not reached.
 
     `bytes_per_s` is 0 where it was not measured, as over shared memory.
@@ -44,7 +44,7 @@ class Way:
 
 
 @dataclass(slots=True)
-class Pairs:
+class LinkTable:
     """Tell it who joins and leaves and what probes found; it says which are due.
 
     A large mesh has tens of thousands of pairs: what happens to a node looks at its own pairs alone.
@@ -52,7 +52,7 @@ class Pairs:
 
     _nodes: dict[str, None] = field(default_factory=lambda: {CLIENT: None})  # in order of joining
     _others: dict[str, set[str]] = field(default_factory=dict)  # of each node: with whom anything is known or due
-    _ways: dict[Pair, Way] = field(default_factory=dict)
+    _ways: dict[Pair, ProbeResult] = field(default_factory=dict)
     _links: dict[Pair, Link] = field(default_factory=dict)  # measured, and other than what was assumed
     _cut: dict[Pair, None] = field(default_factory=dict)  # what goes that way goes through the coordinator
     _waiting: dict[str, dict[Pair, None]] = field(default_factory=dict)  # for a probe, at both nodes of the pair
@@ -86,7 +86,7 @@ class Pairs:
                     known.pop(pair, None)
         self._waiting.pop(node, None)
 
-    def doubt(self, pair: Pair) -> None:
+    def probe_again(self, pair: Pair) -> None:
         """Something was lost between two workers: see again whether they reach each other."""
         if not self._nodes.keys() >= set(pair):
             return
@@ -96,13 +96,13 @@ class Pairs:
             self._retries.pop(way, None)
         self._wait(pair)
 
-    def silent(self, pair: Pair, cause: str) -> bool:
+    def mark_silent(self, pair: Pair, cause: str) -> bool:
         """Two workers hear nothing of each other, so what they exchange is relayed until a probe says otherwise."""
         if not self._nodes.keys() >= set(pair):
             return False
-        self.doubt(pair)
+        self.probe_again(pair)
         for way in (pair, (pair[1], pair[0])):
-            self._ways[way] = Way(False, cause=cause)
+            self._ways[way] = ProbeResult(False, cause=cause)
             self._cut[way] = None
         return True
 
@@ -166,7 +166,7 @@ class Pairs:
         """Whether a timer counts still."""
         return at_s in (self._retries.get(pair, (math.inf,))[0], self._again.get(pair))
 
-    def found(self, pair: Pair, way: Way, now: float, assumed: Link) -> bool:
+    def probed(self, pair: Pair, way: ProbeResult, now: float, assumed: Link) -> bool:
         """A probe ended: whether the planner should know.  `assumed` is what it goes by where nothing is measured."""
         if pair not in self._asked:
             return False  # one of the two left meanwhile
@@ -233,11 +233,11 @@ class Pairs:
                 found[pair] = through(*(self._links.get(hop) or assumed(*hop) for hop in hops))
         return found
 
-    def table(self) -> list[tuple[Pair, Way, str]]:
+    def rows(self) -> list[tuple[Pair, ProbeResult, str]]:
         """Everything that was found, with how tensors go that way, for people."""
         return [(pair, way, self._path(pair, way)) for pair, way in self._ways.items()]
 
-    def _path(self, pair: Pair, way: Way) -> str:
+    def _path(self, pair: Pair, way: ProbeResult) -> str:
         if way.shared:
             return "shared memory"
         return {True: "direct", False: "relay", None: "?"}[self._connected(pair)]
@@ -249,7 +249,7 @@ def through(first: Link, second: Link) -> Link:
     return Link(first.latency_s + second.latency_s, bytes_per_s, relayed=True)
 
 
-def _link_of(way: Way) -> Link:
+def _link_of(way: ProbeResult) -> Link:
     if way.shared:
         return SAME_HOST
     return Link(_rounded(HOP_S + way.rtt_s / 2), _rounded(way.bytes_per_s) if way.bytes_per_s else LAN.bytes_per_s)

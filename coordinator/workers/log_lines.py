@@ -28,7 +28,7 @@ LINES: Mapping[str, tuple[int, str]] = {
 }
 
 
-class News:
+class LogLines:
     """Events in, lines out."""
 
     def __init__(self) -> None:

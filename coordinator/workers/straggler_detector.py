@@ -64,7 +64,7 @@ class _Kind:
     learnt: float = 1.0  # times as long as was predicted, while they are well
 
 
-class Stragglers:
+class StragglerDetector:
     """`took` for everything that was computed; `as_it_runs` when a plan is made."""
 
     def __init__(self) -> None:

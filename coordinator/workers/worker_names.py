@@ -74,7 +74,7 @@ def member_called(members: Mapping[str, Member], name: str) -> Member:
     return found[0]
 
 
-def lack_of(members: Collection[Member], usable: Collection[str]) -> str:
+def no_worker_reason(members: Collection[Member], usable: Collection[str]) -> str:
     """Why no worker can be given work, for people; "" if one can, and `usable` are the ids of those."""
     if usable:
         return ""

@@ -136,7 +136,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class Symptom:
     """Where a finding shows: on which machine, what there is to tell, and the words that its fix needs."""
 
     where: str
@@ -152,7 +152,7 @@ class Finding:
     name: str
     check: str
     level: str
-    shown: Callable[[Facts], Iterator[Spot]]
+    shown: Callable[[Facts], Iterator[Symptom]]
     fix: Mapping[str, str]
 
 
@@ -179,7 +179,7 @@ class Checked:
 
 def diagnose(facts: Facts) -> list[Trouble]:
     """Everything that is wrong, problems first."""
-    found = [_trouble(finding, spot) for finding in FINDINGS for spot in finding.shown(facts)]
+    found = [_trouble(finding, symptom) for finding in FINDINGS for symptom in finding.shown(facts)]
     return sorted(found, key=lambda trouble: trouble.level != PROBLEM)
 
 
@@ -194,27 +194,27 @@ def checked(facts: Facts, troubles: Sequence[Trouble]) -> list[Checked]:
     return rows
 
 
-def _trouble(finding: Finding, spot: Spot) -> Trouble:
-    lines = {system: line.format_map(dict(spot.words)) for system, line in finding.fix.items()}
-    if spot.system in lines:
-        lines = {spot.system: lines[spot.system]}
-    return Trouble(finding.name, finding.check, finding.level, spot.where, spot.what, lines)
+def _trouble(finding: Finding, symptom: Symptom) -> Trouble:
+    lines = {system: line.format_map(dict(symptom.words)) for system, line in finding.fix.items()}
+    if symptom.system in lines:
+        lines = {symptom.system: lines[symptom.system]}
+    return Trouble(finding.name, finding.check, finding.level, symptom.where, symptom.what, lines)
 
 
 # -- how each shows ---------------------------------------------------------------------------------------
 
 
-def _no_coordinator(facts: Facts) -> Iterator[Spot]:
+def _no_coordinator(facts: Facts) -> Iterator[Symptom]:
     if isinstance(facts.coordinator, Unreached) and not _only_no_client(facts):
         step = facts.coordinator.next_step or "Start one: mesh-coord serve; or name it: --coordinator HOST:PORT"
-        yield Spot(HERE, facts.here.system, facts.coordinator.why, {"step": step})
+        yield Symptom(HERE, facts.here.system, facts.coordinator.why, {"step": step})
 
 
-def _no_client(facts: Facts) -> Iterator[Spot]:
+def _no_client(facts: Facts) -> Iterator[Symptom]:
     if _only_no_client(facts):
         at = next(knock for knock in facts.knocks if knock.opened)
         what = f"a coordinator is there, at {at.host}, and this user is no client of it, so it was not asked"
-        yield Spot(HERE, facts.here.system, what, {"host": at.host})
+        yield Symptom(HERE, facts.here.system, what, {"host": at.host})
 
 
 def _only_no_client(facts: Facts) -> bool:
@@ -223,44 +223,44 @@ def _only_no_client(facts: Facts) -> bool:
     return isinstance(at, Unreached) and not at.client and any(knock.opened for knock in facts.knocks)
 
 
-def _blocked_port(facts: Facts) -> Iterator[Spot]:
+def _blocked_port(facts: Facts) -> Iterator[Symptom]:
     """Where nobody listens the machine says so; silence, or "prohibited", is a firewall's."""
     reached = isinstance(facts.coordinator, Reached)
     for knock in facts.knocks:
         if not knock.opened and (reached or not knock.refused):
             name = facts.coordinator.name if isinstance(facts.coordinator, Reached) else knock.host
             what = f"its {knock.what} {knock.host}:{knock.port} cannot be reached from here ({knock.cause})"
-            yield Spot(name, facts.system_of(name), what, {"port": knock.port})
+            yield Symptom(name, facts.system_of(name), what, {"port": knock.port})
 
 
-def _no_worker(facts: Facts) -> Iterator[Spot]:
+def _no_worker(facts: Facts) -> Iterator[Symptom]:
     if isinstance(facts.coordinator, Reached) and not facts.workers:
-        yield Spot(facts.coordinator.name, facts.coordinator.system, "no worker is connected")
+        yield Symptom(facts.coordinator.name, facts.coordinator.system, "no worker is connected")
 
 
-def _in_state(*states: str) -> Callable[[Facts], Iterator[Spot]]:
-    def shown(facts: Facts) -> Iterator[Spot]:
+def _in_state(*states: str) -> Callable[[Facts], Iterator[Symptom]]:
+    def shown(facts: Facts) -> Iterator[Symptom]:
         for worker in facts.workers:
             if worker.state in states:
                 what = f"the worker is {worker.state}, last heard {worker.silent_s:.1f} s ago"
-                yield Spot(worker.name, worker.system, what)
+                yield Symptom(worker.name, worker.system, what)
 
     return shown
 
 
-def _throttled(facts: Facts) -> Iterator[Spot]:
+def _throttled(facts: Facts) -> Iterator[Symptom]:
     for worker in facts.workers:
         pace = next(filter(None, (throttle_in(each.name) for each in worker.adapters)), "")
         if pace:
-            yield Spot(worker.name, worker.system, f"the worker is slower than its machine, on purpose: {pace}")
+            yield Symptom(worker.name, worker.system, f"the worker is slower than its machine, on purpose: {pace}")
 
 
-def _not_dialled(path: str, so: str) -> Callable[[Facts], Iterator[Spot]]:
-    def shown(facts: Facts) -> Iterator[Spot]:
+def _not_dialled(path: str, so: str) -> Callable[[Facts], Iterator[Symptom]]:
+    def shown(facts: Facts) -> Iterator[Symptom]:
         for pair in facts.pairs:
             if pair.path == path and pair.cause:
                 what = f"{pair.source} -> {pair.target} is blocked ({pair.cause}); {so}"
-                yield Spot(pair.target, facts.system_of(pair.target), what, {"port": _port_of(facts, pair)})
+                yield Symptom(pair.target, facts.system_of(pair.target), what, {"port": _port_of(facts, pair)})
 
     return shown
 
@@ -270,45 +270,45 @@ def _port_of(facts: Facts, pair: PairReport) -> str:
     return (pair.address or known.get(pair.target, "")).rpartition(":")[2] or str(PORT)
 
 
-def _slow_pair(facts: Facts) -> Iterator[Spot]:
+def _slow_pair(facts: Facts) -> Iterator[Symptom]:
     for pair in facts.pairs:
         if pair.rtt_s > RTT_S_MAX or 0 < pair.bytes_per_s < BYTES_PER_S_MIN:
             speed = f"{time_text(pair.rtt_s)} there and back, {pair.bytes_per_s * 8 / 1e6:.1f} Mbit/s"
-            yield Spot(f"{pair.source} -> {pair.target}", "", f"the link is slow: {speed}")
+            yield Symptom(f"{pair.source} -> {pair.target}", "", f"the link is slow: {speed}")
 
 
-def _multicast_fails(facts: Facts) -> Iterator[Spot]:
+def _multicast_fails(facts: Facts) -> Iterator[Symptom]:
     for each in facts.here.multicast:
         if each.error:
             what = f"multicast cannot be sent on {each.interface} ({each.error})"
-            yield Spot(HERE, facts.here.system, what, {"port": 5353, "interface": each.interface})
+            yield Symptom(HERE, facts.here.system, what, {"port": 5353, "interface": each.interface})
 
 
-def _multicast_silent(facts: Facts) -> Iterator[Spot]:
+def _multicast_silent(facts: Facts) -> Iterator[Symptom]:
     seen = facts.here.multicast
     if any(each.sent for each in seen) and not any(each.heard or each.error for each in seen):
         what = "nothing was heard by multicast from any other machine, so nodes have to be named: --peer HOST:PORT"
-        yield Spot(HERE, facts.here.system, what, {"port": 5353})
+        yield Symptom(HERE, facts.here.system, what, {"port": 5353})
 
 
-def _clock(over_s: float, up_to_s: float) -> Callable[[Facts], Iterator[Spot]]:
-    def shown(facts: Facts) -> Iterator[Spot]:
+def _clock(over_s: float, up_to_s: float) -> Callable[[Facts], Iterator[Symptom]]:
+    def shown(facts: Facts) -> Iterator[Symptom]:
         if isinstance(facts.coordinator, Reached):
             ahead_s = facts.coordinator.clock_ahead_s
             if over_s < abs(ahead_s) <= up_to_s:
                 side = "behind" if ahead_s > 0 else "ahead of"
-                yield Spot(HERE, facts.here.system, f"the clock is {abs(ahead_s):.0f} s {side} the coordinator's")
+                yield Symptom(HERE, facts.here.system, f"the clock is {abs(ahead_s):.0f} s {side} the coordinator's")
 
     return shown
 
 
-def _version(facts: Facts) -> Iterator[Spot]:
+def _version(facts: Facts) -> Iterator[Symptom]:
     if isinstance(facts.coordinator, Reached):
         wanted = facts.coordinator.version
         machines = [(worker.name, worker.system, worker.version) for worker in facts.workers]
         for name, system, version in [(HERE, facts.here.system, facts.here.version), *machines]:
             if version != wanted:
-                yield Spot(name, system, f"version {version}, and the coordinator has {wanted}", {"version": wanted})
+                yield Symptom(name, system, f"version {version}, and the coordinator has {wanted}", {"version": wanted})
 
 
 def _adapters(facts: Facts) -> Iterator[tuple[str, str, tuple[Adapter, ...], str]]:
@@ -318,30 +318,30 @@ def _adapters(facts: Facts) -> Iterator[tuple[str, str, tuple[Adapter, ...], str
         yield worker.name, worker.system, worker.adapters, worker.without_gpu
 
 
-def _software(facts: Facts) -> Iterator[Spot]:
+def _software(facts: Facts) -> Iterator[Symptom]:
     for name, system, adapters, _ in _adapters(facts):
         for adapter in adapters:
             if adapter.software and adapter.engine != "cpu":
-                yield Spot(name, system, f"its adapter {adapter.name} is software: the processor does the work")
+                yield Symptom(name, system, f"its adapter {adapter.name} is software: the processor does the work")
 
 
-def _processor_only(*kinds: str) -> Callable[[Facts], Iterator[Spot]]:
-    def shown(facts: Facts) -> Iterator[Spot]:
+def _processor_only(*kinds: str) -> Callable[[Facts], Iterator[Symptom]]:
+    def shown(facts: Facts) -> Iterator[Symptom]:
         for name, system, adapters, reason in _adapters(facts):
             kind = kind_of(reason) if kind_of(reason) in SAID else ""  # "": it does not say, or is newer
             if kind in kinds and all(adapter.engine == "cpu" for adapter in adapters):
                 why = long_text(reason) if reason else "has no graphics adapter, or was given none"
-                yield Spot(name, system, f"it computes on its processor: it {why}")
+                yield Symptom(name, system, f"it computes on its processor: it {why}")
 
     return shown
 
 
-def _little_room(over: float, up_to: float) -> Callable[[Facts], Iterator[Spot]]:
-    def shown(facts: Facts) -> Iterator[Spot]:
+def _little_room(over: float, up_to: float) -> Callable[[Facts], Iterator[Symptom]]:
+    def shown(facts: Facts) -> Iterator[Symptom]:
         for room in facts.here.rooms:
             if over <= room.free_bytes < up_to:
                 what = f"{room.free_bytes / MIB:.0f} MiB are free for the {room.what} folder {room.folder}"
-                yield Spot(HERE, facts.here.system, what, {"folder": room.folder})
+                yield Symptom(HERE, facts.here.system, what, {"folder": room.folder})
 
     return shown
 

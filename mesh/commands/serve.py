@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from coordinator.authority.authority import Authority
 from coordinator.coordinator import Coordinator, CoordinatorConfig
 from coordinator.jobs.job_service import JobService, for_clients
-from coordinator.jobs.job_store import Keeper
+from coordinator.jobs.job_store import JobStore
 from coordinator.jobs.job_table import JobLimits, JobTable
 from coordinator.jobs.session_service import SessionService
-from coordinator.workers.log_lines import News
+from coordinator.workers.log_lines import LogLines
 from wire.addresses import LAST_PORT, PORT, parse_address
 from wire.errors import MeshError
 from wire.link.address_updates import Whereabouts
@@ -59,15 +59,15 @@ async def serve_until_stopped(options: argparse.Namespace) -> int:
     )
     limits = JobLimits(keep_s=parse_duration(options.keep_results))
     folder = coordinator_folder(mesh, config.name, options.state_dir)
-    keeper, found = await asyncio.to_thread(Keeper.open, folder / "jobs", time.time_ns() // 1000)
-    authority = await asyncio.to_thread(Authority, authority_folder(mesh, options.state_dir), mesh, epoch=keeper.epoch)
+    store, found = await asyncio.to_thread(JobStore.open, folder / "jobs", time.time_ns() // 1000)
+    authority = await asyncio.to_thread(Authority, authority_folder(mesh, options.state_dir), mesh, epoch=store.epoch)
     admission = await asyncio.to_thread(Admission, authority, folder / "identity")
     coordinator = await start_coordinator(config, admission.credentials)
-    coordinator.epoch = keeper.epoch
-    service = JobService(coordinator, JobTable(limits), keeper)
+    coordinator.epoch = store.epoch
+    service = JobService(coordinator, JobTable(limits), store)
     SessionService(coordinator, for_clients, parse_duration(options.keep_sessions))
-    coordinator.watchers.append(partial(_log_news, News(), coordinator))
-    coordinator.blobs.kept = keeper.find
+    coordinator.watchers.append(partial(_log_event, LogLines(), coordinator))
+    coordinator.blobs.kept = store.find
     stopped = asyncio.Event()
     watch_signals(asyncio.get_running_loop(), lambda why: stopped.set())
     returning: asyncio.Task[None] | None = None
@@ -105,8 +105,8 @@ async def serve_until_stopped(options: argparse.Namespace) -> int:
     return OK
 
 
-def _log_news(news: News, coordinator: Coordinator, event: Event) -> None:
-    for level, line in news.lines(event, coordinator.idle):
+def _log_event(log_lines: LogLines, coordinator: Coordinator, event: Event) -> None:
+    for level, line in log_lines.lines(event, coordinator.idle):
         log.log(level, "%s", line)
 
 

@@ -33,8 +33,8 @@ from worker.state.availability import MACHINE
 
 from ..util.byte_sizes import counted
 from .engine_host import Device, host_on
-from .gang_rendezvous import Meetings
-from .invariants import Referee
+from .gang_rendezvous import Rendezvous
+from .invariants import InvariantChecker
 from .loop import VirtualLoop, context_of
 from .network import SimulatedNetwork
 
@@ -61,7 +61,7 @@ class Cluster:
     seed: int = 0
     answerer: Answerer = field(default_factory=AnswersHere)  # who plans ahead
     network: SimulatedNetwork = field(init=False)
-    referee: Referee = field(init=False, default_factory=Referee)
+    checker: InvariantChecker = field(init=False, default_factory=InvariantChecker)
     coordinator: Coordinator = field(init=False)
     trace: deque[str] = field(init=False, default_factory=lambda: deque(maxlen=TRACE_MAX))
     _processes: dict[str, _Process] = field(init=False, default_factory=dict)
@@ -69,7 +69,7 @@ class Cluster:
     _falling: dict[str, asyncio.TimerHandle] = field(init=False, default_factory=dict)  # asleep, or soon
     _cleanup: contextlib.ExitStack = field(init=False, default_factory=contextlib.ExitStack)
     _folder: Path = field(init=False)
-    _meetings: Meetings = field(init=False, default_factory=Meetings)
+    _rendezvous: Rendezvous = field(init=False, default_factory=Rendezvous)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -118,8 +118,8 @@ class Cluster:
         (folder / "node_id").write_text(_node_id(name) + "\n")
         environment = Environment(
             endpoint=lambda identity, handler, *_: self._endpoint(name, identity, handler),
-            host=host_on(self.devices[self.names.index(name)], self._meetings),
-            machine=self.referee.worker(name),
+            host=host_on(self.devices[self.names.index(name)], self._rendezvous),
+            machine=self.checker.worker(name),
             watch=lambda endpoint, config, port: LinkWatch(endpoint, wall=asyncio.get_running_loop().time),
         )
         work = asyncio.get_running_loop().create_task(
@@ -135,7 +135,7 @@ class Cluster:
             raise ConfigError(f"{name} does not run")
         self.tell(f"{name} is killed")
         self.network.kill(name)
-        self.referee.gone(name)
+        self.checker.gone(name)
         process.task.cancel()
         self._dying[name] = process.task
 
@@ -240,7 +240,7 @@ class Cluster:
         if self._processes.get(name) is process:
             del self._processes[name]
             self.network.kill(name)
-            self.referee.gone(name)
+            self.checker.gone(name)
             self.tell(f"{name} ended with exit code {code}")
 
     async def _start_coordinator(self) -> None:
@@ -250,7 +250,7 @@ class Cluster:
             replace(identity_here(COORDINATOR, config.mesh, config.name, None), node_id=_node_id(COORDINATOR)),
             None,
             lambda identity, handler: self._endpoint(COORDINATOR, identity, handler),
-            self.referee.coordinator,
+            self.checker.coordinator,
             self.answerer,
         )
         self.coordinator.link_watch.wall = asyncio.get_running_loop().time

@@ -26,7 +26,7 @@ from worker.engine_host.host import Host
 from worker.engine_host.watchdog import Watchdog, loss_of
 
 from .faulty_engine import FlippingEngine
-from .gang_rendezvous import Meetings
+from .gang_rendezvous import Rendezvous
 
 ANSWER_S = 0.00005  # of a pipe between two processes
 
@@ -67,7 +67,7 @@ class SimulatedHost:
         on_message: OnMessage,
         on_lost: OnLost,
         device: Device,
-        meetings: Meetings,
+        rendezvous: Rendezvous,
     ) -> None:
         self.selection = opening.device
         self.shared_dir = opening.shared_dir
@@ -99,7 +99,7 @@ class SimulatedHost:
         self._watchdog = Watchdog(config.host_beat_s, times.host_silence_s, times.part_s, times.part_stop_s)
         self._checker: asyncio.TimerHandle | None = None  # only while it owes an answer: an idle one is not simulated
         self._took_s = 0.0  # what is under way, or was last
-        self._meetings = meetings
+        self._rendezvous = rendezvous
         self._gangs: dict[int, hm.RankOf] = {}  # of what is prepared
         self._aside: hm.ExecutePart | None = None  # a part that waits for the other ranks of its gang
         self._work: dict[int, tuple[int, int]] = {}  # flops and bytes of what is prepared
@@ -138,7 +138,7 @@ class SimulatedHost:
             self._busy.cancel()
             self._busy = self._loop.call_later(ANSWER_S, self._done)
         elif self._aside is not None and run == self._aside.run:
-            self._meetings.leave(self)
+            self._rendezvous.leave(self)
             self._waiting.appendleft(self._aside)
             self._aside = None
             self._next()
@@ -146,7 +146,7 @@ class SimulatedHost:
     def kill(self) -> None:
         """As EngineHost has it."""
         self._over = True
-        self._meetings.leave(self)
+        self._rendezvous.leave(self)
         for timer in (self._busy, self._checker):
             if timer is not None:
                 timer.cancel()
@@ -215,16 +215,16 @@ class SimulatedHost:
             gang = self._gangs.get(message.prepared)
             if gang is not None:
                 self._aside = message
-                self._meetings.come(self, gang, message)
+                self._rendezvous.come(self, gang, message)
                 return
         self._answer(self.compute(message))
 
     def compute(self, message: hm.ToHost) -> hm.FromHost | None:
-        """As Attendant has it."""
+        """As RankHost has it."""
         return self._host.handle(message)
 
     def met(self, answer: hm.FromHost | None) -> None:
-        """As Attendant has it."""
+        """As RankHost has it."""
         self._aside = None
         self._answer(answer)
 
@@ -261,7 +261,7 @@ class SimulatedHost:
 
 
 def host_on(
-    device: Device, meetings: Meetings
+    device: Device, rendezvous: Rendezvous
 ) -> Callable[[hm.Open, memoryview, WorkerConfig, OnMessage, OnLost], SimulatedHost]:
     """A factory of hosts of this device, for Environment."""
 
@@ -269,6 +269,6 @@ def host_on(
         opening: hm.Open, stop_cell: memoryview, config: WorkerConfig, on_message: OnMessage, on_lost: OnLost
     ) -> SimulatedHost:
         used = Device() if device.spare and opening.device == "cpu" else device
-        return SimulatedHost(opening, stop_cell, config, on_message, on_lost, used, meetings)
+        return SimulatedHost(opening, stop_cell, config, on_message, on_lost, used, rendezvous)
 
     return make

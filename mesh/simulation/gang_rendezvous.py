@@ -14,7 +14,7 @@ from typing import Protocol
 from worker.engine import host_messages as hm
 
 
-class Attendant(Protocol):
+class RankHost(Protocol):
     """A host that has a part of a gang to run."""
 
     shared_dir: str
@@ -28,7 +28,7 @@ class Attendant(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Present:
-    host: Attendant
+    host: RankHost
     gang: hm.RankOf
     message: hm.ExecutePart
 
@@ -38,13 +38,13 @@ class _Present:
         return frozenset((peer.outbox, self.message.tag) for peer in self.gang.peers if peer is not None)
 
 
-class Meetings:
+class Rendezvous:
     """Who waits for whom in one simulation."""
 
     def __init__(self) -> None:
         self._present: list[_Present] = []
 
-    def come(self, host: Attendant, gang: hm.RankOf, message: hm.ExecutePart) -> None:
+    def come(self, host: RankHost, gang: hm.RankOf, message: hm.ExecutePart) -> None:
         """A host is ready for its part; all of the gang are answered once the last one is."""
         here = _Present(host, gang, message)
         self._present.append(here)
@@ -56,7 +56,7 @@ class Meetings:
         for each, answer in zip(ranks, answers, strict=True):
             each.host.met(answer)
 
-    def leave(self, host: Attendant) -> None:
+    def leave(self, host: RankHost) -> None:
         """It is gone, or gave its part up."""
         self._present = [each for each in self._present if each.host is not host]
 

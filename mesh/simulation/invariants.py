@@ -15,7 +15,7 @@ from worker.state.events import Event
 from worker.state.worker_state import WorkerState
 
 
-class Referee:
+class InvariantChecker:
     """Sees every event of every machine of one simulated mesh."""
 
     def __init__(self) -> None:
@@ -27,16 +27,16 @@ class Referee:
 
     def worker(self, name: str) -> type[WorkerState]:
         """The machine of the worker `name`, watched."""
-        referee = self
+        checker = self
 
         class Watched(WorkerState):
             def handle(self, event: Event, now: float) -> list[Any]:
                 try:
                     actions = super().handle(event, now)
                     self.validate()
-                    referee.saw_worker(name, self)
+                    checker.saw_worker(name, self)
                 except Exception as error:
-                    referee.broken.append(error)
+                    checker.broken.append(error)
                     raise
                 return actions
 
@@ -44,16 +44,16 @@ class Referee:
 
     def coordinator(self, alone_s: float) -> CoordinatorState:
         """A coordinator's machine, watched."""
-        referee = self
+        checker = self
 
         class Watched(CoordinatorState):
             def handle(self, event: Any, now: float) -> list[Any]:
-                referee.events += 1
+                checker.events += 1
                 try:
                     actions = super().handle(event, now)
                     self.validate()
                 except Exception as error:
-                    referee.broken.append(error)
+                    checker.broken.append(error)
                     raise
                 return actions
 

@@ -30,9 +30,9 @@ from coordinator.workers.failure_detector import (
     AskPeer,
     Cause,
     Decision,
+    FailureDetector,
     Health,
     HealthConfig,
-    HealthDetector,
     ProbeSelf,
     Transition,
 )
@@ -87,7 +87,7 @@ class Simulation:
 
     def __init__(self, seed: int, factor: float = 1.0) -> None:
         self.random = random.Random(seed)
-        self.judge = HealthDetector(CONFIG)
+        self.judge = FailureDetector(CONFIG)
         self.tally = Tally()
         self.nodes = {
             f"n{number}": Node(f"n{number}", factor * SCALES_S[number % len(SCALES_S)]) for number in range(NODES)

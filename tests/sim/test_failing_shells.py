@@ -21,12 +21,12 @@ import coordinator.sessions.runtime
 import mesh.numpy as mnp
 import worker.daemon.snapshot_writer
 import worker.daemon.tensor_sender
-from coordinator.delivery.deployer import Deploying
+from coordinator.delivery.deployer import Deployer
 from coordinator.plan_service.plan_service import Planning
 from coordinator.planning.model.program import Program
 from coordinator.sessions.runtime import Session
 from coordinator.workers.call_report import CallReport
-from coordinator.workers.event_feed import Teller
+from coordinator.workers.event_feed import EventFeed
 from mesh import Grid, Mesh, PartitionSpec, Ranks, collectives, shard_map
 from mesh.simulation.cluster import Cluster
 from mesh.simulation.engine_host import Device, SimulatedHost
@@ -162,12 +162,12 @@ CALLS: dict[str, tuple[Any, str]] = {
     "an output's file": (worker.daemon.tensor_sender, "take"),
     "planning": (Planning, "plan_for"),
     "a plan of before": (Planning, "found"),
-    "deploying": (Deploying, "deploy"),
-    "the params": (Deploying, "params"),
+    "deploying": (Deployer, "deploy"),
+    "the params": (Deployer, "params"),
     "running": (coordinator.coordinator, "run_step"),
     "putting outputs together": (coordinator.planning.plan_messages, "outputs"),
-    "beginning a run": (CallReport, "begins"),
-    "telling of a plan": (Teller, "planned"),
+    "beginning a run": (CallReport, "add_generation"),
+    "telling of a plan": (EventFeed, "note_plan"),
     "telling of the end": (coordinator.coordinator.Coordinator, "_answer"),
 }
 
@@ -229,12 +229,12 @@ def test_a_gang_without_mailboxes_ends_its_call(name: str) -> None:
 
 SESSIONS: dict[str, tuple[Any, str]] = {
     "planning": (Session, "_planned"),
-    "deploying": (Deploying, "deploy"),
+    "deploying": (Deployer, "deploy"),
     "running": (coordinator.sessions.runtime, "run_step"),
     "outputs": (coordinator.planning.plan_messages, "outputs"),
     "hashing a snapshot": (worker.daemon.snapshot_writer, "hash_bytes"),
     "storing a snapshot": (BlobStore, "put"),
-    "keeping a copy": (Deploying, "keep"),
+    "keeping a copy": (Deployer, "keep"),
     "fetching a copy": (BlobExchange, "fetch"),
 }
 

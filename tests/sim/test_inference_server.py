@@ -297,7 +297,7 @@ async def _under_load() -> None:
                 await asyncio.sleep(1)
 
         await asyncio.gather(*map(asks, range(4)), *map(reads, range(4)), mischief())
-        cluster.referee.verdict()
+        cluster.checker.verdict()
         assert answered == {"requests": 4 * 12, "texts": 4 * 3}
 
 

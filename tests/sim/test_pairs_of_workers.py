@@ -8,19 +8,19 @@ import pytest
 from support.simulated.simulated import Job, simulate
 
 from coordinator.planning.model.profiles import CLIENT, LAN
-from coordinator.workers.link_table import RETRY_S_FIRST, Way
+from coordinator.workers.link_table import RETRY_S_FIRST, ProbeResult
 from mesh.simulation.cluster import COORDINATOR, Cluster
 from mesh.simulation.virtual_network import Conditions
 
 
-def ways(cluster: Cluster) -> dict[tuple[str, str], tuple[Way, str]]:
+def ways(cluster: Cluster) -> dict[tuple[str, str], tuple[ProbeResult, str]]:
     """What was found, by names."""
     names = {node.node_id: node.name for node in cluster.coordinator.nodes()} | {CLIENT: COORDINATOR}
-    table = cluster.coordinator.prober.pairs.table()
+    table = cluster.coordinator.prober.table.rows()
     return {(names[source], names[target]): (way, path) for (source, target), way, path in table}
 
 
-async def probed(cluster: Cluster, within_s: float = 60.0) -> dict[tuple[str, str], tuple[Way, str]]:
+async def probed(cluster: Cluster, within_s: float = 60.0) -> dict[tuple[str, str], tuple[ProbeResult, str]]:
     """The same, once all is known."""
     nodes = len(cluster.alive) + 1
     async with asyncio.timeout(within_s):

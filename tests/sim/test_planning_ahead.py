@@ -155,8 +155,8 @@ async def _measured(cluster: Cluster) -> None:
     """The ways to a worker become slow, and that is found out: it joins anew."""
     for way in (("sim-0", "sim-1"), ("sim-1", "sim-0"), ("sim-0", "sim-2"), ("sim-2", "sim-0")):
         cluster.network.set_way(*way, Conditions(delay_s=0.05))
-    cluster.coordinator.prober.doubt(_id(cluster, "sim-0"), _id(cluster, "sim-1"))
-    cluster.coordinator.prober.doubt(_id(cluster, "sim-0"), _id(cluster, "sim-2"))
+    cluster.coordinator.prober.probe_again(_id(cluster, "sim-0"), _id(cluster, "sim-1"))
+    cluster.coordinator.prober.probe_again(_id(cluster, "sim-0"), _id(cluster, "sim-2"))
     await asyncio.sleep(2.0)
 
 

@@ -141,7 +141,7 @@ async def under_faults(seed: int) -> tuple[dict[str, int], list[str]]:
             await server.unload_model(name)
         await asyncio.sleep(2)
         assert cluster.coordinator.sessions.idle and not any(cluster.busy().values())
-        cluster.referee.verdict()
+        cluster.checker.verdict()
         return load.counts, done
 
 

@@ -65,7 +65,7 @@ async def stopped(copies: str, strategy: str, cut: bool, seed: int, moments: int
                 await asyncio.sleep(max(0.0, wakes_s - loop.time()) + rng.choice((0.0, 0.05, 3.0)))
             state = bits(await session.state())
         await asyncio.sleep(1.0)
-        cluster.referee.verdict()
+        cluster.checker.verdict()
         assert not any(process.daemon._state._plans for process in cluster._processes.values()), "something stays"
     expected, final = undisturbed(len(losses))
     if ranks:

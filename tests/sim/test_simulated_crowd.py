@@ -77,7 +77,7 @@ async def crowd_run(cluster: Cluster, seconds: float) -> Counter[str]:
     assert states == {"healthy": len(cluster.names)}, states
     assert cluster.coordinator.idle
     assert not any(cluster.busy().values())
-    seen["events"], seen["frames"] = cluster.referee.events, cluster.network.frames
+    seen["events"], seen["frames"] = cluster.checker.events, cluster.network.frames
     return seen
 
 
@@ -101,7 +101,7 @@ if __name__ == "__main__":
     async def tell(cluster: Cluster) -> None:
         while True:
             await asyncio.sleep(60)
-            now_s, events = asyncio.get_running_loop().time(), cluster.referee.events
+            now_s, events = asyncio.get_running_loop().time(), cluster.checker.events
             print(f"{now_s / 60:.0f} min: {events} events, {time.process_time():.0f} s of a core", flush=True)
 
     async def main(cluster: Cluster) -> None:

@@ -12,7 +12,7 @@ from support.cases.training import batch, first_state, train
 from support.simulated.simulated import Chaos
 from support.undisturbed import bits, undisturbed
 
-from coordinator.delivery.deployer import Deploying
+from coordinator.delivery.deployer import Deployer
 from mesh import AsyncMesh, Mesh, tree
 from mesh.errors import DeviceLost, MeshError, NodeLost
 from mesh.simulation.loop import VirtualLoop
@@ -79,7 +79,7 @@ async def disturbed(seed: int, copies: str, strategy: str) -> tuple[list[float],
                 await asyncio.sleep(rng.uniform(0, 1.5))
             player.cancel()
             state = bits(await session.state())
-        cluster.referee.verdict()
+        cluster.checker.verdict()
         return losses, state, deaths
 
 
@@ -154,7 +154,7 @@ async def mischief(seed: int) -> int:
         await asyncio.sleep(15)
         for name, depth in cluster.busy().items():
             assert depth == 0, f"{name} still has {depth} parts"
-        cluster.referee.verdict()
+        cluster.checker.verdict()
         return done
 
 
@@ -195,7 +195,7 @@ def test_a_fault_of_the_coordinator_ends_the_session_with_it(performer: str, mon
 
     first = tree.map(np.asarray, first_state())
     with Mesh.builder().mesh("sim").simulate(3).build() as mesh:
-        monkeypatch.setattr(Deploying, performer, faulty)
+        monkeypatch.setattr(Deployer, performer, faulty)
         session = mesh.session(train, first, *batch(0), copies="buddy", every=1)
         steps = [session.step(*batch(step)) for step in range(STEPS)]
         mesh.simulation.wait(5)

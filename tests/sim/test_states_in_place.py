@@ -126,7 +126,7 @@ async def disturbed(seed: int, copies: str, strategy: str) -> tuple[list[float],
                 await asyncio.sleep(rng.uniform(0, 1.5))
             player.cancel()
             state = bits(await session.state())
-        cluster.referee.verdict()
+        cluster.checker.verdict()
         return told, state, deaths
 
 

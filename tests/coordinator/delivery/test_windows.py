@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from support.machines.profiles import device, near, worker
 
-from coordinator.delivery.input_sender import RUN_BYTES_MAX, given, run_step, with_run
-from coordinator.delivery.param_slices import Slices
-from coordinator.delivery.tensor_store import HeldTensors
+from coordinator.delivery.input_sender import RUN_BYTES_MAX, given, inline_feeds, run_step
+from coordinator.delivery.param_slices import ParamSlices
+from coordinator.delivery.tensor_store import TensorStore
 from coordinator.planning import plan_messages
 from coordinator.planning.model.plan import FromInput, FromParam, FromPart, Part, Pieces, Plan, Window
 from coordinator.planning.plan_codec import plan_bytes, plan_from
@@ -60,19 +60,19 @@ def test_a_window_is_a_box_of_an_array() -> None:
 def test_a_worker_is_fed_its_window_only() -> None:
     feeds = plan_messages.feeds(halved())
     assert feeds == {"node-0": ((0, 0, FromInput("x", LEFT)),), "node-1": ((1, 0, FromInput("x", RIGHT)),)}
-    (feed,), apart = with_run(feeds["node-1"], {"x": X})
+    (feed,), apart = inline_feeds(feeds["node-1"], {"x": X})
     assert feed.value.data == X[:, 3:].tobytes() and feed.value.shape == (4, 3) and not apart
 
 
 def test_large_feeds_and_those_beyond_a_short_message_are_sent_apart() -> None:
     small, large = np.zeros(INLINE_BYTES_MAX // 4, np.float32), np.zeros(INLINE_BYTES_MAX, np.float32)
     wanted = [(0, slot, FromInput(name)) for slot, name in enumerate(["large"] + ["small"] * 10)]
-    feeds, apart = with_run(wanted, {"small": small, "large": large})
+    feeds, apart = inline_feeds(wanted, {"small": small, "large": large})
     assert len(feeds) == RUN_BYTES_MAX // INLINE_BYTES_MAX and len(feeds) + len(apart) == len(wanted)
     assert apart[0] == wanted[0], "the large one"
     narrow = FromInput("large", Window((4,), (8,)))
     assert given(narrow, {"large": large}).shape == (8,)
-    assert not with_run([(0, 0, narrow)], {"large": large})[1]
+    assert not inline_feeds([(0, 0, narrow)], {"large": large})[1]
 
 
 def test_what_a_plan_says_of_windows_is_what_workers_hear() -> None:
@@ -115,8 +115,8 @@ def test_a_slice_is_content_of_its_own_hashed_once_and_cut_when_asked_for(monkey
     monkeypatch.setattr(
         "coordinator.delivery.param_slices.hash_array", lambda array: (hashed.append(array), hash_array(array))[1]
     )
-    held = HeldTensors()
-    slices, address, kind = Slices(held), hash_array(X), TensorType((4, 6), F32)
+    held = TensorStore()
+    slices, address, kind = ParamSlices(held), hash_array(X), TensorType((4, 6), F32)
     held.hold(address, X)
     wanted = [FromParam("w", LEFT), FromParam("w", RIGHT), FromParam("w")]
 

@@ -17,7 +17,7 @@ from coordinator.planning.model.cost_model import CostModel
 from coordinator.planning.model.profiles import Profiles
 from coordinator.planning.plan_messages import part_seconds
 from coordinator.planning.planner import make_plan
-from coordinator.workers.straggler_detector import Stragglers
+from coordinator.workers.straggler_detector import StragglerDetector
 from wire.ir.dtypes import F32, F64, DType
 from wire.ir.graph import WireGraph
 from wire.ir.ops import OPS, WHILE_TRIPS
@@ -104,7 +104,7 @@ def test_nobody_is_slow_or_stuck_for_work_that_depends_on_values() -> None:
         plan = make_plan(graph, Profiles((worker(0, device(0, 1.0, 1.0)),)), "single")
         (expected_s,) = part_seconds(plan).values()
         assert (expected_s == math.inf) == graph.work_varies
-        seen = Stragglers()
+        seen = StragglerDetector()
         for took_s in [0.1] * 10 + [10.0] * 5:
             seen.took(plan, {0: took_s}, 1)
         assert (seen.slowness(("node-0", 0)) > 1) == (not graph.work_varies)

@@ -28,7 +28,7 @@ from coordinator.planning.spmd.collective_cost import (
     exchange_s,
     exchanged_bytes,
 )
-from coordinator.workers.straggler_detector import Stragglers
+from coordinator.workers.straggler_detector import StragglerDetector
 from mesh.client.plan_preview import PlanPreview
 from wire.errors import PlacementError
 from wire.ir.dtypes import F32, I32
@@ -268,7 +268,7 @@ def test_ranks_are_neither_stuck_nor_audited_and_may_be_stragglers() -> None:
     plan = make_plan(halves(), SIX, "ranks")
     assert set(plan_messages.part_seconds(plan).values()) == {math.inf}
     assert audited(plan, 0, SIX) == plan
-    stragglers = Stragglers()
+    stragglers = StragglerDetector()
     for _ in range(40):
         assert not stragglers.took(plan, {0: 1.0}, 1)
     assert any(stragglers.took(plan, {0: 100.0}, 1) for _ in range(5)), "what it computed itself took so long"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.hostile.faulty_disk import QuickDisk
 
-from coordinator.jobs.content_files import Contents
+from coordinator.jobs.content_files import ContentFiles
 from wire.ir.codec import hash_bytes
 from wire.system.shared_memory import SharedDir, remove, take
 from worker.daemon.blob_store import BlobStore
@@ -52,7 +52,7 @@ def test_shared_memory(tmp_path: Path, interned: list[str]) -> None:
 
 
 def test_contents(tmp_path: Path, interned: list[str]) -> None:
-    contents = Contents(tmp_path / "contents", QuickDisk())
+    contents = ContentFiles(tmp_path / "contents", QuickDisk())
     contents.restore(())
     interned.clear()
     for data in DATA:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from coordinator.workers.call_report import EVENTS_FIRST, EVENTS_LAST, CallReport, as_text
+from coordinator.workers.call_report import EVENTS_FIRST, EVENTS_LAST, CallReport, report_json
 from mesh.client.report import Report
 from wire.limits import DEFAULT, KIB, REPORT_CHARS_MAX
 from wire.protocol.messages import INLINE_BYTES_MAX, JobResult, decode_message, encode_message
@@ -19,8 +19,8 @@ from wire.transfer.content_exchange import INLINE_TOTAL_BYTES_MAX, BlobExchange,
 def test_of_many_events_the_first_and_the_latest_are_kept_and_the_others_counted() -> None:
     report, count = CallReport(), 5000
     for number in range(count):
-        report.tell(Event(float(number), "paused" if number % 2 else "resumed", "one", ""))
-        report.begins(number)
+        report.add_event(Event(float(number), "paused" if number % 2 else "resumed", "one", ""))
+        report.add_generation(number)
     times = [event.at_s for event in report.events]
     assert times == [*range(EVENTS_FIRST), *range(count - EVENTS_LAST, count)]
     assert report.generations == [int(time_s) for time_s in times]
@@ -49,7 +49,7 @@ def reports() -> dict[str, CallReport]:
 def test_a_report_that_is_too_long_is_cut_until_it_fits(case: str) -> None:
     report = reports()[case]
     assert len(json.dumps(asdict(report))) > REPORT_CHARS_MAX
-    text = as_text(report)
+    text = report_json(report)
     assert decode_message(encode_message(JobResult((), text))) == JobResult((), text)
     found = Report.of(json.loads(text))
     assert (found.seconds, found.generations) == (1.0, (1,))
@@ -58,10 +58,10 @@ def test_a_report_that_is_too_long_is_cut_until_it_fits(case: str) -> None:
 
 def test_a_report_just_at_the_limit_stays_whole() -> None:
     report = CallReport(reasons=("",))
-    report.reasons = ("x" * (REPORT_CHARS_MAX - len(as_text(report))),)
-    assert json.loads(as_text(report)) == json.loads(json.dumps(asdict(report)))
+    report.reasons = ("x" * (REPORT_CHARS_MAX - len(report_json(report))),)
+    assert json.loads(report_json(report)) == json.loads(json.dumps(asdict(report)))
     report.reasons = (report.reasons[0] + "x",)
-    assert len(as_text(report)) < 2000
+    assert len(report_json(report)) < 2000
 
 
 @pytest.mark.parametrize("size_bytes", [8, KIB, INLINE_BYTES_MAX, INLINE_BYTES_MAX + 8])

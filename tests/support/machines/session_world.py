@@ -37,7 +37,7 @@ def _unanswered(answer: ev.Event) -> list[ev.Event]:
             return [ev.RunFailed(generation, step, node, gone)]
         case ev.DeployDone(generation, node) | ev.DeployFailed(generation, node):
             return [ev.DeployFailed(generation, node, gone)]
-        case ev.SnapshotDone(copy, node) | ev.KeepDone(copy, node) | ev.CopyFailed(copy, node):
+        case ev.SnapshotTaken(copy, node) | ev.CopyStored(copy, node) | ev.CopyFailed(copy, node):
             return [ev.CopyFailed(copy, node, gone)]
     return []
 
@@ -92,7 +92,7 @@ class World:
 
     def ask(self) -> int:
         number = self.machine.next_number
-        self.feed(ev.StepAsked())
+        self.feed(ev.StepRequested())
         return number
 
     def do(self, steps: int) -> None:
@@ -149,7 +149,7 @@ class World:
         here |= {number for number, node in self.kept if node == name}
         self.alive.add(name)
         self.feed(ev.NodesChanged(frozenset(self.alive)))
-        self.feed(ev.NodeBack(name, frozenset(here)))
+        self.feed(ev.NodeReturned(name, frozenset(here)))
 
     def deliver(self) -> bool:
         """One answer arrives, if one is on its way; no time passes."""
@@ -245,7 +245,7 @@ class World:
                 )
             ]
 
-    def _StepStuck(self, action: ev.StepStuck) -> None:
+    def _ReportStuckStep(self, action: ev.ReportStuckStep) -> None:
         return
 
     def _TakeSnapshot(self, action: ev.TakeSnapshot) -> None:
@@ -259,7 +259,7 @@ class World:
         snapped = self.snapped.setdefault((action.generation, action.node), {})
         for piece, blob in contents.items():
             snapped.setdefault(piece, set()).add(blob)
-        self.waiting.append(ev.SnapshotDone(action.copy, action.node, contents))
+        self.waiting.append(ev.SnapshotTaken(action.copy, action.node, contents))
 
     def _MakeChecks(self, action: ev.MakeChecks) -> None:
         """Who died meanwhile made none."""
@@ -290,7 +290,7 @@ class World:
                     return True
         return False
 
-    def _Keep(self, action: ev.Keep) -> None:
+    def _StoreCopy(self, action: ev.StoreCopy) -> None:
         assert action.node in self.alive | {CLIENT}
         pieces = {piece: blob for piece, blob in action.contents.items() if not isinstance(piece, ev.Check)}
         if pieces:
@@ -303,9 +303,9 @@ class World:
             self.waiting.append(ev.CopyFailed(action.copy, action.node, BlobMissing("no holder has it")))
             return
         self.kept.setdefault((action.copy, action.node), {}).update(action.contents)
-        self.waiting.append(ev.KeepDone(action.copy, action.node))
+        self.waiting.append(ev.CopyStored(action.copy, action.node))
 
-    def _LetGo(self, action: ev.LetGo) -> None:
+    def _ReleaseCopy(self, action: ev.ReleaseCopy) -> None:
         self.kept.pop((action.copy, action.node), None)
 
     def _SendDrop(self, action: ev.SendDrop) -> None:
@@ -328,14 +328,14 @@ class World:
     def _Reject(self, action: ev.Reject) -> None:
         self.rejected[action.number] = action.error
 
-    def _GiveState(self, action: ev.GiveState) -> None:
+    def _DeliverState(self, action: ev.DeliverState) -> None:
         assert action.contents is None or all(CLIENT in nodes for nodes in action.holders.values())
         self.states[action.request] = self._value_of(action.contents)
 
-    def _RefuseState(self, action: ev.RefuseState) -> None:
+    def _RejectState(self, action: ev.RejectState) -> None:
         self.states[action.request] = action.error
 
-    def _Ended(self, action: ev.Ended) -> None:
+    def _EndSession(self, action: ev.EndSession) -> None:
         self.ended.append(action.error)
 
     def _reached(self, node: str, holders: frozenset[str]) -> frozenset[str]:

@@ -12,7 +12,7 @@ from types import CodeType, FrameType
 from typing import Any
 from unittest.mock import patch
 
-from coordinator.workers.link_prober import Prober
+from coordinator.workers.link_prober import LinkProber
 from mesh.simulation.cluster import Cluster
 
 from .simulated import simulate
@@ -43,12 +43,12 @@ def heartbeat_round(workers: int, rounds: int = 5, probing: bool = True) -> Roun
         counter.stop()
         found.append(Round(workers, counter.calls / rounds, counter.cpu_s / rounds, beat_s))
 
-    with contextlib.nullcontext() if probing else patch.object(Prober, "run", _never):
+    with contextlib.nullcontext() if probing else patch.object(LinkProber, "run", _never):
         simulate(scenario, workers, plan_ahead=False)
     return found[0]
 
 
-async def _never(prober: Prober) -> None:
+async def _never(prober: LinkProber) -> None:
     await asyncio.Event().wait()
 
 

@@ -98,7 +98,7 @@ class Trial:
                 async with asyncio.timeout(HANGS_S):
                     await self._works(m, chaos)
                 await self._check_nothing_left(m)
-                cluster.referee.verdict()
+                cluster.checker.verdict()
             except BaseException as error:
                 tasks = "\n".join(f"task {task.get_coro()}" for task in asyncio.all_tasks())
                 error.add_note(f"{told}\n{dict(self.ends)}\n{cluster.transcript()}\n{tasks}")

@@ -163,7 +163,7 @@ class FaultyMesh(RuleBasedStateMachine):
 
     def check(self) -> None:
         """After every rule.  Not an invariant of hypothesis: those are printed between all the steps of a script."""
-        self.cluster.referee.verdict()
+        self.cluster.checker.verdict()
 
     def teardown(self) -> None:
         well = sys.exc_info()[0] is None

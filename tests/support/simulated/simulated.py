@@ -71,7 +71,7 @@ def simulate(
         async with Cluster(config, devices or any_speed, seed, answerer or AnswersHere()) as cluster:
             try:
                 await scenario(cluster)
-                cluster.referee.verdict()
+                cluster.checker.verdict()
             except BaseException as error:
                 error.add_note(cluster.transcript())
                 raise

@@ -15,7 +15,7 @@ import numpy as np
 
 from coordinator.coordinator import Coordinator, CoordinatorConfig
 from coordinator.jobs.job_service import JobService
-from coordinator.jobs.job_store import Keeper
+from coordinator.jobs.job_store import JobStore
 from coordinator.jobs.job_table import FINAL, JobLimits, JobTable
 from mesh.simulation.cluster import COORDINATOR, PORT, Cluster
 from mesh.simulation.engine_host import Device
@@ -87,18 +87,18 @@ class DurableCluster(Cluster):
         config, loop = self.config, asyncio.get_running_loop()
         identity = replace(identity_here(COORDINATOR, config.mesh, config.name, None), node_id="c" * 32)
         try:
-            keeper, found = Keeper.open(folder, 1, FaultyDisk(self.bomb), faulty_connect(self.bomb, lies=False))
+            store, found = JobStore.open(folder, 1, FaultyDisk(self.bomb), faulty_connect(self.bomb, lies=False))
         except NotDurable:
             self.tell(f"the coordinator dies in its start, at step {at} of its disk")
             return False
         self.coordinator = Coordinator(
             config, identity, None, lambda identity, handler: self._endpoint(COORDINATOR, identity, handler),
-            self.referee.coordinator,
+            self.checker.coordinator,
         )  # fmt: skip
-        self.coordinator.epoch = keeper.epoch
+        self.coordinator.epoch = store.epoch
         self.coordinator.link_watch.wall = loop.time
         self.coordinator.watchers.append(self._saw)
-        self.service = JobService(self.coordinator, JobTable(LIMITS), keeper, self._date)
+        self.service = JobService(self.coordinator, JobTable(LIMITS), store, self._date)
         self.service.resume(found)
         await self.coordinator.endpoint.listen(COORDINATOR, PORT, PORT)
         self._staying = asyncio.create_task(self._stay())

@@ -187,7 +187,7 @@ class Trial:
                     self._train(m, found, data, watch, Path(folder))
                 self._check_no_stall(m)
                 self._check_nothing_left(m)
-                cluster.referee.verdict()
+                cluster.checker.verdict()
             except BaseException as error:
                 error.add_note(f"{told}\n{dict(self.ends)}\n{m.simulation.transcript()}")
                 raise

@@ -30,15 +30,15 @@ def test_no_more_steps_are_under_way_than_may_be() -> None:
 
 def test_the_state_is_that_after_the_steps_asked_for_before() -> None:
     world = World(3)
-    world.feed(ev.StateAsked(1))
+    world.feed(ev.StateRequested(1))
     world.settle()
     assert world.states[1] == 0
     for _ in range(7):
         world.ask()
-    world.feed(ev.StateAsked(2))
+    world.feed(ev.StateRequested(2))
     world.do(5)
     assert world.states[2] == 7 and len(world.told) == 12
-    world.feed(ev.StateAsked(3))
+    world.feed(ev.StateRequested(3))
     world.settle()
     assert world.states[3] == 12
 
@@ -46,9 +46,9 @@ def test_the_state_is_that_after_the_steps_asked_for_before() -> None:
 def test_a_state_that_nobody_waits_for_holds_up_nothing() -> None:
     world = World(3)
     world.ask()
-    world.feed(ev.StateAsked(1))
+    world.feed(ev.StateRequested(1))
     world.ask()
-    world.feed(ev.StateUnasked(1))
+    world.feed(ev.StateRequestWithdrawn(1))
     world.settle()
     assert len(world.told) == 2 and not world.states
 
@@ -96,7 +96,7 @@ def test_replicas_are_copies() -> None:
     world = World(8, Policy("none"), replicas=True)
     world.do(6)
     plan = next(plan for plan in world.plans.values() if plan.values)
-    world.feed(ev.ForgetFirst())
+    world.feed(ev.ReplayLimitExceeded())
     survivors = world.alive - {min(plan.nodes)}
     if plan.nodes & survivors:
         world.kill(min(plan.nodes))
@@ -112,7 +112,7 @@ def test_without_copies_the_first_state_and_all_feeds_are_one_until_they_are_for
     world.kill(owner)
     world.settle()
     assert not world.ended
-    world.feed(ev.ForgetFirst())
+    world.feed(ev.ReplayLimitExceeded())
     assert world.feeds_from == 5
     owner = world.owner
     number = world.ask()
@@ -142,7 +142,7 @@ def test_a_step_that_fails_for_good_fails_alone_and_the_state_stays() -> None:
     (node,) = plan.nodes
     world.feed(ev.RunFailed(generation, failing - plan.start, node, ExecuteFailed("no")))
     assert isinstance(world.rejected[failing], ExecuteFailed) and isinstance(world.rejected[later], Cancelled)
-    world.feed(ev.StateAsked(1))
+    world.feed(ev.StateRequested(1))
     assert world.ask() == failing, "the number is free again"
     world.settle()
     assert world.states[1] == 3 and len(world.told) == 4
@@ -193,7 +193,7 @@ def test_what_nobody_who_is_left_can_go_on_with_names_the_dead_and_where_to_begi
 def test_a_state_that_is_lost_names_all_who_had_it_and_the_copies_there_were() -> None:
     world = World(4, Policy("buddy", every=2))
     world.do(9)
-    world.feed(ev.ForgetFirst())
+    world.feed(ev.ReplayLimitExceeded())
     number = world.ask()
     for name in sorted(world.alive):
         world.kill(name)
@@ -238,7 +238,7 @@ def test_a_better_plan_begins_with_the_value_of_the_old_one() -> None:
     world = World(15, Policy("none"))
     world.do(5)
     runs = world.runs
-    world.feed(ev.BetterPlan())
+    world.feed(ev.BetterPlanFound())
     world.settle()
     assert world.runs == runs, "no step is done again"
     world.ask()
@@ -254,11 +254,11 @@ def test_workers_that_cannot_connect_have_their_state_brought_here(seed: int) ->
     world.kill(owner)
     for _ in range(3):
         world.ask()
-    world.feed(ev.BetterPlan())
+    world.feed(ev.BetterPlanFound())
     world.settle()
-    world.feed(ev.BetterPlan())
+    world.feed(ev.BetterPlanFound())
     world.ask()
-    world.feed(ev.StateAsked(1))
+    world.feed(ev.StateRequested(1))
     world.settle()
     assert list(world.told) == list(range(13)) and not world.ended and world.states == {1: 13}
     assert world.feeds_from > 0, "feeds are let go"
@@ -268,8 +268,8 @@ def test_the_end_lets_everything_go() -> None:
     world = World(16, EVERY)
     world.do(3)
     late = world.ask()
-    world.feed(ev.StateAsked(9))
-    world.feed(ev.CloseAsked())
+    world.feed(ev.StateRequested(9))
+    world.feed(ev.CloseRequested())
     assert world.ended == [None] and isinstance(world.rejected[late], Cancelled)
     assert isinstance(world.states[9], Cancelled)
     world.settle()
@@ -294,9 +294,9 @@ def test_random_lives(seed: int, copies: str) -> None:
             world.step()
         elif draw < 0.88:
             requests += 1
-            world.feed(ev.StateAsked(requests))
+            world.feed(ev.StateRequested(requests))
         elif draw < 0.9:
-            world.feed(ev.BetterPlan())
+            world.feed(ev.BetterPlanFound())
         elif draw < 0.92:
             world.lose_values(chance.choice(world.names))
         elif draw < 0.95:
@@ -314,7 +314,7 @@ def test_random_lives(seed: int, copies: str) -> None:
     assert not world.ended, f"the session ended: {world.ended[0]}"
     assert list(world.told) == list(range(asked)) and not world.rejected
     assert len(world.states) == requests
-    world.feed(ev.CloseAsked())
+    world.feed(ev.CloseRequested())
     world.settle()
     assert not world.kept
 
@@ -361,7 +361,7 @@ def test_links_that_all_end_for_a_while_lose_no_state(seed: int, copies: str) ->
         for _ in range(chance.randrange(40)):
             world.deliver()
         if chance.random() < 0.5:
-            world.feed(ev.ForgetFirst())
+            world.feed(ev.ReplayLimitExceeded())
         for name in chance.sample(world.names, 3):
             world.cut_off(name)
             for _ in range(chance.randrange(3)):
@@ -373,7 +373,7 @@ def test_links_that_all_end_for_a_while_lose_no_state(seed: int, copies: str) ->
     world.settle()
     assert not world.ended, f"the session ended: {world.ended[0]}"
     assert list(world.told) == list(range(world.machine.next_number)) and not world.rejected
-    world.feed(ev.CloseAsked())
+    world.feed(ev.CloseRequested())
     world.settle()
     assert not world.kept and not any(plan.values for plan in world.plans.values()), "something stays on workers"
 
@@ -382,7 +382,7 @@ def gone_for_a_while(copies: str = "none") -> World:
     """Eight steps are done, their first value is forgotten, and no worker is there."""
     world = World(21, Policy(copies, every=3))
     world.do(8)
-    world.feed(ev.ForgetFirst())
+    world.feed(ev.ReplayLimitExceeded())
     for name in world.names:
         world.cut_off(name)
     return world
@@ -498,7 +498,7 @@ def test_the_step_under_way_and_the_next_one_are_done_before_a_better_plan_takes
     while not world.told:
         world.step()
     before, done = max(world.begins), len(world.told)
-    actions = world.machine.handle(ev.BetterPlan(), world.now)
+    actions = world.machine.handle(ev.BetterPlanFound(), world.now)
     assert {type(action) for action in actions} == {ev.StopStep}, "the third one need not begin"
     world.perform(actions)
     world.settle()
@@ -532,9 +532,9 @@ def test_a_read_is_answered_though_who_brought_the_value_died_beside_the_plan() 
     for seed in range(300):
         world = World(seed, Policy("buddy", every=2, ahead=2), together=True)
         world.do(4)
-        world.feed(ev.StateAsked(1))
-        bringing = [taking for taking in world.machine._takings.values() if taking.purpose == 1]
-        beside = {node for taking in bringing for node in taking.sources.values()} - {world.owner, CLIENT}
+        world.feed(ev.StateRequested(1))
+        bringing = [pending for pending in world.machine._pending.values() if pending.purpose == 1]
+        beside = {node for pending in bringing for node in pending.sources.values()} - {world.owner, CLIENT}
         if not beside:
             continue
         struck += 1
@@ -551,7 +551,7 @@ def test_a_read_of_what_only_a_plan_has_that_did_no_step_yet_ends_nothing(every:
     for seed in range(100):
         world = World(seed, Policy("buddy", every=every), together=True)
         world.do(3)
-        world.feed(ev.BetterPlan())
+        world.feed(ev.BetterPlanFound())
         while (plan := world.machine._plan) is None or not (plan.running and plan.start == 3):
             if not world.step():
                 break
@@ -570,14 +570,14 @@ def test_a_read_of_what_only_a_plan_has_that_did_no_step_yet_ends_nothing(every:
         for node in sorted(holders):
             world.kill(node)
         kept = bool(world.machine._copies)
-        world.feed(ev.StateAsked(1))
+        world.feed(ev.StateRequested(1))
         world.settle()
         if kept:
             assert world.states[1] == 3, "it was made again"
         else:
             assert isinstance(world.states[1], NodeLost)
             world.do(1)
-            world.feed(ev.StateAsked(2))
+            world.feed(ev.StateRequested(2))
             world.settle()
             assert world.told[3] == 3 and world.states[2] == 4
         assert not world.ended

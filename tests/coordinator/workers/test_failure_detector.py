@@ -17,9 +17,9 @@ from coordinator.workers.failure_detector import (
     AskPeer,
     Cause,
     Decision,
+    FailureDetector,
     Health,
     HealthConfig,
-    HealthDetector,
     ProbeSelf,
     Transition,
 )
@@ -29,8 +29,8 @@ from wire.timeouts import PRESETS
 CONFIG = HealthConfig(1.5)
 
 
-def detector(*nodes: str) -> HealthDetector:
-    made = HealthDetector(CONFIG)
+def detector(*nodes: str) -> FailureDetector:
+    made = FailureDetector(CONFIG)
     for node in nodes or ("a",):
         made.joined(node, 1, 0.0)
     return made
@@ -49,7 +49,7 @@ def one(decisions: list[Decision]) -> Transition:
     return change
 
 
-def suspect(judge: HealthDetector, silent: str, *others: str) -> list[AskPeer]:
+def suspect(judge: FailureDetector, silent: str, *others: str) -> list[AskPeer]:
     """Let a node become Suspect at 0.5 while the others were just heard; whom it asks."""
     for other in others:
         judge.heard(other, 1, 0.45)
@@ -77,7 +77,7 @@ def test_silence_leads_to_suspect_then_dead_at_the_stated_times() -> None:
 def test_a_tick_at_the_deadline_is_never_too_early() -> None:
     """Sums of floats round: a judge that woke exactly when asked must not find that it is not yet time."""
     for heard_s in (0.1, 0.7, 123456.789, 987654.321):
-        judge = HealthDetector(CONFIG)
+        judge = FailureDetector(CONFIG)
         judge.joined("a", 1, heard_s)
         for expected in (Health.SUSPECT, Health.DEAD):
             due_s = judge.next_deadline()
@@ -312,7 +312,7 @@ def test_fewer_than_half_or_than_three_are_no_mass(silent: str, rest: str) -> No
 
 
 def test_suspicions_that_are_long_apart_are_no_mass() -> None:
-    judge = HealthDetector(HealthConfig(15.0))
+    judge = FailureDetector(HealthConfig(15.0))
     for place, node in enumerate("abc"):
         judge.joined(node, 1, place * 6.0)
     guarded = [isinstance(each, ProbeSelf) for now in (5.0, 11.0, 17.0) for each in judge.tick(now)]

@@ -10,7 +10,7 @@ import pytest
 from support.machines.profiles import device, near, worker
 
 from coordinator.planning.model.plan import Gang, Part, Plan
-from coordinator.workers.straggler_detector import BASE_S, LEARNT_MIN, SEEN_MIN, SLOWNESS_MAX, WINDOW, Stragglers
+from coordinator.workers.straggler_detector import BASE_S, LEARNT_MIN, SEEN_MIN, SLOWNESS_MAX, WINDOW, StragglerDetector
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder, WireGraph
 
@@ -35,12 +35,12 @@ def on(site: tuple[str, int], length: int = 1, predicted_s: float = 0.1, slower:
     return plan(Part(0, *site, "cpu", graph(length), (), predicted_s * slower, slower))
 
 
-def run(seen: Stragglers, made: Plan, *times_s: float, calls: int = 1) -> list[str]:
+def run(seen: StragglerDetector, made: Plan, *times_s: float, calls: int = 1) -> list[str]:
     return [text for took_s in times_s for text in seen.took(made, {0: took_s}, calls)]
 
 
-def known(site: tuple[str, int] = A, took_s: float = 0.1, length: int = 1) -> Stragglers:
-    seen = Stragglers()
+def known(site: tuple[str, int] = A, took_s: float = 0.1, length: int = 1) -> StragglerDetector:
+    seen = StragglerDetector()
     assert not run(seen, on(site, length), *[took_s] * 10)
     return seen
 
@@ -57,7 +57,7 @@ def test_a_device_slower_than_it_was_is_known_after_three_runs(times: float, slo
 
 def test_devices_that_are_unlike_and_predictions_that_err_say_nothing() -> None:
     """Held against its own past, a device that is 30 times slower than another is as it always was."""
-    seen, rng = Stragglers(), random.Random(1)
+    seen, rng = StragglerDetector(), random.Random(1)
     for length in range(1, 40):  # every plan cuts the graph in another way
         for site, times in ((A, 1.0), (B, 30.0)):
             error = rng.choice((0.1, 1.0, 12.0))
@@ -86,7 +86,7 @@ def first_runs_cost_more(rng: random.Random) -> float:
 def test_noise_makes_nobody_a_straggler(noise: Callable[[random.Random], float], part_s: float) -> None:
     wrong = 0
     for seed in range(10):
-        seen, rng = Stragglers(), random.Random(seed)
+        seen, rng = StragglerDetector(), random.Random(seed)
         if noise is first_runs_cost_more:
             run(seen, on(A), 5 * part_s)
         run(seen, on(A), *[part_s * noise(rng) for _ in range(1000)])
@@ -97,7 +97,7 @@ def test_noise_makes_nobody_a_straggler(noise: Callable[[random.Random], float],
 @pytest.mark.parametrize("times", [2.5, 5.0, 10.0])
 def test_it_is_noticed_through_noise_and_so_is_its_end(times: float) -> None:
     for seed in range(30):
-        seen, rng = Stragglers(), random.Random(seed)
+        seen, rng = StragglerDetector(), random.Random(seed)
         run(seen, on(A), *[0.1 * jitter(rng) for _ in range(100)])
         run(seen, on(A), *[0.1 * times * jitter(rng) for _ in range(12)])
         assert times / 1.9 <= seen.slowness(A) <= times * 1.9
@@ -110,7 +110,7 @@ def test_it_is_noticed_through_noise_and_so_is_its_end(times: float) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_a_device_may_become_any_number_of_times_faster_or_slower(seed: int) -> None:
     """As one does that was got to know while its machine was busy; a clock may say that no time went by."""
-    seen, rng = Stragglers(), random.Random(seed)
+    seen, rng = StragglerDetector(), random.Random(seed)
     machines = near(*(worker(n, device(0, 50.0, 10.0)) for n in range(2)))
     single = plan(Part(0, "node-0", 0, "cpu", graph(), (), 0.1))
     made = single, replace(single, gangs=(Gang((0,), ("dp",), (1,), 0.0, 0),))
@@ -159,7 +159,7 @@ def test_a_part_that_is_not_done_tells_too() -> None:
     assert not seen.late(part, 0.8, 1) and seen.slowness(A) == 1
     assert seen.late(part, 0.8, 1) == [] and seen.slowness(A) == 1
     assert seen.late(part, 0.8, 1) == ["device 0 takes 8 times as long as it did"]
-    assert not Stragglers().late(part, 800.0, 1), "nothing is known of it"
+    assert not StragglerDetector().late(part, 800.0, 1), "nothing is known of it"
 
 
 def test_what_a_part_would_take_goes_by_its_runs_and_else_by_how_far_predictions_are_off() -> None:
@@ -175,7 +175,7 @@ def test_what_a_part_would_take_goes_by_its_runs_and_else_by_how_far_predictions
 
 def test_devices_with_the_same_figures_learn_together_how_far_predictions_are_off() -> None:
     """Else the one that was tried would look slower than those that were not, and a plan would leave it no work."""
-    seen = Stragglers()
+    seen = StragglerDetector()
     alike, other = [worker(n, device(0, 50.0, 10.0)) for n in range(2)], worker(2, device(0, 80.0, 10.0))
 
     def flops() -> list[float]:
@@ -226,7 +226,7 @@ def test_a_device_that_is_less_slow_than_it_was_is_found_to_be_so_by_its_work_of
 
 
 def test_ranks_are_as_fast_as_their_own_runs_say_and_other_parts_say_nothing_of_them() -> None:
-    seen, machines = Stragglers(), near(*(worker(n, device(0, 50.0, 10.0)) for n in range(2)))
+    seen, machines = StragglerDetector(), near(*(worker(n, device(0, 50.0, 10.0)) for n in range(2)))
     ranks = [Part(n, f"node-{n}", 0, "cpu", graph(), (), 0.1) for n in range(2)]
     gang = Gang((0, 1), ("x",), (2,), 0.0, 0)
     made = replace(plan(*ranks, Part(2, "node-0", 0, "cpu", graph(2), (), 0.1)), gangs=(gang,))
@@ -237,7 +237,7 @@ def test_ranks_are_as_fast_as_their_own_runs_say_and_other_parts_say_nothing_of_
 
 
 def test_a_rank_that_was_not_tried_is_as_those_with_the_same_figures() -> None:
-    seen, machines = Stragglers(), near(*(worker(n, device(0, 50.0 * (1 + n // 2), 10.0)) for n in range(4)))
+    seen, machines = StragglerDetector(), near(*(worker(n, device(0, 50.0 * (1 + n // 2), 10.0)) for n in range(4)))
     machines = replace(machines, workers=tuple(map(seen.as_it_runs, machines.workers)))  # so it knows their figures
     made = replace(plan(Part(0, "node-0", 0, "cpu", graph(), (), 0.1)), gangs=(Gang((0,), ("x",), (1,), 0.0, 0),))
     run(seen, made, *[0.15] * LEARNT_MIN)

@@ -89,8 +89,8 @@ def test_a_node_that_was_stuck_and_is_paused_counts_as_neither() -> None:
     drive = Driver("a", "b")
     drive(s.CallSubmitted(1, "job"))
     drive.deployed()
-    drive(s.Working("a", ((1, 0, 0, 1e3),)))
+    drive(s.WorkReported("a", ((1, 0, 0, 1e3),)))
     assert drive.machine.stuck == {"a"}
     drive(s.NodePaused("a"))
     assert drive.machine.stuck == frozenset()
-    assert drive(s.Working("a", ((1, 0, 0, 1e3),))) == []
+    assert drive(s.WorkReported("a", ((1, 0, 0, 1e3),))) == []

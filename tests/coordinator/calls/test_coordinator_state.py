@@ -189,7 +189,7 @@ def test_random_scripts_keep_the_invariants_and_every_call_ends(seed: int) -> No
                     outbox.append(s.DeployDone(generation, node))
                 case s.SendRun(generation, step, node, _):
                     if rng.random() < 0.05:
-                        outbox.append(s.Working(node, ((generation, step, 0, rng.choice((0.1, 3.0))),)))
+                        outbox.append(s.WorkReported(node, ((generation, step, 0, rng.choice((0.1, 3.0))),)))
                     if rng.random() < 0.05:
                         lost = DeviceLost("its engine died")
                         outbox.append(s.RunFailed(generation, step, node, lost, frozenset(rng.sample("uvwxyz", 2))))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.jobs.job_table import FINAL, Action, Job, JobLimits, JobTable, Note, Save, Start, Stop
+from coordinator.jobs.job_table import FINAL, Action, Job, JobLimits, JobTable, Save, SaveLater, Start, Stop
 from wire.errors import Busy, Cancelled, ExecuteFailed, InputError, MeshError, NotDurable
 
 LIMITS = JobLimits(
@@ -50,19 +50,19 @@ class Story:
         for action in actions:
             self.told.append(f"{type(action).__name__} {action.job.job}")
             if isinstance(action, Save) and self.full:
-                self.do(self.table.not_saved(action, self.now, NotDurable("the disk is full")))
+                self.do(self.table.save_failed(action, self.now, NotDurable("the disk is full")))
             elif isinstance(action, Save):
                 self.told[-1] += f" {action.kind}"
                 self.journal.append((action.job.job, action.kind, json.loads(json.dumps(action.fields))))
                 self.do(self.table.saved(action, self.now))
-            elif isinstance(action, Note):
+            elif isinstance(action, SaveLater):
                 self.journal.append((action.job.job, action.kind, {}))
             elif isinstance(action, Stop):
                 self.do(self.table.ran(action.job, self.now, error=Cancelled("stopped")))
 
-    def workers(self, lack: str, now: float = 0.0) -> None:
+    def workers(self, no_worker_reason: str, now: float = 0.0) -> None:
         self.now = now
-        self.do(self.table.workers(now, lack, ()))
+        self.do(self.table.workers(now, no_worker_reason, ()))
 
     def waits(self, name: str) -> str:
         return self.table.report(self.job(name), self.now, details=False).waits
@@ -72,7 +72,7 @@ class Story:
         made.now, made.table.unix_s = now, unix_s
         for job, kind, fields in self.journal:
             made.table.restore(job, kind, fields, now)
-        made.table.gather(now)
+        made.table.wait_for_workers(now)
         return made
 
     def log(self, name: str) -> list[str]:
@@ -82,10 +82,10 @@ class Story:
 def test_a_job_is_promised_run_and_told_in_this_order() -> None:
     story = Story()
     story.submit("a")
-    assert story.told == ["Save a accepted", "Tell a", "Note a", "Start a"]
+    assert story.told == ["Save a accepted", "Notify a", "SaveLater a", "Start a"]
     story.told.clear()
     story.ran("a", 2.0, "outputs")
-    assert story.told == ["Save a ended", "Tell a"]
+    assert story.told == ["Save a ended", "Notify a"]
     job = story.job("a")
     assert (job.state, job.outputs, job.work, job.ended_s) == ("done", "outputs", None, 2.0)
 
@@ -148,7 +148,7 @@ def test_a_job_whose_values_are_still_on_their_way_does_not_start() -> None:
     job = story.table.submit(Job("a", "", "c", True, 0.0))
     assert (story.table.start(0.0), job.state) == ([], "arriving")
     story.do(story.table.cancel(job, 1.0))
-    assert (story.table.arrived(job, 2.0, "work"), job.state, story.told) == ([], "cancelled", ["Tell a"])
+    assert (story.table.arrived(job, 2.0, "work"), job.state, story.told) == ([], "cancelled", ["Notify a"])
 
 
 def test_a_job_that_was_cancelled_while_it_was_written_is_written_as_cancelled() -> None:
@@ -158,7 +158,7 @@ def test_a_job_that_was_cancelled_while_it_was_written_is_written_as_cancelled()
     assert isinstance(save, Save)
     story.do(story.table.cancel(job, 1.0))
     story.do(story.table.saved(save, 2.0))
-    assert story.told == ["Tell a", "Save a ended"]
+    assert story.told == ["Notify a", "Save a ended"]
     assert (story.journal[-1][2]["state"], job.state) == ("cancelled", "cancelled")
 
 
@@ -220,9 +220,9 @@ def test_an_end_that_could_not_be_written_is_told_and_written_later() -> None:
     story.submit("a")
     story.full = True
     story.ran("a", 1.0, "outputs")
-    assert (story.job("a").state, story.told[-2:]) == ("done", ["Save a", "Tell a"])
+    assert (story.job("a").state, story.told[-2:]) == ("done", ["Save a", "Notify a"])
     story.at(2.0)
-    assert (story.told[-1], story.table.next_deadline()) == ("Tell a", 3.0)
+    assert (story.told[-1], story.table.next_deadline()) == ("Notify a", 3.0)
     story.at(3.0)
     assert (story.told[-1], story.table.next_deadline()) == ("Save a", 5.0)
     story.full = False
@@ -315,7 +315,7 @@ def test_a_restart_forgets_nothing_and_runs_what_was_not_over() -> None:
     assert (done.shrunk, done.log) == (True, ())
     after.table.recall(done, {**before.journal[2][2], "values": None})
     assert before.log("done") == after.log("done")
-    after.do(after.table.workers(5.0, lack="", missing=()))
+    after.do(after.table.workers(5.0, no_worker_reason="", missing=()))
     assert after.job("running").state == after.job("waiting").state == "running"
     assert after.submit("running", detached=True) is after.job("running")
 
@@ -349,15 +349,15 @@ def test_after_a_restart_jobs_wait_for_the_workers_of_before_but_not_for_ever() 
     before = Story()
     before.submit("a", detached=True)
     after = before.restarted(5.0)
-    for now, lack, missing in ((5.0, NOBODY, ["w1", "w2"]), (6.0, "", ["w2"]), (7.9, "", ["w2"])):
-        assert after.table.workers(now, lack, missing) == []
+    for now, no_worker_reason, missing in ((5.0, NOBODY, ["w1", "w2"]), (6.0, "", ["w2"]), (7.9, "", ["w2"])):
+        assert after.table.workers(now, no_worker_reason, missing) == []
         assert after.waits("a") == "for the workers of before"
     assert after.table.next_deadline() == 8.0
     assert after.table.workers(8.0, NOBODY, missing=["w1", "w2"]) == []
     assert after.table.next_deadline() is None, "from now on any worker will do"
     assert after.waits("a") == "for a worker: none is connected"
     actions = after.table.workers(60.0, "", missing=["w2"])
-    assert [type(action) for action in actions] == [Note, Start]
+    assert [type(action) for action in actions] == [SaveLater, Start]
 
 
 def test_a_job_that_needs_no_client_waits_for_a_worker_and_says_so() -> None:
@@ -421,7 +421,7 @@ def test_a_job_that_was_never_accepted_is_dropped_without_an_entry() -> None:
     job = story.table.submit(Job("a", "", "c", True, 0.0))
     story.do(story.table.refused(job, 0.0, InputError("no")))
     story.at(10.0)
-    assert (story.told, story.journal) == (["Tell a", "Free a"], [])
+    assert (story.told, story.journal) == (["Notify a", "Free a"], [])
 
 
 # -- any order of events
@@ -455,7 +455,7 @@ class World:
         self.promised: set[str] = set()
         self.answers: dict[str, str] = {}
         self.table = JobTable(self.limits)
-        self.lack = ""
+        self.no_worker_reason = ""
         self.saving: list[Save] = []
         self.running: list[Job] = []
 
@@ -468,7 +468,7 @@ class World:
         for action in actions:
             if isinstance(action, Save):
                 self.saving.append(action)
-            elif isinstance(action, Note):
+            elif isinstance(action, SaveLater):
                 self.journal.append((action.job.job, action.kind, {}))
             elif isinstance(action, Start):
                 assert action.job not in self.running
@@ -504,7 +504,7 @@ class World:
 
     def refuse(self) -> None:
         if self.saving:
-            self.do(self.table.not_saved(self.saving.pop(0), self.now, NotDurable("the disk is full")))
+            self.do(self.table.save_failed(self.saving.pop(0), self.now, NotDurable("the disk is full")))
 
     def run(self) -> None:
         if self.running:
@@ -523,10 +523,10 @@ class World:
         self.table.seen(self.rng.choice("xy"))
 
     def tick(self) -> None:
-        self.do([*self.table.tick(self.now), *self.table.workers(self.now, self.lack, [])])
+        self.do([*self.table.tick(self.now), *self.table.workers(self.now, self.no_worker_reason, [])])
 
     def come_and_go(self) -> None:
-        self.lack = self.rng.choice(("", NOBODY))
+        self.no_worker_reason = self.rng.choice(("", NOBODY))
 
     def crash(self) -> None:
         """What was being saved may be on the disk or not; whatever else was in memory is gone."""
@@ -535,11 +535,11 @@ class World:
         self.table, self.saving, self.running = JobTable(self.limits), [], []
         for entry in self.journal:
             self.table.restore(*entry, self.now)
-        self.table.gather(self.now)
+        self.table.wait_for_workers(self.now)
         self.check()
 
     def settle(self) -> None:
-        self.lack = ""
+        self.no_worker_reason = ""
         for _ in range(40):
             self.now += 1.0
             self.tick()

@@ -21,8 +21,8 @@ def running(*nodes: str, seconds: float = 0.1) -> Driver:
     return drive
 
 
-def working(node: str, took_s: float, part: int = 0, generation: int = 1, step: int = 0) -> s.Working:
-    return s.Working(node, ((generation, step, part, took_s),))
+def working(node: str, took_s: float, part: int = 0, generation: int = 1, step: int = 0) -> s.WorkReported:
+    return s.WorkReported(node, ((generation, step, part, took_s),))
 
 
 # -- stuck
@@ -89,7 +89,7 @@ def test_a_compilation_has_a_minute_or_ten_times_what_it_should_take() -> None:
         drive(s.PlanMade(1, frozenset(ABC), 1, {}, {0: expected_s}))
         drive(s.DeployDone(1, "b"))
         assert drive(working("b", 999.0, step=s.PREPARING, generation=9)) == [], "of another plan: it waits for a and c"
-        drive(s.Working("b", ()))
+        drive(s.WorkReported("b", ()))
         assert drive(working("a", patience_s - 0.1, step=s.PREPARING)) == []
         assert drive(working("a", patience_s + 0.1, step=s.PREPARING)) == [s.MakePlan(2, "job", frozenset("bc"))]
         for node in "ac":
@@ -105,7 +105,7 @@ def test_later_calls_do_without_a_stuck_worker_until_it_goes_on() -> None:
     drive(working("a", 3.0))
     drive.deployed(2, ("b", "c"))
     assert {run.node for run in of(s.SendRun, drive(s.CallSubmitted(2, "job")))} == {"b", "c"}
-    drive(s.Working("a", ()))
+    drive(s.WorkReported("a", ()))
     assert drive.machine.stuck == frozenset()
     assert {run.node for run in of(s.SendRun, drive(s.CallSubmitted(3, "job")))} == set(ABC)
 
@@ -271,7 +271,7 @@ def ticked(drive: Driver, until_s: float, busy: str = "") -> list[s.Action]:
     while drive.now < until_s:
         actions += drive(s.Tick(), after_s=1.0)
         if busy:
-            drive(s.Working(busy, ((99, 0, 0, 0.1),)))
+            drive(s.WorkReported(busy, ((99, 0, 0, 0.1),)))
     return actions
 
 
@@ -281,7 +281,7 @@ def test_a_plan_that_nobody_works_on_is_made_anew_and_the_next_one_has_twice_the
     began_s = 0.0
     for generation, times in ((1, 1), (2, 2), (3, 4)):
         actions = ticked(drive, began_s + times * s.STALLED_S_MIN + s.STALLED_LOOK_S + 1.0)
-        (told,) = of(s.TellStalled, actions)
+        (told,) = of(s.ReportStalled, actions)
         assert told.generation == generation and "nobody has worked" in str(told.error) and told.error.retry
         assert of(s.SendDrop, actions) == [s.SendDrop(generation, node) for node in ABC]
         assert of(s.MakePlan, actions) == [s.MakePlan(generation + 1, "job", frozenset(ABC))]
@@ -295,24 +295,24 @@ def test_every_sign_of_work_gives_it_more_time(sign: s.Event) -> None:
     ticked(drive, s.STALLED_S_MIN - 1.0)
     drive(sign)
     assert ticked(drive, 2 * s.STALLED_S_MIN - 1.0) == []
-    assert of(s.TellStalled, ticked(drive, 2 * s.STALLED_S_MIN + s.STALLED_LOOK_S + 1.0))
+    assert of(s.ReportStalled, ticked(drive, 2 * s.STALLED_S_MIN + s.STALLED_LOOK_S + 1.0))
 
 
 def test_it_waits_behind_what_its_nodes_compute_and_for_slow_links() -> None:
     drive = running(*ABC)
-    assert of(s.TellStalled, ticked(drive, 1000.0, busy="b")) == []
+    assert of(s.ReportStalled, ticked(drive, 1000.0, busy="b")) == []
     drive = Driver(*ABC)
     drive(s.CallSubmitted(1, "job"))
     drive(s.PlanMade(1, frozenset(ABC), 1, call_s=10.0))
     for node in ABC:
         drive(s.DeployDone(1, node))
-    assert of(s.TellStalled, ticked(drive, 10.0 * s.STALLED_PREDICTED - 1.0)) == []
-    assert of(s.TellStalled, ticked(drive, 10.0 * s.STALLED_PREDICTED + s.STALLED_LOOK_S + 1.0))
+    assert of(s.ReportStalled, ticked(drive, 10.0 * s.STALLED_PREDICTED - 1.0)) == []
+    assert of(s.ReportStalled, ticked(drive, 10.0 * s.STALLED_PREDICTED + s.STALLED_LOOK_S + 1.0))
 
 
 def test_a_coordinator_that_slept_gives_all_of_it_again() -> None:
     drive = running(*ABC)
     ticked(drive, 3.0)
-    assert of(s.TellStalled, drive(s.Tick(), after_s=8 * 3600.0)) == []
-    assert of(s.TellStalled, ticked(drive, 8 * 3600.0 + s.STALLED_S_MIN)) == []
-    assert of(s.TellStalled, ticked(drive, 8 * 3600.0 + 3.0 + s.STALLED_S_MIN + s.STALLED_LOOK_S + 1.0))
+    assert of(s.ReportStalled, drive(s.Tick(), after_s=8 * 3600.0)) == []
+    assert of(s.ReportStalled, ticked(drive, 8 * 3600.0 + s.STALLED_S_MIN)) == []
+    assert of(s.ReportStalled, ticked(drive, 8 * 3600.0 + 3.0 + s.STALLED_S_MIN + s.STALLED_LOOK_S + 1.0))
