@@ -56,8 +56,8 @@ try:
 except ImportError:  # an older release
     import wire.messages as messages
 
-kinds = [each for each in vars(messages).values() if isinstance(each, type) and issubclass(each, msgspec.Struct)]
-print(json.dumps({each.__name__: each.__struct_fields__ for each in kinds}))
+kinds = [kind for kind in vars(messages).values() if isinstance(kind, type) and issubclass(kind, msgspec.Struct)]
+print(json.dumps({kind.__name__: kind.__struct_fields__ for kind in kinds if kind is not msgspec.Struct}))
 """
 
 
