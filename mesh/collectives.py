@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from wire.errors import InputError, ShapeError
-from wire.ir.rules import REDUCTIONS
+from wire.ir.collective_rules import REDUCTIONS
 
 from . import numpy as mnp
 from . import tree

@@ -1,13 +1,14 @@
-"""Shape and dtype rules of what solves and factors matrices, (..., m, n): the last two axes, those ahead are a batch.
+"""Shape and dtype rules of products and convolutions, and of what solves and factors matrices, (..., m, n).
 
-As in `rules.py`, whose file would be too long with these: a rule's name and docstring are what others see of it.
+The last two axes are the matrix, those ahead are a batch.  As in `rules.py`, a rule's name and docstring are what
+others see of it.
 """
 
 from __future__ import annotations
 
 from ..errors import AttrError, ShapeError
 from .dtypes import I32, PARTS, DType
-from .rules import Types, inexact
+from .rules import Types, distinct_axes, inexact
 from .types import Attrs, TensorType
 
 MATRICES = {"lu": 3, "qr": 2, "eigh": 2, "svd": 3}
@@ -95,3 +96,47 @@ def _made(op: str, attrs: Attrs, shapes: tuple[tuple[int, ...], ...]) -> tuple[i
     if not 0 <= attrs["output"] < MATRICES[op]:
         raise AttrError(f"output {attrs['output']} of {MATRICES[op]}")
     return shapes[attrs["output"]]
+
+
+def dot_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
+    """Batch axes, then the left's free axes, then the right's; paired axes have equal dimensions."""
+    left, right = types[0].shape, types[1].shape
+    left_axes, right_axes = (*attrs["lhs_batch"], *attrs["lhs_contract"]), (*attrs["rhs_batch"], *attrs["rhs_contract"])
+    distinct_axes(left_axes, len(left))
+    distinct_axes(right_axes, len(right))
+    if len(attrs["lhs_batch"]) != len(attrs["rhs_batch"]) or len(left_axes) != len(right_axes):
+        raise AttrError("dot needs as many batch and contracting axes on the left as on the right")
+    for at_left, at_right in zip(left_axes, right_axes, strict=True):
+        if left[at_left] != right[at_right]:
+            raise ShapeError(f"dot of {left} and {right}: axis {at_left} and axis {at_right} differ")
+    batch = tuple(left[axis] for axis in attrs["lhs_batch"])
+    left_free = tuple(dim for axis, dim in enumerate(left) if axis not in left_axes)
+    right_free = tuple(dim for axis, dim in enumerate(right) if axis not in right_axes)
+    return batch + left_free + right_free
+
+
+def conv_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
+    """x (n, c, *dims) and w (o, c / groups, *kernel) give (n, o, *windows): per axis, as often as a kernel of
+    (kernel - 1) * rhs_dilation + 1 fits, every `stride`, into low + (dim - 1) * lhs_dilation + 1 + high."""
+    left, right, groups = types[0].shape, types[1].shape, attrs["groups"]
+    if len(left) < 3 or len(left) != len(right):
+        raise ShapeError(f"conv needs x (n, c, *dims) and w (o, c / groups, *kernel), got {left} and {right}")
+    if groups < 1 or left[1] != right[1] * groups or right[0] % groups:
+        raise ShapeError(f"conv in {groups} groups does not fit {left[1]} channels of x and w {right}")
+    columns = [attrs[name] for name in ("stride", "low", "high", "lhs_dilation", "rhs_dilation")]
+    if any(len(column) != len(left) - 2 for column in columns):
+        raise AttrError(f"conv over {len(left) - 2} axes needs as many strides, lows, highs and dilations")
+    stride, low, high, *dilations = columns
+    if min((*stride, *dilations[0], *dilations[1])) < 1 or min((*low, *high)) < 0:
+        raise AttrError("strides and dilations of conv are at least 1, padding is not negative")
+    return (left[0], right[0], *map(_windows, left[2:], right[2:], *columns))
+
+
+def _windows(dim: int, kernel: int, stride: int, low: int, high: int, spread: int, reach: int) -> int:
+    """How often a kernel fits into one axis."""
+    length, extent = low + max((dim - 1) * spread + 1, 0) + high, (kernel - 1) * reach + 1
+    if length >= 1 << 31:
+        raise ShapeError(f"an axis of {dim} with padding of {low} and {high} and dilation {spread} is too long")
+    if kernel < 1 or extent > length:
+        raise ShapeError(f"a kernel of {kernel}, dilated to {max(extent, 0)}, does not fit into {length}")
+    return (length - extent) // stride + 1

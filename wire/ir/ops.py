@@ -75,7 +75,11 @@ from functools import cache
 from typing import Any
 
 from ..errors import AttrError, UnknownOp
-from . import matrix_rules, rules
+from . import collective_rules as collective
+from . import control_rules as control
+from . import indexing_rules as indexing
+from . import matrix_rules as matrix
+from . import rules
 from .dtypes import DType
 from .rules import DTypeRule, ShapeRule, Types
 from .types import Attrs, TensorType
@@ -314,52 +318,55 @@ _add("constraint", "view", 1, rules.constrained, rules.first_dtype, _free, EXACT
 _add("transfer", "view", 1, rules.transferred, rules.first_dtype, _free, EXACT, device="str")
 
 # contraction
-_add("dot", "dot", 2, rules.dot_shape, rules.numeric, _dot_flops, SUMMED,
+_add("dot", "dot", 2, matrix.dot_shape, rules.numeric, _dot_flops, SUMMED,
      lhs_batch="ints", rhs_batch="ints", lhs_contract="ints", rhs_contract="ints")  # fmt: skip
 
-_add("conv", "dot", 2, rules.conv_shape, rules.numeric, _conv_flops, SUMMED, stride="ints", low="ints", high="ints",
+_add("conv", "dot", 2, matrix.conv_shape, rules.numeric, _conv_flops, SUMMED, stride="ints", low="ints", high="ints",
      lhs_dilation="ints", rhs_dilation="ints", groups="int")  # fmt: skip
 
 # matrices: the last two axes, those ahead are a batch
-_add("cholesky", "matrix", 1, matrix_rules.square_matrices, rules.inexact, _factor_flops(3), FACTORED)
-_add("solve", "matrix", 2, matrix_rules.solved, rules.inexact, _solve_flops, FACTORED)
-_add("lu", "matrix", 1, matrix_rules.lu_shape, matrix_rules.lu_dtype, _factor_flops(10), FACTORED, output="int")
-_add("qr", "matrix", 1, matrix_rules.qr_shape, rules.inexact, _factor_flops(16), FACTORED, full="int", output="int")
-_add("eigh", "matrix", 1, matrix_rules.eigh_shape, matrix_rules.eigh_dtype, _factor_flops(25), FACTORED, output="int")
-_add("svd", "matrix", 1, matrix_rules.svd_shape, matrix_rules.svd_dtype, _factor_flops(60), FACTORED,
+_add("cholesky", "matrix", 1, matrix.square_matrices, rules.inexact, _factor_flops(3), FACTORED)
+_add("solve", "matrix", 2, matrix.solved, rules.inexact, _solve_flops, FACTORED)
+_add("lu", "matrix", 1, matrix.lu_shape, matrix.lu_dtype, _factor_flops(10), FACTORED, output="int")
+_add("qr", "matrix", 1, matrix.qr_shape, rules.inexact, _factor_flops(16), FACTORED, full="int", output="int")
+_add("eigh", "matrix", 1, matrix.eigh_shape, matrix.eigh_dtype, _factor_flops(25), FACTORED, output="int")
+_add("svd", "matrix", 1, matrix.svd_shape, matrix.svd_dtype, _factor_flops(60), FACTORED,
      full="int", output="int")  # fmt: skip
 
 # indexing
-_add("gather", "index", 2, rules.gather_shape, rules.gathered, _per_output(1), EXACT, axis="int", batch_dims="int")
-_add("scatter", "index", 3, rules.scatter_shape, rules.scattered_in, _per_output(1), SUMMED, axis="int", mode="str")
-_add("dynamic_slice", "index", 2, rules.dynamic_slice_shape, rules.windowed, _per_output(1), EXACT, sizes="ints")
-_add("dynamic_update_slice", "index", 3, rules.dynamic_update_shape, rules.windowed, _per_output(1), EXACT)
+_add("gather", "index", 2, indexing.gather_shape, indexing.gathered, _per_output(1), EXACT,
+     axis="int", batch_dims="int")  # fmt: skip
+_add("scatter", "index", 3, indexing.scatter_shape, indexing.scattered_in, _per_output(1), SUMMED,
+     axis="int", mode="str")  # fmt: skip
+_add("dynamic_slice", "index", 2, indexing.dynamic_slice_shape, indexing.windowed, _per_output(1), EXACT, sizes="ints")
+_add("dynamic_update_slice", "index", 3, indexing.dynamic_update_shape, indexing.windowed, _per_output(1), EXACT)
 
 # structure
-_add("composite", "structure", None, rules.body_shape, rules.body_dtype, _body_flops, SUMMED,
+_add("composite", "structure", None, control.body_shape, control.body_dtype, _body_flops, SUMMED,
      name="str", body="graph", axis="int?", eps="float?", scale="float?")  # fmt: skip
-_add("cond", "structure", None, rules.branch_shape, rules.branch_dtype, _branch_flops, SUMMED,
+_add("cond", "structure", None, control.branch_shape, control.branch_dtype, _branch_flops, SUMMED,
      then="graph", otherwise="graph", output="int")  # fmt: skip
-_add("while", "structure", None, rules.carried_shape, rules.carried_dtype, _while_flops, SUMMED,
+_add("while", "structure", None, control.carried_shape, control.carried_dtype, _while_flops, SUMMED,
      test="graph", body="graph", output="int")  # fmt: skip
-_add("scan", "structure", None, rules.scanned_shape, rules.scanned_dtype, _scan_flops, SUMMED,
+_add("scan", "structure", None, control.scanned_shape, control.scanned_dtype, _scan_flops, SUMMED,
      body="graph", carry="int", consts="int", length="int", reverse="int", output="int")  # fmt: skip
 
-_add("spmd", "structure", None, rules.whole_shape, rules.whole_dtype, _spmd_flops, SUMMED,
+_add("spmd", "structure", None, collective.whole_shape, collective.whole_dtype, _spmd_flops, SUMMED,
      body="graph", axes="strs", sizes="ints", in_specs="strs", out_specs="strs", output="int")  # fmt: skip
 
 # collectives, of the ranks of an spmd node
 _group = {"axes": "strs", "sizes": "ints"}
-_add("all_reduce", "collective", 1, rules.reduced_over_ranks, rules.combined, _combined_flops, SUMMED,
+_add("all_reduce", "collective", 1, collective.reduced_over_ranks, collective.combined, _combined_flops, SUMMED,
      **_group, reduction="str")  # fmt: skip
-_add("all_gather", "collective", 1, rules.gathered_shape, rules.first_dtype, _free, EXACT, **_group, axis="int")
-_add("reduce_scatter", "collective", 1, rules.scattered_shape, rules.combined, _combined_flops, SUMMED,
+_add("all_gather", "collective", 1, collective.gathered_shape, rules.first_dtype, _free, EXACT, **_group, axis="int")
+_add("reduce_scatter", "collective", 1, collective.scattered_shape, collective.combined, _combined_flops, SUMMED,
      **_group, axis="int", reduction="str")  # fmt: skip
-_add("all_to_all", "collective", 1, rules.exchanged_shape, rules.first_dtype, _free, EXACT,
+_add("all_to_all", "collective", 1, collective.exchanged_shape, rules.first_dtype, _free, EXACT,
      **_group, split_axis="int", concat_axis="int")  # fmt: skip
-_add("permute", "collective", 1, rules.permuted_shape, rules.first_dtype, _free, EXACT, **_group, pairs="ints")
-_add("broadcast_from", "collective", 1, rules.from_root_shape, rules.first_dtype, _free, EXACT, **_group, root="int")
-_add("axis_index", "collective", 0, rules.number_shape, rules.number_dtype, _free, EXACT, **_group)
+_add("permute", "collective", 1, collective.permuted_shape, rules.first_dtype, _free, EXACT, **_group, pairs="ints")
+_add("broadcast_from", "collective", 1, collective.from_root_shape, rules.first_dtype, _free, EXACT,
+     **_group, root="int")  # fmt: skip
+_add("axis_index", "collective", 0, collective.number_shape, collective.number_dtype, _free, EXACT, **_group)
 
 LEAVES = frozenset({"input", "param", "const"})
 ELEMENTWISE = frozenset(name for name, op in OPS.items() if op.family in {"unary", "binary", "ternary", "convert"})
@@ -390,7 +397,7 @@ def result_graph(op: str, attrs: Attrs) -> Any:
 
 def result_count(op: str, attrs: Attrs) -> int:
     """How many results an op of MULTIPLE has."""
-    return matrix_rules.MATRICES[op] if op in matrix_rules.MATRICES else len(result_graph(op, attrs).outputs)
+    return matrix.MATRICES[op] if op in matrix.MATRICES else len(result_graph(op, attrs).outputs)
 
 
 def sent_bytes(op: str, attrs: Attrs, operand: TensorType | None) -> int:

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from wire.ir.collective_rules import REDUCTIONS
 from wire.ir.dtypes import BOOL, BY_NAME, F16, F32, F64, I32, U32, DType
 from wire.ir.graph import GraphBuilder, WireGraph
 from wire.ir.grids import spec_of, whole_shape
-from wire.ir.rules import REDUCTIONS
 from wire.ir.types import TensorType
 
 from .control_cases import Found, counted, graph_of, siblings

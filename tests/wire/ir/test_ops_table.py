@@ -14,7 +14,7 @@ from support.cases.control_cases import graph_of
 
 from docs.tools.ops_page import FAMILIES, OPERANDS, markdown
 from wire.errors import AttrError, DTypeError, GraphError, LimitExceeded, ShapeError, UnknownOp
-from wire.ir import matrix_rules, ops, rules
+from wire.ir import collective_rules, control_rules, indexing_rules, matrix_rules, ops, rules
 from wire.ir.dtypes import BOOL, C64, DTYPES, F32, F64, I32, U32, DType
 from wire.ir.graph import GraphBuilder, Node, infer
 from wire.ir.ops import (
@@ -34,6 +34,7 @@ from worker.cpu.control import CONTROL
 from worker.cpu.engine import KERNELS, SEVERAL
 
 SHAPE = (2, 3)
+RULES = (rules, matrix_rules, indexing_rules, control_rules, collective_rules)
 
 
 def body(*dtypes: DType) -> Any:
@@ -212,7 +213,7 @@ def test_names_are_keys_and_every_rule_belongs_to_the_rules() -> None:
     for name, op in OPS.items():
         assert op.name == name
         for rule in (op.shape, op.dtype):
-            assert rule in [getattr(module, rule.__name__, None) for module in (rules, matrix_rules)]
+            assert rule in [getattr(module, rule.__name__, None) for module in RULES]
 
 
 def test_attribute_kinds_are_known_and_what_a_type_says_is_the_attribute() -> None:
@@ -577,9 +578,9 @@ def test_operands_of_an_spmd_with_many_results_are_checked_once() -> None:
     body = graph_of([f32(2, 3)] * len(counts), lambda b, *xs: [b.add("neg", x) for x in xs])
     specs = ("dp -",) * len(counts)
     attrs = {**GROUP, "body": body, "in_specs": specs, "out_specs": specs}
-    before = rules._check_blocks.cache_info().misses
+    before = collective_rules._check_blocks.cache_info().misses
     assert {inferred("spmd", [f32(4, 3)] * len(counts), {**attrs, "output": each}) for each in counts} == {f32(4, 3)}
-    assert rules._check_blocks.cache_info().misses == before + 1
+    assert collective_rules._check_blocks.cache_info().misses == before + 1
     with pytest.raises(ShapeError):
         inferred("spmd", [f32(4, 3)] * (len(counts) - 1) + [f32(5, 3)], {**attrs, "output": 0})
 
