@@ -19,7 +19,6 @@ from typing import Any
 from numpy.typing import NDArray
 
 from wire.addresses import shown
-from wire.byte_sizes import counted
 from wire.errors import LOG_LINES_MAX, Cancelled, MeshError, NodeLost, ProtocolError
 from wire.ir.graph import WireGraph
 from wire.link.endpoint import Endpoint as AnyEndpoint
@@ -57,6 +56,7 @@ from wire.system.shared_memory import SharedDir
 from wire.system.tasks import Tasks, as_error, unheard
 from wire.transfer.content_exchange import BlobExchange
 from wire.transfer.link_probe import Meter
+from wire.units import counted
 
 from .calls import events as ev
 from .calls.action_failures import doing, failure_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from wire.byte_sizes import time_text
 from wire.errors import BlobError, DeadlineExceeded, DeviceLost, ExecuteFailed, MeshError, NodeLost, OutOfMemory
+from wire.units import time_text
 
 from ..planning import plan_messages
 from ..planning.model.plan import Plan

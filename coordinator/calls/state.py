@@ -30,8 +30,8 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from wire.byte_sizes import counted
 from wire.errors import Cancelled, DeviceLost, EngineError, MeshError, NodeLost, OutOfMemory, PoisonTask
+from wire.units import counted
 
 from ..planning.plan_messages import PREPARING, work_text
 from .error_context import no_worker_left, stalled

@@ -20,11 +20,11 @@ from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from wire.byte_sizes import time_text
 from wire.errors import MeshError
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder
 from wire.protocol.messages import Ran
+from wire.units import time_text
 
 from ..planning.model.plan import Plan
 from ..planning.model.profiles import DeviceProfile, Profiles

@@ -23,7 +23,6 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from wire.byte_sizes import counted, size_text
 from wire.errors import MeshError, OutOfMemory
 from wire.ir.dtypes import U8
 from wire.ir.graph import WireGraph
@@ -31,6 +30,7 @@ from wire.ir.types import TensorType
 from wire.policy.redundancy import copies_of
 from wire.protocol.messages import PlanKey
 from wire.system.tasks import Tasks, unheard
+from wire.units import counted, size_text
 
 from ..delivery.deployer import Deployer, Moved, Term, Wanted
 from ..planning import plan_messages

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from wire.byte_sizes import counted, time_text
 from wire.errors import InputError, PlacementError
 from wire.ir.graph import WireGraph
 from wire.passes.simplify import simplify
 from wire.policy.strategies import Auto, DataParallel, DataTensor, FullySharded, Split, TensorParallel, strategy_of
+from wire.units import counted, time_text
 
 from .model.cost_model import graph_seconds
 from .model.plan import Candidate, Plan

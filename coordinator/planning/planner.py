@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from wire.byte_sizes import size_text, time_text
 from wire.errors import PlacementError
 from wire.ir.graph import WireGraph
 from wire.passes.simplify import simplify
@@ -16,6 +15,7 @@ from wire.passes.unroll_spmd import unroll
 from wire.policy.redundancy import copies_of
 from wire.policy.strategies import Auto, DataParallel, DeviceMap, Pipeline, Ranks, Split, Strategy, strategy_of
 from wire.sharding.partition import partition
+from wire.units import size_text, time_text
 
 from .auto_strategy import Drafts, add_splits, whole_name
 from .model.cost_model import CostModel, PartSketch, Prediction

@@ -13,13 +13,13 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from wire.byte_sizes import counted, time_text
 from wire.errors import InputError, PlacementError
 from wire.ir.graph import WireGraph
 from wire.ir.ops import LEAVES
 from wire.passes.simplify import simplify
 from wire.policy.redundancy import copies_of
 from wire.policy.strategies import FOR_ANY_GRAPH, Auto, Pipeline, Single, Split, Strategy, strategy_of
+from wire.units import counted, time_text
 
 from .auto_strategy import Drafts, add_splits, needs_ranks, whole_name
 from .model.cost_model import CostModel, Prediction

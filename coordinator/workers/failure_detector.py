@@ -28,8 +28,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from wire.byte_sizes import counted
 from wire.timeouts import DEFAULT_TIMEOUTS, check_node_timeout, node_timeout_of_beat
+from wire.units import counted
 
 PEERS_ASKED = 2
 MASS_MIN = 3

@@ -10,12 +10,12 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
 
-from wire.byte_sizes import time_text
 from wire.errors import MeshError, NodeLost, ProtocolError
 from wire.link.link import Link as Wire
 from wire.protocol.messages import PairReport, Probe, Probed
 from wire.timeouts import SILENT
 from wire.transfer.link_probe import Meter
+from wire.units import time_text
 
 from ..planning.model.profiles import CLIENT, Link, Profiles
 from .link_table import LinkTable, Pair, ProbeResult

@@ -34,7 +34,7 @@ from wire.system.shared_memory import SharedDir
 from ..core.backend import Others, Running, Started, Stateful, Work
 from ..core.handle import Handle
 from ..core.node import Node, node_from
-from ..util.byte_sizes import counted
+from ..util.units import counted
 from .local_workers import LocalWorkers
 
 if TYPE_CHECKING:

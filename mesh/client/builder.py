@@ -24,7 +24,7 @@ from ..backends.config import DiscoverSpec, LocalSpec, MeshConfig, SimulateSpec
 from ..backends.enrolment import ask_for_token
 from ..util.annotation_checks import checked
 from ..util.argument_checks import integer, number
-from ..util.byte_sizes import check_fraction, parse_size
+from ..util.units import check_fraction, parse_size
 
 if TYPE_CHECKING:
     from .async_mesh import AsyncMesh

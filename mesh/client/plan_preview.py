@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..util.byte_sizes import counted, size_text, time_text
+from ..util.units import counted, size_text, time_text
 from .plan_svg import svg
 
 

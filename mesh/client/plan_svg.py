@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
-from ..util.byte_sizes import counted, size_text, time_text
+from ..util.units import counted, size_text, time_text
 
 WIDTH, LEFT, RIGHT, TOP, ROW, BOX = 1000, 150, 20, 40, 56, 28
 TICKS = 5

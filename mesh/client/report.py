@@ -8,7 +8,7 @@ from typing import Any
 
 from wire.protocol.reports import Event, PartReport, RelayReport, WorkerReport
 
-from ..util.byte_sizes import counted, size_text, time_text
+from ..util.units import counted, size_text, time_text
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -23,7 +23,7 @@ from wire.policy.redundancy import OF_SESSIONS, copies_of
 from ..core.backend import Feeds, Running, Started
 from ..functions.step_trace import Stepping
 from ..util.argument_checks import integer
-from ..util.byte_sizes import counted, size_text
+from ..util.units import counted, size_text
 
 STEPS_MAX = 1 << 53
 AHEAD_MAX = 1024  # of a session with a daemon; each has a value of the state of its own

@@ -13,7 +13,7 @@ from typing import Any
 from wire.protocol.messages import PairReport
 
 from ..core.node import Device, Node
-from ..util.byte_sizes import size_text, speed_text, time_text
+from ..util.units import size_text, speed_text, time_text
 
 STYLES = {"direct": "solid", "shared memory": "bold", "relay": "dashed"}
 COLOURS = {"healthy": "black", "suspect": "orange", "dead": "red", "stuck": "red", "quarantined": "red"}

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from wire.addresses import PORT
-from wire.byte_sizes import time_text
 from wire.limits import GIB, MIB
 from wire.protocol.messages import PairReport
 from wire.protocol.missing_gpu import ASKED, FAILED, LIBRARY, NONE, SAID, SOFTWARE, kind_of, long_text
 from wire.protocol.throttled_adapters import throttle_in
+from wire.units import time_text
 
 PROBLEM, WARNING, OK, UNKNOWN = "problem", "warning", "ok", "not checked"
 HERE = "this machine"

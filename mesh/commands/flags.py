@@ -22,7 +22,7 @@ from wire.timeouts import (
     timeouts_of,
 )
 
-from ..util.durations import parse_duration
+from ..util.units import parse_duration
 from .exit_codes import epilog
 
 

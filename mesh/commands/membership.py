@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from wire.errors import ConfigError
 from wire.timeouts import CLIENT
 
-from ..util.durations import parse_duration
+from ..util.units import parse_duration
 from .exit_codes import OK
 from .find_coordinator import Ask, on_a_coordinator
 from .flags import add_common, add_timeouts, mesh_name, timeouts

@@ -19,7 +19,7 @@ from wire.limits import MIB
 from wire.policy.strategies import Auto, text_of
 from wire.protocol.missing_gpu import long_text, short_text
 
-from ..util.byte_sizes import size_text, speed_text
+from ..util.units import size_text, speed_text
 from .exit_codes import OK, print_log
 from .progress import progress
 from .tables import pair_fields, print_pairs, print_table

@@ -32,8 +32,7 @@ from ..backends.admission import FIRST_TOKEN_S, FIRST_TOKEN_USES, Admission
 from ..backends.config import coordinator_folder
 from ..backends.embedded import start_coordinator
 from ..backends.enrolment import authority_folder
-from ..util.byte_sizes import check_fraction
-from ..util.durations import parse_duration
+from ..util.units import check_fraction, parse_duration
 from .exit_codes import OK
 from .flags import mesh_name, node_name, timeouts
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..util.byte_sizes import time_text
+from ..util.units import time_text
 
 if TYPE_CHECKING:
     from wire.protocol.messages import PairReport

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from ..util.byte_sizes import size_text, speed_text, time_text
+from ..util.units import size_text, speed_text, time_text
 from .exit_codes import OK
 from .tables import print_table
 

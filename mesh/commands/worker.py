@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from wire.timeouts import WORKER
 
-from ..util.byte_sizes import parse_size
+from ..util.units import parse_size
 from .exit_codes import OK, run_command
 from .flags import add_common, add_listening, add_timeouts, command, mesh_name, node_name, timeouts, verbosity
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..util.byte_sizes import size_text, speed_text
+from ..util.units import size_text, speed_text
 
 if TYPE_CHECKING:
     from wire.protocol.messages import DeviceReport, NodeReport

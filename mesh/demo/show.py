@@ -31,7 +31,7 @@ from worker.devices.registry import list_devices
 from ..client.mesh import Mesh
 from ..client.report import Report
 from ..core.node import Node
-from ..util.byte_sizes import counted, size_text, time_text
+from ..util.units import counted, size_text, time_text
 from .minilm import WIDTH, Batch, batches, embed_batches, encode, load_model
 from .passages import Passage, passages
 

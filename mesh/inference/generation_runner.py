@@ -25,7 +25,7 @@ from ..core.array import handle_array
 from ..functions.step_trace import Stepping
 from ..models.decoder import Text
 from ..models.model import Model
-from ..util.byte_sizes import counted
+from ..util.units import counted
 from . import kv_cache_step, sampling
 from .continuous_batching import Feeds, Slots, Told, Wish
 from .settings import GREEDY, Room, Sampling

@@ -10,7 +10,7 @@ import numpy as np
 
 from wire.errors import InputError
 
-from ..util.byte_sizes import counted
+from ..util.units import counted
 from .generation_runner import Generating, TokenStream
 from .settings import Sampling, count
 from .tokenizer import Tokenizer, Writing

@@ -31,7 +31,7 @@ from worker.daemon.environment import Environment
 from worker.daemon.pause_file import PauseFiles
 from worker.state.availability import MACHINE
 
-from ..util.byte_sizes import counted
+from ..util.units import counted
 from .engine_host import Device, host_on
 from .gang_rendezvous import Rendezvous
 from .invariants import InvariantChecker

@@ -28,7 +28,7 @@ from ..client.mesh import Mesh
 from ..core.array import Array
 from ..functions.step_trace import Stepping
 from ..util.annotation_checks import checked
-from ..util.byte_sizes import counted
+from ..util.units import counted
 from .data import Cursor, Rows, Shares, batch_of, padded, rows_of
 from .gradients import in_turn, interleaved, of_rows, step_key
 from .step_config import Recipe

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ..util.byte_sizes import counted
+from ..util.units import counted
 
 LEVELS = ("0", "1", "2")
 TIMES = {

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any, Protocol
 
-from ..util.byte_sizes import counted, size_text, time_text
+from ..util.units import counted, size_text, time_text
 
 LINE_S = 10.0  # between two lines where there is no terminal
 FRAME_S = 0.1  # between two changes of a bar

@@ -24,7 +24,7 @@ from ..client.session import check_copies
 from ..optim import Optimiser, adam
 from ..util.annotation_checks import truth
 from ..util.argument_checks import integer, items, said
-from ..util.byte_sizes import counted
+from ..util.units import counted
 from .backward import Gradients
 from .checkpoint import Checkpoints, filled
 from .data import Cursor, data_of

@@ -359,7 +359,7 @@ PURE_FILES = (
     "mesh/simulation/throttle.py",
     "mesh/util/did_you_mean.py",
     "wire/addresses.py",
-    "wire/byte_sizes.py",
+    "wire/units.py",
     "wire/discovery/announcements.py",
     "wire/discovery/no_peer_advice.py",
     "wire/errors.py",

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 from support.source import PACKAGES, SourceFile, source_files
 
-from mesh.util.byte_sizes import parse_size
-from wire.byte_sizes import counted, need_text, room_text, size_text, time_text
+from mesh.util.units import parse_size
+from wire.units import counted, need_text, room_text, size_text, time_text
 
 # Errors about bytes that do not come out even: there the exact numbers are the news, and their difference may be one.
 EXACT = {"BlobCorrupt", "BlobMissing", "FrameError", "GraphDecodeError", "GraphError", "LocalError", "ProtocolError"}
@@ -71,7 +71,7 @@ def raw_times(file: SourceFile) -> Iterator[str]:
 def test_what_people_read_has_its_times_from_one_function() -> None:
     lines = [line for file in source_files(*PACKAGES) for line in raw_times(file)]
     here = (
-        "wire/byte_sizes.py:",
+        "wire/units.py:",
         "coordinator/workers/failure_detector.py:",
     )  # the function itself, and settings as they were given
     assert not [line for line in lines if not line.startswith(here)]

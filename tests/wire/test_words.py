@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mesh.util.byte_sizes import parse_size
-from mesh.util.durations import parse_duration
+from mesh.util.units import parse_duration, parse_size
 from wire.addresses import parse_address
 from wire.errors import ConfigError
 

@@ -31,9 +31,9 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from ..byte_sizes import size_text
 from ..errors import AttrError, GraphDecodeError, GraphError, LimitExceeded, VersionMismatch
 from ..limits import DEFAULT, Limits
+from ..units import size_text
 from .graph import Node, WireGraph, check_arity, check_type, little_endian
 from .ops import OPS, check_attrs, op_named
 from .types import Attrs, TensorType

@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..byte_sizes import counted, size_text
 from ..errors import AttrError, GraphError, InputError, LimitExceeded, ShapeError
 from ..limits import DEFAULT, Limits
+from ..units import counted, size_text
 from .dtypes import DType, dtype_of
 from .ops import COLLECTIVES, CONTROL, MULTIPLE, OPS, VARIADIC, VARYING, check_attrs, inner_graphs, op_named
 from .types import NO_ATTRS, Attrs, TensorType

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from ..byte_sizes import size_text
 from ..errors import AttrError, GraphError, LimitExceeded
 from ..limits import DEFAULT, Limits
+from ..units import size_text
 from .graph import WireGraph, check_name, infer
 from .types import Attrs
 

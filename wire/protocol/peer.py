@@ -22,7 +22,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..byte_sizes import need_text, room_text
 from ..errors import (
     Busy,
     Cancelled,
@@ -36,6 +35,7 @@ from ..errors import (
     WrongMesh,
 )
 from ..limits import DEFAULT, Limits
+from ..units import need_text, room_text
 from .flow_control import Receiver, Sender
 from .frames import (
     HEADER_BYTES_MAX,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..byte_sizes import counted, size_text
+from ..units import counted, size_text
 
 
 @dataclass(frozen=True, slots=True)

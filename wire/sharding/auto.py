@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from itertools import permutations, product
 from math import prod
 
-from ..byte_sizes import need_text, room_text, time_text
 from ..errors import PlacementError
 from ..ir.graph import WireGraph
+from ..units import need_text, room_text, time_text
 from .cost import Cost, cost_of
 from .layout import Axes, Dims
 from .op_cost import Rates

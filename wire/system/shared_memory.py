@@ -28,9 +28,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..byte_sizes import size_text
 from ..errors import BlobCorrupt, BlobMissing, ConfigError, OutOfMemory, ProtocolError
 from ..limits import MIB
+from ..units import size_text
 from . import mapped_files
 from .atomic_files import WRITING
 

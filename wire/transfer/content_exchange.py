@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..byte_sizes import size_text
 from ..errors import BlobCorrupt, BlobMissing, EngineError, MeshError, NodeLost, OutOfMemory, ProtocolError
 from ..ir.codec import hash_array, hash_bytes, tensor_bytes, tensor_from
 from ..ir.dtypes import dtype_named, dtype_of
@@ -26,6 +25,7 @@ from ..link.websocket_carrier import Link
 from ..protocol.messages import INLINE_BYTES_MAX, Blob, BlobStream, FetchBlob, Message, NamedValue
 from ..system.shared_memory import SharedDir, new_name, remove, take
 from ..system.tasks import Tasks, unheard
+from ..units import size_text
 
 OFF_LOOP_BYTES = MIB  # copies and hashes above this run in a thread, so that heartbeats are read on time
 INLINE_TOTAL_BYTES_MAX = 4 * MIB  # of the values of one message, which may have 17 MiB

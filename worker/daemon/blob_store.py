@@ -24,12 +24,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from wire.byte_sizes import size_text
 from wire.errors import BlobError, BlobMissing, ConfigError
 from wire.ir.codec import hash_bytes
 from wire.limits import GIB
 from wire.system import mapped_files
 from wire.transfer.content_exchange import off_loop
+from wire.units import size_text
 
 log = logging.getLogger("graph_mesh.worker")
 _FILE_NAME = re.compile(r"[0-9a-f]{64}")

@@ -12,12 +12,12 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.byte_sizes import size_text
 from wire.erasure.gf256 import add
 from wire.errors import BlobCorrupt, BlobMissing, MeshError, OutOfMemory, ProtocolError
 from wire.ir.codec import hash_bytes
 from wire.protocol.messages import Combine, Combined, Term
 from wire.transfer.content_exchange import off_loop
+from wire.units import size_text
 
 from .blob_fetcher import RemoteBlobs
 from .blob_store import BlobStore

@@ -25,7 +25,6 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from wire.byte_sizes import need_text, room_text, size_text
 from wire.errors import BlobMissing, DeviceLost, ExecuteFailed, InputError, MeshError, OutOfMemory
 from wire.ir.codec import decode_graph, tensor_bytes, tensor_from
 from wire.ir.dtypes import dtype_named, dtype_of
@@ -36,6 +35,7 @@ from wire.system.child_python import take_stdio
 from wire.system.malloc import give_back
 from wire.system.open_file_limit import allow_open_files
 from wire.system.shared_memory import SharedDir, exists, remove, remove_all, share, take
+from wire.units import need_text, room_text, size_text
 
 from ..collectives.connector import Lines
 from ..collectives.open_channels import ranks_of

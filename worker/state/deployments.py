@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable
 
-from wire.byte_sizes import counted, size_text
 from wire.errors import Cancelled, DeviceLost, GraphError, InputError, MeshError, OutOfMemory, StaleGeneration
 from wire.protocol.messages import COORDINATOR_NODE, Deploy, Done, Member, MissingGraphs, PartSpec, PlanKey, SourceKind
+from wire.units import counted, size_text
 
 from . import events as ev
 from .blob_requests import BlobRequests

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from wire.byte_sizes import size_text
 from wire.errors import LimitExceeded
 from wire.protocol.messages import PlanKey
+from wire.units import size_text
 
 from .events import Action, Release, Tensor, size_bytes_of
 

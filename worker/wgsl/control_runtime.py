@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.byte_sizes import size_text
 from wire.errors import Cancelled, ExecuteFailed, Unsupported
 from wire.ir.graph import WireGraph
 from wire.ir.ops import COLLECTIVES, GRAPH_ATTRS
 from wire.ir.types import TensorType
+from wire.units import size_text
 
 from ..engine.protocol import Collectives, Pending, Stopped
 from .control_schedule import Schedule, Segment, Turn

@@ -23,9 +23,9 @@ import wgpu
 from numpy.typing import NDArray
 from wgpu.backends.wgpu_native.extras import set_instance_extras
 
-from wire.byte_sizes import size_text
 from wire.errors import CompileFailed, ConfigError, DeviceLost, EngineError, ExecuteFailed, OutOfMemory
 from wire.system.malloc import give_back
+from wire.units import size_text
 
 from .profile import DeviceLimits, Profile
 

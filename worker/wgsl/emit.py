@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from wire.byte_sizes import size_text
 from wire.errors import CompileFailed
+from wire.units import size_text
 
 from .expressions import Expr, terms_of
 from .kernel_ir import (

@@ -15,13 +15,13 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.byte_sizes import need_text, room_text
 from wire.errors import ExecuteFailed, InputError, OutOfMemory
 from wire.ir.dtypes import F32, dtype_of
 from wire.ir.graph import GraphBuilder, WireGraph, const_value
 from wire.ir.ops import OPS
 from wire.ir.types import TensorType
 from wire.passes.unroll_spmd import unroll
+from wire.units import need_text, room_text
 
 from ..engine.protocol import Collectives, EngineInfo, Executable, Measured, Stopped, never
 from .cache import ProgramCache, cache_key

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import hashlib
 
-from wire.byte_sizes import need_text, room_text
 from wire.errors import Unsupported
 from wire.ir.graph import Node, WireGraph
 from wire.ir.ops import LEAVES
+from wire.units import need_text, room_text
 
 from .canonicalise import canonicalise, splat_bits
 from .emit import Shader, TextTooLong

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from wire.byte_sizes import need_text, room_text
 from wire.errors import PlacementError
+from wire.units import need_text, room_text
 
 from .liveness import DUPLICATED, working_set
 from .plan import FromPart, FromState, Part, Plan

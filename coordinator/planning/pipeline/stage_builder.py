@@ -11,12 +11,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from wire.byte_sizes import counted, time_text
 from wire.errors import PlacementError
 from wire.ir.dtypes import DType
 from wire.ir.graph import GraphBuilder, WireGraph
 from wire.policy.pipeline_schedules import FORWARD, SCHEDULES, Event, bound, in_order
 from wire.policy.strategies import Pipeline
+from wire.units import counted, time_text
 
 from ..model.liveness import DUPLICATED
 from ..model.memory_check import memory_by_site

@@ -13,10 +13,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from wire.byte_sizes import size_text, time_text
 from wire.ir.graph import WireGraph
 from wire.passes.simplify import simplify
 from wire.policy.strategies import strategy_of
+from wire.units import size_text, time_text
 
 from ..model.cost_model import CostModel, Prediction
 from ..model.memory_check import memory_by_site, missing

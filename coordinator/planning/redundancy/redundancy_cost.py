@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from wire.byte_sizes import size_text, time_text
 from wire.policy.redundancy import KINDS, copies_of
+from wire.units import size_text, time_text
 
 from ..model.cost_model import REPLAN_S
 from ..model.plan import FromParam, Plan

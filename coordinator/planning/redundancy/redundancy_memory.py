@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from wire.byte_sizes import need_text, room_text, size_text
 from wire.errors import PlacementError
 from wire.ir.graph import WireGraph
 from wire.policy.redundancy import Copies, copies_of
+from wire.units import need_text, room_text, size_text
 
 from ..model.memory_check import memory_by_site
 from ..model.plan import FromParam, FromState, Plan

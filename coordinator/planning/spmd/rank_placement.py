@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from wire.byte_sizes import need_text, room_text
 from wire.errors import PlacementError
 from wire.ir.graph import WireGraph
 from wire.ir.grids import Axes, Sizes
 from wire.ir.ops import COLLECTIVES, LEAVES
+from wire.units import need_text, room_text
 
 from ..model.cost_model import graph_seconds, needs
 from ..model.profiles import DeviceProfile, Profiles, WorkerProfile

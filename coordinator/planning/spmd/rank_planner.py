@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from wire.byte_sizes import size_text, time_text
 from wire.errors import PlacementError
 from wire.ir.graph import GraphBuilder, WireGraph
 from wire.ir.grids import Axes, Sizes
 from wire.ir.ops import GRAPH_ATTRS, LEAVES, inner_graphs
 from wire.passes.unroll_spmd import joined, unroll
+from wire.units import size_text, time_text
 
 from ..model.cost_model import CostModel
 from ..model.device_constraints import pins

@@ -18,7 +18,7 @@ from coordinator.planning.model.liveness import DUPLICATED
 from coordinator.planning.model.plan import FromPart, Part, Plan
 from coordinator.planning.model.profiles import Profiles, WorkerProfile
 from coordinator.planning.planner import make_plan
-from mesh.util.byte_sizes import parse_size
+from mesh.util.units import parse_size
 from wire.errors import InputError, PlacementError
 from wire.ir.dtypes import F32, F64
 from wire.ir.graph import GraphBuilder

@@ -15,12 +15,12 @@ from coordinator.planning.model.profiles import Profiles
 from coordinator.planning.planner import Question
 from coordinator.planning.redundancy.parity_groups import grouped, kept_bytes, unkept
 from coordinator.planning.redundancy.redundancy_memory import contents_of, own_bytes, room_of
-from mesh.util.byte_sizes import parse_size
-from wire.byte_sizes import room_text
+from mesh.util.units import parse_size
 from wire.errors import PlacementError
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder, WireGraph
 from wire.policy.redundancy import copies_of
+from wire.units import room_text
 
 SIZE = r"[\d.]+ [KMG]?i?B"
 TENTH = 0.1  # of itself is the most that a size in a message is off

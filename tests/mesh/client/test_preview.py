@@ -19,8 +19,8 @@ from coordinator.planning.planner import make_plan
 from mesh import Mesh
 from mesh.client.plan_preview import PlanPreview
 from mesh.client.plan_svg import BOX
-from wire.byte_sizes import time_text
 from wire.errors import InputError, PlacementError
+from wire.units import time_text
 
 SVG = "{http://www.w3.org/2000/svg}"
 ODD = ('<b>"anna" & co</b>', "b'erta", "ünïcode ✓")

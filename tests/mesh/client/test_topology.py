@@ -11,7 +11,7 @@ import pytest
 
 from mesh.client.topology import data, dot, links, quoted
 from mesh.core.node import Device, Node
-from mesh.util.byte_sizes import speed_text
+from mesh.util.units import speed_text
 from wire.protocol.messages import PairReport
 
 ODD = 'a "b" \\', "naïve\n-- [x]; }", "\\N", "node", "-1", ""

@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 
 from mesh.backends.remote import told
-from mesh.util.byte_sizes import parse_size
-from mesh.util.durations import parse_duration
+from mesh.util.units import parse_duration, parse_size
 from wire.addresses import check_name, parse_address, shown
 from wire.discovery.announcements import ROLES, bucket_of, fields_of, key_of_name, near, role_in
 from wire.discovery.mdns import announced

@@ -18,7 +18,6 @@ import wire.protocol.frames
 import wire.protocol.peer
 import wire.protocol.versions
 from mesh.simulation.virtual_network import Conditions
-from wire.byte_sizes import need_text, room_text
 from wire.errors import (
     Busy,
     Cancelled,
@@ -72,6 +71,7 @@ from wire.protocol.peer import (
     StreamSent,
 )
 from wire.protocol.versions import negotiate, usable_ops
+from wire.units import need_text, room_text
 
 SMALL = replace(DEFAULT, chunk_bytes_max=1000, window_bytes=4000, graph_bytes_max=10_000, control_frame_bytes_max=1000)
 
