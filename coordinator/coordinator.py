@@ -1,4 +1,4 @@
-"""The coordinator's shell: performs what `calls/state.py` and `workers/failure_detector.py` decide, over links.
+"""Coordinator: the shell that performs what `calls/state.py` and `workers/failure_detector.py` decide, over links.
 
 It owns the links to workers, the tensors this process holds for them, and the clock.  It decides nothing about plans,
 calls or deaths.  One object serves both the embedded coordinator (`Mesh.builder()`) and the daemon (`mesh-coord
@@ -96,7 +96,7 @@ log = logging.getLogger("graph_mesh.coordinator")
 PAUSE_TIMEOUT_S = 5.0
 JOIN_TIMEOUT_S = 30.0  # a worker answers once its devices are probed
 DOUBTS_MAX = 4  # how often a call is computed again because workers disagree
-READ_PASSES = 3  # passes of the loop until what the sockets hold was taken: it is polled, parsed and delivered
+READ_PASSES = 3  # passes of the loop until all that the sockets hold is read: it is polled, parsed and delivered
 
 
 class Coordinator:
@@ -211,13 +211,13 @@ class Coordinator:
         return report
 
     def forget(self, host: str, port: int) -> None:
-        """Dial an address no more; a link that stands is kept."""
+        """Stop dialling an address; an open link is kept."""
         staying = self._staying.pop((host, port), None)
         if staying is not None:
             staying.cancel()
 
     def revoke(self, revocations: Revocations, node_ids: Collection[str]) -> None:
-        """Those nodes are out: end their links, and tell the list to all others, now and when they come."""
+        """End the links of revoked nodes, and send the list to all others, now and when they connect."""
         self._revocations = revocations
         for link in list(self.endpoint.links.values()):
             if member_id(link.peer.node_id) in node_ids:
@@ -239,12 +239,12 @@ class Coordinator:
         return sorted(reports, key=lambda report: report.name)
 
     def pairs(self) -> list[PairReport]:
-        """What is known of the ways between the workers that are there and this process, by names."""
+        """The reports on the links between the connected workers and this process, by names."""
         names = {node: member.profile.name for node, member in self._members.items()} | {CLIENT: self.identity.name}
         return self.prober.reports(names)
 
     async def plan(self, graph: WireGraph, strategy: str = "auto", copies: str = "checkpoint") -> Plan:
-        """The plan a call would use now, nothing sent; PlacementError as a new call would have it."""
+        """The plan that a call would use now; nothing is sent.  PlacementError if there is none."""
         if not self._members:
             raise NodeLost("no worker is connected, so there is nothing to plan for", next_step="Start mesh-worker")
         if worker_names.all_paused(self._members.values()):
@@ -253,11 +253,11 @@ class Coordinator:
         return await self._planning.plan(graph, strategy, self._state.nodes, copies, firm)
 
     async def preview(self, graph: WireGraph, strategy: str = "auto", *more: str) -> dict[str, Any]:
-        """That plan as plain data, as `Planning.described` tells it; `more`: the copies of params, and who dies."""
+        """That plan as plain data (`Planning.described`); `more`: the copies of params, and the worker that dies."""
         return await self._planning.described(await self.plan(graph, strategy, *more[:1]), graph, strategy, *more)
 
     async def pause(self, name: str, on: bool) -> None:
-        """Have a worker take no work, or take it again; InputError for one there is not, Busy if it was paused there.
+        """Pause a worker, or end its pause; InputError if there is no such worker, Busy if its own machine paused it.
 
         `name` is its name, its id or the first characters of that.
         """
@@ -288,7 +288,7 @@ class Coordinator:
         return number, future, report
 
     def forget_program(self, program: Program) -> None:
-        """No more calls of it will come: its plans go, and its weights that nobody else uses."""
+        """Drop the plans of a program that is not called any more, and the weights that no other program uses."""
         self._guards.forget(program)
         self._feed(ev.JobForgotten(program))
 
@@ -337,7 +337,7 @@ class Coordinator:
     # -- links (wire.link.websocket_carrier.Handler)
 
     def on_linked(self, link: Link) -> None:
-        """Either side dialled; a worker joins."""
+        """A link is up, whichever side dialled; a worker then joins."""
         if self._revocations is not None and link.peer.role != "coordinator":  # one of those dialled by mistake
             link.notify(self._revocations)
         if link.peer.role == "worker" and not self._closing:
@@ -411,18 +411,18 @@ class Coordinator:
         return report
 
     def _forget_gone(self) -> None:
-        """Tell no more of those that are gone for the longest, where more came than may be here at once."""
+        """Forget the workers that have been gone the longest, once more have come than may be connected at once."""
         gone = sorted(self._known.keys() - self._members.keys(), key=lambda node: self._detector.heard_s(node) or 0.0)
         for node in gone[: max(0, len(self._known) - self.endpoint.limits.nodes_max)]:
             del self._known[node]
             self._detector.forget(node)
 
     def _kept(self) -> tuple[int, ...]:
-        """The plans that a worker which had them is to keep, by generation."""
+        """The plans that workers keep across a lost link, by generation."""
         return tuple(sorted(self.sessions.kept.union(self._guards.kept, self._deployments)))
 
     async def _stay_connected(self, address: str, link: Link) -> None:
-        """Dial again whenever the link is lost, for ever: where it was found, and wherever else it said it listens."""
+        """Dial again whenever the link is lost, without end: at this address, and at all that the worker announced."""
         node = link.peer.node_id
 
         def addresses() -> Sequence[str]:
@@ -445,7 +445,7 @@ class Coordinator:
             self._set_pause(link.peer.node_id, body.by)
 
     def _set_pause(self, node: str, by: str, joining: bool = False) -> None:
-        """A worker that is there works or does not."""
+        """Note whether a connected worker is paused, and by whom."""
         member = self._members[node]
         was, member.paused = member.paused, by
         if by == was and not joining:
@@ -465,7 +465,7 @@ class Coordinator:
             self._publish("waiting", "", self.no_worker_reason)
 
     def _on_devices(self, link: Link, body: Devices) -> None:
-        """A worker gave a device up: it is still there, and computes less."""
+        """A worker gave a device up: it is still connected, and has fewer devices."""
         node = link.peer.node_id
         member = self._members.get(node)
         if member is None or member.link is not link:
@@ -530,7 +530,7 @@ class Coordinator:
         self._wake.set()
 
     async def _watch_time(self) -> None:
-        """Wake when the detector or the machine has something due, and tell the detector how late that was."""
+        """Wake when the detector or the state machine has something due; the detector is told how late that was."""
         while True:
             dues = self._detector.next_deadline(), self._state.next_deadline()
             wake_s = min((due_s for due_s in dues if due_s is not None), default=self._now() + 1.0)
@@ -565,7 +565,7 @@ class Coordinator:
         self._tasks.run(doing(action), work, lambda error: self._failed(action, error))
 
     def _failed(self, action: ev.Action, error: MeshError) -> None:
-        """Whoever waits for what an action brings hears that it failed."""
+        """Report the failure of an action to whoever waits for its result."""
         if isinstance(action, ev.SendRun):
             self.prober.lost_between(action.node, error)
         event = failure_of(action, error, self._known, self._members, self._deployments)
@@ -594,7 +594,7 @@ class Coordinator:
         self._plan_made(action.generation, await self._planning.plan_for(action.job, action.nodes, homes, firm))
 
     def _lent(self) -> Lent:
-        """What following the pace of devices needs."""
+        """What straggler mitigation needs of the coordinator."""
         return Lent(
             lambda program: self.plan(*program.likeness),
             lambda: self._planning.profiles(self._members),
@@ -605,7 +605,7 @@ class Coordinator:
         )
 
     def _session_context(self) -> SessionContext:
-        """What sessions need."""
+        """What sessions need of the coordinator."""
         return SessionContext(
             lambda: self.epoch,
             self._members,
@@ -750,7 +750,7 @@ class Coordinator:
         return max((len(plan.parts) for plan in plans if plan.audit is None), default=1)
 
     def _audit(self, plan: Plan, outputs: Mapping[int, NDArray[Any]]) -> bool:
-        """Whether the answer can be trusted; who was wrong is told, and who was wrong twice gets no more work."""
+        """Whether the answer can be trusted.  A worker that was wrong is reported, and quarantined the second time."""
         verdict = self._auditor.judge(plan.audit, plan_messages.counts(plan, outputs)) if plan.audit else TRUSTED
         if verdict.event:
             self._publish(verdict.event, verdict.node, f"about {plan_messages.audited_text(plan)}: {verdict.text}")
@@ -767,7 +767,7 @@ class Coordinator:
         self._feed(ev.NodeGone(node, in_quarantine(worker_names.name_of(self._known, node))))
 
     def _ask_again(self, number: int, call: Call) -> None:
-        """Nobody gets an answer that is known to be wrong or doubted."""
+        """Compute a call again whose answer is doubted."""
         call.doubts += 1
         self._calls[number] = call
         if call.doubts > DOUBTS_MAX:

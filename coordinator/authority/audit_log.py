@@ -43,29 +43,29 @@ class AuditLog:
         last = self._last_line()
         if last and self.path.stat().st_size >= self._bytes_max:
             self._disk.replace(self.path, self._folder / f"audit.{len(_numbered(self._folder)) + 1:06}.jsonl")
-        said = {name: _safe(value) for name, value in fields.items() if value}
-        line = json.dumps({"prev": _hash(last), "time": round(time_s, 3), "event": event, **said}).encode() + b"\n"
+        harmless = {name: _safe(value) for name, value in fields.items() if value}
+        line = json.dumps({"prev": _hash(last), "time": round(time_s, 3), "event": event, **harmless}).encode() + b"\n"
         self._disk.append(self.path, line)
 
     def _last_line(self) -> bytes:
-        """The line that the next one follows, b"" for the first of all; what a crash left half written is cut off."""
+        """The newest line, b"" if there is none; half a line that a crash left is cut off."""
         for path in (self.path, *reversed(_numbered(self._folder))):
             if path.exists() and path.stat().st_size:
                 with path.open("rb+") as file:
                     end = file.seek(0, 2)
                     start = file.seek(max(0, end - _TAIL_BYTES))
                     tail = file.read()
-                    whole = tail.rfind(b"\n") + 1
-                    if whole < len(tail):
-                        file.truncate(start + whole)
-                if whole:
-                    return tail[:whole].rstrip(b"\n").rpartition(b"\n")[2]
+                    end_of_lines = tail.rfind(b"\n") + 1
+                    if end_of_lines < len(tail):
+                        file.truncate(start + end_of_lines)
+                if end_of_lines:
+                    return tail[:end_of_lines].rstrip(b"\n").rpartition(b"\n")[2]
         return b""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How many lines follow each other, and where the chain breaks, "" if nowhere."""
+    """The result of `verify`: the number of lines in the chain, and where it breaks, "" if nowhere."""
 
     lines: int
     broken: str = ""
@@ -108,20 +108,20 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 def _event(line: bytes, folder: Path) -> dict[str, object]:
     try:
-        found = json.loads(line)
+        event = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"the audit log in {folder} is damaged", cause=str(error)) from None
-    if not isinstance(found, dict):
+    if not isinstance(event, dict):
         raise ConfigError(f"the audit log in {folder} is damaged: a line is no event")
-    return found
+    return event
 
 
 def _prev(line: bytes) -> str:
     try:
-        found = json.loads(line)
+        event = json.loads(line)
     except (ValueError, RecursionError):
         return ""
-    return str(found.get("prev", "")) if isinstance(found, dict) else ""
+    return str(event.get("prev", "")) if isinstance(event, dict) else ""
 
 
 def _hash(line: bytes) -> str:
@@ -129,6 +129,6 @@ def _hash(line: bytes) -> str:
 
 
 def _safe(text: str) -> str:
-    """What strangers said, harmless on a terminal and not long."""
-    shown = "".join(each if each.isprintable() else "?" for each in text[: TEXT_MAX + 1])
+    """Text of a stranger, made harmless for a terminal and cut to TEXT_MAX."""
+    shown = "".join(char if char.isprintable() else "?" for char in text[: TEXT_MAX + 1])
     return shown if len(shown) <= TEXT_MAX else shown[: TEXT_MAX - 1] + "…"

@@ -49,7 +49,7 @@ OVERLAP_S_MAX = 30 * 86400.0
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """Whom members trust: who is out, as a list to hand on (`data`) and as node ids, and the authorities.
+    """The nodes and authorities that members trust: `data` is the revocation list, `node_ids` the nodes on it.
 
     `pins` are those of the authority and of the one before, if that is trusted too; `certified` are the members that
     have a certificate of the present one.
@@ -66,7 +66,7 @@ class Trust:
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """The authorities of a mesh: how long the one before is trusted, and which members know the present one not yet.
+    """The authorities of a mesh: until when the former one is trusted, and which members have no new certificate yet.
 
     `name` is how the audit log calls the present one.
     """
@@ -107,11 +107,11 @@ class Authority:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with FileLock(folder / "lock"):
-                found = self._open().mesh
+                owner = self._open().mesh
         except OSError as error:
             raise ConfigError(f"cannot use the folder {folder}", cause=str(error)) from None
-        if found != mesh:
-            raise ConfigError(f"{folder} belongs to mesh {found}, not {mesh}", next_step="Check --mesh and --state-dir")
+        if owner != mesh:
+            raise ConfigError(f"{folder} belongs to mesh {owner}, not {mesh}", next_step="Check --mesh and --state-dir")
 
     @property
     def certificate(self) -> bytes:
@@ -156,12 +156,12 @@ class Authority:
         return member
 
     def trust(self) -> Trust:
-        """Whom to trust now."""
+        """The nodes and authorities to trust now."""
         return self._trust(self._read())
 
     async def watch(self) -> AsyncIterator[Trust]:
-        """Whom to trust now, and again after each change by whatever process or by time, for ever."""
-        told: object = None
+        """Yield the trust of now, and again after each change by time or by any process, without end."""
+        last: object = None
         while True:
             try:
                 roster = await asyncio.to_thread(self._latest)
@@ -169,9 +169,9 @@ class Authority:
                     await asyncio.to_thread(self._settle)
                     continue
                 now = (roster.number, roster.authority, roster.former_until_s)
-                if now != told:
+                if now != last:
                     trust = await asyncio.to_thread(self._trust, roster)
-                    told = now
+                    last = now
                     yield trust
             except (OSError, MeshError) as error:
                 log.error("cannot read the list of members: %s", error)
@@ -191,17 +191,19 @@ class Authority:
             now_s = self._clock()
             before = roster.authority
             withdrawn = roster.rotate(now_s, now_s + overlap_s)
-            made = self._keyring.succeed(before, self.mesh, now_s, now_s + overlap_s)
-            self._tell("authority made", authority=_short(made.certificate))
+            successor = self._keyring.succeed(before, self.mesh, now_s, now_s + overlap_s)
+            self._tell("authority made", authority=_short(successor.certificate))
             self._write(roster)
             former = _short(self._keyring.get(before).certificate)
-            self._tell("authority changed", authority=_short(made.certificate), former=former, for_s=f"{overlap_s:g}")
+            self._tell(
+                "authority changed", authority=_short(successor.certificate), former=former, for_s=f"{overlap_s:g}"
+            )
             for record in withdrawn:
                 self._tell("token revoked", token=record.key_id, reason="it names the authority before")
             return self._rotation(roster, tuple(withdrawn))
 
     def rotation(self) -> Rotation:
-        """Which authorities there are."""
+        """The authorities of the mesh."""
         self._settle()
         return self._rotation(self._read())
 
@@ -209,40 +211,40 @@ class Authority:
 
     def admit(self, asked: Asked, host: str) -> Grant | Refusal:
         """Answer a node with a token."""
-        said = {"token": asked.ask.key_name, "name": asked.ask.name, "host": host}
-        with self._answering(said):
+        details = {"token": asked.ask.key_name, "name": asked.ask.name, "host": host}
+        with self._answering(details):
             proof = self._latest().tokens.prove(asked)
             if proof.record is None:  # strangers are many: without a lock
-                return self._refuse("invalid", said, proof.why)
+                return self._refuse("invalid", details, proof.why)
             with self._locked() as roster:
-                answer = self._admit(roster, asked, host, said)
-            return answer if isinstance(answer, Grant) else self._refuse(answer[0], said, answer[1])
+                answer = self._admit(roster, asked, host, details)
+            return answer if isinstance(answer, Grant) else self._refuse(answer[0], details, answer[1])
         return Refusal("failed")
 
     def renew(self, certificate: bytes, host: str) -> Grant | Refusal:
         """Answer a member who showed this certificate of ours, on a link or at the join port."""
         key = key_of_certificate(certificate)
-        said = {"node": key.node_id, "host": host}
-        with self._answering(said):
+        details = {"node": key.node_id, "host": host}
+        with self._answering(details):
             with self._locked() as roster:
                 member = roster.renew(key.node_id, self._clock() + CERTIFICATE_S)
                 if not isinstance(member, str):
                     self._write(roster)
-                    self._tell("renewed", name=member.name, role=member.role, **said)
+                    self._tell("renewed", name=member.name, role=member.role, **details)
                     return self._grant(key, member.role, roster)
-            return self._refuse(member, said)
+            return self._refuse(member, details)
         return Refusal("failed")
 
     def turned_away(self, host: str, why: str) -> None:
-        """Someone called who did not get as far as a question, or a link."""
-        untold = self._tells("turned away", host, why)
+        """Log a connection that was refused before it asked anything or linked."""
+        untold = self._count_refusal("turned away", host, why)
         if untold is not None:
             log.warning("turned away a caller from %s: %s%s", host, why, _others(untold))
             self._note("turned away", host, why, untold)
 
     def distrusted(self, host: str, why: str) -> None:
-        """Someone announced itself as a node of this mesh, and is none."""
-        untold = self._tells("imposter", host, why)
+        """Log a node that announced itself as one of this mesh and could not prove it."""
+        untold = self._count_refusal("imposter", host, why)
         if untold is not None:
             self._note("imposter", host, why, untold)
 
@@ -272,8 +274,8 @@ class Authority:
 
     # -- inside
 
-    def _admit(self, roster: Roster, asked: Asked, host: str, said: dict[str, str]) -> Grant | tuple[str, str]:
-        """Let in a node with a token; or the reason against it, and what the log says of that."""
+    def _admit(self, roster: Roster, asked: Asked, host: str, details: dict[str, str]) -> Grant | tuple[str, str]:
+        """Let in a node with a token; or the reason why not, and the text of the log."""
         proof = roster.tokens.prove(asked)
         if proof.record is None:
             return "invalid", proof.why
@@ -282,22 +284,21 @@ class Authority:
             key = key_of_request(asked.ask.request)
         except (ConfigError, ProtocolError) as error:
             return "malformed", error.message
-        said["node"] = key.node_id
+        details["node"] = key.node_id
         now_s = self._clock()
         reason = roster.admit(proof.record, asked, key.node_id, host, now_s, now_s + CERTIFICATE_S)
         if reason:
             return reason, ""
         self._write(roster)
-        self._tell("joined", role=proof.record.role, **said)
+        self._tell("joined", role=proof.record.role, **details)
         return prove_grant(self._grant(key, proof.record.role, roster), proof.record.key, asked.ask.nonce)
 
-    def _tells(self, event: str, host: str, *what: str) -> int | None:
-        """As Strangers has it."""
+    def _count_refusal(self, event: str, host: str, *what: str) -> int | None:
         with self._counting:
             return self._refusals.record(host, "|".join((event, *what)), self._clock())
 
     def _open(self) -> Roster:
-        """What is there, made at the first start: the list of members is written last, and says all is there."""
+        """Open the authority, or make it at the first start; the list of members is written last, once all else is."""
         if not self._members.exists():
             roster = Roster(self.mesh, TokenTable(self._dummy_key))
             self._keyring.make(roster.authority, self.mesh, self._clock())
@@ -346,14 +347,14 @@ class Authority:
         certificate = self._keyring.get(roster.authority).certificate
         return Rotation(_short(certificate), roster.authority, roster.former_until_s, tuple(roster.behind()), withdrawn)
 
-    def _refuse(self, reason: str, said: dict[str, str], why: str = "") -> Refusal:
-        """Say no, and write it down; not to be called under the lock."""
-        who = said.get("name") or said.get("node") or ""
-        untold = self._tells("refused", said["host"], why or reason, who, said.get("token", ""))
+    def _refuse(self, reason: str, details: dict[str, str], why: str = "") -> Refusal:
+        """Refuse a node, and log that; not to be called under the lock."""
+        who = details.get("name") or details.get("node") or ""
+        untold = self._count_refusal("refused", details["host"], why or reason, who, details.get("token", ""))
         if untold is not None:
-            log.warning("refused %r from %s: %s%s", who, said["host"], why or reason, _others(untold))
+            log.warning("refused %r from %s: %s%s", who, details["host"], why or reason, _others(untold))
             with self._locked():
-                self._tell("refused", reason=why or reason, untold=_number(untold), **said)
+                self._tell("refused", reason=why or reason, untold=_number(untold), **details)
         return Refusal(reason)
 
     @contextlib.contextmanager
@@ -366,12 +367,14 @@ class Authority:
             raise ConfigError(f"cannot write in {self._folder}", cause=str(error)) from None
 
     @contextlib.contextmanager
-    def _answering(self, said: dict[str, str]) -> Iterator[None]:
-        """A failure is logged, and ends the block: the answer is that it failed."""
+    def _answering(self, details: dict[str, str]) -> Iterator[None]:
+        """Log a failure within the block and end the block; the caller then answers that it failed."""
         try:
             yield
         except (OSError, MeshError) as error:
-            log.error("cannot answer %r from %s: %s", said.get("name") or said.get("node"), said["host"], error)
+            log.error(
+                "cannot answer %r from %s: %s", details.get("name") or details.get("node"), details["host"], error
+            )
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[Roster]:
@@ -379,7 +382,7 @@ class Authority:
             yield self._read()
 
     def _latest(self) -> Roster:
-        """The list of members as it was read last, read again where it changed: to look at, for strangers are many."""
+        """The list of members to read, loaded again only where it has changed: strangers may connect often."""
         stamp = self._stamp()
         if self._seen is None or self._seen[0] != stamp:
             self._seen = stamp, self._read()
@@ -392,8 +395,8 @@ class Authority:
         self._disk.write_whole(self._members, [to_json(roster)])
 
     def _stamp(self) -> tuple[int, int, int]:
-        found = self._members.stat()
-        return found.st_mtime_ns, found.st_size, found.st_ino
+        stat = self._members.stat()
+        return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
     def _tell(self, event: str, **fields: str) -> None:
         self._audit.append(event, self._clock(), **fields)
@@ -403,7 +406,7 @@ class Authority:
 
 
 def _trusted(roster: Roster) -> tuple[int, ...]:
-    """Whose keys are needed: the time of the one before is over when the list says so."""
+    """The numbers of the authorities whose keys are needed."""
     return (roster.authority, roster.authority - 1) if roster.former_until_s else (roster.authority,)
 
 
@@ -416,5 +419,5 @@ def _others(untold: int) -> str:
 
 
 def _short(certificate: bytes) -> str:
-    """How the log names an authority: the start of what tokens say of it."""
+    """The name of an authority in the log: the start of its pin."""
     return pin_of(certificate).hex()[:16]

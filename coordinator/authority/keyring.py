@@ -38,30 +38,30 @@ class Keyring:
 
     def make(self, number: int, mesh: str, now_s: float) -> CertificateAuthority:
         """A new authority under this number, in place of what may be there."""
-        made = new_authority(mesh, now_s)
+        authority = new_authority(mesh, now_s)
         self._known.pop(number, None)
-        self._disk.write_whole(self._path(number, "key"), [made.key_pem()])
-        self._disk.write_whole(self._path(number, "pem"), [certificate_pem(made.certificate)])
-        return made
+        self._disk.write_whole(self._path(number, "key"), [authority.key_pem()])
+        self._disk.write_whole(self._path(number, "pem"), [certificate_pem(authority.certificate)])
+        return authority
 
     def succeed(self, number: int, mesh: str, now_s: float, until_s: float) -> CertificateAuthority:
         """The successor of authority `number`, by whose word that is trusted until then."""
-        made = self.make(number + 1, mesh, now_s)
-        vouched = made.vouch(self.get(number).certificate, now_s, until_s)
+        successor = self.make(number + 1, mesh, now_s)
+        vouched = successor.vouch(self.get(number).certificate, now_s, until_s)
         self._disk.write_whole(self._path(number + 1, "former.pem"), [certificate_pem(vouched)])
-        return made
+        return successor
 
     def vouched(self, number: int) -> bytes:
         """The certificate that authority `number` made for the one before."""
         return certificate_from_pem(self._path(number, "former.pem").read_bytes())
 
     def keep_only(self, numbers: Collection[int]) -> None:
-        """Remove all others, keys first of all."""
-        found = {path: _FILE.fullmatch(path.name) for path in self._folder.glob("authority*")}
-        gone = [path for path, match in found.items() if match and int(match[1] or 1) not in numbers]
+        """Remove all others; the keys go first."""
+        matches = {path: _FILE.fullmatch(path.name) for path in self._folder.glob("authority*")}
+        gone = [path for path, match in matches.items() if match and int(match[1] or 1) not in numbers]
         for path in sorted(gone, key=lambda path: path.suffix != ".key"):
             self._disk.remove(path)
-        self._known = {number: each for number, each in self._known.items() if number in numbers}
+        self._known = {number: authority for number, authority in self._known.items() if number in numbers}
 
     def _path(self, number: int, kind: str) -> Path:
         return self._folder / (f"authority.{kind}" if number == 1 else f"authority-{number}.{kind}")

@@ -45,7 +45,7 @@ class MemberRecord:
         return self.revoked_s > 0.0
 
     def certified(self, now_s: float) -> bool:
-        """Whether it can show a certificate: who is gone for longer than that lasts counts no more, and may return."""
+        """Whether its certificate is still valid.  A node without one is not counted, and may come back."""
         return not self.revoked and self.ends_s > now_s
 
 
@@ -68,7 +68,8 @@ class Roster:
         return self.authority - 1 if now_s < self.former_until_s else 0
 
     def rotate(self, now_s: float, until_s: float) -> list[TokenRecord]:
-        """A new authority; the one before is trusted until then.  The open tokens, which name it, are withdrawn."""
+        """Go over to a new authority; the former one is trusted until then.  Open tokens name it, so they are
+        withdrawn."""
         if self.former(now_s):
             left_h = (self.former_until_s - now_s) / 3600
             raise InputError(
@@ -81,11 +82,15 @@ class Roster:
 
     def behind(self) -> list[MemberRecord]:
         """The members that have no certificate of the present authority yet."""
-        return [each for each in self.members.values() if not each.revoked and each.authority < self.authority]
+        return [member for member in self.members.values() if not member.revoked and member.authority < self.authority]
 
     def certified(self) -> list[str]:
         """The ids of those that have one."""
-        return [each.node_id for each in self.members.values() if not each.revoked and each.authority == self.authority]
+        return [
+            member.node_id
+            for member in self.members.values()
+            if not member.revoked and member.authority == self.authority
+        ]
 
     def admit(self, record: TokenRecord, asked: Asked, node_id: str, host: str, now_s: float, ends_s: float) -> str:
         """Let a node in that proved to know the token of `record`: "" then, else a reason of `joining.REFUSALS`."""
@@ -129,14 +134,14 @@ class Roster:
     def find(self, who: str) -> MemberRecord:
         """The one member that is meant and not revoked; InputError if there is none, or several."""
         left = [member for member in self.members.values() if not member.revoked]
-        found = [member for member in left if who in (member.name, member.node_id)]
-        if not found and len(who) >= ID_PREFIX_MIN:
-            found = [member for member in left if member.node_id.startswith(who)]
-        if len(found) == 1:
-            return found[0]
-        if found:
-            ids = ", ".join(member.node_id for member in found)
-            raise InputError(f"{len(found)} nodes are called {who!r}", next_step=f"Give the id of one: {ids}")
+        matching = [member for member in left if who in (member.name, member.node_id)]
+        if not matching and len(who) >= ID_PREFIX_MIN:
+            matching = [member for member in left if member.node_id.startswith(who)]
+        if len(matching) == 1:
+            return matching[0]
+        if matching:
+            ids = ", ".join(member.node_id for member in matching)
+            raise InputError(f"{len(matching)} nodes are called {who!r}", next_step=f"Give the id of one: {ids}")
         raise InputError(f"there is no node {who!r} in mesh {self.mesh}", next_step="List them with: mesh-coord nodes")
 
     def listed(self, now_s: float) -> list[str]:
@@ -153,7 +158,7 @@ class Roster:
         for member in list(self.members.values()):
             if member.revoked and now_s > max(member.ends_s, member.revoked_s) + REVOKED_REMEMBERED_S:
                 del self.members[member.node_id]
-        gone = sorted((each.ends_s, each.node_id) for each in self.members.values() if not each.revoked)
+        gone = sorted((member.ends_s, member.node_id) for member in self.members.values() if not member.revoked)
         for ends_s, node_id in gone[: max(0, len(gone) + 1 - MEMBERS_MAX)]:
             if ends_s <= now_s:
                 del self.members[node_id]
@@ -177,14 +182,14 @@ def to_json(roster: Roster) -> bytes:
 def from_json(data: bytes, dummy_key: bytes) -> Roster:
     """The roster in a file; ConfigError if it is none."""
     try:
-        said = json.loads(data)
-        if said["format"] != FORMAT:
-            raise ConfigError(f"the list of members has format {said['format']}", next_step="Upgrade graph-mesh")
-        members = [_typed(MemberRecord(**each)) for each in said["members"]]
-        table = TokenTable(dummy_key, _records(said["tokens"]))
-        by_id = {each.node_id: each for each in members}
-        rotation = said.get("authority", 1), said.get("former_until_s", 0.0)
-        return _typed(Roster(said["mesh"], table, by_id, said["number"], *rotation))
+        fields = json.loads(data)
+        if fields["format"] != FORMAT:
+            raise ConfigError(f"the list of members has format {fields['format']}", next_step="Upgrade graph-mesh")
+        members = [_typed(MemberRecord(**member)) for member in fields["members"]]
+        table = TokenTable(dummy_key, _records(fields["tokens"]))
+        by_id = {member.node_id: member for member in members}
+        rotation = fields.get("authority", 1), fields.get("former_until_s", 0.0)
+        return _typed(Roster(fields["mesh"], table, by_id, fields["number"], *rotation))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError("the list of members is damaged", cause=f"{type(error).__name__}: {error}") from None
 
@@ -193,12 +198,12 @@ _Record = TypeVar("_Record", MemberRecord, TokenRecord, Roster)
 
 
 def _typed(record: _Record) -> _Record:
-    """The same, if its plain fields are what they are said to be; TypeError otherwise."""
-    for each in dataclasses.fields(record):
-        value = getattr(record, each.name)
-        kinds = _KINDS.get(str(each.type))
+    """Check the types of a record's plain fields, and return it; TypeError where one is another type."""
+    for spec in dataclasses.fields(record):
+        value = getattr(record, spec.name)
+        kinds = _KINDS.get(str(spec.type))
         if kinds and (type(value) not in kinds or (kinds[0] is int and not 0 <= value < NUMBER_MAX)):
-            raise TypeError(f"{each.name} is {value!r:.40}")
+            raise TypeError(f"{spec.name} is {value!r:.40}")
     return record
 
 
@@ -207,22 +212,22 @@ _KINDS: dict[str, tuple[type, ...]] = {"str": (str,), "bool": (bool,), "int": (i
 
 def _token_fields(record: TokenRecord) -> dict[str, Any]:
     nodes = {node_id: [nonce.hex() for nonce in nonces] for node_id, nonces in record.nodes}
-    plain = {each.name: getattr(record, each.name) for each in dataclasses.fields(record)}
+    plain = {spec.name: getattr(record, spec.name) for spec in dataclasses.fields(record)}
     return {**plain, "key": record.key.hex(), "nodes": nodes}
 
 
-def _records(said: Iterable[dict[str, Any]]) -> list[TokenRecord]:
+def _records(rows: Iterable[dict[str, Any]]) -> list[TokenRecord]:
     return [
         _typed(
             TokenRecord(
                 **{
-                    **each,
-                    "key": bytes.fromhex(each["key"]),
+                    **row,
+                    "key": bytes.fromhex(row["key"]),
                     "nodes": tuple(
-                        (node_id, tuple(map(bytes.fromhex, nonces))) for node_id, nonces in each["nodes"].items()
+                        (node_id, tuple(map(bytes.fromhex, nonces))) for node_id, nonces in row["nodes"].items()
                     ),
                 }
             )
         )
-        for each in said
+        for row in rows
     ]

@@ -1,11 +1,10 @@
-"""Which of the things that strangers do are written down: each once, and never so many that they fill a disk.
+"""Refusal log: decides which refused connections are written to the audit log, so that a flood cannot fill the disk.
 
-A node that tries again and again does the same thing, and so does a flood.  So the same from the same origin is told
-once an hour, and all that is told keeps within what is saved up: so much for an origin, so much for all.  What is not
-told is counted, and the next one that is says how many there were.  At most about 1,500 lines a day, a quarter of a
-megabyte, whatever comes.
+A node that tries again and again does the same thing, and so does a flood.  So the same event of one origin is logged
+once an hour, and a token bucket limits the lines, one per origin and one for all.  Events that are not logged are
+counted, and the next line says how many there were.  That is at most about 1,500 lines a day, a quarter of a megabyte.
 
-Pure: time is an argument.  It does not know what the things are; docs/protocol.md, "Joining", says who is turned away.
+Pure: time is an argument.  It does not know what the events mean; docs/protocol.md, "Joining", says who is refused.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from typing import Any
 
 from wire.security.connection_limiter import origin_of
 
-REMEMBERED = 1024  # things, and origins
+REMEMBERED = 1024  # events, and origins
 
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """So many lines at once, and then another one every so many seconds."""
+    """A rate limit: `lines` at once, then one more every `every_s` seconds."""
 
     lines: int
     every_s: float
@@ -33,20 +32,21 @@ ALL = Allowance(100, 60.0)
 
 
 class RefusalLog:
-    """`tells` for every thing that one did."""
+    """`record` every refusal; it says whether to write a line."""
 
     def __init__(self) -> None:
         self._done: OrderedDict[tuple[str, str], float] = OrderedDict()  # when it was told
-        self._origins: OrderedDict[str, _Saved] = OrderedDict()
-        self._all = _Saved(ALL.lines, 0.0)
+        self._origins: OrderedDict[str, _Bucket] = OrderedDict()
+        self._all = _Bucket(ALL.lines, 0.0)
         self._untold = 0
 
     def record(self, host: str, what: str, now_s: float) -> int | None:
-        """How many were not told since the last one that was, or None if this is not told either."""
+        """Whether to log a refusal: the number of refusals that were left out since the last line, None to leave it
+        out."""
         origin = origin_of(host)
         told_s = self._done.get((origin, what))
         repeated = told_s is not None and told_s <= now_s < told_s + REPEATED_S
-        mine = self._origins.setdefault(origin, _Saved(ORIGIN.lines, now_s))
+        mine = self._origins.setdefault(origin, _Bucket(ORIGIN.lines, now_s))
         self._origins.move_to_end(origin)
         _shorten(self._origins)
         # A machine's own users may do what they like with its disk, and all come from the same address.
@@ -63,8 +63,8 @@ class RefusalLog:
 
 
 @dataclass(slots=True)
-class _Saved:
-    """Lines that may still be written."""
+class _Bucket:
+    """A token bucket: the lines that may still be written."""
 
     lines: float
     at_s: float

@@ -1,8 +1,8 @@
-"""Which join tokens a coordinator gave out, and whom each lets in.
+"""Token table: the join tokens that a coordinator has made, and the nodes that each let in.
 
-A record holds a key made of the token's secret, never the secret.  A use is a node: one that asks again with the same
-token, because the answer was lost, uses up nothing.  Pure: time and random bytes are arguments; files and certificates
-are the business of `authority.py`.
+A record holds a key derived from the token's secret, never the secret.  A use is a node: a node that asks again with
+the same token, because the answer was lost, does not count twice.  Pure: time and random bytes are arguments; files and
+certificates are the business of `authority.py`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Proof:
 
 
 class TokenTable:
-    """The records by key id.  `dummy_key` is random: what is compared where there is no record."""
+    """The records by key id.  `dummy_key` is random: it is compared with where there is no record."""
 
     def __init__(self, dummy_key: bytes, records: Iterable[TokenRecord] = ()) -> None:
         self._dummy_key = dummy_key
@@ -62,7 +62,7 @@ class TokenTable:
 
     @property
     def records(self) -> list[TokenRecord]:
-        """All that are remembered, the newest first."""
+        """All remembered tokens, the newest first."""
         return sorted(self._records.values(), key=lambda record: (-record.created_s, record.key_id))
 
     def create(self, token: Token, role: str, uses: int, ttl_s: float, now_s: float) -> TokenRecord:
@@ -81,7 +81,7 @@ class TokenTable:
         return record
 
     def withdraw(self, key_id: str) -> TokenRecord:
-        """The token lets nobody in any more; InputError if there is none of this id."""
+        """Withdraw a token, which then lets nobody in; InputError if no token has this id."""
         if key_id not in self._records:
             raise InputError(f"there is no token {key_id!r}", next_step="List them with: mesh-coord token list")
         return self._put(replace(self._records[key_id], withdrawn=True))
@@ -92,11 +92,11 @@ class TokenTable:
         return [self.withdraw(record.key_id) for record in used if record.state(now_s) == "open"]
 
     def withdraw_open(self, now_s: float) -> list[TokenRecord]:
-        """Withdraw all that could still let somebody in."""
+        """Withdraw all tokens that are open."""
         return [self.withdraw(record.key_id) for record in self.records if record.state(now_s) == "open"]
 
     def prove(self, asked: Asked) -> Proof:
-        """Whose secret the request proves; an unknown token costs what a known one does."""
+        """The record whose secret the request proves; an unknown token takes as long as a known one."""
         record = self._records.get(asked.ask.key_name)
         proved = asked.is_proved_by(self._dummy_key if record is None else record.key)
         if record is None:

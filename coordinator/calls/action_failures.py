@@ -1,4 +1,4 @@
-"""What the machine hears of an action that could not be performed, whatever the reason.  Pure.
+"""Action failures: the event that the state machine gets where an action could not be performed.  Pure.
 
 An action that has an answer has a row here, so that no call waits for one that will not come.
 """

@@ -89,7 +89,8 @@ def stalled(seconds: float) -> MeshError:
 
 
 def stuck_at_first(node: str) -> MeshError:
-    """The error of a session for which a worker does not get ready: it compiles, or does something else, for ever."""
+    """The error of a session for which a worker does not get ready: it compiles, or does something else, without
+    end."""
     return DeadlineExceeded(
         "a worker does not get ready for the session: it takes far too long to compile, or for what it did before",
         node=node,
@@ -103,7 +104,7 @@ def is_lack_of_memory(error: MeshError) -> bool:
 
 
 def state_lost(error: MeshError | None, copies: str, gone: Collection[str]) -> NodeLost:
-    """The error of a session whose state is nowhere any more, for these copies of it; `gone` are who died lately."""
+    """The error of a session whose state is lost in spite of these copies; `gone` are the workers that died lately."""
     which = f" {', '.join(gone)}" if gone else "s"
     kept = "none was asked for" if copies == "none" else f"copies={copies!r} went with them"
     lost = NodeLost(
@@ -118,7 +119,7 @@ def state_lost(error: MeshError | None, copies: str, gone: Collection[str]) -> N
 
 
 def cannot_continue(error: MeshError, gone: Collection[str], step: int) -> MeshError:
-    """The error of a session that nobody who is left can go on with, after the death of some."""
+    """The error of a session that cannot go on with the workers that are left, after the death of some."""
     if not gone:
         return error
     error = error.copy()
@@ -128,7 +129,7 @@ def cannot_continue(error: MeshError, gone: Collection[str], step: int) -> MeshE
 
 
 def not_readable_yet(error: MeshError | None) -> NodeLost:
-    """The error of who reads a state that only the workers of a plan have that has done no step yet."""
+    """The error of a read of a state that only the workers of a plan hold that has done no step yet."""
     return NodeLost(
         "who held the session's state beside its present workers is gone, and these can give it after their next step",
         cause=str(error or ""),

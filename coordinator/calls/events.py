@@ -22,8 +22,8 @@ class NodeJoined:
 
 @dataclass(frozen=True, slots=True)
 class NodeGone:
-    """Dead or left; its plans are void.  If it crashed, `work` says what it had to compute, by generation.  One that is
-    `away` did not say that it goes, and may come back with what it holds for sessions."""
+    """A node died or left, so its plans are void.  If it crashed, `work` is what it had to compute, by generation.  One
+    that is `away` did not say goodbye, and may come back with what it holds for sessions."""
 
     node: str
     error: MeshError
@@ -33,14 +33,15 @@ class NodeGone:
 
 @dataclass(frozen=True, slots=True)
 class NodePaused:
-    """It is there and takes no work, and has handed back what it had; NodeJoined ends that."""
+    """A node is connected and takes no work, and has handed back what it had; NodeJoined ends the pause."""
 
     node: str
 
 
 @dataclass(frozen=True, slots=True)
 class WorkReported:
-    """What a node computes now and for how long: (generation, step, part, seconds).  Step PREPARING is compiling."""
+    """A node said what it computes, and for how long: (generation, step, part, seconds).  Step PREPARING is
+    compiling."""
 
     node: str
     runs: tuple[tuple[int, int, int, float], ...]
@@ -53,15 +54,15 @@ class ProfilesChanged:
 
 @dataclass(frozen=True, slots=True)
 class PlanOutdated:
-    """There is a better plan than this generation's: later calls get it."""
+    """A better plan than this generation's was found: later calls get that one."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class CallSubmitted:
-    """Evaluate something, without the nodes to `avoid` as long as others are there.  Calls with equal `job` share a
-    plan.  A patient one waits for a node for ever."""
+    """A call is to be evaluated, without the nodes to `avoid` as long as others are there.  Calls with equal `job`
+    share a plan.  A patient call waits for a node without end."""
 
     call: int
     job: Hashable
@@ -71,8 +72,8 @@ class CallSubmitted:
 
 @dataclass(frozen=True, slots=True)
 class PlanMade:
-    """`nodes` are those the plan uses; `outputs` how many graph outputs come back from them; `seconds` what every part
-    is predicted to take, `prepare_s` what to compile it, `call_s` what all of it takes."""
+    """A plan was made.  `nodes` are those that it uses, `outputs` how many graph outputs come back.  Predictions:
+    `seconds` for every part, `prepare_s` to compile it, `call_s` for a whole call."""
 
     generation: int
     nodes: frozenset[str]
@@ -96,7 +97,7 @@ class DeployDone:
 
 @dataclass(frozen=True, slots=True)
 class DeployFailed:
-    """`work` as in RunFailed."""
+    """A node could not deploy its parts; `work` is that of RunFailed."""
 
     generation: int
     node: str
@@ -106,7 +107,7 @@ class DeployFailed:
 
 @dataclass(frozen=True, slots=True)
 class NodeBegan:
-    """The first part of `node` runs."""
+    """The first part of a node in a step runs."""
 
     generation: int
     step: int
@@ -115,7 +116,7 @@ class NodeBegan:
 
 @dataclass(frozen=True, slots=True)
 class NodeRan:
-    """All parts of `node` are done for this step, each in so many seconds."""
+    """All parts of a node are done for this step; `seconds` is what each took."""
 
     generation: int
     step: int
@@ -125,8 +126,8 @@ class NodeRan:
 
 @dataclass(frozen=True, slots=True)
 class RunFailed:
-    """If an engine host died of it, `work` is what that was computing.  `culprit` is the node whose error it is, where
-    `node` waited for another one; "" for `node` itself."""
+    """A node could not run its parts.  If an engine host died of it, `work` is what that was computing.  `culprit` is
+    the node whose error it is, where `node` waited for another one; "" for `node` itself."""
 
     generation: int
     step: int
@@ -203,7 +204,7 @@ class SendDrop:
 
 @dataclass(frozen=True, slots=True)
 class ReportStalled:
-    """For people: nobody has worked on a plan for so long, and it is made anew."""
+    """Report that nobody has worked on a plan for too long, and that it is made anew."""
 
     generation: int
     error: MeshError

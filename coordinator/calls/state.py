@@ -194,7 +194,7 @@ class CoordinatorState:
         return actions
 
     def next_deadline(self) -> float | None:
-        """When a Tick is due, or None."""
+        """The time at which a Tick is due, or None."""
         calls = self._calls.values()
         alone = (until_s for call in calls if (until_s := self._alone_until_s(call)) is not None)
         parked = (call.parked_until_s for call in calls if call.parked_until_s is not None)
@@ -543,7 +543,7 @@ class CoordinatorState:
         return [call for call in calls if not call.tries]
 
     def _retire_outdated(self) -> list[Action]:
-        """After a change of nodes: new calls must not use plans made for another set."""
+        """Retire plans made for another set of nodes, after a change of nodes: new calls must not use them."""
         actions: list[Action] = []
         for plan in list(self._plans.values()):
             if plan.candidates != self._nodes - plan.avoided:
@@ -639,7 +639,7 @@ class CoordinatorState:
         return actions
 
     def _renew_stalled(self, now: float) -> list[Action]:
-        """Whatever was lost on the way, and whoever does not know of it: plans that nobody works on are made anew."""
+        """Make plans anew that nobody works on: a message was lost, and nobody may know of it."""
         if now - self._looked_s > 2 * STALLED_LOOK_S:
             self._awake_s = now
         self._looked_s = now
@@ -657,7 +657,7 @@ class CoordinatorState:
         return actions
 
     def _over_s(self, plan: _Plan, step: _Step, now: float) -> float:
-        """For how long nobody has worked on a step, if that is too long; else 0."""
+        """The seconds for which nobody has worked on a step, if that is too long; else 0."""
         worked_s = max((self._worked_s.get(node, -math.inf) for node in plan.nodes), default=-math.inf)
         silent_s = now - max(step.seen_s, worked_s, self._awake_s)
         predicted_s = STALLED_PREDICTED * plan.call_s if math.isfinite(plan.call_s) else 0.0
@@ -665,7 +665,7 @@ class CoordinatorState:
         return silent_s if silent_s > most_s else 0.0
 
     def _alone_until_s(self, call: _Call) -> float | None:
-        """When a call that has no node is given up, None for never."""
+        """The time at which a call that has no node is given up, None for never."""
         if call.alone_since_s is None or call.patient:
             return None
         return call.alone_since_s + self._alone_s

@@ -1,9 +1,9 @@
-"""Patience: how long a session waits for the step under way before it counts as stuck.  Pure.
+"""Step time-out: how long a session waits for the step under way before it counts as stuck.  Pure.
 
-A worker may live, answer every heartbeat and never end its part: a shader that hangs, a machine that swaps.  It is
-given up by how long steps took so far, but for work that depends on values.  Whoever gives up too soon does one step
-twice, so the next time it waits for twice as long; without it a session waits until the worker itself ends its host
-(`worker/engine_host/watchdog.py`), ten minutes.  So it is with a part that a worker compiles, by what that should take.
+A worker may answer every heartbeat and never end its part: a shader hangs, a machine swaps.  The limit follows from how
+long steps took so far, except for work that depends on values.  A limit that is too short costs one step done twice, so
+it is doubled after every time.  Without it a session would wait ten minutes, until the worker itself ends its host
+(`worker/engine_host/watchdog.py`).  Compiling a part has a limit, too, by how long that should take.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ PREPARE_EXPECTED = 10.0  # times what its compilation should take
 FADING = 0.8  # of what a step took, with every step after it
 DOUBLED_MAX = 6
 AVOIDED_S = 300.0
-ASLEEP_S = 1.0  # whoever looks so much too late was held up itself, and so may have been what it waits for
+ASLEEP_S = 1.0  # a check that is so late means that this process was held up, and the others may have been, too
 
 
 @dataclass(slots=True)
 class Wait:
-    """A wait for something that may not come.  One who looks far too late was held up, and so perhaps was what he waits
-    for: he waits anew."""
+    """A wait with a time limit.  If the limit is checked far too late, this process was held up, and so perhaps were
+    the others: the wait then begins again."""
 
     until_s: float | None = None  # None: nothing is waited for
     seconds: float = 0.0
@@ -37,21 +37,21 @@ class Wait:
         return self.until_s is not None
 
     def begin(self, now: float, seconds: float) -> None:
-        """Wait for so long; a wait that has begun goes on as it is."""
+        """Begin to wait for so long; a wait that has begun is not changed."""
         if self.until_s is None:
             self.until_s, self.seconds = now + seconds, seconds
 
     def shorten(self, until_s: float) -> None:
-        """It ends then, if not before."""
+        """Move the limit forward to this time, if it is later."""
         if self.until_s is not None:
             self.until_s = min(self.until_s, until_s)
 
     def end(self) -> None:
-        """Nothing is waited for any more."""
+        """Stop waiting."""
         self.until_s = None
 
     def is_over(self, now: float) -> bool:
-        """Whether it came to its end in vain."""
+        """Whether the limit has passed."""
         if self.until_s is not None and now - self.until_s > ASLEEP_S:
             self.until_s = now + self.seconds
         return self.until_s is not None and now >= self.until_s
@@ -59,7 +59,7 @@ class Wait:
 
 @dataclass(slots=True)
 class StepTimeout:
-    """Of one session; times as its machine has them."""
+    """The time-out of one session's steps; times are those of its state machine."""
 
     given_up: int = 0  # in a row
     took_s: float = 0.0  # the longest that a step took of late, by any plan
@@ -69,11 +69,11 @@ class StepTimeout:
     _before_s: float = 0.0  # what the one before took
 
     def planned(self, predicted_s: float) -> None:
-        """Steps go by another plan, which should take so long for each; infinity: nobody can say."""
+        """Steps run by another plan, which should take `predicted_s` for each; infinity: that cannot be predicted."""
         self._first, self._predicted_s, self._since_s = True, predicted_s, None
 
     def began(self, now: float) -> None:
-        """A step was begun, perhaps while others are under way."""
+        """A step has begun, perhaps while others are under way."""
         self._since_s = now if self._since_s is None else self._since_s
 
     def done(self, now: float, more: bool) -> None:
@@ -92,7 +92,7 @@ class StepTimeout:
         return self._since_s is None or now - self._since_s >= self._before_s / 2
 
     def due_s(self, moving: bool) -> float | None:
-        """When the step under way counts as stuck; `moving` says that a better plan waits for it."""
+        """The time at which the step under way counts as stuck; `moving`: a better plan waits for it to end."""
         if self._since_s is None or math.isinf(self._predicted_s):
             return None
         if moving and not self._first:
@@ -104,17 +104,17 @@ class StepTimeout:
         return self._since_s + wait_s * (1 << min(self.given_up, DOUBLED_MAX))
 
     def waited_s(self, now: float) -> float:
-        """For how long for the step under way."""
+        """How long the step under way has taken so far."""
         return 0.0 if self._since_s is None else now - self._since_s
 
     def compiles_too_long(self, seconds: float, expected_s: float) -> bool:
-        """Whether a part that should take so long to compile is to be given up."""
+        """Whether to give up a part that has compiled for `seconds` and should take `expected_s`."""
         over = seconds > compile_s_max(expected_s) * (1 << min(self.given_up, DOUBLED_MAX))
         self.given_up += over
         return over
 
     def is_over(self, now: float, moving: bool) -> bool:
-        """Whether the step under way is to be given up; one who asks far too late gives it more time instead."""
+        """Whether to give up the step under way; a check that comes far too late gives it more time instead."""
         due_s = self.due_s(moving)
         if due_s is None or now < due_s:
             return False
@@ -126,7 +126,7 @@ class StepTimeout:
 
 
 class AvoidedWorkers:
-    """Workers that were stuck, and are planned without for a while: they may come to themselves."""
+    """Workers that were stuck.  Plans leave them out for AVOIDED_S, as they may recover."""
 
     def __init__(self) -> None:
         self._until_s: dict[str, float] = {}
@@ -139,7 +139,7 @@ class AvoidedWorkers:
         self._until_s.update(dict.fromkeys(nodes, now + AVOIDED_S))
 
     def clear(self) -> None:
-        """They are needed after all."""
+        """Avoid none any more: they are needed."""
         self._until_s.clear()
 
     def others(self, nodes: frozenset[str], now: float) -> frozenset[str]:
@@ -148,5 +148,5 @@ class AvoidedWorkers:
 
 
 def compile_s_max(expected_s: float) -> float:
-    """How long a part may be compiled that should take so long."""
+    """How long a part may compile that should take `expected_s`."""
     return max(PREPARE_S_MIN, PREPARE_EXPECTED * expected_s)

@@ -1,4 +1,4 @@
-"""Deployer: telling the workers that are there their parts of a plan, and to forget them again.
+"""Deployer: sends workers their parts of a plan, and has them drop it again.
 
 It does not know which plans there are, nor what follows once one is deployed.
 """
@@ -26,7 +26,7 @@ NO_STATE: plan_messages.State = {}
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """What a content counts in a sum, its size, and the workers that have it."""
+    """A term of a sum of blobs: the factor of a blob, its size, and the workers that hold it."""
 
     factor: int
     size_bytes: int
@@ -42,7 +42,7 @@ async def _restore_nothing(plan: Plan, node: str, wanted: Wanted) -> Moved:
 
 
 class Deployer:
-    """To `members`; the prober knows which of them cannot dial each other, and hears who could not."""
+    """Deploys to `members`.  The prober knows which of them cannot dial each other, and is told of new cases."""
 
     def __init__(
         self, members: Mapping[str, Member], prober: LinkProber, slices: ParamSlices, timeout_s: float
@@ -62,8 +62,10 @@ class Deployer:
         state: plan_messages.State = NO_STATE,
         force: bool = False,
     ) -> Deployed:
-        """Have a worker ready for its parts; its own MeshError, or NodeLost.  Who holds the first values of the state,
-        `state` says; where it does not, they are the bindings'.  With `force` the parts are compiled anew."""
+        """Have a worker prepare its parts; MeshError of the worker, or NodeLost.
+
+        `state` says who holds the first values of the state; the bindings have those that are not in it.  With `force`
+        the parts are compiled anew."""
         member = self._members.get(node)
         if member is None:
             raise NodeLost("the worker is gone")
@@ -87,27 +89,27 @@ class Deployer:
     async def combine(
         self, node: str, terms: Mapping[bytes, Term], size_bytes: int, made: bytes | None = None, keep: bool = False
     ) -> Combined:
-        """Have a worker sum contents; `made` is what comes of it, if that is known, and `keep` as for weights.
-        MeshError."""
+        """Have a worker sum blobs; MeshError.  `made` is the address of the sum, if that is known; `keep` as for
+        weights."""
         member = self._members.get(node)
         if member is None:
             raise NodeLost("the worker is gone")
-        told = (
+        summands = (
             wire.Term(term.factor, blob, term.size_bytes, (*sorted(term.holders), CLIENT))
             for blob, term in terms.items()
         )
-        asked = Combine(tuple(told), size_bytes, self._addresses(node), made, keep)
-        answer = await member.link.request(asked)
+        message = Combine(tuple(summands), size_bytes, self._addresses(node), made, keep)
+        answer = await member.link.request(message)
         if not isinstance(answer, Combined):
             raise ProtocolError(f"expected Combined, got {type(answer).__name__}", node=member.profile.name)
         return answer
 
     def holders(self, blob: bytes) -> list[str]:
-        """The workers that are known to have some content."""
+        """The workers that are known to have a blob."""
         return sorted(node for node, member in self._members.items() if blob in member.blobs)
 
     async def keep(self, node: str, key: PlanKey, held: Iterable[tuple[plan_messages.Content, frozenset[str]]]) -> None:
-        """Have a worker hold content that others have, until this plan without parts is dropped; MeshError."""
+        """Have a worker hold blobs that others have, until this plan without parts is dropped; MeshError."""
         member = self._members.get(node)
         if member is None:
             raise NodeLost("the worker is gone")
@@ -123,14 +125,13 @@ class Deployer:
     async def params(
         self, plan: Plan, node: str, bindings: plan_messages.Bindings, state: plan_messages.State = NO_STATE
     ) -> plan_messages.Params:
-        """What a worker needs of the plan's params and of its state: which content that is; BlobMissing where it cannot
-        be known."""
-        found: dict[FromParam | FromState, plan_messages.Content] = {}
+        """The contents that a worker needs of the plan's params and state; BlobMissing where they cannot be known."""
+        contents: dict[FromParam | FromState, plan_messages.Content] = {}
         for source, content in (await self._slices.params(plan_messages.params_of(plan, node), bindings)).items():
-            found[source] = content
+            contents[source] = content
         first = {piece: FromParam(piece.name, piece.window) for piece in plan_messages.states_of(plan, node)}
-        given = await self._slices.params([each for piece, each in first.items() if piece not in state], bindings)
-        return found | {piece: state[piece][0] if piece in state else given[each] for piece, each in first.items()}
+        bound = await self._slices.params([param for piece, param in first.items() if piece not in state], bindings)
+        return contents | {piece: state[piece][0] if piece in state else bound[param] for piece, param in first.items()}
 
     async def drop(self, node: str, key: PlanKey, free: bool = False) -> None:
         """Have a worker forget a plan, and free its weights, or not."""
@@ -165,6 +166,6 @@ class Deployer:
         return message
 
     def _addresses(self, own: str) -> dict[str, tuple[str, ...]]:
-        """Where all workers listen, none for those that this one cannot reach."""
+        """The addresses of all workers; none for those that this one cannot reach."""
         cut = self._prober.table.relayed(own)
         return {node: () if node in cut else other.link.peer.addresses for node, other in self._members.items()}

@@ -1,4 +1,4 @@
-"""How a step begins on a worker, and how its inputs get there: small ones with its Run, and others after it.
+"""Input sender: starts a step on a worker.  Small inputs travel with its Run message, others after it.
 
 Runs leave in the order in which `run_step` began, to whichever workers and for whichever plans, however long the copies
 of inputs take: so gangs come in one order everywhere (worker/state/device_queue.py).  Of an input of which a worker
@@ -30,7 +30,7 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 async def run_step(link: Link, run: Run, wanted: Iterable[Fed], inputs: Arrays, shared: SharedDir | None) -> Ran:
-    """Have a worker run a step: what it answers; its MeshError, or NodeLost.
+    """Have a worker run a step, and return its answer; MeshError of the worker, or NodeLost.
 
     To be awaited first of all in a task of its own, made as soon as the step is decided: tasks begin in the order in
     which they were made.
@@ -45,7 +45,7 @@ async def run_step(link: Link, run: Run, wanted: Iterable[Fed], inputs: Arrays, 
 
 
 def inline_feeds(wanted: Iterable[Fed], inputs: Arrays) -> tuple[tuple[Feed, ...], list[Fed]]:
-    """What rides along with a Run, and what is sent apart."""
+    """The feeds that travel with a Run, and those that are sent separately."""
     feeds, apart, size_bytes = [], [], 0
     for part, slot, source in wanted:
         array = given(source, inputs)
@@ -58,22 +58,22 @@ def inline_feeds(wanted: Iterable[Fed], inputs: Arrays) -> tuple[tuple[Feed, ...
 
 
 async def send_separately(link: Link, run: Run, apart: Iterable[Fed], inputs: Arrays, shared: SharedDir | None) -> None:
-    """Send what did not ride along: through shared memory, or as streams."""
+    """Send the feeds that did not travel with the Run: through shared memory, or as streams."""
     key, step = run.plan, run.step
     for part, slot, source in apart:
         array = given(source, inputs)
         dtype = dtype_of(array).name
-        whole = await off_loop(array.nbytes, np.ascontiguousarray, array)
+        contiguous = await off_loop(array.nbytes, np.ascontiguousarray, array)
         if array.nbytes <= INLINE_BYTES_MAX:
-            link.notify(Push(key, step, part, slot, Value(dtype, array.shape, tensor_bytes(whole).tobytes())))
+            link.notify(Push(key, step, part, slot, Value(dtype, array.shape, tensor_bytes(contiguous).tobytes())))
         elif link.same_host and shared is not None:
-            name = await share_with(link, shared, tensor_bytes(whole))
+            name = await share_with(link, shared, tensor_bytes(contiguous))
             link.notify(Push(key, step, part, slot, Value(dtype, array.shape, None, name)))
         else:
-            await link.send_stream(Push(key, step, part, slot, Value(dtype, array.shape)), tensor_bytes(whole))
+            await link.send_stream(Push(key, step, part, slot, Value(dtype, array.shape)), tensor_bytes(contiguous))
 
 
 def given(source: FromInput, inputs: Arrays) -> NDArray[Any]:
-    """What a call gives for an input, or the window of it that is meant."""
+    """The array that a call has for an input, or the window of it that is asked for."""
     array = inputs[source.name]
     return array if source.window is None else source.window.of(array)

@@ -29,7 +29,7 @@ _Key = tuple[bytes, TensorType, Window]
 
 
 class ParamSlices:
-    """Of the tensors that this process holds."""
+    """The slices of the tensors that this process holds."""
 
     def __init__(self, held: TensorStore) -> None:
         self._held = held
@@ -62,12 +62,12 @@ class ParamSlices:
     def before(self, serve: Serve) -> Serve:
         """A way to serve content that cuts slices first, whose bytes are held no longer than it takes."""
 
-        async def serving(link: Link, asked: FetchBlob) -> Blob:
-            await self._make(asked.blob)
+        async def serving(link: Link, request: FetchBlob) -> Blob:
+            await self._make(request.blob)
             try:
-                return await serve(link, asked)
+                return await serve(link, request)
             finally:
-                self._cut.pop(asked.blob, None)
+                self._cut.pop(request.blob, None)
 
         return serving
 

@@ -19,14 +19,14 @@ from ..workers.records import Call
 
 @dataclass(frozen=True, slots=True)
 class RelayServer:
-    """Answers Relay.  `link_to` is the link to a worker that is there; `epoch` and `calls` are the coordinator's."""
+    """Answers Relay.  `link_to` gives the link to a connected worker; `epoch` and `calls` are the coordinator's."""
 
     link_to: Callable[[str], Link | None]
     calls: Mapping[int, Call]
     epoch: Callable[[], int]
 
     async def serve(self, link: Link, body: Relay) -> Done:
-        """Hand on a piece; StaleGeneration for one of no plan of now, NodeLost where its receiver is gone."""
+        """Pass on a piece; StaleGeneration if its plan is not current, NodeLost if its receiver is gone."""
         sender = link.peer.node_id
         if self.link_to(sender) is not link or body.push.plan.epoch != self.epoch():
             raise StaleGeneration("only between workers of this mesh, and for plans of now")

@@ -25,8 +25,8 @@ class TensorStore:
 
     def hold(self, address: bytes, array: NDArray[Any]) -> None:
         """Hold a tensor for workers to fetch, until `release` was called as often."""
-        found = self._held.get(address)
-        self._held[address] = (array if found is None else found[0], 1 if found is None else found[1] + 1)
+        held = self._held.get(address)
+        self._held[address] = (array if held is None else held[0], 1 if held is None else held[1] + 1)
 
     def release(self, address: bytes) -> None:
         """Undo one `hold`; workers keep what they cached."""

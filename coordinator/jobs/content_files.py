@@ -33,7 +33,7 @@ class ContentFiles:
         self._lock = threading.Lock()
 
     def restore(self, held: Iterable[bytes]) -> None:
-        """Take up what a folder of before holds; everything else in it goes."""
+        """Restore the holds of an earlier run; all other files in the folder are removed."""
         self._folder.mkdir(mode=0o700, exist_ok=True)
         self._holds = Counter(held)
         names = {address.hex() for address in self._holds}
@@ -42,8 +42,8 @@ class ContentFiles:
                 self._disk.remove(path)
 
     def put(self, address: bytes, data: memoryview, again: bool = False) -> None:
-        """Hold content, written if nobody held it, and remembered if it may come `again`; OSError if the disk refuses,
-        and then it is not held."""
+        """Hold content: write it if it is not held yet, and keep it longer if it may come `again`.  OSError if the disk
+        refuses, and then it is not held."""
         with self._lock:
             room = min(RECENT_BYTES_MAX, shutil.disk_usage(self._folder).free // 4) if again else 0
             if address not in self._holds:
@@ -61,7 +61,7 @@ class ContentFiles:
                 self._forget(room)
 
     def forget(self) -> None:
-        """Hold nothing but what was asked for: the disk is needed for something else."""
+        """Release what is held only because it may come again: the disk is needed for something else."""
         with self._lock:
             self._forget(0)
 
@@ -72,7 +72,7 @@ class ContentFiles:
                 self._let_go(address)
 
     def load(self, address: bytes, size_bytes: int) -> memoryview:
-        """The content, mapped; BlobMissing or BlobCorrupt, naming the file, if it is not what was put."""
+        """Map the content; BlobMissing or BlobCorrupt, naming the file, if it is not what was put."""
         path = self._path(address)
         try:
             with open(path, "rb") as file:
@@ -85,7 +85,7 @@ class ContentFiles:
         return data
 
     def find(self, address: bytes, size_bytes: int) -> memoryview | None:
-        """As `load`, of what is held; None if it is not, or not whole any more."""
+        """Map content that is held; None if it is not held, or damaged."""
         with self._lock:
             if address not in self._holds:
                 return None
@@ -95,7 +95,7 @@ class ContentFiles:
             return None
 
     def _forget(self, size_bytes: int) -> None:
-        """Remember the latest that have so many bytes together."""
+        """Release the oldest recent content until the rest has at most `size_bytes` together."""
         while self._recent and sum(self._recent.values()) > size_bytes:
             oldest = next(iter(self._recent))
             del self._recent[oldest]

@@ -1,4 +1,4 @@
-"""What a coordinator daemon answers its clients: jobs, previews, nodes.
+"""Job service: a coordinator daemon's answers to its clients: jobs, previews, nodes.
 
 The shell around `job_table.py`: it performs what the table decides, runs jobs on a Coordinator, moves their tensors,
 and has a JobStore keep them across restarts.  There may be any number of clients.  A job that is not detached ends with
@@ -93,7 +93,7 @@ class _Work:
 
     @property
     def held(self) -> list[tuple[bytes, NDArray[Any]]]:
-        """What workers may ask for while the job runs."""
+        """The contents that workers may fetch while the job runs."""
         return [*self.params.values(), *self.consts.items()]
 
 
@@ -152,10 +152,10 @@ class JobService:
         coordinator.watchers.append(self._happened)
         self._timer = self._tasks.keep("watching the time", self._watch_time)
 
-    def resume(self, found: Iterable[StoredEntry]) -> dict[str, list[str]]:
-        """Take up the jobs of before; the workers of before, by node id, with addresses that are worth dialling."""
+    def resume(self, entries: Iterable[StoredEntry]) -> dict[str, list[str]]:
+        """Restore jobs and workers from the journal; return the workers' addresses, by node id."""
         now = self._now()
-        for entry in found:
+        for entry in entries:
             if entry.job == WORKERS:
                 self._workers_kept = entry.fields["workers"]
             else:
@@ -202,7 +202,7 @@ class JobService:
                 raise job.error.copy()
 
     async def _take_in(self, link: Link, job: Job, graph: WireGraph, body: SubmitJob) -> None:
-        """Everything a job needs comes and is kept; from then on it does not need its client."""
+        """Receive and save everything that a job needs; from then on it does not need its client."""
         try:
             work = await self._receive(link, graph, body)
         except BaseException as error:
@@ -215,10 +215,10 @@ class JobService:
     async def _plan(self, link: Link, body: PlanGraph) -> Planned:
         graph, copies = decode_graph(body.graph), copies_of(body.copies, OF_CALLS).text
         strategy = self._coordinator.config.strategy_of(body.strategy)
-        told = json.dumps(await self._coordinator.preview(graph, strategy, copies, body.dies))
-        if len(told) > PLAN_CHARS_MAX:
-            raise LimitExceeded(f"the plan is {len(told)} characters of text, the limit is {PLAN_CHARS_MAX}")
-        return Planned(told)
+        text = json.dumps(await self._coordinator.preview(graph, strategy, copies, body.dies))
+        if len(text) > PLAN_CHARS_MAX:
+            raise LimitExceeded(f"the plan is {len(text)} characters of text, the limit is {PLAN_CHARS_MAX}")
+        return Planned(text)
 
     async def _ask(self, link: Link, body: AskJobs) -> Jobs:
         self._table.seen(link.peer.node_id)
@@ -253,7 +253,7 @@ class JobService:
                 self._remember(job)
 
     def _remember(self, job: Job) -> None:
-        """The details of the most recent jobs stay in memory, and no others'."""
+        """Keep the details of the most recent jobs in memory, and unload those of others."""
         self._recent[job.job] = job
         while len(self._recent) > RECENT_MAX:
             self._table.shrink(self._recent.pop(next(iter(self._recent))))
@@ -279,9 +279,9 @@ class JobService:
 
     async def _until(self, job: Job, holds: Callable[[Job], bool]) -> None:
         while not holds(job):
-            told: asyncio.Future[None] = self._loop.create_future()
-            self._waiting.setdefault(job.job, []).append(told)
-            await told
+            changed: asyncio.Future[None] = self._loop.create_future()
+            self._waiting.setdefault(job.job, []).append(changed)
+            await changed
 
     # -- performing what the table decided
 
@@ -339,9 +339,9 @@ class JobService:
             for address, array in work.held:
                 self._coordinator.hold(address, array)
                 held.append(address)
-            arrays, told = await self._coordinator.call(work.program, work.inputs, patient=job.detached)
-            report = report_json(told)
-            for relayed in told.relayed:
+            arrays, call_report = await self._coordinator.call(work.program, work.inputs, patient=job.detached)
+            report = report_json(call_report)
+            for relayed in call_report.relayed:
                 self._table.tell(job.job, self._now(), f"relayed {relayed}")
             outputs = dict(zip(work.graph.output_names, arrays, strict=True))
         except asyncio.CancelledError:
@@ -362,9 +362,9 @@ class JobService:
         self._running[stop.job.job].cancel()
 
     def _tell(self, tell: Notify) -> None:
-        for told in self._waiting.pop(tell.job.job, ()):
-            if not told.done():
-                told.set_result(None)
+        for waiting in self._waiting.pop(tell.job.job, ()):
+            if not waiting.done():
+                waiting.set_result(None)
 
     def _free(self, free: Free) -> None:
         self._recent.pop(free.job.job, None)
@@ -420,15 +420,15 @@ class JobService:
 
     async def _kept_outputs(self, job: Job) -> dict[str, NDArray[Any]]:
         outputs = {}
-        for each in job.kept["outputs"]:
-            kind = TensorType(tuple(each["shape"]), dtype_named(each["dtype"]))
-            outputs[each["name"]] = tensor_from(await self._store.load(each["content"]), kind)
+        for output in job.kept["outputs"]:
+            kind = TensorType(tuple(output["shape"]), dtype_named(output["dtype"]))
+            outputs[output["name"]] = tensor_from(await self._store.load(output["content"]), kind)
         return outputs
 
     # -- clients, workers, time
 
     def _now(self) -> float:
-        """By the clock of the table, who hears meanwhile what the date is."""
+        """The time of the table's clock; the table learns what the date is."""
         now = self._loop.time()
         self._table.unix_s = self._unix() - now
         return now
@@ -440,7 +440,7 @@ class JobService:
             self._feed(self._table.left(client, self._now(), for_good=error is None))
 
     def _happened(self, event: Event) -> None:
-        """What happens to the workers is part of the log of every job that runs meanwhile."""
+        """Add what happens to a worker to the log of every job that runs."""
         about = f" {event.node}" if event.node else _ABOUT.get(event.kind, "")
         text = f"{event.kind}{about}: {event.text}"
         for job in self._running:
@@ -466,7 +466,7 @@ class JobService:
         return [node for node in self._coordinator.nodes() if node.state != Health.DEAD.value]
 
     async def _keep_workers(self, workers: Sequence[NodeReport]) -> None:
-        """Who is here now, for the next start."""
+        """Save which workers are connected, for the next start."""
         rows = [{"node_id": worker.node_id, "addresses": list(worker.addresses)} for worker in workers]
         if rows == self._workers_kept or not rows:
             return  # when all are gone it is more likely that the network is
@@ -478,7 +478,7 @@ class JobService:
 
 
 def _values(save: Save) -> Any:
-    """The values that an entry speaks of."""
+    """The values of an entry, for JobStore.save."""
     if save.kind == "accepted":
         work: _Work = save.job.work
         return {
@@ -505,17 +505,17 @@ def _values(save: Save) -> Any:
 
 
 def _digest(body: SubmitJob) -> str:
-    """What a job computes, in a few bytes."""
+    """A digest of what a job computes."""
     values = [
         (value.name, value.dtype, value.shape, (value.blob or hash_bytes(value.data or b"")).hex())
         for value in (*body.inputs, *body.params)
     ]
-    said = json.dumps([hash_bytes(body.graph).hex(), body.strategy, body.copies, len(body.inputs), values])
-    return hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
+    text = json.dumps([hash_bytes(body.graph).hex(), body.strategy, body.copies, len(body.inputs), values])
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def for_clients(answer: Answer) -> Answer:
-    """A worker computes what it is given; what there is to compute is not its to say or to see."""
+    """Answer clients only: a worker may neither submit jobs nor see them."""
 
     async def checked(link: Link, body: Any) -> Message:
         if link.peer.role != "client":

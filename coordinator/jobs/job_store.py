@@ -1,7 +1,7 @@
-"""Where a coordinator daemon keeps its jobs: entries in the journal, large values beside it.
+"""Job store: a coordinator daemon's jobs on disk: entries in the journal, large values in files beside it.
 
-It knows that an entry belongs to a job and may speak of values; it does not know what either means.  Entries that come
-together share one commit; the event loop never waits for the disk.
+An entry belongs to a job and may have values; what either means, the store does not know.  Entries that come together
+share one commit, and the event loop never waits for the disk.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ IN_ENTRY_BYTES_MAX = 4096  # a file costs two syncs, a longer entry next to noth
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A leaf among an entry's values: bytes, and their address if they came by it, and may do so again."""
+    """A leaf among an entry's values: bytes, and their address if a client sent that, and so may send it again."""
 
     data: memoryview
     address: bytes | None = None
@@ -41,7 +41,7 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class StoredEntry:
-    """An entry of before."""
+    """An entry that an earlier run wrote."""
 
     job: str
     kind: str
@@ -49,7 +49,7 @@ class StoredEntry:
 
 
 class JobStore:
-    """Made by `open`."""
+    """The store of one folder; `open` makes it."""
 
     def __init__(self, journal: Journal, contents: ContentFiles) -> None:
         self.epoch = journal.epoch
@@ -66,12 +66,12 @@ class JobStore:
     def open(
         folder: Path, epoch_min: int, disk: Disk | None = None, connect: Connect | None = None
     ) -> tuple[JobStore, list[StoredEntry]]:
-        """The keeper of a folder and what it holds, oldest first; errors as of Journal.open."""
+        """Open the store of a folder; also its entries, oldest first.  Raises what Journal.open does."""
         disk = disk or Disk()
         journal, entries = Journal.open(folder, epoch_min, disk, connect)
         store = JobStore(journal, ContentFiles(folder / "content", disk))
-        found = [StoredEntry(entry.job, entry.kind, json.loads(entry.body)) for entry in entries]
-        for entry in found:
+        stored = [StoredEntry(entry.job, entry.kind, json.loads(entry.body)) for entry in entries]
+        for entry in stored:
             if held := b"".join(_addresses(entry.fields)):
                 store._held[entry.job] = store._held.get(entry.job, b"") + held
         try:
@@ -79,7 +79,7 @@ class JobStore:
         except OSError as error:
             journal.close()
             raise NotDurable(f"{folder / 'content'} cannot be used", cause=str(error)) from None
-        return store, found
+        return store, stored
 
     async def save(self, job: str, kind: str, fields: Mapping[str, Any], values: Any = None) -> Any:
         """Keep an entry whose `values` is a tree of dicts, lists and Content; the tree that `load` takes leaves of.
@@ -107,7 +107,7 @@ class JobStore:
         return kept
 
     def save_later(self, job: str, kind: str) -> None:
-        """Keep an entry that nobody waits for: it goes to the disk with the next one."""
+        """Save an entry that nobody waits for: it goes to the disk with the next one."""
         self._queue.append((Entry(job, kind, b"{}"), None))
 
     async def read(self, job: str) -> dict[str, Any]:
@@ -129,7 +129,7 @@ class JobStore:
         return await asyncio.to_thread(self._contents.find, address, size_bytes)
 
     async def close(self) -> None:
-        """Write what is under way, and let go of the folder."""
+        """Write what is under way, and unlock the folder."""
         await (self._writing or self._write_all())
         await self._in_writer(self._journal.close)
         self._writer.shutdown()
@@ -211,7 +211,7 @@ def _map(change: Callable[[Content], Any], tree: Any) -> Any:
 
 
 def _addresses(tree: Any) -> Iterator[bytes]:
-    """Of every file that the tree speaks of."""
+    """The address of every file that the tree names."""
     match tree:
         case {"address": str(address), "size_bytes": int()}:
             yield bytes.fromhex(address)

@@ -1,4 +1,4 @@
-"""The jobs of a coordinator daemon: what was submitted, what became of it, and for how long that is kept.
+"""Job table: the jobs of a coordinator daemon, from submission until their results are no longer kept.
 
 Pure: `now` is in seconds of a clock that nobody sets, ids are given, and a method that changes something returns what
 the shell (`job_service.py`) must do, in order.  What people read and the journal keeps is Unix time: `now` and `unix_s`
@@ -84,7 +84,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Keep this, with the job's values; then call `saved` or `save_failed`."""
+    """Save this entry with the job's values; then call `saved` or `save_failed`."""
 
     job: Job
     kind: str  # "accepted", "ended" or "forgotten"
@@ -93,7 +93,7 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class SaveLater:
-    """Keep this too, but nothing waits for it."""
+    """Save this entry with the next one; nothing waits for it."""
 
     job: Job
     kind: str  # "started"
@@ -115,14 +115,14 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Notify:
-    """The job is accepted, refused or over: whoever waits for that can be told."""
+    """Answer the requests that wait until the job is accepted, refused or over."""
 
     job: Job
 
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """The job is forgotten, and its values with it."""
+    """Free the values of a job that is forgotten."""
 
     job: Job
 
@@ -150,7 +150,7 @@ class JobTable:
     # -- a job's life
 
     def submit(self, job: Job) -> Job:
-        """The job of this id: this one, or the one that was submitted before with the same content.
+        """Add a job; return it, or the one that was submitted earlier with the same id and content.
 
         InputError for an id that is none or names another content, Busy if this client has too many waiting.
         """
@@ -179,7 +179,7 @@ class JobTable:
         return [Save(job, "accepted", _facts(job))]
 
     def refused(self, job: Job, now: float, error: MeshError) -> list[Action]:
-        """What the job needs did not come, or could not be kept."""
+        """What the job needs did not come, or could not be saved."""
         if job.state in FINAL:
             return []
         job.error, job.final = error.copy(), _final_state(error)
@@ -205,7 +205,7 @@ class JobTable:
         return self.ran(job, now, error=error) if job.accepted else self.refused(job, now, error)
 
     def saved(self, save: Save, now: float) -> list[Action]:
-        """What Save asked for is kept."""
+        """An entry was saved."""
         job = save.job
         match save.kind:
             case "accepted":
@@ -225,7 +225,7 @@ class JobTable:
         return []
 
     def save_failed(self, save: Save, now: float, error: MeshError) -> list[Action]:
-        """The disk refused."""
+        """The disk refused an entry."""
         job = save.job
         match save.kind:
             case "accepted":
@@ -263,7 +263,7 @@ class JobTable:
         return self.tick(now)
 
     def seen(self, client: str) -> None:
-        """A client is here."""
+        """A client has a link: its attached jobs go on."""
         for job in self._going.values():
             if job.client == client:
                 job.leaves_s = None
@@ -271,35 +271,37 @@ class JobTable:
     # -- a restart
 
     def restore(self, job: str, kind: str, fields: Mapping[str, Any], now: float) -> None:
-        """What the journal says, entry by entry."""
+        """Restore a job from an entry of the journal; call it for every entry, in order."""
         if kind == "accepted":
-            made = self._jobs[job] = self._going[job] = _job_of(job, fields)
-            made.state, made.restored = "queued", True
-            made.began_s = min(made.created_s - self.unix_s, now)
-            self._tell(made, made.created_s - self.unix_s, "submitted")
-            self._tell(made, now, "queued again: the coordinator started anew")
-            if not made.detached:
-                made.leaves_s = now + self.limits.grace_s
+            restored = self._jobs[job] = self._going[job] = _job_of(job, fields)
+            restored.state, restored.restored = "queued", True
+            restored.began_s = min(restored.created_s - self.unix_s, now)
+            self._tell(restored, restored.created_s - self.unix_s, "submitted")
+            self._tell(restored, now, "queued again: the coordinator started anew")
+            if not restored.detached:
+                restored.leaves_s = now + self.limits.grace_s
         elif kind == "started":
             self._tell(self._jobs[job], now, "it was running")
         elif kind == "ended":
             self._going.pop(job, None)
-            made = self._jobs[job] = self._over[job] = _job_of(job, fields)
-            made.state = made.final = fields["state"]
-            made.ended_s = fields["ended_s"]
+            restored = self._jobs[job] = self._over[job] = _job_of(job, fields)
+            restored.state = restored.final = fields["state"]
+            restored.ended_s = fields["ended_s"]
             longest_s = max(self.limits.keep_s - self.limits.keep_anew_s, 0.0)
-            made.over_s = max(min(made.ended_s - self.unix_s, now), now - longest_s)
-            made.began_s = made.over_s - max(made.ended_s - made.created_s, 0.0)
-            made.error = from_fields(fields["error"]) if fields["error"] else None
-            self.shrink(made)
+            restored.over_s = max(min(restored.ended_s - self.unix_s, now), now - longest_s)
+            restored.began_s = restored.over_s - max(restored.ended_s - restored.created_s, 0.0)
+            restored.error = from_fields(fields["error"]) if fields["error"] else None
+            self.shrink(restored)
 
     def wait_for_workers(self, now: float) -> None:
-        """Jobs of before wait for the workers of before: a plan for the first that is back would be a poor one."""
+        """Restored jobs wait for the workers of before the restart: a plan for the first of them would be a poor
+        one."""
         if self._going:
             self._gather_until_s = now + self.limits.gather_s
 
     def workers(self, now: float, no_worker_reason: str, missing: Iterable[str]) -> list[Action]:
-        """Why no worker can be given work ("": one can), and which workers of before a restart are missing."""
+        """Workers came or went.  The reason says why none can be given work ("": one can); `missing` are those of
+        before a restart that are not back."""
         was, self._no_worker_reason = self._no_worker_reason, no_worker_reason
         if no_worker_reason and no_worker_reason != was:
             for job in self._going.values():
@@ -312,14 +314,14 @@ class JobTable:
     # -- details
 
     def shrink(self, job: Job) -> None:
-        """Leave what is long to the journal."""
+        """Free what is long; it is in the journal."""
         if job.state in FINAL and job.accepted and job.retry_s is None:
             job.shrunk, job.outputs, job.report, job.kept, job.log = True, None, "", _NOTHING, ()
             if job.error is not None:
                 job.error.log_lines = ()
 
     def recall(self, job: Job, fields: Mapping[str, Any]) -> None:
-        """What the journal says of a job that was shrunk."""
+        """Restore from the journal what `shrink` freed."""
         job.shrunk, job.report, job.log = False, fields["report"], tuple(fields["log"])
         if len(job.report) > REPORT_CHARS_MAX:  # of a version that did not cut them; it fits into no message
             job.report = ""
@@ -343,7 +345,7 @@ class JobTable:
         return actions + self._forget_old(now)
 
     def next_deadline(self) -> float | None:
-        """When a tick is due, or None."""
+        """The time at which a tick is due, or None."""
         due = [self._gather_until_s, *(job.leaves_s for job in self._going.values())]
         due += [job.retry_s for job in self._unsaved.values()]
         due += [_over_s(job) + self.limits.keep_s for job in itertools.islice(self._over.values(), 1)]
@@ -353,12 +355,12 @@ class JobTable:
 
     def get(self, job: str) -> Job:
         """The job; InputError if there is none of that id (never was, or forgotten)."""
-        found = self._jobs.get(job)
-        if found is None:
+        named = self._jobs.get(job)
+        if named is None:
             known = ", ".join(list(self._jobs)[-5:]) or "none"
             kept = f"{self.limits.keep_s / 3600:g} h"
             raise InputError(f"no job {job!r} here", next_step=f"Most recent: {known}; results are kept for {kept}")
-        return found
+        return named
 
     def all(self) -> list[Job]:
         return list(self._jobs.values())
@@ -418,7 +420,7 @@ class JobTable:
         self._unsaved[job.job] = job
 
     def _waits(self, job: Job) -> str:
-        """What a job waits for, for people; "" if for nothing but its end."""
+        """What a job waits for, as text; "" if only for its own end."""
         if job.state == "queued" and self._gather_until_s is not None:
             return "for the workers of before"
         if self._no_worker_reason and (job.state == "running" or (job.state == "queued" and job.patient)):

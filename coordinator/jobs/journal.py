@@ -1,4 +1,4 @@
-"""The journal of a coordinator: entries that are on the disk before `write` returns, and are all there again on `open`.
+"""Journal: entries of jobs that are on the disk when `write` returns, and are all there again after `open`.
 
 It does not know what a job is; it knows that an entry belongs to one, and which kinds make its earlier entries
 needless.  SQLite is used only here.  The format is in docs/decisions/0011-the-journal.md.
@@ -45,7 +45,7 @@ Connect = Callable[[Path], sqlite3.Connection]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Something that happened to a job; `body` is the caller's own."""
+    """An event of a job; `body` is the caller's own."""
 
     job: str
     kind: str
@@ -60,7 +60,7 @@ class _Row:
 
 
 class Journal:
-    """Made by `open`; methods may be called from any thread."""
+    """The journal of one folder; `open` makes it.  Methods may be called from any thread."""
 
     def __init__(self, folder: Path, disk: Disk, connect: Connect) -> None:
         self.epoch = 0
@@ -127,16 +127,16 @@ class Journal:
                 if self._connection is None:
                     self._recover()
                 assert self._connection is not None
-                found = self._connection.execute(
+                row = self._connection.execute(
                     "SELECT job, kind, body FROM rows WHERE job = ? ORDER BY number DESC LIMIT 1", (job,)
                 ).fetchone()
             except (sqlite3.Error, OSError) as error:
                 self._disconnect()
                 raise _not_durable(self._folder, error) from None
-        return Entry(*found) if found else None
+        return Entry(*row) if row else None
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Close the database, and unlock the folder."""
         with self._one_at_a_time:
             self._disconnect()
             self._lock.release()
@@ -251,7 +251,7 @@ class Journal:
         self._number, self._chain = row.number, row.chain
 
     def _recover(self) -> None:
-        """After a refusal: connect anew, and write again what was acknowledged, since a disk that once refused may have
+        """Connect again after the disk refused.  What was acknowledged is written again, since such a disk may have
         dropped it from its cache."""
         self._disk.write_whole(self._newest, [_acknowledgement(self._number, self._chain)])
         self._connection = connection = self._connect(self._database)
@@ -356,24 +356,24 @@ def _check(connection: sqlite3.Connection) -> None:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version != FORMAT:
         raise ValueError(f"format {version}, this version reads {FORMAT}")
-    (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
-    if found != "ok":
-        raise ValueError(found)
+    (verdict,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+    if verdict != "ok":
+        raise ValueError(verdict)
 
 
 def _rows(connection: sqlite3.Connection) -> list[_Row]:
-    """Every row, as it stands there; errors as of `_check`."""
+    """Every row as stored; raises what `_check` does."""
     _check(connection)
     rows = []
     for number, job, kind, body, chain in connection.execute("SELECT * FROM rows ORDER BY number"):
-        if [type(each) for each in (number, job, kind, body, chain)] != [int, str, str, bytes, bytes]:
+        if [type(value) for value in (number, job, kind, body, chain)] != [int, str, str, bytes, bytes]:
             raise ValueError(f"row {number} holds values of other types")
         rows.append(_Row(number, Entry(job, kind, body), chain))
     return rows
 
 
 def _read_needed(connection: sqlite3.Connection, live: Mapping[str, int]) -> Iterator[_Row]:
-    """Of every job its newest rows, as many as are needed, oldest first; each is read when it is its turn."""
+    """The rows that are needed, oldest first; each is read when its turn comes."""
     left, numbers = dict(live), []
     for number, job in connection.execute("SELECT number, job FROM rows ORDER BY number DESC"):
         if left.get(job):
@@ -403,14 +403,14 @@ def _wrong_in(rows: Sequence[_Row], number: int, chain: bytes) -> str:
 
 
 def _needed(rows: Iterable[_Row]) -> list[_Row]:
-    """The rows that still say something, oldest first."""
+    """The rows that later ones do not replace, oldest first."""
     by_job: dict[str, list[_Row]] = {}
     for row in rows:
         if row.entry.kind in WHOLE:
             by_job.pop(row.entry.job, None)
         if row.entry.kind not in (BEGIN, FORGOTTEN):
             by_job.setdefault(row.entry.job, []).append(row)
-    return sorted((row for each in by_job.values() for row in each), key=lambda row: row.number)
+    return sorted((row for rows_of_job in by_job.values() for row in rows_of_job), key=lambda row: row.number)
 
 
 def _chained(number: int, chain: bytes, entries: Iterable[Entry]) -> Iterator[_Row]:

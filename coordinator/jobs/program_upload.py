@@ -18,7 +18,7 @@ from wire.transfer.content_exchange import BlobExchange, off_loop
 
 
 class ProgramUpload:
-    """By this process's exchange of content."""
+    """Fetches the values of programs from clients."""
 
     def __init__(self, blobs: BlobExchange) -> None:
         self._blobs = blobs
@@ -27,16 +27,16 @@ class ProgramUpload:
         self, link: Link, values: tuple[NamedValue, ...], kinds: Mapping[str, TensorType]
     ) -> dict[str, NDArray[Any]]:
         """Values by name, exactly those of these types; InputError naming one that is not."""
-        given = {value.name: value for value in values}
-        for name in given.keys() - kinds.keys():
+        by_name = {value.name: value for value in values}
+        for name in by_name.keys() - kinds.keys():
             raise InputError(f"the graph has no input {name!r}", next_step=f"It takes: {', '.join(kinds) or 'none'}")
         for name, kind in kinds.items():
-            if name not in given:
+            if name not in by_name:
                 raise InputError(f"the input {name!r} ({kind}) is missing")
-            value = given[name]
+            value = by_name[name]
             if (value.shape, value.dtype) != (kind.shape, kind.dtype.name):
                 raise InputError(f"the input {name!r} is {value.dtype}{list(value.shape)}, expected {kind}")
-        return dict(zip(kinds, await self._blobs.fetch_all(link, [given[name] for name in kinds]), strict=True))
+        return dict(zip(kinds, await self._blobs.fetch_all(link, [by_name[name] for name in kinds]), strict=True))
 
     async def params(
         self, link: Link, values: tuple[NamedValue, ...], graph: WireGraph
@@ -44,26 +44,26 @@ class ProgramUpload:
         """The params of a graph, with their addresses."""
         arrays = await self.values(link, values, graph.param_types)
         checked = {value.name: value.blob for value in values if value.data is None}  # as they came
-        found = {}
+        params = {}
         for name, array in arrays.items():
             address = checked.get(name)
             if address is None:
                 address = await off_loop(array.nbytes, hash_array, array)
-            found[name] = (address, array)
-        return found
+            params[name] = (address, array)
+        return params
 
     async def consts(self, link: Link, graph: WireGraph) -> dict[bytes, NDArray[Any]]:
         """The constants that lie outside of the graph's encoding, by address."""
-        found = {}
+        consts = {}
         for address, kind in consts_of(graph).items():
-            found[address] = tensor_from(await self._blobs.fetch(link, address, kind.size_bytes), kind)
-        return found
+            consts[address] = tensor_from(await self._blobs.fetch(link, address, kind.size_bytes), kind)
+        return consts
 
 
 def consts_of(graph: WireGraph) -> dict[bytes, TensorType]:
     """Constants that lie outside of the graph's encoding, by address."""
-    found = {}
+    consts = {}
     for node in graph.nodes:
         if node.op == "const" and "blob" in node.attrs:
-            found[node.attrs["blob"]] = TensorType(node.attrs["shape"], dtype_named(node.attrs["dtype"]))
-    return found
+            consts[node.attrs["blob"]] = TensorType(node.attrs["shape"], dtype_named(node.attrs["dtype"]))
+    return consts

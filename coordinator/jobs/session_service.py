@@ -1,4 +1,4 @@
-"""What a coordinator daemon answers clients whose sessions it has.
+"""Session service: a coordinator daemon's answers to clients whose sessions it runs.
 
 The shell between client messages and `coordinator/sessions/runtime.py`.  A session belongs to the client that opened
 it.  It ends when the client says goodbye, or was without a link for `keep_s`: a link that breaks for a moment costs
@@ -133,7 +133,8 @@ class SessionService:
         return await _answer(opened.answers[body.number])
 
     async def _step_with(self, link: Link, opened: _Open, body: SessionStep) -> Ask:
-        """What asks for a step once its inputs have come.  Where the link ended before, it is asked for again."""
+        """A function that asks the session for a step.  If the link ends before the inputs have come, the client
+        retries."""
         try:
             return partial(opened.session.step, await self._upload.values(link, body.inputs, opened.kinds))
         except MeshError as error:
@@ -166,13 +167,13 @@ class SessionService:
         try:
             if number > opened.next_number:
                 await opened.turns.setdefault(number, asyncio.get_running_loop().create_future())
-            asked = ask()
+            answer = ask()
         finally:
             self._over(opened, number)
-        return SessionTold(await self._published(opened, number, named(await asked)))
+        return SessionTold(await self._published(opened, number, named(await answer)))
 
     def _over(self, opened: _Open, number: int) -> None:
-        """It was asked of the session, or never will be: those after it need not wait for it."""
+        """Let the next number go on: this one was asked of the session, or never will be."""
         opened.over.add(number)
         while opened.next_number in opened.over:
             opened.over.remove(opened.next_number)
@@ -200,7 +201,7 @@ class SessionService:
         return tuple(values)
 
     def _asked(self, link: Link, body: SessionStep | SessionState) -> _Open:
-        """The session that a client asks something of; the answers that it has are forgotten."""
+        """The session that a request is for; the answers that its client has received are freed."""
         opened = self._mine(link, body.session)
         for number in [number for number in opened.answers if number < body.heard]:
             self._forget(opened, number)
@@ -245,7 +246,7 @@ class SessionService:
             opened.leaving = loop.call_later(self._keep_s if error else 0.0, self._away, name)
 
     def _away(self, name: str) -> None:
-        """A client said goodbye, or had no link for long, unless it is back."""
+        """End a session whose client said goodbye or had no link for too long, unless the client is back."""
         opened = self._sessions.get(name)
         if opened is not None and not self._linked(opened.client):
             del self._sessions[name]
@@ -262,7 +263,7 @@ class SessionService:
 
 
 async def _answer(task: asyncio.Task[SessionTold]) -> SessionTold:
-    """As it is for whoever asks; others may ask again."""
+    """Await an answer without cancelling it; each caller gets a copy of its error."""
     try:
         return await asyncio.shield(task)
     except MeshError as error:
@@ -270,7 +271,7 @@ async def _answer(task: asyncio.Task[SessionTold]) -> SessionTold:
 
 
 async def _stands(link: Link) -> bool:
-    """Whether a link is there, after something failed over it.  One may have ended, and we not have noticed."""
+    """Whether a link still works, after something failed over it: it may have ended unnoticed."""
     if not link.closed:
         try:
             await link.ping()

@@ -15,7 +15,7 @@ from .events import Check, Checked, Contents, Holders, Piece
 
 @dataclass(frozen=True, slots=True)
 class _Had:
-    """What a worker had of a copy that is away now."""
+    """What a worker that is away held of a copy."""
 
     pieces: frozenset[Piece]
     keeper: bool  # of a check
@@ -43,7 +43,7 @@ class Copy:
 
     @property
     def recoverable(self) -> bool:
-        """Whether it will be whole once those are back that are away."""
+        """Whether it is whole again once the workers that are away come back."""
         return self._is_whole(frozenset(self._gone))
 
     def lose(self, gone: frozenset[str], away: frozenset[str]) -> bool:
@@ -60,7 +60,7 @@ class Copy:
         return hit
 
     def back(self, node: str, kept: bool) -> None:
-        """A worker that was away is here, and has kept what it had, or not."""
+        """A worker that was away is back, and has kept what it held, or not."""
         had = self._gone.pop(node, None)
         if had is None or not kept:
             return
@@ -78,10 +78,10 @@ class Copy:
         return all(held or self._can_be_made(piece, there, keepers) for piece, held in there.items())
 
     def _can_be_made(self, piece: Piece, there: Mapping[Piece, object], keepers: Collection[str]) -> bool:
-        group = next((each for each in self.checked if piece in each.pieces), None)
+        group = next((checked for checked in self.checked if piece in checked.pieces), None)
         if group is None:
             return False
-        pieces = sum(bool(there[each]) for each in group.pieces)
+        pieces = sum(bool(there[member]) for member in group.pieces)
         return pieces + sum(node in keepers for node, _ in group.checks) >= len(group.pieces)
 
     @property
@@ -96,7 +96,7 @@ class Copy:
 
 @dataclass(slots=True)
 class PendingCopy:
-    """A copy that is being made of what a plan's step left, and what for: "rescue", "copy", or a request's number."""
+    """A copy under way of what a plan's step left.  `purpose` is "rescue", "copy", or the number of a request."""
 
     copy: Copy
     purpose: str | int
@@ -109,8 +109,8 @@ class PendingCopy:
     def spread(
         self, others: Mapping[Piece, Iterable[str]]
     ) -> tuple[dict[str, dict[Piece, bytes]], dict[Piece, frozenset[str]]]:
-        """All pieces are found: what each node is to hold, and who has each piece or check.  `others` hold pieces
-        beside those who made them."""
+        """Decide where to store the copy, once all pieces have addresses: the pieces of each node, and the owners of
+        each piece or check.  `others` are nodes that hold pieces beside those that made them."""
         copy = self.copy
         copy.contents = self.found
         copy.holders = {piece: {node, *others[piece]} for piece, node in self.sources.items()}

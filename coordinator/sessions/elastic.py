@@ -1,4 +1,4 @@
-"""Elastic programs: what a session computes with so many workers, and with shares of its batch by their speed.
+"""Elastic programs: the programs of a session for different numbers of workers, and for shares of a batch by speed.
 
 A program of ranks has their number in it, and what each of them has of a batch, so with other workers another one is
 needed, with the same state and with its own inputs of the same step.  Whoever opened the session makes them when they
@@ -33,11 +33,11 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 class Feeds(Protocol):
-    """The inputs of one step, for any portions of its batch."""
+    """The inputs of one step, for any portions of its batch among workers."""
 
     @property
     def nbytes(self) -> int:
-        """How much is held for them."""
+        """The bytes that are held for them."""
         ...
 
     def of(self, portions: Portions) -> Arrays: ...
@@ -48,7 +48,7 @@ Given = Arrays | Feeds
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A plan, its program, and for which portions that is: 0 where it is the only one."""
+    """A plan, its program, and the portions of the batch that it is for; 0 where there is only one program."""
 
     portions: Portions
     program: Program
@@ -74,19 +74,19 @@ class Elastic:
     _plans: dict[Hashable, tuple[object, Planned]] = field(default_factory=dict)
 
     async def planned(self, profiles: Profiles, plan: Planner, soon: bool = False) -> Planned:
-        """The best plan for these workers: the same again while nothing of them has changed.  PlacementError if there
-        is none.  One that is wanted `soon` is the best of those that are known, or else of even shares."""
+        """The best plan for these workers, the same as before while nothing of them has changed; PlacementError if
+        there is none.  One that is wanted `soon` is the best of the known plans, or else the plan of even shares."""
         even = await self._even(profiles, plan)
         if not self.pieces or not even.plan.gangs or (soon and 1 not in self._made):
             return even
         tried = []
-        for each in await self._proposals(even.plan, profiles):
-            among = each.among(profiles)
-            found = self._known(each.units, among)
-            if found is None and not soon:
-                found = await self._of(each, among, plan)
-            tried += [found] if found is not None else []
-        seconds = [as_it_runs(each.plan, profiles) for each in (even, *tried)]
+        for proposal in await self._proposals(even.plan, profiles):
+            among = proposal.among(profiles)
+            candidate = self._known(proposal.units, among)
+            if candidate is None and not soon:
+                candidate = await self._of(proposal, among, plan)
+            tried += [candidate] if candidate is not None else []
+        seconds = [as_it_runs(planned.plan, profiles) for planned in (even, *tried)]
         best = min(seconds)
         return tried[seconds.index(best) - 1] if best < WORTH * seconds[0] else even
 
@@ -96,14 +96,14 @@ class Elastic:
         graph = even.parts[ranks[0]].graph
         if not await self.aside(lambda: unlike(graph, profiles)):
             return ()
-        whole = (await self._program(1)).graph
-        asked = graph, len(ranks), profiles, self.pieces, self.everybody
-        found = await self.aside(lambda: proposals(simplify(whole), *asked))
-        return tuple(each for each in found if each.portions != len(ranks))
+        unsplit = (await self._program(1)).graph
+        question = graph, len(ranks), profiles, self.pieces, self.everybody
+        uneven = await self.aside(lambda: proposals(simplify(unsplit), *question))
+        return tuple(proposal for proposal in uneven if proposal.portions != len(ranks))
 
     async def _even(self, profiles: Profiles, plan: Planner) -> Planned:
         """The program for most of these workers that has a plan."""
-        nodes = frozenset(each.node_id for each in profiles.workers)
+        nodes = frozenset(worker.node_id for worker in profiles.workers)
 
         known = self._known(nodes, profiles)
         if known is not None:
@@ -112,36 +112,36 @@ class Elastic:
         for workers in range(min(len(nodes), self.most), 0, -1):
             program = await self._program(workers)
             try:
-                found = Planned(workers, program, await plan(program, profiles))
+                planned = Planned(workers, program, await plan(program, profiles))
             except PlacementError as error:
                 failure = error
             else:
-                return self._remember(nodes, profiles, found)
+                return self._remember(nodes, profiles, planned)
         raise failure
 
     async def _of(self, proposal: Proposal, among: Profiles, plan: Planner) -> Planned | None:
-        """The plan of a proposal; None if there is none."""
+        """Plan a proposal; None if there is no plan."""
         program = await self._program(proposal.portions)
         try:
-            made = await plan(program, among)
+            planned = await plan(program, among)
         except PlacementError:
             return None
-        made = replace(made, reasons=(*made.reasons, self._told(made, proposal)))
-        return self._remember(proposal.units, among, Planned(proposal.portions, program, made))
+        planned = replace(planned, reasons=(*planned.reasons, self._told(planned, proposal)))
+        return self._remember(proposal.units, among, Planned(proposal.portions, program, planned))
 
     def _known(self, key: Hashable, profiles: Profiles) -> Planned | None:
         """The plan that was made for a key, unless something of the workers has changed."""
-        found = self._plans.pop(key, None)
-        if found is None or found[0] != _likeness(profiles):
+        remembered = self._plans.pop(key, None)
+        if remembered is None or remembered[0] != _likeness(profiles):
             return None
-        self._plans[key] = found  # the last one that was asked for is forgotten last
-        return found[1]
+        self._plans[key] = remembered  # the last one that was asked for is forgotten last
+        return remembered[1]
 
-    def _remember(self, key: Hashable, profiles: Profiles, found: Planned) -> Planned:
-        self._plans[key] = _likeness(profiles), found
+    def _remember(self, key: Hashable, profiles: Profiles, planned: Planned) -> Planned:
+        self._plans[key] = _likeness(profiles), planned
         while len(self._plans) > PLANS_MAX:
             del self._plans[next(iter(self._plans))]
-        return found
+        return planned
 
     async def _program(self, portions: Portions) -> Program:
         if portions not in self._made:
@@ -149,7 +149,7 @@ class Elastic:
         return self._made[portions]
 
     def _told(self, plan: Plan, proposal: Proposal) -> str:
-        """Who has how much, for people."""
+        """The worker's shares as text."""
         units = tuple(count for _, count in proposal.units)
         ends = ends_of(units, self.pieces)
         names = {worker.node: worker.name for worker in plan.workers}
@@ -160,20 +160,21 @@ class Elastic:
 
 
 def _likeness(profiles: Profiles) -> object:
-    """What a plan that was made once depends on: how fast devices and links are is not worth another."""
+    """What a remembered plan depends on.  The speed of devices and links is left out: a change is not worth a new
+    plan."""
     cut = frozenset(way for way, link in profiles.links.items() if link.relayed)
     devices = {
-        each.node_id: tuple((device.index, device.adapter, device.memory_bytes) for device in each.devices)
-        for each in profiles.workers
+        worker.node_id: tuple((device.index, device.adapter, device.memory_bytes) for device in worker.devices)
+        for worker in profiles.workers
     }
-    return devices, {each.node_id: (each.memory_bytes, each.ops) for each in profiles.workers}, cut
+    return devices, {worker.node_id: (worker.memory_bytes, worker.ops) for worker in profiles.workers}, cut
 
 
-def arrays_of(given: Given, portions: Portions) -> Arrays:
+def arrays_of(inputs: Given, portions: Portions) -> Arrays:
     """A step's inputs for these portions."""
-    return given if isinstance(given, Mapping) else given.of(portions)
+    return inputs if isinstance(inputs, Mapping) else inputs.of(portions)
 
 
-def bytes_of(given: Given) -> int:
-    """What is held of a step's inputs."""
-    return sum(array.nbytes for array in given.values()) if isinstance(given, Mapping) else given.nbytes
+def bytes_of(inputs: Given) -> int:
+    """The bytes that are held of a step's inputs."""
+    return sum(array.nbytes for array in inputs.values()) if isinstance(inputs, Mapping) else inputs.nbytes

@@ -1,7 +1,7 @@
-"""What happens to a session and what it wants done: the vocabulary of `state.py`.
+"""Events and actions of a session's state machine (`state.py`).
 
-Data only.  A *value* of the state is known by how many steps made it: value 0 is what the client gave, step n makes
-value n + 1 of value n.  A *piece* is what of the state lives in one place, whatever that is (`plan.FromState`).  To add
+Data only.  A *value* of the state is numbered by the steps that made it: value 0 is what the client gave, and step n
+makes value n + 1 of value n.  A *piece* is the part of the state that one place holds (`plan.FromState`).  To add
 an event or an action, add a class, name it in `Event` or `Action`, and give it a row in the tables of `SessionState` or
 of `Sessions` in `runtime.py`.
 """
@@ -30,8 +30,8 @@ Holders = Mapping[Piece, frozenset[str]]  # who has them; "" is this process
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A sum of pieces, kept for when one of them is lost (`coordinator/planning/redundancy/parity_groups.py`); a node
-    keeps it as it does a piece."""
+    """A parity block: a sum of pieces, kept for when one of them is lost
+    (`coordinator/planning/redundancy/parity_groups.py`).  A node keeps it as it does a piece."""
 
     blob: bytes
     size_bytes: int
@@ -39,7 +39,8 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """Pieces that are checked together, and who made which check; any as many shares as there are pieces suffice."""
+    """A group of pieces with their checks, and who made which check.  As many shares of it as there are pieces
+    suffice."""
 
     pieces: tuple[Piece, ...]
     size_bytes: int
@@ -51,8 +52,8 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class NodesChanged:
-    """These may get work from now on; `error` says what became of those that may not any more.  Of these some are
-    `away`: they may come back with what they have, and NodeReturned says so, or that they do not have it."""
+    """The nodes that may get work changed; `error` says what became of those that may not any more.  Of these some are
+    `away`: they may come back, and then NodeReturned says what they have kept."""
 
     nodes: frozenset[str]
     error: MeshError | None = None
@@ -69,17 +70,17 @@ class NodeReturned:
 
 @dataclass(frozen=True, slots=True)
 class BetterPlanFound:
-    """There is a plan that is worth the move."""
+    """A plan was found that is worth the move."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepRequested:
-    """Its number is what `next_number` was."""
+    """The client asks for a step; its number is what `next_number` was."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateRequested:
-    """The value after all steps that were asked for until now."""
+    """The client asks for the value after all steps that it has asked for so far."""
 
     request: int
 
@@ -91,34 +92,34 @@ class StateRequestWithdrawn:
 
 @dataclass(frozen=True, slots=True)
 class CloseRequested:
-    """It ends: its caller has done, or what performs it failed in a way that nothing else answers."""
+    """The session is to end: its caller is done, or its shell failed in a way that no other event reports."""
 
     error: MeshError | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayLimitExceeded:
-    """What the client gave, and all its feeds since, are too much to be held for a state that nobody copies."""
+    """The first state and all feeds since take too much memory to be kept for a replay."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A deadline is there.  `working` are workers that compute a part that waits for no other, as ranks do: of which
-    plan and step it is, and for how many seconds by now."""
+    """A deadline was reached.  `working` are the workers that compute a part that waits for no other, as ranks do: its
+    plan, its step, and the seconds so far."""
 
     working: Mapping[str, tuple[int, int, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeStuck:
-    """A worker is there, and does not get on with something else."""
+    """A worker is connected, and is stuck in work that is no session's."""
 
     node: str
 
 
 @dataclass(frozen=True, slots=True)
 class CompilationReported:
-    """A worker has been compiling a part for so many seconds by now."""
+    """A worker said for how many seconds it has been compiling a part."""
 
     node: str
     generation: int
@@ -128,9 +129,9 @@ class CompilationReported:
 
 @dataclass(frozen=True, slots=True)
 class PlanMade:
-    """`nodes` are those the plan uses, `owners` which of them make each piece, `outputs` how many outputs come back;
-    `seconds` what a step is predicted to take, infinity where that depends on values.  `roomless`: workers have no room
-    for each other's copies.  `prepare_s` is what each part should take to compile."""
+    """A plan was made.  `nodes` are those that it uses, `owners` which of them make each piece, `outputs` how many
+    outputs come back.  A step should take `seconds`, infinity where that depends on values; each part should take
+    `prepare_s` to compile.  `roomless`: workers have no room for each other's copies."""
 
     generation: int
     nodes: frozenset[str]
@@ -159,7 +160,7 @@ class SnapshotTaken:
 
 @dataclass(frozen=True, slots=True)
 class CopyStored:
-    """A node has what it is to keep of a copy."""
+    """A node has stored what it is to keep of a copy."""
 
     copy: int
     node: str
@@ -176,7 +177,7 @@ class CopyFailed:
 
 @dataclass(frozen=True, slots=True)
 class ChecksMade:
-    """Of all pieces of a copy, as far as there are workers for that."""
+    """Workers made the checks of a copy, as far as there are enough workers."""
 
     copy: int
     checked: tuple[Checked, ...]
@@ -203,7 +204,8 @@ class MakePlan:
 
 @dataclass(frozen=True, slots=True)
 class SendRun:
-    """Step `step` of the plan is step `number` of the session; so many of the plan's are committed."""
+    """Have a worker run step `step` of the plan, which is step `number` of the session; `committed` of the plan's steps
+    are committed."""
 
     generation: int
     step: int
@@ -214,7 +216,7 @@ class SendRun:
 
 @dataclass(frozen=True, slots=True)
 class ReportStuckStep:
-    """A step does not end, and is given up; `nodes` compute it, and wait for nobody."""
+    """Report that a step does not end and is given up; `nodes` compute it, and wait for nobody."""
 
     generation: int
     nodes: frozenset[str]
@@ -222,7 +224,7 @@ class ReportStuckStep:
 
 @dataclass(frozen=True, slots=True)
 class StopStep:
-    """This step of the plan will not be done, unless a worker has done it: it need not wait for the others any more."""
+    """Have a worker give up a step of the plan that it has not done: it need not wait for the others any more."""
 
     generation: int
     step: int
@@ -257,7 +259,7 @@ class MakeChecks:
 
 @dataclass(frozen=True, slots=True)
 class StoreCopy:
-    """Have a node hold these pieces of a copy, "" for this process; answered by CopyStored or CopyFailed."""
+    """Have a node store these pieces of a copy, "" for this process; answered by CopyStored or CopyFailed."""
 
     copy: int
     node: str
@@ -267,7 +269,7 @@ class StoreCopy:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseCopy:
-    """A node need not hold its pieces of a copy any more."""
+    """Have a node release its pieces of a copy."""
 
     copy: int
     node: str
@@ -275,14 +277,14 @@ class ReleaseCopy:
 
 @dataclass(frozen=True, slots=True)
 class ForgetFeeds:
-    """Steps below this number will not be done again."""
+    """Free the feeds of steps below this number: they will not be done again."""
 
     below: int
 
 
 @dataclass(frozen=True, slots=True)
 class Resolve:
-    """A step is committed, and its outputs, by slot, are told: once, and in order."""
+    """Give the caller the outputs of a committed step, by slot; once for every step, and in order."""
 
     number: int
     outputs: Mapping[int, Any]
@@ -296,7 +298,7 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class DeliverState:
-    """Here is what was asked for; `contents` None: what the client gave."""
+    """Give the caller the value that it asked for; `contents` None: what the client gave."""
 
     request: int
     contents: Contents | None
@@ -311,7 +313,7 @@ class RejectState:
 
 @dataclass(frozen=True, slots=True)
 class EndSession:
-    """Nothing of the session is left; with an error if nobody asked for its end."""
+    """End the session, of which nothing is left; with an error if nobody asked for its end."""
 
     error: MeshError | None
 

@@ -1,6 +1,6 @@
-"""Shares: checks of a session's copies, made on workers, and pieces that are made again of what others keep.
+"""Parity: checks of a session's copies, made on workers, and lost pieces restored from what others keep.
 
-It knows what each copy's groups are and where their shares were put; who is to have what, the machine decides
+It knows the groups of each copy and where their shares are; who is to have what, the state machine decides
 (`state.py`).
 """
 
@@ -22,44 +22,44 @@ COPIES_MAX = 8  # of which it is known: one that is given up before it was asked
 
 
 class SessionParity:
-    """Of one session, on `members`."""
+    """The parity of one session's copies, on the workers of `members`."""
 
     def __init__(self, deployer: Deployer, members: Mapping[str, Member]) -> None:
         self._deployer = deployer
         self._members = members
         self._groups: dict[int, dict[Group, tuple[bytes, ...]]] = {}  # by copy: addresses of all shares, checks last
 
-    async def make(self, asked: MakeChecks, sizes: Mapping[Any, int], copies: Copies) -> tuple[Checked, ...]:
+    async def make(self, action: MakeChecks, sizes: Mapping[Any, int], copies: Copies) -> tuple[Checked, ...]:
         """Have workers make the checks of a copy; MeshError."""
-        held = [Held(piece, sizes[piece], frozenset({node})) for piece, node in asked.owners.items()]
-        groups = grouped(held, asked.nodes, copies)
-        made = await asyncio.gather(*(self._checks(group, asked.contents) for group in groups))
+        held = [Held(piece, sizes[piece], frozenset({node})) for piece, node in action.owners.items()]
+        groups = grouped(held, action.nodes, copies)
+        checks_by_group = await asyncio.gather(*(self._checks(group, action.contents) for group in groups))
         while len(self._groups) >= COPIES_MAX:
             del self._groups[next(iter(self._groups))]
-        self._groups[asked.copy] = {
-            group: (*(asked.contents[each.content] for each in group.members), *checks)
-            for group, checks in zip(groups, made, strict=True)
+        self._groups[action.copy] = {
+            group: (*(action.contents[member.content] for member in group.members), *checks)
+            for group, checks in zip(groups, checks_by_group, strict=True)
         }
         return tuple(
             Checked(
-                tuple(each.content for each in group.members),
+                tuple(member.content for member in group.members),
                 group.size_bytes,
                 tuple(zip(group.keepers, checks, strict=True)),
             )
-            for group, checks in zip(groups, made, strict=True)
+            for group, checks in zip(groups, checks_by_group, strict=True)
         )
 
     def forget(self, copy: int) -> None:
-        """It is let go."""
+        """A copy was released."""
         self._groups.pop(copy, None)
 
     async def restore(self, node: str, wanted: Iterable[bytes]) -> None:
-        """Have a worker make pieces that nobody has, as far as there are shares; MeshError."""
-        found = {blob: self._group_of(blob) for blob in wanted}
-        await asyncio.gather(*(self._make(node, blob, *group) for blob, group in found.items() if group is not None))
+        """Have a worker restore pieces that nobody has, as far as there are shares; MeshError."""
+        groups = {blob: self._group_of(blob) for blob in wanted}
+        await asyncio.gather(*(self._make(node, blob, *group) for blob, group in groups.items() if group is not None))
 
     async def restored(self, blob: bytes) -> set[str]:
-        """The worker that has made a piece that nobody had; none where that cannot be."""
+        """Restore a piece that nobody has on some worker: the set of that worker, empty where it cannot be restored."""
         group = self._group_of(blob)
         if group is None:
             return set()
@@ -75,11 +75,11 @@ class SessionParity:
         sums = []
         for keeper, row in zip(group.keepers, group.rows, strict=True):
             terms = {
-                contents[each.content]: Term(factor, each.size_bytes, each.owners)
-                for factor, each in zip(row, group.members, strict=True)
+                contents[member.content]: Term(factor, member.size_bytes, member.owners)
+                for factor, member in zip(row, group.members, strict=True)
             }
             sums.append(self._deployer.combine(keeper, terms, group.size_bytes))
-        return tuple(each.blob for each in await asyncio.gather(*sums))
+        return tuple(made.blob for made in await asyncio.gather(*sums))
 
     def _group_of(self, blob: bytes) -> tuple[Group, tuple[bytes, ...]] | None:
         for groups in reversed(self._groups.values()):
@@ -89,9 +89,9 @@ class SessionParity:
         return None
 
     def _where(self, group: Group) -> dict[int, Collection[str]]:
-        """Who has which share, of those that are there."""
-        whole = [*(each.owners for each in group.members), *(frozenset({node}) for node in group.keepers)]
-        return {share: there for share, nodes in enumerate(whole) if (there := nodes & self._members.keys())}
+        """The connected workers that hold each share."""
+        owners = [*(member.owners for member in group.members), *(frozenset({node}) for node in group.keepers)]
+        return {share: there for share, nodes in enumerate(owners) if (there := nodes & self._members.keys())}
 
     async def _make(self, node: str, blob: bytes, group: Group, blobs: tuple[bytes, ...]) -> None:
         where, place = self._where(group), blobs.index(blob)

@@ -1,7 +1,7 @@
 """Runtime: the shell around sessions.  It performs what `state.py` decides, over the links to workers.
 
-It owns what a session's caller gave and waits for: feeds, futures, the values that this process holds of a state.  It
-decides nothing about plans, copies or deaths.
+It owns a session's feeds, the futures that its caller waits for, and the values of the state that this process holds.
+It decides nothing about plans, copies or deaths.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ BETTER_IN_PLACE = 0.85  # where the state stays where it is
 AHEAD_MIN, AHEAD_MAX, AHEAD_BYTES = 2, 8, 64 * MIB
 SETTLE_S = 1.0  # after a worker came: its links are measured meanwhile
 SETTLE_ELASTIC_S = 0.05  # where whoever comes is taken in: others may come with it
-FOUND_AFTER = frozenset({12, 48, 192, 768})  # steps of a plan, when it is looked how fast workers were found to be
+FOUND_AFTER = frozenset({12, 48, 192, 768})  # steps of a plan after which the measured pace of its workers is looked at
 AHEAD_PAUSE_S = 0.3  # before each plan that may never be needed: making its program slows this process down
 AHEAD_AFTER = 10  # times as long as the present plan took to be made: a small share of the time of all steps till then
 PLANNED_HERE_S = 0.02  # a plan that takes less is not worth another process
@@ -101,8 +101,7 @@ class Sessions:
         self._open: list[Session] = []
 
     def open(self, program: Program, state: Stateful, policy: Policy, elastic: Elastic | None = None) -> Session:
-        """Begin a session, with an elastic one's program for as many workers as there may be; InputError if the
-        program's state is not one."""
+        """Begin a session, an elastic one with the program for the most workers; InputError without such a state."""
         check_carried(program.graph, state)
         session = Session(self._context, program, state, policy, self._open.remove, elastic)
         self._open.append(session)
@@ -110,12 +109,12 @@ class Sessions:
         return session
 
     def nodes_changed(self, error: MeshError | None, away: bool = False) -> None:
-        """Other workers may be given work than before, by an error perhaps; who is `away` may come back as it was."""
+        """The usable workers changed, perhaps by an error; workers that are `away` may come back as they were."""
         for session in list(self._open):
             session.nodes_changed(error, away)
 
     def back(self, node: str, kept: frozenset[int]) -> None:
-        """A worker joined, and has kept these plans, by generation."""
+        """A worker joined again, and has kept these plans, by generation."""
         for session in list(self._open):
             session.feed(ev.NodeReturned(node, kept))
 
@@ -125,7 +124,7 @@ class Sessions:
         return frozenset().union(*(session._machine.kept for session in self._open))
 
     def working(self, node: str, runs: Iterable[Working]) -> list[Working]:
-        """What a worker computes now; what of it is no session's."""
+        """A worker said what it computes; return what of it is no session's."""
         others = []
         for run in runs:
             session = self._with(run.plan.generation)
@@ -138,7 +137,7 @@ class Sessions:
         return others
 
     def stuck(self, node: str) -> None:
-        """A worker does not get on with what is no session's."""
+        """A worker is stuck in work that is no session's."""
         for session in list(self._open):
             session.feed(ev.NodeStuck(node))
 
@@ -146,14 +145,14 @@ class Sessions:
         return next((session for session in self._open if generation in session.plans), None)
 
     def output(self, generation: int, step: int, slot: int, value: NDArray[Any]) -> bool:
-        """An output came by itself; whether it was a session's."""
+        """Take an output that came by itself; whether it was a session's."""
         session = self._with(generation)
         if session is not None:
             session.feed(ev.OutputArrived(generation, step, slot, value))
         return session is not None
 
     def run_failed(self, generation: int, step: int, node: str, error: MeshError) -> bool:
-        """What a worker should have sent of a step does not come; whether it was a session's."""
+        """An output of a worker was lost; whether it was a session's."""
         session = self._with(generation)
         if session is not None:
             session.feed(ev.RunFailed(generation, step, node, error))
@@ -161,7 +160,7 @@ class Sessions:
 
     @property
     def idle(self) -> bool:
-        """Whether there is none."""
+        """Whether no session is open."""
         return not self._open
 
     def close(self) -> None:
@@ -186,7 +185,7 @@ class _Deployment:
 
 
 class Session:
-    """A session as its caller has it; all on the coordinator's loop."""
+    """One session.  All its methods run on the coordinator's loop."""
 
     def __init__(
         self,
@@ -289,13 +288,13 @@ class Session:
 
     @property
     def plan(self) -> Plan | None:
-        """What it goes by now."""
+        """The plan that the steps run by now."""
         plans = [*self.plans.values()]  # another thread may look
-        return next((each.plan for each in reversed(plans) if each.plan is not None), None)
+        return next((deployment.plan for deployment in reversed(plans) if deployment.plan is not None), None)
 
     def portions(self, plan: Plan) -> Portions:
-        """By which a plan of now shares out a batch among its ranks, in an elastic session; else 0."""
-        return next((each.portions for each in [*self.plans.values()] if each.plan is plan), 0)
+        """The portions in which a current plan splits a batch among its ranks, in an elastic session; else 0."""
+        return next((deployment.portions for deployment in [*self.plans.values()] if deployment.plan is plan), 0)
 
     @property
     def copies_begin_after(self) -> int:
@@ -314,7 +313,7 @@ class Session:
         self._do(self._machine.handle(event, self._loop.time()))
 
     def nodes_changed(self, error: MeshError | None, away: bool = False) -> None:
-        """As Sessions has it."""
+        """The usable workers changed (`Sessions.nodes_changed`)."""
         before, self._nodes = self._nodes, self._context.usable()
         self._lost |= bool(before - self._nodes)
         self.feed(ev.NodesChanged(self._nodes, error, before - self._nodes if away else frozenset()))
@@ -329,7 +328,7 @@ class Session:
         self._tick_at(self._machine.next_deadline())
 
     def _tick_at(self, due: float | None) -> None:
-        """Have a tick then, or before: a timer that is set already is left as it is, as every step puts it off."""
+        """Set a timer for a tick.  An earlier timer is left as it is: steps move the deadline all the time."""
         timer = self._timer
         if timer is not None and due is not None and timer.when() <= due:
             return
@@ -338,7 +337,7 @@ class Session:
         self._timer = None if due is None else self._loop.call_at(due, self._tick)
 
     def _unread(self, request: int) -> None:
-        """Whoever asked for the state has it, or waits no more."""
+        """A read of the state was answered or cancelled."""
         if self._reads.pop(request, None) is not None and not self._machine.over:
             self.feed(ev.StateRequestWithdrawn(request))
 
@@ -363,7 +362,7 @@ class Session:
             self._looking = self._spawn(self._look_for_better())
 
     async def _look_for_better(self) -> None:
-        """Workers came, or their pace changed: see whether the steps would be faster otherwise."""
+        """Look whether another plan would be faster, after workers came or their pace changed."""
         try:
             nodes = frozenset[str]()
             while self._context.usable() - nodes and not self._machine.over:
@@ -399,25 +398,25 @@ class Session:
         self._spawn(self._plan(action))
 
     def _profiles(self, nodes: Iterable[str]) -> Profiles:
-        """Of ranks that have shares by speed also as fast as they were found to be."""
+        """The profiles to plan with; for shares by speed, with the speeds that ranks showed."""
         profiles = self._context.profiles(nodes)
         return self._context.stragglers.as_found(profiles) if self._by_speed else profiles
 
     async def _planned(self, nodes: Iterable[str], soon: bool = False, ahead: bool = False) -> Planned:
-        """The plan for these workers; one made `ahead` takes its time, but none of this process where it is long."""
+        """Plan for these workers; a long planning `ahead` is done in another process."""
         profiles = self._profiles(nodes)
         plan = self._plan_ahead if ahead else self._session_plan
         if self._elastic is not None:
-            found = await self._elastic.planned(profiles, plan, soon)
-            return found if self._by_speed else await self._without_slow(profiles, found, self._elastic)
+            planned = await self._elastic.planned(profiles, plan, soon)
+            return planned if self._by_speed else await self._without_slow(profiles, planned, self._elastic)
         program = self._program
         try:
             return Planned(0, program, await plan(program, profiles))
         except PlacementError as error:
-            asked = strategy_of(program.strategy)
-            if not (self.committed and isinstance(asked, Split | Pipeline)):
+            strategy = strategy_of(program.strategy)
+            if not (self.committed and isinstance(strategy, Split | Pipeline)):
                 raise
-            least = await asyncio.to_thread(meanwhile, program.graph, profiles, asked, self._stateful, error)
+            least = await asyncio.to_thread(meanwhile, program.graph, profiles, strategy, self._stateful, error)
             return Planned(0, program, least)
 
     async def _session_plan(self, program: Program, profiles: Profiles) -> Plan:
@@ -450,18 +449,18 @@ class Session:
         kept = self._policy.copies, program.copies
         return SessionQuestion(program.graph, program.strategy, profiles, self._stateful, *kept)
 
-    async def _without_slow(self, profiles: Profiles, found: Planned, elastic: Elastic) -> Planned:
-        """The plan of those whose devices are as fast as they were, where that is better than one for all."""
+    async def _without_slow(self, profiles: Profiles, planned: Planned, elastic: Elastic) -> Planned:
+        """The plan without the workers that became slow, where that is better than one for all."""
         slow = {node for (node, _), _ in self._context.stragglers.slow()}
-        well = [each.node_id for each in profiles.workers if each.node_id not in slow]
+        well = [worker.node_id for worker in profiles.workers if worker.node_id not in slow]
         if not well or len(well) == len(profiles.workers):
-            return found
+            return planned
         theirs = self._profiles(well)
         fewer = await elastic.planned(theirs, self._session_plan)
-        return fewer if as_it_runs(fewer.plan, profiles) < BETTER * as_it_runs(found.plan, profiles) else found
+        return fewer if as_it_runs(fewer.plan, profiles) < BETTER * as_it_runs(planned.plan, profiles) else planned
 
     async def _look_ahead(self, nodes: frozenset[str]) -> None:
-        """Have plans for the death of each of these workers."""
+        """Make plans for the death of each of these workers."""
         await asyncio.sleep(AHEAD_AFTER * self._planning_s)
         for node in sorted(nodes) if len(nodes) > 1 else ():
             await asyncio.sleep(AHEAD_PAUSE_S)
@@ -473,7 +472,7 @@ class Session:
                 log.debug("no plan for the death of a worker: %s", error)
 
     async def _staying(self, action: ev.MakePlan) -> Planned | None:
-        """After a death, the plan that leaves where it is what the others have; None if there is none like that."""
+        """The plan after a death that leaves all state of the other workers in place; None if there is none."""
         before, program = self._before, self._program
         cut = any(piece.window is not None for piece in action.holders if isinstance(piece, FromState))
         if before is None or action.contents is None or cut or self._elastic is not None or not self._lost:
@@ -489,8 +488,8 @@ class Session:
         try:
             planned = await self._staying(action) or await self._planned(action.nodes, self._before is not None)
             plan, mine = planned.plan, self._policy.asked and copies_of(self._policy.copies).on_workers
-            asked = mine or copies_of(self._program.copies).on_workers
-            refusal = refused(plan) if asked and self._before is None else None
+            required = mine or copies_of(self._program.copies).on_workers
+            refusal = refused(plan) if required and self._before is None else None
             if refusal is not None:
                 raise refusal
             wanted = {piece for node in plan_messages.nodes(plan) for piece in plan_messages.states_of(plan, node)}
@@ -514,11 +513,12 @@ class Session:
         self._context.publish("planned", "", "; ".join(plan.reasons), action.generation)
         # what depends on values may take any time, and is never stuck (docs/control-flow.md)
         step_s = math.inf if any(part.graph.work_varies for part in plan.parts) else plan.seconds
-        made = plan_messages.nodes(plan), plan.owners, plan_messages.output_count(plan), step_s, plan.unkept is not None
-        self.feed(ev.PlanMade(action.generation, *made, plan_messages.prepare_seconds(plan)))
+        nodes, outputs = plan_messages.nodes(plan), plan_messages.output_count(plan)
+        prepare_s, roomless = plan_messages.prepare_seconds(plan), plan.unkept is not None
+        self.feed(ev.PlanMade(action.generation, nodes, plan.owners, outputs, step_s, roomless, prepare_s))
 
     async def _gather(self, deployment: _Deployment) -> None:
-        """The new plan cuts the state in another way than the old one, so all of it passes here."""
+        """Gather the whole state here, where the new plan splits it in another way than the old one."""
         assert deployment.contents is not None
         arrays = {}
         for piece, address in deployment.contents.items():
@@ -607,7 +607,7 @@ class Session:
         assert plan is not None and program is not None
         inputs, future = self._inputs(action.number, deployment), self._steps.pop(action.number)
         bindings, held = program.bindings, self._context.held
-        passed = [bindings[each.name] for each in plan.outputs if isinstance(each, FromParam)]
+        passed = [bindings[output.name] for output in plan.outputs if isinstance(output, FromParam)]
         params = {name: held.of(*content) for name, content in bindings.items() if content in passed}
         if future.done():
             return
@@ -663,8 +663,8 @@ class Session:
         except (MeshError, MemoryError, OSError) as fault:  # any other is a fault of ours, and ends the session
             self._not_kept(action, as_error("taking a snapshot failed", fault))
             return
-        made = {(value.part, value.output): value.blob for value in answer.values}
-        contents = {piece: made[at] for at, piece in deployment.pieces.items() if at in made}
+        blobs = {(value.part, value.output): value.blob for value in answer.values}
+        contents = {piece: blobs[at] for at, piece in deployment.pieces.items() if at in blobs}
         self.feed(ev.SnapshotTaken(action.copy, action.node, contents))
 
     async def _make_checks(self, action: ev.MakeChecks) -> None:
@@ -696,7 +696,7 @@ class Session:
         self.feed(ev.CopyFailed(action.copy, action.node, error))
 
     async def _hold(self, copy: int, contents: Contents, holders: Holders) -> None:
-        """Have these pieces in this process."""
+        """Hold these pieces of a copy in this process."""
         mine = self._copies.setdefault(copy, {})
         for piece, address in contents.items():
             array = await self._fetched(piece, address, holders[piece])
@@ -708,7 +708,7 @@ class Session:
                 mine[piece] = address
 
     async def _fetched(self, piece: FromState, address: bytes, holders: Iterable[str]) -> NDArray[Any]:
-        """A piece, from whoever has it."""
+        """Fetch a piece from any worker that holds it."""
         kind, held = self._kind(piece), self._context.held
         if address in held:
             return held.of(address, kind)
@@ -777,24 +777,24 @@ class Session:
     def _whole(self, arrays: Mapping[FromState, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """The tensors of the state, put together where they were cut."""
         pieces: dict[str, list[tuple[Window, NDArray[Any]]]] = {}
-        found = {}
+        tensors = {}
         for piece, array in arrays.items():
             if piece.window is None:
-                found[piece.name] = array
+                tensors[piece.name] = array
             else:
                 pieces.setdefault(piece.name, []).append((piece.window, array))
         kinds = {name: self._program.bindings[name][1] for name in pieces}
-        return found | {name: plan_messages.assembled(kinds[name], windows) for name, windows in pieces.items()}
+        return tensors | {name: plan_messages.assembled(kinds[name], windows) for name, windows in pieces.items()}
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return self._context.tasks.run("a session", work, self._broken)
 
     def _broken(self, error: MeshError) -> None:
-        """A fault of this process must end the session, not leave its caller waiting."""
+        """End the session after a fault of this process, so that its caller does not wait."""
         if not self._machine.over:
             self.feed(ev.CloseRequested(error))
 
 
 def ahead_for(state_bytes: int) -> int:
-    """How many steps may be under way: of a small state more, as each needs a value of its own."""
+    """How many steps may be under way; fewer of a large state, as each needs a value of its own."""
     return max(AHEAD_MIN, min(AHEAD_MAX, AHEAD_BYTES // max(state_bytes, 1)))

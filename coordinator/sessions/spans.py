@@ -14,7 +14,7 @@ _SUMMED = attrgetter("wait_s", "exchange_s", "readback_s", "encode_s", "sent_byt
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """From when a worker was told to run a step to when it answered, by the coordinator's clock.
+    """The time from the Run of a step to a worker's answer, by the coordinator's clock.
 
     `compute_s` is of its parts, `readback_s` what came of devices to the host, `wait_s` until their inputs were there,
     `exchange_s` what its ranks waited for others and for what they send, `encode_s` what is sent was copied; the rest
@@ -40,7 +40,7 @@ class Span:
     def of(cls, worker: str, step: int, began_s: float, ended_s: float, answer: Ran) -> Span:
         summed = zip((0.0, 0.0, 0.0, 0.0, 0), *map(_SUMMED, answer.parts), strict=True)
         wait_s, exchange_s, readback_s, encode_s, sent_bytes = map(sum, summed)
-        parts_s = array("d", [each.compute_s for each in answer.parts])
+        parts_s = array("d", [run.compute_s for run in answer.parts])
         compute_s = max(0.0, sum(parts_s) - readback_s)
         sizes = answer.bytes_in, answer.bytes_out
         rest = exchange_s, readback_s, encode_s, sent_bytes

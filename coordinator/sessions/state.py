@@ -1,4 +1,4 @@
-"""A session's decisions: events in, actions out.  Pure.
+"""The state machine of a session: events in, actions out.  Pure.
 
 A session's state stays on its workers, step after step (`worker/state/carried_state.py`).  Steps are issued ahead,
 `ahead` of them at once, and committed in order, once every worker has done its part; only then is the caller told.  The
@@ -169,7 +169,7 @@ class SessionState:
         return actions
 
     def next_deadline(self) -> float | None:
-        """When a Tick is due, or None."""
+        """The time at which a Tick is due, or None."""
         stuck = None if self._plan is None else self._timeout.due_s(self._plan.ending)
         dues = (self._alone.until_s, self._parked_until_s, self._return.until_s, stuck)
         return min((due for due in dues if due is not None), default=None)
@@ -201,7 +201,7 @@ class SessionState:
 
     @property
     def idle(self) -> bool:
-        """Nobody waits for anything."""
+        """Whether no step and no read is under way."""
         return self._told == self._asked and not self._reads
 
     def validate(self) -> None:
@@ -218,7 +218,7 @@ class SessionState:
             assert pending.nodes <= self._nodes
         waits = self._alone.until_s, self._parked_until_s, self._return.until_s, self._plan
         rescuing = any(pending.purpose == "rescue" for pending in self._pending.values())
-        assert rescuing or any(each is not None for each in waits), "a session waits for nothing"
+        assert rescuing or any(wait is not None for wait in waits), "a session waits for nothing"
 
     # -- what the caller wants
 
@@ -265,7 +265,7 @@ class SessionState:
             self._return.begin(now, RETURN_S)
         plan = self._plan
         hit = plan is not None and plan.lose(gone, event.away)
-        for pending in [each for each in self._pending.values() if gone & set(each.sources.values())]:
+        for pending in [copying for copying in self._pending.values() if gone & set(copying.sources.values())]:
             hit |= pending.purpose == "rescue"
             actions += self._abandon(pending.purpose)
         for pending in list(self._pending.values()):  # one who has the same as others, or a buddy, need not answer
@@ -286,7 +286,7 @@ class SessionState:
         return [*actions, *self._read(now)]  # who brought a value may be gone
 
     def _node_back(self, event: NodeReturned, now: float) -> list[Action]:
-        """What a worker has kept counts again; what it has not is gone."""
+        """A worker is back: what it has kept counts again, and the rest is lost."""
         if self._over is not None:
             return []
         here = event.node in self._nodes
@@ -319,7 +319,7 @@ class SessionState:
         return [copy for copy in self._copies if copy.whole]
 
     def _trim_lost(self) -> list[Action]:
-        """Let go copies that nobody can give back; those that may become whole again only while none is whole."""
+        """Release copies that cannot become whole again.  Once a copy is whole, incomplete ones go, too."""
         whole = bool(self._whole_copies)
         return self._trim(lambda copy: not copy.whole and (whole or not copy.recoverable))
 
@@ -333,16 +333,16 @@ class SessionState:
         return self._stop(plan, self._done + 1 + self._timeout.half_done(now))
 
     def _stop(self, plan: CurrentPlan, number: int) -> list[Action]:
-        """Have the workers do no step from this one on: some may be ahead of what is known of them."""
+        """Have the workers stop from this step on: some may be further than is known."""
         stopped = range(number - plan.start, plan.issued - plan.start)
         plan.issued = min(plan.issued, number)
-        plan.steps = {each: found for each, found in plan.steps.items() if each < number}
+        plan.steps = {issued: step for issued, step in plan.steps.items() if issued < number}
         return [StopStep(plan.generation, step, node) for node in sorted(plan.nodes) for step in stopped]
 
     # -- plans
 
     def _restart(self, error: MeshError | None, now: float) -> list[Action]:
-        """The plan cannot go on, or need not: take along what it has come to, if that is all there still."""
+        """End the plan, and save the value that it has come to, if all of that is left."""
         plan, actions = self._plan, list[Action]()
         if plan is not None:
             actions += self._stop(plan, self._done) if plan.running else []
@@ -357,7 +357,7 @@ class SessionState:
         return [*actions, *self._abandon_all(), *self._drop_plan(), *self._go_on(now)]
 
     def _go_on(self, now: float) -> list[Action]:
-        """A new plan, from the newest copy there is."""
+        """Make a new plan from the newest copy."""
         copies = self._whole_copies
         if not copies and self._copies:
             self._return.begin(now, RETURN_S)
@@ -381,7 +381,7 @@ class SessionState:
         return [MakePlan(generation, candidates, copy.contents, copy.where)]
 
     def _fail(self, error: MeshError, now: float) -> list[Action]:
-        """What the plan could not do may be done by another; a first failure is acted on at once."""
+        """Try again by another plan: at once after a first failure, later after more."""
         self._attempts += 1
         self._last_error = error
         if self._attempts >= ATTEMPTS_MAX:
@@ -401,14 +401,14 @@ class SessionState:
         return self._plan if self._plan is not None and self._plan.generation == generation else None
 
     def _give_up(self, plan: CurrentPlan, working: Mapping[str, tuple[int, int, float]], now: float) -> list[Action]:
-        """The step under way does not end: do it again, if it can be told who is stuck without these."""
+        """Give up a step that does not end, and do it again without the workers that are stuck, if they are known."""
         under_way, least_s = (plan.generation, self._done - plan.start), self._timeout.waited_s(now) / 2
         stuck = frozenset(node for node, (*at, took_s) in working.items() if (*at,) == under_way and took_s >= least_s)
         self._avoided.add(stuck, now)
-        told = ReportStuckStep(plan.generation, stuck)
+        report = ReportStuckStep(plan.generation, stuck)
         if plan.ending:
-            return [told, *self._restart(None, now)]
-        return [told, *self._fail(stuck_step(self._timeout.took_s), now)]
+            return [report, *self._restart(None, now)]
+        return [report, *self._fail(stuck_step(self._timeout.took_s), now)]
 
     def _plan_made(self, event: PlanMade, now: float) -> list[Action]:
         plan = self._current(event.generation)
@@ -459,7 +459,7 @@ class SessionState:
         return self._end(event.error) if hopeless else self._fail(event.error, now)
 
     def _preparing(self, event: CompilationReported | NodeStuck, now: float) -> list[Action]:
-        """Whoever is stuck while the others wait is done without, if there are others; else its worker ends it."""
+        """Plan without a worker that is stuck while others wait; if there are no others, the worker itself ends it."""
         plan = self._plan
         if plan is None or event.node not in plan.nodes - plan.deployed:
             return []
@@ -513,7 +513,7 @@ class SessionState:
         return self._commit(now) if self._plan.is_done(step) else []
 
     def _commit(self, now: float) -> list[Action]:
-        """Count the steps that are done, and what follows."""
+        """Commit the steps that are done."""
         plan, actions = self._plan, self._counted(now)
         assert plan is not None
         if self._done > plan.start and self.policy.copies == "none":
@@ -523,7 +523,7 @@ class SessionState:
         return [*actions, *self._copy_if_due(), *self._read(now), *self._issue(now)]
 
     def _counted(self, now: float) -> list[Action]:
-        """Steps count in order, once all have done them who are there; what was told before is not told again."""
+        """Commit steps in order, once all connected workers have done them.  A replayed step is not answered again."""
         plan, actions = self._plan, list[Action]()
         assert plan is not None
         while (step := plan.steps.get(self._done)) is not None and plan.is_done(step):
@@ -588,7 +588,7 @@ class SessionState:
         return pending
 
     def _again(self, purpose: str | int, copy: Copy) -> PendingCopy:
-        """Have others hold a copy that there is."""
+        """Begin to store an existing copy in other places."""
         assert copy.contents is not None
         pending = self._begin_copy(purpose, copy.where)
         pending.found = dict(copy.contents)
@@ -627,14 +627,14 @@ class SessionState:
         if pending is None:
             return []
         copy = pending.copy
-        copy.checked, copy.keepers = event.checked, {node for each in event.checked for node, _ in each.checks}
+        copy.checked, copy.keepers = event.checked, {node for group in event.checked for node, _ in group.checks}
         if not copy.keepers <= self._nodes:
             return self._abandon(pending.purpose)  # the next one is due soon
         self._unchecked = 0
         return self._keep(pending)
 
     def _checks_failed(self, event: ChecksFailed, now: float) -> list[Action]:
-        """Perhaps somebody died; where nobody did, copies pass through here."""
+        """A worker may have died.  If it happens again and again, copies pass through this process instead."""
         pending = self._pending.get(event.copy)
         if pending is None:
             return []
@@ -643,12 +643,12 @@ class SessionState:
         return self._abandon(pending.purpose)
 
     def _keep(self, pending: PendingCopy) -> list[Action]:
-        """Have all of it held by those who are to have it."""
+        """Store the pieces of a copy in their places."""
         by_node, owners = pending.spread({piece: self._others(pending, piece) for piece in pending.sources})
         return [StoreCopy(pending.copy.number, node, pieces, owners) for node, pieces in sorted(by_node.items())]
 
     def _others(self, pending: PendingCopy, piece: Piece) -> set[str]:
-        """Who is to hold a piece besides its owner: those who made the same, or who else is to have a copy."""
+        """The nodes that hold a piece besides its owner: others that made it, the buddy, or this process."""
         owner, also = pending.sources[piece], pending.also.get(piece, {})
         if pending.purpose == "rescue" and not self._through_here:
             return {node for node, address in also.items() if address == pending.found[piece]} & self._nodes
@@ -675,8 +675,8 @@ class SessionState:
         del self._pending[copy.number]
         if isinstance(pending.purpose, int):
             self._reads.pop(pending.purpose, None)
-            given = DeliverState(pending.purpose, copy.contents, copy.where)
-            return [given, *(ReleaseCopy(copy.number, node) for node in sorted(copy.asked)), *self._issue(now)]
+            delivery = DeliverState(pending.purpose, copy.contents, copy.where)
+            return [delivery, *(ReleaseCopy(copy.number, node) for node in sorted(copy.asked)), *self._issue(now)]
         self._copies.append(copy)
         actions = self._trim_lost()
         if pending.purpose == "copy":
@@ -710,15 +710,15 @@ class SessionState:
         return [*actions, RejectState(pending.purpose, event.error), *self._issue(now)]
 
     def _blame_copy(self, value: int) -> list[Action]:
-        """The pieces of a copy could not be had; after some times it counts as lost."""
+        """Count a failure to fetch a copy; after COPY_TRIES failures it counts as lost."""
         for copy in self._copies:
             copy.failures += copy.value == value
         return self._trim(lambda copy: copy.failures >= COPY_TRIES and copy.contents is not None)
 
     def _abandon(self, purpose: str | int) -> list[Action]:
-        """Make such copies no more, and let go what there is of them."""
+        """Give up the pending copies of this purpose, and release what was stored of them."""
         actions: list[Action] = []
-        for pending in [each for each in self._pending.values() if each.purpose == purpose]:
+        for pending in [copying for copying in self._pending.values() if copying.purpose == purpose]:
             del self._pending[pending.copy.number]
             actions += [ReleaseCopy(pending.copy.number, node) for node in sorted(pending.copy.asked)]
             if isinstance(purpose, int) and purpose in self._reads:
@@ -729,7 +729,7 @@ class SessionState:
         return [action for pending in list(self._pending.values()) for action in self._abandon(pending.purpose)]
 
     def _trim(self, unwanted: Callable[[Copy], bool]) -> list[Action]:
-        """Let go copies, and the feeds that none of those that stay needs."""
+        """Release the unwanted copies, and the feeds that no other copy needs."""
         gone = [copy for copy in self._copies if unwanted(copy)]
         self._copies = [copy for copy in self._copies if copy not in gone]
         actions: list[Action] = [ReleaseCopy(copy.number, node) for copy in gone for node in sorted(copy.asked)]
@@ -743,7 +743,7 @@ class SessionState:
     # -- reading the state
 
     def _read(self, now: float) -> list[Action]:
-        """Give values that the plan has come to, or have them copied to this process."""
+        """Answer reads of the value that the plan has come to, or have it copied to this process first."""
         plan, actions = self._plan, list[Action]()
         if plan is None or not plan.running:
             return []

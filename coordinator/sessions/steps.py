@@ -1,4 +1,4 @@
-"""What a session goes by: its policy, the plan of now with the steps under way, and reads.  Pure data.
+"""A session's policy, its current plan with the steps under way, and its reads.  Pure data.
 
 A plan whose workers are away for a while may come back with them, and then knows what each of them has still.
 """
@@ -16,7 +16,7 @@ from .events import Piece
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Which copies are made, after how many steps each, and how many steps are under way at most.
+    """The kind of copies, the number of steps between two of them, and the most steps under way.
 
     A state that nobody copies is made again of what the client gave while the feeds since are no more than
     `replay_bytes`.
@@ -31,7 +31,7 @@ class Policy:
 
 @dataclass(slots=True)
 class Step:
-    """One that is under way: who has done it, and what it told."""
+    """A step under way: the workers that have done it, and its outputs so far."""
 
     ran: set[str] = field(default_factory=set)
     outputs: dict[int, Any] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class Step:
 
 @dataclass(slots=True)
 class CurrentPlan:
-    """The plan that a session goes by, or is to go by once all its workers are ready."""
+    """The plan that a session's steps run by, or will once all its workers are ready."""
 
     generation: int
     start: int  # the value it begins with
@@ -62,12 +62,12 @@ class CurrentPlan:
 
     @property
     def recoverable(self) -> bool:
-        """The same, once those are back that are away."""
+        """Whether it is whole again once the workers that are away come back."""
         there = {piece for piece, nodes in self.owners.items() if nodes}.union(*self.away.values())
         return bool(self.owners) and there == self.owners.keys()
 
     def is_done(self, step: Step) -> bool:
-        """Whether everybody did it, and its outputs are here."""
+        """Whether all workers have done a step, and all its outputs have come."""
         return self.nodes <= step.ran and len(step.outputs) >= self.outputs
 
     def lose(self, gone: frozenset[str], away: frozenset[str]) -> bool:
@@ -81,7 +81,7 @@ class CurrentPlan:
         return hit
 
     def back(self, node: str, kept: bool) -> None:
-        """A worker that was away is here, and has kept the plan, or not."""
+        """A worker that was away is back, and has kept the plan, or not."""
         pieces = self.away.pop(node, None)
         if pieces is not None and kept:
             self.nodes |= {node}

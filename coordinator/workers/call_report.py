@@ -53,22 +53,22 @@ class CallReport:
 
 
 def report_json(report: CallReport) -> str:
-    """The report as JSON for a message, which takes so much: what is too long loses the middle of its lists, and in the
-    end all but its figures."""
-    told: dict[str, Any] = asdict(report)
+    """The report as JSON for a message.  One that is too long loses the middle of its lists, and in the end all but its
+    figures."""
+    fields: dict[str, Any] = asdict(report)
     lists = ["events", "relayed", "reasons", "generations"]
     for keep in _KEPT:
-        text = json.dumps(told)
+        text = json.dumps(fields)
         if len(text) <= REPORT_CHARS_MAX:
             return text
         for name in lists:
-            told[name] = _ends(told[name], keep)
-        for event in told["events"]:
+            fields[name] = _ends(fields[name], keep)
+        for event in fields["events"]:
             event["text"] = event["text"][:TEXT_CHARS_MAX]
-        told["reasons"] = [reason[:TEXT_CHARS_MAX] for reason in told["reasons"]]
-        for worker in told["workers"].values():
+        fields["reasons"] = [reason[:TEXT_CHARS_MAX] for reason in fields["reasons"]]
+        for worker in fields["workers"].values():
             worker["parts"] = _ends(worker["parts"], keep)
-    return json.dumps({name: told[name] for name in ("seconds", "generation", "generations")})
+    return json.dumps({name: fields[name] for name in ("seconds", "generation", "generations")})
 
 
 _KEPT = (4096, 1024, 256, 64, 16, 4, 4)
@@ -81,7 +81,7 @@ def _ends(items: Sequence[Any], keep: int) -> list[Any]:
 
 
 def worker_report(plan: Plan, node: NodeReport, ran: Ran, deployed: Deployed | None) -> WorkerReport:
-    """A worker's share, from its own answers."""
+    """The report on a worker's parts, from its own answers."""
     engines = {device.index: device.engine for device in node.devices}
     parts = tuple(
         PartReport(

@@ -24,7 +24,7 @@ STEPS_MAX = 64  # whose ranks have not all answered
 
 
 class CollectiveCalibration:
-    """`ran` for what a worker did of a step; `factors` when a plan is made."""
+    """Learns factors from `ran`, which is called for every worker of a step; planning reads `factors`."""
 
     def __init__(self) -> None:
         self._rest: dict[Hashable, dict[str, float]] = {}
@@ -33,24 +33,25 @@ class CollectiveCalibration:
 
     @property
     def factors(self) -> Mapping[str, float]:
-        """By worker, those that are not 1."""
+        """The factors that are not 1, by worker."""
         return dict(self._factors)
 
     def ran(self, step: Hashable, plan: Plan, node: str, rest_s: float) -> None:
-        """A worker did its parts of a step that had the workers for itself; `rest_s` were neither work nor waiting."""
+        """A worker did its parts of a step that ran alone; `rest_s` is what it neither computed nor waited for
+        inputs."""
         nodes = {plan.parts[part].node for gang in plan.gangs for part in gang.parts}
         if node not in nodes or not any(gang.sent_bytes for gang in plan.gangs):
             return
-        rest = self._rest.setdefault(step, {})
-        rest[node] = rest_s
-        if rest.keys() >= nodes:
+        rest_by_node = self._rest.setdefault(step, {})
+        rest_by_node[node] = rest_s
+        if rest_by_node.keys() >= nodes:
             del self._rest[step]
-            self._learn(plan, nodes, min(rest.values()))
+            self._learn(plan, nodes, min(rest_by_node.values()))
         while len(self._rest) > STEPS_MAX:
             del self._rest[next(iter(self._rest))]
 
     def forget(self, node: str) -> None:
-        """The node is gone, or began anew."""
+        """Forget a node that is gone or was started again."""
         self._seen.pop(node, None)
         self._factors.pop(node, None)
 
@@ -61,11 +62,11 @@ class CollectiveCalibration:
         for node in nodes:
             seen = self._seen.setdefault(node, deque(maxlen=SEEN))
             seen.append(min(max(took_s / priced_s, FACTOR_MIN), FACTOR_MAX))
-            found, before = statistics.median(seen), self._factors.get(node, 1.0)
-            if len(seen) >= SEEN_MIN and max(found / before, before / found) > OFF:
-                self._factors[node] = rounded(found)
+            factor, before = statistics.median(seen), self._factors.get(node, 1.0)
+            if len(seen) >= SEEN_MIN and max(factor / before, before / factor) > OFF:
+                self._factors[node] = rounded(factor)
 
 
 def rounded(times: float) -> float:
-    """To half powers of two, so that figures that are alike look alike."""
+    """Round to a half power of two, so that similar figures become equal."""
     return float(2 ** (round(2 * math.log2(times)) / 2))

@@ -18,14 +18,14 @@ log = logging.getLogger("graph_mesh.coordinator")
 
 EVENTS_MAX = 256
 Watcher = Callable[[Event], None]
-PROGRESS_KINDS = frozenset({"began", "ran"})  # of every call: told, and not kept, where they would crowd out all others
+PROGRESS_KINDS = frozenset({"began", "ran"})  # of every call: not kept, as they would crowd out all others
 
 
 class EventFeed:
-    """Tells of the workers that are `known`, to the calls in progress and to `watchers`.  Made on the event loop.
+    """Publishes events to the reports of calls in progress and to `watchers`.  Made on the event loop.
 
-    Watchers are programs of users.  They hear of an event once whoever told of it is through with it, so that no work
-    waits for them, and what they raise is logged, once per kind of error: it is nobody else's.
+    Watchers are programs of users.  They are called after the work that published an event, so that it does not wait
+    for them.  What they raise is logged, once per kind of error, and reaches nobody else.
     """
 
     def __init__(self, known: Mapping[str, NodeReport], calls: Mapping[int, Call]) -> None:
@@ -38,7 +38,7 @@ class EventFeed:
         self._raised: set[tuple[Watcher, type[Exception]]] = set()
 
     def publish(self, kind: str, node: str, text: str, generation: int = 0) -> None:
-        """Tell of an event; `kind` is one of those of `Event`."""
+        """Publish an event; `kind` is one of those of `Event`."""
         known = self._known.get(node)
         event = Event(self._now(), kind, known.name if known else node, text, generation)
         if kind not in PROGRESS_KINDS:
@@ -58,12 +58,12 @@ class EventFeed:
                 log.exception("what watches the mesh failed at an event %r; it hears of the next", event.kind)
 
     def publish_progress(self, kind: str, node: str, text: str, generation: int) -> None:
-        """Events of every ordinary call: told only where somebody watches, or where something went wrong before."""
+        """Publish an event of every ordinary call, only where somebody watches or where a call failed before."""
         if self.watchers or any(len(call.report.generations) > 1 for call in self._calls.values()):
             self.publish(kind, node, text, generation)
 
     def note_plan(self, program: Program, generation: int) -> None:
-        """Calls of a program have a plan."""
+        """Add a plan to the reports of a program's calls."""
         for call in self._calls.values():
             if call.program == program:
                 call.report.add_generation(generation)
@@ -75,13 +75,13 @@ class EventFeed:
         report.generation = generation
         assert deployment.plan is not None
         report.reasons = deployment.plan.reasons
-        for node, ran in [(node, ran) for (made, node), ran in call.ran.items() if made == generation]:
+        for node, ran in [(node, ran) for (planned, node), ran in call.ran.items() if planned == generation]:
             deployed = None if deployment.reported else deployment.results.get(node)
             known = self._known.get(node)
             if known is None:
                 continue  # it is gone for so long that nobody knows it
             report.workers[known.name] = worker_report(deployment.plan, known, ran, deployed)
         deployment.reported = True
-        for (made, source, target), counts in sorted(call.relayed.items()):
-            if made == generation:
+        for (planned, source, target), counts in sorted(call.relayed.items()):
+            if planned == generation:
                 report.relayed.append(RelayReport(name_of(self._known, source), name_of(self._known, target), *counts))

@@ -1,8 +1,8 @@
-"""The failure detector: Healthy -> Suspect -> Dead, with second opinions, refutation and rejoin.
+"""The failure detector: Healthy -> Suspect -> Dead, with indirect probes, refutation and rejoin.
 
 Pure: `now` (monotonic seconds) is an argument, decisions are the result.  It does not know what a link, a worker or a
-plan is; it is told when a node was heard, what peers found and how late its own judge was, and says what follows.  To
-add a rule, add a Cause, say in `_cause` when it holds, and give it a row of TRANSITIONS.
+plan is.  Its inputs are when a node was heard, what peers found, and how late the detector itself ran.  To add a rule,
+add a Cause, say in `_cause` when it holds, and give it a row of TRANSITIONS.
 
     joined --> HEALTHY --silent suspect_s--> SUSPECT --silent probed_s, no peer reaches it--> DEAD
                   ^                             |  '---silent dead_s, whatever peers say-------'
@@ -11,15 +11,15 @@ add a rule, add a Cause, say in `_cause` when it holds, and give it a row of TRA
 A closed connection is certain knowledge and goes to DEAD at once.  DEAD is final for an incarnation: late beats of it
 are ignored, so a node that was only asleep comes back by joining again.
 
-Three things keep a judge from condemning others for its own troubles:
+Three things keep a detector from blaming others for its own troubles:
 
-* Second opinions.  On Suspect it asks up to PEERS_ASKED healthy peers whether they reach the node.  Only if all of them
+* Indirect probes.  On Suspect it asks up to PEERS_ASKED healthy peers whether they reach the node.  Only if all of them
   fail, or there is none, is the node dead early.  (Das, Gupta, Motivala: SWIM, 2002.)
-* Lateness.  While the judge itself was late nobody was silent, and one that was late once has beats of others unread
-  again soon: its deadlines are stretched, by at most the node time-out, and less so as time passes on time.  (Dadgar,
-  Phillips, Currey: Lifeguard, 2018, arXiv 1707.00788, which stretches by a counter where this has the delay itself.)
-* The mass guard.  When half of all nodes, and MASS_MIN at least, become Suspect together, no verdict falls for hold_s,
-  unless the judge finds that others still answer it.  (After Kubernetes, which stops evictions when most nodes fail.)
+* Lateness.  Time by which the detector itself was late does not count as silence.  A detector that was late once is
+  often late again, so its deadlines are stretched by that delay, at most by the node time-out; the stretch decays while
+  it is on time.  (Dadgar, Phillips, Currey: Lifeguard, 2018, arXiv 1707.00788, which stretches by a counter instead.)
+* The mass guard.  When half of all nodes, and MASS_MIN at least, become Suspect together, none is declared dead for
+  hold_s, unless others still answer the detector.  (After Kubernetes, which stops evictions when most nodes fail.)
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Health(Enum):
 
 
 class Cause(Enum):
-    """Why a node's health may change.  Where several hold, the first counts."""
+    """A reason for which a node's health may change.  Where several hold, the first counts."""
 
     JOINED = "it completed its handshake"
     HEARD = "a beat of it came"
@@ -79,8 +79,8 @@ TRANSITIONS: Mapping[tuple[Health | None, Cause], tuple[Health, str]] = {
     (Health.SUSPECT, Cause.UNREACHED): (Health.DEAD, "silent for {silent_s:.2f} s, and {failed} could not reach it"),
     (Health.SUSPECT, Cause.UNHEARD): (Health.DEAD, "silent for {silent_s:.2f} s, though {reached} reached it"),
     (Health.SUSPECT, Cause.TIMED_OUT): (Health.DEAD, "silent for {silent_s:.2f} s"),
-    (Health.HEALTHY, Cause.CLOSED): (Health.DEAD, "{told}"),
-    (Health.SUSPECT, Cause.CLOSED): (Health.DEAD, "{told}"),
+    (Health.HEALTHY, Cause.CLOSED): (Health.DEAD, "{closed}"),
+    (Health.SUSPECT, Cause.CLOSED): (Health.DEAD, "{closed}"),
 }
 
 
@@ -92,7 +92,7 @@ class HealthConfig:
 
     @staticmethod
     def from_node_timeout(seconds: float) -> HealthConfig:
-        """ConfigError outside 0.15 to 900 s."""
+        """The times that go with a node time-out; ConfigError outside 0.15 to 900 s."""
         return HealthConfig(check_node_timeout(seconds))
 
     @staticmethod
@@ -150,7 +150,7 @@ class HealthConfig:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """What is known of one node, on the judge's clock."""
+    """The record of one node, on the detector's clock."""
 
     node: str
     health: Health
@@ -198,7 +198,7 @@ Decision = Transition | AskPeer | ProbeSelf
 
 
 class FailureDetector:
-    """Judges any number of nodes by when they were last heard."""
+    """Decides the health of any number of nodes by when they were last heard."""
 
     def __init__(self, config: HealthConfig) -> None:
         self.config = config
@@ -215,12 +215,12 @@ class FailureDetector:
         return watch.health if watch else None
 
     def heard_s(self, node: str) -> float | None:
-        """When the node was last heard, or None if it never joined."""
+        """The time at which the node was last heard, or None if it never joined."""
         watch = self._watches.get(node)
         return watch.heard_s if watch else None
 
     def next_deadline(self) -> float | None:
-        """When `tick` should be called next, or None while nobody is watched."""
+        """The time at which `tick` is due, or None while there is no node to watch."""
         return min((due for watch in self._watches.values() for due, _ in self._dues(watch)), default=None)
 
     # -- what happens
@@ -239,24 +239,24 @@ class FailureDetector:
         fresh = self._watches[node] = Watch(node, Health.HEALTHY, incarnation, now, now)
         return [] if watch.health is Health.HEALTHY else self._change(watch, fresh, Cause.HEARD, now)
 
-    def lost(self, node: str, now: float, told: str) -> list[Decision]:
-        """Certain knowledge that the node is gone, such as a closed connection."""
+    def lost(self, node: str, now: float, reason: str) -> list[Decision]:
+        """A node is certainly gone: its connection closed, say."""
         watch = self._watches.get(node)
-        return [] if watch is None else self._change(watch, watch, Cause.CLOSED, now, told)
+        return [] if watch is None else self._change(watch, watch, Cause.CLOSED, now, reason)
 
     def forget(self, node: str) -> None:
         """The node left for good."""
         self._watches.pop(node, None)
 
     def probed(self, ask: AskPeer, reached: bool | None, now: float) -> list[Decision]:
-        """A peer's answer; None: it could not try, which says nothing about the node."""
+        """A peer answered; None: it could not try, which says nothing about the node."""
         watch = self._watches.get(ask.node)
         if watch is None or watch.health is not Health.SUSPECT or watch.suspected_s != ask.suspected_s:
             return []
         return self._answered(watch, ask.peer, reached, now)
 
     def self_probed(self, well: bool, now: float) -> list[Decision]:
-        """What ProbeSelf found.  A judge that others answer need not hold back; another waits out its hold."""
+        """The result of ProbeSelf.  If others still answer, deaths may be declared; if not, the hold goes on."""
         if not well:
             return []
         for watch in self._watches.values():
@@ -265,7 +265,7 @@ class FailureDetector:
         return self._due(now)
 
     def tick(self, now: float, late_s: float = 0.0) -> list[Decision]:
-        """What follows from the silence so far.  `late_s` is how much later than asked this judge itself woke up."""
+        """Decide what follows from the silence so far.  `late_s` is how much later than due this call comes."""
         self._excuse(now, late_s)
         decisions = self._due(now)
         return decisions + self._guard(now)
@@ -284,7 +284,7 @@ class FailureDetector:
         return next((cause for due_s, cause in self._dues(watch) if now >= due_s), None)
 
     def _dues(self, watch: Watch) -> list[tuple[float, Cause]]:
-        """When silence alone changes this node's health, and why; what counts first stands first."""
+        """The times at which silence alone changes this node's health, with the causes; the first that holds counts."""
         config, answers = self.config, watch.probes.values()
         if watch.health is Health.HEALTHY:
             return [(self._deadline(watch, config.suspect_s), Cause.QUIET)]
@@ -297,38 +297,38 @@ class FailureDetector:
         return dues
 
     def _deadline(self, watch: Watch, after_s: float) -> float:
-        """When the node was silent for `after_s` and the stretch, which shrinks until then; not before its hold ends.
+        """The time at which the node was silent for `after_s` and the stretch, which decays; not before its hold ends.
 
         The stretched deadline is the t of: t = plain + stretch - DECAY * (t - stretched)."""
         plain_s = watch.counted_s + after_s
         stretched_s = (plain_s + self._stretch_s + DECAY * self._stretched_s) / (1 + DECAY)
         return max(plain_s, stretched_s, plain_s if watch.held_s is None else watch.held_s)
 
-    def _change(self, was: Watch | None, known: Watch, cause: Cause, now: float, told: str = "") -> list[Decision]:
-        """What the table says follows from a cause; `was` is what was known before it, None of a stranger."""
-        found = TRANSITIONS.get((was.health if was else None, cause))
-        if found is None:
+    def _change(self, was: Watch | None, known: Watch, cause: Cause, now: float, closed: str = "") -> list[Decision]:
+        """Make the transition that the table has for a cause; `was` is the record before it, None for a new node."""
+        row = TRANSITIONS.get((was.health if was else None, cause))
+        if row is None:
             return []
-        health, reason = found
-        asked = self._peers(known.node) if health is Health.SUSPECT else []
+        health, reason = row
+        peers = self._peers(known.node) if health is Health.SUSPECT else []
         fresh = replace(known, health=health)
         if health is Health.SUSPECT:
-            fresh = replace(fresh, suspected_s=now, probes=dict.fromkeys(asked))
+            fresh = replace(fresh, suspected_s=now, probes=dict.fromkeys(peers))
         self._watches[fresh.node] = fresh
         silent_s = now - was.heard_s if was else 0.0
         failed, reached = (_peers_text(fresh.probes, answer) for answer in (False, True))
-        text = reason.format(silent_s=silent_s, failed=failed, reached=reached, told=told)
+        text = reason.format(silent_s=silent_s, failed=failed, reached=reached, closed=closed)
         before = was.health if was else None
         decisions: list[Decision] = [
             Transition(fresh.node, health, before, now, silent_s, text, cause, fresh.incarnation),
-            *(AskPeer(peer, fresh.node, self.config.probe_s, now) for peer in asked),
+            *(AskPeer(peer, fresh.node, self.config.probe_s, now) for peer in peers),
         ]
         return decisions + self._withdraw(fresh.node, now) if health is Health.DEAD else decisions
 
     # -- second opinions
 
     def _peers(self, node: str) -> list[str]:
-        """Whom to ask: healthy ones, the most recently heard first."""
+        """The peers to ask: healthy ones, the most recently heard first."""
         healthy = [watch for watch in self._watches.values() if watch.health is Health.HEALTHY and watch.node != node]
         healthy.sort(key=lambda watch: (-watch.heard_s, watch.node))
         return [watch.node for watch in healthy[:PEERS_ASKED]]
@@ -344,7 +344,7 @@ class FailureDetector:
         return [] if cause is None else self._change(fresh, fresh, cause, now)
 
     def _withdraw(self, peer: str, now: float) -> list[Decision]:
-        """A dead peer will not answer."""
+        """Expect no answers of a dead peer."""
         return [
             decision
             for watch in list(self._watches.values())
@@ -355,9 +355,9 @@ class FailureDetector:
     # -- the judge's own troubles
 
     def _excuse(self, now: float, late_s: float) -> None:
-        """Take the judge's own delay off every silence, and stretch what comes.
+        """Subtract the detector's own delay from every silence, and stretch the deadlines.
 
-        One beat of every delay counts all the same, so that a judge that is never on time still reaches a verdict.
+        One beat of every delay counts all the same, so that a detector that is never on time still reaches a decision.
         """
         elapsed_s = now - (self._ticked_s if self._ticked_s is not None else now - late_s)
         self._ticked_s = now
@@ -371,7 +371,7 @@ class FailureDetector:
                 self._watches[watch.node] = replace(watch, counted_s=min(now, watch.counted_s + excused_s))
 
     def _guard(self, now: float) -> list[Decision]:
-        """Hold verdicts while many became Suspect together, and have the judge look at itself first."""
+        """Declare no deaths while many became Suspect together, and probe first whether others still answer."""
         alive = [watch for watch in self._watches.values() if watch.health is not Health.DEAD]
         suspects = [watch for watch in alive if watch.health is Health.SUSPECT]
         together = [watch for watch in suspects if now - watch.suspected_s <= self.config.mass_s]
@@ -386,4 +386,4 @@ class FailureDetector:
 
 
 def _peers_text(probes: Mapping[str, bool | None], answer: bool) -> str:
-    return counted(sum(found is answer for found in probes.values()), "peer")
+    return counted(sum(reached is answer for reached in probes.values()), "peer")

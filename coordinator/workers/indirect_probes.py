@@ -1,7 +1,7 @@
-"""Indirect probes: before a silent worker is judged, another one is asked whether it reaches it, and we ask ourselves
-whether the fault is ours.
+"""Indirect probes: before a silent worker is declared dead, another worker is asked whether it reaches it, and this
+process checks whether it is cut off itself.
 
-It passes on what it heard; what follows from it, the failure detector decides (`failure_detector.py`).
+What follows from the answers, the failure detector decides (`failure_detector.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ log = logging.getLogger("graph_mesh.coordinator")
 
 
 class IndirectProber:
-    """About `members`.  `tell` tells people of it; the detector hears it from `probed` and `self_probed`."""
+    """Probes `members`.  `publish` publishes events; the detector gets the results from `probed` and `self_probed`."""
 
     def __init__(
         self,
@@ -37,11 +37,11 @@ class IndirectProber:
         self._tasks = tasks
 
     def ask_peer(self, ask: AskPeer) -> None:
-        """Have a worker try to reach one that is silent to us."""
+        """Have a worker try to reach one that is silent."""
         self._tasks.run("asking a worker about another", self._ask_peer(ask), lambda _: self._probed(ask, None))
 
     def probe_self(self, probe: ProbeSelf) -> None:
-        """Most workers went silent at once: see whether the rest still answer before anybody is blamed."""
+        """Ping the workers that still answered lately, after many others went silent at once."""
         self._tasks.run("asking whether we are well", self._probe_self(probe), lambda _: self._self_probed(False))
 
     async def _ask_peer(self, ask: AskPeer) -> None:
@@ -56,6 +56,6 @@ class IndirectProber:
         links = [self._members[peer].link for peer in probe.peers if peer in self._members]
         answers = await asyncio.gather(*(link.ping(probe.wait_s) for link in links), return_exceptions=True)
         well = any(isinstance(answer, float) for answer in answers)
-        found = "the others answer" if well else "nobody else answers, so this may be our own fault"
-        log.warning("at least half of the workers fell silent together; %s", found)
+        text = "the others answer" if well else "nobody else answers, so this may be our own fault"
+        log.warning("at least half of the workers fell silent together; %s", text)
         self._self_probed(well)

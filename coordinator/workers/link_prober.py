@@ -1,6 +1,6 @@
-"""Link prober: carries out the probes that `link_table.py` finds due, and says when the links are others than before.
+"""Link prober: carries out the probes that are due by `link_table.py`, and reports changed links.
 
-The worker at one end is asked to dial the other; the ways that begin at this process it measures itself.
+The worker at one end of a link is asked to dial the other.  Links that begin at this process are measured here.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ ANSWER_SHARE = 1.2  # the answer is waited for a little longer than the worker t
 
 
 class LinkProber:
-    """`node_id` is this process's; `links` gives the link to a worker that is there; `changed` is called when plans may
-    have to be others."""
+    """Probes links.  `node_id` is this process's; `links` gives the link to a connected worker; `changed` is called
+    when links changed so much that plans may change."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class LinkProber:
         self._news = asyncio.Event()
 
     def joined(self, node: str) -> None:
-        """A worker is there, or there again."""
+        """A worker joined, perhaps again."""
         self.table.joined(node, asyncio.get_running_loop().time())
         self._news.set()
 
@@ -54,12 +54,12 @@ class LinkProber:
         self._news.set()
 
     def probe_again(self, source: str, target: str) -> None:
-        """Something was lost between two workers."""
+        """Probe two workers again: something was lost between them."""
         self.table.probe_again((source, target))
         self._news.set()
 
     def lost_between(self, node: str, error: MeshError) -> None:
-        """A worker's error that names another one by its id: see how the two stand, and name it for people."""
+        """Probe two workers again after an error of one that has the id of the other; the id becomes its name."""
         other = self._links(error.node)
         if not isinstance(error, NodeLost) or other is None or error.node == node:
             return
@@ -71,7 +71,7 @@ class LinkProber:
         error.node = other.peer.name
 
     def reports(self, names: Mapping[str, str]) -> list[PairReport]:
-        """What is known, for people; `names` are those of the workers that are there, by their ids."""
+        """The reports on all links; `names` are those of the connected workers, by id."""
         rows = [
             PairReport(names[pair[0]], names[pair[1]], path, way.rtt_s, way.bytes_per_s, way.address, way.cause)
             for pair, way, path in self.table.rows()
@@ -79,7 +79,7 @@ class LinkProber:
         return sorted(rows, key=lambda row: (row.source, row.target))
 
     def known(self, nodes: Iterable[str]) -> dict[Pair, Link]:
-        """The links between these workers and the client that are other than assumed."""
+        """The links between these workers and the client that differ from the assumed ones."""
         return self.table.links(nodes, self._assumed)
 
     async def run(self) -> None:
@@ -96,7 +96,7 @@ class LinkProber:
                         await self._news.wait()
 
     def _assumed(self, source: str, target: str) -> Link:
-        """What planning goes by where nothing is measured."""
+        """The link that planning assumes where nothing is measured."""
         near = frozenset(node for node in (source, target) if (link := self._links(node)) and link.same_host)
         return Profiles((), near).link(source, target)
 
@@ -117,29 +117,29 @@ class LinkProber:
         link = self._links(target)
         if link is None:
             return ProbeResult(False, cause="it is gone")
-        found = await self._meter.measure(link, PROBE_S)
-        return ProbeResult(True, found.rtt_s, found.bytes_per_s, link.same_host, link.address)
+        measured = await self._meter.measure(link, PROBE_S)
+        return ProbeResult(True, measured.rtt_s, measured.bytes_per_s, link.same_host, link.address)
 
     async def _ask(self, source: str, target: str) -> ProbeResult:
-        asked, other = self._links(source), self._links(target)
-        if asked is None or (other is None and target != CLIENT):
+        prober, other = self._links(source), self._links(target)
+        if prober is None or (other is None and target != CLIENT):
             return ProbeResult(False, cause="one of the two is gone")
         addresses = other.peer.addresses if other is not None else ()
         body = Probe(target or self._node_id, addresses, PROBE_S, measure=True)
-        answer = await asked.request(body, timeout_s=PROBE_S * ANSWER_SHARE)
+        answer = await prober.request(body, timeout_s=PROBE_S * ANSWER_SHARE)
         if not isinstance(answer, Probed):
-            raise ProtocolError(f"expected Probed, got {type(answer).__name__}", node=asked.peer.name)
+            raise ProtocolError(f"expected Probed, got {type(answer).__name__}", node=prober.peer.name)
         figures = answer.rtt_s, answer.bytes_per_s
         return ProbeResult(answer.reached, *figures, answer.shared, answer.address, answer.cause)
 
 
-async def probe_through_peer(asked: Wire | None, silent: Wire, wait_s: float) -> tuple[bool | None, str]:
-    """Whether another worker reaches one that is silent to us, None if it cannot be asked; and that in words."""
-    if asked is None:
+async def probe_through_peer(peer: Wire | None, silent: Wire, wait_s: float) -> tuple[bool | None, str]:
+    """Whether another worker reaches one that is silent to us, None if it cannot be asked; and the same as text."""
+    if peer is None:
         return None, "cannot be asked"
     try:
         body = Probe(silent.peer.node_id, silent.peer.addresses, wait_s)
-        answer = await asked.request(body, timeout_s=wait_s * ANSWER_SHARE)
+        answer = await peer.request(body, timeout_s=wait_s * ANSWER_SHARE)
     except MeshError as error:
         log.debug("probing %s: %s", silent.peer.name, error)
         return None, "cannot be asked"

@@ -1,12 +1,12 @@
-"""Link table: who reaches whom, how fast, and whose turn it is to be probed.  Pure.
+"""Link table: which nodes reach each other, how fast, and which pair is to be probed next.  Pure.
 
-Every node is probed with the others when it joins, both directions in turn, no node in two probes at once so that none
+A node that joins is probed with the others, in both directions.  No node is in two probes at once, so that none
 measures another's traffic.  A link serves both ways, so a pair is connected if either end could dial the other.  A pair
-that is not relays through the coordinator, and is tried again, ever less often but for ever: what stood in the way may
-be gone.  CLIENT stands for the coordinator's own process.
+that is not connected relays through the coordinator, and is probed again without end, ever less often.  CLIENT stands
+for the coordinator's own process.
 
-The planner gets links from here.  What was measured is rounded, and a little more or less than what it goes by already
-changes nothing: links that are alike have to look alike, and plans not to change with the weather.
+The planner gets its links from here.  Measured figures are rounded, and a small change is ignored: similar links have
+to be equal, and plans must not change with every measurement.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ ALIKE = 1.5  # a factor that does not matter
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What a probe found: `address` was dialled ("": the other end had dialled), `cause` says why it was not reached.
+    """The result of a probe: `address` was dialled ("": the other end had dialled), `cause` says why it was not
+    reached.
 
     `bytes_per_s` is 0 where it was not measured, as over shared memory.
     """
@@ -45,9 +46,9 @@ class ProbeResult:
 
 @dataclass(slots=True)
 class LinkTable:
-    """Tell it who joins and leaves and what probes found; it says which are due.
+    """The pairs of nodes: give it joins, leaves and results of probes; it says which probes are due.
 
-    A large mesh has tens of thousands of pairs: what happens to a node looks at its own pairs alone.
+    A large mesh has tens of thousands of pairs, so an event of one node looks at the pairs of that node only.
     """
 
     _nodes: dict[str, None] = field(default_factory=lambda: {CLIENT: None})  # in order of joining
@@ -65,7 +66,7 @@ class LinkTable:
     _timers: list[tuple[float, Pair]] = field(default_factory=list)  # a heap of the two; old entries count no more
 
     def joined(self, node: str, now: float) -> None:
-        """A worker is there, or there again: whatever was known of it is old."""
+        """A worker joined, perhaps again: what was known of it is out of date."""
         self.left(node)
         self._resting[node] = now + REST_S
         others = list(self._nodes)
@@ -87,7 +88,7 @@ class LinkTable:
         self._waiting.pop(node, None)
 
     def probe_again(self, pair: Pair) -> None:
-        """Something was lost between two workers: see again whether they reach each other."""
+        """Probe a pair again: something was lost between the two."""
         if not self._nodes.keys() >= set(pair):
             return
         for way in (pair, (pair[1], pair[0])):
@@ -97,7 +98,7 @@ class LinkTable:
         self._wait(pair)
 
     def mark_silent(self, pair: Pair, cause: str) -> bool:
-        """Two workers hear nothing of each other, so what they exchange is relayed until a probe says otherwise."""
+        """Relay between two workers that hear nothing of each other, until a probe succeeds."""
         if not self._nodes.keys() >= set(pair):
             return False
         self.probe_again(pair)
@@ -107,7 +108,7 @@ class LinkTable:
         return True
 
     def due(self, now: float) -> list[Pair]:
-        """What to probe now; tell `found` of each."""
+        """The pairs to probe now; call `probed` for each."""
         while self._timers and self._timers[0][0] <= now:
             _, pair = heapq.heappop(self._timers)
             at_s, wait_s = self._retries.get(pair, (math.inf, 0.0))
@@ -124,7 +125,7 @@ class LinkTable:
         return [begun for node in fresh if (begun := self._begin(node)) is not None]
 
     def next_deadline(self) -> float | None:
-        """When to ask for what is due, if nothing happens before."""
+        """The time at which to ask for what is due, if nothing happens before."""
         while self._timers and not self._is_set(*self._timers[0]):
             heapq.heappop(self._timers)
         first = [at_s for at_s, _ in self._timers[:1]]
@@ -138,13 +139,13 @@ class LinkTable:
             self._fresh[node] = None
 
     def _begin(self, node: str) -> Pair | None:
-        """The first probe of a node whose other node is free too, begun."""
+        """Begin the first probe of a node whose other node is free, too."""
         if not self._is_free(node):
             return None
         for pair in self._waiting.get(node, ()):
             if self._is_free(pair[0]) and self._is_free(pair[1]):
-                for each in pair:
-                    del self._waiting[each][pair]
+                for end in pair:
+                    del self._waiting[end][pair]
                 self._asked.add(pair)
                 self._busy.update(pair)
                 return pair
@@ -163,11 +164,12 @@ class LinkTable:
         heapq.heappush(self._timers, (at_s, pair))
 
     def _is_set(self, at_s: float, pair: Pair) -> bool:
-        """Whether a timer counts still."""
+        """Whether a timer is still valid."""
         return at_s in (self._retries.get(pair, (math.inf,))[0], self._again.get(pair))
 
     def probed(self, pair: Pair, way: ProbeResult, now: float, assumed: Link) -> bool:
-        """A probe ended: whether the planner should know.  `assumed` is what it goes by where nothing is measured."""
+        """A probe ended; whether plans may change.  `assumed` is the link that planning uses where nothing is
+        measured."""
         if pair not in self._asked:
             return False  # one of the two left meanwhile
         self._end_probe(pair)
@@ -187,10 +189,10 @@ class LinkTable:
             wait_s = min(wait_s * 2, RETRY_S_MAX)
             self._retries[pair] = (now + wait_s, wait_s)
             self._set(now + wait_s, pair)
-        for each in (pair, back):
-            self._cut.pop(each, None)
+        for direction in (pair, back):
+            self._cut.pop(direction, None)
             if CLIENT not in pair and self._connected(pair) is False:
-                self._cut[each] = None
+                self._cut[direction] = None
         changed = self._use(pair, assumed)
         if changed and pair not in self._again:  # so slow, or only while somebody was busy?
             self._again[pair] = now + RETRY_S_FIRST
@@ -200,7 +202,7 @@ class LinkTable:
         return changed or was_cut != (self._connected(pair) is False)
 
     def _use(self, pair: Pair, assumed: Link) -> bool:
-        """Go by what was measured, if it is other than what we go by."""
+        """Use what was measured, if it differs from what was used before; whether it did."""
         way = self._ways[pair]
         if not way.reached:
             return False
@@ -211,7 +213,7 @@ class LinkTable:
         return True
 
     def _connected(self, pair: Pair) -> bool | None:
-        """Whether tensors can go straight; None while that is not known."""
+        """Whether the two can connect; None while that is not known."""
         ways = [self._ways.get(pair), self._ways.get((pair[1], pair[0]))]
         if any(way is not None and way.reached for way in ways):
             return True
@@ -224,17 +226,17 @@ class LinkTable:
         return frozenset(other for other in self._others.get(node, ()) if (node, other) in self._cut)
 
     def links(self, nodes: Iterable[str], assumed: Callable[[str, str], Link]) -> dict[Pair, Link]:
-        """The ways between these workers and the client that are other than `assumed`."""
+        """The links between these workers and the client that differ from `assumed`."""
         there = {CLIENT, *nodes}
-        found = {pair: link for pair, link in self._links.items() if there.issuperset(pair)}
+        links = {pair: link for pair, link in self._links.items() if there.issuperset(pair)}
         for pair in self._cut:
             if there.issuperset(pair):
                 hops = (pair[0], CLIENT), (CLIENT, pair[1])
-                found[pair] = through(*(self._links.get(hop) or assumed(*hop) for hop in hops))
-        return found
+                links[pair] = through(*(self._links.get(hop) or assumed(*hop) for hop in hops))
+        return links
 
     def rows(self) -> list[tuple[Pair, ProbeResult, str]]:
-        """Everything that was found, with how tensors go that way, for people."""
+        """The result of every probe, with the path that tensors take."""
         return [(pair, way, self._path(pair, way)) for pair, way in self._ways.items()]
 
     def _path(self, pair: Pair, way: ProbeResult) -> str:
@@ -244,7 +246,7 @@ class LinkTable:
 
 
 def through(first: Link, second: Link) -> Link:
-    """Two hops: every byte takes both, one after the other."""
+    """A link over two hops: every byte takes both, one after the other."""
     bytes_per_s = 1 / (1 / first.bytes_per_s + 1 / second.bytes_per_s)
     return Link(first.latency_s + second.latency_s, bytes_per_s, relayed=True)
 
@@ -256,7 +258,7 @@ def _link_of(way: ProbeResult) -> Link:
 
 
 def _rounded(value: float) -> float:
-    """To the next half power of two."""
+    """Round to the nearest half power of two."""
     return float(2 ** (round(2 * math.log2(value)) / 2))
 
 

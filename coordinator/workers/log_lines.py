@@ -1,4 +1,4 @@
-"""Log lines: what happens to workers, as the lines of a coordinator daemon's log.  Pure.
+"""Log lines: events of workers as the lines of a coordinator daemon's log.  Pure.
 
 A death is one line that says who is gone and how that was seen, and one that says where its work went; a return is one
 line.  What is not in LINES is for jobs' logs and for watchers.
@@ -29,7 +29,7 @@ LINES: Mapping[str, tuple[int, str]] = {
 
 
 class LogLines:
-    """Events in, lines out."""
+    """Turns events into lines of the log."""
 
     def __init__(self) -> None:
         self._gone: dict[str, None] = {}  # whose work has not been placed anew yet

@@ -14,23 +14,23 @@ ANSWER_BYTES_MAX = 8 * MIB  # of reports in one answer: half of what a message t
 def page(
     nodes: Sequence[NodeReport], pairs: Sequence[PairReport], after: tuple[str, ...], bytes_max: int = ANSWER_BYTES_MAX
 ) -> tuple[tuple[NodeReport, ...], tuple[PairReport, ...], bool]:
-    """The reports that come `after` those that were told before (`AskNodes`), and whether there are more.
+    """The reports `after` the last one of the answer before (`AskNodes`), and whether there are more.
 
-    Where the last one of those is not known any more, all are told again: whoever asks goes by their names.
+    If that one is not known any more, all reports come again: the client drops duplicates by name.
     """
-    told = 0
+    sent = 0
     if len(after) == 1:
-        told = next((at for at, node in enumerate(nodes, 1) if node.node_id == after[0]), 0)
+        sent = next((at for at, node in enumerate(nodes, 1) if node.node_id == after[0]), 0)
     elif after:
-        told = len(nodes) + next((at for at, pair in enumerate(pairs, 1) if (pair.source, pair.target) == after), 0)
+        sent = len(nodes) + next((at for at, pair in enumerate(pairs, 1) if (pair.source, pair.target) == after), 0)
     reports, ways, size_bytes = list[NodeReport](), list[PairReport](), 0
-    for node in nodes[told:]:
+    for node in nodes[sent:]:
         report = with_fields(node, devices=tuple(_without_ops(device) for device in node.devices))
         size_bytes += len(encode_message(Nodes((report,))))
         if size_bytes > bytes_max and reports:
             return tuple(reports), (), True
         reports.append(report)
-    for pair in pairs[max(told - len(nodes), 0) :]:
+    for pair in pairs[max(sent - len(nodes), 0) :]:
         size_bytes += len(encode_message(Nodes((), pairs=(pair,))))
         if size_bytes > bytes_max and (reports or ways):
             return tuple(reports), tuple(ways), True

@@ -1,4 +1,4 @@
-"""What the coordinator's shell keeps of a worker, of a deployed plan and of a call."""
+"""Records: what the coordinator's shell keeps of a worker, of a deployed plan and of a call."""
 
 from __future__ import annotations
 
@@ -68,5 +68,7 @@ class Call:
 
 def work_by_plan(deployments: Mapping[int, Deployment], node: str) -> dict[int, frozenset[str]]:
     """What a worker has to compute in every plan that uses it, by generation."""
-    plans = ((generation, each.plan) for generation, each in deployments.items() if each.plan is not None)
+    plans = (
+        (generation, deployment.plan) for generation, deployment in deployments.items() if deployment.plan is not None
+    )
     return {generation: work_of(plan, node) for generation, plan in plans}

@@ -1,19 +1,19 @@
-"""Straggler detector: devices that became slower than they were, each judged by its own past.
+"""Straggler detector: finds devices that became slower than they were, each compared with its own past.
 
-A machine may come to be shared, hot or throttled.  What a part takes is held against what the same part took on the
-same device before, while as many calls were under way.  So a verdict cannot follow from a plan: neither from unlike
-devices, nor from a cost model that errs, nor from another cut.  A new plan brings new parts, and those are first got to
-know, at the pace that the device is known to have.
+A machine may come to be shared, hot or throttled.  The time of a part is compared with that of the same part on the
+same device earlier, with as many calls under way.  So a verdict never follows from a plan: not from unlike devices, an
+error of the cost model, or another partition.  A new plan brings new parts; their times are first learnt, at the pace
+that the device is known to have.
 
-A few runs in a row must agree, and by more than this device's runs ever differ; what is slow stays so until it is well
-again, and its figure changes only where it is far off.  One that became twice as quick counts as well, too: what it
-computes by then was got to know while it was slow, at a pace that need not have been right, and only its work of before
-can tell how well it is.  Pure.  It does not know what follows from a verdict
+A few runs in a row must agree, by more than the device's runs usually differ.  A device stays slow until it is well
+again, and its factor changes only where it is far off.  One that became twice as fast counts as well, too: the times of
+its present parts were learnt while it was slow, at a factor that may have been wrong, and only its earlier parts can
+show how fast it is.  Pure.  It does not know what follows from a verdict
 (`coordinator/plan_service/migration_cost.py`), nor of a device that was never well: that one is as slow as its
 measurement says or not.
 
-How far off predictions are is learnt, too, of all devices with the same figures together: they are alike, and a stage
-must not look longer on those that were tried already.
+The error of predictions is learnt, too, for all devices with the same figures together: a stage must not look slower on
+a device only because that one was tried already.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ class _Site:
 
 @dataclass(slots=True, eq=False)
 class _Kind:
-    """Devices with the same figures."""
+    """A kind of device: those with the same figures."""
 
     errors: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))  # of good runs that are no trifle
     learnt: float = 1.0  # times as long as was predicted, while they are well
 
 
 class StragglerDetector:
-    """`took` for everything that was computed; `as_it_runs` when a plan is made."""
+    """Learns from `took`, which is called for everything that was computed; planning reads `as_it_runs`."""
 
     def __init__(self) -> None:
         self._sites: dict[Site, _Site] = {}
@@ -79,38 +79,38 @@ class StragglerDetector:
 
     def slowness(self, site: Site) -> float:
         """1 for a device that is as fast as it was, else how many times as long everything takes, 64 at most."""
-        found = self._sites.get(site)
-        return found.slowness if found else 1.0
+        history = self._sites.get(site)
+        return history.slowness if history else 1.0
 
     def slow(self) -> Iterable[tuple[Site, float]]:
-        """Who is slower than it was, and how much."""
+        """The devices that are slower than they were, with their factors."""
         return ((site, seen.slowness) for site, seen in self._sites.items() if seen.slowness > 1.0)
 
     def as_it_runs(self, worker: WorkerProfile) -> WorkerProfile:
-        """As measured, but for devices that are slower of late, or were found not to be as fast as measured."""
-        devices = (each.slowed(self._factor((worker.node_id, each.index), each)) for each in worker.devices)
+        """A worker's profile with the speeds that its devices have now, where they differ from the measured ones."""
+        devices = (device.slowed(self._factor((worker.node_id, device.index), device)) for device in worker.devices)
         return replace(worker, devices=tuple(devices))
 
     def as_found(self, profiles: Profiles) -> Profiles:
-        """Workers `as_it_runs`, each device also as far off what is predicted as its own runs as a rank were, and one
-        that had too few as those with the same figures: so nobody looks slower for having been tried."""
+        """Workers `as_it_runs`, with the prediction error of each device's own runs as a rank.  A device with too few
+        runs gets the error of those with the same figures, so that none looks slower for having been tried."""
         sites = [(worker.node_id, device.index) for worker in profiles.workers for device in worker.devices]
         own = {at: factor for at in sites if (factor := self._own_factor(at))}
         alike: dict[_Kind | None, list[float]] = {}
         for at, factor in own.items():
             alike.setdefault(self._kind_of.get(at), []).append(factor)
 
-        def found(at: Site) -> float:
+        def error_of(at: Site) -> float:
             return own.get(at) or statistics.median_low(alike.get(self._kind_of.get(at), [1.0]))
 
         workers = (
-            replace(each, devices=tuple(device.slowed(found((each.node_id, device.index))) for device in each.devices))
-            for each in profiles.workers
+            replace(one, devices=tuple(device.slowed(error_of((one.node_id, device.index))) for device in one.devices))
+            for one in profiles.workers
         )
         return replace(profiles, workers=tuple(workers))
 
     def _own_factor(self, at: Site) -> float | None:
-        """What a device's runs as a rank took to what is predicted of devices like it; None if they were too few."""
+        """The ratio of a device's times as a rank to the prediction for its kind; None if it had too few runs."""
         own, kind = self._sites.get(at), self._kind_of.get(at)
         if own is None or len(own.as_rank) < LEARNT_MIN:
             return None
@@ -122,7 +122,7 @@ class StragglerDetector:
         return self.slowness(at) * kind.learnt
 
     def expected_s(self, part: Part) -> float:
-        """What a part would take now: by its own runs, or as predicted and as far off as predictions are there."""
+        """The time of a part now: by its own runs, else the prediction corrected by the device's error."""
         site = part.node, part.device
         known = [runs for (where, graph, _), runs in self._runs.items() if where == site and graph == part.graph.hash]
         if known:
@@ -130,9 +130,9 @@ class StragglerDetector:
         return part.seconds / part.slower * self._error(site) * self.slowness(site)
 
     def ran_slowly(self, site: Site) -> bool:
-        """Whether what ran there last did."""
-        found = self._sites.get(site)
-        return found is not None and bool(found.ratios) and found.ratios[-1] >= SLOW
+        """Whether the last run of a device was slow."""
+        history = self._sites.get(site)
+        return history is not None and bool(history.ratios) and history.ratios[-1] >= SLOW
 
     # -- what happens
 
@@ -154,7 +154,7 @@ class StragglerDetector:
         return changes
 
     def late(self, part: Part, took_s: float, calls: int) -> list[str]:
-        """A part runs for so long and is not done; what that changes."""
+        """A part has run for so long and is not done; the changes that follow."""
         known = self._runs.get((_site_of(part), part.graph.hash, calls.bit_length()))
         if known is None or len(known) < KNOWN_MIN:
             return []
@@ -165,19 +165,19 @@ class StragglerDetector:
         return [f"device {part.device} {_in_words(before, after)}"] if after != before else []
 
     def pardon(self, site: Site) -> None:
-        """A verdict that cannot be tested any more is taken back."""
-        found = self._sites.get(site)
-        if found is not None and found.slowness > 1.0:
+        """Take back a verdict that cannot be tested any more."""
+        history = self._sites.get(site)
+        if history is not None and history.slowness > 1.0:
             self._set(site, 1.0)
             self.verdicts += 1
 
     def forget(self, node: str) -> None:
-        """The node is gone, or began anew."""
+        """Forget a node that is gone or was started again."""
         for site in [site for site in self._sites if site[0] == node]:
             del self._sites[site]
         for site in [site for site in self._kind_of if site[0] == node]:
             del self._kind_of[site]
-        self._kinds = {each: kind for each, kind in self._kinds.items() if kind in self._kind_of.values()}
+        self._kinds = {figures: kind for figures, kind in self._kinds.items() if kind in self._kind_of.values()}
         for key in [key for key in self._runs if key[0][0] == node]:
             del self._runs[key]
             self._guessed.discard(key)
@@ -212,14 +212,14 @@ class StragglerDetector:
                 self._learn(self._kind_of[at], max(sum(seconds.values()), CLOCK_S) / predicted_s)
 
     def _learn(self, kind: _Kind, error: float) -> None:
-        """Work that is worth measuring took so many times as long as its device is said to need."""
+        """Add a prediction error of a device's kind, of work that is long enough to be measured."""
         kind.errors.append(error)
-        found = _good(kind.errors)
-        if len(kind.errors) >= LEARNT_MIN and max(found / kind.learnt, kind.learnt / found) > OFF:
-            kind.learnt = min(max(_rounded(found), 1 / SLOWNESS_MAX), SLOWNESS_MAX)
+        error_now = _good(kind.errors)
+        if len(kind.errors) >= LEARNT_MIN and max(error_now / kind.learnt, kind.learnt / error_now) > OFF:
+            kind.learnt = min(max(_rounded(error_now), 1 / SLOWNESS_MAX), SLOWNESS_MAX)
 
     def _weigh(self, at: Site, good_s: float, took_s: float) -> bool:
-        """Add what took `good_s` in good runs and now takes `took_s`; whether a device that is well takes so long."""
+        """Add a run of work that took `good_s` in good runs and now `took_s`; whether that is normal for the device."""
         site = self._site(at)
         ratio = (took_s + BASE_S) / (good_s + BASE_S)
         site.ratios.append(ratio)
@@ -248,13 +248,13 @@ class StragglerDetector:
                 self._runs.pop(key, None)
 
     def _site(self, at: Site) -> _Site:
-        found = self._sites.get(at)
-        if found is None:
-            found = self._sites[at] = _Site(at)
-        return found
+        history = self._sites.get(at)
+        if history is None:
+            history = self._sites[at] = _Site(at)
+        return history
 
     def _known(self, key: Key) -> Key:
-        """The key itself, of runs that are remembered."""
+        """The key of a part whose runs are remembered from now on."""
         self._runs.setdefault(key, ())
         self._runs.move_to_end(key)
         while len(self._runs) > PARTS_MAX:
@@ -262,11 +262,11 @@ class StragglerDetector:
         return key
 
     def _error(self, at: Site) -> float:
-        """How far off predictions are for a device, and for one that was never seen, how far they are elsewhere."""
+        """The error of predictions for a device; for one that never ran, that of the others."""
         own = self._sites.get(at)
         if own is not None and own.errors:
             return _good(own.errors)
-        others = [_good(each.errors) for each in self._sites.values() if each.errors]
+        others = [_good(history.errors) for history in self._sites.values() if history.errors]
         return statistics.median(others) if others else 1.0
 
 
@@ -275,18 +275,18 @@ def _site_of(part: Part) -> Site:
 
 
 def _good(runs: Collection[float]) -> float:
-    """What a part takes in a good run: a quarter is quicker."""
+    """The time of a part in a good run: the first quartile."""
     ordered = sorted(runs)
     return ordered[len(ordered) // 4]
 
 
 def _rare(ratios: deque[float]) -> float:
-    """What one of ten exceeds."""
+    """The ninth decile."""
     return sorted(ratios)[len(ratios) * 9 // 10] if ratios else 1.0
 
 
 def _rounded(times: float) -> float:
-    """To quarter powers of two, so that figures that are alike look alike."""
+    """Round to a quarter power of two, so that similar figures become equal."""
     return float(2 ** (round(4 * math.log2(times)) / 4))
 
 

@@ -1,4 +1,4 @@
-"""The workers that are there: what people call them and hear of them, and which of them somebody means.  Pure."""
+"""Worker names: the names and states of workers as people see them, and which worker a name means.  Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAUSED_BY = {"machine": "paused on its own machine", "coordinator": "paused by m
 
 
 def name_for(peer: Identity, members: Mapping[str, Member]) -> str:
-    """The worker's own name, with a number where another worker here has it: people and reports go by names."""
+    """The worker's own name, with a number if another worker here has the same one: reports go by names."""
     taken = {member.profile.name for node, member in members.items() if node != peer.node_id}
     if peer.name not in taken:
         return peer.name
@@ -29,13 +29,16 @@ def name_for(peer: Identity, members: Mapping[str, Member]) -> str:
 
 
 def name_of(known: Mapping[str, NodeReport], node: str) -> str:
-    """What people call a worker; the start of its id, where it is gone for so long that it is not known any more."""
+    """The name of a worker; the start of its id, if it has been gone for so long that it is not known any more."""
     return known[node].name if node in known else node[:8]
 
 
 def culprit(error: MeshError, node: str, members: Mapping[str, Member]) -> str:
-    """The worker that an error names, which may be another one than `node`, who sent it and waited for that one."""
-    named = (each for each, member in members.items() if error.node in (each, each[:8], member.profile.name))
+    """The worker that an error names.  It may be another one than `node`, which sent the error and waited for that
+    one."""
+    named = (
+        node_id for node_id, member in members.items() if error.node in (node_id, node_id[:8], member.profile.name)
+    )
     return next(named, node)
 
 
@@ -55,7 +58,7 @@ def node_report(peer: Identity, name: str, joined: Joined) -> NodeReport:
 
 
 def state_of(health: Health | None, paused: bool, stuck: bool, quarantined: bool) -> str:
-    """In a word; what keeps a worker from work is said first."""
+    """The state of a worker in one word; what keeps it from work comes first."""
     if quarantined:
         return "quarantined"
     if health is Health.HEALTHY and (paused or stuck):
@@ -64,18 +67,18 @@ def state_of(health: Health | None, paused: bool, stuck: bool, quarantined: bool
 
 
 def member_called(members: Mapping[str, Member], name: str) -> Member:
-    """The worker of this name, this id, or an id that begins so; InputError if it is none, or not one alone."""
-    found = [member for node, member in members.items() if name in (member.profile.name, node)]
-    found = found or [member for node, member in members.items() if name and node.startswith(name)]
-    if len(found) != 1:
+    """The worker with this name, id or start of an id; InputError if there is none, or more than one."""
+    matching = [member for node, member in members.items() if name in (member.profile.name, node)]
+    matching = matching or [member for node, member in members.items() if name and node.startswith(name)]
+    if len(matching) != 1:
         there = ", ".join(sorted(member.profile.name for member in members.values())) or "none"
-        which = f"{len(found)} workers have ids that begin with" if found else "there is no worker called"
+        which = f"{len(matching)} workers have ids that begin with" if matching else "there is no worker called"
         raise InputError(f"{which} {name!r} here now", next_step=f"The workers are: {there}")
-    return found[0]
+    return matching[0]
 
 
 def no_worker_reason(members: Collection[Member], usable: Collection[str]) -> str:
-    """Why no worker can be given work, for people; "" if one can, and `usable` are the ids of those."""
+    """Why no worker can be given work, as text; "" if one can.  `usable` are the ids of those that can."""
     if usable:
         return ""
     if not members:
@@ -84,6 +87,6 @@ def no_worker_reason(members: Collection[Member], usable: Collection[str]) -> st
 
 
 def all_paused(members: Iterable[Member]) -> bool:
-    """Whether there are workers, and none that works."""
+    """Whether there are workers, and all of them are paused."""
     states = [bool(member.paused) for member in members]
     return bool(states) and all(states)
