@@ -157,10 +157,8 @@ class Deployer:
         for (address, _), nodes in state.values():
             for node in nodes & holders.keys():
                 holders[node] = holders[node] | {address}
-        addresses = self._addresses(own)
-        message = plan_messages.deploy(
-            plan, own, key, params, member.graphs, holders, addresses, self._timeout_s, force
-        )
+        inventory = plan_messages.Inventory(holders, self._addresses(own), member.graphs)
+        message = plan_messages.deploy(plan, own, key, params, inventory, self._timeout_s, force)
         member.graphs.update(message.graphs)
         member.blobs.update(spec.blob for spec in message.blobs if spec.keep)
         return message

@@ -30,7 +30,7 @@ from ..planning.placement.sticky_placement import Homes, staying_plan
 from ..planning.plan_codec import Asked, plan_from, seconds_in
 from ..planning.planner import Question
 from ..planning.redundancy import what_if
-from ..planning.redundancy.redundancy_cost import kept_elsewhere, outlook
+from ..planning.redundancy.redundancy_cost import kept_elsewhere, redundancy_cost
 from ..planning.redundancy.redundancy_memory import refused
 from ..workers.collective_calibration import CollectiveCalibration
 from ..workers.link_prober import LinkProber
@@ -203,7 +203,7 @@ class Planning:
             with contextlib.suppress(PlacementError):
                 standby[node] = await self.plan(graph, strategy, nodes - {node})
         room = self._question(graph, strategy, nodes, copies).profiles
-        redundancy = outlook(plan, room, copies, standby or None)
+        redundancy = redundancy_cost(plan, room, copies, standby or None).describe()
         found = {**plan.describe(), "deaths": self.outlook(graph, strategy, copies), "redundancy": redundancy}
         found["timeline"] = timeline.describe(plan, self.profiles(nodes))
         return {**found, "what_if_dies": await self._without(plan, graph, strategy, dies, copies)} if dies else found
@@ -223,9 +223,7 @@ class Planning:
         whole, made = kept_elsewhere(plan, profiles, copies, dead) if kept else ({}, {})
         homes = {place.name: set(place.homes) - {dead} for place in plan.params} if kept else {}
         stays = await asyncio.to_thread(staying_plan, graph, profiles.without(dead), strategy, homes, whole)
-        standby = copies_of(
-            copies
-        ).on_devices  # the plan after it is deployed beside this one, for no copies of its own
+        standby = copies_of(copies).on_devices  # the plan after it is deployed beside this one, without copies
         asked = "checkpoint" if standby else copies
         after = await self.plan(graph, strategy, nodes - {dead}, asked) if stays is None else stays
         for place in after.params if standby else ():
@@ -246,8 +244,7 @@ class Planning:
     def _question(self, graph: WireGraph, strategy: str, nodes: Iterable[str], copies: str) -> Question:
         profiles, kept = self.profiles(nodes), self.kept_by_others(graph, strategy, copies)
         if kept:
-            workers = (replace(w, memory_bytes=w.memory_bytes - kept.get(w.node_id, 0)) for w in profiles.workers)
-            profiles = replace(profiles, workers=tuple(workers))
+            profiles = profiles.with_memory(w.memory_bytes - kept.get(w.node_id, 0) for w in profiles.workers)
         return Question(graph, strategy, profiles, copies)
 
     def _remember(self, question: Question, plan: Plan) -> None:

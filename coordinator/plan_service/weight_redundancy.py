@@ -34,11 +34,12 @@ from wire.units import counted, size_text
 
 from ..delivery.deployer import Deployer, Moved, Term, Wanted
 from ..planning import plan_messages
+from ..planning.model.memory_check import memory_by_worker
 from ..planning.model.plan import FromParam, Plan
 from ..planning.model.program import Program
 from ..planning.placement.sticky_placement import Homes
 from ..planning.redundancy.parity_groups import Group, Held, grouped, kept_bytes, unkept
-from ..planning.redundancy.redundancy_memory import own_bytes, standing_by
+from ..planning.redundancy.redundancy_memory import standing_by
 from ..workers.records import Member
 from .plan_service import Planning
 
@@ -201,7 +202,7 @@ class Guarding:
         kept = {blob: size for guard in self._guards.values() for blob, size in _kept_by(node, guard.groups).items()}
         beside = sum(size for blob, size in kept.items() if blob not in contents)
         guards = [guard for guard in self._guards.values() if any(each[0] == node for each in guard.keys)]
-        if member is None or not guards or own_bytes(plan).get(node, 0) + beside <= member.profile.memory_bytes:
+        if member is None or not guards or memory_by_worker(plan).get(node, 0) + beside <= member.profile.memory_bytes:
             return
         stay = {
             blob: TensorType((size,), U8) for blob, size in kept.items() if blob in contents and blob in member.blobs
@@ -274,7 +275,7 @@ class Guarding:
 
     def _room(self, program: Program, plan: Plan) -> dict[str, int]:
         """What workers have left beside their parts and what they keep for other programs."""
-        own, others = own_bytes(plan), self.kept_by_others(*program.likeness)
+        own, others = memory_by_worker(plan), self.kept_by_others(*program.likeness)
         return {
             node: member.profile.memory_bytes - own.get(node, 0) - others.get(node, 0)
             for node, member in self._members.items()

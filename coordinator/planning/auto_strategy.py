@@ -15,22 +15,22 @@ from dataclasses import dataclass, replace
 from wire.errors import InputError, PlacementError
 from wire.ir.graph import WireGraph
 from wire.passes.simplify import simplify
+from wire.policy.batch_shares import uneven
 from wire.policy.strategies import Auto, DataParallel, DataTensor, FullySharded, Split, TensorParallel, strategy_of
 from wire.units import counted, time_text
 
 from .model.cost_model import graph_seconds
-from .model.plan import Candidate, Plan
+from .model.plan import REASONS_MAX, Candidate, Plan
 from .model.profiles import CLIENT, Profiles, WorkerProfile
 from .model.timeline import timeline
 from .spmd.collective_cost import BEGIN_S
 from .spmd.rank_planner import plan_ranks
 from .spmd.split_strategies import Carries, counts, split
-from .spmd.uneven_ranks import plan_shares, unlike
+from .spmd.uneven_ranks import plan_shares
 
 GAIN_MIN = 0.05  # of a call's time: a split that saves less is not worth another order of additions
 BY_SPEED_GAIN_MIN = 0.2  # so many parts are dispatched, and are too short to tell how well a device is
 NODES_MAX = 4_000  # of all programs that are split together: the partitioner takes 0.2 to 0.7 ms for a node
-REASONS_MAX = 8
 TELLING = 2.0  # times slower or further away that is told of a worker without work
 PROBE_BYTES = 1 << 20
 BATCHES_MAX = 3  # sizes of first dimensions that are tried as the batch's
@@ -160,7 +160,7 @@ def _splits(drafts: Drafts, graph: WireGraph, profiles: Profiles, carries: Carri
         asked = DataParallel(inputs=inputs)
         of = f" by {inputs[0]}" if many else ""
         yield from ((f"{_called(asked, ranks)}{of}", asked, ranks) for ranks in _counts(asked, profiles))
-        if not carries and unlike(profiles):
+        if not carries and uneven([worker.devices[0].gflops for worker in profiles.workers]):
             yield f"data by speed{of}", replace(asked, by_speed=True), len(profiles.workers)
     if not any(len(kind.shape) > 1 for kind in graph.param_types.values()):
         return

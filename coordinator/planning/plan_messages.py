@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -120,19 +122,29 @@ def pieces_of(plan: Plan) -> dict[tuple[int, int], FromState]:
     return {(carry.source.part, carry.source.slot): carry.state for carry in plan.carries}
 
 
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """What workers have: by worker the content that it holds, the addresses by which each is reached, and the graphs
+    that the one which is sent a plan has."""
+
+    holders: Mapping[str, AbstractSet[bytes]]
+    addresses: Mapping[str, tuple[str, ...]]
+    graphs: AbstractSet[bytes] = frozenset()
+
+
 def deploy(
     plan: Plan,
     node: str,
     key: PlanKey,
     params: Params,
-    graphs_sent: Iterable[bytes],
-    holders: Mapping[str, frozenset[bytes] | set[bytes]],
-    addresses: Mapping[str, tuple[str, ...]],
+    inventory: Inventory,
     timeout_s: float = COLLECTIVE_TIMEOUT_S,
     force: bool = False,
 ) -> Deploy:
-    """What `node` is told of a plan: its parts, the graphs it does not have, the content it needs and who holds it, how
-    long ranks wait for each other, and whether the parts are compiled anew."""
+    """What `node` is told of a plan: its parts, the graphs it does not have, the content it needs and who holds it.
+
+    Ranks wait for each other for `timeout_s`; with `force` the parts are compiled anew.
+    """
     mine = [part for part in plan.parts if part.node == node]
     targets, carries = _targets(plan), _carries(plan)
     specs = tuple(
@@ -147,10 +159,9 @@ def deploy(
         )
         for part in mine
     )
-    sent = set(graphs_sent)
-    graphs = {part.graph.hash: part.graph.encoded for part in mine if part.graph.hash not in sent}
-    used = nodes(plan)
-    peers = {other: known for other, known in addresses.items() if other in used or other in holders}
+    graphs = {part.graph.hash: part.graph.encoded for part in mine if part.graph.hash not in inventory.graphs}
+    used, holders = nodes(plan), inventory.holders
+    peers = {other: known for other, known in inventory.addresses.items() if other in used or other in holders}
     wanted = contents_of(plan, node, params).items()
     blobs = tuple(spec_of(blob, kind, _holders(blob, holders), kept) for blob, (kind, kept) in wanted)
     return Deploy(key, specs, graphs, blobs, peers, force, plan.ordered)
@@ -287,7 +298,7 @@ def spec_of(blob: bytes, kind: TensorType, holders: tuple[str, ...], keep: bool)
     return BlobSpec(blob, kind.size_bytes, kind.dtype.name, kind.shape, holders, keep)
 
 
-def _holders(blob: bytes, holders: Mapping[str, Any]) -> tuple[str, ...]:
+def _holders(blob: bytes, holders: Mapping[str, AbstractSet[bytes]]) -> tuple[str, ...]:
     """Workers that have it come first: what they send does not pass through the client's machine."""
     having = [node for node, blobs in holders.items() if blob in blobs]
     return (*having[:HOLDERS_MAX], CLIENT)

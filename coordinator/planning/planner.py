@@ -19,11 +19,12 @@ from wire.units import size_text, time_text
 
 from .auto_strategy import Drafts, add_splits, whole_name
 from .model.cost_model import CostModel, PartSketch, Prediction
-from .model.memory_check import does_not_fit, memory_by_site, missing
-from .model.plan import Candidate, Edge, Part, Plan, WorkerShare
+from .model.memory_check import does_not_fit, missing, tightened
+from .model.plan import REASONS_MAX, Candidate, Plan
+from .model.plan_builder import plan_of
 from .model.profiles import Profiles
 from .model.reproducible import alike, told
-from .model.subgraphs import edges_of, output_source, param_places, parts_of
+from .model.subgraphs import output_source, parts_of
 from .pipeline.pipeline_planner import plan_pipeline
 from .placement.device_map import named, placed
 from .placement.partition import EXACT_ASSIGNMENTS_MAX, Partitioner
@@ -214,7 +215,7 @@ def _fitting(graph: WireGraph, profiles: Profiles, strategy: str, known: int) ->
         refusals.append(does_not_fit(plan, short))
         if not prediction.fits:
             break
-        budgets = _tightened(budgets, prediction, short)
+        budgets = tightened(budgets, short, prediction.memory_bytes)
     raise refusals[0]
 
 
@@ -231,41 +232,14 @@ def _draft(
     assignment = placed(model, asked) if isinstance(asked, DeviceMap) else partitioner.best(strategy)[1]
     prediction, sketches = model.arrange(assignment)
     parts, place = parts_of(model, sketches)
-    edges = edges_of(parts)
-    plan = Plan(
-        strategy,
-        graph,
-        parts,
-        edges,
-        tuple(output_source(graph, index, place) for index in graph.outputs),
-        param_places(graph, parts),
-        _shares(profiles, prediction, parts),
-        prediction.seconds,
-        prediction.cut_bytes,
-        (*_reasons(partitioner, strategy, prediction, sketches, known), *_relay_server(profiles, parts, edges)),
-        candidates=_compared_with(partitioner) if strategy == "auto" and model.units else (),
-    )
-    return plan, prediction
+    outputs = tuple(output_source(graph, index, place) for index in graph.outputs)
+    plan = plan_of(graph, parts, profiles, strategy, outputs, prediction)
+    reasons = (*_reasons(partitioner, strategy, prediction, sketches, known), *_relays(profiles, plan))
+    candidates = _compared_with(partitioner) if strategy == "auto" and model.index.units else ()
+    return replace(plan, reasons=reasons, candidates=candidates), prediction
 
 
 # -- the rest of a plan -----------------------------------------------------------------------------------
-
-
-def _shares(profiles: Profiles, prediction: Prediction, parts: Sequence[Part]) -> tuple[WorkerShare, ...]:
-    memory = memory_by_site(parts)
-    rows = zip(profiles.workers, prediction.busy_s, prediction.bytes_in, strict=True)
-    return tuple(
-        WorkerShare(
-            worker.node_id,
-            worker.name,
-            sum(part.node == worker.node_id for part in parts),
-            busy_s,
-            sum(size for (node, _), size in memory.items() if node == worker.node_id),
-            worker.memory_bytes,
-            bytes_in,
-        )
-        for worker, busy_s, bytes_in in rows
-    )
 
 
 def _reasons(
@@ -281,17 +255,14 @@ def _reasons(
         return [*reasons, "every layer where the device map says", *_detours(model, sketches)][:REASONS_MAX]
     if known > len(workers):
         reasons.append(f"chosen among the {len(workers)} fastest and roomiest")
-    if strategy == "auto" and len(workers) ** len(model.units) <= EXACT_ASSIGNMENTS_MAX:
-        reasons.append(f"the cheapest of all ways to place {len(model.units)} nodes on {len(workers)} workers")
+    if strategy == "auto" and len(workers) ** len(model.index.units) <= EXACT_ASSIGNMENTS_MAX:
+        reasons.append(f"the cheapest of all ways to place {len(model.index.units)} nodes on {len(workers)} workers")
     if strategy != "pipeline" and 0 < len(used) < len(workers):
         which = f"all {known} workers" if known == len(workers) else f"those {len(workers)}"
         reasons.append(_compared(f"cut across {which}", partitioner.pipeline[0], chosen))
     if strategy != "single" and len(used) > 1:
         reasons.append(_compared("on one worker", partitioner.single[0], chosen))
     return [*reasons, *_detours(model, sketches)][:REASONS_MAX]
-
-
-REASONS_MAX = 8
 
 
 def _compared_with(partitioner: Partitioner) -> tuple[Candidate, ...]:
@@ -314,12 +285,12 @@ def _compared(what: str, other: Prediction, chosen: Prediction) -> str:
     return f"{what} a call would take {'about' if 0.95 < times < 1.05 else f'{times:.2g} times'} as long"
 
 
-def _relay_server(profiles: Profiles, parts: Sequence[Part], edges: Sequence[Edge]) -> list[str]:
-    """Which tensors go through the coordinator, and that the cost of it was counted."""
+def _relays(profiles: Profiles, plan: Plan) -> list[str]:
+    """The tensors that go through the coordinator, and what that is predicted to take."""
     names = {worker.node_id: worker.name for worker in profiles.workers}
     sizes: dict[tuple[str, str], int] = {}
-    for edge in edges:
-        way = parts[edge.source.part].node, parts[edge.part].node
+    for edge in plan.edges:
+        way = plan.parts[edge.source.part].node, plan.parts[edge.part].node
         if profiles.link(*way).relayed:
             sizes[way] = sizes.get(way, 0) + edge.size_bytes
     return [
@@ -336,18 +307,8 @@ def _detours(model: CostModel, sketches: Sequence[PartSketch]) -> list[str]:
     for part in sketches:
         worker, device = part.site
         if device:
-            for index in (model.units[unit] for unit in part.units):
+            for index in (model.index.units[unit] for unit in part.units):
                 what = f"{model.graph.nodes[index].op} on {model.graph.types[index].dtype.name}"
                 first, other = workers[worker].devices[0].engine, workers[worker].devices[device].engine
                 found[f"{workers[worker].name} computes {what} on {other}, because its {first} device cannot"] = None
     return list(found)
-
-
-def _tightened(budgets: Profiles, prediction: Prediction, short: Sequence[int]) -> Profiles:
-    """Budgets under which what was predicted no longer fits."""
-    rows = zip(budgets.workers, prediction.memory_bytes, short, strict=True)
-    workers = (
-        replace(worker, memory_bytes=min(worker.memory_bytes, need) - lacking) if lacking else worker
-        for worker, need, lacking in rows
-    )
-    return replace(budgets, workers=tuple(workers))

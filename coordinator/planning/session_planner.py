@@ -2,15 +2,12 @@
 
 A tensor of the state, or the window of it that a rank has, has to be made on the device where the next step reads it.
 A plan for one worker has it so, and one of ranks that make what they read.  Where the best plan over several workers
-has it otherwise, the nodes that read or make one tensor are kept together, and the best way to share out these groups
-is looked for: whole groups in the order of the graph, cut where the slowest worker has least to do, and then single
-groups moved while that helps.  What belongs to no group goes where its operands are.
+has it otherwise, the nodes that read or make one tensor are kept together (`placement/state_colocation.py`).
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from wire.errors import InputError, PlacementError
@@ -22,20 +19,21 @@ from wire.policy.strategies import FOR_ANY_GRAPH, Auto, Pipeline, Single, Split,
 from wire.units import counted, time_text
 
 from .auto_strategy import Drafts, add_splits, needs_ranks, whole_name
-from .model.cost_model import CostModel, Prediction
-from .model.memory_check import does_not_fit, memory_by_site, missing
-from .model.plan import Carry, FromParam, FromPart, FromState, Part, Plan, Window, WorkerShare
+from .model.cost_model import CostModel
+from .model.graph_index import GraphIndex
+from .model.memory_check import does_not_fit, memory_by_worker, missing, tightened
+from .model.plan import Carry, FromParam, FromPart, FromState, Part, Plan, Window
+from .model.plan_builder import plan_of
 from .model.profiles import Profiles
 from .model.reproducible import alike, told
-from .model.subgraphs import edges_of, output_source, param_places, parts_of
-from .placement.sticky_placement import NOWHERE, STAYS, Homes, cuts, proposals_max
+from .model.subgraphs import output_source, parts_of
+from .placement.state_colocation import StateColocation
+from .placement.sticky_placement import STAYS, Homes
 from .planner import make_plan
 from .redundancy.redundancy_memory import with_copies
 from .redundancy.state_redundancy_memory import OWN_SHARE, session_kept
 
 BUDGETS_TRIED_MAX = 4
-ORDERS_MAX = 24  # of workers, that are tried
-MOVES_MAX = 200
 RANKS_TRIED_MAX = 16
 
 
@@ -97,21 +95,19 @@ def _made(graph: WireGraph, profiles: Profiles, asked: Strategy, state: Stateful
             except PlacementError as error:
                 refusal = error if budgets is profiles else refusal
                 break
-            found = _with_state(plan, state, graph)
-            short = missing(found, profiles) if found is not None else []
-            if found is not None and not any(short):
-                return _counted(found)
-            refusal = _not_in_place(plan, state) if found is None else does_not_fit(_counted(found), short)
-            budgets = _tightened(budgets, short)
+            stateful = _with_state(plan, state, graph)
+            if stateful is None:
+                refusal = _not_in_place(plan, state)
+                break
+            stateful = _counted(stateful)
+            short = missing(stateful, profiles)
+            if not any(short):
+                return stateful
+            refusal = does_not_fit(stateful, short)
+            budgets = tightened(budgets, short)  # stages hold more of a state than was predicted of them
     if strategy not in FOR_ANY_GRAPH:
         raise refusal
-    return _counted(Together(graph, profiles, state).plan(strategy))
-
-
-def _tightened(budgets: Profiles, short: Sequence[int]) -> Profiles:
-    """Workers with less room by what they lacked: stages hold more of a state than was predicted of them."""
-    pairs = zip(budgets.workers, short, strict=False)
-    return replace(budgets, workers=tuple(replace(w, memory_bytes=w.memory_bytes - size) for w, size in pairs))
+    return _best_colocated(graph, profiles, strategy, state)
 
 
 def staying_session(graph: WireGraph, profiles: Profiles, strategy: str, state: Stateful, homes: Homes) -> Plan | None:
@@ -122,8 +118,14 @@ def staying_session(graph: WireGraph, profiles: Profiles, strategy: str, state: 
     whole = asked.plain.text in STAYS and not graph.has_spmd and not needs_ranks(graph)
     if not (whole and homes and profiles.workers):
         return None
-    plan = Together(graph, alike(profiles) if asked.reproducible else profiles, state).staying(strategy, homes)
-    return None if plan is None else _counted(plan)
+    colocation = _colocation(graph, alike(profiles) if asked.reproducible else profiles, state)
+    assignment = colocation.sticky(homes)
+    if assignment is None:
+        return None
+    try:
+        return _colocated(colocation, assignment, strategy, state, "what lives stays where it is")
+    except PlacementError:
+        return None
 
 
 def _cheapest(graph: WireGraph, profiles: Profiles, asked: Auto, state: Stateful) -> Plan:
@@ -140,7 +142,7 @@ def _cheapest(graph: WireGraph, profiles: Profiles, asked: Auto, state: Stateful
             if strategy == "single":
                 drafts.add("single", make_plan(graph, profiles, strategy))
             else:
-                shared = _counted(Together(graph, profiles, state).plan(strategy))
+                shared = _best_colocated(graph, profiles, strategy, state)
                 drafts.have(whole_name(shared), shared)
         except PlacementError as error:
             refusals.append(error)
@@ -239,231 +241,46 @@ def _site(part: Part) -> tuple[str, int]:
 
 
 def _counted(plan: Plan) -> Plan:
-    """With what the workers hold of the state."""
-    memory = memory_by_site(plan.parts, plan.ordered and not plan.gangs)
-    totals: dict[str, int] = {}
-    for (node, _), size in memory.items():
-        totals[node] = totals.get(node, 0) + size
-    return replace(plan, workers=tuple(replace(w, memory_bytes=totals.get(w.node, 0)) for w in plan.workers))
+    """The plan with the memory that its workers need, state included."""
+    memory = memory_by_worker(plan)
+    return replace(plan, workers=tuple(replace(w, memory_bytes=memory.get(w.node, 0)) for w in plan.workers))
 
 
-class Together:
-    """Assignments that keep together what has to be."""
-
-    def __init__(self, graph: WireGraph, profiles: Profiles, state: Stateful) -> None:
-        self._graph = graph
-        self._profiles = profiles
-        self._state = state
-        self.model = CostModel(graph, profiles)
-        carries = dict(state.carries)
-        for index, node in enumerate(graph.nodes):
-            if node.op == "param" and node.attrs["name"] in carries:
-                self.model.leaf_bytes[index] *= state.values
-        self._given_back = set(self.model.outputs)
-        told = set(graph.outputs[: state.told])
-        self._told = {unit for unit in self._given_back if told & set(self.model.members[unit])}
-        self._groups = self._find_groups(carries)
-        self._group_of = {unit: group for group in self._groups for unit in group}
-        self._able = {group: self._able_of(group) for group in self._groups}
-
-    def plan(self, strategy: str) -> Plan:
-        model = self.model
-        model.outputs = self._told  # the rest is not sent back
-        proposals = {tuple(each) for each in self._proposals(strategy)}
-        if not proposals:
-            raise PlacementError("no worker has one device that computes all that reads or makes one tensor of a state")
-        best = min(((model.predict(each), list(each)) for each in proposals), key=lambda each: each[0].objective)
-        assignment = self._refined(*best)[1] if strategy == "auto" else best[1]
-        return self._plan(strategy, assignment, "")
-
-    def staying(self, strategy: str, homes: Homes) -> Plan | None:
-        """The plan that leaves tensors where their homes are, and shares out those that have none; None if there is
-        none like that."""
-        model = self.model
-        model.outputs = self._told
-        workers = self._profiles.workers
-        having = [
-            {
-                number
-                for number, worker in enumerate(workers)
-                if all(worker.node_id in homes.get(name, ()) for name in names)
-            }
-            for names in map(self._read_by, self._groups)
-        ]
-        places = [
-            min(has & set(self._able[group]), default=-1) for has, group in zip(having, self._groups, strict=True)
-        ]
-        lost = [number for number, place in enumerate(places) if place < 0]
-        sizes = [self._bytes_of(self._groups[number]) or 1 for number in lost]
-        judged = []
-        ways = cuts(sizes, [self._able[self._groups[number]] for number in lost], model.by_speed)
-        for way in itertools.islice(ways, proposals_max(model)):
-            chosen = dict(zip(lost, way, strict=True))
-            for assignment in self._placed([chosen.get(number, place) for number, place in enumerate(places)], homes):
-                found = model.predict(assignment)
-                judged.append((*found.objective, assignment))
-        if not judged or len(lost) == len(places):
-            return None
-        try:
-            return self._plan(strategy, min(judged)[-1], "what lives stays where it is")
-        except PlacementError:
-            return None
-
-    def _read_by(self, units: Iterable[int]) -> set[str]:
-        """The names of the params that these units read."""
-        nodes = (self._graph.nodes[leaf] for unit in units for leaf in self.model.leaves[unit])
-        return {node.attrs["name"] for node in nodes if node.op == "param"}
-
-    def _bytes_of(self, units: Iterable[int]) -> int:
-        leaves = {leaf for unit in units for leaf in self.model.leaves[unit]}
-        return sum(self.model.leaf_bytes[leaf] for leaf in leaves)
-
-    def _plan(self, strategy: str, assignment: list[int], more: str) -> Plan:
-        model = self.model
-        prediction, sketches = model.arrange(assignment)
-        model.outputs = self._given_back
-        parts, place = parts_of(model, sketches)
-        workers = self._profiles.workers
-        used = sorted({workers[worker].name for worker in assignment})
-        names = ", ".join(used)
-        whole = Plan(
-            strategy,
-            self._graph,
-            parts,
-            edges_of(parts),
-            tuple(output_source(self._graph, index, place) for index in self._graph.outputs),
-            param_places(self._graph, parts),
-            tuple(self._share(index, parts, prediction) for index in range(len(workers))),
-            prediction.seconds,
-            prediction.cut_bytes,
-            (
-                f"{len(used)} of {len(workers)} workers ({names}), predicted {time_text(prediction.seconds)} per step",
-                f"{counted(len(self._groups), 'group')} of nodes, each on one worker: state is made where it is read",
-                *([more] if more else ()),
-            ),
-        )
-        plan = _with_state(whole, self._state, self._graph)
-        assert plan is not None, "the groups are together"
-        short = missing(plan, self._profiles)
-        if any(short):
-            raise does_not_fit(_counted(plan), short)
-        return plan
-
-    def _share(self, index: int, parts: Sequence[Part], prediction: Prediction) -> WorkerShare:
-        worker = self._profiles.workers[index]
-        mine = sum(part.node == worker.node_id for part in parts)
-        busy_s, bytes_in = prediction.busy_s[index], prediction.bytes_in[index]
-        return WorkerShare(worker.node_id, worker.name, mine, busy_s, 0, worker.memory_bytes, bytes_in)
-
-    def _find_groups(self, carries: Mapping[str, int]) -> list[tuple[int, ...]]:
-        """The units that read or make one tensor of the state; groups that share a unit are one."""
-        model, graph = self.model, self._graph
-        place = {node: unit for unit, members in enumerate(model.members) for node in members}
-        root = list(range(len(model.units)))
-
-        def find(unit: int) -> int:
-            while root[unit] != unit:
-                root[unit] = unit = root[root[unit]]
-            return unit
-
-        bound: set[int] = set()
-        names = {index: node.attrs["name"] for index, node in enumerate(graph.nodes) if node.op == "param"}
-        members: dict[str, list[int]] = {name: [place[graph.outputs[at]]] for name, at in carries.items()}
-        for unit, leaves in enumerate(model.leaves):
-            for leaf in leaves:
-                if names.get(leaf) in members:
-                    members[names[leaf]].append(unit)
-        for units in members.values():
-            bound.update(units)
-            for unit in units[1:]:
-                root[find(unit)] = find(units[0])
-        groups: dict[int, list[int]] = {}
-        for unit in sorted(bound):
-            groups.setdefault(find(unit), []).append(unit)
-        return [tuple(group) for group in groups.values()]
-
-    def _able_of(self, group: Iterable[int]) -> list[int]:
-        """The workers one device of which computes all of it."""
-        found = []
-        for worker in range(len(self._profiles.workers)):
-            sites = {self.model.site[worker][unit] for unit in group}
-            if len(sites) == 1 and -1 not in sites:
-                found.append(worker)
-        return found
-
-    def _proposals(self, strategy: str) -> Iterator[list[int]]:
-        """Groups in the order of the graph, shared out over some workers."""
-        model = self.model
-        count = len(self._profiles.workers)
-        most = min(count, len(self._groups))
-        counts = {"single": [1], "pipeline": [most]}.get(strategy, list(range(1, most + 1)))
-        weight = [min(sum(model.seconds[w][unit] for unit in group) for w in range(count)) for group in self._groups]
-        for several in counts:
-            for order in itertools.islice(itertools.permutations(model.by_speed[: max(several, 1)]), ORDERS_MAX):
-                yield from self._placed([order[at] for at in _even(weight, several)])
-
-    def _placed(self, chosen: Sequence[int], homes: Homes = NOWHERE) -> Iterator[list[int]]:
-        """The groups on these workers, or on others where they cannot be; nothing if they can be nowhere.  What is in
-        no group goes where it has a home, if it reads something that has one."""
-        model = self.model
-        assignment = [-1] * len(model.units)
-        for group, worker in zip(self._groups, chosen, strict=True):
-            able = self._able[group]
-            if not able:
-                return
-            for unit in group:
-                assignment[unit] = worker if worker in able else able[0]
-        for unit in range(len(assignment)) if homes else ():
-            read = self._read_by([unit]) if assignment[unit] < 0 else set[str]()
-            there = [w for w in model.able[unit] if all(self._node(w) in homes.get(name, ()) for name in read)]
-            assignment[unit] = there[0] if read and there else assignment[unit]
-        for unit in range(len(assignment)):  # after their operands, and what has none before its readers
-            if assignment[unit] < 0:
-                assignment[unit] = self._near(unit, [assignment[each] for each in model.operands[unit]])
-        for unit in reversed(range(len(assignment))):
-            if assignment[unit] < 0:
-                assignment[unit] = self._near(unit, [assignment[each] for each in model.consumers[unit]])
-        if all(worker >= 0 for worker in assignment):
-            yield assignment
-
-    def _node(self, worker: int) -> str:
-        return self._profiles.workers[worker].node_id
-
-    def _near(self, unit: int, neighbours: Sequence[int]) -> int:
-        there = [worker for worker in neighbours if worker >= 0]
-        fit = [worker for worker in there if self.model.device[worker][unit] >= 0]
-        if not there:
-            return -1
-        return max(fit, key=fit.count) if fit else self.model.able[unit][0]
-
-    def _refined(self, prediction: Prediction, assignment: list[int]) -> tuple[Prediction, list[int]]:
-        """Move groups, and single units of none, while that helps."""
-        model, moves = self.model, 0
-        loose = [(unit,) for unit in range(len(assignment)) if unit not in self._group_of]
-        for group in (*self._groups, *loose):
-            able = self._able.get(group, model.able[group[0]])
-            near = {assignment[other] for unit in group for other in (*model.operands[unit], *model.consumers[unit])}
-            for worker in sorted(near & set(able) - {assignment[group[0]]}):
-                moved = list(assignment)
-                for unit in group:
-                    moved[unit] = worker
-                candidate = model.predict(moved)
-                moves += 1
-                if candidate.objective < prediction.objective:
-                    prediction, assignment = candidate, moved
-            if moves >= MOVES_MAX:
-                break
-        return prediction, assignment
+def _best_colocated(graph: WireGraph, profiles: Profiles, strategy: str, state: Stateful) -> Plan:
+    colocation = _colocation(graph, profiles, state)
+    return _colocated(colocation, colocation.best(strategy), strategy, state)
 
 
-def _even(weights: Sequence[float], count: int) -> list[int]:
-    """Which of `count` slices each of these is in, slices being about equally heavy and none empty."""
-    total, before = sum(weights) or 1.0, 0.0
-    slices: list[int] = []
-    for index, weight in enumerate(weights):
-        wanted = min(int((before + weight / 2) / total * count), count - 1)
-        least = count - (len(weights) - index)  # what is left has to fill what is left
-        following = slices[-1] + 1 if slices else 0
-        slices.append(max(min(wanted, following), least))
-        before += weight
-    return slices
+def _colocation(graph: WireGraph, profiles: Profiles, state: Stateful) -> StateColocation:
+    """The search for a step of this state: several values of it are held, and none of it is returned."""
+    index, carries = GraphIndex.of(graph), dict(state.carries)
+    carried = {node for node in graph.params if graph.nodes[node].attrs["name"] in carries}
+    held = {leaf: size * (state.values if leaf in carried else 1) for leaf, size in index.leaf_bytes.items()}
+    told = set(graph.outputs[: state.told])
+    returned = frozenset(unit for unit in index.outputs if told & set(index.members[unit]))
+    model = CostModel(graph, profiles, replace(index, leaf_bytes=held, returned=returned))
+    return StateColocation(model, {name: graph.outputs[position] for name, position in carries.items()})
+
+
+def _colocated(colocation: StateColocation, assignment: list[int], strategy: str, state: Stateful, *more: str) -> Plan:
+    """The plan of an assignment with the state in place, and `more` reasons; PlacementError if it does not fit."""
+    model = colocation.model
+    prediction, sketches = model.arrange(assignment)
+    parts, place = parts_of(model, sketches)
+    outputs = tuple(output_source(model.graph, index, place) for index in model.graph.outputs)
+    workers = model.profiles.workers
+    used = sorted({workers[worker].name for worker in assignment})
+    took = f"predicted {time_text(prediction.seconds)} per step"
+    reasons = (
+        f"{len(used)} of {len(workers)} workers ({', '.join(used)}), {took}",
+        f"{counted(len(colocation.groups), 'group')} of nodes, each on one worker: state is made where it is read",
+        *more,
+    )
+    plan = plan_of(model.graph, parts, model.profiles, strategy, outputs, prediction)
+    in_place = _with_state(replace(plan, reasons=reasons), state, model.graph)
+    assert in_place is not None, "the groups are together"
+    in_place = _counted(in_place)
+    short = missing(in_place, model.profiles)
+    if any(short):
+        raise does_not_fit(in_place, short)
+    return in_place

@@ -25,7 +25,7 @@ from ..planning.model.plan import Plan
 from ..planning.model.profiles import Profiles
 from ..planning.model.program import Program
 from ..planning.model.timeline import as_it_runs
-from ..planning.spmd.load_balance import Proposal, proposals, unlike
+from ..planning.spmd.load_balance import Proposal, proposals, uneven_speeds
 
 PLANS_MAX = 128  # that are remembered: those for the death of each of 16 workers, by speed too, and some
 WORTH = 0.9  # of the time by even shares: what other ones are worth
@@ -94,7 +94,7 @@ class Elastic:
         """Other shares than even ones that may be worth it."""
         ranks = even.gangs[0].parts
         graph = even.parts[ranks[0]].graph
-        if not await self.aside(lambda: unlike(graph, profiles)):
+        if not await self.aside(lambda: uneven_speeds(graph, profiles)):
             return ()
         unsplit = (await self._program(1)).graph
         question = graph, len(ranks), profiles, self.pieces, self.everybody

@@ -145,7 +145,7 @@ def test_a_session_of_ranks_that_take_other_branches_carries_its_state() -> None
 def test_a_worker_with_several_ranks_is_sent_their_graph_once() -> None:
     profiles = near(worker(0, *(profile(number, 1.0, 1.0) for number in range(4))))
     plan = make_plan(SUMS, profiles, "ranks")
-    told = plan_messages.deploy(plan, "node-0", PlanKey(1, 1), {}, (), {}, {})
+    told = plan_messages.deploy(plan, "node-0", PlanKey(1, 1), {}, plan_messages.Inventory({}, {}))
     assert len(told.parts) == 4
     assert {part.graph for part in told.parts} == told.graphs.keys() == _rank_graphs()
 

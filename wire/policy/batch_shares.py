@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 Portions = int | tuple[int, ...]
 UNITS = 8  # of an even share: as fine as that are shares by speed, so that there are few programs
-UNLIKE = 1.25  # times as long for the same share: below it, shares by speed are not even thought of
+SPEED_RATIO_MIN = 1.25  # of the fastest to the slowest: below it, shares by speed are not even thought of
 
 
 def ranks_of(portions: Portions) -> int:
@@ -36,14 +36,19 @@ def handed_out(begin_s: Sequence[float], each_s: Sequence[float], units: int, fi
     return tuple(shares)
 
 
+def uneven(figures: Sequence[float]) -> bool:
+    """Whether speeds, or times for the same share, differ so much that shares by speed may pay."""
+    return max(figures) > SPEED_RATIO_MIN * min(figures)
+
+
 def by_speed(even_s: Sequence[float], pieces: int) -> Portions:
     """Those of ranks that take so many seconds for an even share of a batch of so many pieces, some for each of them;
     even ones where these are alike, or pieces too few."""
     ranks = len(even_s)
     units = min(pieces, UNITS * ranks)
-    if units < ranks or min(even_s) <= 0 or max(even_s) <= UNLIKE * min(even_s):
+    if units < ranks or min(even_s) <= 0 or not uneven(even_s):
         return ranks
     return tuple(sorted(handed_out([0.0] * ranks, even_s, units, 1), reverse=True))
 
 
-__all__ = ["UNITS", "UNLIKE", "Portions", "by_speed", "ends_of", "handed_out", "ranks_of"]
+__all__ = ["UNITS", "Portions", "by_speed", "ends_of", "handed_out", "ranks_of", "uneven"]

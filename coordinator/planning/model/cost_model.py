@@ -3,9 +3,8 @@
 `CostModel(graph, profiles)` derives once what every assignment shares; `predict(assignment)` is then the one cost
 function: the partitioner minimises it, the plan states it, tests compare it against brute force.
 
-A *unit* is a graph node that computes something, or siblings, which are results of one computation;
-`assignment[unit]` is the index of a worker.  Leaves (input, param,
-const, iota) belong to nobody: whoever uses one holds it.  A unit runs on its worker's first device that supports it.
+`assignment[unit]` is the index of a worker (`graph_index.py` says what a unit is).  A unit runs on its worker's first
+device that supports it.
 
 Parts.  The units of one site (worker, device) at one stage are one part, where a unit's stage is the largest among its
 operands', plus one for an operand of another site.  Edges between parts then only go to later stages, so the parts form
@@ -24,7 +23,7 @@ is what the exact search prunes by.  docs/planning.md says how good the model is
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
@@ -37,14 +36,17 @@ from wire.ir.graph import Node, WireGraph
 from wire.ir.ops import CONTROL, LEAVES, VIEWS, WHILE_TRIPS, inner_graphs
 
 from .device_constraints import allows, check, pins
-from .liveness import DUPLICATED, inside
+from .graph_index import GraphIndex, GraphNode, Unit
+from .liveness import DUPLICATED
 from .profiles import CLIENT, DeviceProfile, Link, Profiles, WorkerProfile
 
 COPIED = frozenset({"pad", "concat"})  # the views that engines do not fold into whoever reads them
 REPLAN_S = 0.05  # what going over to another plan takes in any case: planning, and messages
 PICKED = frozenset({"gather", "dynamic_slice"})  # they read as much of their first operand as they write
-Assignment = Sequence[int]
+Assignment = Sequence[int]  # by unit a worker index
 Site = tuple[int, int]  # worker index, device index
+SiteIndex = int  # a position in `CostModel.sites`
+PartKey = int  # a part: its stage times the number of sites, plus the index of its site
 Work = tuple[int, int, int]  # flops, bytes moved, turns of a loop
 Needs = frozenset[tuple[str, tuple[str, ...]]]
 
@@ -81,98 +83,90 @@ class Prediction:
 
 @dataclass(slots=True)
 class _Traffic:
-    """What crosses the borders of parts.  Parts are keys, workers and sites indices."""
+    """What crosses the borders of parts, for one assignment."""
 
     bytes_in: list[int]  # per worker: inputs and other workers' results
-    fed: dict[int, int] = field(default_factory=dict)  # worker -> bytes of inputs
-    fed_parts: set[int] = field(default_factory=set)
-    sends: dict[int, dict[int, int]] = field(default_factory=dict)  # part -> worker -> bytes
-    waits: dict[int, set[int]] = field(default_factory=dict)  # part -> the parts that it waits for
-    returned: dict[int, int] = field(default_factory=dict)  # part -> bytes for the client
-    held: list[int] = field(default_factory=list)  # per site: bytes of leaves and of results of other parts
-    leaving: set[int] = field(default_factory=set)  # units whose result outlives their part
-    last: dict[int, int] = field(default_factory=dict)  # unit -> its last consumer in the same part
+    held: list[int]  # per site: bytes of leaves and of results of other parts
+    input_bytes: dict[int, int] = field(default_factory=dict)  # worker -> bytes of inputs
+    with_inputs: set[PartKey] = field(default_factory=set)  # parts that read inputs
+    sends: dict[PartKey, dict[int, int]] = field(default_factory=dict)  # part -> worker -> bytes
+    waits: dict[PartKey, set[PartKey]] = field(default_factory=dict)  # part -> the parts that it waits for
+    returned: dict[PartKey, int] = field(default_factory=dict)  # part -> bytes for the client
+    leaving: set[Unit] = field(default_factory=set)  # units whose result outlives their part
+    last_reader: dict[Unit, Unit] = field(default_factory=dict)  # unit -> its last consumer in the same part
 
 
 class CostModel:
-    """A graph on a set of machines.  PlacementError if some unit can run nowhere."""
+    """A graph on a set of machines.  PlacementError if some unit can run nowhere.
 
-    def __init__(self, graph: WireGraph, profiles: Profiles) -> None:
+    `device`, `site` and `seconds` are by worker and unit: the first device that can compute the unit, its site, and how
+    long it takes there; -1, -1 and infinity where the worker cannot.  `able` are by unit the workers that can.
+    """
+
+    def __init__(self, graph: WireGraph, profiles: Profiles, index: GraphIndex | None = None) -> None:
         self.graph = graph
         self.profiles = profiles
-        nodes = graph.nodes
-        first = {index: group[0] for group in graph.siblings.values() for index in group}
-        self.units: list[int] = [
-            index for index, node in enumerate(nodes) if node.op not in DUPLICATED and first.get(index, index) == index
-        ]
-        place = {index: unit for unit, index in enumerate(self.units)}
-        place |= {index: place[of] for index, of in first.items()}
-        self.members = [graph.siblings.get(index, (index,)) for index in self.units]  # their nodes
-        self.operands = [tuple({place[i] for i in nodes[n].inputs if i in place}) for n in self.units]
-        self.leaves = [tuple({i for i in nodes[n].inputs if i not in place}) for n in self.units]
-        self.out_bytes = [sum(graph.types[index].size_bytes for index in members) for members in self.members]
-        self.inside = [inside(graph, index) for index in self.units]
-        self.consumers: list[list[int]] = [[] for _ in self.units]
-        for unit, operands in enumerate(self.operands):
-            for operand in operands:
-                self.consumers[operand].append(unit)
-        self.readers: dict[int, set[int]] = {index: set() for index in first}  # sibling -> units that read this one
-        for index, node in enumerate(nodes) if first else ():
-            for source in node.inputs:
-                if source in first:
-                    self.readers[source].add(place[index])
-        self.outputs = {place[index] for index in graph.outputs if index in place}
-        self._given_back = frozenset(graph.outputs)
-        self.leaf_bytes = {i: graph.types[i].size_bytes for i, node in enumerate(nodes) if node.op in DUPLICATED}
-        self._inputs = frozenset(graph.inputs)
-        self._find_links()
-        self._find_devices()
-
-    def _find_links(self) -> None:
-        names = [worker.node_id for worker in self.profiles.workers]
-        self.links: list[list[Link]] = [[self.profiles.link(a, b) for b in names] for a in names]
-        self.feeding: list[Link] = [self.profiles.link(CLIENT, name) for name in names]
-        self.returning: list[Link] = [self.profiles.link(name, CLIENT) for name in names]
-
-    def _find_devices(self) -> None:
-        """Which device of each worker runs which unit, and in how many seconds; -1 where none can."""
-        self.device: list[list[int]] = []
-        self.seconds: list[list[float]] = []
-        self.sites: list[Site] = [(w, d.index) for w, each in enumerate(self.profiles.workers) for d in each.devices]
-        self.site: list[list[int]] = []  # per worker and unit, an index of `sites`
-        number = {site: index for index, site in enumerate(self.sites)}
-        pinned = pins(self.graph)
-        check(pinned, self.profiles)
-        wishes: dict[tuple[Needs, DeviceName | None], int] = {}  # what units ask of a device, each once
-        asked = [wishes.setdefault((needs(self.graph, i), pinned.get(i)), len(wishes)) for i in self.units]
-        work = [self._work(index) for index in self.units]
-        for index, worker in enumerate(self.profiles.workers):
-            able = [self._device_for(worker, *wish) for wish in wishes]
-            devices = [able[wish] for wish in asked]
-            self.device.append(devices)
-            self.seconds.append([
-                _roofline(worker.devices[device], *each) if device >= 0 else float("inf")
-                for device, each in zip(devices, work, strict=True)
-            ])  # fmt: skip
-            self.site.append([number.get((index, device), -1) for device in devices])
+        self.index = index or GraphIndex.of(graph)
+        names = [worker.node_id for worker in profiles.workers]
+        self.links: list[list[Link]] = [[profiles.link(a, b) for b in names] for a in names]
+        self.to_worker: list[Link] = [profiles.link(CLIENT, name) for name in names]
+        self.to_client: list[Link] = [profiles.link(name, CLIENT) for name in names]
+        self.sites: list[Site] = [(w, d.index) for w, worker in enumerate(profiles.workers) for d in worker.devices]
+        self.device = self._devices()
+        self.site: list[list[SiteIndex]] = self._site_indices()
+        self.seconds = self._unit_seconds()
         self.able: list[list[int]] = [
             [worker for worker, devices in enumerate(self.device) if devices[unit] >= 0]
-            for unit in range(len(self.units))
+            for unit in range(len(self.index.units))
         ]
-        for choices, index in zip(self.able, self.units, strict=True):
-            if not choices:
+        self._check_able()
+
+    def _devices(self) -> list[list[int]]:
+        """The device that each worker has for each unit, or -1.  Every kind of demand is looked up once."""
+        pinned = pins(self.graph)
+        check(pinned, self.profiles)
+        demands: dict[tuple[Needs, DeviceName | None], int] = {}  # numbered as they come
+        asked = [
+            demands.setdefault((needs(self.graph, node), pinned.get(node)), len(demands)) for node in self.index.units
+        ]
+        devices = []
+        for worker in self.profiles.workers:
+            answers = [self._device_for(worker, *demand) for demand in demands]
+            devices.append([answers[demand] for demand in asked])
+        return devices
+
+    def _device_for(self, worker: WorkerProfile, wanted: Needs, pin: DeviceName | None) -> int:
+        """The first device of a worker that supports this and that the pin allows, or -1."""
+        if any(op not in worker.ops for op, _ in wanted):
+            return -1
+        for device in worker.devices:
+            supported = all(device.supports(*need) for need in wanted)
+            if supported and (pin is None or allows(pin, worker, device, self.profiles)):
+                return device.index
+        return -1
+
+    def _site_indices(self) -> list[list[SiteIndex]]:
+        number = {site: index for index, site in enumerate(self.sites)}
+        return [[number.get((worker, device), -1) for device in row] for worker, row in enumerate(self.device)]
+
+    def _unit_seconds(self) -> list[list[float]]:
+        work = [self._work(node) for node in self.index.units]
+        return [
+            [
+                _roofline(worker.devices[device], *of_unit) if device >= 0 else float("inf")
+                for device, of_unit in zip(devices, work, strict=True)
+            ]
+            for worker, devices in zip(self.profiles.workers, self.device, strict=True)
+        ]
+
+    def _check_able(self) -> None:
+        for able, index in zip(self.able, self.index.units, strict=True):
+            if not able:
                 node = self.graph.nodes[index]
                 raise PlacementError(
                     f"no worker can compute {node.op} on {self.graph.types[index]}", op=f"{node.op} (node {index})",
                     next_step="Add a worker that supports it, or rewrite without it",
                 )  # fmt: skip
-
-    def _device_for(self, worker: WorkerProfile, wanted: Needs, pin: DeviceName | None) -> int:
-        """The first device of a worker that supports this and is meant, or -1."""
-        if any(op not in worker.ops for op, _ in wanted):
-            return -1
-        fit = (each for each in worker.devices if all(each.supports(*need) for need in wanted))
-        return next((d.index for d in fit if pin is None or allows(pin, worker, d, self.profiles)), -1)
 
     @cached_property
     def by_speed(self) -> list[int]:
@@ -215,70 +209,83 @@ class CostModel:
         """The parts that `predict` judges, in an order in which they can run."""
         return self._sketches(self._keys(assignment))
 
-    def _sketches(self, keys: Sequence[int]) -> tuple[PartSketch, ...]:
-        units: dict[int, list[int]] = {}
+    def _sketches(self, keys: Sequence[PartKey]) -> tuple[PartSketch, ...]:
+        units: dict[PartKey, list[Unit]] = {}
         for unit, key in enumerate(keys):
             units.setdefault(key, []).append(unit)
         count = len(self.sites)
         return tuple(PartSketch(self.sites[key % count], key // count, tuple(units[key])) for key in sorted(units))
 
-    def _judge(self, assignment: Assignment, keys: Sequence[int], traffic: _Traffic) -> Prediction:
+    def _judge(self, assignment: Assignment, keys: Sequence[PartKey], traffic: _Traffic) -> Prediction:
         order = sorted(set(keys))
-        seconds, busy_s = self._times(assignment, keys, order, traffic)
+        seconds, busy_s = self._times(self._part_seconds(assignment, keys), order, traffic)
         memory, short = self._memory(keys, order, traffic)
         cut_bytes = sum(traffic.bytes_in) + sum(traffic.returned.values())
         return Prediction(tuple(short), seconds, cut_bytes, tuple(busy_s), tuple(memory), tuple(traffic.bytes_in))
 
-    def _folded(self, assignment: Assignment, keys: list[int], traffic: _Traffic) -> list[int]:
-        took = dict.fromkeys(keys, 0.0)
+    def _folded(self, assignment: Assignment, keys: list[PartKey], traffic: _Traffic) -> list[PartKey]:
+        """The same parts, each small first one as the beginning of the only part that reads it (see `arrange`)."""
+        computing_s = dict.fromkeys(keys, 0.0)
         for unit, key in enumerate(keys):
-            took[key] += self.seconds[assignment[unit]][unit]
-        readers: dict[int, list[int]] = {}
+            computing_s[key] += self.seconds[assignment[unit]][unit]
+        readers: dict[PartKey, list[PartKey]] = {}
         for reader, sources in traffic.waits.items():
             for source in sources:
                 readers.setdefault(source, []).append(reader)
-        into: dict[int, int] = {}
+        into: dict[PartKey, PartKey] = {}
         for key, (reader, *others) in readers.items():
             worker, device = self.sites[key % len(self.sites)]
             same_site = (reader - key) % len(self.sites) == 0 and not others
             alone = key not in traffic.waits and key not in traffic.returned
-            if same_site and alone and took[key] < self.profiles.workers[worker].devices[device].dispatch_s:
+            if same_site and alone and computing_s[key] < self.profiles.workers[worker].devices[device].dispatch_s:
                 into[key] = reader
         return [into.get(key, key) for key in keys]
 
-    def _keys(self, assignment: Assignment) -> list[int]:
-        """The part of every unit as a number: stage * how many sites there are + site."""
+    def _keys(self, assignment: Assignment) -> list[PartKey]:
+        """The part of every unit."""
         count = len(self.sites)
-        keys: list[int] = []
+        operands_of = self.index.operands
+        keys: list[PartKey] = []
         for unit, worker in enumerate(assignment):
             key = site = self.site[worker][unit]
-            for operand in self.operands[unit]:
+            for operand in operands_of[unit]:
                 before = keys[operand]
-                there = before % count
-                reached = before if there == site else before - there + count + site
+                before_site = before % count
+                reached = before if before_site == site else before - before_site + count + site
                 if reached > key:
                     key = reached
             keys.append(key)
         return keys
 
-    def _traffic(self, assignment: Assignment, keys: Sequence[int]) -> _Traffic:
-        workers, sites = len(self.profiles.workers), len(self.sites)
-        traffic = _Traffic([0] * workers, held=[0] * sites)
-        here: set[tuple[int, int]] = set()  # (tensor, site) already there; leaves are -1 - node
-        sent: set[tuple[int, int]] = set()  # (tensor, worker) likewise
+    def _traffic(self, assignment: Assignment, keys: Sequence[PartKey]) -> _Traffic:
+        traffic = _Traffic([0] * len(self.profiles.workers), [0] * len(self.sites))
+        self._count_results(traffic, assignment, keys)
+        self._count_leaves(traffic, assignment, keys)
+        for unit in self.index.returned:
+            if unit < len(keys):
+                key = keys[unit]
+                traffic.leaving.add(unit)
+                traffic.returned[key] = traffic.returned.get(key, 0) + self.index.out_bytes[unit]
+        return traffic
+
+    def _count_results(self, traffic: _Traffic, assignment: Assignment, keys: Sequence[PartKey]) -> None:
+        """Results that a part reads of another: held once per site, sent once per worker."""
+        sites, out_bytes, operands_of = len(self.sites), self.index.out_bytes, self.index.operands
+        held: set[tuple[Unit, SiteIndex]] = set()
+        sent: set[tuple[Unit, int]] = set()  # to a worker
         for unit, worker in enumerate(assignment):
             key = keys[unit]
-            site = key % sites
-            for operand in self.operands[unit]:
+            for operand in operands_of[unit]:
                 source = keys[operand]
                 if source == key:
-                    traffic.last[operand] = unit
+                    traffic.last_reader[operand] = unit
                     continue
                 traffic.leaving.add(operand)
                 traffic.waits.setdefault(key, set()).add(source)
-                size = self.out_bytes[operand]
-                if (operand, site) not in here:
-                    here.add((operand, site))
+                size = out_bytes[operand]
+                site = key % sites
+                if (operand, site) not in held:
+                    held.add((operand, site))
                     traffic.held[site] += size
                 if (operand, worker) not in sent:
                     sent.add((operand, worker))
@@ -286,86 +293,94 @@ class CostModel:
                     sends[worker] = sends.get(worker, 0) + size
                     if assignment[operand] != worker:
                         traffic.bytes_in[worker] += size
-            for leaf in self.leaves[unit]:
-                size = self.leaf_bytes[leaf]
-                if (-1 - leaf, site) not in here:
-                    here.add((-1 - leaf, site))
+
+    def _count_leaves(self, traffic: _Traffic, assignment: Assignment, keys: Sequence[PartKey]) -> None:
+        """Leaves that a part reads: held once per site; the inputs among them are sent once per worker."""
+        sites, leaf_bytes, inputs = len(self.sites), self.index.leaf_bytes, self.index.inputs
+        held: set[tuple[GraphNode, SiteIndex]] = set()
+        sent: set[tuple[GraphNode, int]] = set()  # to a worker
+        for unit, (worker, leaves) in enumerate(zip(assignment, self.index.leaves, strict=False)):
+            for leaf in leaves:
+                key = keys[unit]
+                site, size = key % sites, leaf_bytes[leaf]
+                if (leaf, site) not in held:
+                    held.add((leaf, site))
                     traffic.held[site] += size
-                if leaf in self._inputs:
-                    traffic.fed_parts.add(key)
-                    if (-1 - leaf, worker) not in sent:
-                        sent.add((-1 - leaf, worker))
-                        traffic.fed[worker] = traffic.fed.get(worker, 0) + size
+                if leaf in inputs:
+                    traffic.with_inputs.add(key)
+                    if (leaf, worker) not in sent:
+                        sent.add((leaf, worker))
+                        traffic.input_bytes[worker] = traffic.input_bytes.get(worker, 0) + size
                         traffic.bytes_in[worker] += size
-            if unit in self.outputs:
-                traffic.leaving.add(unit)
-                traffic.returned[key] = traffic.returned.get(key, 0) + self.out_bytes[unit]
-        return traffic
+
+    def _part_seconds(self, assignment: Assignment, keys: Sequence[PartKey]) -> dict[PartKey, float]:
+        """What each part takes, dispatch included."""
+        workers, sites = self.profiles.workers, len(self.sites)
+        seconds: dict[PartKey, float] = {}
+        for unit, key in enumerate(keys):
+            if key not in seconds:
+                worker, device = self.sites[key % sites]
+                seconds[key] = workers[worker].devices[device].dispatch_s
+            seconds[key] += self.seconds[assignment[unit]][unit]
+        return seconds
 
     def _times(
-        self, assignment: Assignment, keys: Sequence[int], order: Sequence[int], traffic: _Traffic
+        self, part_s: Mapping[PartKey, float], order: Sequence[PartKey], traffic: _Traffic
     ) -> tuple[float, list[float]]:
-        """When the last output is back, and how long each worker computes."""
-        workers, sites = self.profiles.workers, len(self.sites)
-        took = {}
-        for key in order:
-            worker, device = self.sites[key % sites]
-            took[key] = workers[worker].devices[device].dispatch_s
-        for unit, key in enumerate(keys):
-            took[key] += self.seconds[assignment[unit]][unit]
-        fed = {worker: self.feeding[worker].seconds(size) for worker, size in traffic.fed.items()}
-        free = [0.0] * sites
-        busy_s = [0.0] * len(workers)
-        sent: dict[tuple[int, int], float] = {}  # (part, worker) -> when its results are there
-        end = 0.0
+        """The time at which the last output is back, and how long each worker computes."""
+        sites = len(self.sites)
+        inputs_s = {worker: self.to_worker[worker].seconds(size) for worker, size in traffic.input_bytes.items()}
+        free_s = [0.0] * sites
+        busy_s = [0.0] * len(self.profiles.workers)
+        arrived_s: dict[tuple[PartKey, int], float] = {}  # (part, worker) -> when its results are there
+        end_s = 0.0
         for key in order:
             site = key % sites
             worker = self.sites[site][0]
-            start = max(free[site], fed[worker]) if key in traffic.fed_parts else free[site]
+            start_s = max(free_s[site], inputs_s[worker]) if key in traffic.with_inputs else free_s[site]
             for source in traffic.waits.get(key, ()):
-                start = max(start, sent[source, worker])
-            finish = free[site] = start + took[key]
-            busy_s[worker] += took[key]
+                start_s = max(start_s, arrived_s[source, worker])
+            finish_s = free_s[site] = start_s + part_s[key]
+            busy_s[worker] += part_s[key]
             for target, size in traffic.sends.get(key, {}).items():
-                sent[key, target] = finish + self.links[worker][target].seconds(size)
-            back = traffic.returned.get(key)
-            end = max(end, finish if back is None else finish + self.returning[worker].seconds(back))
-        return end, busy_s
+                arrived_s[key, target] = finish_s + self.links[worker][target].seconds(size)
+            size_back = traffic.returned.get(key)
+            back_s = finish_s if size_back is None else finish_s + self.to_client[worker].seconds(size_back)
+            end_s = max(end_s, back_s)
+        return end_s, busy_s
 
-    def _memory(self, keys: Sequence[int], order: Sequence[int], traffic: _Traffic) -> tuple[list[int], list[int]]:
-        """Per worker the bytes needed, and how many are missing: on its devices or within its own budget.
-
-        The working set of a part is the most bytes of results alive at once; what leaves the part stays to its end.
-        """
+    def _memory(
+        self, keys: Sequence[PartKey], order: Sequence[PartKey], traffic: _Traffic
+    ) -> tuple[list[int], list[int]]:
+        """The bytes that each worker needs, and how many are missing: on its devices or within its own budget."""
         workers, sites = self.profiles.workers, len(self.sites)
-        alive = dict.fromkeys(order, 0)
-        most = dict.fromkeys(order, 0)
-        for unit, key in enumerate(keys):
-            alive[key] += self.out_bytes[unit]
-            if alive[key] + self.inside[unit] > most[key]:
-                most[key] = alive[key] + self.inside[unit]
-            for operand in self.operands[unit]:
-                if traffic.last.get(operand) == unit and operand not in traffic.leaving:
-                    alive[key] -= self.out_bytes[operand]
-        peak: dict[int, int] = {}
+        working = self._working_sets(keys, order, traffic)
+        peak: dict[SiteIndex, int] = {}
         for key in order:
-            peak[key % sites] = max(peak.get(key % sites, 0), most[key])
+            peak[key % sites] = max(peak.get(key % sites, 0), working[key])
         totals, short = [0] * len(workers), [0] * len(workers)
         for site, size in peak.items():
             worker, device = self.sites[site]
             size += traffic.held[site]
             totals[worker] += size
             short[worker] += max(size - workers[worker].devices[device].memory_bytes, 0)
-        short = [max(few, need - each.memory_bytes) for few, need, each in zip(short, totals, workers, strict=True)]
+        budgets = (worker.memory_bytes for worker in workers)
+        short = [max(few, need - budget) for few, need, budget in zip(short, totals, budgets, strict=True)]
         return totals, short
 
-    def leaving(self, unit: int, staying: Collection[int]) -> list[int]:
-        """The nodes of a unit that the client needs, or a unit that is not among `staying`."""
-        members = self.members[unit]
-        if len(members) == 1:
-            outside = unit in self.outputs or any(consumer not in staying for consumer in self.consumers[unit])
-            return [members[0]] if outside else []
-        return [index for index in members if index in self._given_back or not self.readers[index] <= set(staying)]
+    def _working_sets(self, keys: Sequence[PartKey], order: Sequence[PartKey], traffic: _Traffic) -> dict[PartKey, int]:
+        """By part the most bytes of results alive at once; what leaves the part stays to its end."""
+        index = self.index
+        alive = dict.fromkeys(order, 0)
+        most = dict.fromkeys(order, 0)
+        for unit, key in enumerate(keys):
+            alive[key] += index.out_bytes[unit]
+            if alive[key] + index.scratch_bytes[unit] > most[key]:
+                most[key] = alive[key] + index.scratch_bytes[unit]
+            for operand in index.operands[unit]:
+                if traffic.last_reader.get(operand) == unit and operand not in traffic.leaving:
+                    alive[key] -= index.out_bytes[operand]
+        return most
 
     def _work(self, index: int) -> Work:
         flops = self.graph.flops_of(index)

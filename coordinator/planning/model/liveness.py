@@ -12,7 +12,8 @@ from wire.ir.graph import WireGraph
 from wire.ir.ops import CONTROL, inner_graphs
 from wire.ir.workspace import scratch_bytes
 
-DUPLICATED = frozenset({"input", "param", "const", "iota"})  # held or made anew by whoever uses them
+CONSTANTS = frozenset({"const", "iota"})
+DUPLICATED = CONSTANTS | {"input", "param"}  # held or made anew by whoever uses them
 
 
 def working_set(graph: WireGraph) -> int:

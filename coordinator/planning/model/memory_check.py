@@ -82,9 +82,21 @@ def _in_turn(parts: Sequence[Part]) -> dict[tuple[str, int], int]:
     return most
 
 
+def memory_by_worker(plan: Plan) -> dict[str, int]:
+    """The bytes that every worker of a plan needs for its parts."""
+    totals: dict[str, int] = {}
+    for (node, _), size in _memory(plan).items():
+        totals[node] = totals.get(node, 0) + size
+    return totals
+
+
+def _memory(plan: Plan) -> dict[tuple[str, int], int]:
+    return memory_by_site(plan.parts, in_turn=plan.ordered and not plan.gangs)
+
+
 def missing(plan: Plan, profiles: Profiles) -> list[int]:
-    """Per worker by how many bytes the parts exceed its budget, or those of its devices."""
-    memory = memory_by_site(plan.parts, plan.ordered and not plan.gangs)
+    """By worker how many bytes its parts need beyond its budget, or beyond those of its devices."""
+    memory = _memory(plan)
     short = []
     for worker in profiles.workers:
         sizes = [memory.get((worker.node_id, device.index), 0) for device in worker.devices]
@@ -94,7 +106,22 @@ def missing(plan: Plan, profiles: Profiles) -> list[int]:
     return short
 
 
+def tightened(budgets: Profiles, short: Sequence[int], needed: Sequence[int] | None = None) -> Profiles:
+    """Budgets under which what was planned no longer fits: less by what workers lacked.
+
+    `needed` is what was predicted that they need, where that is known; a budget begins no higher than that.
+    """
+    sizes = []
+    for place, (worker, lacking) in enumerate(zip(budgets.workers, short, strict=True)):
+        size = worker.memory_bytes
+        if lacking and needed is not None:
+            size = min(size, needed[place])
+        sizes.append(size - lacking)
+    return budgets.with_memory(sizes)
+
+
 def does_not_fit(plan: Plan, short: Sequence[int]) -> PlacementError:
+    """The error for a plan that exceeds budgets, with need and have of every worker."""
     rows = [
         f"{share.name} needs {need_text(share.memory_bytes)} and has "
         f"{room_text(share.memory_bytes - lacking if lacking else share.budget_bytes)}"

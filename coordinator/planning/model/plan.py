@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from wire.ir.graph import WireGraph
 from wire.ir.grids import coordinates, groups
 
+REASONS_MAX = 8  # sentences that a plan says of itself
+
 
 @dataclass(frozen=True, slots=True)
 class Window:

@@ -132,6 +132,11 @@ class Profiles:
         chosen.update(dict.fromkeys([i for i in roomiest if i not in chosen][: count // 4]))
         return replace(self, workers=tuple(self.workers[i] for i in sorted(chosen)))
 
+    def with_memory(self, sizes: Iterable[int]) -> Profiles:
+        """The same workers with these budgets of memory, in bytes."""
+        pairs = zip(self.workers, sizes, strict=True)
+        return replace(self, workers=tuple(replace(worker, memory_bytes=size) for worker, size in pairs))
+
     def without(self, node: str) -> Profiles:
         """As they are once this worker is gone."""
         links = {way: link for way, link in self.links.items() if node not in way}

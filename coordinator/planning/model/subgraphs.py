@@ -3,12 +3,14 @@ them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from wire.ir.graph import GraphBuilder, WireGraph
+from wire.ir.graph import WireGraph
 
 from .cost_model import CostModel, PartSketch
+from .liveness import CONSTANTS
 from .plan import Edge, FromConst, FromInput, FromParam, FromPart, ParamPlace, Part, Source
+from .region_builder import RegionBuilder
 
 
 def parts_of(
@@ -32,7 +34,7 @@ def edges_of(parts: Sequence[Part]) -> tuple[Edge, ...]:
 
 def output_source(graph: WireGraph, node: int, place: Mapping[int, FromPart]) -> Source | FromConst:
     """Where an output of the graph comes from."""
-    return FromConst(node) if graph.nodes[node].op in ("const", "iota") else _source(graph, node, place)
+    return FromConst(node) if graph.nodes[node].op in CONSTANTS else _source(graph, node, place)
 
 
 def param_places(graph: WireGraph, parts: Sequence[Part]) -> tuple[ParamPlace, ...]:
@@ -46,37 +48,37 @@ def param_places(graph: WireGraph, parts: Sequence[Part]) -> tuple[ParamPlace, .
     return tuple(ParamPlace(name, tuple(nodes), "", sizes[name]) for name, nodes in homes.items())
 
 
-def _part(model: CostModel, index: int, sketch: PartSketch, place: dict[int, FromPart]) -> Part:
+class _PartRegion(RegionBuilder):
+    """The graph of a part: of some nodes of the whole, with constants of its own."""
+
+    def __init__(self, graph: WireGraph, members: Collection[int]) -> None:
+        super().__init__(graph)
+        self._members = members
+        self.needs: list[int] = []  # the nodes that its inputs stand for
+
+    def outside(self, index: int) -> int | None:
+        if index in self._members or self.graph.nodes[index].op in CONSTANTS:
+            return None
+        self.needs.append(index)
+        return self.input(len(self.needs) - 1, *self.graph.types[index])
+
+
+def _part(model: CostModel, number: int, sketch: PartSketch, place: dict[int, FromPart]) -> Part:
     """The subgraph of a sketch; the nodes that others need are added to `place`."""
-    graph = model.graph
-    members = {node for unit in sketch.units for node in model.members[unit]}
-    builder = GraphBuilder()
-    builder.blobs.update(graph.blobs)
-    sources: list[Source] = []
-    local: dict[int, int] = {}
-
-    def operand(node: int) -> int:
-        if node in local:
-            return local[node]
-        if graph.nodes[node].op in ("const", "iota"):
-            local[node] = builder.add(graph.nodes[node].op, **graph.nodes[node].attrs)
-        else:
-            local[node] = builder.input(str(len(sources)), *graph.types[node])
-            sources.append(_source(graph, node, place))
-        return local[node]
-
+    index = model.index
+    members = {node for unit in sketch.units for node in index.members[unit]}
+    region = _PartRegion(model.graph, members)
     for node in sorted(members):
-        inputs = [operand(source) for source in graph.nodes[node].inputs]
-        local[node] = builder.add(graph.nodes[node].op, *inputs, **graph.nodes[node].attrs)
+        region.value(node)
     units = set(sketch.units)
-    leaving = [node for unit in sketch.units for node in model.leaving(unit, units)]
-    for slot, node in enumerate(leaving):
-        place[node] = FromPart(index, slot)
+    leaving = [node for unit in sketch.units for node in index.leaving(unit, units)]
+    graph = region.builder.build([region.value(node) for node in leaving])
+    sources = tuple(_source(model.graph, node, place) for node in region.needs)
+    place.update((node, FromPart(number, slot)) for slot, node in enumerate(leaving))
     worker = model.profiles.workers[sketch.site[0]]
-    built = builder.build([local[node] for node in leaving])
     device = worker.devices[sketch.site[1]]
     seconds = model.part_seconds(sketch)
-    return Part(index, worker.node_id, device.index, device.engine, built, tuple(sources), seconds, device.slower)
+    return Part(number, worker.node_id, device.index, device.engine, graph, sources, seconds, device.slower)
 
 
 def _source(graph: WireGraph, node: int, place: Mapping[int, FromPart]) -> Source:

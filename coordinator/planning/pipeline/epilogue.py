@@ -1,4 +1,4 @@
-"""After the loop: where on the line of micro-batches the other nodes of a training step belong.  Pure."""
+"""Epilogue: the nodes of a training step after its loop, and where on the line of micro-batches they belong.  Pure."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from collections.abc import Mapping
 
 from wire.ir.graph import WireGraph
 
-from ..model.liveness import DUPLICATED
+from ..model.liveness import CONSTANTS, DUPLICATED
 from .microbatch_loop import CONST, Line, Loop
 
 
-class After:
-    """Where on the line the nodes of the step are that are not of its loop: by what most of their bytes come from.
+class Epilogue:
+    """The nodes of a step outside its loop, each with a place on the line: that of its largest operand.
 
-    Numbers of several places, such as the norm of all gradients, are put together at the first, which is done last."""
+    Numbers of several places, such as the norm of all gradients, are put together at the first, which is done last.
+    `members` are the nodes, `place` is by node, `owner` by tensor of the state the place where its next value is made.
+    """
 
     def __init__(self, graph: WireGraph, loop: Loop, line: Line, carries: Mapping[str, int]) -> None:
         self._graph = graph
@@ -25,61 +27,61 @@ class After:
         self.members = [i for i in sorted(needed) if i not in results and graph.nodes[i].op not in DUPLICATED]
         self.place: dict[int, int] = dict(results)
         self.owner: dict[str, int] = {}
-        self._leaf_at: dict[int, int] = {}
+        self._leaf_place: dict[int, int] = {}
         leaves = {graph.nodes[index].attrs["name"]: index for index in graph.params}
         makers = {name: graph.outputs[at] for name, at in carries.items()}
-        for settled in (False, True):
-            while self._spread() | self._own(makers, leaves, settled):
+        for at_first in (False, True):
+            while self._spread() | self._own(makers, leaves, at_first):
                 pass
         for index in self.members:
             self.place.setdefault(index, 0)
 
-    def _own(self, makers: Mapping[str, int], leaves: Mapping[str, int], all_of_them: bool) -> bool:
-        """A tensor of the state is where its next value is made."""
+    def _own(self, makers: Mapping[str, int], leaves: Mapping[str, int], at_first: bool) -> bool:
+        """Place tensors of the state where their next values are made, `at_first` those of no place too."""
         before = len(self.owner)
         for name, maker in makers.items():
-            if name not in self.owner and (maker in self.place or all_of_them):
+            if name not in self.owner and (maker in self.place or at_first):
                 self.owner[name] = self.place.setdefault(maker, 0)
                 if name in leaves:
-                    self._leaf_at[leaves[name]] = self.owner[name]
+                    self._leaf_place[leaves[name]] = self.owner[name]
         return len(self.owner) > before
 
     def _spread(self) -> bool:
-        """Place what has its largest operand in some place."""
+        """Place every node whose largest operand has a place."""
         graph, before = self._graph, len(self.place)
         for index in self.members:
-            operands = [each for each in graph.nodes[index].inputs if graph.nodes[each].op not in ("const", "iota")]
+            operands = [i for i in graph.nodes[index].inputs if graph.nodes[i].op not in CONSTANTS]
             if index in self.place or not operands:
                 continue
-            largest = max(graph.types[each].size_bytes for each in operands)
-            there = [self.place.get(each, self._leaf_at.get(each)) for each in operands
-                     if graph.types[each].size_bytes == largest]  # fmt: skip
-            placed = [each for each in there if each is not None]
+            largest = max(graph.types[operand].size_bytes for operand in operands)
+            of_largest = [operand for operand in operands if graph.types[operand].size_bytes == largest]
+            known = (self.place.get(operand, self._leaf_place.get(operand)) for operand in of_largest)
+            placed = [place for place in known if place is not None]
             if placed:
                 self.place[index] = min(placed)
         return len(self.place) > before
 
 
-def beside(graph: WireGraph, loop: Loop, carries: Mapping[str, int]) -> dict[int, int]:
-    """By carry the constant of which it sums the gradient: the tensor of the state whose next value it makes."""
-    result = {index: number for number, index in loop.results.items()}
+def gradient_consts(graph: WireGraph, loop: Loop, carries: Mapping[str, int]) -> dict[int, int]:
+    """By carry the constant whose gradient it sums: the tensor of the state whose next value is made of the carry."""
+    carry_of = {index: carry for carry, index in loop.results.items()}
     params = {graph.nodes[index].attrs["name"]: index for index in graph.params}
-    found = {}
+    consts = {}
     for const in range(loop.consts):
         leaf = graph.nodes[loop.operand((CONST, const))]
         if leaf.op != "param" or leaf.attrs["name"] not in carries:
             continue
-        kind = graph.types[params[leaf.attrs["name"]]]
-        seen, stack, ends = set(), [graph.outputs[carries[leaf.attrs["name"]]]], set()
-        while stack:
+        shape = graph.types[params[leaf.attrs["name"]]].shape
+        seen, stack, sums = set(), [graph.outputs[carries[leaf.attrs["name"]]]], set()
+        while stack:  # down to results of the loop, by way of tensors of this shape
             index = stack.pop()
-            if index in seen or graph.types[index].shape != kind.shape:
+            if index in seen or graph.types[index].shape != shape:
                 continue
             seen.add(index)
-            if index in result:
-                ends.add(result[index])
+            if index in carry_of:
+                sums.add(carry_of[index])
             else:
                 stack += graph.nodes[index].inputs
-        if len(ends) == 1:
-            found[ends.pop()] = const
-    return found
+        if len(sums) == 1:
+            consts[sums.pop()] = const
+    return consts

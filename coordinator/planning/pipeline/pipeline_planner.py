@@ -32,9 +32,9 @@ from ..model.memory_check import does_not_fit, missing
 from ..model.plan import Plan
 from ..model.profiles import Profiles
 from ..spmd.rank_placement import Site
-from .epilogue import After, beside
+from .epilogue import Epilogue, gradient_consts
 from .microbatch_loop import CARRY, FOLDED, FORWARD, Line, Loop, loop_of
-from .stage_builder import StageParts
+from .stage_builder import StageBuilder
 from .stage_search import Load, Stages, Team, best_stages
 
 Carries = tuple[tuple[str, int], ...]
@@ -61,14 +61,14 @@ class _Planner:
     def __init__(self, graph: WireGraph, loop: Loop, profiles: Profiles, asked: Pipeline, carries: Carries) -> None:
         self._graph, self._loop, self._profiles, self._asked = graph, loop, profiles, asked
         self._carries = dict(carries)
-        self._line = Line(loop, beside(graph, loop, self._carries))
+        self._line = Line(loop, gradient_consts(graph, loop, self._carries))
         self._schedule = SCHEDULES[asked.schedule]
         if self._schedule.updates != bool(self._line.marked):
             how = "after each micro-batch" if self._line.marked else "once"
             raise InputError(f"this step changes its weights {how}, which the schedule {asked.schedule!r} does not")
         if asked.data > 1 and not (self._line.sums and _from_zero(graph, loop)):
             raise InputError("copies of stages share the micro-batches of a loop that adds up from 0, and no other")
-        self._after = After(graph, loop, self._line, self._carries)
+        self._epilogue = Epilogue(graph, loop, self._line, self._carries)
         self._load = self._measured()
         self._sites = self._able()
         self._teams = self._teamed()
@@ -79,10 +79,9 @@ class _Planner:
         refusal: PlacementError | None = None
         proposed = [stages for count in self._counts() if (stages := self._stages(count)) is not None]
         for stages in sorted(proposed, key=self._bound_s)[:PLANS_MAX]:
-            plan = StageParts(
-                self._graph, self._loop, self._line, self._after, stages, self._columns(stages), self._asked,
-                self._profiles,
-            ).plan()  # fmt: skip
+            plan = StageBuilder(
+                self._graph, self._line, self._epilogue, stages, self._columns(stages), self._asked, self._profiles
+            ).plan()
             short = missing(plan, self._profiles)
             if any(short):
                 refusal = refusal or does_not_fit(plan, short)
@@ -136,7 +135,7 @@ class _Planner:
             return []
         model = CostModel(self._loop.body, replace(self._profiles, workers=alone))
         place, size = self._line.place, self._line.length
-        units = [(unit, place[index]) for unit, index in enumerate(model.units) if index in place]
+        units = [(unit, place[index]) for unit, index in enumerate(model.index.units) if index in place]
         work = []
         for seconds in model.seconds:
             mine = np.zeros(size)
@@ -188,7 +187,7 @@ class _Planner:
                 fixed[line.place[output]] += 2 * body.types[output].size_bytes
         for name, kind in self._graph.param_types.items():
             if name in self._carries:
-                fixed[self._after.owner.get(name, 0)] += STATE_VALUES * kind.size_bytes
+                fixed[self._epilogue.owner.get(name, 0)] += STATE_VALUES * kind.size_bytes
         open_ = np.ones(size, bool)
         for first, last, size_bytes in self._spans():
             if self._schedule.updates:  # each stage changes its own weights, and has the versions that it reads
@@ -207,8 +206,8 @@ class _Planner:
                         found.setdefault(each, []).append(line.place[index])
         for index, places in found.items():
             name = self._graph.nodes[self._loop.operand(line.leaves[index])].attrs["name"]
-            if name in self._after.owner:
-                places.append(self._after.owner[name])
+            if name in self._epilogue.owner:
+                places.append(self._epilogue.owner[name])
                 yield min(places), max(places), line.body.types[index].size_bytes
 
     def _is_param(self, index: int) -> bool:

@@ -7,26 +7,24 @@ other.  `pipeline_planner.py` chooses the stages; this only carries them out.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from wire.errors import PlacementError
-from wire.ir.dtypes import DType
 from wire.ir.graph import GraphBuilder, WireGraph
 from wire.policy.pipeline_schedules import FORWARD, SCHEDULES, Event, bound, in_order
 from wire.policy.strategies import Pipeline
 from wire.units import counted, time_text
 
-from ..model.liveness import DUPLICATED
-from ..model.memory_check import memory_by_site
-from ..model.plan import FromConst, FromInput, FromParam, FromPart, Output, Part, Plan, Source, Window, WorkerShare
+from ..model.liveness import CONSTANTS
+from ..model.plan import FromConst, FromInput, FromParam, FromPart, Output, Part, Plan, Source, Window
+from ..model.plan_builder import plan_of
 from ..model.profiles import Profiles
-from ..model.subgraphs import edges_of, param_places
 from ..model.timeline import timeline
 from ..spmd.rank_placement import Site
-from .epilogue import After
-from .microbatch_loop import CARRY, CONST, ROW, Cut, Key, Line, Loop
+from .epilogue import Epilogue
+from .microbatch_loop import CARRY, CONST, ROW, Cut, Key, Line
+from .stage_region import Pack, StageRegion, packs_of
 from .stage_search import Stages
 
 
@@ -37,14 +35,11 @@ class _Draft:
     stage: int
     column: int
     graph: WireGraph
-    sources: list[_From] = field(default_factory=list)
-    made: tuple[Any, ...] = ()  # what its outputs are, where others ask for it by that
+    sources: list[_DraftSource] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
-class _Of:
-    """An output of a draft."""
-
+class _DraftOutput:
     draft: _Draft
     slot: int
 
@@ -58,59 +53,49 @@ class _Leaf:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
-    """What the part before the loop makes for its stage: a node's value, or of its rows the one of a turn."""
+class _BeforeLoop:
+    """A node's value that its stage makes before the loop, or the rows of it that one micro-batch has."""
 
     node: int
-    turn: int = -1
+    micro_batch: int | None = None
 
 
-_From = _Of | _Leaf | _Wanted
+_DraftSource = _DraftOutput | _Leaf | _BeforeLoop
+_Place = tuple[int, int]  # stage, column
 
 
-class StageParts:
+class StageBuilder:
     """The plan of these stages, whose columns are on these sites."""
 
     def __init__(
-        self, graph: WireGraph, loop: Loop, line: Line, after: After, stages: Stages,
-        columns: Sequence[tuple[Site, ...]], asked: Pipeline, profiles: Profiles,
+        self, graph: WireGraph, line: Line, epilogue: Epilogue, stages: Stages, columns: Sequence[tuple[Site, ...]],
+        asked: Pipeline, profiles: Profiles,
     ) -> None:  # fmt: skip
-        self._graph, self._loop, self._line, self._after = graph, loop, line, after
+        self._graph, self._loop, self._line, self._epilogue = graph, line.loop, line, epilogue
         self._stages, self._columns, self._asked, self._profiles = stages, columns, asked, profiles
         self._cut = Cut(line, stages.cuts)
-        self._turned: dict[tuple[int, int, bool, int], _Draft] = {}  # by column, stage, way and number of micro-batch
-        self._results = {index: number for number, index in loop.results.items()}
-        self._added: dict[tuple[int, int], _Of] = {}  # what the loops of all columns add up, by carry and column
-        self._made: dict[tuple[int | _Pack, int], _Of] = {}  # nodes behind the loop, by column
+        self._results = {index: carry for carry, index in line.loop.results.items()}
+        self._in_loop: dict[tuple[int, int, bool, int], _Draft] = {}  # by column, stage, way and number of micro-batch
+        self._sums: dict[tuple[int, int], _DraftOutput] = {}  # of the loops of all columns, by carry and column
+        self._after: dict[tuple[int | Pack, int], _DraftOutput] = {}  # nodes after the loop, by column
+        self._before: dict[tuple[_Place, _BeforeLoop], _DraftOutput] = {}
+        self._shared: dict[tuple[_Place, int], _DraftOutput] = {}  # leaves, by who has and sends them
 
     def plan(self) -> Plan:
         """The plan; whether it fits is for the caller to see."""
-        drafts = [*self._turns(), *self._sums(), *self._endings()]
-        beginnings = self._beginnings(drafts)
-        drafts = [*beginnings.values(), *drafts]
-        shared = self._shared(drafts)
-        drafts = [*shared.values(), *drafts]
-        self._numbers = {draft: number for number, draft in enumerate(drafts)}
-        parts = tuple(self._part(draft, beginnings, shared) for draft in drafts)
-        plan = Plan(
-            self._asked.text,
-            self._graph,
-            parts,
-            edges_of(parts),
-            tuple(self._output(index) for index in self._graph.outputs),
-            param_places(self._graph, parts),
-            (),
-            0.0,
-            0,
-            (),
-            ordered=True,
-            lying=tuple(self._lying(index) for index in self._graph.outputs) if len(self._columns) > 1 else (),
-        )
-        return self._judged(plan)
+        drafts = [*self._loop_drafts(), *self._sum_drafts(), *self._epilogue_drafts()]
+        drafts = [*self._before_drafts(drafts), *drafts]
+        drafts = [*self._shared_drafts(drafts), *drafts]
+        numbers = {draft: number for number, draft in enumerate(drafts)}
+        parts = tuple(self._part(draft, numbers) for draft in drafts)
+        outputs = tuple(self._output(index, 0, numbers) for index in self._graph.outputs)
+        plan = plan_of(self._graph, parts, self._profiles, self._asked.text, outputs, ordered=True)
+        plan = replace(plan, seconds=timeline(plan, self._profiles).seconds, lying=self._lying(numbers))
+        return replace(plan, reasons=self._reasons(plan))
 
     # -- the loop
 
-    def _turns(self) -> list[_Draft]:
+    def _loop_drafts(self) -> list[_Draft]:
         drafts = []
         schedule, count = SCHEDULES[self._asked.schedule], len(self._columns)
         for column in range(count):
@@ -120,41 +105,42 @@ class StageParts:
                 piece = self._cut.piece(stage, forward)
                 if piece.made:
                     draft = _Draft(stage, column, piece.graph)
-                    draft.sources += [self._of_key(key, stage, column, event, turns) for key in piece.needs]
-                    self._turned[column, stage, forward, event.batch] = draft
+                    draft.sources += [self._loop_source(key, stage, column, event, turns) for key in piece.needs]
+                    self._in_loop[column, stage, forward, event.batch] = draft
                     drafts.append(draft)
         return drafts
 
-    def _of_key(self, key: Key, stage: int, column: int, event: Event, turns: Sequence[int]) -> _From:
+    def _loop_source(self, key: Key, stage: int, column: int, event: Event, turns: Sequence[int]) -> _DraftSource:
+        """Where a stage gets an input of its graph, for one micro-batch."""
         if key.kind == ROW:
             ahead = self._cut.piece(stage, True)
             leaf = self._line.body.inputs[self._loop.carry + self._loop.consts + key.number]
             if event.kind != FORWARD and leaf in ahead.made:
-                return self._turn_made(column, stage, True, event.batch, leaf)
-            return self._row(self._loop.operand((ROW, key.number)), turns[event.batch])
+                return self._made_in_loop(column, stage, True, event.batch, leaf)
+            return self._rows(self._loop.operand((ROW, key.number)), turns[event.batch])
         if key.kind == CONST:
-            return self._given(self._loop.operand((CONST, key.number)))
+            return self._leaf_or_before(self._loop.operand((CONST, key.number)))
         if key.kind == CARRY:
             return self._carried(key.number, event.batch if key.newest else event.version, stage, column)
         home, forward = self._cut.home(key.number)
-        return self._turn_made(column, home, forward, event.batch, key.number)
+        return self._made_in_loop(column, home, forward, event.batch, key.number)
 
-    def _turn_made(self, column: int, stage: int, forward: bool, batch: int, node: int) -> _Of:
-        draft = self._turned.get((column, stage, forward, batch))
+    def _made_in_loop(self, column: int, stage: int, forward: bool, batch: int, node: int) -> _DraftOutput:
+        draft = self._in_loop.get((column, stage, forward, batch))
         if draft is None:
             raise PlacementError(f"stages that the schedule {self._asked.schedule!r} keeps apart read the same weights")
-        return _Of(draft, self._cut.piece(stage, forward).made.index(node))
+        return _DraftOutput(draft, self._cut.piece(stage, forward).made.index(node))
 
-    def _carried(self, carry: int, version: int, stage: int, column: int) -> _From:
+    def _carried(self, carry: int, turns: int, stage: int, column: int) -> _DraftSource:
         """The value of a carry after so many turns of a column."""
         output = self._loop.body.outputs[carry]
-        if version == 0 or self._line.leaves.get(output) == (CARRY, carry):
-            return self._given(self._loop.operand((CARRY, carry)))
+        if turns == 0 or self._line.leaves.get(output) == (CARRY, carry):
+            return self._leaf_or_before(self._loop.operand((CARRY, carry)))
         if output in self._line.leaves:
             raise PlacementError("a loop that passes on what it is given is not cut into stages")
-        return self._turn_made(column, self._cut.carry_stage(carry, stage), False, version - 1, output)
+        return self._made_in_loop(column, self._cut.carry_stage(carry, stage), False, turns - 1, output)
 
-    def _row(self, node: int, turn: int) -> _From:
+    def _rows(self, node: int, turn: int) -> _DraftSource:
         """The rows of a turn: a window of an input, or what the part before the loop cuts."""
         graph = self._graph
         cut = graph.nodes[node]
@@ -163,276 +149,189 @@ class StageParts:
             if len(rows) == len(shape) + 1 and rows[0] * rows[1] == shape[0] and rows[2:] == shape[1:]:
                 starts = (turn * rows[1], *(0,) * (len(shape) - 1))
                 return _Leaf(cut.inputs[0], Window(starts, rows[1:]))
-        return _Wanted(node, turn)
+        return _BeforeLoop(node, turn)
 
-    def _given(self, node: int) -> _From:
-        return _Leaf(node) if self._graph.nodes[node].op in ("input", "param") else _Wanted(node)
+    def _leaf_or_before(self, node: int) -> _DraftSource:
+        return _Leaf(node) if self._graph.nodes[node].op in ("input", "param") else _BeforeLoop(node)
 
-    # -- after the loop
+    # -- sums over columns
 
-    def _sums(self) -> list[_Draft]:
-        """Where there are several columns: parts that add up what these did, in their order."""
+    def _sum_drafts(self) -> list[_Draft]:
+        """Parts that add up what several columns did, in their order; none for one column."""
         count, drafts = len(self._columns), []
         for stage in range(self._cut.stages if count > 1 else 0):
-            mine = [each for each in sorted(self._loop.results) if self._cut.carry_stage(each, 0) == stage]
-            if not mine:
+            carries = [carry for carry in sorted(self._loop.results) if self._cut.carry_stage(carry, 0) == stage]
+            if not carries:
                 continue
-            graph = self._sum_graph(mine, count)
+            graph = self._sum_graph(carries, count)
             for column in range(count):
-                sources = [self._last(carry, other) for carry in mine for other in range(count)]
-                drafts.append(_Draft(stage, column, graph, sources))
-                self._added.update({(carry, column): _Of(drafts[-1], slot) for slot, carry in enumerate(mine)})
+                sources = [self._loop_result(carry, other) for carry in carries for other in range(count)]
+                draft = _Draft(stage, column, graph, sources)
+                drafts.append(draft)
+                self._sums.update({(carry, column): _DraftOutput(draft, slot) for slot, carry in enumerate(carries)})
         return drafts
 
     def _sum_graph(self, carries: Sequence[int], count: int) -> WireGraph:
         builder = GraphBuilder()
-        made: list[int] = []
+        totals: list[int] = []
         for carry in carries:
             kind = self._loop.body.types[self._loop.body.outputs[carry]]
-            first = len(made) * count
+            first = len(totals) * count
             terms = [builder.input(str(first + column), *kind) for column in range(count)]
             total = terms[0]
             for term in terms[1:]:
                 total = builder.add("add", total, term)
-            made.append(total)
-        return builder.build(made)
+            totals.append(total)
+        return builder.build(totals)
 
-    def _last(self, carry: int, column: int) -> _From:
-        """What a column's loop makes of a carry."""
+    def _loop_result(self, carry: int, column: int) -> _DraftSource:
+        """The value of a carry when a column's loop is over."""
         turns = len(range(column, self._loop.turns, len(self._columns)))
         return self._carried(carry, turns, self._cut.carry_stage(carry, 0), column)
 
-    def _endings(self) -> list[_Draft]:
-        """The other nodes of the step, stage by stage, in as many parts as stages wait for each other."""
-        graph, found, level = self._graph, dict[tuple[int, int], list[int]](), dict[int, int]()
-        at = {index: self._cut.stage(self._after.place[index]) for index in self._after.members}
-        for index in self._after.members:
-            there = [(level[each] + (at[each] != at[index])) for each in graph.nodes[index].inputs if each in level]
-            there += [
-                int(self._cut.carry_stage(self._results[each], 0) != at[index])
-                for each in graph.nodes[index].inputs
-                if each in self._results
-            ]
-            level[index] = max(there, default=0)
-            found.setdefault((level[index], at[index]), []).append(index)
-        packs: dict[int, _Pack] = {}
+    # -- after the loop: nodes are put into rounds, what leaves each is packed, and its parts are built
+
+    def _epilogue_drafts(self) -> list[_Draft]:
+        stage_of = {index: self._cut.stage(self._epilogue.place[index]) for index in self._epilogue.members}
+        packs: dict[int, Pack] = {}
         drafts = []
-        for (_, stage), members in sorted(found.items()):
-            mine = set(members)
-            readers: dict[int, set[int]] = {}
-            for index in at.keys() - mine:
-                for each in mine.intersection(graph.nodes[index].inputs):
-                    readers.setdefault(each, set()).add(at[index])
-            near = [each for each in members if stage in readers.get(each, ()) or each in graph.outputs]
-            far = [each for each in members if readers.get(each, set()) - {stage}]
-            packed = _packed(graph, far)
-            near += [each for each in far if each not in near and all(each not in pack.nodes for pack in packed)]
-            foreign = {each: pack for each, pack in packs.items() if at[each] != stage}
-            region = _Region(graph, mine, foreign)
-            made = [region.value(each) for each in near] + [region.packed(pack) for pack in packed]
-            built = region.builder.build(made)
+        for (_, stage), members in sorted(self._rounds(stage_of).items()):
+            single, packed = self._leaving(set(members), stage, stage_of)
+            foreign = {index: pack for index, pack in packs.items() if stage_of[index] != stage}
+            region = StageRegion(self._graph, set(members), foreign)
+            graph = region.builder.build([*map(region.value, single), *map(region.packed, packed)])
             for column in range(len(self._columns)):
-                draft = _Draft(stage, column, built, [self._behind(each, column) for each in region.needs])
-                leaving: list[int | _Pack] = [*near, *packed]
-                self._made.update({(each, column): _Of(draft, slot) for slot, each in enumerate(leaving)})
+                draft = _Draft(stage, column, graph, [self._after_loop(node, column) for node in region.needs])
+                leaving: list[int | Pack] = [*single, *packed]
+                self._after.update({(node, column): _DraftOutput(draft, slot) for slot, node in enumerate(leaving)})
                 drafts.append(draft)
-            packs.update({each: pack for pack in packed for each in pack.nodes})
+            packs.update({index: pack for pack in packed for index in pack.nodes})
         return drafts
 
-    def _behind(self, node: int | _Pack, column: int) -> _From:
+    def _rounds(self, stage_of: Mapping[int, int]) -> dict[tuple[int, int], list[int]]:
+        """Nodes by round and stage.  A node is in a later round than what it reads of other stages."""
+        round_of: dict[int, int] = {}
+        rounds: dict[tuple[int, int], list[int]] = {}
+        for index, stage in stage_of.items():
+            earliest = [0]
+            for operand in self._graph.nodes[index].inputs:
+                if operand in round_of:
+                    earliest.append(round_of[operand] + (stage_of[operand] != stage))
+                elif operand in self._results:
+                    earliest.append(int(self._cut.carry_stage(self._results[operand], 0) != stage))
+            round_of[index] = max(earliest)
+            rounds.setdefault((round_of[index], stage), []).append(index)
+        return rounds
+
+    def _leaving(self, members: set[int], stage: int, stage_of: Mapping[int, int]) -> tuple[list[int], list[Pack]]:
+        """What other parts read of a round's nodes: those that go as they are, and numbers packed for other stages."""
+        read_on: dict[int, set[int]] = {}  # by node the stages whose other parts read it
+        for reader in stage_of.keys() - members:
+            for index in members.intersection(self._graph.nodes[reader].inputs):
+                read_on.setdefault(index, set()).add(stage_of[reader])
+        in_order = sorted(members)
+        single = [index for index in in_order if stage in read_on.get(index, ()) or index in self._graph.outputs]
+        far = [index for index in in_order if read_on.get(index, set()) - {stage}]
+        packed = packs_of(self._graph, far)
+        in_packs = {index for pack in packed for index in pack.nodes}
+        return [*single, *(index for index in far if index not in single and index not in in_packs)], packed
+
+    def _after_loop(self, node: int | Pack, column: int) -> _DraftSource:
         """A node's value, or those of several, for what comes after the loop."""
-        if isinstance(node, _Pack):
-            return self._made[node, column]
-        if node in self._results:
+        if not isinstance(node, Pack) and node in self._results:
             carry = self._results[node]
-            return self._added[carry, column] if len(self._columns) > 1 else self._last(carry, column)
-        return self._made[node, column] if (node, column) in self._made else _Leaf(node)
+            return self._sums[carry, column] if len(self._columns) > 1 else self._loop_result(carry, column)
+        if (node, column) in self._after:
+            return self._after[node, column]
+        assert isinstance(node, int), "a pack is made before it is read"
+        return _Leaf(node)
 
     # -- before the loop
 
-    def _beginnings(self, drafts: Sequence[_Draft]) -> dict[tuple[int, int], _Draft]:
-        """By stage and column the part that makes what the loop wants: of inputs, and what is added to."""
-        wanted: dict[tuple[int, int], dict[_Wanted, None]] = {}
+    def _before_drafts(self, drafts: Sequence[_Draft]) -> list[_Draft]:
+        """By stage and column the part that makes what the loop wants of inputs, and first values of its carries."""
+        wanted: dict[_Place, dict[_BeforeLoop, None]] = {}
         for draft in drafts:
-            mine = {each: None for each in draft.sources if isinstance(each, _Wanted)}
-            wanted.setdefault((draft.stage, draft.column), {}).update(mine)
-        found = {}
-        for (stage, column), values in sorted(wanted.items()):
+            values = dict.fromkeys(source for source in draft.sources if isinstance(source, _BeforeLoop))
             if values:
-                region = _Region(self._graph)
-                made = [region.row(each.node, each.turn) for each in values]
-                sources: list[_From] = [_Leaf(node) for node in region.needs if isinstance(node, int)]
-                found[stage, column] = _Draft(stage, column, region.builder.build(made), sources, tuple(values))
-        return found
+                wanted.setdefault((draft.stage, draft.column), {}).update(values)
+        before = []
+        for place, values in sorted(wanted.items()):
+            region = StageRegion(self._graph)
+            graph = region.builder.build([region.micro_batch(value.node, value.micro_batch) for value in values])
+            sources: list[_DraftSource] = [_Leaf(node) for node in region.needs if isinstance(node, int)]
+            draft = _Draft(*place, graph, sources)
+            self._before.update({(place, value): _DraftOutput(draft, slot) for slot, value in enumerate(values)})
+            before.append(draft)
+        return before
 
-    def _shared(self, drafts: Sequence[_Draft]) -> dict[tuple[int, int], _Draft]:
-        """By stage and column the part that sends others what they read of the state that is there."""
-        wanted: dict[tuple[int, int], dict[int, None]] = {}
+    def _shared_drafts(self, drafts: Sequence[_Draft]) -> list[_Draft]:
+        """By stage and column the part that sends other stages what they read of the state that it has."""
+        wanted: dict[_Place, dict[int, None]] = {}
         for draft in drafts:
-            for each in draft.sources:
-                if isinstance(each, _Leaf) and (owner := self._owner(each.node, draft.stage)) != draft.stage:
-                    wanted.setdefault((owner, draft.column), {})[each.node] = None
-        found = {}
-        for (stage, column), nodes in sorted(wanted.items()):
-            region = _Region(self._graph)
-            graph = region.builder.build([region.value(each) for each in nodes])
-            found[stage, column] = _Draft(stage, column, graph, [_Leaf(each) for each in nodes], tuple(nodes))
-        return found
+            for source in draft.sources:
+                if isinstance(source, _Leaf) and (owner := self._owner(source.node, draft.stage)) != draft.stage:
+                    wanted.setdefault((owner, draft.column), {})[source.node] = None
+        senders = []
+        for place, nodes in sorted(wanted.items()):
+            region = StageRegion(self._graph)
+            graph = region.builder.build([region.value(node) for node in nodes])
+            draft = _Draft(*place, graph, [_Leaf(node) for node in nodes])
+            self._shared.update({(place, node): _DraftOutput(draft, slot) for slot, node in enumerate(nodes)})
+            senders.append(draft)
+        return senders
 
     def _owner(self, node: int, reader: int) -> int:
-        """The stage that has a leaf; what is no state anybody can have."""
-        place = self._after.owner.get(self._graph.nodes[node].attrs["name"])
-        is_state = place is not None and self._graph.nodes[node].op == "param"
-        return self._cut.stage(place) if is_state and place is not None else reader
+        """The stage that has a leaf: one tensor of the state has one owner, whatever else is read is everywhere."""
+        place = self._epilogue.owner.get(self._graph.nodes[node].attrs["name"])
+        return self._cut.stage(place) if place is not None and self._graph.nodes[node].op == "param" else reader
 
     # -- the plan
 
-    def _part(
-        self, draft: _Draft, beginnings: Mapping[tuple[int, int], _Draft], shared: Mapping[tuple[int, int], _Draft]
-    ) -> Part:
+    def _part(self, draft: _Draft, numbers: Mapping[_Draft, int]) -> Part:
         site = self._columns[draft.column][draft.stage]
-
-        def source(each: _From) -> Source:
-            if isinstance(each, _Wanted):
-                draws = beginnings[draft.stage, draft.column]
-                return FromPart(self._numbers[draws], draws.made.index(each))
-            if isinstance(each, _Of):
-                return FromPart(self._numbers[each.draft], each.slot)
-            name, owner = self._graph.nodes[each.node].attrs["name"], self._owner(each.node, draft.stage)
-            if owner != draft.stage:
-                sends = shared[owner, draft.column]
-                return FromPart(self._numbers[sends], sends.made.index(each.node))
-            kind = FromInput if self._graph.nodes[each.node].op == "input" else FromParam
-            return kind(name, each.window)
-
-        sources = tuple(source(each) for each in draft.sources)
+        sources = tuple(self._source(source, draft, numbers) for source in draft.sources)
         return Part(
-            self._numbers[draft], site.worker.node_id, site.device.index, site.device.engine, draft.graph, sources,
+            numbers[draft], site.worker.node_id, site.device.index, site.device.engine, draft.graph, sources,
             site.seconds(draft.graph), site.device.slower,
         )  # fmt: skip
 
-    def _output(self, index: int, column: int = 0) -> Output:
-        op = self._graph.nodes[index].op
-        if op in ("const", "iota"):
+    def _source(self, source: _DraftSource, draft: _Draft, numbers: Mapping[_Draft, int]) -> Source:
+        if isinstance(source, _BeforeLoop):
+            source = self._before[(draft.stage, draft.column), source]
+        elif isinstance(source, _Leaf) and (owner := self._owner(source.node, draft.stage)) != draft.stage:
+            source = self._shared[(owner, draft.column), source.node]
+        if isinstance(source, _DraftOutput):
+            return FromPart(numbers[source.draft], source.slot)
+        node = self._graph.nodes[source.node]
+        return (FromInput if node.op == "input" else FromParam)(node.attrs["name"], source.window)
+
+    def _output(self, index: int, column: int, numbers: Mapping[_Draft, int]) -> Output:
+        node = self._graph.nodes[index]
+        if node.op in CONSTANTS:
             return FromConst(index)
-        found = self._behind(index, column)
-        if isinstance(found, _Of):
-            return FromPart(self._numbers[found.draft], found.slot)
-        name = self._graph.nodes[index].attrs["name"]
-        return FromInput(name) if op == "input" else FromParam(name)
+        source = self._after_loop(index, column)
+        if isinstance(source, _DraftOutput):
+            return FromPart(numbers[source.draft], source.slot)
+        return (FromInput if node.op == "input" else FromParam)(node.attrs["name"])
 
-    def _lying(self, index: int) -> tuple[tuple[FromPart, Window | None], ...]:
-        """An output as every column has it."""
-        found = (self._output(index, column) for column in range(len(self._columns)))
-        return tuple((each, None) for each in found if isinstance(each, FromPart))
-
-    def _judged(self, plan: Plan) -> Plan:
-        """With what it is predicted to take."""
-        profiles, parts = self._profiles, plan.parts
-        seconds = timeline(plan, profiles).seconds
-        memory = memory_by_site(parts, in_turn=True)
-        bytes_in = dict.fromkeys((worker.node_id for worker in profiles.workers), 0)
-        for part in parts:
-            bytes_in[part.node] += sum(part.sizes(FromInput).values())
-            sizes = part.sizes(FromPart).items()
-            bytes_in[part.node] += sum(size for each, size in sizes if parts[each.part].node != part.node)
-        shares = tuple(
-            WorkerShare(
-                worker.node_id,
-                worker.name,
-                sum(part.node == worker.node_id for part in parts),
-                sum(part.seconds for part in parts if part.node == worker.node_id),
-                sum(size for (node, _), size in memory.items() if node == worker.node_id),
-                worker.memory_bytes,
-                bytes_in[worker.node_id],
-            )
-            for worker in profiles.workers
-        )
-        back = sum(
-            parts[each.part].graph.types[parts[each.part].graph.outputs[each.slot]].size_bytes
-            for each in plan.arrivals.values()
-        )
-        whole = replace(plan, workers=shares, seconds=seconds, cut_bytes=sum(bytes_in.values()) + back)
-        return replace(whole, reasons=self._reasons(whole))
+    def _lying(self, numbers: Mapping[_Draft, int]) -> tuple[tuple[tuple[FromPart, None], ...], ...]:
+        """Every output as each of several columns has it."""
+        if len(self._columns) == 1:
+            return ()
+        columns = range(len(self._columns))
+        by_output = ([self._output(index, column, numbers) for column in columns] for index in self._graph.outputs)
+        return tuple(tuple((o, None) for o in outputs if isinstance(o, FromPart)) for outputs in by_output)
 
     def _reasons(self, plan: Plan) -> tuple[str, ...]:
         names = [[site.worker.name for site in sites] for sites in self._columns]
         stages, turns = self._cut.stages, self._loop.turns
-        order = ", then ".join(" and ".join(mine) for mine in zip(*names, strict=True))
+        order = ", then ".join(" and ".join(in_stage) for in_stage in zip(*names, strict=True))
         took, slowest = time_text(plan.seconds), time_text(self._stages.slowest_s)
         busy = bound(stages, turns // len(names))
-        said = [f"{counted(stages, 'stage')} ({order}), {turns} micro-batches by {self._asked.schedule}"]
-        said.append(f"predicted {took} per step; the slowest stage takes {slowest} a micro-batch")
-        said.append(f"stages are busy {busy:.0%} of the time at best")
+        reasons = [f"{counted(stages, 'stage')} ({order}), {turns} micro-batches by {self._asked.schedule}"]
+        reasons.append(f"predicted {took} per step; the slowest stage takes {slowest} a micro-batch")
+        reasons.append(f"stages are busy {busy:.0%} of the time at best")
         if len(names) > 1:
-            said.append(f"{len(names)} columns share the micro-batches, and add up what they found")
-        return tuple(said)
-
-
-@dataclass(frozen=True, slots=True)
-class _Pack:
-    """Single numbers of one dtype that travel as one tensor."""
-
-    nodes: tuple[int, ...]
-
-
-def _packed(graph: WireGraph, nodes: Sequence[int]) -> list[_Pack]:
-    by_dtype: dict[str, list[int]] = {}
-    for index in nodes:
-        if graph.types[index].shape == ():
-            by_dtype.setdefault(graph.types[index].dtype.name, []).append(index)
-    return [_Pack(tuple(each)) for each in by_dtype.values() if len(each) > 1]
-
-
-class _Region:
-    """A graph of some nodes of another, or of all that a value is made of; `needs` are its inputs, as nodes of that, or
-    as packs of them."""
-
-    def __init__(
-        self, graph: WireGraph, members: Collection[int] | None = None, packs: Mapping[int, _Pack] | None = None
-    ) -> None:
-        self._graph, self._members, self._packs = graph, members, packs or {}
-        self.builder = GraphBuilder()
-        self.builder.blobs.update(graph.blobs)
-        self.needs: list[int | _Pack] = []
-        self._local: dict[int | _Pack, int] = {}
-
-    def value(self, index: int) -> int:
-        """A node, with all that it is made of."""
-        if index not in self._local:
-            node = self._graph.nodes[index]
-            leaf = node.op in ("input", "param")
-            if index in self._packs:
-                self._local[index] = self._unpacked(index)
-            elif leaf or not (node.op in DUPLICATED or self._members is None or index in self._members):
-                self._local[index] = self._needed(index, *self._graph.types[index])
-            else:
-                operands = [self.value(each) for each in node.inputs]
-                self._local[index] = self.builder.add(node.op, *operands, **node.attrs)
-        return self._local[index]
-
-    def packed(self, pack: _Pack) -> int:
-        """Several numbers as one tensor."""
-        numbers = [self.builder.add("reshape", self.value(each), shape=(1,)) for each in pack.nodes]
-        return self.builder.add("concat", *numbers, axis=0)
-
-    def _unpacked(self, index: int) -> int:
-        pack, kind = self._packs[index], self._graph.types[index]
-        if pack not in self._local:
-            self._local[pack] = self._needed(pack, (len(pack.nodes),), kind.dtype)
-        at = pack.nodes.index(index)
-        number = self.builder.add("slice", self._local[pack], start=(at,), stop=(at + 1,), step=(1,))
-        return self.builder.add("reshape", number, shape=())
-
-    def _needed(self, what: int | _Pack, shape: tuple[int, ...], dtype: DType) -> int:
-        self.needs.append(what)
-        return self.builder.input(str(len(self.needs) - 1), shape, dtype)
-
-    def row(self, index: int, turn: int) -> int:
-        """A node's row of a turn, or all of it if that is -1."""
-        whole, shape = self.value(index), self._graph.types[index].shape
-        if turn < 0:
-            return whole
-        start, stop = (turn, *(0,) * (len(shape) - 1)), (turn + 1, *shape[1:])
-        row = self.builder.add("slice", whole, start=start, stop=stop, step=(1,) * len(shape))
-        return self.builder.add("reshape", row, shape=shape[1:])
+            reasons.append(f"{len(names)} columns share the micro-batches, and add up what they found")
+        return tuple(reasons)

@@ -36,21 +36,23 @@ def placed(model: CostModel, layers: DeviceMap) -> list[int]:
     places = {name: place for place, each in enumerate(model.profiles.workers) for name in (each.node_id, each.name)}
     workers = [places[row.worker] for row in layers.rows]
     found: list[int | None] = []
-    for unit, operands in enumerate(model.operands):
-        mine = [rows[leaf] for leaf in model.leaves[unit] if leaf in rows]
+    for unit, operands in enumerate(model.index.operands):
+        mine = [rows[leaf] for leaf in model.index.leaves[unit] if leaf in rows]
         mine = mine or [row for operand in operands if (row := found[operand]) is not None]
         found.append(max(mine, default=None))
     for unit in reversed(range(len(found))):
         if found[unit] is None:
-            found[unit] = min((row for each in model.consumers[unit] if (row := found[each]) is not None), default=0)
+            found[unit] = min(
+                (row for each in model.index.consumers[unit] if (row := found[each]) is not None), default=0
+            )
     assignment = [workers[row or 0] for row in found]
     for unit, worker in enumerate(assignment):
         if model.device[worker][unit] < 0:
-            node = model.graph.nodes[model.units[unit]]
+            node = model.graph.nodes[model.index.units[unit]]
             name = model.profiles.workers[worker].name
             raise PlacementError(
                 f"{name} cannot compute {node.op}, which the device map places there",
-                op=f"{node.op} (node {model.units[unit]})",
+                op=f"{node.op} (node {model.index.units[unit]})",
                 next_step="Place that layer on a worker that supports it",
             )
     return assignment

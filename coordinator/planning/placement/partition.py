@@ -45,7 +45,7 @@ class Partitioner:
         self.model = model
 
     def best(self, strategy: str) -> Best:
-        if not self.model.units:
+        if not self.model.index.units:
             return self.model.predict([]), []
         match strategy:
             case "single":
@@ -72,7 +72,7 @@ class Partitioner:
             return self.single
         others = _best(model, _latencies(self._slices))
         found = min(self.single, others, self.pipeline, key=lambda best: best[0].objective)
-        if workers ** len(model.units) <= EXACT_ASSIGNMENTS_MAX:
+        if workers ** len(model.index.units) <= EXACT_ASSIGNMENTS_MAX:
             return _branch_and_bound(model, found)
         return _refine(model, found)
 
@@ -92,7 +92,7 @@ def _best(model: CostModel, proposals: Iterable[list[int]]) -> Best:
 def _latencies(slices: _Slices) -> Iterator[list[int]]:
     """Two workers and more, for the least time of one call."""
     yield _earliest_finish(slices.model)
-    units, most = len(slices.model.units), min(len(slices.model.profiles.workers), len(slices.model.units))
+    units, most = len(slices.model.index.units), min(len(slices.model.profiles.workers), len(slices.model.index.units))
     few = {most, *(1 << power for power in range(1, most.bit_length()))}
     for count in range(2, most + 1):
         if units <= EVERY_COUNT_UNITS_MAX or count in few:
@@ -102,15 +102,15 @@ def _latencies(slices: _Slices) -> Iterator[list[int]]:
 def _pipelines(slices: _Slices) -> Iterator[list[int]]:
     """Slices over every worker, each with at least one unit where the graph has enough."""
     model = slices.model
-    count = min(len(model.profiles.workers), len(model.units))
+    count = min(len(model.profiles.workers), len(model.index.units))
     yield from _sliced(slices, count, np.maximum)
-    yield _repaired(model, [unit * count // len(model.units) for unit in range(len(model.units))])
+    yield _repaired(model, [unit * count // len(model.index.units) for unit in range(len(model.index.units))])
 
 
 def _singles(model: CostModel) -> Iterator[list[int]]:
     for worker in model.by_speed:
         if model.profiles.twins[worker] < 0:
-            yield _repaired(model, [worker] * len(model.units))
+            yield _repaired(model, [worker] * len(model.index.units))
 
 
 def _repaired(model: CostModel, assignment: list[int]) -> list[int]:
@@ -133,7 +133,7 @@ def _sliced(slices: _Slices, count: int, combine: Callable[..., NDArray[np.float
     model = slices.model
     found = [(*slices.cut(order, combine), order) for order in _orders(model, count)]
     found.sort(key=lambda each: each[0])
-    large = len(model.units) > REFINE_UNITS_MAX
+    large = len(model.index.units) > REFINE_UNITS_MAX
     for cost, cuts, order in found[: PROPOSALS_OF_LARGE_MAX if large else ORDERS_MAX]:
         if cost < float("inf"):
             yield _repaired(model, slices.assignment(order, cuts))
@@ -158,7 +158,7 @@ class _Slices:
 
     def __init__(self, model: CostModel) -> None:
         self.model = model
-        count = len(model.units)
+        count = len(model.index.units)
         steps = np.linspace(0, count, min(count, POSITIONS_MAX) + 1).astype(np.int64)
         self.positions = np.array([*dict.fromkeys(steps.tolist())])
         slow = [[s if s != float("inf") else 0.0 for s in seconds] for seconds in model.seconds]
@@ -171,10 +171,10 @@ class _Slices:
         an underestimate that the final prediction corrects."""
         seen: set[int] = set()
         new = []
-        for leaves in self.model.leaves:
+        for leaves in self.model.index.leaves:
             fresh = [leaf for leaf in leaves if leaf not in seen]
             seen.update(fresh)
-            new.append(float(sum(self.model.leaf_bytes[leaf] for leaf in fresh)))
+            new.append(float(sum(self.model.index.leaf_bytes[leaf] for leaf in fresh)))
         prefix = np.concatenate([[0.0], np.cumsum(new)])[self.positions]
         held: NDArray[np.float64] = prefix[None, :] - prefix[:, None] + 2.0 * self._crossing[:, None]
         return held
@@ -222,11 +222,11 @@ class _Slices:
 
 def _crossing_bytes(model: CostModel) -> NDArray[np.float64]:
     """[i]: bytes of results of units before i that units from i on need."""
-    change = np.zeros(len(model.units) + 1)
-    for unit, consumers in enumerate(model.consumers):
+    change = np.zeros(len(model.index.units) + 1)
+    for unit, consumers in enumerate(model.index.consumers):
         if consumers:
-            change[unit + 1] += model.out_bytes[unit]
-            change[max(consumers) + 1] -= model.out_bytes[unit]
+            change[unit + 1] += model.index.out_bytes[unit]
+            change[max(consumers) + 1] -= model.index.out_bytes[unit]
     return np.cumsum(change)
 
 
@@ -237,11 +237,13 @@ def _earliest_finish(model: CostModel) -> list[int]:
     """HEFT: units by upward rank, each to the worker where it ends first."""
     workers = model.profiles.workers
     link = model.profiles.link(workers[0].node_id, workers[1].node_id)
-    mean = [float(np.mean([model.seconds[w][unit] for w in model.able[unit]])) for unit in range(len(model.units))]
+    mean = [
+        float(np.mean([model.seconds[w][unit] for w in model.able[unit]])) for unit in range(len(model.index.units))
+    ]
     rank = [0.0] * len(mean)
     for unit in reversed(range(len(mean))):
-        ahead = [rank[consumer] for consumer in model.consumers[unit]]
-        rank[unit] = mean[unit] + (link.seconds(model.out_bytes[unit]) + max(ahead) if ahead else 0.0)
+        ahead = [rank[consumer] for consumer in model.index.consumers[unit]]
+        rank[unit] = mean[unit] + (link.seconds(model.index.out_bytes[unit]) + max(ahead) if ahead else 0.0)
     free = [0.0] * len(workers)
     finish = [0.0] * len(mean)
     assignment = [0] * len(mean)
@@ -249,8 +251,8 @@ def _earliest_finish(model: CostModel) -> list[int]:
         best = (float("inf"), 0)
         for worker in model.able[unit]:
             ready = free[worker]
-            for operand in model.operands[unit]:
-                wait = 0.0 if assignment[operand] == worker else link.seconds(model.out_bytes[operand])
+            for operand in model.index.operands[unit]:
+                wait = 0.0 if assignment[operand] == worker else link.seconds(model.index.out_bytes[operand])
                 ready = max(ready, finish[operand] + wait)
             best = min(best, (ready + model.seconds[worker][unit], worker))
         finish[unit], assignment[unit] = best
@@ -263,7 +265,7 @@ def _earliest_finish(model: CostModel) -> list[int]:
 
 def _refine(model: CostModel, best: Best, keep: bool = False) -> Best:
     """Move single units across a cut while that helps; `keep` leaves every worker that has units at least one."""
-    if len(model.units) > REFINE_UNITS_MAX:
+    if len(model.index.units) > REFINE_UNITS_MAX:
         return best
     assignment = list(best[1])
     tries, unmoved = 0, 0
@@ -287,7 +289,9 @@ def _refine(model: CostModel, best: Best, keep: bool = False) -> Best:
 
 def _neighbours(model: CostModel, assignment: Assignment, unit: int) -> list[int]:
     """The other workers that make or use what a unit uses or makes, and can compute it."""
-    near = {assignment[other] for other in (*model.operands[unit], *model.consumers[unit])} - {assignment[unit]}
+    near = {assignment[other] for other in (*model.index.operands[unit], *model.index.consumers[unit])} - {
+        assignment[unit]
+    }
     return sorted(worker for worker in near if model.device[worker][unit] >= 0)
 
 
@@ -305,7 +309,7 @@ def _branch_and_bound(model: CostModel, best: Best) -> Best:
             assignment.append(worker)
             bound = model.predict(assignment)
             if bound.objective < best[0].objective:
-                if unit + 1 == len(model.units):
+                if unit + 1 == len(model.index.units):
                     best = (bound, list(assignment))
                 else:
                     descend()

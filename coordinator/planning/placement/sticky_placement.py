@@ -12,18 +12,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from wire.ir.graph import WireGraph
 from wire.passes.simplify import simplify
 from wire.policy.strategies import strategy_of
 from wire.units import size_text, time_text
 
-from ..model.cost_model import CostModel, Prediction
-from ..model.memory_check import memory_by_site, missing
-from ..model.plan import Plan, WorkerShare
+from ..model.cost_model import CostModel
+from ..model.memory_check import missing
+from ..model.plan import Plan
+from ..model.plan_builder import plan_of
 from ..model.profiles import Profiles
 from ..model.reproducible import alike
-from ..model.subgraphs import edges_of, output_source, param_places, parts_of
+from ..model.subgraphs import output_source, parts_of
 
 Homes = Mapping[str, Collection[str]]  # param -> the workers that have it
 NOWHERE: Homes = {}
@@ -63,7 +65,7 @@ def staying_plan(
 
 def proposals_max(model: CostModel) -> int:
     """How many may be predicted."""
-    return PROPOSALS_MAX if len(model.units) <= UNITS_LARGE else PROPOSALS_OF_LARGE_MAX
+    return PROPOSALS_MAX if len(model.index.units) <= UNITS_LARGE else PROPOSALS_OF_LARGE_MAX
 
 
 def _at_home(model: CostModel, homes: Homes) -> tuple[list[int], list[int]]:
@@ -72,7 +74,7 @@ def _at_home(model: CostModel, homes: Homes) -> tuple[list[int], list[int]]:
     assignment: list[int] = []
     lost: list[int] = []
     last = -1
-    for unit in range(len(model.units)):
+    for unit in range(len(model.index.units)):
         having, read = _having(model, unit, homes), bool(_params(model, unit))
         able = sorted(having & set(model.able[unit])) if read else []
         worker = last if last in able else (able or [-1])[0]
@@ -84,7 +86,7 @@ def _at_home(model: CostModel, homes: Homes) -> tuple[list[int], list[int]]:
 
 
 def _params(model: CostModel, unit: int) -> list[int]:
-    return [leaf for leaf in model.leaves[unit] if model.graph.nodes[leaf].op == "param"]
+    return [leaf for leaf in model.index.leaves[unit] if model.graph.nodes[leaf].op == "param"]
 
 
 def _having(model: CostModel, unit: int, homes: Homes) -> set[int]:
@@ -139,10 +141,10 @@ def _filled(model: CostModel, assignment: Sequence[int], chosen: Mapping[int, in
     filled = [chosen.get(unit, worker) for unit, worker in enumerate(assignment)]
     for unit in range(len(filled)):
         if filled[unit] < 0:
-            filled[unit] = _near(model, unit, [filled[each] for each in model.operands[unit]])
+            filled[unit] = _near(model, unit, [filled[each] for each in model.index.operands[unit]])
     for unit in reversed(range(len(filled))):
         if filled[unit] < 0:
-            filled[unit] = _near(model, unit, [filled[each] for each in model.consumers[unit]])
+            filled[unit] = _near(model, unit, [filled[each] for each in model.index.consumers[unit]])
     return [worker if worker >= 0 else model.able[unit][0] for unit, worker in enumerate(filled)]
 
 
@@ -154,35 +156,18 @@ def _near(model: CostModel, unit: int, neighbours: Sequence[int]) -> int:
 def _bytes(model: CostModel, units: Collection[int]) -> int:
     """Of the weights that some units read."""
     leaves = {leaf for unit in units for leaf in _params(model, unit)}
-    return sum(model.leaf_bytes[leaf] for leaf in leaves)
+    return sum(model.index.leaf_bytes[leaf] for leaf in leaves)
 
 
 def _plan(model: CostModel, strategy: str, assignment: list[int], lost_bytes: int) -> Plan:
     prediction, sketches = model.arrange(assignment)
     parts, place = parts_of(model, sketches)
+    outputs = tuple(output_source(model.graph, index, place) for index in model.graph.outputs)
     workers = model.profiles.workers
     used = sorted({workers[worker].name for worker in assignment})
     took = f"predicted {time_text(prediction.seconds)} per call"
-    return Plan(
-        strategy,
-        model.graph,
-        parts,
-        edges_of(parts),
-        tuple(output_source(model.graph, index, place) for index in model.graph.outputs),
-        param_places(model.graph, parts),
-        tuple(_share(model, worker, prediction, memory_by_site(parts)) for worker in range(len(prediction.busy_s))),
-        prediction.seconds,
-        prediction.cut_bytes,
-        (
-            f"{len(used)} of {len(workers)} workers ({', '.join(used)}), {took}",
-            f"weights stay where they are; {size_text(lost_bytes)} that a lost worker alone had go to others",
-        ),
+    reasons = (
+        f"{len(used)} of {len(workers)} workers ({', '.join(used)}), {took}",
+        f"weights stay where they are; {size_text(lost_bytes)} that a lost worker alone had go to others",
     )
-
-
-def _share(model: CostModel, index: int, prediction: Prediction, memory: Mapping[tuple[str, int], int]) -> WorkerShare:
-    worker = model.profiles.workers[index]
-    held = sum(size for (node, _), size in memory.items() if node == worker.node_id)
-    parts = sum(node == worker.node_id for node, _ in memory)
-    busy_s, bytes_in = prediction.busy_s[index], prediction.bytes_in[index]
-    return WorkerShare(worker.node_id, worker.name, parts, busy_s, held, worker.memory_bytes, bytes_in)
+    return replace(plan_of(model.graph, parts, model.profiles, strategy, outputs, prediction), reasons=reasons)

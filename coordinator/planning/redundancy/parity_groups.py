@@ -10,7 +10,7 @@ A content that several workers have already, more than may die, is in no group. 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from wire.erasure.gf256 import checks, coefficients
@@ -28,28 +28,30 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """`members` each of another worker, and who keeps which check of them."""
+    """`members`, each of another worker, and by check the worker that keeps it."""
 
     members: tuple[Held, ...]
     keepers: tuple[str, ...]
 
     @property
     def size_bytes(self) -> int:
-        """Of a check."""
+        """The size of each check: that of the largest member."""
         return max(member.size_bytes for member in self.members)
 
     @property
     def rows(self) -> tuple[tuple[int, ...], ...]:
-        """By which factors every check is made."""
+        """The factors of every check, one for each member."""
         return checks(len(self.members), len(self.keepers))
 
     def size_of(self, share: int) -> int:
-        """Of a member, or of a check behind them."""
+        """The size of a share: a member, or a check, which are numbered after the members."""
         return self.members[share].size_bytes if share < len(self.members) else self.size_bytes
 
     def repair(self, wanted: int, there: Iterable[int], near: Collection[int] = ()) -> dict[int, int] | None:
-        """By which factors the shares that are `there` give one that is not, those that are `near` first and then the
-        smallest; None if they are too few."""
+        """The factors by which other shares sum to the wanted one; None if too few are `there`.
+
+        Of those that are there the `near` ones are preferred, and then the smallest.
+        """
         k = len(self.members)
         order = sorted(set(there) - {wanted}, key=lambda share: (share not in near, self.size_of(share), share))
         if len(order) < k:
@@ -66,112 +68,147 @@ def grouped(
 
     With `room`, bytes that workers have left, nobody keeps more than that, and what nobody has room for is in no group.
     """
-    pieces = list(held)
-    spread = _grouped(pieces, nodes, copies, room, by_room=False)
-    if room is None or not unkept(pieces, nodes, copies, spread):
+    contents = list(held)
+    spread = _GreedyPacker(contents, nodes, copies, room, roomiest_first=False).groups()
+    if room is None or not unkept(contents, nodes, copies, spread):
         return spread
-    packed = _grouped(pieces, nodes, copies, room, by_room=True)
-    return min(spread, packed, key=lambda found: _total(unkept(pieces, nodes, copies, found)))
+    packed = _GreedyPacker(contents, nodes, copies, room, roomiest_first=True).groups()
+    return min(spread, packed, key=lambda groups: _total(unkept(contents, nodes, copies, groups)))
 
 
 def unkept(held: Iterable[Held], nodes: Collection[str], copies: Copies, groups: Iterable[Group]) -> list[Held]:
     """What too few of these workers have, and is in no group."""
-    kept = {each.content for group in groups for each in group.members}
-    return [each for each in _lone(held, nodes, copies) if each.content not in kept]
+    kept = {member.content for group in groups for member in group.members}
+    return [content for content in _exposed(held, nodes, copies) if content.content not in kept]
 
 
-def _lone(held: Iterable[Held], nodes: Collection[str], copies: Copies) -> list[Held]:
-    return [each for each in held if len(each.owners & set(nodes)) <= copies.extra]
+def _exposed(held: Iterable[Held], nodes: Collection[str], copies: Copies) -> list[Held]:
+    """What as many deaths may take along as the policy has to survive."""
+    return [content for content in held if len(content.owners & set(nodes)) <= copies.extra]
 
 
-def _grouped(
-    held: Iterable[Held], nodes: Collection[str], copies: Copies, room: Mapping[str, int] | None, by_room: bool
-) -> tuple[Group, ...]:
-    """Checks go to who keeps least for the same owners, since their deaths hit all of it alike, or `by_room`."""
-    left: dict[str, list[Held]] = {}
-    for each in sorted(_lone(held, nodes, copies), key=lambda each: (-each.size_bytes, str(each.content))):
-        left.setdefault(min(each.owners), []).append(each)
-    most = len(nodes) - copies.extra
-    members = min(copies.members or most, most)
-    free = {node: float("inf") if room is None else room.get(node, 0) for node in sorted(nodes)}
-    kept_for = dict.fromkeys(itertools.product(nodes, nodes), 0)  # by owner and keeper
-    kept = dict.fromkeys(free, 0)
+class _GreedyPacker:
+    """Makes one group after another: of the largest content that is left, with one of each owner that has most left.
 
-    def keepers(taken: Sequence[Held]) -> list[str]:
-        owning, size = _owners(taken), max(each.size_bytes for each in taken)
-        able = [node for node in free if node not in owning and free[node] >= size]
-        if by_room:
-            return sorted(able, key=lambda node: (-free[node], node))
-        return sorted(able, key=lambda node: (sum(kept_for.get((o, node), 0) for o in owning), kept[node], node))
+    Checks go to the workers that keep least for the same owners, since a death hits all of that at once; with
+    `roomiest_first` to those that have most room.
+    """
 
-    found = []
-    while members > 0 and any(left.values()):
-        owners = sorted((owner for owner in left if left[owner]), key=lambda owner: (-_total(left[owner]), owner))
-        others = owners if room is None else [owners[0], *sorted(owners[1:], key=lambda owner: free[owner])]
-        ways = (owners[:members], *(others[:count] for count in range(min(members, len(owners)), 0, -1)))
-        taken, chosen = tuple[Held, ...](), list[str]()
-        for way in ways:  # fewer members leave more workers that may keep a check
-            taken = tuple(left[owner][0] for owner in way)
-            chosen = keepers(taken)
-            if len(chosen) >= copies.extra:
-                break
-        else:
-            left[owners[0]].pop(0)  # owned by too many, or too large for what room there is
-            continue
-        for owner in way:
-            left[owner].pop(0)
-        group = Group(taken, tuple(chosen[: copies.extra]))
+    def __init__(
+        self, held: Iterable[Held], nodes: Collection[str], copies: Copies, room: Mapping[str, int] | None,
+        roomiest_first: bool,
+    ) -> None:  # fmt: skip
+        self._left: dict[str, list[Held]] = {}  # by owner, the largest first
+        for content in sorted(_exposed(held, nodes, copies), key=lambda c: (-c.size_bytes, str(c.content))):
+            self._left.setdefault(min(content.owners), []).append(content)
+        members_max = len(nodes) - copies.extra
+        self._members_max = min(copies.members or members_max, members_max)
+        self._checks = copies.extra
+        self._bounded, self._roomiest_first = room is not None, roomiest_first
+        self._free = {node: float("inf") if room is None else room.get(node, 0) for node in sorted(nodes)}
+        self._kept = dict.fromkeys(self._free, 0)
+        self._kept_for = dict.fromkeys(itertools.product(nodes, nodes), 0)  # by owner and keeper
+
+    def groups(self) -> tuple[Group, ...]:
+        groups = []
+        while self._members_max > 0 and any(self._left.values()):
+            owners = self._owners_left()
+            group = self._group_of(owners)
+            if group is None:
+                self._left[owners[0]].pop(0)  # owned by too many, or too large for what room there is
+            else:
+                self._take(group)
+                groups.append(group)
+        return tuple(groups)
+
+    def _owners_left(self) -> list[str]:
+        """Owners of what is in no group yet, those of most bytes first."""
+        owners = (owner for owner in self._left if self._left[owner])
+        return sorted(owners, key=lambda owner: (-_total(self._left[owner]), owner))
+
+    def _group_of(self, owners: Sequence[str]) -> Group | None:
+        """A group of the largest content of each of some owners, the first among them; None if nobody can keep it."""
+        for chosen in self._choices(owners):
+            members = tuple(self._left[owner][0] for owner in chosen)
+            keepers = self._keepers(members)
+            if len(keepers) >= self._checks:
+                return Group(members, tuple(keepers[: self._checks]))
+        return None
+
+    def _choices(self, owners: Sequence[str]) -> Iterator[Sequence[str]]:
+        """Owners for one group: as many as may be, then fewer, which leave more workers that may keep a check."""
+        yield owners[: self._members_max]
+        others = owners
+        if self._bounded:
+            others = [owners[0], *sorted(owners[1:], key=lambda owner: self._free[owner])]
+        for count in range(min(self._members_max, len(owners)), 0, -1):
+            yield others[:count]
+
+    def _keepers(self, members: Sequence[Held]) -> list[str]:
+        """The workers that may keep a check of these, the best first."""
+        owners, size = _owners(members), max(member.size_bytes for member in members)
+        able = [node for node in self._free if node not in owners and self._free[node] >= size]
+        if self._roomiest_first:
+            return sorted(able, key=lambda node: (-self._free[node], node))
+        return sorted(able, key=lambda node: (self._kept_of(owners, node), self._kept[node], node))
+
+    def _kept_of(self, owners: Iterable[str], keeper: str) -> int:
+        return sum(self._kept_for.get((owner, keeper), 0) for owner in owners)
+
+    def _take(self, group: Group) -> None:
+        for member in group.members:
+            self._left[min(member.owners)].remove(member)
         for node in group.keepers:
-            free[node] -= group.size_bytes
-            kept[node] += group.size_bytes
-            for owner in _owners(taken) & free.keys():
-                kept_for[owner, node] += group.size_bytes
-        found.append(group)
-    return tuple(found)
+            self._free[node] -= group.size_bytes
+            self._kept[node] += group.size_bytes
+            for owner in _owners(group.members) & self._free.keys():
+                self._kept_for[owner, node] += group.size_bytes
 
 
 def kept_bytes(groups: Iterable[Group]) -> dict[str, int]:
-    """What workers keep for others."""
-    found: dict[str, int] = {}
+    """The bytes that each worker keeps for others."""
+    kept: dict[str, int] = {}
     for group in groups:
         for node in group.keepers:
-            found[node] = found.get(node, 0) + group.size_bytes
-    return found
+            kept[node] = kept.get(node, 0) + group.size_bytes
+    return kept
 
 
 def moved_bytes(groups: Sequence[Group], dead: str) -> dict[str, int]:
-    """What each of the others would fetch to have what one worker alone had, every content where least of it moves.
-    What is in no group counts for nobody: it is lost."""
-    found: dict[str, int] = {}
+    """The bytes that each of the others would fetch to have what one worker alone had.
+
+    Every content is made again where least of it moves.  What is in no group counts for nobody: it is lost.
+    """
+    moved: dict[str, int] = {}
     for group in groups:
         for place, member in enumerate(group.members):
             if member.owners <= {dead}:
                 node, size = cheapest(group, place, dead)
-                found[node] = found.get(node, 0) + size
-    return found
+                moved[node] = moved.get(node, 0) + size
+    return moved
 
 
 def cheapest(group: Group, place: int, dead: str) -> tuple[str, int]:
-    """Where a member is made again with least to fetch, and how much that is."""
-    where = _shares(group, dead)
+    """The worker that can make a member again with least to fetch, and how much that is."""
+    holders = _holders(group, dead)
     ways = []
-    for node in sorted(set().union(*where.values())):
-        near = {share for share, nodes in where.items() if node in nodes}
-        factors = group.repair(place, where, near) or {}
+    for node in sorted(set().union(*holders.values())):
+        near = {share for share, nodes in holders.items() if node in nodes}
+        factors = group.repair(place, holders, near) or {}
         ways.append((sum(group.size_of(share) for share in factors if share not in near), node))
     size, node = min(ways)
     return node, size
 
 
-def _shares(group: Group, dead: str) -> Mapping[int, frozenset[str]]:
-    """Who has which share, without one worker."""
-    whole = [*(each.owners for each in group.members), *(frozenset({node}) for node in group.keepers)]
-    return {share: nodes - {dead} for share, nodes in enumerate(whole) if nodes - {dead}}
+def _holders(group: Group, dead: str) -> Mapping[int, frozenset[str]]:
+    """By share the workers that have it, without one worker."""
+    holders = [*(member.owners for member in group.members), *(frozenset({node}) for node in group.keepers)]
+    return {share: nodes - {dead} for share, nodes in enumerate(holders) if nodes - {dead}}
 
 
 def _owners(held: Iterable[Held]) -> frozenset[str]:
-    return frozenset[str]().union(*(each.owners for each in held))
+    return frozenset[str]().union(*(content.owners for content in held))
 
 
-def _total(each: Iterable[Held]) -> int:
-    return sum(held.size_bytes for held in each)
+def _total(held: Iterable[Held]) -> int:
+    return sum(content.size_bytes for content in held)

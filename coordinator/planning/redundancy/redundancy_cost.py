@@ -8,7 +8,8 @@ before that, and planned for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from wire.policy.redundancy import KINDS, copies_of
@@ -16,48 +17,103 @@ from wire.units import size_text, time_text
 
 from ..model.cost_model import REPLAN_S
 from ..model.plan import FromParam, Plan
-from ..model.profiles import CLIENT, Profiles
+from ..model.profiles import CLIENT, Profiles, WorkerProfile
 from .parity_groups import Group, Held, cheapest, grouped, kept_bytes, moved_bytes, unkept
 from .redundancy_memory import contents_of, room_of, standing_by
 
 NOTHING = "nothing is kept, since there are too few workers, or too little memory"
 
 
-def outlook(
+@dataclass(frozen=True, slots=True)
+class WorkerMemory:
+    """The bytes that a worker computes with, and those that it keeps for others."""
+
+    worker: str
+    own_bytes: int
+    kept_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeathCost:
+    """What follows from the death of a worker: the bytes that it alone had, those that move until the others have
+    them, those of them that come from this process, and the seconds until then."""
+
+    worker: str
+    lost_bytes: int
+    moved_bytes: int
+    client_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class RedundancyCost:
+    """What a policy costs and achieves; `copies` is its text and `meaning` says it in words."""
+
+    copies: str
+    meaning: str
+    deaths_survived: int
+    unkept_bytes: int
+    memory: tuple[WorkerMemory, ...]
+    deaths: tuple[DeathCost, ...]
+
+    def describe(self) -> dict[str, Any]:
+        """The same as plain data, for JSON."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+
+def redundancy_cost(
     plan: Plan, profiles: Profiles, text: str, standby: Mapping[str, Plan] | None = None, state: bool = False
-) -> dict[str, Any]:
-    """A policy for a plan's weights, or its state, as plain data: what it keeps, for every worker what it holds for
-    itself and for others, and for the death of each what was lost, what moves from where, and the seconds.  `standby`
-    are the plans without each worker, where replicas are kept."""
+) -> RedundancyCost:
+    """What a policy costs for a plan's weights, or for its state.
+
+    `standby` are the plans without each worker, where replicas are kept.
+    """
     copies, held = copies_of(text), contents_of(plan, state)
     nodes = [worker.node_id for worker in profiles.workers]
     groups = grouped(held, nodes, copies, room_of(plan, profiles)) if copies.on_workers else ()
     kept = kept_bytes(groups) if standby is None else standing_by(plan, standby.values())
-    sure = {each.content for group in groups for each in group.members}
-    rows = []
-    for worker in profiles.workers:
-        lost = [each for each in held if each.owners <= {worker.node_id}]
-        if lost:
-            bare = [] if standby and worker.node_id in standby else [each for each in lost if each.content not in sure]
-            rows.append({"worker": worker.name, **_death(worker.node_id, lost, bare, groups, profiles)})
-    alone = sum(each.size_bytes for each in unkept(held, nodes, copies, groups)) if copies.on_workers else 0
+    deaths = _deaths(held, groups, standby or {}, profiles)
+    alone = sum(content.size_bytes for content in unkept(held, nodes, copies, groups)) if copies.on_workers else 0
     survived = (copies.extra if groups and not alone else 0) if standby is None else int(bool(standby))
-    nothing = rows and (copies.on_workers or copies.on_devices) and not (groups or standby)
-    return {
-        "copies": text,
-        "meaning": NOTHING if nothing else KINDS[text.split(" ", 1)[0]].meaning,
-        "deaths_survived": survived,
-        "unkept_bytes": alone,
-        "memory": [
-            {
-                "worker": worker.name,
-                "own_bytes": sum(each.size_bytes for each in held if worker.node_id in each.owners),
-                "kept_bytes": kept.get(worker.node_id, 0),
-            }
-            for worker in profiles.workers
-        ],
-        "deaths": rows,
-    }
+    nothing = deaths and (copies.on_workers or copies.on_devices) and not (groups or standby)
+    memory = tuple(
+        WorkerMemory(
+            worker.name,
+            sum(content.size_bytes for content in held if worker.node_id in content.owners),
+            kept.get(worker.node_id, 0),
+        )
+        for worker in profiles.workers
+    )
+    meaning = NOTHING if nothing else KINDS[text.split(" ", 1)[0]].meaning
+    return RedundancyCost(text, meaning, survived, alone, memory, deaths)
+
+
+def _deaths(
+    held: Sequence[Held], groups: tuple[Group, ...], standby: Mapping[str, Plan], profiles: Profiles
+) -> tuple[DeathCost, ...]:
+    """The cost of every death that takes along what no other worker has."""
+    in_groups = {member.content for group in groups for member in group.members}
+    deaths = []
+    for worker in profiles.workers:
+        lost = [content for content in held if content.owners <= {worker.node_id}]
+        if lost:
+            replicated = worker.node_id in standby
+            bare = 0 if replicated else sum(c.size_bytes for c in lost if c.content not in in_groups)
+            deaths.append(_death_cost(worker, sum(c.size_bytes for c in lost), bare, groups, profiles))
+    return tuple(deaths)
+
+
+def _death_cost(
+    dead: WorkerProfile, lost_bytes: int, client_bytes: int, groups: tuple[Group, ...], profiles: Profiles
+) -> DeathCost:
+    """`client_bytes` are those of which no other worker has a share, which come from this process."""
+    others = [worker.node_id for worker in profiles.workers if worker.node_id != dead.node_id]
+    moved = moved_bytes(groups, dead.node_id)
+    fetched = [(node, size) for node, size in moved.items() if size]
+    ways = [(size, profiles.link(source, node)) for node, size in fetched for source in others if source != node]
+    ways += [(client_bytes, profiles.link(CLIENT, node)) for node in others[:1] if client_bytes]
+    seconds = REPLAN_S + max((link.seconds(size) for size, link in ways), default=0.0)
+    return DeathCost(dead.name, lost_bytes, sum(moved.values()) + client_bytes, client_bytes, seconds)
 
 
 def sentences(plan: Plan, profiles: Profiles, text: str) -> list[str]:
@@ -65,10 +121,11 @@ def sentences(plan: Plan, profiles: Profiles, text: str) -> list[str]:
     copies = copies_of(text)
     if not (copies.on_workers or copies.here):
         return []
-    found = outlook(plan, profiles, text, state=True)
-    kept = sum(row["kept_bytes"] for row in found["memory"])
+    cost = redundancy_cost(plan, profiles, text, state=True)
+    kept = sum(row.kept_bytes for row in cost.memory)
     where = "this process keeps" if copies.here else f"workers keep {size_text(kept)} for"
-    moved, seconds = (max((row[name] for row in found["deaths"]), default=0) for name in ("moved_bytes", "seconds"))
+    moved = max((death.moved_bytes for death in cost.deaths), default=0)
+    seconds = max((death.seconds for death in cost.deaths), default=0)
     what = "the state" if copies.here else "each other"
     return [f"copies {text}: {where} {what}, and a death moves {size_text(moved)} at most, in {time_text(seconds)}"]
 
@@ -88,20 +145,3 @@ def kept_elsewhere(plan: Plan, profiles: Profiles, text: str, dead: str) -> tupl
             elif each.owners <= {dead}:
                 made[each.content.name] = cheapest(group, place, dead)[1]
     return whole, made
-
-
-def _death(
-    dead: str, lost: Iterable[Held], bare: Iterable[Held], groups: tuple[Group, ...], profiles: Profiles
-) -> dict[str, Any]:
-    """What follows from one death: `bare` is what no other worker has a share of, and comes from this process."""
-    others = [worker.node_id for worker in profiles.workers if worker.node_id != dead]
-    moved, from_here = moved_bytes(groups, dead), sum(each.size_bytes for each in bare)
-    fetched = [(node, size) for node, size in moved.items() if size]
-    ways = [(size, profiles.link(source, node)) for node, size in fetched for source in others if source != node]
-    ways += [(from_here, profiles.link(CLIENT, node)) for node in others[:1] if from_here]
-    return {
-        "lost_bytes": sum(each.size_bytes for each in lost),
-        "moved_bytes": sum(moved.values()) + from_here,
-        "client_bytes": from_here,
-        "seconds": REPLAN_S + max((link.seconds(size) for size, link in ways), default=0.0),
-    }

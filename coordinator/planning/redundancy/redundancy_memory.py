@@ -18,7 +18,7 @@ from wire.ir.graph import WireGraph
 from wire.policy.redundancy import Copies, copies_of
 from wire.units import need_text, room_text, size_text
 
-from ..model.memory_check import memory_by_site
+from ..model.memory_check import memory_by_worker
 from ..model.plan import FromParam, FromState, Plan
 from ..model.profiles import Profiles
 from .parity_groups import Held, grouped, kept_bytes, unkept
@@ -86,7 +86,7 @@ def _enough(
     another one, which may need more again."""
     wanted, found = profiles, None
     for _ in range(RAISES_MAX):
-        wanted = _with(wanted, [each.memory_bytes + short[each.node_id] for each in wanted.workers])
+        wanted = wanted.with_memory(worker.memory_bytes + short[worker.node_id] for worker in wanted.workers)
         plan = _search(make, make(wanted), wanted, keeps, share)
         if isinstance(plan, Plan):
             found = plan
@@ -95,7 +95,7 @@ def _enough(
     for _ in range(RAISES_MAX if found is not None else 0):
         needs = {each.node: each.memory_bytes + each.kept_bytes for each in found.workers} if found else {}
         pairs = zip(wanted.workers, profiles.workers, strict=True)
-        tight = _with(wanted, [min(more.memory_bytes, max(needs[w.node_id], w.memory_bytes)) for more, w in pairs])
+        tight = wanted.with_memory(min(more.memory_bytes, max(needs[w.node_id], w.memory_bytes)) for more, w in pairs)
         if tight == wanted:
             break
         plan = _search(make, make(tight), tight, keeps, share)
@@ -131,16 +131,8 @@ def share_of(copies: Copies, workers: int) -> float:
 
 def room_of(plan: Plan, profiles: Profiles) -> dict[str, int]:
     """What every worker has left beside its parts."""
-    own = own_bytes(plan)
+    own = memory_by_worker(plan)
     return {worker.node_id: worker.memory_bytes - own.get(worker.node_id, 0) for worker in profiles.workers}
-
-
-def own_bytes(plan: Plan) -> dict[str, int]:
-    """What every worker needs for its parts."""
-    found: dict[str, int] = {}
-    for (node, _), size in memory_by_site(plan.parts, plan.ordered and not plan.gangs).items():
-        found[node] = found.get(node, 0) + size
-    return found
 
 
 def contents_of(plan: Plan, state: bool = False) -> list[Held]:
@@ -197,7 +189,7 @@ def standing_by(plan: Plan, others: Collection[Plan]) -> dict[str, int]:
 
 def _made_bytes(plan: Plan) -> dict[str, int]:
     """What every worker needs besides weights."""
-    found = own_bytes(plan)
+    found = memory_by_worker(plan)
     for each in contents_of(plan):
         for node in each.owners:
             found[node] -= each.size_bytes
@@ -218,7 +210,7 @@ def _plans(
             budgets = [worker.memory_bytes - kept.get(worker.node_id, 0) for worker in profiles.workers]
             plan = _made(make, profiles, budgets)
             yield from () if plan is None else (plan,)
-    wanted = sum(own_bytes(first).values())
+    wanted = sum(memory_by_worker(first).values())
     for budgets in _levels([worker.memory_bytes for worker in profiles.workers], wanted, share):
         plan = _made(make, profiles, budgets)
         yield from () if plan is None else (plan,)
@@ -226,14 +218,9 @@ def _plans(
 
 def _made(make: Callable[[Profiles], Plan], profiles: Profiles, budgets: Sequence[int]) -> Plan | None:
     try:
-        return make(_with(profiles, budgets))
+        return make(profiles.with_memory(max(size, 0) for size in budgets))
     except PlacementError:
         return None
-
-
-def _with(profiles: Profiles, budgets: Sequence[int]) -> Profiles:
-    pairs = zip(profiles.workers, budgets, strict=True)
-    return replace(profiles, workers=tuple(replace(each, memory_bytes=max(size, 0)) for each, size in pairs))
 
 
 def _levels(budgets: Sequence[int], wanted: int, share: float) -> Iterator[list[int]]:
@@ -281,7 +268,7 @@ def _raised(room: Room, size: int) -> Room:
 
 def _lacking(text: str, plan: Plan | None, wanted: Profiles, profiles: Profiles) -> tuple[str, str]:
     """What is said of it, and what to do."""
-    own = own_bytes(plan) if plan is not None else {}
+    own = memory_by_worker(plan) if plan is not None else {}
     rows, total = [], 0
     for more, worker in zip(wanted.workers, profiles.workers, strict=True):
         mine = own.get(worker.node_id, 0)

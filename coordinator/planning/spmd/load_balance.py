@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from wire.ir.graph import WireGraph
-from wire.policy.batch_shares import UNITS, UNLIKE, Portions, handed_out
+from wire.policy.batch_shares import UNITS, Portions, handed_out, uneven
 
 from ..model.profiles import Profiles
 from .rank_placement import Site, able
@@ -56,10 +56,10 @@ class Pace:
         return cls(site.worker.node_id, max(even_s - share * piece_s, 0.0), piece_s)
 
 
-def unlike(even: WireGraph, profiles: Profiles) -> bool:
-    """Whether some worker takes so much longer than another for an even share that shares by speed may pay."""
+def uneven_speeds(even: WireGraph, profiles: Profiles) -> bool:
+    """Whether workers differ so much in what they take for an even share that shares by speed may pay."""
     seconds = [site.seconds(even) for site in _sites([even], profiles)]
-    return bool(seconds) and max(seconds) > UNLIKE * min(seconds)
+    return bool(seconds) and uneven(seconds)
 
 
 def proposals(

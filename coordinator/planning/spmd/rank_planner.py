@@ -23,9 +23,10 @@ from wire.units import size_text, time_text
 
 from ..model.cost_model import CostModel
 from ..model.device_constraints import pins
-from ..model.liveness import DUPLICATED
-from ..model.memory_check import does_not_fit, memory_by_site, missing
+from ..model.liveness import CONSTANTS, DUPLICATED
+from ..model.memory_check import does_not_fit, missing
 from ..model.plan import (
+    REASONS_MAX,
     FromConst,
     FromInput,
     FromParam,
@@ -37,10 +38,11 @@ from ..model.plan import (
     Plan,
     Source,
     Window,
-    WorkerShare,
 )
+from ..model.plan_builder import plan_of, traffic_of
 from ..model.profiles import CLIENT, Profiles
-from ..model.subgraphs import edges_of, output_source, param_places, parts_of
+from ..model.region_builder import RegionBuilder
+from ..model.subgraphs import output_source, parts_of
 from ..placement.partition import Partitioner
 from .collective_cost import exchange_s, exchanged_bytes, sending_rates
 from .rank_placement import Site, able, sites_for
@@ -134,19 +136,12 @@ class _Draft:
             for ranks in self._gangs_of:
                 if self._levels[ranks.first] == level:
                     self._place_ranks(ranks)
-        made = tuple(self._parts)
-        shares, cut_bytes, feeding_s = self._traffic()
-        plan = Plan(
-            strategy,
-            graph,
-            made,
-            edges_of(made),
-            tuple(self._output(index) for index in graph.outputs),
-            param_places(graph, made),
-            shares,
-            self._seconds + feeding_s,
-            cut_bytes,
-            (),
+        outputs = tuple(self._output(index) for index in graph.outputs)
+        plan = plan_of(graph, tuple(self._parts), self._profiles, strategy, outputs)
+        plan = replace(
+            plan,
+            seconds=self._seconds + self._transfer_s(plan),
+            cut_bytes=plan.cut_bytes + sum(gang.sent_bytes for gang in self._gangs),
             ordered=bool(self._gangs),
             gangs=tuple(self._gangs),
             lying=tuple(self._lying(index) for index in graph.outputs),
@@ -188,45 +183,22 @@ class _Draft:
                 here = levels[ranks.first] == level
                 held = self._held.get(source)
                 cut = held is not None and window not in held.blocks.windows
-                if source in mine or (here and (cut or nodes[source].op in ("const", "iota"))):
+                if source in mine or (here and (cut or nodes[source].op in CONSTANTS)):
                     yield source, window
 
     def _region(self, level: int, wanted: Sequence[Wanted]) -> tuple[WireGraph, Mapping[str, FromPart]]:
-        """A graph of what is wanted, and which of its inputs come from parts."""
-        graph, builder = self._graph, GraphBuilder()
-        builder.blobs.update(graph.blobs)
-        came: dict[str, FromPart] = {}
-        local: dict[int, int] = {}
-
-        def given(index: int, number: str, part: FromPart) -> int:
-            name = f"#{index}{number}"  # no input of a program is called so
-            came[name] = part
-            kind = self._parts[part.part].graph
-            return builder.input(name, *kind.types[kind.outputs[part.slot]])
-
-        def value(index: int) -> int:
-            node = graph.nodes[index]
-            if node.op == "spmd":
-                held = self._held[index]
-                blocks = {number: given(index, f".{number}", part) for number, part in held.first().items()}
-                return joined(builder, blocks, held.blocks.counts)
-            if (index, None) in self._made:
-                return given(index, "", self._made[index, None])
-            operands = [local[each] if each in local else local.setdefault(each, value(each)) for each in node.inputs]
-            return builder.add(node.op, *operands, **node.attrs)
-
+        """A graph of what is wanted of a level, and which of its inputs come from parts."""
+        graph = self._graph
+        computed = {i for i in range(len(graph)) if self._levels[i] == level and graph.nodes[i].op != "spmd"}
         needed = {index for index, _ in wanted}
         for index in reversed(range(len(graph))):
-            if index in needed and self._levels[index] == level and graph.nodes[index].op != "spmd":
+            if index in needed and index in computed:
                 needed.update(graph.nodes[index].inputs)
-        for index in sorted(needed):
-            if self._levels[index] == level and graph.nodes[index].op != "spmd":
-                local[index] = value(index)
-        made = []
-        for index, window in wanted:
-            whole = local[index] if index in local else local.setdefault(index, value(index))
-            made.append(whole if window is None else _cut(builder, whole, window))
-        return builder.build(made), came
+        region = _LevelRegion(graph, self._parts, self._made, self._held)
+        for index in sorted(needed & computed):  # in order, so that nothing recurs deeply
+            region.value(index)
+        values = [region.windowed(index, window) for index, window in wanted]
+        return region.builder.build(values), region.sources
 
     # -- ranks
 
@@ -296,47 +268,23 @@ class _Draft:
             return self._held[index if made is None else made].pieces(shape)
         if (index, None) in self._made:
             return self._made[index, None]
-        if node.op in ("const", "iota"):
+        if node.op in CONSTANTS:
             return FromConst(index)
         return FromInput(node.attrs["name"]) if node.op == "input" else FromParam(node.attrs["name"])
 
-    def _traffic(self) -> tuple[tuple[WorkerShare, ...], int, float]:
-        """Every worker's share, the bytes that cross between nodes, and the seconds until what the ranks are fed is
-        there and what they made is back."""
-        sent = dict.fromkeys((worker.node_id for worker in self._profiles.workers), 0)
-        ranks = {index for gang in self._gangs for index in gang.parts}
+    def _transfer_s(self, plan: Plan) -> float:
+        """Seconds until what the ranks are fed is there, and what the workers made is back."""
         fed: dict[str, int] = {}
-        for part in self._parts:
+        ranks = {number for gang in self._gangs for number in gang.parts}
+        for part in plan.parts:
             size_bytes = sum(part.sizes(FromInput).values())
-            edges = part.sizes(FromPart).items()
-            sent[part.node] += size_bytes + sum(size for each, size in edges if self._place_of(each)[0] != part.node)
             if part.index in ranks and size_bytes:
                 fed[part.node] = fed.get(part.node, 0) + size_bytes
-        back: dict[str, int] = {}
-        outputs = [self._output(index) for index in self._graph.outputs]
-        arriving = [each for each in outputs if isinstance(each, FromPart)]
-        arriving += [part for each in outputs if isinstance(each, Pieces) for part, _ in each.pieces]
-        for source in arriving:
-            graph, node = self._parts[source.part].graph, self._parts[source.part].node
-            back[node] = back.get(node, 0) + graph.types[graph.outputs[source.slot]].size_bytes
+        returned = traffic_of(plan, self._profiles).returned
         link = self._profiles.link
         feeding_s = max((link(CLIENT, node).seconds(size) for node, size in fed.items()), default=0.0)
-        returning_s = max((link(node, CLIENT).seconds(size) for node, size in back.items()), default=0.0)
-        memory = memory_by_site(self._parts)
-        shares = tuple(
-            WorkerShare(
-                worker.node_id,
-                worker.name,
-                sum(part.node == worker.node_id for part in self._parts),
-                sum(part.seconds for part in self._parts if part.node == worker.node_id),
-                sum(size for (node, _), size in memory.items() if node == worker.node_id),
-                worker.memory_bytes,
-                sent[worker.node_id],
-            )
-            for worker in self._profiles.workers
-        )
-        exchanged = sum(gang.sent_bytes for gang in self._gangs)
-        return shares, sum(sent.values()) + sum(back.values()) + exchanged, feeding_s + returning_s
+        returning_s = max((link(node, CLIENT).seconds(size) for node, size in returned.items()), default=0.0)
+        return feeding_s + returning_s
 
     def _reasons(self, plan: Plan) -> tuple[str, ...]:
         names = {worker.node_id: worker.name for worker in self._profiles.workers}
@@ -358,7 +306,34 @@ class _Draft:
         return tuple(reasons[:REASONS_MAX])
 
 
-REASONS_MAX = 8
+class _LevelRegion(RegionBuilder):
+    """Ordinary nodes of a level.  Results of ranks and of earlier parts are inputs; `sources` say what each of them is,
+    by a name that no input of a program has."""
+
+    def __init__(
+        self, graph: WireGraph, parts: Sequence[Part], made: Mapping[Wanted, FromPart], held: Mapping[int, _Held]
+    ) -> None:
+        super().__init__(graph)
+        self._parts, self._made, self._held = parts, made, held
+        self.sources: dict[str, FromPart] = {}
+
+    def outside(self, index: int) -> int | None:
+        if self.graph.nodes[index].op == "spmd":
+            held = self._held[index]
+            blocks = {at: self._from_part(f"#{index}.{at}", source) for at, source in held.first().items()}
+            return joined(self.builder, blocks, held.blocks.counts)
+        made = self._made.get((index, None))
+        return None if made is None else self._from_part(f"#{index}", made)
+
+    def _from_part(self, name: str, source: FromPart) -> int:
+        self.sources[name] = source
+        graph = self._parts[source.part].graph
+        return self.builder.input(name, *graph.types[graph.outputs[source.slot]])
+
+    def windowed(self, index: int, window: Window | None) -> int:
+        """A node, or a window of it."""
+        value = self.value(index)
+        return value if window is None else _cut(self.builder, value, window)
 
 
 def _sites(gangs: Sequence[RankWork], profiles: Profiles) -> dict[tuple[Axes, Sizes], tuple[Site, ...]]:

@@ -25,8 +25,6 @@ from .rank_placement import Site
 from .rank_planner import plan_ranks
 from .split_strategies import RANKS_MAX, batch_of, split
 
-UNLIKE = 1.25
-
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
@@ -69,12 +67,6 @@ def plan_shares(graph: WireGraph, asked: DataParallel, profiles: Profiles) -> Pl
     told = ", ".join(f"{w.name} {n}" for w, n in zip(profiles.workers, found.shares, strict=True) if n)
     seconds = timeline(plan, profiles).seconds
     return replace(plan, seconds=seconds, reasons=(*plan.reasons, f"of {found.ranks} equal shares of the rows: {told}"))
-
-
-def unlike(profiles: Profiles) -> bool:
-    """Whether some worker is so much faster than another that shares by speed may pay."""
-    speeds = [worker.devices[0].gflops for worker in profiles.workers]
-    return max(speeds) > UNLIKE * min(speeds)
 
 
 def _shared_out(graph: WireGraph, profiles: Profiles, ranks: int) -> Sharing:

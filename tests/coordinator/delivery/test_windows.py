@@ -18,6 +18,7 @@ from coordinator.delivery.tensor_store import TensorStore
 from coordinator.planning import plan_messages
 from coordinator.planning.model.plan import FromInput, FromParam, FromPart, Part, Pieces, Plan, Window
 from coordinator.planning.plan_codec import plan_bytes, plan_from
+from coordinator.planning.plan_messages import Inventory
 from coordinator.planning.planner import make_plan
 from wire.errors import BlobMissing, NodeLost
 from wire.ir.codec import hash_array
@@ -79,7 +80,7 @@ def test_what_a_plan_says_of_windows_is_what_workers_hear() -> None:
     plan, w = halved(), TensorType((4, 3), F32)
     params = {FromParam("w", LEFT): (b"l" * 32, w), FromParam("w", RIGHT): (b"r" * 32, w)}
     assert list(plan_messages.params_of(plan)) == list(params)
-    told = plan_messages.deploy(plan, "node-1", PlanKey(1, 1), params, (), {}, {"node-0": (), "node-1": ()})
+    told = plan_messages.deploy(plan, "node-1", PlanKey(1, 1), params, Inventory({}, {"node-0": (), "node-1": ()}))
     assert told.ordered
     (part,), (blob,) = told.parts, told.blobs
     assert part.sources[1].blob == blob.blob == b"r" * 32
@@ -91,7 +92,7 @@ def test_an_output_in_pieces_is_put_together() -> None:
     plan = halved()
     assert plan.arrivals == {0: FromPart(0, 0), 1: FromPart(1, 0)} and plan_messages.output_count(plan) == 2
     params = dict.fromkeys(plan_messages.params_of(plan), (b"r" * 32, TensorType((4, 3), F32)))
-    told = plan_messages.deploy(plan, "node-1", PlanKey(1, 1), params, (), {}, {})
+    told = plan_messages.deploy(plan, "node-1", PlanKey(1, 1), params, Inventory({}, {}))
     ((target,),) = told.parts[0].targets
     assert (target.node, target.slot) == ("", 1)
     (whole,) = plan_messages.outputs(plan, {1: X[:, 3:], 0: X[:, :3]}, {}, {})

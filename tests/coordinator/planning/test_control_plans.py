@@ -66,7 +66,7 @@ def test_a_loop_costs_its_turns_once() -> None:
 
     def seconds(graph: WireGraph) -> float:
         model = CostModel(graph, profiles)
-        assert [len(members) for members in model.members] == [3, 1, 1, 1]
+        assert [len(members) for members in model.index.members] == [3, 1, 1, 1]
         return model.seconds[0][0]
 
     dispatch_s = profiles.workers[0].devices[0].dispatch_s
@@ -92,7 +92,7 @@ def test_what_a_turn_holds_counts_as_memory() -> None:
 
     graph = mesh.trace(wide, np.zeros((3, 300), np.float32))
     model = CostModel(graph, Profiles((worker(0, device(0, 1.0, 1.0)),)))
-    assert model.predict([0] * len(model.units)).memory_bytes[0] > 300 * 300 * 4
+    assert model.predict([0] * len(model.index.units)).memory_bytes[0] > 300 * 300 * 4
 
 
 def test_nobody_is_slow_or_stuck_for_work_that_depends_on_values() -> None:

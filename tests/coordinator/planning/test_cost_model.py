@@ -93,10 +93,10 @@ def test_a_unit_runs_on_the_first_device_that_can() -> None:
 def test_parts_only_depend_on_earlier_ones_whatever_the_assignment() -> None:
     for seed in range(60):
         model = CostModel(random_graph(seed).graph, slow(3))
-        assignment = np.random.default_rng(seed).integers(3, size=len(model.units)).tolist()
+        assignment = np.random.default_rng(seed).integers(3, size=len(model.index.units)).tolist()
         place = {unit: number for number, part in enumerate(model.parts(assignment)) for unit in part.units}
-        assert sorted(place) == list(range(len(model.units)))
-        for unit, operands in enumerate(model.operands):
+        assert sorted(place) == list(range(len(model.index.units)))
+        for unit, operands in enumerate(model.index.operands):
             assert all(place[operand] <= place[unit] for operand in operands), seed
 
 
@@ -106,7 +106,7 @@ def test_a_small_first_part_is_folded_into_its_only_reader() -> None:
     far = builder.add("exp", x)
     graph = builder.build([builder.add("mul", far, builder.add("neg", mask))])
     model = CostModel(graph, near(*(worker(n, device(0, 1.0, 1.0)) for n in range(2))))
-    assert [node.op for node in (graph.nodes[index] for index in model.units)] == ["exp", "neg", "mul"]
+    assert [node.op for node in (graph.nodes[index] for index in model.index.units)] == ["exp", "neg", "mul"]
     prediction, parts = model.arrange([0, 1, 1])
     assert [part.units for part in parts] == [(0,), (1, 2)]
     assert prediction.busy_s[1] < 2 * DISPATCH_S

@@ -15,7 +15,7 @@ from coordinator.planning.model.plan import Plan
 from coordinator.planning.model.profiles import Profiles
 from coordinator.planning.model.program import Program
 from coordinator.planning.session_planner import Stateful, session_plan
-from coordinator.planning.spmd.load_balance import proposals, unlike
+from coordinator.planning.spmd.load_balance import proposals, uneven_speeds
 from coordinator.sessions.elastic import Elastic, Planned
 from mesh import optim, trace
 from mesh.functions.step_trace import Stepping
@@ -115,7 +115,7 @@ def test_who_would_have_next_to_nothing_is_left_out_too_unless_everybody_was_ask
 
 
 def test_machines_that_are_nearly_alike_are_not_even_thought_of() -> None:
-    assert unlike(rank_graph(2), machines(1.3, 1.0)) and not unlike(rank_graph(2), machines(1.2, 1.0))
+    assert uneven_speeds(rank_graph(2), machines(1.3, 1.0)) and not uneven_speeds(rank_graph(2), machines(1.2, 1.0))
     session = Session()
     assert session.planned(1.2, 1.0).portions == 2 and session.made == [2], "not even the program of one worker"
 

@@ -64,14 +64,14 @@ def model_for(seed: int, graph: WireGraph, workers: int) -> CostModel:
     roomy = CostModel(graph, make(np.random.default_rng(seed), workers))
     if rng.random() < 0.6:
         return roomy
-    one = max(roomy.predict([able] * len(roomy.units)).memory_bytes[able] for able in range(workers))
+    one = max(roomy.predict([able] * len(roomy.index.units)).memory_bytes[able] for able in range(workers))
     budget = int(one * rng.uniform(0.4, 1.1)) + 1
     return CostModel(graph, make(np.random.default_rng(seed), workers, memory_bytes=budget))
 
 
 def assert_cheapest(seed: int, graph: WireGraph, workers: int) -> tuple[Prediction, Assignment]:
     model = model_for(seed, graph, workers)
-    assert len(model.profiles.workers) ** len(model.units) <= EXACT_ASSIGNMENTS_MAX
+    assert len(model.profiles.workers) ** len(model.index.units) <= EXACT_ASSIGNMENTS_MAX
     found, assignment = Partitioner(model).auto
     assert found.objective == best_of_all(model).objective, f"seed {seed}, {workers} workers"
     assert model.predict(assignment) == found
@@ -163,9 +163,9 @@ def test_no_more_is_sent_than_between_equal_slices_for_as_many_workers(program: 
 
 def cut_bytes(model: CostModel, assignment: Assignment) -> int:
     """What goes from worker to worker, once to each that reads it."""
-    readers = ({assignment[unit] for unit in consumers} for consumers in model.consumers)
+    readers = ({assignment[unit] for unit in consumers} for consumers in model.index.consumers)
     return sum(
-        size * len(others - {own}) for size, others, own in zip(model.out_bytes, readers, assignment, strict=True)
+        size * len(others - {own}) for size, others, own in zip(model.index.out_bytes, readers, assignment, strict=True)
     )
 
 

@@ -205,7 +205,7 @@ def test_a_plan_is_counted_in_the_order_in_which_its_parts_run() -> None:
     budget = 1100
     one = Profiles((worker(0, device(0, 1.0, 1.0), memory_bytes=budget),))
     model = CostModel(graph, one)
-    assert model.predict([0] * len(model.units)).fits
+    assert model.predict([0] * len(model.index.units)).fits
     with pytest.raises(PlacementError, match=r"needs 1\.2 KiB and has 1\.0 KiB.*by 104 B in all"):
         make_plan(graph, one)
     two = near(*(worker(n, device(0, 1.0, 1.0), memory_bytes=budget) for n in range(2)))
@@ -280,4 +280,4 @@ def test_a_graph_without_work_needs_no_worker_time() -> None:
     graph = builder.build([x, builder.const(np.ones(3, np.float32))])
     plan = make_plan(graph, Profiles((worker(0, device(0, 1.0, 1.0)),)))
     assert plan.parts == ()
-    assert CostModel(graph, Profiles((worker(0, device(0, 1.0, 1.0)),))).units == []
+    assert CostModel(graph, Profiles((worker(0, device(0, 1.0, 1.0)),))).index.units == ()

@@ -255,7 +255,9 @@ def test_workers_are_told_which_rank_they_are_and_who_the_others_are() -> None:
     params = {source: (bytes(32), TensorType((4, 8), F32)) for source in plan_messages.params_of(plan)}
     for place, node in enumerate(part.node for part in plan.parts[:2]):
         peers = dict.fromkeys(plan_messages.nodes(plan), ("h:1",))
-        told = plan_messages.deploy(plan, node, PlanKey(1, 1), params, (), {}, peers, timeout_s=7.0)
+        told = plan_messages.deploy(
+            plan, node, PlanKey(1, 1), params, plan_messages.Inventory({}, peers), timeout_s=7.0
+        )
         assert told.ordered and refusal_of(told, node, 1) is None
         for first, part in zip((0, 2), told.parts, strict=True):
             assert part.gang is not None and (part.part, part.gang.rank) == (first + place, place)

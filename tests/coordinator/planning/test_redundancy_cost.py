@@ -9,7 +9,7 @@ from coordinator.planning.model.cost_model import REPLAN_S
 from coordinator.planning.model.plan import Plan
 from coordinator.planning.model.profiles import SAME_HOST, Profiles
 from coordinator.planning.planner import make_plan
-from coordinator.planning.redundancy.redundancy_cost import outlook
+from coordinator.planning.redundancy.redundancy_cost import redundancy_cost
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder
 
@@ -41,7 +41,7 @@ def pipeline(profiles: Profiles) -> Plan:
 )
 def test_three_workers(copies: str, kept: int, moved: int, client: int, survived: int) -> None:
     profiles = machines(3)
-    found = outlook(pipeline(profiles), profiles, copies)
+    found = redundancy_cost(pipeline(profiles), profiles, copies).describe()
     assert [row["own_bytes"] for row in found["memory"]] == [2 * LAYER_BYTES] * 3
     assert sum(row["kept_bytes"] for row in found["memory"]) == kept
     assert (found["copies"], found["deaths_survived"]) == (copies, survived)
@@ -54,14 +54,14 @@ def test_three_workers(copies: str, kept: int, moved: int, client: int, survived
 def test_replicas_hold_what_the_plans_without_each_worker_need() -> None:
     profiles = machines(2)
     standby = {f"node-{n}": pipeline(profiles.without(f"node-{n}")) for n in range(2)}
-    found = outlook(pipeline(profiles), profiles, "replica", standby)
+    found = redundancy_cost(pipeline(profiles), profiles, "replica", standby).describe()
     assert [row["own_bytes"] + row["kept_bytes"] for row in found["memory"]] == [WEIGHTS_BYTES] * 2
     assert [row["moved_bytes"] for row in found["deaths"]] == [0, 0] and found["deaths_survived"] == 1
 
 
 def test_one_worker_keeps_nothing_for_others_and_says_so() -> None:
     profiles = machines(1)
-    found = outlook(pipeline(profiles), profiles, "coded")
+    found = redundancy_cost(pipeline(profiles), profiles, "coded").describe()
     assert found["meaning"].startswith("nothing is kept, since there are too few workers")
-    assert outlook(pipeline(profiles), profiles, "checkpoint")["meaning"] == "this process has it"
+    assert redundancy_cost(pipeline(profiles), profiles, "checkpoint").meaning == "this process has it"
     assert found["deaths_survived"] == 0 and found["deaths"][0]["client_bytes"] == WEIGHTS_BYTES

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from support.machines.profiles import device, near, worker
 
+from coordinator.planning.model.memory_check import memory_by_worker
 from coordinator.planning.model.plan import Plan
 from coordinator.planning.model.profiles import Profiles
 from coordinator.planning.planner import Question
 from coordinator.planning.redundancy.parity_groups import grouped, kept_bytes, unkept
-from coordinator.planning.redundancy.redundancy_memory import contents_of, own_bytes, room_of
+from coordinator.planning.redundancy.redundancy_memory import contents_of, room_of
 from mesh.util.units import parse_size
 from wire.errors import PlacementError
 from wire.ir.dtypes import F32
@@ -47,7 +48,7 @@ def machines(*rooms: int) -> Profiles:
 
 def check(plan: Plan, profiles: Profiles, text: str) -> None:
     """Within every budget, counted anew; and all that is to be kept is, unless the plan says that it is not."""
-    own, copies = own_bytes(plan), copies_of(text)
+    own, copies = memory_by_worker(plan), copies_of(text)
     nodes, held = [each.node_id for each in profiles.workers], contents_of(plan)
     groups = grouped(held, nodes, copies, room_of(plan, profiles))
     kept = kept_bytes(groups)

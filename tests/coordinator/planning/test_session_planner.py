@@ -13,8 +13,9 @@ from support.machines.profiles import device, near, worker
 from coordinator.planning.model.memory_check import memory_by_site
 from coordinator.planning.model.plan import FromPart, FromState, Plan
 from coordinator.planning.model.profiles import Profiles
+from coordinator.planning.placement.state_colocation import _even
 from coordinator.planning.plan_codec import plan_bytes, plan_from
-from coordinator.planning.session_planner import Stateful, _even, check_carried, session_plan
+from coordinator.planning.session_planner import Stateful, check_carried, session_plan
 from mesh.functions.step_trace import Stepping
 from wire.errors import InputError, PlacementError
 

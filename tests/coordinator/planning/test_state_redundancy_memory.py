@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from support.machines.profiles import device, near, worker
 
+from coordinator.planning.model.memory_check import memory_by_worker
 from coordinator.planning.model.plan import Plan
 from coordinator.planning.model.profiles import Profiles
-from coordinator.planning.redundancy.redundancy_memory import contents_of, own_bytes
+from coordinator.planning.redundancy.redundancy_memory import contents_of
 from coordinator.planning.session_planner import SessionQuestion, Stateful
 from wire.errors import PlacementError
 from wire.ir.dtypes import F32
@@ -48,7 +49,9 @@ def test_what_a_policy_takes_is_counted(copies: str, each: int) -> None:
     graph, state = training(6)
     plan = SessionQuestion(graph, "pipeline", machines(*[1 << 30] * 3), state, copies).answer()
     assert kept(plan) == [each * LAYER_BYTES] * 3 and plan.unkept is None
-    assert [share.memory_bytes for share in plan.workers] == [own_bytes(plan)[share.node] for share in plan.workers]
+    assert [share.memory_bytes for share in plan.workers] == [
+        memory_by_worker(plan)[share.node] for share in plan.workers
+    ]
     assert all(share.memory_bytes >= 4 * LAYER_BYTES for share in plan.workers), "two values of the state"
 
 
@@ -67,7 +70,7 @@ def test_no_worker_exceeds_its_memory_whatever_there_is_of_it(copies: str) -> No
                 SessionQuestion(graph, "pipeline", profiles, state).answer()
             continue
         told, fit = told + (plan.unkept is not None), fit + (plan.unkept is None)
-        own = own_bytes(plan)
+        own = memory_by_worker(plan)
         for share, each in zip(plan.workers, profiles.workers, strict=True):
             assert own.get(share.node, 0) == share.memory_bytes <= share.budget_bytes == each.memory_bytes
             assert plan.unkept is not None or share.memory_bytes + share.kept_bytes <= each.memory_bytes

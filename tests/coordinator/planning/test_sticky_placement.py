@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from support.compare import same_bits
@@ -50,6 +52,7 @@ def test_after_any_death_only_what_was_lost_goes_elsewhere(dead: str, strategy: 
     lost = {name for name, nodes in homes.items() if nodes == {dead}}
     assert {name for name, nodes in homes_of(after).items() if not nodes <= homes[name]} == lost
     assert "weights stay where they are" in after.reasons[1]
+    assert {share.node: share.parts for share in after.workers} == Counter(part.node for part in after.parts)
     values = {f"w{n}": np.random.default_rng(n).standard_normal((WIDTH, WIDTH), np.float32) for n in range(LAYERS)}
     inputs = {"x": np.ones((2, WIDTH), np.float32)}
     (wanted,) = evaluate(layered(), {**inputs, **values})

@@ -1,0 +1,83 @@
+"""Graph index: a graph as the units that planners place, with what each reads and who reads it.  It knows no machines.
+
+A *unit* is a graph node that computes something, or siblings, which are results of one computation.  *Leaves* (input,
+param, const, iota) belong to nobody: whoever reads one holds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from wire.ir.graph import WireGraph
+
+from .liveness import DUPLICATED, inside
+
+Unit = int  # a position in `units`
+GraphNode = int  # a position in the graph's nodes
+
+
+@dataclass(frozen=True, slots=True)
+class GraphIndex:
+    """All of `members` to `consumers` are by unit.  Bytes are those of one value of a tensor."""
+
+    graph: WireGraph
+    units: tuple[GraphNode, ...]  # the node of each, of siblings the first
+    members: tuple[tuple[GraphNode, ...], ...]  # the nodes of each
+    operands: tuple[tuple[Unit, ...], ...]  # the units that it reads
+    leaves: tuple[tuple[GraphNode, ...], ...]  # the leaves that it reads
+    out_bytes: tuple[int, ...]  # of all its results
+    scratch_bytes: tuple[int, ...]  # what it needs besides operands and results while it runs
+    consumers: tuple[tuple[Unit, ...], ...]  # the units that read it
+    sibling_readers: Mapping[GraphNode, frozenset[Unit]]  # the units that read this one of several siblings
+    leaf_bytes: Mapping[GraphNode, int]
+    inputs: frozenset[GraphNode]
+    output_nodes: frozenset[GraphNode]
+    outputs: frozenset[Unit]  # units that make outputs of the graph
+    returned: frozenset[Unit]  # those of them whose results the client is sent
+
+    @classmethod
+    def of(cls, graph: WireGraph) -> GraphIndex:
+        """The index of a graph all of whose outputs are returned."""
+        nodes = graph.nodes
+        first = {index: group[0] for group in graph.siblings.values() for index in group}
+        units = tuple(i for i, node in enumerate(nodes) if node.op not in DUPLICATED and first.get(i, i) == i)
+        unit_of = {index: unit for unit, index in enumerate(units)}
+        unit_of |= {index: unit_of[of] for index, of in first.items()}
+        members = tuple(graph.siblings.get(index, (index,)) for index in units)
+        operands = tuple(tuple({unit_of[i] for i in nodes[n].inputs if i in unit_of}) for n in units)
+        consumers: list[list[Unit]] = [[] for _ in units]
+        for unit, sources in enumerate(operands):
+            for source in sources:
+                consumers[source].append(unit)
+        readers: dict[GraphNode, set[Unit]] = {index: set() for index in first}
+        for index, node in enumerate(nodes) if first else ():
+            for operand in node.inputs:
+                if operand in first:
+                    readers[operand].add(unit_of[index])
+        outputs = frozenset(unit_of[index] for index in graph.outputs if index in unit_of)
+        return cls(
+            graph,
+            units,
+            members,
+            operands,
+            tuple(tuple({i for i in nodes[n].inputs if i not in unit_of}) for n in units),
+            tuple(sum(graph.types[index].size_bytes for index in siblings) for siblings in members),
+            tuple(inside(graph, index) for index in units),
+            tuple(map(tuple, consumers)),
+            {index: frozenset(reading) for index, reading in readers.items()},
+            {i: graph.types[i].size_bytes for i, node in enumerate(nodes) if node.op in DUPLICATED},
+            frozenset(graph.inputs),
+            frozenset(graph.outputs),
+            outputs,
+            outputs,
+        )
+
+    def leaving(self, unit: Unit, staying: Collection[Unit]) -> list[GraphNode]:
+        """The nodes of a unit that are outputs of the graph, or that a unit not among `staying` reads."""
+        members = self.members[unit]
+        if len(members) == 1:
+            needed = unit in self.outputs or any(consumer not in staying for consumer in self.consumers[unit])
+            return [members[0]] if needed else []
+        here = set(staying)
+        return [i for i in members if i in self.output_nodes or not self.sibling_readers[i] <= here]

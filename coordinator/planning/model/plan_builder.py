@@ -1,0 +1,85 @@
+"""Plan builder: from parts and outputs to a Plan: what goes between parts, where params live, what each worker does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from wire.ir.graph import WireGraph
+
+from .cost_model import Prediction
+from .memory_check import memory_by_worker
+from .plan import FromInput, FromPart, Output, Part, Plan, WorkerShare
+from .profiles import Profiles
+from .subgraphs import edges_of, param_places
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """The bytes of one call by worker: what each receives from the client and other workers, and what it returns."""
+
+    received: dict[str, int]
+    returned: dict[str, int]
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self.received.values()) + sum(self.returned.values())
+
+
+def plan_of(
+    graph: WireGraph,
+    parts: tuple[Part, ...],
+    profiles: Profiles,
+    strategy: str,
+    outputs: tuple[Output, ...],
+    prediction: Prediction | None = None,
+    ordered: bool = False,
+) -> Plan:
+    """The plan that these parts make, `ordered` if a device runs them as they stand.
+
+    Its figures are those of a `prediction`.  Without one they are counted from the parts, and `seconds` are left at 0.
+    """
+    params = param_places(graph, parts)
+    plan = Plan(strategy, graph, parts, edges_of(parts), outputs, params, (), 0.0, 0, (), ordered=ordered)
+    if prediction is not None:
+        shares = worker_shares(plan, profiles, prediction.busy_s, prediction.bytes_in)
+        return replace(plan, workers=shares, seconds=prediction.seconds, cut_bytes=prediction.cut_bytes)
+    nodes = [worker.node_id for worker in profiles.workers]
+    busy_s = [sum(part.seconds for part in parts if part.node == node) for node in nodes]
+    traffic = traffic_of(plan, profiles)
+    shares = worker_shares(plan, profiles, busy_s, [traffic.received[node] for node in nodes])
+    return replace(plan, workers=shares, cut_bytes=traffic.total_bytes)
+
+
+def worker_shares(
+    plan: Plan, profiles: Profiles, busy_s: Sequence[float], bytes_in: Sequence[int]
+) -> tuple[WorkerShare, ...]:
+    """What every worker does in a plan; the figures are in the order of the profiles."""
+    memory = memory_by_worker(plan)
+    return tuple(
+        WorkerShare(
+            worker.node_id,
+            worker.name,
+            sum(part.node == worker.node_id for part in plan.parts),
+            seconds,
+            memory.get(worker.node_id, 0),
+            worker.memory_bytes,
+            size,
+        )
+        for worker, seconds, size in zip(profiles.workers, busy_s, bytes_in, strict=True)
+    )
+
+
+def traffic_of(plan: Plan, profiles: Profiles) -> Traffic:
+    """Counted part by part: a tensor that two parts of one worker read is received twice."""
+    received = dict.fromkeys((worker.node_id for worker in profiles.workers), 0)
+    for part in plan.parts:
+        results = part.sizes(FromPart).items()
+        received[part.node] += sum(part.sizes(FromInput).values())
+        received[part.node] += sum(size for source, size in results if plan.parts[source.part].node != part.node)
+    returned: dict[str, int] = {}
+    for source in plan.arrivals.values():
+        part = plan.parts[source.part]
+        size = part.graph.types[part.graph.outputs[source.slot]].size_bytes
+        returned[part.node] = returned.get(part.node, 0) + size
+    return Traffic(received, returned)
