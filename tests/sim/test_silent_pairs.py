@@ -23,8 +23,8 @@ from wire.ir.dtypes import dtype_named
 from wire.ir.graph import GraphBuilder
 from wire.limits import Limits
 from wire.link.endpoint import Endpoint
+from wire.link.keepalive import StepKeepalive
 from wire.link.link import Link
-from wire.link.step_keepalive import Vigil
 from wire.protocol.messages import PlanKey, Push, Value
 from wire.timeouts import BEATS, SILENT
 from worker.cpu import evaluate
@@ -192,7 +192,7 @@ async def watched(network: SimulatedNetwork, stream: int = 0, beats: int = 40, r
     other = ends[1].links["id-a"]
 
     async def keep(end: Endpoint, nodes: Collection[str]) -> None:
-        vigil = Vigil(end)
+        vigil = StepKeepalive(end)
         for _ in range(beats):
             vigil.check(nodes)
             await asyncio.sleep(BEAT_S)
@@ -252,7 +252,7 @@ def test_a_process_that_stood_still_blames_nobody() -> None:
         a = Endpoint(node("a", host_id="a"), recorder, network.carrier("a"))
         b = Endpoint(node("b", host_id="b"), recorder, network.carrier("b"))
         link = await a.dial("b", await b.listen("", 0, 0))
-        vigil = Vigil(a)
+        vigil = StepKeepalive(a)
         for _ in range(10):
             for _ in range(5):
                 vigil.check(["id-b"])

@@ -1,4 +1,6 @@
-"""LinkWatch: notices links that died without a word, and a machine that slept or moved.
+"""Keepalive: notices links that died without a word, and a machine that slept or moved.
+
+LinkWatch looks at all links, with patience; StepKeepalive at those that a step is computed over.
 
 A connection whose other end vanished looks like one with nothing to say.  So a link that was silent for a while is
 pinged; and when this machine wakes, stood still, or has other addresses than before, all links are pinged at once,
@@ -13,10 +15,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 from ..errors import DeadlineExceeded, MeshError, NodeLost
 from ..system.tasks import Tasks
-from ..timeouts import Timeouts
+from ..timeouts import BEATS, SILENT, Timeouts
 from .endpoint import Endpoint
 from .link import Link
 from .sleep_detector import Waking
@@ -29,6 +32,7 @@ TICK_S = 1.0
 RESTING_ASKED_PER_S = 7.0
 RESTING_TIMES_MAX = 4  # of `keepalive_resting_s`
 LOOK_S = 5.0  # how often those are looked at
+ASK_EVERY = 3  # checks; regularly, so that answers keep coming where a queue makes each of them late
 # Many processes of users have a coordinator inside.  Who has to know sooner whether one lives goes by heartbeats; here
 # a link is kept over which both can go on.
 USERS = frozenset({"client", "coordinator"})
@@ -125,3 +129,50 @@ async def _check(link: Link, answer_s: float, reason: str) -> None:
         link.fail(NodeLost(f"no answer within {answer_s:g} s", node=link.peer.name, cause=reason))
     except MeshError:
         return  # it ended meanwhile
+
+
+# -- links in use
+
+
+class StepKeepalive:
+    """Notices soon that a link somebody works over is silent; `check` is to be called with every heartbeat.
+
+    A network may swallow what two nodes send each other while both are well heard elsewhere.  So over links in use both
+    ends ask every few heartbeats, and a link without a sign of life for as many as make a node time-out is ended.
+    Silence is counted in checks, not timed: where this process stood still, one check heard nothing, not ten.  A sign
+    of life is any frame that comes, and any that a full socket takes, for that needs the other end too: a slow line
+    with much to carry is not silent, however late answers come.
+    """
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._watched: dict[str, _Watched] = {}
+
+    def check(self, nodes: Collection[str]) -> None:
+        """Look at the links to these nodes, which are in use now."""
+        links = {node: link for node in nodes if (link := self._endpoint.links.get(node)) is not None}
+        self._watched = {node: self._still(node, link) for node, link in links.items() if not link.closed}
+        for watched in list(self._watched.values()):
+            self._look(watched)
+
+    def _still(self, node: str, link: Link) -> _Watched:
+        known = self._watched.get(node)
+        return known if known is not None and known.link is link else _Watched(link, link.alive_s)
+
+    def _look(self, watched: _Watched) -> None:
+        link = watched.link
+        watched.silent = watched.silent + 1 if link.alive_s == watched.signs else 0
+        watched.signs = link.alive_s
+        if watched.silent >= BEATS:
+            link.fail(NodeLost(f"nothing came for {BEATS} heartbeats", node=link.peer.name, cause=SILENT))
+        elif watched.age % ASK_EVERY == 0:
+            link.ask()
+        watched.age += 1
+
+
+@dataclass(slots=True)
+class _Watched:
+    link: Link
+    signs: float
+    silent: int = 0  # checks
+    age: int = 0

@@ -1,4 +1,4 @@
-"""Staying linked: dial a node, and again whenever its link ends, for ever.
+"""Reconnect: dial a node, and again whenever its link ends, for ever.
 
 Either side may dial, so a link that the other one made counts as well.  It does not know what a link is for; who asks
 for it says with `ready` what makes it a good one.
@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
 from ..errors import MeshError
-from .backoff import Backoff
 from .endpoint import Endpoint
 from .link import Link
 
@@ -60,3 +60,26 @@ async def stay_linked(
                 level = logging.DEBUG if judged and linked else logging.INFO
                 log.log(level, "%s%s", "" if where in told else f"{where}: ", error)
         await asyncio.sleep(backoff.next_s())
+
+
+@dataclass(slots=True)
+class Backoff:
+    """Waits between attempts, with full jitter: each is drawn evenly from nothing to a bound that doubles up to a cap.
+
+    So a hundred workers whose coordinator comes back do not all dial it at the same moment.  `chance` gives numbers
+    from 0 up to 1.  The first wait is at most `first_s`, none is longer than `cap_s`.
+    """
+
+    chance: Callable[[], float]
+    first_s: float
+    cap_s: float
+    _bound_s: float = 0.0
+
+    def next_s(self) -> float:
+        """Seconds to wait now."""
+        self._bound_s = min(self._bound_s * 2, self.cap_s) or self.first_s
+        return self.chance() * self._bound_s
+
+    def reset(self) -> None:
+        """It worked: the next failure is a first one."""
+        self._bound_s = 0.0

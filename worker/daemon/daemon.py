@@ -20,7 +20,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from wire.addresses import parse_address, shown
-from wire.discovery.no_peer_advice import alone
 from wire.errors import (
     LOG_LINES_MAX,
     ConnectFailed,
@@ -32,11 +31,10 @@ from wire.errors import (
 )
 from wire.ir.dtypes import dtype_named
 from wire.link.identity import identity_here
-from wire.link.keepalive import LinkWatch
+from wire.link.keepalive import LinkWatch, StepKeepalive
 from wire.link.link import Link
 from wire.link.membership import Membership
 from wire.link.reconnect import stay_linked
-from wire.link.step_keepalive import Vigil
 from wire.protocol.messages import (
     Ballast,
     Beat,
@@ -97,7 +95,7 @@ from .device_reports import devices_text, memory_bytes_of, ready_fields, without
 from .engine_hosts import EngineHosts
 from .environment import REAL, EngineHost, Environment
 from .mdns_announcer import advertise
-from .no_peer_warning import tell_if_alone
+from .no_peer_warning import text_without_coordinator, warn_without_coordinator
 from .parent_watch import watch_parent
 from .parity_builder import ParityBuilder
 from .pause_file import FINISHING, PAUSED, SERVING, PauseFiles, PauseWatch
@@ -168,7 +166,7 @@ class Daemon:
         shared = self._shared if config.share_memory else None
         self._identity = identity_here("worker", config.mesh_name, self._folder.name, shared, node_id)
         self._endpoint = environment.endpoint(self._identity, self, credentials, config)
-        self._vigil = Vigil(self._endpoint)
+        self._step_keepalive = StepKeepalive(self._endpoint)
         self._patience_s = config.timeouts.worker_link_s
         self._worker_links = WorkerLinks(self._endpoint, self._shared, self._owner_id, self._check_stream)
         self.pauses = PauseWatch(PauseFiles(self._folder.path), self._feed, self._duty)
@@ -279,7 +277,7 @@ class Daemon:
             self._stay_linked((peer,))
         if not config.exit_with_stdin:
             warning_s = config.timeouts.no_coordinator_warning_s
-            keep("being alone", lambda: tell_if_alone(warning_s, lambda: bool(self._owner_id()), self._alone))
+            keep("waiting for a coordinator", lambda: warn_without_coordinator(warning_s, self._owner_id, self._advice))
         if self._membership is None and not config.exit_with_stdin:
             keep("looking for a membership", self._look_for_membership)
         if self._membership:
@@ -593,10 +591,10 @@ class Daemon:
                 self._seeking.cancel()
             self._seeking = self._stay_linked(known)
 
-    def _alone(self, waited_s: float) -> str:
+    def _advice(self, waited_s: float) -> str:
         tallies = self._announcer.tallies if self._announcer else ()
         failures = {peer: self._failures[peer] for peer in self._config.peers if peer in self._failures}
-        return alone(waited_s, self._endpoint.identity.addresses, tallies, failures)
+        return text_without_coordinator(waited_s, self._endpoint.identity.addresses, tallies, failures)
 
     async def _look_for_membership(self) -> None:
         """A worker that started before its mesh had an authority starts again once it is let in, if nobody needs it."""
@@ -651,7 +649,7 @@ class Daemon:
         self._lag_s = max(0.0, now - due_s)
         self._send_beat(None)
         if self._state is not None:
-            self._vigil.check(self._state.used())
+            self._step_keepalive.check(self._state.used())
         due_s = max(due_s + action.beat_s, now)
         self._beater = self._loop.call_at(due_s, self._beat, action, due_s)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from wire.link.backoff import Backoff
+from wire.link.reconnect import Backoff
 
 
 def test_the_bound_doubles_up_to_the_cap_and_stays() -> None:
