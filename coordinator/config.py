@@ -19,7 +19,6 @@ class CoordinatorConfig:
     mesh: str
     name: str
     timeouts: Timeouts = DEFAULT_TIMEOUTS
-    alone_s: float = 5.0  # how long a call waits for any worker before it fails
     follow_pace: bool = True  # plans go by what parts took of late; without it only by what was measured
     audit: float = 0.0  # which fraction of the parts is computed again on other workers and compared
     reproducible: bool = False  # only plans of which all have the same bits (planning/model/reproducible.py)

@@ -93,8 +93,6 @@ from .workers.straggler_detector import StragglerDetector
 
 log = logging.getLogger("graph_mesh.coordinator")
 
-PAUSE_TIMEOUT_S = 5.0
-JOIN_TIMEOUT_S = 30.0  # a worker answers once its devices are probed
 DOUBTS_MAX = 4  # how often a call is computed again because workers disagree
 READ_PASSES = 3  # passes of the loop until all that the sockets hold is read: it is polled, parsed and delivered
 
@@ -133,7 +131,7 @@ class Coordinator:
         }
         self._loop = asyncio.get_running_loop()
         self._detector = FailureDetector(config.health)
-        self._state = machine(config.alone_s)
+        self._state = machine(config.timeouts.worker_wait_s)
         self._stragglers, self._auditor = StragglerDetector(), Auditor(config.audit)
         self.quarantined: set[str] = set()  # node ids of workers that were wrong too often
         self._members: dict[str, Member] = {}
@@ -149,11 +147,12 @@ class Coordinator:
         self._staying: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._meter = Meter()
         self._receiver = OutputReceiver(lambda: self.epoch, self.blobs, self._meter, self._output, self._output_lost)
-        self.prober = LinkProber(identity.node_id, self._meter, self._link_to, self._profiles_changed)
+        probe_s = config.timeouts.link_probe_s
+        self.prober = LinkProber(identity.node_id, self._meter, self._link_to, self._profiles_changed, probe_s)
         self._deployer = Deployer(self._members, self.prober, self._slices, config.timeouts.collective_timeout_s)
         ahead = Ahead(config.plan_ahead_min if config.plan_ahead else None)
         self._rehearsing = Rehearsing(ahead, self._members, self._deployer, self._spare_key, self._tasks)
-        planner = answerer or PlannerProcess()
+        planner = answerer or PlannerProcess(config.timeouts.planner_idle_s)
         self._planning = Planning(
             self._members, self._stragglers, self.prober, self._usable, ahead, planner, self._rehearsing.changed
         )
@@ -261,7 +260,8 @@ class Coordinator:
 
         `name` is its name, its id or the first characters of that.
         """
-        await worker_names.member_called(self._members, name).link.request(Pause(on), timeout_s=PAUSE_TIMEOUT_S)
+        answer_s = self.config.timeouts.pause_answer_s
+        await worker_names.member_called(self._members, name).link.request(Pause(on), timeout_s=answer_s)
 
     def submit(
         self,
@@ -382,7 +382,7 @@ class Coordinator:
         health = self.config.health
         join = Join(self.epoch, health.beat_s, self.identity.node_id, health.lease_s, self._kept())
         try:
-            joined = await link.request(join, timeout_s=JOIN_TIMEOUT_S)
+            joined = await link.request(join, timeout_s=self.config.timeouts.worker_join_s)
             if not isinstance(joined, Joined):
                 raise ProtocolError(f"expected Joined, got {type(joined).__name__}", node=link.peer.name)
             peer, now = link.peer, self._now()
@@ -618,7 +618,7 @@ class Coordinator:
             self._state.spare_generation,
             self._tasks,
             self._publish,
-            self.config.alone_s,
+            self.config.timeouts,
             self._stragglers,
             self._guards.deployed,
             lambda *ran: self._pacing.session_ran(*ran),

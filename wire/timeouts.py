@@ -252,6 +252,115 @@ class Timeouts:
         1.0, "For the last messages to leave before a worker's process ends.", by=(WORKER,), wifi=2.0, wan=3.0
     )
 
+    # -- coordinators
+
+    worker_wait_s: float = _row(
+        5.0,
+        "How long a call waits for any worker when there is none, before it fails. A redial takes no longer.",
+        by=(COORDINATOR,),
+        wifi=10.0,
+        wan=20.0,
+    )
+    worker_join_s: float = _row(
+        30.0,
+        "For a worker's answer when it joins, which comes once its devices are probed.",
+        by=(COORDINATOR,),
+        wan=60.0,
+        test=120.0,
+    )
+    pause_answer_s: float = _row(
+        5.0, "For a worker's answer when it is paused or resumed.", by=(COORDINATOR,), wan=15.0, test=30.0
+    )
+    link_probe_s: float = _row(
+        3.0,
+        "For one measurement of the way between two nodes: an address that swallows everything holds it up so long.",
+        by=(COORDINATOR,),
+        wifi=5.0,
+        wan=10.0,
+        test=10.0,
+    )
+    planner_idle_s: float = _row(
+        10.0,
+        "Without a question for so long, the process that plans ahead ends.",
+        by=(COORDINATOR,),
+        test=0.5,
+    )
+
+    plan_here_s: float = _row(
+        0.02,
+        "A session's plan for a death to come that takes less is made in this process: it is not worth another one.",
+        least=0.0,
+        by=(COORDINATOR,),
+    )
+
+    # -- sessions and jobs
+
+    session_return_s: float = _row(
+        15.0,
+        "How long a session waits for workers without whom its state is lost: as long as a network is away, or a "
+        "redial takes.",
+        by=(COORDINATOR,),
+        wifi=20.0,
+        wan=60.0,
+    )
+    session_settle_s: float = _row(
+        1.0,
+        "How long it waits for the others, too, once a copy of the state is whole. With them its plan goes on; without "
+        "them it goes on from the copy.",
+        by=(COORDINATOR,),
+        wifi=2.0,
+        wan=4.0,
+    )
+    keep_sessions_s: float = _row(
+        60.0,
+        "How long a client that lost its link finds its sessions. It dials for `coordinator_return_s`, and may notice "
+        "later than the coordinator that the link broke.",
+        most=SECONDS_MAX,
+        by=(COORDINATOR,),
+        wan=240.0,
+    )
+    keep_results_s: float = _row(
+        DAY_S,
+        "How long a job that is over is stored: long enough to come back tomorrow for its result.",
+        most=SECONDS_MAX,
+        by=(COORDINATOR,),
+    )
+    job_grace_s: float = _row(
+        10.0,
+        "How long a job that is not detached outlives its client's link: a restart, or a moment without a network.",
+        by=(COORDINATOR,),
+        wifi=20.0,
+        wan=60.0,
+    )
+    job_gather_s: float = _row(
+        10.0,
+        "How long jobs wait, after a restart of the coordinator, for the workers of before.",
+        by=(COORDINATOR,),
+        wifi=15.0,
+        wan=30.0,
+    )
+
+    # -- clients
+
+    coordinator_return_s: float = _row(
+        30.0,
+        "How long a client dials a coordinator that vanished.",
+        by=(CLIENT,),
+        wan=120.0,
+    )
+    local_worker_start_s: float = _row(
+        120.0,
+        "For a worker that a program starts to be ready. A warm start takes a second, one from a cold disk ten, and a "
+        "busy machine is as much slower.",
+        by=(CLIENT,),
+    )
+    local_worker_stop_s: float = _row(
+        2.5,
+        "For such a worker to end in good order, which takes it up to 2 s; then it is killed.",
+        by=(CLIENT,),
+        test=10.0,
+    )
+
     # -- programs of ranks
 
     rank_call_s: float = _row(

@@ -31,6 +31,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from wire.errors import Cancelled, DeviceLost, EngineError, MeshError, NodeLost, OutOfMemory, PoisonTask
+from wire.timeouts import DEFAULT_TIMEOUTS
 from wire.units import counted
 
 from ..planning.plan_messages import PREPARING, work_text
@@ -152,10 +153,10 @@ class _Call:
 
 
 class CoordinatorState:
-    """The machine.  `alone_s` is how long a call waits for a node when all are gone before it fails with NodeLost."""
+    """The machine.  `wait_s` is how long a call waits for a node when all are gone before it fails with NodeLost."""
 
-    def __init__(self, alone_s: float = 5.0) -> None:
-        self._alone_s = alone_s
+    def __init__(self, wait_s: float = DEFAULT_TIMEOUTS.worker_wait_s) -> None:
+        self._wait_s = wait_s
         self._nodes: set[str] = set()
         self._paused: set[str] = set()
         self._plans: dict[int, _Plan] = {}
@@ -633,7 +634,7 @@ class CoordinatorState:
             if until_s is not None and now - until_s > ASLEEP_S:
                 call.alone_since_s = now
             elif until_s is not None and now >= until_s:
-                actions += self._reject(call, no_worker_left(self._alone_s, len(self._paused), call.last_error))
+                actions += self._reject(call, no_worker_left(self._wait_s, len(self._paused), call.last_error))
             elif call.parked_until_s is not None and now >= call.parked_until_s:
                 actions += self._place(call, now)
         return actions
@@ -668,7 +669,7 @@ class CoordinatorState:
         """The time at which a call that has no node is given up, None for never."""
         if call.alone_since_s is None or call.patient:
             return None
-        return call.alone_since_s + self._alone_s
+        return call.alone_since_s + self._wait_s
 
     def _tell(self, now: float, text: str) -> None:
         self.story.append((now, text))

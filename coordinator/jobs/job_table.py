@@ -28,6 +28,7 @@ from typing import Any
 from wire.errors import Busy, Cancelled, InputError, MeshError, from_fields
 from wire.limits import REPORT_CHARS_MAX
 from wire.protocol.messages import JobReport
+from wire.timeouts import DEFAULT_TIMEOUTS
 
 FINAL = frozenset({"done", "failed", "cancelled"})
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -39,12 +40,12 @@ class JobLimits:
     queued_per_client_max: int = 64  # a script that loops over submit meets this before memory does
     running_max: int = 8  # jobs share the same workers; more at once only wait for each other
     kept_max: int = 1000
-    keep_s: float = 24 * 3600.0  # long enough to come back tomorrow for a result
+    keep_s: float = DEFAULT_TIMEOUTS.keep_results_s
     log_lines_max: int = 1000
-    grace_s: float = 10.0  # an attached job outlives its client's link by so much: a restart, or a moment without Wi-Fi
+    grace_s: float = DEFAULT_TIMEOUTS.job_grace_s
     retry_s: float = 5.0  # between attempts to write an end that the disk refused
     keep_anew_s: float = 3600.0  # a result is kept so long after a restart: the machine's date may be wrong then
-    gather_s: float = 10.0  # after a restart, how long jobs wait for the workers of before
+    gather_s: float = DEFAULT_TIMEOUTS.job_gather_s
 
 
 @dataclass(slots=True)

@@ -45,9 +45,6 @@ from ..sessions.state import Policy
 from .program_upload import ProgramUpload
 
 log = logging.getLogger("graph_mesh.service")
-# For as long a client without a link finds its sessions.  It dials again for 30 s (`mesh/backends/remote.py`), and may
-# notice that the link broke somewhat later than we do.
-KEEP_S = 60.0
 Ask = Callable[[], Awaitable[Any]]
 Named = Callable[[Any], Iterable[tuple[str, NDArray[Any]]]]
 
@@ -75,10 +72,9 @@ class SessionService:
         self,
         coordinator: Coordinator,
         for_clients: Callable[[Callable[[Link, Any], Awaitable[Message]]], Callable[[Link, Any], Awaitable[Message]]],
-        keep_s: float = KEEP_S,
     ) -> None:
         self._coordinator = coordinator
-        self._keep_s = keep_s
+        self._keep_s = coordinator.config.timeouts.keep_sessions_s
         self._upload = ProgramUpload(coordinator.blobs)
         self._sessions: dict[str, _Open] = {}
         self._doing, self._ending = Tasks(), Tasks()

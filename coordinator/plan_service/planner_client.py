@@ -16,13 +16,13 @@ from collections.abc import Awaitable
 from typing import Protocol, TypeVar
 
 from wire.system.child_python import python_command
+from wire.timeouts import DEFAULT_TIMEOUTS
 
 from ..planning.plan_codec import Asked, question_bytes
 from .planner_main import LENGTH, answer_of
 
 T = TypeVar("T")
 log = logging.getLogger("graph_mesh.coordinator")
-REST_S = 10.0  # without a question, after which the process ends
 _IDLE_PRIORITY = getattr(subprocess, "IDLE_PRIORITY_CLASS", 0)  # Windows; elsewhere the process sees to it
 
 
@@ -55,9 +55,11 @@ class AnswersHere:
 
 
 class PlannerProcess:
-    """Answers from a child process (`planner_main.py`), one question after the other."""
+    """Answers from a child process (`planner_main.py`), one question after the other; `idle_s` without a question end
+    it."""
 
-    def __init__(self) -> None:
+    def __init__(self, idle_s: float = DEFAULT_TIMEOUTS.planner_idle_s) -> None:
+        self._idle_s = idle_s
         self._turn = asyncio.Lock()
         self._process: asyncio.subprocess.Process | None = None
         self._rest: asyncio.TimerHandle | None = None
@@ -90,7 +92,7 @@ class PlannerProcess:
         except BaseException:
             await self.close()
             raise
-        self._rest = asyncio.get_running_loop().call_later(REST_S, self._end)
+        self._rest = asyncio.get_running_loop().call_later(self._idle_s, self._end)
         return found
 
     async def _started(self) -> asyncio.subprocess.Process:

@@ -28,6 +28,7 @@ from wire.policy.strategies import Pipeline, Split, strategy_of
 from wire.protocol.messages import CancelStep, PlanKey, Ran, Run, Snapshot, Snapshotted, Working
 from wire.system.shared_memory import SharedDir
 from wire.system.tasks import Tasks, as_error
+from wire.timeouts import Timeouts
 from wire.transfer.content_exchange import BlobExchange, off_loop
 
 from ..calls.error_context import explain, is_lack_of_memory
@@ -63,7 +64,6 @@ SETTLE_ELASTIC_S = 0.05  # where whoever comes is taken in: others may come with
 FOUND_AFTER = frozenset({12, 48, 192, 768})  # steps of a plan after which the measured pace of its workers is looked at
 AHEAD_PAUSE_S = 0.3  # before each plan that may never be needed: making its program slows this process down
 AHEAD_AFTER = 10  # times as long as the present plan took to be made: a small share of the time of all steps till then
-PLANNED_HERE_S = 0.02  # a plan that takes less is not worth another process
 ASKED_SOON_S = 0.5  # one that takes more is asked for long after workers deployed: that process need not be ready
 Contents = Mapping[FromState, bytes]
 Holders = Mapping[FromState, frozenset[str]]
@@ -84,7 +84,7 @@ class SessionContext:
     generation: Callable[[], int]
     tasks: Tasks
     publish: Callable[[str, str, str, int], None]
-    alone_s: float
+    timeouts: Timeouts
     stragglers: StragglerDetector
     guarded: Callable[[Program, Plan], None]  # all workers of a plan have what it needs
     ran: Callable[[Hashable, str, Plan, Ran, float], int]  # as `Pacing.session_ran`
@@ -208,7 +208,7 @@ class Session:
         self._forget = forget
         self._loop = asyncio.get_running_loop()
         self._nodes = context.usable()
-        self._machine = SessionState(policy, self._nodes, context.generation, context.alone_s)
+        self._machine = SessionState(policy, self._nodes, context.generation, context.timeouts)
         self._feeds: dict[int, Given] = {}
         self._feeds_bytes = 0
         self._steps: dict[int, asyncio.Future[list[NDArray[Any]]]] = {}
@@ -438,7 +438,7 @@ class Session:
     @property
     def _plans_elsewhere(self) -> bool:
         """Whether what is planned ahead takes so long that another process should do it."""
-        return self._planning_s >= PLANNED_HERE_S
+        return self._planning_s >= self._context.timeouts.plan_here_s
 
     @property
     def _looks_ahead(self) -> bool:
@@ -501,7 +501,7 @@ class Session:
         if action.generation not in self.plans:
             self._let_gathered_go(deployment)
             return
-        soon = PLANNED_HERE_S <= self._planning_s < ASKED_SOON_S
+        soon = self._context.timeouts.plan_here_s <= self._planning_s < ASKED_SOON_S
         if self._before is None and self._looks_ahead and soon and len(action.nodes) > 1:
             self._spawn(self._context.planning.get_ready())  # while all wait for the workers
         deployment.portions, deployment.program = planned.portions, planned.program

@@ -32,6 +32,7 @@ from typing import Any
 
 from wire.errors import BlobError, Cancelled, DeviceLost, MeshError, OutOfMemory, StaleGeneration
 from wire.policy.redundancy import OF_SESSIONS, copies_of
+from wire.timeouts import Timeouts
 
 from ..calls.error_context import (
     cannot_continue,
@@ -96,20 +97,19 @@ PARK_S = 0.05  # doubled with every further failure: what fails at once is not h
 PARK_S_MAX = 1.0
 COPY_TRIES = 3  # plans that could not get the pieces of a copy, before it counts as lost
 COMPILES_LOST_MAX = 3  # each may take the ten minutes after which a worker ends a device that hangs
-RETURN_S = 15.0  # for workers to come back without whom the state is lost: as long as a network is away, or a redial
-SETTLE_S = 1.0  # for the others to come back, too, once a copy is whole: with them the plan goes on, and not a copy
 READS_MAX = 5  # how often a value is asked for that nobody could give
 
 
 class SessionState:
-    """The machine.  `generation` gives numbers for plans and copies that nobody else uses; a session waits `alone_s`
-    for a node when all are dead."""
+    """The machine.  `generation` gives numbers for plans and copies that nobody else uses; `times` are how long
+    a session waits for workers."""
 
-    def __init__(self, policy: Policy, nodes: Iterable[str], generation: Callable[[], int], alone_s: float) -> None:
+    def __init__(self, policy: Policy, nodes: Iterable[str], generation: Callable[[], int], times: Timeouts) -> None:
         self.policy = policy
         self._kind = copies_of(policy.copies, OF_SESSIONS)
         self._generation = generation
-        self._alone_s = alone_s
+        self._wait_s = times.worker_wait_s
+        self._return_s, self._settle_s = times.session_return_s, times.session_settle_s
         self._nodes = frozenset(nodes)
         self._plan: CurrentPlan | None = None
         self._copies = [Copy(0, 0, None, {CLIENT: {CLIENT}})]  # the oldest first
@@ -262,7 +262,7 @@ class SessionState:
         actions += self._trim_lost()
         if self._return and not self._nodes:  # nobody is left who came back
             self._return.end()
-            self._return.begin(now, RETURN_S)
+            self._return.begin(now, self._return_s)
         plan = self._plan
         hit = plan is not None and plan.lose(gone, event.away)
         for pending in [copying for copying in self._pending.values() if gone & set(copying.sources.values())]:
@@ -307,11 +307,11 @@ class SessionState:
             actions += self._trim(lambda copy: not copy.whole)
         if plan is not None and plan.recoverable and not plan.whole:
             if self._nodes and self._whole_copies:
-                self._return.shorten(now + SETTLE_S)
+                self._return.shorten(now + self._settle_s)
             return actions
         self._return.end()
         if late and not self._nodes and self._copies:
-            return [*actions, *self._end(no_worker_left(RETURN_S, 0, self._last_error))]
+            return [*actions, *self._end(no_worker_left(self._return_s, 0, self._last_error))]
         return [*actions, *self._restart(None, now)]
 
     @property
@@ -352,7 +352,7 @@ class SessionState:
                 if plan.whole:
                     return [*actions, *self._abandon_all(), *self._take("rescue")]
                 if plan.recoverable and not (self._whole_copies and self._nodes):
-                    self._return.begin(now, RETURN_S)
+                    self._return.begin(now, self._return_s)
                     return [*actions, *self._abandon_all()]
         return [*actions, *self._abandon_all(), *self._drop_plan(), *self._go_on(now)]
 
@@ -360,7 +360,7 @@ class SessionState:
         """Make a new plan from the newest copy."""
         copies = self._whole_copies
         if not copies and self._copies:
-            self._return.begin(now, RETURN_S)
+            self._return.begin(now, self._return_s)
             return []
         if not copies:
             return self._end(state_lost(self._last_error, self.policy.copies, self._gone))
@@ -368,7 +368,7 @@ class SessionState:
         copy = max(copies, key=lambda copy: (copy.value, copy.here))
         self._done = copy.value
         if not self._nodes:
-            self._alone.begin(now, RETURN_S if self._away else self._alone_s)
+            self._alone.begin(now, self._return_s if self._away else self._wait_s)
             return []
         self._alone.end()
         if self._parked_until_s is not None:

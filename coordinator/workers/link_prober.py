@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from wire.errors import MeshError, NodeLost, ProtocolError
 from wire.link.link import Link as Wire
 from wire.protocol.messages import PairReport, Probe, Probed
-from wire.timeouts import SILENT
+from wire.timeouts import DEFAULT_TIMEOUTS, SILENT
 from wire.transfer.link_probe import Meter
 from wire.units import time_text
 
@@ -22,7 +22,6 @@ from .link_table import LinkTable, Pair, ProbeResult
 
 log = logging.getLogger("graph_mesh.coordinator")
 
-PROBE_S = 3.0  # an address that swallows everything holds a probe up for so long
 ANSWER_SHARE = 1.2  # the answer is waited for a little longer than the worker tries
 
 
@@ -36,7 +35,9 @@ class LinkProber:
         meter: Meter,
         links: Callable[[str], Wire | None],
         changed: Callable[[], object],
+        probe_s: float = DEFAULT_TIMEOUTS.link_probe_s,
     ) -> None:
+        self._probe_s = probe_s
         self.table = LinkTable()
         self._node_id = node_id
         self._meter = meter
@@ -105,7 +106,7 @@ class LinkProber:
         try:
             way = await (self._measure(target) if source == CLIENT else self._ask(source, target))
         except TimeoutError:
-            way = ProbeResult(False, cause=f"no answer within {PROBE_S:g} s")
+            way = ProbeResult(False, cause=f"no answer within {self._probe_s:g} s")
         except MeshError as error:
             way = ProbeResult(False, cause=error.cause or error.message)
         log.debug("from %s to %s: %s", source or "here", target or "here", way)
@@ -117,7 +118,7 @@ class LinkProber:
         link = self._links(target)
         if link is None:
             return ProbeResult(False, cause="it is gone")
-        measured = await self._meter.measure(link, PROBE_S)
+        measured = await self._meter.measure(link, self._probe_s)
         return ProbeResult(True, measured.rtt_s, measured.bytes_per_s, link.same_host, link.address)
 
     async def _ask(self, source: str, target: str) -> ProbeResult:
@@ -125,8 +126,8 @@ class LinkProber:
         if prober is None or (other is None and target != CLIENT):
             return ProbeResult(False, cause="one of the two is gone")
         addresses = other.peer.addresses if other is not None else ()
-        body = Probe(target or self._node_id, addresses, PROBE_S, measure=True)
-        answer = await prober.request(body, timeout_s=PROBE_S * ANSWER_SHARE)
+        body = Probe(target or self._node_id, addresses, self._probe_s, measure=True)
+        answer = await prober.request(body, timeout_s=self._probe_s * ANSWER_SHARE)
         if not isinstance(answer, Probed):
             raise ProtocolError(f"expected Probed, got {type(answer).__name__}", node=prober.peer.name)
         figures = answer.rtt_s, answer.bytes_per_s

@@ -31,8 +31,6 @@ from wire.timeouts import DEFAULT_TIMEOUTS, WORKER, Timeouts
 from .enrolment import authority_folder
 from .gather import gather_all
 
-READY_TIMEOUT_S = 120.0  # a warm start takes a second, one from a cold disk ten, and a busy machine is as much slower
-STOP_TIMEOUT_S = 2.5  # SIGTERM gets an orderly exit within 2 s
 LOG_TAIL_BYTES = 16 * KIB  # some 150 lines
 
 
@@ -89,7 +87,7 @@ class LocalWorkers:
         return ()
 
     async def close(self) -> None:
-        """End every worker in order, or by force after 2.5 s, and remove their folder."""
+        """End every worker in order, or by force after a while, and remove their folder."""
         for process in self._processes:
             _signal(process, signal.SIGTERM)
             _signal(process, getattr(signal, "SIGCONT", signal.SIGTERM))  # a stopped process must hear it too
@@ -121,17 +119,17 @@ class LocalWorkers:
         self._processes.append(process)
         self._logs[process.pid] = log
         try:
-            async with asyncio.timeout(READY_TIMEOUT_S):
+            async with asyncio.timeout(self._timeouts.local_worker_start_s):
                 return await _ready(process, name)
         except (TimeoutError, ValueError, KeyError) as error:
             await self._await_end(process)
             late = isinstance(error, TimeoutError)
-            why = f"within {READY_TIMEOUT_S:g} s" if late else f"(exit code {process.returncode})"
+            why = f"within {self._timeouts.local_worker_start_s:g} s" if late else f"(exit code {process.returncode})"
             raise ConnectFailed(f"local worker {name} did not start {why}", node=name, cause=_tail(log)) from None
 
     async def _await_end(self, process: asyncio.subprocess.Process) -> None:
         try:
-            async with asyncio.timeout(STOP_TIMEOUT_S):
+            async with asyncio.timeout(self._timeouts.local_worker_stop_s):
                 await process.wait()
         except TimeoutError:
             _signal(process, getattr(signal, "SIGKILL", signal.SIGTERM))

@@ -80,7 +80,6 @@ log = logging.getLogger("graph_mesh.client")
 RENEW_S = 1.0  # at the end, where the mesh has a new authority
 UNREAD_MAX = 5  # answers that nobody could read
 UNREAD_ADVICE = "See whether mesh-coord --version says the same on both machines"
-RETURN_S = 30.0  # how long a coordinator that vanished is dialled again
 RETURN_WAITS_S = (0.05, 0.1, 0.2, 0.5)
 M = TypeVar("M", bound=Message)
 
@@ -369,8 +368,8 @@ class Remote:
             if self._farewell:
                 raise NodeLost("the link to the coordinator is closed", next_step="Connect again; detached jobs go on")
             await self._membership.refresh()  # the machine may have slept for days
-            loop = asyncio.get_running_loop()
-            deadline_s = loop.time() + RETURN_S
+            loop, return_s = asyncio.get_running_loop(), self._endpoint.timeouts.coordinator_return_s
+            deadline_s = loop.time() + return_s
             for wait_s in itertools.chain(RETURN_WAITS_S, itertools.repeat(RETURN_WAITS_S[-1])):
                 try:
                     self._link = await self._endpoint.dial(*self._address)
@@ -378,7 +377,7 @@ class Remote:
                 except MeshError as error:
                     if not error.retry or loop.time() + wait_s > deadline_s:
                         raise NodeLost(
-                            f"the coordinator is gone, and did not come back within {RETURN_S:g} s",
+                            f"the coordinator is gone, and did not come back within {return_s:g} s",
                             cause=str(error),
                             next_step="Start mesh-coord serve there again; it goes on with its jobs",
                         ) from None

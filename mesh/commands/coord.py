@@ -122,9 +122,9 @@ def _serve_arguments(made: argparse.ArgumentParser) -> None:
     default_s = DEFAULT_TIMEOUTS.collective_timeout_s
     waits = f"how long the ranks of a program wait for each other (default {default_s:g})"
     made.add_argument("--collective-timeout", type=float, metavar="S", help=waits)
-    made.add_argument("--keep-results", default="24h", metavar="TIME", help="how long jobs are kept once over")
-    sessions = "how long a client that lost its link finds its sessions as they were (default %(default)s)"
-    made.add_argument("--keep-sessions", default="60s", metavar="TIME", help=sessions)
+    made.add_argument("--keep-results", metavar="TIME", help="how long jobs are kept once over (default 24h)")
+    sessions = "how long a client that lost its link finds its sessions as they were (default 60s)"
+    made.add_argument("--keep-sessions", metavar="TIME", help=sessions)
     add_health(made)
 
 

@@ -99,6 +99,8 @@ SINGLE_TIMES: Mapping[str, tuple[str, Callable[[Any], float]]] = {
     "heartbeat": ("node_timeout_s", node_timeout_of_beat),
     "collective_timeout": ("collective_timeout_s", check_collective_timeout),
     "keep_orphans": ("keep_orphans_s", partial(parse_duration, none="0")),
+    "keep_results": ("keep_results_s", parse_duration),
+    "keep_sessions": ("keep_sessions_s", parse_duration),
 }
 
 

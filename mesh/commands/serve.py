@@ -32,7 +32,7 @@ from ..backends.admission import FIRST_TOKEN_S, FIRST_TOKEN_USES, Admission
 from ..backends.config import coordinator_folder
 from ..backends.embedded import start_coordinator
 from ..backends.enrolment import authority_folder
-from ..util.units import check_fraction, parse_duration
+from ..util.units import check_fraction
 from .exit_codes import OK
 from .flags import mesh_name, node_name, timeouts
 
@@ -56,7 +56,7 @@ async def serve_until_stopped(options: argparse.Namespace) -> int:
     config = CoordinatorConfig(
         mesh, name, times, audit=audit, plan_ahead=options.plan_ahead, reproducible=options.reproducible
     )
-    limits = JobLimits(keep_s=parse_duration(options.keep_results))
+    limits = JobLimits(keep_s=times.keep_results_s, grace_s=times.job_grace_s, gather_s=times.job_gather_s)
     folder = coordinator_folder(mesh, config.name, options.state_dir)
     store, found = await asyncio.to_thread(JobStore.open, folder / "jobs", time.time_ns() // 1000)
     authority = await asyncio.to_thread(Authority, authority_folder(mesh, options.state_dir), mesh, epoch=store.epoch)
@@ -64,7 +64,7 @@ async def serve_until_stopped(options: argparse.Namespace) -> int:
     coordinator = await start_coordinator(config, admission.credentials)
     coordinator.epoch = store.epoch
     service = JobService(coordinator, JobTable(limits), store)
-    SessionService(coordinator, for_clients, parse_duration(options.keep_sessions))
+    SessionService(coordinator, for_clients)
     coordinator.watchers.append(partial(_log_event, LogLines(), coordinator))
     coordinator.blobs.kept = store.find
     stopped = asyncio.Event()

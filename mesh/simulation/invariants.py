@@ -42,7 +42,7 @@ class InvariantChecker:
 
         return Watched
 
-    def coordinator(self, alone_s: float) -> CoordinatorState:
+    def coordinator(self, wait_s: float) -> CoordinatorState:
         """A coordinator's machine, watched."""
         checker = self
 
@@ -57,7 +57,7 @@ class InvariantChecker:
                     raise
                 return actions
 
-        return Watched(alone_s)
+        return Watched(wait_s)
 
     def verdict(self) -> None:
         """Raise the first broken invariant, if any was."""

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from support.machines.profiles import device, near, worker
 
-from coordinator.plan_service import planner_client
 from coordinator.plan_service.planner_client import PlannerProcess
 from coordinator.planning.plan_codec import plan_from
 from coordinator.planning.planner import Question
@@ -56,8 +55,7 @@ async def test_it_plans_the_steps_of_sessions() -> None:
 
 
 async def test_it_ends_when_nobody_asks_and_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planner_client, "REST_S", 0.05)
-    process = PlannerProcess()
+    process = PlannerProcess(idle_s=0.05)
     try:
         assert await process.answer(question()) is not None
         child = process._process
@@ -68,7 +66,7 @@ async def test_it_ends_when_nobody_asks_and_begins_again(monkeypatch: pytest.Mon
         await process.close()
 
 
-async def test_it_may_be_had_ready_before_a_question_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_may_be_had_ready_before_a_question_comes() -> None:
     process = PlannerProcess()
     try:
         await process.get_ready()
@@ -78,7 +76,7 @@ async def test_it_may_be_had_ready_before_a_question_comes(monkeypatch: pytest.M
         assert await process.answer(question()) is not None
         assert process._process is child, "the one that was had ready answered"
         await process.close()
-        monkeypatch.setattr(planner_client, "REST_S", 0.05)
+        process = PlannerProcess(idle_s=0.05)
         await process.get_ready()
         child = process._process
         assert child is not None

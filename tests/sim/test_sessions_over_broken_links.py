@@ -17,8 +17,8 @@ from support.undisturbed import bits, undisturbed
 
 from coordinator.coordinator import CoordinatorConfig
 from coordinator.jobs.job_service import for_clients
-from coordinator.jobs.session_service import KEEP_S, SessionService
-from mesh.backends.remote import RETURN_S, UNREAD_MAX, Remote
+from coordinator.jobs.session_service import SessionService
+from mesh.backends.remote import UNREAD_MAX, Remote
 from mesh.client.async_mesh import AsyncMesh
 from mesh.errors import NodeLost, ProtocolError
 from mesh.simulation.cluster import COORDINATOR, PORT, Cluster
@@ -27,6 +27,7 @@ from mesh.simulation.loop import VirtualLoop
 from wire.link.identity import identity_here
 from wire.link.link import Link
 from wire.protocol.messages import AskNodes, Nodes
+from wire.timeouts import DEFAULT_TIMEOUTS
 
 CLIENT = "client"
 MOMENTS, MOMENTS_BRIEFLY = 100, 16
@@ -177,15 +178,16 @@ def test_a_session_of_a_client_that_stays_away_ends_and_the_client_hears_it() ->
             session = await daemon.mesh.session(train, first_state(), *batch(0), strategy="single")
             await session.step(*batch(0))
             loop = asyncio.get_running_loop()
-            break_link(daemon.cluster, KEEP_S + 60.0, True)
-            await asyncio.sleep(KEEP_S - 1.0)
+            break_link(daemon.cluster, DEFAULT_TIMEOUTS.keep_sessions_s + 60.0, True)
+            await asyncio.sleep(DEFAULT_TIMEOUTS.keep_sessions_s - 1.0)
             assert not daemon.cluster.coordinator.sessions.idle
             await asyncio.sleep(2.0)
             assert daemon.cluster.coordinator.sessions.idle
             began_s = loop.time()
             with pytest.raises(NodeLost, match="and the session with it"):
                 await session.step(*batch(1))
-            assert loop.time() - began_s <= RETURN_S + 5.0  # a dial that is under way then has 5 s
+            most_s = DEFAULT_TIMEOUTS.coordinator_return_s + DEFAULT_TIMEOUTS.dial_s  # one dial more
+            assert loop.time() - began_s <= most_s
             began_s = loop.time()
             await session.close()
             assert loop.time() == began_s, "there is nobody to ask any more"

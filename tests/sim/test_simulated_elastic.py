@@ -18,7 +18,6 @@ from coordinator.planning.model.plan import Plan
 from coordinator.planning.model.profiles import Profiles
 from coordinator.planning.model.program import Program
 from coordinator.planning.plan_codec import Asked
-from coordinator.sessions import runtime
 from coordinator.sessions.runtime import Session
 from mesh import DistributedTrainer, Mesh, optim, tree
 from mesh.simulation.cluster import Cluster
@@ -144,11 +143,10 @@ def test_deaths_are_planned_for_by_another_process_where_plans_take_long(monkeyp
         here.extend(each for each in args if isinstance(each, Profiles))
         return await plan(session, *args)
 
-    monkeypatch.setattr(runtime, "PLANNED_HERE_S", 0.0)
     monkeypatch.setattr(AnswersHere, "answer", answer)
     monkeypatch.setattr(Session, "_session_plan", planned)
     found = trainer()
-    with Mesh.builder().mesh("sim").simulate(WORKERS, gflops=GFLOPS).build() as mesh:
+    with Mesh.builder().mesh("sim").simulate(WORKERS, gflops=GFLOPS).timeouts(plan_here_s=0).build() as mesh:
         killing = Killing(mesh, "sim-1", after=10)
         found.distribute(mesh).fit((X, Y), epochs=1 << 20, batch_size=BATCH, steps=20, callbacks=[killing])
     assert [len(profiles.workers) for profiles in here] == [WORKERS], "the death of sim-1 was planned for"
@@ -165,10 +163,9 @@ def test_who_cannot_answer_once_costs_no_worker(monkeypatch: pytest.MonkeyPatch)
             raise failures.pop()
         return answer_of(question)
 
-    monkeypatch.setattr(runtime, "PLANNED_HERE_S", 0.0)
     monkeypatch.setattr(AnswersHere, "answer", answer)
     workers, found = list[int](), trainer()
-    with Mesh.builder().mesh("sim").simulate(WORKERS, gflops=GFLOPS).build() as mesh:
+    with Mesh.builder().mesh("sim").simulate(WORKERS, gflops=GFLOPS).timeouts(plan_here_s=0).build() as mesh:
 
         class Counting(Killing):
             def on_step(self, report: StepReport) -> None:

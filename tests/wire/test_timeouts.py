@@ -66,6 +66,9 @@ def test_the_times_of_a_preset_fit_together(name: str) -> None:
     assert preset.tls_handshake_s <= preset.dial_s, "a dial ends no sooner than the handshake in it"
     assert preset.reconnect_first_s <= preset.reconnect_most_s
     assert preset.keepalive_idle_s <= preset.keepalive_resting_s
+    assert preset.keep_sessions_s >= 2 * preset.coordinator_return_s, "a client notices the end of its link later"
+    assert preset.session_return_s > preset.dial_s + preset.reconnect_most_s or name == "test", "a worker dials again"
+    assert preset.worker_wait_s >= preset.reconnect_most_s
 
 
 def test_every_row_is_read_and_only_by_processes_that_it_names() -> None:

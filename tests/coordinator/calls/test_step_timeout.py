@@ -19,6 +19,7 @@ from coordinator.calls.step_timeout import (
 from coordinator.sessions import events as ev
 from coordinator.sessions.state import COMPILES_LOST_MAX, Policy, SessionState
 from wire.errors import DeviceLost, NodeLost, PlacementError
+from wire.timeouts import DEFAULT_TIMEOUTS
 
 
 def test_it_goes_by_what_steps_took_of_late() -> None:
@@ -61,7 +62,7 @@ def test_for_work_that_depends_on_values_it_has_no_end() -> None:
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_worker_that_is_stuck_is_planned_without_for_a_while(whole: bool) -> None:
     numbers = iter(range(1, 100))
-    machine = SessionState(Policy(every=100), {"a", "b"}, lambda: next(numbers), 5.0)
+    machine = SessionState(Policy(every=100), {"a", "b"}, lambda: next(numbers), DEFAULT_TIMEOUTS)
     (plan,) = machine.begin(0.0)
     owners = {piece: frozenset({"a"}) for piece in PIECES}
     machine.handle(ev.PlanMade(plan.generation, frozenset({"a"}), owners, 0, 0.1), 0.0)
@@ -85,7 +86,7 @@ class _Deploying:
 
     def __init__(self, *nodes: str, prepare_s: float = 0.0) -> None:
         numbers = iter(range(1, 100))
-        self.machine = SessionState(Policy(every=100), set(nodes), lambda: next(numbers), 5.0)
+        self.machine = SessionState(Policy(every=100), set(nodes), lambda: next(numbers), DEFAULT_TIMEOUTS)
         self.prepare_s = prepare_s
         self.planned(self.machine.begin(0.0))
 

@@ -7,8 +7,9 @@ from support.machines.session_world import World
 
 from coordinator.planning.model.profiles import CLIENT
 from coordinator.sessions import events as ev
-from coordinator.sessions.state import ATTEMPTS_MAX, RETURN_S, SETTLE_S, Policy
+from coordinator.sessions.state import ATTEMPTS_MAX, Policy
 from wire.errors import Cancelled, ExecuteFailed, MeshError, NodeLost, OutOfMemory, PlacementError
+from wire.timeouts import DEFAULT_TIMEOUTS
 
 EVERY = Policy("buddy", every=1, ahead=2)
 
@@ -391,7 +392,7 @@ def gone_for_a_while(copies: str = "none") -> World:
 def test_what_a_plan_came_to_is_gone_on_with_and_no_step_is_done_twice() -> None:
     world = gone_for_a_while()
     world.ask()
-    assert world.machine.next_deadline() == world.now + RETURN_S
+    assert world.machine.next_deadline() == world.now + DEFAULT_TIMEOUTS.session_return_s
     runs = world.runs
     for name in world.names:
         world.come_back(name)
@@ -406,7 +407,7 @@ def test_workers_that_are_cut_off_are_waited_for_longer_than_the_dead_also_where
     world.ask()
     while world.deliver():
         pass
-    assert world.machine.next_deadline() == world.now + RETURN_S
+    assert world.machine.next_deadline() == world.now + DEFAULT_TIMEOUTS.session_return_s
     world.come_back("b")
     world.settle()
     assert list(world.told) == list(range(9)) and not world.ended
@@ -437,7 +438,7 @@ def test_where_a_copy_is_whole_the_others_are_waited_for_a_moment_only() -> None
     began_s = world.now
     world.settle()
     assert not world.ended and len(world.told) == 9
-    assert world.now - began_s <= SETTLE_S
+    assert world.now - began_s <= DEFAULT_TIMEOUTS.session_settle_s
 
 
 def test_workers_that_go_while_others_are_there_are_not_waited_for() -> None:

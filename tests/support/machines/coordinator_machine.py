@@ -12,7 +12,7 @@ class Driver:
     """Feeds events, validates after each, and remembers the actions."""
 
     def __init__(self, *nodes: str) -> None:
-        self.machine = s.CoordinatorState(alone_s=5.0)
+        self.machine = s.CoordinatorState()
         self.now = 0.0
         for node in nodes:
             self(s.NodeJoined(node))

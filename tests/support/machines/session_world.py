@@ -17,6 +17,7 @@ from coordinator.sessions import events as ev
 from coordinator.sessions.state import Policy, SessionState
 from wire.errors import BlobMissing, MeshError, NodeLost, StaleGeneration
 from wire.policy.redundancy import copies_of
+from wire.timeouts import DEFAULT_TIMEOUTS
 
 PIECES = ("embedding", "head")
 
@@ -69,7 +70,7 @@ class World:
         self.now = 0.0
         self.alive = set(self.names)
         self.numbers = itertools.count(1)
-        self.machine = SessionState(self.policy, self.alive, lambda: next(self.numbers), alone_s=5.0)
+        self.machine = SessionState(self.policy, self.alive, lambda: next(self.numbers), DEFAULT_TIMEOUTS)
         self.plans: dict[int, Deployed] = {}
         self.kept: dict[tuple[int, str], dict[Any, bytes]] = {}
         self.snapped: dict[tuple[int, str], dict[Any, set[bytes]]] = {}  # by plan: until that is dropped

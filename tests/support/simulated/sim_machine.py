@@ -27,7 +27,7 @@ from mesh.simulation.network import LAN
 from mesh.simulation.virtual_network import Conditions
 from wire.protocol.messages import AskJobs, JobAccepted, Jobs
 
-from .simulated import ALONE_S, ANSWER_S, Job
+from .simulated import ANSWER_S, Job
 from .simulated_jobs import Client, DurableCluster, submission
 
 T = TypeVar("T")
@@ -262,7 +262,7 @@ class CallingMesh(FaultyMesh):
         super().__init__()
 
     async def begin(self) -> None:
-        config = CoordinatorConfig("sim", "me", alone_s=ALONE_S)
+        config = CoordinatorConfig("sim", "me")
         self.cluster = Cluster(config, [Device(dispatch_s=0.02) for _ in WORKERS])
         await self.cluster.begin()
 
@@ -312,7 +312,7 @@ class DurableMesh(FaultyMesh):
         super().__init__()
 
     async def begin(self) -> None:
-        config = CoordinatorConfig("sim", "me", alone_s=ALONE_S)
+        config = CoordinatorConfig("sim", "me")
         devices = [Device(dispatch_s=0.02) for _ in WORKERS]
         self.cluster = self.durable = DurableCluster(config, devices, chance=random.Random(0), mortal=False)
         await self.cluster.begin()

@@ -24,6 +24,7 @@ from wire.errors import MeshError, NodeLost, PoisonTask
 from wire.ir.codec import hash_array
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder
+from wire.timeouts import DEFAULT_TIMEOUTS
 from worker.cpu import evaluate
 
 from ..cases.random_graphs import RandomGraph, random_graph
@@ -31,7 +32,7 @@ from ..cases.rank_programs import rank_program
 from ..compare import same_bits
 
 ANSWER_S = 120.0  # virtual seconds within which any call must have ended
-ALONE_S = 5.0
+ALONE_S = DEFAULT_TIMEOUTS.worker_wait_s
 
 
 def weights_moved(report: CallReport) -> int:
@@ -61,7 +62,6 @@ def simulate(
         config = CoordinatorConfig(
             "sim",
             "me",
-            alone_s=ALONE_S,
             audit=audit,
             plan_ahead=plan_ahead,
             plan_ahead_min=plan_ahead_min,

@@ -32,7 +32,7 @@ from wire.transfer.content_exchange import BlobExchange
 
 from ..compare import same_bits
 from ..hostile.faulty_disk import FaultyDisk, Fuse, faulty_connect
-from .simulated import ALONE_S, Chaos, Job
+from .simulated import Chaos, Job
 
 M = TypeVar("M", bound=Message)
 LIMITS = JobLimits(gather_s=3.0)
@@ -298,7 +298,7 @@ def simulate_durable(
     """
 
     async def run() -> tuple[str, int]:
-        config = CoordinatorConfig("sim", "me", alone_s=ALONE_S)
+        config = CoordinatorConfig("sim", "me")
         chance = random.Random(seed)
         devices = [Device(dispatch_s=10 ** chance.uniform(-4, -0.5)) for _ in range(workers)]
         async with DurableCluster(config, devices, seed, chance=chance, mortal=mortal) as cluster:
