@@ -54,6 +54,7 @@ from wire.protocol.reports import Event
 from wire.system.malloc import give_back
 from wire.system.tasks import Tasks, unheard
 from wire.transfer.content_exchange import BlobExchange, apart, off_loop
+from wire.units import counted
 
 from ..coordinator import Coordinator
 from ..planning.model.program import Program
@@ -164,7 +165,7 @@ class JobService:
         jobs = self._table.all()
         if jobs:
             going_on = sum(job.state not in FINAL for job in jobs)
-            log.info("%d jobs of before, %d of them go on", len(jobs), going_on)
+            log.info("%s of before, %d of them go on", counted(len(jobs), "job"), going_on)
         self._wake.set()
         addresses = {worker["node_id"]: worker["addresses"] for worker in self._workers_kept}
         self._workers_before = frozenset(addresses)

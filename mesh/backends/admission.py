@@ -1,4 +1,4 @@
-"""The authority of a mesh at work beside a coordinator: its certificate, the join port, revocations.
+"""Admission: lets members into the mesh of a coordinator: its certificate, the join port, revocations.
 
 Part of the composition root.  `mesh-coord serve` has one with a join port; a program that is its own coordinator, and
 runs as the user whose mesh it is, has one without.
@@ -35,7 +35,8 @@ PORTS_TRIED = 20
 
 
 class Admission:
-    """Of the coordinator whose identity is in `folder`, new and for this process alone without one.
+    """The admission of the coordinator whose identity is in `folder`; without one, a new identity for this process
+    alone.
 
     Blocks for a few disk writes when it is made.
     """
@@ -67,11 +68,11 @@ class Admission:
         raise failure
 
     def discovery_keys(self) -> Sequence[bytes]:
-        """What announcements of the mesh are made and read with: of the authority, and of the one before."""
+        """The keys of the mesh's announcements: that of the authority, and that of the one before."""
         return [discovery_key(pin) for pin in self._pins]
 
     def begin(self, coordinator: Coordinator) -> None:
-        """From now on the certificate stays valid, revocations work, and a new authority is told to all."""
+        """Begin to renew the certificate, to enforce revocations, and to tell members of a new authority."""
         if isinstance(coordinator.endpoint, Endpoint):
             coordinator.endpoint.audit_strangers(self.authority.turned_away)
 
@@ -86,7 +87,7 @@ class Admission:
         ]
 
     def imposter(self, where: str, error: MeshError) -> None:
-        """Someone at that address announced itself as a node of this mesh, and could not prove it."""
+        """Log a node that announced itself as one of this mesh, and could not prove it."""
         asyncio.get_running_loop().run_in_executor(None, self.authority.distrusted, where, str(error))
 
     async def close(self) -> None:
@@ -115,7 +116,7 @@ class Admission:
         return bound
 
     async def _follow(self, coordinator: Coordinator) -> None:
-        """Trust whom the authority says, and tell all others."""
+        """Follow the trust of the authority, and send it to all members."""
         async for trust in self.authority.watch():
             await self._adopt(trust, coordinator.config.timeouts.certificate_retry_s)
             dropped, self._pins = len(trust.pins) < len(self._pins), trust.pins
@@ -125,7 +126,7 @@ class Admission:
                 _end_links_of_before(coordinator, trust)
 
     async def _adopt(self, trust: Trust, retry_s: float) -> None:
-        """Before others hear of it, so that they can renew; a disk that is full keeps it from happening."""
+        """Adopt a new trust before members are told, so that they can renew; a full disk delays that."""
         while True:
             try:
                 known = self.credentials.admitted
@@ -143,7 +144,7 @@ class Admission:
 
 
 def _end_links_of_before(coordinator: Coordinator, trust: Trust) -> None:
-    """Whoever showed a certificate of the authority before, and has no newer one, is trusted no more."""
+    """End the links of members that have no certificate of the new authority, once the former one has expired."""
     for link in list(coordinator.endpoint.links.values()):
         if member_id(link.peer.node_id) not in trust.certified:
             log.warning("%s has no certificate of the new authority", link.peer.name)
@@ -151,11 +152,11 @@ def _end_links_of_before(coordinator: Coordinator, trust: Trust) -> None:
 
 
 def _free_ports() -> Sequence[int]:
-    """Ports of the system's choice whose join port is one, too."""
-    found = []
+    """Free ports, chosen by the system, whose join port is a valid port, too."""
+    ports = []
     for _ in range(PORTS_TRIED):
         with contextlib.closing(socket.socket()) as here:
             here.bind(("127.0.0.1", 0))
             port = here.getsockname()[1]
-        found.append(port if port + PORT_OFFSET < 1 << 16 else 20_000 + secrets.randbelow(10_000))
-    return found
+        ports.append(port if port + PORT_OFFSET < 1 << 16 else 20_000 + secrets.randbelow(10_000))
+    return ports

@@ -1,6 +1,6 @@
-"""Workers that announce themselves join, as they come and go.
+"""Auto join: workers that announce themselves join, as they come and go.
 
-Part of the composition root: it ties the lookout (wire.discovery.auto_dialer) to a coordinator.
+Part of the composition root: it ties the auto dialer (wire.discovery.auto_dialer) to a coordinator.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ log = logging.getLogger("graph_mesh.joining")
 class AutoJoin:
     """Joins every announced worker of the coordinator's mesh until closed.
 
-    Members give the `key` that their mesh knows adverts by, or what tells its keys of now, and the `interfaces` to
-    use, if not all.  One that is busy, or about to listen, is asked again for as long as it announces itself;
-    `imposter(where, error)` hears of those who are no members.
+    Members give the `key` of their mesh's announcements, or a function that returns its current keys, and the
+    `interfaces` to use, if not all.  A worker that is busy, or does not listen yet, is asked again while it announces
+    itself.  `imposter(where, error)` is called for those that are no members.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class AutoJoin:
 
     @property
     def failures(self) -> list[str]:
-        """Why others have not."""
+        """The errors of announced workers that have not joined."""
         return [str(error) for error in self._lookout.failures.values()]
 
     async def start(self) -> None:

@@ -1,4 +1,4 @@
-"""MeshConfig: what a mesh is made of, as data, and what holds where nothing is said.
+"""MeshConfig: the settings of a mesh as data, and their defaults.
 
 A new thing that a builder can be told is a field here and a method of MeshBuilder.
 """
@@ -35,7 +35,7 @@ class DiscoverSpec:
 
 @dataclass(frozen=True, slots=True)
 class SimulateSpec:
-    """Simulated workers: what each computes in GFLOP/s, and the seed of everything that is left to chance."""
+    """Simulated workers: the speed of each in GFLOP/s, and the seed of all random events."""
 
     gflops: tuple[float, ...]
     seed: int
@@ -43,7 +43,7 @@ class SimulateSpec:
 
 @dataclass(frozen=True, slots=True)
 class MeshConfig:
-    """Everything a builder was told."""
+    """All settings of a builder."""
 
     mesh: str = ""
     addresses: tuple[tuple[str, int], ...] = ()
@@ -65,10 +65,10 @@ def default_mesh_name() -> str:
 
 
 def coordinator_folder(mesh: str, name: str, state_dir: str) -> Path:
-    """Where a coordinator daemon of this name keeps its identity and its jobs; no worker's folder begins with @."""
+    """The folder of a coordinator daemon's identity and jobs; no worker's folder begins with @."""
     return state_root(state_dir) / mesh / f"@{name}"
 
 
 def default_name() -> str:
-    """How a program that coordinates a mesh, or asks a coordinator, is called."""
+    """The name of a program that coordinates a mesh or asks a coordinator."""
     return f"python-{os.getpid()}"

@@ -1,4 +1,4 @@
-"""From a builder's settings to a connected backend.
+"""Connect: makes the connected backend that a builder's settings describe.
 
 Part of the composition root.  Addresses are dialled, local workers started and announcements awaited all at once; every
 failure is collected, so that the error names each node that failed and not only the first.
@@ -18,6 +18,7 @@ from wire.link.address_policy import is_loopback
 from wire.link.link import Link
 
 from ..core.backend import Backend
+from ..util.units import counted
 from .admission import Admission
 from .config import DiscoverSpec, LocalSpec, MeshConfig, default_mesh_name, default_name
 from .embedded import Embedded, start_coordinator
@@ -105,7 +106,7 @@ async def _is_member(mesh: str, config: MeshConfig) -> bool:
 
 
 async def _as_member(mesh: str, config: MeshConfig) -> tuple[Backend | None, MeshError | None]:
-    """The coordinator at the first address that has one; without one, also who refused this client."""
+    """The coordinator at the first address that has one; else None, and the error of one that refused this client."""
     refused: MeshError | None = None
     membership = await asyncio.to_thread(client_membership, mesh, timeouts=config.timeouts)
     for host, port in config.addresses:
@@ -130,7 +131,8 @@ async def _as_member(mesh: str, config: MeshConfig) -> tuple[Backend | None, Mes
 
 
 async def _as_coordinator(mesh: str, config: MeshConfig) -> Admission | None:
-    """Where the mesh's authority is this user's, its workers are members, and work for a member only."""
+    """The admission with which this process coordinates a mesh whose authority is this user's; None for other
+    meshes."""
     if not (config.addresses or config.discover) or not await asyncio.to_thread(at_home, mesh):
         return None
 
@@ -156,7 +158,8 @@ async def _discover(join: AutoJoin, spec: DiscoverSpec, mesh: str) -> None:
     await join.start()
     if not await join.wait_for(max(spec.nodes_min, 1), spec.wait_s) and join.joined < spec.nodes_min:
         raise ConnectFailed(
-            f"{join.joined} of at least {spec.nodes_min} workers of mesh {mesh!r} joined in {spec.wait_s:g} s",
+            f"{join.joined} of at least {counted(spec.nodes_min, 'worker')} of mesh {mesh!r} joined "
+            f"in {spec.wait_s:g} s",
             cause="; ".join(join.failures),
             next_step="Start mesh-worker there, or name it: .node('host:port')",
         )

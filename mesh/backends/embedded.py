@@ -1,4 +1,4 @@
-"""A coordinator inside this process, with the workers it was told of.
+"""Embedded: the backend with a coordinator inside this process.
 
 Part of the composition root: this file makes the parts and connects them; it decides nothing.
 """
@@ -72,7 +72,7 @@ class Embedded:
 
     def told(self) -> str:
         nodes = self.coordinator.nodes()
-        names = [each.name + ("" if each.state == "healthy" else f" ({each.state})") for each in nodes]
+        names = [node.name + ("" if node.state == "healthy" else f" ({node.state})") for node in nodes]
         return f"{counted(len(nodes), 'worker')}: {', '.join(names)}" if nodes else "no workers"
 
     async def plan(self, graph: WireGraph, strategy: str, copies: str, dies: str = "") -> Mapping[str, Any]:
@@ -157,13 +157,13 @@ class Embedded:
         self.coordinator.release(address)
 
     def _soon(self, work: Callable[..., None], *args: Any) -> None:
-        """Finalizers run on whatever thread drops the last reference; the loop owns the state they change."""
+        """Call `work` on the loop: finalizers run on any thread, and the loop owns the state that they change."""
         with contextlib.suppress(RuntimeError):  # the loop is closed, and everything with it
             self._loop.call_soon_threadsafe(work, *args)
 
 
 async def start_coordinator(config: CoordinatorConfig, credentials: Credentials | None = None) -> Coordinator:
-    """A coordinator on this loop that listens to nobody yet: of the members of its mesh, or of this machine alone."""
+    """Start a coordinator on this loop that does not listen yet: for members of its mesh, or for this machine alone."""
     allow_open_files()
     shared = await asyncio.to_thread(SharedDir.create)
     node_id = credentials.node_id if credentials else ""

@@ -1,4 +1,4 @@
-"""How a process of this machine becomes a member of a mesh: it was let in before, has a token, or is at home here.
+"""Enrolment: how a process becomes a member of a mesh: by its certificate, a token, or the authority on this machine.
 
 Part of the composition root.  Whoever may write the folder of a mesh's authority decides who is in; so where that
 folder is this user's, a worker or a client needs no token.  Elsewhere one is asked for, and never taken from the
@@ -48,7 +48,7 @@ def client_folder(mesh: str, state_dir: str = "") -> Path:
 
 
 def coordinators_here(mesh: str, state_dir: str = "") -> list[str]:
-    """Where this user's coordinators of a mesh listen, as each that runs on this machine wrote down, on any port."""
+    """The addresses of this user's coordinators of a mesh on this machine, as each of them wrote them down."""
     folders = sorted((state_root(state_dir) / mesh).glob("@*"))
     return [address for folder in folders for address in coordinator_known(folder / COORDINATOR_FILE)]
 
@@ -63,7 +63,7 @@ def _may_write(authority: Path) -> bool:
 
 
 def enrolled(folder: Path, mesh: str, role: str, name: str, authority: Path) -> Credentials | None:
-    """The identity in `folder` of a member, None where nobody let it in; who may write in `authority` is let in now."""
+    """The identity of a member in `folder`, None if it has none.  A user who may write in `authority` gets one now."""
     home = _may_write(authority)
     if not home and not (folder / "certificate.pem").exists():
         return None
@@ -119,7 +119,7 @@ def is_client(mesh: str) -> bool:
 
 @contextmanager
 def as_client(mesh: str) -> Iterator[Path]:
-    """Where a client's identity is kept, for `join_mesh`."""
+    """The folder of a client's identity, for `join_mesh`."""
     yield client_folder(mesh)
 
 
@@ -195,7 +195,7 @@ async def _whom(
     if not peers:
         from wire.discovery.mdns import discover
 
-        async with aclosing(discover(discovery_key(token.pin), "coordinator", find_s, interfaces)) as found:
-            async for candidate in found:
+        async with aclosing(discover(discovery_key(token.pin), "coordinator", find_s, interfaces)) as candidates:
+            async for candidate in candidates:
                 for address in candidate.addresses:
                     yield address

@@ -1,4 +1,4 @@
-"""Waiting for several things at once, and one error for everything that failed."""
+"""Gather: waits for several things at once, with one error for everything that failed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ T = TypeVar("T")
 
 
 async def gather_all(work: Sequence[Awaitable[T]]) -> list[T]:
-    """Every result once all have ended; a single failure as it is, several as one ConnectFailed that names each."""
+    """Every result once all have ended.  One failure is raised as it is, several as one ConnectFailed that names
+    each."""
     results = await asyncio.gather(*work, return_exceptions=True)
     failures = [result for result in results if isinstance(result, BaseException)]
     for failure in failures:
@@ -24,9 +25,9 @@ async def gather_all(work: Sequence[Awaitable[T]]) -> list[T]:
 
 
 def _together(failures: Sequence[MeshError]) -> ConnectFailed:
-    """One error of several; a cause that they share is said once."""
+    """One error for several failures; a cause that they share stands in it once."""
     first = failures[0]
-    one = all((each.cause, each.next_step) == (first.cause, first.next_step) for each in failures)
-    texts = [each.message if one else str(each) for each in failures]
+    one = all((failure.cause, failure.next_step) == (first.cause, first.next_step) for failure in failures)
+    texts = [failure.message if one else str(failure) for failure in failures]
     shared = {"cause": first.cause, "next_step": first.next_step} if one else {}
     return ConnectFailed(f"{len(failures)} nodes failed: {'; '.join(texts)}", **shared)

@@ -1,4 +1,4 @@
-"""Workers on this machine, started and ended by this process.
+"""Local workers: workers on this machine, started and ended by this process.
 
 Each is the ordinary `mesh-worker` in a process of its own (never multiprocessing, so scripts need no main guard),
 started with `python -P` so that a file in the current folder cannot take the place of a library.  It is not announced
@@ -28,6 +28,7 @@ from wire.limits import DEFAULT, KIB
 from wire.system.shared_memory import SharedDir
 from wire.timeouts import DEFAULT_TIMEOUTS, WORKER, Timeouts
 
+from ..util.units import counted
 from .enrolment import authority_folder
 from .gather import gather_all
 
@@ -78,7 +79,7 @@ class LocalWorkers:
             raise
 
     def last_words(self, pid: int) -> tuple[str, ...]:
-        """The last lines that a worker of ours wrote; none for another's."""
+        """The last lines of the log of a worker that this process started; none for others."""
         log = self._logs.get(pid)
         if log is None:
             return ()
@@ -143,7 +144,8 @@ def _tail(log: Path) -> str:
 
 
 def _signal(process: asyncio.subprocess.Process, number: int) -> None:
-    """Not Process.send_signal, which reaps a process that just died, so that asyncio's watcher loses it."""
+    """Send a signal.  Process.send_signal would reap a process that just died, and asyncio's watcher would miss its
+    end."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError, PermissionError):  # Windows: it is ending already
             os.kill(process.pid, number)
@@ -166,7 +168,7 @@ def devices_per_worker(count: int, engine: str | Sequence[str]) -> list[list[str
     if not all(isinstance(name, str) for name in names):
         raise ConfigError(f"local({count}): an engine is a name, such as 'cpu', got {names}")
     if len(names) != count:
-        raise ConfigError(f"local({count}): {len(names)} engines given; give one name, or a list of {count}")
+        raise ConfigError(f"local({count}): {counted(len(names), 'engine')} given; give one name, or a list of {count}")
     return [[] if name == "auto" else [name] for name in names]
 
 

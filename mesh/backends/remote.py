@@ -1,4 +1,4 @@
-"""A coordinator that runs elsewhere (`mesh-coord serve`), and this process as its client.
+"""Remote: the backend with a coordinator that runs elsewhere (`mesh-coord serve`), this process being its client.
 
 Graphs and values go to the coordinator, which runs them as jobs on its workers; results come back.  Small tensors ride
 in the messages, large ones are fetched by address from whoever has them, so an unchanged weight is sent once.
@@ -170,27 +170,27 @@ class Remote:
         return f"the workers of the coordinator at {shown(host)}:{port}"
 
     async def node_timeout_s(self) -> float:
-        """After how much silence the coordinator counts a worker as dead."""
+        """The seconds of silence after which the coordinator counts a worker as dead."""
         return (await self._ask(AskNodes(), Nodes)).node_timeout_s
 
     async def pairs(self) -> tuple[PairReport, ...]:
-        """Who reaches whom, and how fast, as the coordinator had it probed."""
+        """The links between nodes and their speed, as the coordinator had them probed."""
         return (await self.census()).pairs
 
     async def census(self, pairs: bool = True) -> Nodes:
-        """All that the coordinator tells of its workers, the pairs among it, and of its own machine; it takes several
-        answers where that is more than fits into one."""
+        """All reports on workers, on pairs of nodes and on the coordinator's own machine, in as many answers as
+        needed."""
         return await whole(lambda after: self._ask(AskNodes(pairs, after), Nodes))
 
     @property
     def coordinator(self) -> Identity:
-        """Who answered."""
+        """The identity of the coordinator that answered."""
         assert self._link is not None
         return self._link.peer
 
     @property
     def address(self) -> str:
-        """Where it was dialled, "host:port"."""
+        """The address at which it was dialled, "host:port"."""
         host, port = self._address
         return f"{shown(host)}:{port}"
 
@@ -200,8 +200,8 @@ class Remote:
     async def plan(
         self, graph: WireGraph, strategy: str, copies: str = "checkpoint", dies: str = ""
     ) -> Mapping[str, Any]:
-        asked = PlanGraph(graph.encoded, self._text_of(strategy), copies, dies)
-        return told((await self._ask(asked, Planned)).plan)
+        question = PlanGraph(graph.encoded, self._text_of(strategy), copies, dies)
+        return told((await self._ask(question, Planned)).plan)
 
     def hold(self, handle: Handle) -> None:
         return  # its tensor goes along with every job that names it
@@ -210,20 +210,20 @@ class Remote:
         return  # others may ask the daemon for the same
 
     def start(self, work: Work, inputs: Mapping[str, NDArray[Any]]) -> Started:
-        told: dict[str, Any] = {}
+        report: dict[str, Any] = {}
         loop = asyncio.get_running_loop()
         submitting = loop.create_task(
             self.submit(work.graph, inputs, work.bindings, work.strategy, copies=work.copies, force=work.force)
         )
-        task = loop.create_task(self._run(work, submitting, told))
+        task = loop.create_task(self._run(work, submitting, report))
         task.add_done_callback(lambda ended: self._stop(submitting) if ended.cancelled() else None)
-        return Started(task, lambda: told, task.cancel)
+        return Started(task, lambda: report, task.cancel)
 
     def session(self, work: Work, state: Stateful, others: Others | None = None) -> Running:
         assert others is None, "only where the coordinator is in this process"
-        asked = replace(work, strategy=self._text_of(work.strategy))
+        work_here = replace(work, strategy=self._text_of(work.strategy))
         session = RemoteSession(
-            self._open, self._ask, self._exchange, self._offered, _named, asked, state, self._sessions.discard
+            self._open, self._ask, self._exchange, self._offered, _named, work_here, state, self._sessions.discard
         )
         self._sessions.add(session)
         return session
@@ -256,15 +256,15 @@ class Remote:
         strategy: str = "auto", detach: bool = False, job: str = "", copies: str = "checkpoint",
         force: bool = False,
     ) -> str:  # fmt: skip
-        """Submit a job; its id, which may be chosen: sent again under the same id, the same job counts once.
+        """Submit a job and return its id, which may be chosen.  A job submitted twice under one id counts once.
 
         A job that is not detached ends with this client.
         """
         offered, strategy = dict(graph.blobs), self._text_of(strategy)
         values = _named({**inputs, **params}, offered)
         name = job or secrets.token_hex(6)  # chosen here, so that asking again after a lost answer is safe
-        given, held = values[: len(inputs)], values[len(inputs) :]
-        message = SubmitJob(graph.encoded, given, held, strategy, detach, graph.name, name, copies, force)
+        tensors = values[: len(inputs)], values[len(inputs) :]
+        message = SubmitJob(graph.encoded, *tensors, strategy, detach, graph.name, name, copies, force)
         self._offered[name] = offered
         try:
             return (await self._ask(message, JobAccepted)).job
@@ -339,7 +339,7 @@ class Remote:
         return [outputs[name] for name in work.graph.output_names]
 
     def _stop(self, submitting: asyncio.Task[str]) -> None:
-        """End a job whose caller gave it up, once it is one: a submit under way may have arrived, or may not."""
+        """Cancel a job whose caller gave it up, once its submission is answered."""
 
         async def stop() -> None:
             with contextlib.suppress(MeshError):  # refused, over, or nobody is there any more
@@ -349,7 +349,7 @@ class Remote:
             self._background(stop())
 
     def _background(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Do something that nobody waits for, until the end."""
+        """Run something that nobody waits for."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
 
@@ -361,7 +361,8 @@ class Remote:
         task.add_done_callback(over)
 
     async def _open(self) -> Link:
-        """The link to the coordinator, dialled again for a while where it broke: it may come back with its jobs."""
+        """The link to the coordinator.  A broken one is dialled again for a while: a restarted coordinator has its
+        jobs."""
         async with self._dialling:
             if self._link is not None and not self._link.closed:
                 return self._link
@@ -385,8 +386,8 @@ class Remote:
         raise AssertionError("the waits never end")
 
     async def _ask(self, message: Message, kind: type[M], open_link: Open | None = None) -> M:
-        """Every question here may be asked twice, so it is, where the link breaks before the answer.  An answer that
-        cannot be read ends a link, too: it may have been garbled on its way, but hardly again and again."""
+        """Ask the coordinator; ask again if the link breaks before the answer, which is safe for every question here.
+        An answer that cannot be read ends a link, too, and is asked for again a few times."""
         unread = 0
         while True:
             link = await (open_link or self._open)()
@@ -407,14 +408,14 @@ class Remote:
 
 
 def _find(offers: Mapping[str, Mapping[bytes, NDArray[Any]]], address: bytes) -> memoryview | None:
-    found = next((offered[address] for offered in offers.values() if address in offered), None)
-    return None if found is None else tensor_bytes(found)
+    array = next((offered[address] for offered in offers.values() if address in offered), None)
+    return None if array is None else tensor_bytes(array)
 
 
-def _named(given: Mapping[str, NDArray[Any] | Handle], offered: dict[bytes, NDArray[Any]]) -> tuple[NamedValue, ...]:
-    """Values for a message, in their order; what does not travel in it is offered for fetching."""
-    arrays, values = [np.asarray(value) for value in given.values()], []
-    for (name, value), array, far in zip(given.items(), arrays, apart(arrays), strict=True):
+def _named(tensors: Mapping[str, NDArray[Any] | Handle], offered: dict[bytes, NDArray[Any]]) -> tuple[NamedValue, ...]:
+    """Values for a message, in order; those too large for it are offered for fetching."""
+    arrays, values = [np.asarray(value) for value in tensors.values()], []
+    for (name, value), array, far in zip(tensors.items(), arrays, apart(arrays), strict=True):
         named = BlobExchange.named(name, array, far, value.address if isinstance(value, Handle) else None)
         if named.blob is not None:
             offered[named.blob] = array
@@ -423,11 +424,11 @@ def _named(given: Mapping[str, NDArray[Any] | Handle], offered: dict[bytes, NDAr
 
 
 def told(text: str) -> dict[str, Any]:
-    """The plan or report that a coordinator told as JSON; ProtocolError if it is none."""
+    """Parse a plan or report of a coordinator, which is JSON; ProtocolError if it is not."""
     try:
-        found = json.loads(text)
+        data = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ProtocolError("the coordinator told something that is not JSON", cause=str(error)[:200]) from None
-    if not isinstance(found, dict):
-        raise ProtocolError(f"the coordinator told a {type(found).__name__} and no plan or report")
-    return found
+    if not isinstance(data, dict):
+        raise ProtocolError(f"the coordinator told a {type(data).__name__} and no plan or report")
+    return data

@@ -1,4 +1,4 @@
-"""A session that a coordinator elsewhere has for this client (`mesh-coord serve`).
+"""Remote session: a session that a coordinator elsewhere runs for this client (`mesh-coord serve`).
 
 It ends with this process, and outlasts a link that breaks for a while.  What is asked is numbered, so that it is done
 in order whatever arrives first, and once, though it is asked again over the next link.
@@ -39,22 +39,22 @@ Named = Callable[[Mapping[str, Any], dict[bytes, NDArray[Any]]], tuple[NamedValu
 Open = Callable[[], Coroutine[Any, Any, Link]]
 
 
-class Asking(Protocol):
-    """As `Remote._ask`."""
+class AskFunction(Protocol):
+    """The signature of `Remote._ask`."""
 
     def __call__(self, message: Message, kind: type[M], open_link: Open) -> Coroutine[Any, Any, M]: ...
 
 
 class RemoteSession:
-    """`Running` (mesh/core/backend.py) over a link, which `link` makes anew where it broke.  `ask` asks over it until
-    there is an answer, `offered` takes what the coordinator may fetch, by what it belongs to; `named` makes values for
-    messages;
-    `ended` is told of the end."""
+    """A `Running` (mesh/core/backend.py) over a link, which `link` dials again if it broke.
+
+    `ask` asks over it until there is an answer, `offered` holds what the coordinator may fetch, `named` makes values
+    for messages, and `ended` is called at the end."""
 
     def __init__(
         self,
         link: Open,
-        ask: Asking,
+        ask: AskFunction,
         exchange: BlobExchange,
         offered: dict[str, dict[bytes, NDArray[Any]]],
         named: Named,
@@ -115,8 +115,8 @@ class RemoteSession:
         key = f"{name} {number}"
         self._offered[key] = offered
         try:
-            told = await self._told(number, SessionStep(name, number, values, self._heard))
-            return [array for _, array in told]
+            values_by_name = await self._told(number, SessionStep(name, number, values, self._heard))
+            return [array for _, array in values_by_name]
         finally:
             del self._offered[key]
 
@@ -124,22 +124,22 @@ class RemoteSession:
         return dict(await self._told(number, SessionState(await self._alive(), number, self._heard)))
 
     async def _alive(self) -> str:
-        """The name of this session, unless it is over."""
+        """The name of this session; its error if it is over."""
         if self._over is not None:
             raise self._over.copy()
         return await self._opened
 
     async def _told(self, number: int, question: SessionStep | SessionState) -> list[tuple[str, NDArray[Any]]]:
-        """The values of an answer by name.  It is kept there until we said that they have come."""
+        """The values of an answer, by name.  The coordinator keeps them until this client says that they have come."""
         try:
-            for asked in itertools.count(1):
-                told = await self._ask(question, SessionTold)
+            for attempt in itertools.count(1):
+                answer = await self._ask(question, SessionTold)
                 link = await self._link()
                 try:
-                    arrays = await self._exchange.fetch_all(link, told.values)
-                    return [(value.name, array) for value, array in zip(told.values, arrays, strict=True)]
+                    arrays = await self._exchange.fetch_all(link, answer.values)
+                    return [(value.name, array) for value, array in zip(answer.values, arrays, strict=True)]
                 except (RemoteError, BlobMissing) as error:
-                    if not link.closed and (asked == ASKED_MAX or not isinstance(error, BlobMissing)):
+                    if not link.closed and (attempt == ASKED_MAX or not isinstance(error, BlobMissing)):
                         raise
             raise AssertionError("it is asked until there is an answer")
         finally:

@@ -1,4 +1,5 @@
-"""Inputs and outputs of jobs as .npy files: NAME=FILE.npy in, DIR/NAME.npy out; and texts that verbs write."""
+"""Arrays: inputs and outputs of jobs as .npy files, NAME=FILE.npy and DIR/NAME.npy; also text files that verbs
+write."""
 
 from __future__ import annotations
 
@@ -14,19 +15,19 @@ from wire.ir.graph import WireGraph
 from wire.ir.types import TensorType
 
 
-def read_inputs(graph: WireGraph, given: Sequence[str]) -> dict[str, NDArray[Any]]:
+def read_inputs(graph: WireGraph, flags: Sequence[str]) -> dict[str, NDArray[Any]]:
     """The arrays of `--input NAME=FILE.npy` flags; InputError unless they are exactly the graph's inputs."""
-    arrays = read_some_inputs(graph, given)
+    arrays = read_some_inputs(graph, flags)
     for name, kind in graph.input_types.items():
         if name not in arrays:
             raise InputError(f"the input {name!r} ({kind}) is missing", next_step=f"Add --input {name}=FILE.npy")
     return arrays
 
 
-def read_some_inputs(graph: WireGraph, given: Sequence[str]) -> dict[str, NDArray[Any]]:
-    """The same, where not all have to be given; InputError for a file that is no such array, and for a name that is no
-    input."""
-    arrays = read_arrays(given)
+def read_some_inputs(graph: WireGraph, flags: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """The arrays of `--input` flags, which may be some of the inputs only; InputError for a file that is no such array,
+    and for a name that is no input."""
+    arrays = read_arrays(flags)
     for name, array in arrays.items():
         if name not in graph.input_types:
             known = ", ".join(f"{key} ({kind})" for key, kind in graph.input_types.items()) or "none"
@@ -35,10 +36,10 @@ def read_some_inputs(graph: WireGraph, given: Sequence[str]) -> dict[str, NDArra
     return arrays
 
 
-def read_arrays(given: Sequence[str]) -> dict[str, NDArray[Any]]:
+def read_arrays(flags: Sequence[str]) -> dict[str, NDArray[Any]]:
     """The arrays of `--input NAME=FILE.npy` flags, by name, as they are."""
     arrays: dict[str, NDArray[Any]] = {}
-    for text in given:
+    for text in flags:
         name, equals, file = text.partition("=")
         if not equals or not name or not file:
             raise InputError(f"--input {text!r} is not NAME=FILE.npy")
@@ -70,7 +71,7 @@ def write_text(file: Path, text: str) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """InputError if outputs could not be written to `folder`: better said before a job than after it."""
+    """Check that outputs can be written to `folder`, before a job runs; InputError if not."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -20,7 +20,7 @@ from wire.system.log_ring import start_logging
 from wire.timeouts import DEFAULT_TIMEOUTS
 
 from .exit_codes import INTERRUPTED, OK, run_command
-from .find_coordinator import Ask, on_a_coordinator
+from .find_coordinator import COORDINATOR_HELP, Ask, on_a_coordinator
 from .flags import add_common, add_health, add_listening, add_timeouts, command, timeouts, verbosity
 from .launch import launch, launch_arguments
 from .membership import authority_arguments, join, join_arguments, nodes_arguments, token_arguments
@@ -65,23 +65,31 @@ def demo(options: Options) -> int:
 
 
 def later(file: str, name: str) -> Callable[..., Any]:
-    """A verb's function, whose file is imported when it is run: --help needs nothing of what it needs."""
-    return lambda *given: getattr(import_module(f".{file}", __package__), name)(*given)
+    """A function of a verb whose file is imported only when the verb runs, so that --help is fast."""
+    return lambda *arguments: getattr(import_module(f".{file}", __package__), name)(*arguments)
 
 
 # -- the table of verbs -----------------------------------------------------------------------------------
 
 
-def _graph_argument(made: argparse.ArgumentParser) -> None:
-    made.add_argument("graph", metavar="GRAPH", help="a .wire file, written by WireGraph.save, or a model")
-    made.add_argument("--input", action="append", default=[], metavar="NAME=FILE.npy", help="an input (repeatable)")
-    made.add_argument("--dim", action="append", default=[], metavar="NAME=SIZE", help="a free dimension of a model")
-    made.add_argument("--strategy", default="auto", choices=STRATEGIES, help="how to place it")
-    made.add_argument("--use-all", action="store_true", help="give every worker work, though fewer were faster")
-    same = "only a plan of which any other one has the same bits, whoever is there and whatever dies"
-    made.add_argument("--reproducible", action="store_true", help=same)
-    kept = f"what workers keep of each other's params: {', '.join(OF_CALLS)}, or 'coded K of N'"
-    made.add_argument("--copies", default="checkpoint", type=_copies, metavar="POLICY", help=kept)
+def _graph_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("graph", metavar="GRAPH", help="a .wire file (WireGraph.save writes one), or a model")
+    parser.add_argument(
+        "--input", action="append", default=[], metavar="NAME=FILE.npy", help="the value of an input (repeatable)"
+    )
+    parser.add_argument(
+        "--dim",
+        action="append",
+        default=[],
+        metavar="NAME=SIZE",
+        help="the size of a free dimension of a model (repeatable)",
+    )
+    parser.add_argument("--strategy", default="auto", choices=STRATEGIES, help="how to place it (default: %(default)s)")
+    parser.add_argument("--use-all", action="store_true", help="use every worker, even where fewer would be faster")
+    same = "use only plans that all give the same bits, whichever workers there are"
+    parser.add_argument("--reproducible", action="store_true", help=same)
+    kept = f"the copies of params: {', '.join(OF_CALLS)}, or 'coded K of N' (default: %(default)s)"
+    parser.add_argument("--copies", default="checkpoint", type=_copies, metavar="POLICY", help=kept)
 
 
 def _copies(text: str) -> str:
@@ -91,66 +99,72 @@ def _copies(text: str) -> str:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _plan_arguments(made: argparse.ArgumentParser) -> None:
-    _graph_argument(made)
-    made.add_argument("--svg", metavar="FILE", help="also write a picture of who runs what when")
-    dies = "tell, too, what follows from the death of this worker: the plan then, and which weights move from where"
-    made.add_argument("--what-if-dies", default="", metavar="NAME", help=dies)
+def _plan_arguments(parser: argparse.ArgumentParser) -> None:
+    _graph_argument(parser)
+    parser.add_argument("--svg", metavar="FILE", help="also write a drawing of the plan over time")
+    dies = "also show the plan after the death of this worker, and which weights move then"
+    parser.add_argument("--what-if-dies", default="", metavar="NAME", help=dies)
 
 
-def _output_argument(made: argparse.ArgumentParser) -> None:
-    where = "where outputs are written, NAME.npy each (default: a folder named after the job)"
-    made.add_argument("--output", metavar="DIR", help=where)
+def _output_argument(parser: argparse.ArgumentParser) -> None:
+    where = "the folder for outputs, NAME.npy each (default: a folder named after the job)"
+    parser.add_argument("--output", metavar="DIR", help=where)
 
 
-def _submit_arguments(made: argparse.ArgumentParser) -> None:
-    _graph_argument(made)
-    _output_argument(made)
-    made.add_argument("--detach", action="store_true", help="print the job's id and return; the job goes on")
+def _submit_arguments(parser: argparse.ArgumentParser) -> None:
+    _graph_argument(parser)
+    _output_argument(parser)
+    parser.add_argument("--detach", action="store_true", help="print the job's id and return; the job goes on")
 
 
-def _serve_arguments(made: argparse.ArgumentParser) -> None:
-    add_listening(made, peer="a worker to join (repeatable)")
-    made.add_argument("--name", default="coordinator", help="what people call it")
-    made.add_argument("--state-dir", default="", metavar="DIR", help="where its identity and its jobs are kept")
-    audits = "compute this fraction of the parts again elsewhere and compare: 0.02, say"
-    made.add_argument("--audit", type=float, default=0.0, metavar="FRACTION", help=audits)
+def _serve_arguments(parser: argparse.ArgumentParser) -> None:
+    add_listening(parser, peer="a worker to connect to (repeatable)", host="all addresses")
+    parser.add_argument("--name", default="coordinator", help="the name of the coordinator (default: %(default)s)")
+    parser.add_argument(
+        "--state-dir",
+        default="",
+        metavar="DIR",
+        help="the folder of its identity and jobs (default: the user's state folder)",
+    )
+    audits = "compute this fraction of the parts again on other workers and compare (default: %(default)g)"
+    parser.add_argument("--audit", type=float, default=0.0, metavar="FRACTION", help=audits)
     ahead = "do not plan for the death of each worker before one dies"
-    made.add_argument("--no-plan-ahead", dest="plan_ahead", action="store_false", help=ahead)
-    same = "only plans of which all have the same bits; what cannot have them is refused"
-    made.add_argument("--reproducible", action="store_true", help=same)
+    parser.add_argument("--no-plan-ahead", dest="plan_ahead", action="store_false", help=ahead)
+    same = "make only plans that all give the same bits, and refuse programs that have none"
+    parser.add_argument("--reproducible", action="store_true", help=same)
     default_s = DEFAULT_TIMEOUTS.collective_timeout_s
-    waits = f"how long the ranks of a program wait for each other (default {default_s:g})"
-    made.add_argument("--collective-timeout", type=float, metavar="S", help=waits)
-    made.add_argument("--keep-results", metavar="TIME", help="how long jobs are kept once over (default 24h)")
-    sessions = "how long a client that lost its link finds its sessions as they were (default 60s)"
-    made.add_argument("--keep-sessions", metavar="TIME", help=sessions)
-    add_health(made)
+    waits = f"seconds that the ranks of a program wait for each other (default: {default_s:g})"
+    parser.add_argument("--collective-timeout", type=float, metavar="S", help=waits)
+    parser.add_argument("--keep-results", metavar="TIME", help="how long finished jobs are kept (default: 24h)")
+    sessions = "how long the sessions of a client without a link are kept (default: 60s)"
+    parser.add_argument("--keep-sessions", metavar="TIME", help=sessions)
+    add_health(parser)
 
 
-def _job_argument(made: argparse.ArgumentParser) -> None:
-    made.add_argument("job", metavar="JOB")
+def _job_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("job", metavar="JOB", help="the id of a job, as status shows it")
 
 
-def _result_arguments(made: argparse.ArgumentParser) -> None:
-    _job_argument(made)
-    _output_argument(made)
+def _result_arguments(parser: argparse.ArgumentParser) -> None:
+    _job_argument(parser)
+    _output_argument(parser)
 
 
-def _status_arguments(made: argparse.ArgumentParser) -> None:
-    made.add_argument("job", metavar="JOB", nargs="?", help="one job (default: all)")
+def _status_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("job", metavar="JOB", nargs="?", help="the id of one job (default: all jobs)")
 
 
-def _demo_arguments(made: argparse.ArgumentParser) -> None:
-    made.add_argument("question", nargs="?", help="what to search for (default: asked, or a sample question)")
+def _demo_arguments(parser: argparse.ArgumentParser) -> None:
+    asked = "the question to search for (default: asked for on a terminal, else a sample question)"
+    parser.add_argument("question", metavar="QUESTION", nargs="?", help=asked)
     one = "a document to search, such as journey.md (repeatable; default: all)"
-    made.add_argument("--document", action="append", default=[], metavar="NAME", help=one)
-    add_health(made)
+    parser.add_argument("--document", action="append", default=[], metavar="NAME", help=one)
+    add_health(parser)
 
 
-def _asking_arguments(made: argparse.ArgumentParser) -> None:
-    made.add_argument("--coordinator", metavar="HOST:PORT", help="default MESH_ADDRESS, else this machine's")
-    add_timeouts(made)
+def _asking_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--coordinator", metavar="HOST:PORT", help=COORDINATOR_HELP)
+    add_timeouts(parser)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,46 +180,48 @@ class Verb:
 VERBS: dict[str, Verb] = {
     "serve": Verb("run a coordinator on this machine", _serve_arguments, local=serve, interrupted=OK),
     "nodes": Verb(
-        "show the workers and their devices, pause one, or throw one out",
+        "show the workers and their devices; pause, resume or revoke one",
         nodes_arguments,
         remote=later("remote_verbs", "nodes"),
     ),
-    "token": Verb("make, list and withdraw join tokens", token_arguments),
+    "token": Verb("create, list and revoke join tokens", token_arguments),
     "authority": Verb("show the mesh's authority, or replace it", authority_arguments),
-    "join": Verb("become a client of a mesh elsewhere, with a token", join_arguments, local=join),
+    "join": Verb("become a client of a mesh on another machine, with a token", join_arguments, local=join),
     "topology": Verb("show workers, devices and the links between them", topology_arguments, remote=topology),
     "plan": Verb(
-        "show what would go where, before a byte moves",
+        "show which device would run what; nothing is sent to workers",
         _plan_arguments,
         remote=later("remote_verbs", "plan"),
         files=("graph",),
     ),
-    "submit": Verb("run a graph", _submit_arguments, remote=later("remote_verbs", "submit"), files=("graph",)),
+    "submit": Verb("run a graph as a job", _submit_arguments, remote=later("remote_verbs", "submit"), files=("graph",)),
     "status": Verb("show jobs", _status_arguments, remote=later("remote_verbs", "status")),
-    "logs": Verb("show what happened to a job", _job_argument, remote=later("remote_verbs", "logs")),
+    "logs": Verb("show the log of a job", _job_argument, remote=later("remote_verbs", "logs")),
     "result": Verb("wait for a job and write its outputs", _result_arguments, remote=later("remote_verbs", "result")),
-    "cancel": Verb("stop a job", _job_argument, remote=later("remote_verbs", "cancel")),
+    "cancel": Verb("cancel a job", _job_argument, remote=later("remote_verbs", "cancel")),
     "launch": Verb("run a script as several ranks", launch_arguments, local=launch, interrupted=INTERRUPTED),
-    "doctor": Verb("tell what is wrong with the mesh and what to do about it", _asking_arguments, local=doctor),
-    "demo": Verb("a real model over three workers, one of them killed", _demo_arguments, local=demo),
+    "doctor": Verb(
+        "check the mesh and this machine, and say what to do about problems", _asking_arguments, local=doctor
+    ),
+    "demo": Verb("search documents with a model on three workers, one of which is killed", _demo_arguments, local=demo),
 }
 
 
 def parser() -> argparse.ArgumentParser:
-    made = command("mesh-coord", "Run a coordinator, and ask one for nodes, plans and jobs.")
-    add_common(made)
-    verbs = made.add_subparsers(required=True, metavar="VERB")
+    root = command("mesh-coord", "Run a coordinator, and ask one for nodes, plans and jobs.")
+    add_common(root)
+    verbs = root.add_subparsers(required=True, metavar="VERB")
     for name, verb in VERBS.items():
-        one = verbs.add_parser(name, help=verb.help, description=verb.help)
-        verb.arguments(one)
-        add_common(one, keep=True)  # flags may stand before the verb or after it
+        subparser = verbs.add_parser(name, help=verb.help, description=verb.help)
+        verb.arguments(subparser)
+        add_common(subparser, keep=True)  # flags may stand before the verb or after it
         if verb.remote is not None:
-            _asking_arguments(one)
-        one.set_defaults(interrupted=verb.interrupted)
+            _asking_arguments(subparser)
+        subparser.set_defaults(interrupted=verb.interrupted)
         run = verb.local or (on_a_coordinator(verb.remote, verb.files) if verb.remote else None)
         if run is not None:  # a verb of several actions has a function for each
-            one.set_defaults(run=run)
-    return made
+            subparser.set_defaults(run=run)
+    return root
 
 
 if __name__ == "__main__":

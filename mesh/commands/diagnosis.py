@@ -1,4 +1,4 @@
-"""What is wrong with a mesh, judged from facts: a table of findings, each with the line that mends it.  Pure.
+"""Diagnosis: finds what is wrong with a mesh, by a table of findings, each with the command that mends it.  Pure.
 
 `mesh-coord doctor` gathers the Facts; this file does not know how.  To let it find something new, add what shows it to
 the facts and a row to FINDINGS.  A finding's fix has a line for every system, or one for all of them under EVERY.
@@ -31,7 +31,7 @@ RTT_S_MAX, BYTES_PER_S_MIN = 0.05, 10e6 / 8  # beyond that a link is hardly a lo
 
 @dataclass(frozen=True, slots=True)
 class Multicast:
-    """What mDNS did on one interface of this machine for a few seconds; `error` is the last one, "" for none."""
+    """The mDNS packets on one interface of this machine in a few seconds; `error` is the last one, "" for none."""
 
     interface: str
     sent: int
@@ -41,7 +41,7 @@ class Multicast:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """A folder of this machine, for `what` ("state", "cache"), and what its disk has left."""
+    """A folder of this machine, for `what` ("state", "cache"), and the space that its disk has left."""
 
     what: str
     folder: str
@@ -59,7 +59,7 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """This machine.  `adapters` are None where nobody looked, since its workers tell theirs."""
+    """This machine.  `adapters` is None if they were not looked up, as its workers report theirs."""
 
     system: str
     version: str
@@ -81,7 +81,7 @@ class Reached:
 
 @dataclass(frozen=True, slots=True)
 class Unreached:
-    """No coordinator answered, and what the attempt said; `client` is False for a user whom none would answer."""
+    """No coordinator answered, and why; `client` is False if this user is no client, so that none would answer."""
 
     why: str
     next_step: str
@@ -102,7 +102,7 @@ class Knock:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One worker as the coordinator tells of it; `system` and `without_gpu` are "" where an older one does not say."""
+    """One worker as the coordinator reports it; `system` and `without_gpu` are "" from an older coordinator."""
 
     name: str
     system: str
@@ -116,7 +116,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """All that is known; without a coordinator no workers and no pairs."""
+    """All facts; without a coordinator there are no workers and no pairs."""
 
     here: Here
     coordinator: Reached | Unreached
@@ -126,10 +126,10 @@ class Facts:
 
     def system_of(self, name: str) -> str:
         """The system of a node's machine, "" where it is not known."""
-        found = {worker.name: worker.system for worker in self.workers}
+        systems = {worker.name: worker.system for worker in self.workers}
         if isinstance(self.coordinator, Reached):
-            found.setdefault(self.coordinator.name, self.coordinator.system)
-        return found.get(name, "")
+            systems.setdefault(self.coordinator.name, self.coordinator.system)
+        return systems.get(name, "")
 
 
 # -- findings ---------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Symptom:
-    """Where a finding shows: on which machine, what there is to tell, and the words that its fix needs."""
+    """A place where a finding shows: the machine, the description, and the words for its fix."""
 
     where: str
     system: str
@@ -178,9 +178,9 @@ class Checked:
 
 
 def diagnose(facts: Facts) -> list[Trouble]:
-    """Everything that is wrong, problems first."""
-    found = [_trouble(finding, symptom) for finding in FINDINGS for symptom in finding.shown(facts)]
-    return sorted(found, key=lambda trouble: trouble.level != PROBLEM)
+    """All troubles, problems first."""
+    troubles = [_trouble(finding, symptom) for finding in FINDINGS for symptom in finding.shown(facts)]
+    return sorted(troubles, key=lambda trouble: trouble.level != PROBLEM)
 
 
 def checked(facts: Facts, troubles: Sequence[Trouble]) -> list[Checked]:
@@ -218,13 +218,13 @@ def _no_client(facts: Facts) -> Iterator[Symptom]:
 
 
 def _only_no_client(facts: Facts) -> bool:
-    """As on the machine of a worker: what it takes to serve the mesh is there, and what it takes to ask is not."""
+    """Whether a coordinator listens, and this user is no client of it, as on the machine of a worker."""
     at = facts.coordinator
     return isinstance(at, Unreached) and not at.client and any(knock.opened for knock in facts.knocks)
 
 
 def _blocked_port(facts: Facts) -> Iterator[Symptom]:
-    """Where nobody listens the machine says so; silence, or "prohibited", is a firewall's."""
+    """Find ports that a firewall blocks: it answers with silence or "prohibited"; a free port refuses at once."""
     reached = isinstance(facts.coordinator, Reached)
     for knock in facts.knocks:
         if not knock.opened and (reached or not knock.refused):
@@ -250,7 +250,7 @@ def _in_state(*states: str) -> Callable[[Facts], Iterator[Symptom]]:
 
 def _throttled(facts: Facts) -> Iterator[Symptom]:
     for worker in facts.workers:
-        pace = next(filter(None, (throttle_in(each.name) for each in worker.adapters)), "")
+        pace = next(filter(None, (throttle_in(adapter.name) for adapter in worker.adapters)), "")
         if pace:
             yield Symptom(worker.name, worker.system, f"the worker is slower than its machine, on purpose: {pace}")
 
@@ -278,15 +278,15 @@ def _slow_pair(facts: Facts) -> Iterator[Symptom]:
 
 
 def _multicast_fails(facts: Facts) -> Iterator[Symptom]:
-    for each in facts.here.multicast:
-        if each.error:
-            what = f"multicast cannot be sent on {each.interface} ({each.error})"
-            yield Symptom(HERE, facts.here.system, what, {"port": 5353, "interface": each.interface})
+    for interface in facts.here.multicast:
+        if interface.error:
+            what = f"multicast cannot be sent on {interface.interface} ({interface.error})"
+            yield Symptom(HERE, facts.here.system, what, {"port": 5353, "interface": interface.interface})
 
 
 def _multicast_silent(facts: Facts) -> Iterator[Symptom]:
     seen = facts.here.multicast
-    if any(each.sent for each in seen) and not any(each.heard or each.error for each in seen):
+    if any(interface.sent for interface in seen) and not any(interface.heard or interface.error for interface in seen):
         what = "nothing was heard by multicast from any other machine, so nodes have to be named: --peer HOST:PORT"
         yield Symptom(HERE, facts.here.system, what, {"port": 5353})
 
@@ -488,7 +488,7 @@ def _saw_pairs(facts: Facts) -> str:
 
 
 def _saw_multicast(facts: Facts) -> str:
-    return ", ".join(f"{each.interface}: sent {each.sent}, heard {each.heard}" for each in facts.here.multicast)
+    return ", ".join(f"{seen.interface}: sent {seen.sent}, heard {seen.heard}" for seen in facts.here.multicast)
 
 
 def _saw_clock(facts: Facts) -> str:

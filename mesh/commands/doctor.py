@@ -62,7 +62,7 @@ KEY_BYTES = 32
 
 
 def doctor(options: argparse.Namespace) -> int:
-    """Look at everything; 1 if there is a problem, 0 with warnings or without."""
+    """Check everything; 1 if there is a problem, else 0."""
     facts = asyncio.run(_gather(options))
     troubles = diagnose(facts)
     rows = checked(facts, troubles)
@@ -80,13 +80,13 @@ def doctor(options: argparse.Namespace) -> int:
 async def _gather(options: argparse.Namespace) -> Facts:
     config = WorkerConfig(mesh=mesh_name(options))
     address = named(options)
-    multicast, asked = await asyncio.gather(_multicast(), _ask(options))
-    coordinator, nodes = asked
+    multicast, reply = await asyncio.gather(_multicast(), _ask(options))
+    coordinator, nodes = reply
     if isinstance(coordinator, Reached):
         addresses = [parse_address(coordinator.address)]
     else:
         addresses = [address] if address else _known(config.state_base)
-    knocks = await asyncio.gather(*(_knock(*each) for each in _ports(addresses)))
+    knocks = await asyncio.gather(*(_knock(*port) for port in _ports(addresses)))
     adapters = None if nodes else _adapters(await asyncio.to_thread(list_devices))
     rooms = (_room("state", config.state_base), _room("cache", config.cache_folder("")))
     here = Here(platform.system(), package_version(), multicast, rooms, adapters)
@@ -96,7 +96,7 @@ async def _gather(options: argparse.Namespace) -> Facts:
 
 
 async def _ask(options: argparse.Namespace) -> tuple[Reached | Unreached, Nodes | None]:
-    """The coordinator, and what it tells of its workers; why not, where nobody answers."""
+    """The coordinator and its reports; if none answers, why."""
     try:
         remote = await connect(options)
     except MeshError as error:
@@ -113,7 +113,7 @@ async def _ask(options: argparse.Namespace) -> tuple[Reached | Unreached, Nodes 
 
 
 async def _multicast() -> tuple[Multicast, ...]:
-    """Ask and listen for a while, with the key of no mesh: what counts is whether anything goes out and comes in."""
+    """Send and receive multicast for a while, with a key of no mesh, to see whether packets go out and come in."""
     browser = Browser(secrets.token_bytes(KEY_BYTES))
     await browser.start()
     try:
@@ -126,16 +126,16 @@ async def _multicast() -> tuple[Multicast, ...]:
 
 
 def _heard(interface: str, tallies: Sequence[Tally]) -> Multicast:
-    """An interface whose one IP family works is well."""
+    """Sum up the tallies of an interface, which is well if one IP family works."""
     sent = sum(tally.sent for tally in tallies)
     errors = [errno.errorcode.get(tally.last_errno, "?") for tally in tallies if tally.last_errno]
     return Multicast(interface, sent, sum(tally.heard for tally in tallies), "" if sent else "".join(errors[:1]))
 
 
 def _known(state: Path) -> list[tuple[str, int]]:
-    """Where the coordinator was when a node of this user last met it, this machine's own addresses aside."""
-    found = dict.fromkeys(each for file in state.glob(f"*/{COORDINATOR_FILE}") for each in coordinator_known(file))
-    return [address for address in map(parse_address, found) if not is_loopback(address[0])]
+    """The addresses at which nodes of this user last reached a coordinator, without this machine's own."""
+    addresses = dict.fromkeys(text for file in state.glob(f"*/{COORDINATOR_FILE}") for text in coordinator_known(file))
+    return [address for address in map(parse_address, addresses) if not is_loopback(address[0])]
 
 
 def _ports(addresses: Iterable[tuple[str, int]]) -> Iterable[tuple[str, str, int]]:
@@ -160,8 +160,8 @@ async def _knock(what: str, host: str, port: int) -> Knock:
 
 
 def _room(what: str, folder: Path) -> Room:
-    """Of the disk that has the folder, or would have it."""
-    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    """The space on the disk that has the folder, or would have it."""
+    there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     return Room(what, str(folder), shutil.disk_usage(there).free)
 
 
@@ -175,22 +175,22 @@ class _Device(Protocol):
 
 
 def _adapters(devices: Iterable[_Device]) -> tuple[Adapter, ...]:
-    return tuple(Adapter(each.engine, each.adapter, each.software) for each in devices)
+    return tuple(Adapter(device.engine, device.adapter, device.software) for device in devices)
 
 
 def _workers(nodes: Nodes) -> tuple[Worker, ...]:
     return tuple(
         Worker(
-            each.name,
-            each.system,
-            each.state,
-            each.silent_s,
-            each.version,
-            next(iter(each.addresses), ""),
-            _adapters(each.devices),
-            each.without_gpu,
+            node.name,
+            node.system,
+            node.state,
+            node.silent_s,
+            node.version,
+            next(iter(node.addresses), ""),
+            _adapters(node.devices),
+            node.without_gpu,
         )
-        for each in nodes.nodes
+        for node in nodes.nodes
     )
 
 

@@ -1,4 +1,4 @@
-"""Exit codes of both commands, one row each (docs/commands.md has the same table)."""
+"""Exit codes of both commands, a row for each (docs/commands.md has the same table)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable
 
 from wire import errors
+
+from ..util.units import counted
 
 OK = 0
 FAILED = 1
@@ -77,7 +79,9 @@ def run_command(name: str, work: Callable[[], int], interrupted: int = OK) -> in
 def print_log(error: errors.MeshError) -> None:
     """The last log lines of the worker that an error is about, where they came with it, on stderr."""
     if error.log_lines:
-        print(f"  the last {len(error.log_lines)} log lines of {error.node or 'the worker'}:", file=sys.stderr)
+        print(
+            f"  the last {counted(len(error.log_lines), 'log line')} of {error.node or 'the worker'}:", file=sys.stderr
+        )
     for line in error.log_lines:
         print(f"    {line}", file=sys.stderr)
 

@@ -1,4 +1,4 @@
-"""Which coordinator a command asks: the one that is named, the one of before, or the one on this machine."""
+"""Find the coordinator that a command asks: the named one, or the one on this machine."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from .flags import mesh_name, timeouts
 if TYPE_CHECKING:
     from ..backends.remote import Remote
 
+COORDINATOR_HELP = "the coordinator to ask (default: MESH_ADDRESS, else the one on this machine)"
 Ask = Callable[[argparse.Namespace, "Remote"], Awaitable[int]]
 
 
@@ -70,9 +71,9 @@ async def connect(options: argparse.Namespace) -> Remote:
 
 
 def on_a_coordinator(verb: Ask, files: tuple[str, ...] = ()) -> Callable[[argparse.Namespace], int]:
-    """A verb that asks a coordinator, as a command runs it: Ctrl-C and SIGTERM cancel it.
+    """Make a command of a verb that asks a coordinator; Ctrl-C and SIGTERM cancel it.
 
-    `files` are the options that name files to be read: whoever mistyped one need not have a coordinator to hear of it.
+    `files` are the options that name files to read: they are checked before a coordinator is asked.
     """
 
     async def ask(options: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""Flags that both commands have, and what turns their text into values."""
+"""Flags of both commands, and functions that parse their values."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from wire.addresses import check_name
 from wire.errors import ConfigError
 from wire.timeouts import (
     DEFAULT_PRESET,
+    DEFAULT_TIMEOUTS,
     PRESETS,
     ROWS,
     Timeouts,
@@ -29,13 +30,13 @@ from .exit_codes import epilog
 def command(name: str, description: str) -> argparse.ArgumentParser:
     """A command's parser, with --version and the exit codes."""
     formatter = argparse.RawDescriptionHelpFormatter
-    made = argparse.ArgumentParser(prog=name, description=description, epilog=epilog(), formatter_class=formatter)
-    made.add_argument("--version", action=_Version, nargs=0, help="show program's version number and exit")
-    return made
+    parser = argparse.ArgumentParser(prog=name, description=description, epilog=epilog(), formatter_class=formatter)
+    parser.add_argument("--version", action=_Version, nargs=0, help="show program's version number and exit")
+    return parser
 
 
 class _Version(argparse.Action):
-    """Looks the version up when it is asked for: most commands are asked for something else."""
+    """Looks the version up only when it is asked for."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from wire.package import package_version
@@ -44,53 +45,62 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def add_common(made: argparse.ArgumentParser, keep: bool = False) -> None:
+def add_common(parser: argparse.ArgumentParser, keep: bool = False) -> None:
     """--mesh, --json, -q, -v and --log-json; with `keep`, a flag that is not given leaves the value as it is."""
-    given = argparse.SUPPRESS if keep else False
+    unset = argparse.SUPPRESS if keep else False
     name = argparse.SUPPRESS if keep else ""
-    made.add_argument("--mesh", default=name, metavar="NAME", help="the mesh (default MESH_NAME or default-<user>)")
-    made.add_argument("--json", action="store_true", default=given, help="print JSON instead of tables and sentences")
-    made.add_argument("-q", "--quiet", action="store_true", default=given, help="say errors only")
-    made.add_argument("-v", "--verbose", action="store_true", default=given, help="say more")
-    made.add_argument("--log-json", action="store_true", default=given, help="log lines as JSON objects")
+    parser.add_argument(
+        "--mesh", default=name, metavar="NAME", help="the mesh (default: MESH_NAME, else default-<user>)"
+    )
+    parser.add_argument("--json", action="store_true", default=unset, help="print JSON instead of tables and sentences")
+    parser.add_argument("-q", "--quiet", action="store_true", default=unset, help="print errors only")
+    parser.add_argument("-v", "--verbose", action="store_true", default=unset, help="print more")
+    parser.add_argument("--log-json", action="store_true", default=unset, help="print log lines as JSON objects")
 
 
-def add_listening(made: argparse.ArgumentParser, peer: str) -> None:
-    """--host, --port, --interface, --advertise, --peer and --no-mdns, for daemons."""
-    made.add_argument("--host", default="", help="address to listen on (default: all; loopback if no mesh was joined)")
-    made.add_argument("--port", type=port, help="port (default 7100, or the next free one up to 7131; 0: any)")
-    made.add_argument(
+def add_listening(parser: argparse.ArgumentParser, peer: str, host: str) -> None:
+    """--host, --port, --interface, --advertise, --peer and --no-mdns, for daemons; `host` is the default of --host."""
+    parser.add_argument("--host", default="", metavar="ADDRESS", help=f"the address to listen on (default: {host})")
+    parser.add_argument(
+        "--port", type=port, metavar="N", help="the port (default: 7100, or the next free one up to 7131; 0: any)"
+    )
+    parser.add_argument(
         "--interface",
         action="append",
         default=[],
         metavar="NAME",
-        help="a network interface to use, and no other (repeatable; default: all that others can reach)",
+        help="announce only addresses of this network interface (repeatable; default: all that others can reach)",
     )
-    made.add_argument(
+    parser.add_argument(
         "--advertise",
         action="append",
         default=[],
         metavar="HOST[:PORT]",
-        help="where others can dial this node too, such as a forwarded port (repeatable)",
+        help="another address of this node, such as a forwarded port (repeatable)",
     )
-    made.add_argument("--peer", action="append", default=[], metavar="HOST:PORT", help=peer)
-    made.add_argument("--no-mdns", action="store_true", help="neither announce this node nor look for others")
+    parser.add_argument("--peer", action="append", default=[], metavar="HOST:PORT", help=peer)
+    parser.add_argument("--no-mdns", action="store_true", help="neither announce this node nor look for others")
 
 
-def add_timeouts(made: argparse.ArgumentParser) -> None:
+def add_timeouts(parser: argparse.ArgumentParser) -> None:
     """--preset and --timeout."""
-    suits = "the times that suit such a network (default %(default)s; docs/configuration.md)"
-    made.add_argument("--preset", choices=PRESETS, default=DEFAULT_PRESET, help=suits)
-    one = "one of these times, whatever the preset (repeatable)"
-    made.add_argument("--timeout", action="append", default=[], metavar="NAME=SECONDS", help=one)
+    suits = "times for this kind of network (default: %(default)s; see docs/configuration.md)"
+    parser.add_argument("--preset", choices=PRESETS, default=DEFAULT_PRESET, help=suits)
+    one = "one of these times, in place of the preset's (repeatable)"
+    parser.add_argument("--timeout", action="append", default=[], metavar="NAME=SECONDS", help=one)
 
 
-def add_health(made: argparse.ArgumentParser) -> None:
+def add_health(parser: argparse.ArgumentParser) -> None:
     """--node-timeout, --heartbeat, --preset and --timeout, for what judges workers."""
-    add_timeouts(made)
-    one = made.add_mutually_exclusive_group()
-    one.add_argument("--node-timeout", type=float, metavar="S", help="seconds of silence until a worker is dead")
-    one.add_argument("--heartbeat", type=float, metavar="S", help="seconds between heartbeats, 15 to a node time-out")
+    add_timeouts(parser)
+    one = parser.add_mutually_exclusive_group()
+    silence = (
+        f"seconds of silence until a worker is dead (default: {DEFAULT_TIMEOUTS.node_timeout_s:g}, or the preset's)"
+    )
+    one.add_argument("--node-timeout", type=float, metavar="S", help=silence)
+    one.add_argument(
+        "--heartbeat", type=float, metavar="S", help="seconds between heartbeats, 1/15 of the node time-out"
+    )
 
 
 # Flags for single times: how each is called by argparse -> the field it fills, and what makes seconds of it.
@@ -109,11 +119,11 @@ def timeouts(options: argparse.Namespace, process: str = "") -> Timeouts:
     that only processes other than `process` read."""
     known = names_read_by(process) if process else tuple(ROWS)
     values: dict[str, float] = {}
-    given = [_named_time(text, known) for text in options.timeout]
+    named = [_named_time(text, known) for text in options.timeout]
     for flag, (name, seconds_of) in SINGLE_TIMES.items():
         if (value := getattr(options, flag, None)) is not None:
-            given.append((name, seconds_of(value)))
-    for name, seconds in given:
+            named.append((name, seconds_of(value)))
+    for name, seconds in named:
         if name in values:
             raise ConfigError(f"{name} is given twice", next_step="Give it once")
         values[name] = seconds
@@ -140,7 +150,7 @@ def port(text: str) -> int:
 
 
 def mesh_name(options: argparse.Namespace) -> str:
-    """What --mesh says, or else the environment."""
+    """The mesh of --mesh, else of the environment."""
     if options.mesh:
         return check_name("mesh", options.mesh)
     from ..backends.config import default_mesh_name
@@ -149,7 +159,7 @@ def mesh_name(options: argparse.Namespace) -> str:
 
 
 def node_name(options: argparse.Namespace) -> str:
-    """What --name says, "" where it says nothing."""
+    """The name of --name, "" without one."""
     return "" if options.name is None else check_name("node", options.name)
 
 

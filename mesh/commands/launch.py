@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 GRACE_S = 5.0
 
 
-def launch_arguments(made: argparse.ArgumentParser) -> None:
-    made.add_argument("-n", type=int, metavar="N", help="how many ranks (default: the slots of the hostfile)")
-    made.add_argument("--hostfile", metavar="FILE", help="the machines to start them on, by ssh, and how many each")
-    waits = f"how long ranks wait for each other (default {COLLECTIVE_TIMEOUT_S:g})"
-    made.add_argument("--collective-timeout", type=float, default=COLLECTIVE_TIMEOUT_S, metavar="S", help=waits)
-    grace = f"after which ranks that do not end are killed (default {GRACE_S:g})"
-    made.add_argument("--grace", type=float, default=GRACE_S, metavar="S", help=grace)
-    made.add_argument("script", metavar="SCRIPT", help="a Python file")
-    made.add_argument("arguments", metavar="ARGUMENT", nargs=argparse.REMAINDER, help="what the script is given")
+def launch_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-n", type=int, metavar="N", help="the number of ranks (default: the slots of the hostfile)")
+    parser.add_argument("--hostfile", metavar="FILE", help="the machines to start them on by ssh, and how many on each")
+    waits = f"seconds that ranks wait for each other (default: {COLLECTIVE_TIMEOUT_S:g})"
+    parser.add_argument("--collective-timeout", type=float, default=COLLECTIVE_TIMEOUT_S, metavar="S", help=waits)
+    grace = f"seconds after which ranks that do not end are killed (default: {GRACE_S:g})"
+    parser.add_argument("--grace", type=float, default=GRACE_S, metavar="S", help=grace)
+    parser.add_argument("script", metavar="SCRIPT", help="a Python file")
+    parser.add_argument("arguments", metavar="ARGUMENT", nargs=argparse.REMAINDER, help="arguments of the script")
 
 
 def launch(options: argparse.Namespace) -> int:

@@ -19,7 +19,7 @@ from wire.timeouts import CLIENT
 
 from ..util.units import parse_duration
 from .exit_codes import OK
-from .find_coordinator import Ask, on_a_coordinator
+from .find_coordinator import COORDINATOR_HELP, Ask, on_a_coordinator
 from .flags import add_common, add_timeouts, mesh_name, timeouts
 from .tables import print_table
 
@@ -32,17 +32,24 @@ Options = argparse.Namespace
 
 
 def token_create(options: Options) -> int:
-    """Make a token and show it, this once."""
-    made = _authority(options).create_token(options.role, options.uses, parse_duration(options.ttl))
-    return _say(options, {"id": made.key_id, "token": made.text}, made.text)
+    """Create a token and show it, this once."""
+    token = _authority(options).create_token(options.role, options.uses, parse_duration(options.ttl))
+    return _say(options, {"id": token.key_id, "token": token.text}, token.text)
 
 
 def token_list(options: Options) -> int:
+    """List the tokens, and how many nodes each has let in."""
     now_s = time.time()
     header = ("id", "role", "state", "used", "expires")
     rows = [
-        (each.key_id, each.role, each.state(now_s), f"{len(each.nodes)} of {each.uses}", _moment(each.expires_s))
-        for each in _authority(options).tokens()
+        (
+            record.key_id,
+            record.role,
+            record.state(now_s),
+            f"{len(record.nodes)} of {record.uses}",
+            _moment(record.expires_s),
+        )
+        for record in _authority(options).tokens()
     ]
     if options.json:
         print(json.dumps([dict(zip(header, row, strict=True)) for row in rows]))
@@ -52,36 +59,37 @@ def token_list(options: Options) -> int:
 
 
 def token_revoke(options: Options) -> int:
+    """Revoke a token; the nodes that it let in stay."""
     record = _authority(options).revoke_token(options.id)
-    said = f"token {record.key_id} lets nobody in any more; the nodes it let in stay"
-    return _say(options, {"id": record.key_id, "state": "withdrawn"}, said)
+    text = f"token {record.key_id} lets nobody in any more; the nodes it let in stay"
+    return _say(options, {"id": record.key_id, "state": "withdrawn"}, text)
 
 
 def nodes_revoke(options: Options) -> int:
-    """Throw a node out: its links end within a second, and it cannot come back with the key it has."""
+    """Remove a node from the mesh: its links end within a second, and its key is not accepted again."""
     member = _authority(options).revoke_node(options.node)
     return _say(options, {"node": member.node_id, "name": member.name}, f"{member.name} ({member.node_id}) is out")
 
 
 def authority_show(options: Options) -> int:
-    """Show the authority, and which members have not heard of it yet."""
+    """Show the authority, and the members that have no certificate of it yet."""
     return _tell_rotation(options, _authority(options).rotation())
 
 
 def authority_rotate(options: Options) -> int:
-    """Give the mesh a new authority; the one before is trusted for another day."""
+    """Give the mesh a new authority; the former one is trusted for the overlap."""
     return _tell_rotation(options, _authority(options).rotate(parse_duration(options.overlap)))
 
 
 async def nodes_pause(options: Options, remote: Remote) -> int:
-    """Have a worker take no work: what it has goes to others, and it stays linked."""
+    """Pause a worker: its work goes to others, and it stays connected."""
     await remote.pause(options.node, True)
-    said = f"{options.node} is paused; undo it with: mesh-coord nodes resume {options.node}"
-    return _say(options, {"node": options.node, "state": "paused"}, said)
+    text = f"{options.node} is paused; undo it with: mesh-coord nodes resume {options.node}"
+    return _say(options, {"node": options.node, "state": "paused"}, text)
 
 
 async def nodes_resume(options: Options, remote: Remote) -> int:
-    """Have a paused worker take work again; one that was paused on its own machine is resumed there only."""
+    """End the pause of a worker; one that was paused on its own machine is resumed only there."""
     await remote.pause(options.node, False)
     return _say(options, {"node": options.node, "state": "healthy"}, f"{options.node} takes work again")
 
@@ -99,57 +107,87 @@ def join(options: Options) -> int:
 # -- arguments --------------------------------------------------------------------------------------------
 
 
-def token_arguments(made: argparse.ArgumentParser) -> None:
-    actions = made.add_subparsers(required=True, metavar="ACTION")
+def token_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(required=True, metavar="ACTION")
     create = _action(actions, "create", token_create)
-    create.add_argument("--uses", type=int, default=1, metavar="N", help="machines it lets in (default %(default)s)")
-    create.add_argument("--ttl", default="15m", metavar="TIME", help="how long it is good (default %(default)s)")
-    create.add_argument("--role", choices=("worker", "client"), default="worker", help="what they become")
+    create.add_argument(
+        "--uses", type=int, default=1, metavar="N", help="how many machines may join with it (default: %(default)s)"
+    )
+    create.add_argument("--ttl", default="15m", metavar="TIME", help="how long it is valid (default: %(default)s)")
+    create.add_argument(
+        "--role", choices=("worker", "client"), default="worker", help="what they join as (default: %(default)s)"
+    )
     _action(actions, "list", token_list)
-    _action(actions, "revoke", token_revoke).add_argument("id", metavar="ID", help="as token list shows it")
-
-
-def nodes_arguments(made: argparse.ArgumentParser) -> None:
-    made.add_argument("--watch", action="store_true", help="go on, and tell every change of a worker's state")
-    actions = made.add_subparsers(metavar="[pause | resume | revoke NODE]")
-    revoke = _action(actions, "revoke", nodes_revoke)
-    asking = [_asking(actions, "pause", nodes_pause), _asking(actions, "resume", nodes_resume)]
-    for each in (revoke, *asking):
-        each.add_argument("node", metavar="NODE", help="its name, its id, or the first characters of that")
-
-
-def authority_arguments(made: argparse.ArgumentParser) -> None:
-    actions = made.add_subparsers(required=True, metavar="ACTION")
-    _action(actions, "show", authority_show)
-    rotate = _action(actions, "rotate", authority_rotate)
-    rotate.add_argument(
-        "--overlap", default="24h", metavar="TIME", help="how long the one before is trusted (default %(default)s)"
+    _action(actions, "revoke", token_revoke).add_argument(
+        "id", metavar="ID", help="the id of a token, as token list shows it"
     )
 
 
-def join_arguments(made: argparse.ArgumentParser) -> None:
-    made.add_argument("--coordinator", default="", metavar="HOST:PORT", help="whom to ask (default: who announces it)")
-    made.add_argument("--token-file", default="", metavar="FILE", help="where the token is (else MESH_TOKEN)")
-    add_timeouts(made)
+def nodes_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--watch", action="store_true", help="go on, and print every change of a worker's state")
+    actions = parser.add_subparsers(metavar="[pause | resume | revoke NODE]")
+    revoke = _action(actions, "revoke", nodes_revoke)
+    asking = [_asking(actions, "pause", nodes_pause), _asking(actions, "resume", nodes_resume)]
+    for action in (revoke, *asking):
+        action.add_argument("node", metavar="NODE", help="the node's name, its id, or the first characters of its id")
+
+
+def authority_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(required=True, metavar="ACTION")
+    _action(actions, "show", authority_show)
+    rotate = _action(actions, "rotate", authority_rotate)
+    rotate.add_argument(
+        "--overlap",
+        default="24h",
+        metavar="TIME",
+        help="how long the former authority is trusted (default: %(default)s)",
+    )
+
+
+def join_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--coordinator",
+        default="",
+        metavar="HOST:PORT",
+        help="the coordinator (default: the one that announces the mesh)",
+    )
+    parser.add_argument(
+        "--token-file",
+        default="",
+        metavar="FILE",
+        help="the file with the token (default: MESH_TOKEN, else the keyboard)",
+    )
+    add_timeouts(parser)
 
 
 def _action(actions: Any, name: str, run: Callable[[Options], int]) -> argparse.ArgumentParser:
-    made: argparse.ArgumentParser = actions.add_parser(name, help=run.__doc__)
-    made.set_defaults(run=run)
-    made.add_argument("--state-dir", default="", metavar="DIR", help="where the mesh's authority is kept")
-    add_common(made, keep=True)
-    return made
+    parser: argparse.ArgumentParser = actions.add_parser(name, help=_help_of(run), description=_help_of(run))
+    parser.set_defaults(run=run)
+    parser.add_argument(
+        "--state-dir",
+        default="",
+        metavar="DIR",
+        help="the folder of the mesh's authority (default: the user's state folder)",
+    )
+    add_common(parser, keep=True)
+    return parser
 
 
 def _asking(actions: Any, name: str, ask: Ask) -> argparse.ArgumentParser:
-    made: argparse.ArgumentParser = actions.add_parser(name, help=ask.__doc__)
-    made.set_defaults(run=on_a_coordinator(ask))
-    made.add_argument("--coordinator", default=argparse.SUPPRESS, metavar="HOST:PORT", help="whom to ask")
-    add_common(made, keep=True)
-    return made
+    parser: argparse.ArgumentParser = actions.add_parser(name, help=_help_of(ask), description=_help_of(ask))
+    parser.set_defaults(run=on_a_coordinator(ask))
+    parser.add_argument("--coordinator", default=argparse.SUPPRESS, metavar="HOST:PORT", help=COORDINATOR_HELP)
+    add_common(parser, keep=True)
+    return parser
 
 
 # -- helpers ----------------------------------------------------------------------------------------------
+
+
+def _help_of(function: Callable[..., object]) -> str:
+    """The help of an action: the docstring of its function, in the style of argparse."""
+    text = (function.__doc__ or "").rstrip(".")
+    return text[:1].lower() + text[1:]
 
 
 def _authority(options: Options) -> Authority:
@@ -166,20 +204,20 @@ def _authority(options: Options) -> Authority:
     return Authority(authority_folder(mesh, options.state_dir), mesh)
 
 
-def _tell_rotation(options: Options, found: Rotation) -> int:
-    behind = [{"name": each.name, "node": each.node_id, "role": each.role} for each in found.behind]
-    withdrawn = [each.key_id for each in found.withdrawn]
+def _tell_rotation(options: Options, rotation: Rotation) -> int:
+    behind = [{"name": member.name, "node": member.node_id, "role": member.role} for member in rotation.behind]
+    withdrawn = [record.key_id for record in rotation.withdrawn]
     if options.json:
-        until_s = {"former_until": found.former_until_s} if found.former_until_s else {}
-        told = {"authority": found.name, "number": found.number, "behind": behind, "tokens_revoked": withdrawn}
-        print(json.dumps(told | until_s))
+        until_s = {"former_until": rotation.former_until_s} if rotation.former_until_s else {}
+        data = {"authority": rotation.name, "number": rotation.number, "behind": behind, "tokens_revoked": withdrawn}
+        print(json.dumps(data | until_s))
         return OK
-    until = f"; the one before is trusted until {_moment(found.former_until_s)}" if found.former_until_s else ""
-    print(f"the authority of mesh {mesh_name(options)} is {found.name}, its number {found.number}{until}")
+    until = f"; the one before is trusted until {_moment(rotation.former_until_s)}" if rotation.former_until_s else ""
+    print(f"the authority of mesh {mesh_name(options)} is {rotation.name}, its number {rotation.number}{until}")
     if withdrawn:
         print(f"tokens made before were revoked: {', '.join(withdrawn)}; make new ones with: mesh-coord token create")
     if behind:
-        names = ", ".join(each["name"] for each in behind)
+        names = ", ".join(member["name"] for member in behind)
         then = "each has to meet the coordinator until then" if until else "each has to join again with a new token"
         print(f"members that do not know it yet: {names}; {then}")
     return OK

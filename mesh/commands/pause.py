@@ -1,4 +1,4 @@
-"""`mesh-worker pause` and `resume`: whoever sits at a machine has it back at once, and lends it again later.
+"""`mesh-worker pause` and `resume`: the user of a machine takes it back at once, and lends it again later.
 
 They work on this user's workers of one mesh on this machine, by files in their state folders
 (`worker/daemon/pause_file.py`).
@@ -34,11 +34,11 @@ def set_pause(options: argparse.Namespace, mesh: str, on: bool) -> int:
     chosen = _chosen(mesh, node_name(options), options.state_dir)
     for files in chosen:
         files.set_wish(MACHINE if on else "")
-    found = {files.folder.name: _await(files, on) for files in chosen}
+    states = {files.folder.name: _await(files, on) for files in chosen}
     if options.json:
-        print(json.dumps([{"name": name, "state": state} for name, state in found.items()]))
+        print(json.dumps([{"name": name, "state": state} for name, state in states.items()]))
         return OK
-    for name, state in found.items():
+    for name, state in states.items():
         print(SAYINGS[state].format(name=name, then="paused" if on else "at work"))
     return OK
 
@@ -59,7 +59,7 @@ def _chosen(mesh: str, name: str, state_dir: str) -> list[PauseFiles]:
 
 
 def _await(files: PauseFiles, on: bool) -> str:
-    """What the worker says about it."""
+    """The state that the worker reports."""
     deadline_s = time.monotonic() + ANSWER_S
     wanted = PAUSED if on else SERVING
     while files.running:

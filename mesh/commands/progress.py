@@ -11,7 +11,7 @@ Advance = Callable[[float, str], None]  # how much is done in all, and a line ab
 
 @contextmanager
 def progress(what: str, total: float, shown: bool) -> Iterator[Advance]:
-    """Tell how far `what` is, out of `total`; the lines are shown above the bar or, without one, by themselves."""
+    """Show how far `what` is, out of `total`; lines are printed above the bar or, without one, by themselves."""
     if not shown:
         yield lambda done, line: None
     elif not sys.stderr.isatty():

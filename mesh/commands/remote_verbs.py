@@ -1,4 +1,4 @@
-"""The verbs of mesh-coord that ask a coordinator.  It is imported when one of them is run (`coord.py`)."""
+"""Verbs of mesh-coord that ask a coordinator.  This file is imported when one of them runs (`coord.py`)."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ Options = argparse.Namespace
 
 async def nodes(options: Options, remote: Remote) -> int:
     """Show the workers as they are now, and with --watch every change of their state from then on."""
-    found = await remote.nodes()
-    await _show_nodes(options, remote, found)
+    workers = await remote.nodes()
+    await _show_nodes(options, remote, workers)
     with contextlib.suppress(asyncio.CancelledError):  # Ctrl-C is how a watch ends
         while options.watch:
             await asyncio.sleep(WATCH_S)
-            before, found = found, await remote.nodes()
-            _show_changes(options, before, found)
+            before, workers = workers, await remote.nodes()
+            _show_changes(options, before, workers)
     return OK
 
 
-def _show_changes(options: Options, before: Sequence[Node], found: Sequence[Node]) -> None:
-    """A line for each worker whose state is another one than before."""
+def _show_changes(options: Options, before: Sequence[Node], after: Sequence[Node]) -> None:
+    """Print a line for each worker whose state has changed."""
     states = {node.id: node.state for node in before}
-    for node in found:
+    for node in after:
         was = states.get(node.id, "not there")
         if node.state != was:
             at = datetime.now().astimezone().isoformat(timespec="milliseconds")
@@ -64,17 +64,17 @@ def _show_changes(options: Options, before: Sequence[Node], found: Sequence[Node
             sys.stdout.flush()
 
 
-async def _show_nodes(options: Options, remote: Remote, found: Sequence[Node]) -> None:
+async def _show_nodes(options: Options, remote: Remote, workers: Sequence[Node]) -> None:
     pairs = await remote.pairs() if options.verbose else ()
     if options.json:
-        nodes = [dataclasses.asdict(node) for node in found]
+        nodes = [dataclasses.asdict(node) for node in workers]
         _print_json({"nodes": nodes, "pairs": [pair_fields(pair) for pair in pairs]} if options.verbose else nodes)
         sys.stdout.flush()
         return
     health = HealthConfig.from_node_timeout(await remote.node_timeout_s()) if options.verbose else None
     header = ("name", "state", "engine", "adapter", "memory", "GFLOP/s", "GB/s", "version", "address")
     rows = []
-    for node in found:
+    for node in workers:
         for place, device in enumerate(node.devices):
             first = (node.name, node.state) if place == 0 else ("", "")
             last = (node.version, node.address) if place == 0 else ("", "")
@@ -87,9 +87,9 @@ async def _show_nodes(options: Options, remote: Remote, found: Sequence[Node]) -
     print_table((*header, "last seen") if health else header, rows)
     if health:
         print(health.describe())
-        for node in found:  # where each worker may be dialled, and who reaches whom
+        for node in workers:  # where each worker may be dialled, and who reaches whom
             print(f"{node.name} may be dialled at {' and '.join(node.addresses) or 'no address'}")
-        for node in found:
+        for node in workers:
             if node.without_gpu:
                 print(f"{node.name} computes on its processor: it {long_text(node.without_gpu)}")
         print_pairs(pairs)
@@ -175,14 +175,14 @@ async def cancel(options: Options, remote: Remote) -> int:
 
 
 def _strategy(options: Options) -> str:
-    """The text of what was asked for; ConfigError for a strategy that does not choose how many workers there are."""
+    """The strategy's text; ConfigError for one that does not choose the number of workers."""
     if options.use_all and options.strategy != Auto.word:
         raise ConfigError(f"--use-all and --strategy {options.strategy}", next_step="Leave out one of them")
     return text_of(Auto(options.use_all) if options.use_all else options.strategy, options.reproducible)
 
 
 async def _show_sent(options: Options, remote: Remote, sending: asyncio.Future[str], size_bytes: int) -> None:
-    """Tell how much of a job's values the coordinator has taken, until it has all."""
+    """Show how much of a job's values the coordinator has received, until it has all."""
     if size_bytes < SHOWN_BYTES_MIN:
         return
     with progress("sending", size_bytes, not options.quiet) as advance:
@@ -192,7 +192,7 @@ async def _show_sent(options: Options, remote: Remote, sending: asyncio.Future[s
 
 
 async def _follow(options: Options, remote: Remote, job: str) -> None:
-    """Tell a job's log while it grows, until the job is over."""
+    """Print a job's log while it grows, until the job is over."""
     shown, stage = 0, 0
     with progress(f"job {job}", max(STAGES.values()), not options.quiet) as advance:
         while True:
@@ -224,7 +224,7 @@ async def _save_result(options: Options, remote: Remote, job: str) -> int:
 
 
 def _why(job: JobReport) -> str:
-    """What keeps a job from its end, or made it fail."""
+    """What a job waits for, or why it failed."""
     return f"waits {job.waits}" if job.waits else job.error.get("message", "")
 
 

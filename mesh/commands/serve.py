@@ -58,7 +58,7 @@ async def serve_until_stopped(options: argparse.Namespace) -> int:
     )
     limits = JobLimits(keep_s=times.keep_results_s, grace_s=times.job_grace_s, gather_s=times.job_gather_s)
     folder = coordinator_folder(mesh, config.name, options.state_dir)
-    store, found = await asyncio.to_thread(JobStore.open, folder / "jobs", time.time_ns() // 1000)
+    store, entries = await asyncio.to_thread(JobStore.open, folder / "jobs", time.time_ns() // 1000)
     authority = await asyncio.to_thread(Authority, authority_folder(mesh, options.state_dir), mesh, epoch=store.epoch)
     admission = await asyncio.to_thread(Admission, authority, folder / "identity")
     coordinator = await start_coordinator(config, admission.credentials)
@@ -71,7 +71,7 @@ async def serve_until_stopped(options: argparse.Namespace) -> int:
     watch_signals(asyncio.get_running_loop(), lambda why: stopped.set())
     returning: asyncio.Task[None] | None = None
     try:
-        workers = service.resume(found)
+        workers = service.resume(entries)
         host = options.host or "::"
         port = await admission.listen(
             coordinator, host, range(PORT, LAST_PORT + 1) if options.port is None else [options.port]
@@ -110,7 +110,7 @@ def _log_event(log_lines: LogLines, coordinator: Coordinator, event: Event) -> N
 
 
 async def _dial_again(coordinator: Coordinator, workers: Mapping[str, Sequence[str]]) -> None:
-    """Workers of before a restart: some dial us and some announce themselves, but dialling them is quicker."""
+    """Dial the workers of before a restart: some dial us or announce themselves, but this is quicker."""
 
     async def dial(node_id: str, addresses: Sequence[str]) -> None:
         for wait_s in RETURN_WAITS_S:

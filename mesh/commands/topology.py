@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from ..core.node import Device
 
 
-def topology_arguments(made: argparse.ArgumentParser) -> None:
-    made.add_argument("--dot", action="store_true", help="print it in Graphviz's DOT language")
+def topology_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--dot", action="store_true", help="print a drawing in Graphviz's DOT language")
 
 
 async def show(options: argparse.Namespace, remote: Remote) -> int:

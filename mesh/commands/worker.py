@@ -30,39 +30,59 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = command(
+    root = command(
         "mesh-worker", "Lend this machine's devices to a mesh.  Without a join token it serves this machine only."
     )
-    add_common(made)
-    add_listening(made, peer="a node to connect to (repeatable)")
-    verbs = "join: enter a mesh with a join token, then serve it; pause, resume: the workers of this user here"
-    made.add_argument("verb", nargs="?", choices=("join", "pause", "resume"), help=verbs)
-    made.add_argument(
-        "--token-file", default="", metavar="FILE", help="join: where the token is, instead of MESH_TOKEN"
+    add_common(root)
+    add_listening(
+        root,
+        peer="a coordinator to connect to, until it answers (repeatable)",
+        host="all addresses for a member of a mesh, else 127.0.0.1",
     )
-    made.add_argument(
+    verbs = "join: join a mesh with a token, then serve it; pause, resume: this user's workers on this machine"
+    root.add_argument("verb", nargs="?", choices=("join", "pause", "resume"), help=verbs)
+    root.add_argument(
+        "--token-file",
+        default="",
+        metavar="FILE",
+        help="join: the file with the token (default: MESH_TOKEN, else the keyboard)",
+    )
+    root.add_argument(
         "--device",
         action="append",
         default=[],
         metavar="N|name|cpu",
-        help="a device to use, as --list-devices shows it (repeatable; the cpu is always one of them)",
+        help="a device to lend, as --list-devices shows it (repeatable; default: the best adapter and the cpu)",
     )
-    made.add_argument("--list-devices", action="store_true", help="show this machine's devices and exit")
-    made.add_argument("--max-memory", metavar="SIZE", help="budget for weights and working memory, such as 8GiB")
-    made.add_argument(
+    root.add_argument("--list-devices", action="store_true", help="show this machine's devices and exit")
+    root.add_argument(
+        "--max-memory", metavar="SIZE", help="budget for weights and working memory, such as 8GiB (default: all)"
+    )
+    root.add_argument(
         "--keep-orphans",
         metavar="DURATION",
-        help="how long a coordinator that fell silent finds what it deployed here (default 10m; 0: not at all)",
+        help="how long plans of a silent coordinator are kept (default: 10m; 0: not at all)",
     )
-    add_timeouts(made)
-    made.add_argument("--throttle", default="", metavar="PACE", help=f"for tests: be slower, as in {THROTTLE}")
-    made.add_argument("--name", help="what people call this worker (default: the machine's name)")
-    made.add_argument("--cache-dir", default="", metavar="DIR", help="where weights and kernels are kept between runs")
-    made.add_argument("--kernel-dir", default="", metavar="DIR", help="where kernels are kept; workers may share it")
-    made.add_argument("--state-dir", default="", metavar="DIR", help="where this worker's identity is kept")
-    made.add_argument("--local", action="store_true", help=argparse.SUPPRESS)
-    made.add_argument("--authority", default="", help=argparse.SUPPRESS)  # of the mesh, where it is this user's
-    return made
+    add_timeouts(root)
+    root.add_argument(
+        "--throttle", default="", metavar="PACE", help=f"for tests: make this worker slower, as in {THROTTLE}"
+    )
+    root.add_argument("--name", metavar="NAME", help="the name of this worker (default: the machine's name)")
+    root.add_argument(
+        "--cache-dir", default="", metavar="DIR", help="the folder of weights and kernels (default: the user's cache)"
+    )
+    root.add_argument(
+        "--kernel-dir",
+        default="",
+        metavar="DIR",
+        help="the folder of kernels, which workers may share (default: in --cache-dir)",
+    )
+    root.add_argument(
+        "--state-dir", default="", metavar="DIR", help="the folder of its identity (default: the user's state folder)"
+    )
+    root.add_argument("--local", action="store_true", help=argparse.SUPPRESS)
+    root.add_argument("--authority", default="", help=argparse.SUPPRESS)  # of the mesh, where it is this user's
+    return root
 
 
 def work(options: argparse.Namespace) -> int:

@@ -21,6 +21,7 @@ from ..core.handle import Handle
 from ..models.model import Model
 from ..tracing.trace import Bound, Kind, Part, Parts, Traced, leaf_type, named_arguments, trace_full
 from ..util.lru_cache import GRAPHS_BYTES, GRAPHS_COUNT, Latest, graph_bytes
+from ..util.units import counted
 from .build_options import Building
 
 Param = Handle | NDArray[Any]
@@ -222,7 +223,7 @@ def _by_name(graph: WireGraph, args: tuple[Any, ...]) -> dict[str, Any]:
     if len(given) == 1 and isinstance(given[0], Mapping):
         return {**given[0], **named}
     if len(given) > len(names) or (len(given) < len(names) and not named):
-        raise InputError(f"the graph takes {len(names)} inputs ({', '.join(names)}), got {len(given)}")
+        raise InputError(f"the graph takes {counted(len(names), 'input')} ({', '.join(names)}), got {len(given)}")
     placed = dict(zip(names, given, strict=False))
     if twice := placed.keys() & named.keys():
         raise InputError(f"the input {min(twice)!r} is given twice")

@@ -307,8 +307,8 @@ class Generating:
         room = most - len(tokens) + 1
         if asked is not None and asked > room:
             raise InputError(
-                f"the model has {most} positions: after a prompt of {len(tokens)} tokens there is room for {room} new "
-                f"ones, and max_new_tokens = {asked}",
+                f"the model has {most} positions: after a prompt of {counted(len(tokens), 'token')} there is room for "
+                f"{room} new ones, and max_new_tokens = {asked}",
                 next_step=f"Ask for max_new_tokens={room} at most, or shorten the prompt",
             )
         return min(asked or TOKENS_MAX, room)
@@ -321,7 +321,7 @@ class Generating:
             raise InputError(f"the model has {self.vocabulary} tokens, and no token {wrong}")
         most = self._text.decoder.positions_max
         if most is not None and len(tokens) > most:
-            raise InputError(f"the model has {most} positions, got {len(tokens)} tokens")
+            raise InputError(f"the model has {most} positions, got {counted(len(tokens), 'token')}")
 
 
 def text_of(model: Model) -> Text:

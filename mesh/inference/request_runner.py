@@ -26,6 +26,7 @@ from ..core.backend import Started, Work
 from ..core.call_arguments import apart
 from ..models.model import Model
 from ..util.lru_cache import GRAPHS_COUNT
+from ..util.units import counted
 from .continuous_batching import bucket
 from .request_batcher import Batcher, Waiting
 from .settings import Options
@@ -137,7 +138,7 @@ class Answering:
             signature.bind(*given, **named)
         except TypeError as error:
             raise InputError(
-                f"the function takes {signature}, got {len(args)} inputs", cause=str(error),
+                f"the function takes {signature}, got {counted(len(args), 'input')}", cause=str(error),
                 next_step="Give infer one input for each",
             ) from None  # fmt: skip
 

@@ -39,6 +39,7 @@ from ..util.annotation_checks import checked
 from ..util.argument_checks import said
 from ..util.did_you_mean import spelt
 from ..util.lru_cache import GRAPHS_BYTES, GRAPHS_COUNT, Latest, graph_bytes
+from ..util.units import counted
 from .decoder import Text
 
 Value = Array | NDArray[Any]
@@ -210,7 +211,7 @@ class Model:
             values, args = {**args[0], **values}, ()
         names = [spec.name for spec in self.inputs]
         if len(args) > len(names):
-            raise InputError(f"the model takes {len(names)} inputs ({', '.join(names)}), got {len(args)}")
+            raise InputError(f"the model takes {counted(len(names), 'input')} ({', '.join(names)}), got {len(args)}")
         for name, value in zip(names, args, strict=False):
             if name in values:
                 raise InputError(f"the input {name!r} is given twice")

@@ -17,6 +17,7 @@ from wire.ir.dtypes import BOOL, I32
 from ..core.array import Array, Operand, apply
 from ..util.annotation_checks import checked, text
 from ..util.argument_checks import items, native, said
+from ..util.units import counted
 from . import complexes, elementwise, manipulation
 from .promotion import asarray, cast, operands
 from .reductions import normal_axis
@@ -134,7 +135,7 @@ def _parse(subscripts: str, arrays: Sequence[Array]) -> tuple[list[Labels], Labe
     left, arrow, right = subscripts.replace(" ", "").partition("->")
     terms = left.split(",")
     if len(terms) != len(arrays):
-        raise InputError(f"einsum {subscripts!r} names {len(terms)} operands, got {len(arrays)}")
+        raise InputError(f"einsum {subscripts!r} names {counted(len(terms), 'operand')}, got {len(arrays)}")
     labels = [_labels(term, array.ndim, subscripts) for term, array in zip(terms, arrays, strict=True)]
     dots = max((sum(isinstance(label, int) for label in term) for term in labels), default=0)
     ellipsis: Labels = tuple(range(-dots, 0))

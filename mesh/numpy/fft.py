@@ -18,6 +18,7 @@ from wire.ir.dtypes import C64, C128, F32, F64, I32
 from ..core.array import Array, Operand, apply
 from ..core.array_api_device import check_device
 from ..util.annotation_checks import checked
+from ..util.units import counted
 from . import complexes, elementwise, manipulation, padding
 from .promotion import asarray, cast, floats, inexact, to_dtype
 from .reductions import normal_axes, normal_axis
@@ -226,7 +227,7 @@ def _places(x: Array, s: Sizes, axes: Axes) -> tuple[tuple[int, ...], tuple[int,
     if s is None:
         return places, tuple([x.shape[place] for place in places])
     if len(s) != len(places):
-        raise InputError(f"{len(s)} sizes for {len(places)} axes")
+        raise InputError(f"{counted(len(s), 'size')} for {len(places)} axes")
     return places, tuple([x.shape[place] if size == -1 else size for size, place in zip(s, places, strict=True)])
 
 

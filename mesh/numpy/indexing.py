@@ -21,6 +21,7 @@ from wire.ir.dtypes import BOOL, I32, I64
 from ..core.array import Array, Operand, apply, literal
 from ..core.handle import Handle
 from ..util.annotation_checks import checked
+from ..util.units import counted
 from . import elementwise, manipulation
 from .promotion import asarray, cast, concrete, index_dtype, operands
 from .reductions import normal_axis
@@ -186,7 +187,7 @@ def _expanded(array: Array, items: list[Any]) -> list[Any]:
     items = list(items)
     given = sum(_axes_of(item) for item in items)
     if given > array.ndim:
-        raise InputError(f"{given} indices for an array of {array.ndim} dimensions")
+        raise InputError(f"{given} indices for an array of {counted(array.ndim, 'dimension')}")
     dots = [place for place, item in enumerate(items) if item is Ellipsis]
     if len(dots) > 1:
         raise InputError("an index has at most one Ellipsis (...)")

@@ -19,6 +19,7 @@ from wire.ir.dtypes import BOOL
 from ..core.array import Array, Operand, apply, renamed
 from ..util.annotation_checks import checked
 from ..util.argument_checks import items, native
+from ..util.units import counted
 from . import elementwise
 from .promotion import asarray, operands, parts
 from .reductions import normal_axes, normal_axis
@@ -46,7 +47,7 @@ def reshape(x: Operand, shape: Shape, *, copy: bool | None = None) -> Array:
     if unknown:
         known = math.prod([dim for dim in wanted if dim != -1])
         if known == 0 or array.size % known:
-            raise ShapeError(f"cannot reshape {array.shape} ({array.size} elements) to {wanted}")
+            raise ShapeError(f"cannot reshape {array.shape} ({counted(array.size, 'element')}) to {wanted}")
         wanted = tuple([array.size // known if dim == -1 else dim for dim in wanted])
     return renamed(array) if wanted == array.shape else apply("reshape", array, shape=wanted)
 

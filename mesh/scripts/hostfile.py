@@ -17,6 +17,8 @@ from typing import Any
 from wire.errors import ConfigError, InputError
 from wire.policy.strategies import RANKS_MAX
 
+from ..util.units import counted
+
 HERE = ("localhost", "127.0.0.1", "::1")
 OF_SSH = ("user", "port", "python")
 
@@ -64,9 +66,13 @@ def ranks_on(hosts: Sequence[Host], count: int | None) -> tuple[Host, ...]:
     """The host of every rank, in order of hosts; ConfigError if there are fewer slots than ranks."""
     places = [host for host in hosts for _ in range(host.slots)]
     if count is None and len(places) > RANKS_MAX:
-        raise ConfigError(f"{len(places)} slots, of {RANKS_MAX} ranks at most", next_step="Say -n, or lower slots=")
+        raise ConfigError(
+            f"{counted(len(places), 'slot')}, of {RANKS_MAX} ranks at most", next_step="Say -n, or lower slots="
+        )
     if count is not None and count > len(places):
-        raise ConfigError(f"{count} ranks on {len(places)} slots", next_step="Raise slots=, or add hosts")
+        raise ConfigError(
+            f"{counted(count, 'rank')} on {counted(len(places), 'slot')}", next_step="Raise slots=, or add hosts"
+        )
     return tuple(places[:count])
 
 

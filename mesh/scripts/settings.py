@@ -14,6 +14,8 @@ from wire.errors import ConfigError
 from wire.policy.strategies import RANKS_MAX
 from wire.timeouts import COLLECTIVE_TIMEOUT_S, check_collective_timeout
 
+from ..util.units import counted
+
 
 @dataclass(frozen=True, slots=True)
 class RankSettings:
@@ -95,7 +97,9 @@ def _checked(settings: RankSettings) -> RankSettings:
         raise ConfigError(f"rank {settings.rank} of {settings.size}: ranks are 0 to {settings.size - 1}")
     check_collective_timeout(settings.timeout_s)
     if settings.hosts and len(settings.hosts) != settings.size:
-        raise ConfigError(f"MESH_HOSTS names {len(settings.hosts)} hosts, one for each of {settings.size} ranks wanted")
+        raise ConfigError(
+            f"MESH_HOSTS names {counted(len(settings.hosts), 'host')}, one for each of {settings.size} ranks wanted"
+        )
     if settings.size > 1 and not settings.meeting:
         raise ConfigError(
             f"rank {settings.rank} of {settings.size} does not know where to find the others",

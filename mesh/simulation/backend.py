@@ -1,4 +1,4 @@
-"""The backend of a simulated mesh, and the handle by which its user makes things go wrong.
+"""Simulated: the backend of a simulated mesh, and the handle by which its user injects faults.
 
 Part of the composition root: it ties a Cluster to what a Mesh stands on.  Time flows while somebody waits for a result
 or for time to pass, and stands still otherwise: so a program of another thread replays, however fast that runs.
@@ -65,7 +65,7 @@ async def connect_simulated(config: MeshConfig, spec: SimulateSpec) -> Simulated
 
 
 class Simulation:
-    """What befalls the workers of a simulated Mesh, which are called sim-0, sim-1 and so on.
+    """Injects faults into a simulated Mesh, whose workers are called sim-0, sim-1 and so on.
 
         with Mesh.builder().simulate(3).build() as mesh:
             job = mesh.submit(fn, x)
@@ -85,7 +85,7 @@ class Simulation:
         return self._do(lambda: asyncio.get_running_loop().time())
 
     def kill(self, name: str) -> None:
-        """As `kill -9` does: the worker's connections end, nothing is said."""
+        """Kill a worker, as `kill -9` does: its connections end without a word."""
         self._do(lambda: self._cluster.kill(name))
 
     def start(self, name: str) -> None:
@@ -93,15 +93,15 @@ class Simulation:
         self._do(lambda: self._cluster.start(name))
 
     def leave(self, name: str) -> None:
-        """As SIGTERM does: the worker hands its work back and ends."""
+        """Have a worker leave, as SIGTERM does: it hands its work back and ends."""
         self._do(lambda: self._cluster.leave(name))
 
     def pause(self, name: str) -> None:
-        """As `mesh-worker pause` does on its machine: the worker hands its work back, stays, and takes none."""
+        """Pause a worker, as `mesh-worker pause` does: it hands its work back, stays, and takes none."""
         self._do(lambda: self._cluster.pause(name))
 
     def resume(self, name: str) -> None:
-        """As `mesh-worker resume` does there."""
+        """End a pause, as `mesh-worker resume` does."""
         self._do(lambda: self._cluster.resume(name))
 
     def sleep(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Cluster: the workers and the coordinator of a simulated mesh, and what befalls them.
+"""Cluster: the workers and the coordinator of a simulated mesh, and the faults injected into them.
 
 Real daemons (worker/daemon/daemon.py) and a real coordinator (coordinator/coordinator.py) run on one VirtualLoop over a
 SimulatedNetwork; their engine hosts are simulated.  Every host has one process, and its name is its address.  What
@@ -46,7 +46,7 @@ TRACE_MAX = 5000  # the last lines; what led to a failure is at its end
 
 @dataclass(slots=True)
 class _Process:
-    """A worker that runs, or is about to."""
+    """A worker that runs or starts."""
 
     task: asyncio.Task[None]
     daemon: Daemon | None = None
@@ -128,7 +128,7 @@ class Cluster:
         self._processes[name] = _Process(work)
 
     def kill(self, name: str) -> None:
-        """As `kill -9` does: its connections end, nothing is said."""
+        """Kill a worker, as `kill -9` does: its connections end without a word."""
         self._check(name)
         process = self._processes.pop(name, None)
         if process is None:
@@ -140,7 +140,7 @@ class Cluster:
         self._dying[name] = process.task
 
     def leave(self, name: str) -> None:
-        """As SIGTERM does: it hands its work back and ends."""
+        """Have a worker leave, as SIGTERM does: it hands its work back and ends."""
         self._check(name)
         if name not in self._processes:
             raise ConfigError(f"{name} does not run")
@@ -150,11 +150,11 @@ class Cluster:
             daemon.leave("asked to stop by SIGTERM")
 
     def pause(self, name: str) -> None:
-        """As `mesh-worker pause` does on its machine."""
+        """Pause a worker, as `mesh-worker pause` does on its machine."""
         self._wish(name, MACHINE)
 
     def resume(self, name: str) -> None:
-        """As `mesh-worker resume` does on its machine."""
+        """End a pause, as `mesh-worker resume` does on its machine."""
         self._wish(name, "")
 
     def sleep(self, name: str) -> None:
@@ -188,7 +188,7 @@ class Cluster:
     def silence(self, name: str) -> None:
         """The host's cable is out: nothing gets to it or from it, and nobody is told."""
         self._check(name)
-        others = [each for each in (*self.names, COORDINATOR) if each != name]
+        others = [other for other in (*self.names, COORDINATOR) if other != name]
         self.tell(f"{name} is cut off")
         self.network.block([name], others)
         self.network.block(others, [name])
@@ -222,7 +222,9 @@ class Cluster:
 
     def busy(self) -> dict[str, int]:
         """How many parts every running worker has that are ready or being computed."""
-        return {name: each.daemon.queue_depth for name, each in self._processes.items() if each.daemon is not None}
+        return {
+            name: process.daemon.queue_depth for name, process in self._processes.items() if process.daemon is not None
+        }
 
     def transcript(self) -> str:
         """The trace as text, for people."""
@@ -258,7 +260,7 @@ class Cluster:
         await asyncio.gather(*(self.coordinator.connect(name, PORT) for name in self.names))
 
     def _wish(self, name: str, by: str) -> None:
-        """Whether its user wants a worker paused; one that does not run hears of it at its start."""
+        """Write the pause that a worker's user wants; a worker that does not run reads it at its start."""
         self._check(name)
         self.tell(f"{name} is paused" if by else f"{name} is lent again")
         folder = self._config_of(name).state_base / name
@@ -292,7 +294,7 @@ class Cluster:
         )
 
     def _endpoint(self, name: str, identity: Identity, handler: Handler) -> Endpoint:
-        """Hosts share no memory: what they exchange goes over the network."""
+        """An endpoint over the simulated network; hosts share no memory."""
         alone = replace(identity, host_id=name, shared_memory="")
         chance, timeouts = self.network.random.random, self.config.timeouts
         return Endpoint(alone, handler, self.network.carrier(name), chance=chance, timeouts=timeouts)
@@ -306,5 +308,5 @@ class Cluster:
 
 
 def _node_id(name: str) -> str:
-    """The same in every run, so that what is decided by ids is too."""
+    """A worker's node id, the same in every run: some decisions go by ids."""
     return hashlib.blake2b(name.encode(), digest_size=16).hexdigest()

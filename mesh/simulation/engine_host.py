@@ -107,7 +107,7 @@ class SimulatedHost:
         self._over = False
 
     async def start(self) -> None:
-        """Open at once: opening a device is not what is simulated."""
+        """Open the device at once: opening is not simulated."""
         machine, info = self._machine, self._info
         self.opened.set_result(
             hm.Opened(
@@ -119,7 +119,7 @@ class SimulatedHost:
         )
 
     def send(self, message: hm.ToHost) -> None:
-        """Take a message; they are handled one by one, as in a host's own process."""
+        """Queue a message; messages are handled one by one, as in a host's own process."""
         if self._over:
             return
         if isinstance(message, hm.ExecutePart | hm.PreparePart | hm.Export):
@@ -130,7 +130,7 @@ class SimulatedHost:
         self._next()
 
     def stop_run(self, run: int) -> None:
-        """What runs is given up now and answered all the same."""
+        """Stop what runs; it is answered all the same."""
         self._stop_cell[:] = run.to_bytes(hm.STOP_BYTES, "little")
         self._stopped = run
         self._watchdog.stopped(self._loop.time(), run)
@@ -144,7 +144,7 @@ class SimulatedHost:
             self._next()
 
     def kill(self) -> None:
-        """As EngineHost has it."""
+        """End the host (`EngineHost.kill`)."""
         self._over = True
         self._rendezvous.leave(self)
         for timer in (self._busy, self._checker):
@@ -220,11 +220,9 @@ class SimulatedHost:
         self._answer(self.compute(message))
 
     def compute(self, message: hm.ToHost) -> hm.FromHost | None:
-        """As RankHost has it."""
         return self._host.handle(message)
 
     def met(self, answer: hm.FromHost | None) -> None:
-        """As RankHost has it."""
         self._aside = None
         self._answer(answer)
 

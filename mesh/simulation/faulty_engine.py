@@ -12,13 +12,13 @@ from worker.engine.protocol import Engine
 
 
 class Wrong(Protocol):
-    """How likely a result has a flipped bit, now."""
+    """The present probability of a flipped bit in a result."""
 
     wrong: float
 
 
 class FlippingEngine:
-    """As `engine`, but for the results of `run`.  The same runs go wrong in the same places."""
+    """Behaves as `engine`, but flips bits in results of `run`, in the same places for the same runs."""
 
     def __init__(self, engine: Engine, device: Wrong) -> None:
         self._engine = engine
@@ -29,7 +29,7 @@ class FlippingEngine:
         return getattr(self._engine, name)
 
     def run(self, *arguments: Any) -> list[NDArray[Any]]:
-        """As Engine has it."""
+        """Run the part, and flip bits of its results at times."""
         results = list(self._engine.run(*arguments))
         return [self._flipped(result) for result in results] if self._device.wrong else results
 

@@ -23,7 +23,7 @@ class RankHost(Protocol):
         """Handle a message; the only method that is called from a thread."""
 
     def met(self, answer: hm.FromHost | None) -> None:
-        """What came of the part that was put aside."""
+        """Take the answer of the part that was put aside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,51 +34,55 @@ class _Present:
 
     @property
     def mailboxes(self) -> frozenset[tuple[str, int]]:
-        """Those that it writes to, at this step: who waits for it knows it by them."""
+        """The mailboxes that it writes to at this step; its peers know it by them."""
         return frozenset((peer.outbox, self.message.tag) for peer in self.gang.peers if peer is not None)
 
 
 class Rendezvous:
-    """Who waits for whom in one simulation."""
+    """The ranks of one simulation that wait for the others of their gangs."""
 
     def __init__(self) -> None:
         self._present: list[_Present] = []
 
     def come(self, host: RankHost, gang: hm.RankOf, message: hm.ExecutePart) -> None:
-        """A host is ready for its part; all of the gang are answered once the last one is."""
+        """Add a host that is ready for its part; all of the gang are answered once the last one is here."""
         here = _Present(host, gang, message)
         self._present.append(here)
         ranks = self._ranks(here)
         if ranks is None:
             return
-        self._present = [each for each in self._present if each not in ranks]
+        self._present = [waiting for waiting in self._present if waiting not in ranks]
         answers = _together(ranks)
-        for each, answer in zip(ranks, answers, strict=True):
-            each.host.met(answer)
+        for rank, answer in zip(ranks, answers, strict=True):
+            rank.host.met(answer)
 
     def leave(self, host: RankHost) -> None:
-        """It is gone, or gave its part up."""
-        self._present = [each for each in self._present if each.host is not host]
+        """Remove a host that is gone or gave its part up."""
+        self._present = [waiting for waiting in self._present if waiting.host is not host]
 
     def _ranks(self, here: _Present) -> list[_Present] | None:
         """All ranks of the gang by number, if all are here."""
-        found = []
+        gang_ranks = []
         for peer in here.gang.peers:
             key = None if peer is None else (peer.inbox, here.message.tag)
-            ranks = [each for each in self._present if (each is here if key is None else key in each.mailboxes)]
+            ranks = [
+                waiting for waiting in self._present if (waiting is here if key is None else key in waiting.mailboxes)
+            ]
             if not ranks:
                 return None
-            found.append(ranks[0])
-        return found
+            gang_ranks.append(ranks[0])
+        return gang_ranks
 
 
 def _together(ranks: list[_Present]) -> list[hm.FromHost | None]:
     answers: list[hm.FromHost | None] = [None] * len(ranks)
-    inboxes = tuple(each.host.shared_dir for each in ranks)
+    inboxes = tuple(present.host.shared_dir for present in ranks)
 
     def work(rank: int) -> None:
-        told = ranks[rank].message
-        message = hm.ExecutePart(told.run, told.prepared, told.inputs, told.outputs, told.tag, inboxes)
+        original = ranks[rank].message
+        message = hm.ExecutePart(
+            original.run, original.prepared, original.inputs, original.outputs, original.tag, inboxes
+        )
         answers[rank] = ranks[rank].host.compute(message)
 
     threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(len(ranks))]

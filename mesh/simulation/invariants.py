@@ -1,4 +1,4 @@
-"""What must hold in every simulated mesh after every event (docs/simulation.md, "Invariants").
+"""Invariants: what must hold in every simulated mesh after every event (docs/simulation.md, "Invariants").
 
 The machines of workers and coordinators are the real ones; here each is wrapped so that it is validated after every
 event, and so that what only shows across nodes is checked too.  A broken invariant is an AssertionError, raised where
@@ -16,7 +16,7 @@ from worker.state.worker_state import WorkerState
 
 
 class InvariantChecker:
-    """Sees every event of every machine of one simulated mesh."""
+    """Checks every event of every state machine of one simulated mesh."""
 
     def __init__(self) -> None:
         self.events = 0
@@ -26,7 +26,7 @@ class InvariantChecker:
         self._epochs: dict[str, int] = {}  # the newest coordinator each worker obeyed
 
     def worker(self, name: str) -> type[WorkerState]:
-        """The machine of the worker `name`, watched."""
+        """The class of the state machine of worker `name`, with checks."""
         checker = self
 
         class Watched(WorkerState):
@@ -43,7 +43,7 @@ class InvariantChecker:
         return Watched
 
     def coordinator(self, wait_s: float) -> CoordinatorState:
-        """A coordinator's machine, watched."""
+        """A coordinator's state machine, with checks."""
         checker = self
 
         class Watched(CoordinatorState):
@@ -65,7 +65,7 @@ class InvariantChecker:
             raise self.broken[0]
 
     def saw_worker(self, name: str, state: WorkerState) -> None:
-        """One owner per task and generation; no coordinator that was replaced is obeyed again."""
+        """Check that each task of a generation has one owner, and that no replaced coordinator is obeyed again."""
         self.events += 1
         if state.owner is not None:
             known = self._epochs.get(name, 0)
@@ -81,7 +81,7 @@ class InvariantChecker:
         self._workers[name] = now
 
     def gone(self, name: str) -> None:
-        """The process died with all that it ran."""
+        """Forget what a process ran that died."""
         for task in self._workers.pop(name, ()):
             del self._running[task]
         self._epochs.pop(name, None)

@@ -24,7 +24,7 @@ FILES_EVERY = 1000  # rounds of one moment: so often real files are looked at wh
 
 
 class Stuck(RuntimeError):
-    """Nothing can ever happen again: everything waits and no timer is left, or a moment never ends."""
+    """Nothing can happen any more: everything waits and no timer is left, or a moment never ends."""
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -56,7 +56,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         super().__init__()
 
     def stop_process(self, name: str, seconds: float) -> None:
-        """A process stands still for so long: nothing of it runs, not even what is ready now."""
+        """Stop a process for so long: nothing of it runs, not even what is ready now."""
         self._stopped.setdefault(name, [])
         self.call_later(seconds, self._go_on_with, name, context=context_of("time"))
 
@@ -78,14 +78,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         done.add_done_callback(self._flown)
 
     def run_until_complete(self, future: Any) -> Any:
-        """As ever; whoever runs the loop to an end waits for it, so time moves."""
+        """Run until a future is done; the caller waits for it, so time moves."""
         with self.flow():
             return super().run_until_complete(future)
 
     def call_soon_threadsafe(  # type: ignore[override]  # as for run_in_executor
         self, callback: Callable[..., object], *args: Any, context: Any = None
     ) -> asyncio.Handle:
-        """As ever, once the loop is idle."""
+        """Schedule a callback of another thread, to run once the loop is idle."""
         if not self._on_demand:
             return super().call_soon_threadsafe(callback, *args, context=context)
         return super().call_soon_threadsafe(self._asked.append, partial(callback, *args))
@@ -111,7 +111,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def call_at(  # type: ignore[override]  # as for run_in_executor
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        """As ever; timers of one moment run in the order in which they were set."""
+        """Set a timer; timers of one moment run in the order in which they were set."""
         timer = asyncio.TimerHandle(when, callback, args, self, context)
         heapq.heappush(self._timers, (when, next(self._set), timer))
         return timer
@@ -166,9 +166,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 def context_of(process: str) -> Context:
     """A context like this one whose callbacks belong to a process."""
-    made = copy_context()
-    made.run(PROCESS.set, process)
-    return made
+    context = copy_context()
+    context.run(PROCESS.set, process)
+    return context
 
 
 def _process(handle: asyncio.Handle) -> str:

@@ -50,11 +50,11 @@ class SimulatedNetwork:
 
     def way(self, source: str, target: str) -> Conditions:
         """How frames get from one host to another."""
-        found = self._ways.get((source, target)) if self._ways else None
-        return found or (SAME_HOST if source == target else self.conditions)
+        conditions = self._ways.get((source, target)) if self._ways else None
+        return conditions or (SAME_HOST if source == target else self.conditions)
 
     def set_way(self, source: str, target: str, conditions: Conditions) -> None:
-        """From now on, frames from `source` to `target` meet these conditions."""
+        """Set the conditions for frames from `source` to `target` from now on."""
         self._ways[source, target] = conditions
 
     def block(self, sources: Iterable[str], targets: Iterable[str]) -> None:
@@ -66,8 +66,8 @@ class SimulatedNetwork:
         """Every silence ends, or every silence of one host; what was sent meanwhile arrives, as TCP sends again."""
         self._blocked = {way for way in self._blocked if host and host not in way}
         holding, self._holding = list(self._holding), {}
-        for each in holding:
-            each.resume()
+        for socket in holding:
+            socket.resume()
 
     def is_blocked(self, source: str, target: str) -> bool:
         return bool(self._blocked) and (source, target) in self._blocked
@@ -76,8 +76,8 @@ class SimulatedNetwork:
         """The host's process is gone: its connections end, and nobody listens there."""
         for address in [address for address in self._listening if address[0] == host]:
             del self._listening[address]
-        for each in list(self._sockets[host]):
-            each.vanish()
+        for socket in list(self._sockets[host]):
+            socket.vanish()
 
     # -- for carriers and sockets
 
@@ -146,7 +146,7 @@ class SimulatedCarrier:
         return (host,)
 
     async def connect(self, address: str, port: int) -> Socket:
-        """As Carrier has it."""
+        """Open a connection (`Carrier.connect`)."""
         return await self._network.connect(self._host, address, port)
 
     async def close(self) -> None:
@@ -201,7 +201,7 @@ class _Socket:
         return self._inbox.popleft()
 
     async def pour(self, take: Callable[[bytes | memoryview], None]) -> None:
-        """As Socket has it."""
+        """Hand every frame to `take` until the connection ends."""
         while (frame := await self.receive()) is not None:
             take(frame)
 
@@ -282,6 +282,6 @@ class _Socket:
 
 def _wake(waiting: deque[asyncio.Future[None]]) -> None:
     while waiting:
-        each = waiting.popleft()
-        if not each.done():
-            each.set_result(None)
+        future = waiting.popleft()
+        if not future.done():
+            future.set_result(None)

@@ -83,7 +83,7 @@ class ThrottledEngine:
         return takes_lent(self._engine)
 
     def measure(self) -> Measured:
-        """As Engine has it: products of matrices keep the pace, the other two figures are the device's own."""
+        """Measure the device: matrix products keep the throttle's pace, the other two figures are the device's own."""
         return paced(self._engine.measure(), self._flops_per_s)
 
     def compile(self, graph: WireGraph, force: bool = False) -> _Paced:
@@ -181,9 +181,9 @@ def _before_collectives(graph: WireGraph) -> tuple[int, ...]:
         return ()
     again = {index for first, group in graph.siblings.items() for index in group if index != first}
     stage = stages(graph.nodes)
-    found, flops = [], 0
+    segments, flops = [], 0
     for index in sorted(range(len(graph.nodes)), key=stage.__getitem__):
         if graph.nodes[index].op in COLLECTIVES:
-            found.append(flops)
+            segments.append(flops)
         flops += 0 if index in again else graph.flops_of(index)
-    return tuple(found)
+    return tuple(segments)

@@ -52,7 +52,6 @@ class ThrottledCarrier:
     async def listen(
         self, host: str, port: int, last_port: int, accept: Callable[[Socket], Awaitable[None]]
     ) -> tuple[str, int]:
-        """As Carrier has it."""
 
         async def throttled(socket: Socket) -> None:
             await accept(ThrottledSocket(socket, self._line, self._delay_s, self._close_s))
@@ -60,16 +59,13 @@ class ThrottledCarrier:
         return await self._carrier.listen(host, port, last_port, throttled)
 
     async def resolve(self, host: str) -> Sequence[str]:
-        """As Carrier has it."""
         return await self._carrier.resolve(host)
 
     async def connect(self, address: str, port: int) -> Socket:
-        """As Carrier has it."""
         socket = await self._carrier.connect(address, port)
         return ThrottledSocket(socket, self._line, self._delay_s, self._close_s)
 
     async def close(self) -> None:
-        """As Carrier has it."""
         await self._carrier.close()
 
 
@@ -92,28 +88,24 @@ class ThrottledSocket:
         return self._socket.member
 
     def write(self, frame: bytes) -> bool:
-        """As Socket has it: congested while the line is busy with this frame."""
+        """Write a frame; the socket is congested while the line is busy with it."""
         return self._queue(frame) <= self._loop.time() + BURST_S
 
     async def send(self, frame: bytes) -> None:
-        """As Socket has it."""
         left_s = self._queue(frame)
         await asyncio.sleep(max(left_s - self._loop.time(), 0.0))
 
     async def receive(self) -> bytes | None:
-        """As Socket has it."""
         return await self._socket.receive()
 
     async def pour(self, take: Callable[[bytes | memoryview], None]) -> None:
-        """As Socket has it."""
         await self._socket.pour(take)
 
     def settled(self) -> None:
-        """As Socket has it."""
         self._socket.settled()
 
     async def close(self) -> None:
-        """As Socket has it; the end arrives later, too."""
+        """Close the connection; its end arrives later, too."""
         await asyncio.sleep(self._delay_s)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._drained.wait(), self._close_s)

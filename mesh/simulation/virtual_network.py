@@ -116,12 +116,12 @@ class Wire:
                 self._react(peer, event)
 
     def change(self, there: Conditions | None = None, back: Conditions | None = None) -> None:
-        """From now on frames that way are treated so; those on the way are not."""
+        """Set the conditions of later frames in one direction."""
         for lane in self._lanes:
             lane.conditions = (there if lane.sender is self.peers[0] else back) or lane.conditions
 
     def cut(self) -> None:
-        """Both connections end without a word; frames on the way are lost."""
+        """End both connections without a word; frames on the way are lost."""
         self._alive = False
         for peer in self.peers:
             for event in peer.receive_eof(CONTROL):

@@ -20,6 +20,7 @@ from wire.ir.types import TensorType
 
 from ..util.annotation_checks import checked
 from ..util.argument_checks import integer, items
+from ..util.units import counted
 
 Names = str | Sequence[str]
 
@@ -112,7 +113,7 @@ class PartitionSpec:
     def on(self, grid: Grid, rank: int, what: str) -> grids.Spec:
         """The axes of every one of `rank` dimensions; InputError if it does not fit the grid or the tensor `what`."""
         if len(self.dims) > rank:
-            raise InputError(f"{self} is of {len(self.dims)} dimensions, and {what} has {rank}")
+            raise InputError(f"{self} is of {counted(len(self.dims), 'dimension')}, and {what} has {rank}")
         for name in self.axes:
             grid.axes(name)
         return (*self.dims, *[()] * (rank - len(self.dims)))

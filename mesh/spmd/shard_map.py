@@ -29,6 +29,7 @@ from ..transforms.pytree_functions import Flat, same_structure
 from ..transforms.step_list import captured_by
 from ..util.annotation_checks import truth
 from ..util.argument_checks import check_function
+from ..util.units import counted
 from .grid import Grid, PartitionSpec, check_grid
 
 _GRID: ContextVar[Grid | None] = ContextVar("mesh_grid", default=None)
@@ -81,7 +82,7 @@ def shard_map(
         flat = Flat(f, args)
         per_argument = in_specs if isinstance(in_specs, tuple | list) else (in_specs,) * len(args)
         if len(per_argument) != len(args):
-            raise InputError(f"in_specs has {len(per_argument)} entries, but there are {len(args)} arguments")
+            raise InputError(f"in_specs is for {counted(len(per_argument), 'argument')}, and the call has {len(args)}")
         specs = _specs(
             same_structure(flat.in_tree, tuple(per_argument), "in_specs", prefix=True), flat.names, "in_specs"
         )

@@ -22,6 +22,7 @@ from wire.policy.batch_shares import Portions, ends_of
 from .. import tree
 from ..core.handle import Handle
 from ..numpy.promotion import as_numpy, is_array_like
+from ..util.units import counted
 from .step_config import Recipe
 
 
@@ -163,7 +164,7 @@ class BatchData:
             batch = batch_of(given, place)
             count = rows_of(batch)
             if count > self.batch_size:
-                raise InputError(f"batch {place} has {count} rows, and the first {self.batch_size}")
+                raise InputError(f"batch {place} has {counted(count, 'row')}, and the first {self.batch_size}")
             after = Cursor(cursor.epoch, place) if following is not _END else Cursor(cursor.epoch + 1)
             yield Rows(batch, count, after)
             given = following

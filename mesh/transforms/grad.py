@@ -23,6 +23,7 @@ from ..core.array import Array, literal
 from ..core.call_arguments import apart, check_call, taken
 from ..util.annotation_checks import truth
 from ..util.argument_checks import check_function, integer, items
+from ..util.units import counted
 from .jvp_rules import forward_of
 from .pytree_functions import Flat, arrays_in, fitting, parameter_names, same_structure, zeros_for_none
 from .step_list import Inner
@@ -172,7 +173,7 @@ def _of_arguments(
     check_call(fn, args, keywords)
     for place in argnums:
         if not -len(args) <= place < len(args):
-            raise InputError(f"argnums has {place}, but the function was called with {len(args)} arguments")
+            raise InputError(f"argnums has {place}, but the function was called with {counted(len(args), 'argument')}")
     places = tuple([place % len(args) for place in argnums])
     others = [arrays_in(value) if place not in places else value for place, value in enumerate(args)]
 

@@ -17,6 +17,7 @@ from .. import tree
 from ..core.array import Array
 from ..core.call_arguments import check_call
 from ..util.argument_checks import check_function, native
+from ..util.units import counted
 from .pytree_functions import Flat, parameter_names, same_structure
 from .vmap_rules import batch_of, repeated
 
@@ -41,7 +42,7 @@ def vmap(fn: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callabl
         )
         per_argument = in_axes if isinstance(in_axes, tuple | list) else (in_axes,) * len(args)
         if len(per_argument) != len(args):
-            raise InputError(f"in_axes has {len(per_argument)} entries, but there are {len(args)} arguments")
+            raise InputError(f"in_axes is for {counted(len(per_argument), 'argument')}, and the call has {len(args)}")
         axes = same_structure(flat.in_tree, (*per_argument, 0), "in_axes", prefix=True)
         axes = [_normal(axis, array, name) for axis, array, name in zip(axes, flat.arrays, flat.names, strict=True)]
         size = _size(axes, flat)

@@ -13,6 +13,8 @@ from typing import Any
 
 from wire.errors import InputError, MeshError
 
+from .units import counted
+
 
 def integer(value: Any, what: str, least: int | None = None, below: int | None = None) -> int:
     """An int, `least` or more and `below` something; numpy's are taken, True and False are not."""
@@ -57,7 +59,9 @@ def axis_of(axis: Any, rank: int, asker: str, of: object, error: type[MeshError]
     """An axis of something of so many dimensions, counted from 0."""
     at = integer(axis, f"the axis of {asker}")
     if not -rank <= at < rank:
-        raise error(f"{asker} along axis {at} of {of}", next_step=f"It has {rank} dimensions, counted from 0")
+        raise error(
+            f"{asker} along axis {at} of {of}", next_step=f"It has {counted(rank, 'dimension')}, counted from 0"
+        )
     return at % rank
 
 

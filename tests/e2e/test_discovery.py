@@ -94,7 +94,7 @@ def test_a_started_worker_is_discovered_and_works(mesh: str, tmp_path: Path) -> 
         with Mesh.builder().mesh(mesh).discover(wait_s=APPEAR_S).node_timeout(PATIENT_S).build() as found:
             wait_for(lambda: [(node.name, node.state) for node in found.nodes] == [("kitchen", "healthy")])
             assert found.run(lambda x: x + 1, 1.0, mode="on") == 2.0
-        with pytest.raises(errors.ConnectFailed, match="0 of at least 1 workers"):
+        with pytest.raises(errors.ConnectFailed, match="0 of at least 1 worker"):
             Mesh.builder().mesh(f"{mesh}-other").discover(wait_s=1.0).build()
         assert worker.stop(signal.SIGTERM) == 0
 

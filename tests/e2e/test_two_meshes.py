@@ -93,7 +93,7 @@ def test_a_worker_that_is_busy_joins_once_its_coordinator_is_gone(tmp_path: Path
 
 
 def test_too_few_workers_is_an_error_that_says_what_to_do() -> None:
-    with pytest.raises(errors.ConnectFailed, match=r"0 of at least 1 workers of mesh 'nobody.*Start mesh-worker"):
+    with pytest.raises(errors.ConnectFailed, match=r"0 of at least 1 worker of mesh 'nobody.*Start mesh-worker"):
         Mesh.builder().mesh(unique("nobody")).discover(wait_s=0.5).build()
     with Mesh.builder().mesh(unique("nobody")).discover(wait_s=0.5, min_nodes=0).build() as mesh:
         assert mesh.nodes == ()

@@ -295,7 +295,7 @@ def test_errors_are_typed_and_leave_the_engine_usable(engine: Any) -> None:
         engine._device.pipeline("fn main( {")
     with pytest.raises(InputError, match=r"f32\[16\]"):
         engine.run(executable, [x.astype(np.float64)])
-    with pytest.raises(InputError, match="expected 1 inputs"):
+    with pytest.raises(InputError, match="expected 1 input,"):
         engine.run(executable, [])
     with pytest.raises(InputError, match=r"resident f32\[3\]"):
         engine.run(executable, [engine.load(np.ones(3, np.float32))])

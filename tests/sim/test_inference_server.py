@@ -117,7 +117,7 @@ def test_calls_that_cannot_be_are_named() -> None:
             (lambda: AsyncInferenceServer(here), "InferenceServer is for a mesh.Mesh"),
             (lambda: InferenceServer(here, max_batch=3), "unexpected keyword argument 'max_batch'"),
             (lambda: server.load_model("a"), "missing 1 required positional argument: 'model'"),
-            (lambda: server.infer("two", x), "the function takes .*, got 1 inputs"),
+            (lambda: server.infer("two", x), "the function takes .*, got 1 input"),
             (lambda: server.infer("two", x, x, x), "the function takes .*, got 3 inputs"),
             (lambda: server.infer("two", x, z=x), "'z' of <lambda> has no place among its arguments"),
             (lambda: server.infer("two", x, "text"), "is no tensor"),

@@ -353,7 +353,7 @@ def check_arity(op: str, count: int, limits: Limits) -> None:
         if (op in FIRST_NEEDED and count == 0) or count > limits.variadic_inputs_max:
             raise LimitExceeded(f"{op} takes 1 to {limits.variadic_inputs_max} inputs, got {count}", op=op)
     elif count != expected:
-        raise GraphError(f"{op} takes {expected} inputs, got {count}", op=op)
+        raise GraphError(f"{op} takes {counted(expected, 'input')}, got {count}", op=op)
 
 
 def check_type(result: TensorType, limits: Limits) -> None:

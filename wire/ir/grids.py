@@ -18,6 +18,7 @@ from itertools import product
 
 from ..errors import AttrError, ShapeError
 from ..limits import DEFAULT
+from ..units import counted
 
 Axes = tuple[str, ...]
 Sizes = tuple[int, ...]
@@ -53,7 +54,7 @@ def spec_of(text: str) -> Spec:
 def check_spec(spec: Spec, rank: int, axes: Axes) -> None:
     """AttrError unless the spec fits a tensor of `rank` dimensions on a grid with these axes."""
     if len(spec) != rank:
-        raise AttrError(f"the spec {spec_text(spec)!r} is of {len(spec)} dimensions, the tensor has {rank}")
+        raise AttrError(f"the spec {spec_text(spec)!r} is of {counted(len(spec), 'dimension')}, the tensor has {rank}")
     named = [axis for dim in spec for axis in dim]
     for axis in named:
         if axis not in axes:

@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from ..errors import AttrError, DTypeError, ShapeError
+from ..units import counted
 from .device_names import device_named
 from .dtypes import BOOL, I32, PARTS, U32, DType, dtype_named
 from .grids import check_axes, check_spec, spec_of
@@ -312,7 +313,9 @@ def reshaped(attrs: Attrs, types: Types) -> tuple[int, ...]:
     """The attribute `shape`, of as many elements."""
     shape = dims(attrs["shape"])
     if math.prod(shape) != math.prod(types[0].shape):
-        raise ShapeError(f"cannot reshape {types[0].shape} ({types[0].size} elements) to {shape} ({math.prod(shape)})")
+        raise ShapeError(
+            f"cannot reshape {types[0].shape} ({counted(types[0].size, 'element')}) to {shape} ({math.prod(shape)})"
+        )
     return shape
 
 

@@ -21,7 +21,7 @@ from wire.ir.graph import GraphBuilder, WireGraph, const_value
 from wire.ir.ops import OPS
 from wire.ir.types import TensorType
 from wire.passes.unroll_spmd import unroll
-from wire.units import need_text, room_text
+from wire.units import counted, need_text, room_text
 
 from ..engine.protocol import Collectives, EngineInfo, Executable, Measured, Stopped, never
 from .cache import ProgramCache, cache_key
@@ -138,7 +138,7 @@ class WgslEngine:
         """As Engine.run; what was submitted to a device cannot be taken back, so only what loops can be stopped."""
         assert isinstance(executable, (WgslExecutable, ControlExecutable)), "an executable of this engine"
         if len(inputs) != len(executable.inputs):
-            raise InputError(f"expected {len(executable.inputs)} inputs, got {len(inputs)}")
+            raise InputError(f"expected {counted(len(executable.inputs), 'input')}, got {len(inputs)}")
         given: dict[str, Memory | NDArray[Any]] = {}
         for (name, type_), value in zip(executable.inputs.items(), inputs, strict=True):
             given[name] = _checked(name, type_, value)

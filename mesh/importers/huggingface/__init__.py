@@ -19,6 +19,7 @@ from wire.errors import Unsupported
 
 from ...models.decoder import Text
 from ...models.model import Model
+from ...util.units import counted
 from . import bert, distilbert, gpt2, llama, t5, vit
 from .config import Config
 from .family import Family, Kind
@@ -78,7 +79,9 @@ def _account(kind: Kind, family: Family, weights: Arrays, folder: Path) -> Array
         )
     if dropped:
         told = next(what for pattern, what in kind.dropped.items() if left_out(dropped, {pattern: ""}))
-        warnings.warn(f"of {folder} only the encoder is loaded, not {told} ({len(dropped)} weights)", stacklevel=4)
+        warnings.warn(
+            f"of {folder} only the encoder is loaded, not {told} ({counted(len(dropped), 'weight')})", stacklevel=4
+        )
     return {name: array for name, array in weights.items() if name in read}
 
 

@@ -13,6 +13,7 @@ from ... import numpy as mnp
 from ...core.array import Array
 from ...models.decoder import Decoder
 from ...models.model import Function, InputSpec
+from ...util.units import counted
 from .config import Config
 from .keys import Key
 from .weights import Arrays, Weights, tie
@@ -58,7 +59,7 @@ def prefix_of(weights: Arrays, config: Config, known: str, *candidates: str) -> 
     raise InputError(
         f"{config.file} says model_type = {config.model_type!r}, and the files beside it have no weight "
         + " or ".join(repr(each + known) for each in candidates),
-        cause=f"they have {len(weights)} weights: {names}, ...",
+        cause=f"they have {counted(len(weights), 'weight')}: {names}, ...",
         next_step="Save the model again with save_pretrained, or mend config.json",
     )
 

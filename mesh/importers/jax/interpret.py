@@ -12,6 +12,7 @@ from wire.ir.types import TensorType
 
 from ... import numpy as mnp
 from ...core.array import Array, literal
+from ...util.units import counted
 from . import complexes, control, elementwise, indexing, matrices, randomness, structure, windows
 from .rows import Equation, Row
 
@@ -91,7 +92,7 @@ def check_supported(jaxpr: Any, name: str) -> None:
         for reason in reasons:
             missing[reason] = missing.get(reason, 0) + 1
     if missing:
-        told = ", ".join(f"{reason} ({count} times)" for reason, count in sorted(missing.items()))
+        told = ", ".join(f"{reason} ({counted(count, 'time')})" for reason, count in sorted(missing.items()))
         raise Unsupported(f"{name} uses {told}", next_step="Write these parts with mesh.numpy, or leave them outside")
 
 

@@ -24,6 +24,7 @@ from wire.ir.dtypes import dtype_of
 from ...core.array import Array
 from ...models.model import InputSpec, Model, Value
 from ...numpy.promotion import as_numpy, asarray
+from ...util.units import counted
 from .call import Absent, Call, dtype_from
 from .ops import IGNORED, OPS
 from .symbolic_sizes import Sizes, concrete, is_size
@@ -182,7 +183,7 @@ def _check_supported(program: Any, name: str, training: bool) -> None:
         if node.op == "call_function" and _name(node.target) not in OPS and _name(node.target) not in IGNORED:
             counts[str(node.target)] = counts.get(str(node.target), 0) + 1
     if counts:
-        told = ", ".join(f"{op} ({count} times)" for op, count in sorted(counts.items()))
+        told = ", ".join(f"{op} ({counted(count, 'time')})" for op, count in sorted(counts.items()))
         hint = "Export the module to ONNX, or write this part with mesh.numpy"
         raise Unsupported(
             f"{name} uses {told}",

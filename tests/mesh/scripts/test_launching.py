@@ -66,7 +66,7 @@ def test_a_hostfile_that_is_empty_missing_or_too_small_is_refused(tmp_path: Path
         parse("# nobody\n", "hosts.txt")
     with pytest.raises(InputError, match="cannot be read"):
         read_hostfile(tmp_path / "none")
-    with pytest.raises(ConfigError, match="8192 slots, of 4096 ranks at most"):
+    with pytest.raises(ConfigError, match="8,192 slots, of 4096 ranks at most"):
         ranks_on(parse("a slots=4096\nb slots=4096", "hosts.txt"), None)
     with pytest.raises(ConfigError, match="python= is for ssh, and localhost starts directly"):
         parse("localhost python=/opt/python", "hosts.txt")
@@ -94,7 +94,7 @@ def test_every_rank_is_told_its_number_in_the_world_and_on_its_machine() -> None
         ({"MESH_RANK": "2", "MESH_WORLD_SIZE": "2"}, "rank 2 of 2: ranks are 0 to 1"),
         ({"MESH_RANK": "1", "MESH_WORLD_SIZE": "2"}, "does not know where to find the others"),
         ({"MESH_COLLECTIVE_TIMEOUT": "0"}, "cannot wait 0 s"),
-        ({"MESH_RANK": "0", "MESH_WORLD_SIZE": "2", "MESH_RENDEZVOUS": "/x", "MESH_HOSTS": "a"}, "names 1 hosts"),
+        ({"MESH_RANK": "0", "MESH_WORLD_SIZE": "2", "MESH_RENDEZVOUS": "/x", "MESH_HOSTS": "a"}, "names 1 host,"),
     ],
 )
 def test_an_environment_that_makes_no_sense_is_refused(variables: dict[str, str], text: str) -> None:

@@ -57,7 +57,7 @@ WRONG_GRIDS: list[tuple[Callable[[], Any], str]] = [
     (lambda: P(("dp", "dp")), "used twice"),
     (lambda: P("dp:(1)2"), "part of an axis, which is not supported"),
     (lambda: P(("dp", 2)), "is a str"),
-    (lambda: P("dp").on(SQUARE, 0, "x"), "of 1 dimensions, and x has 0"),
+    (lambda: P("dp").on(SQUARE, 0, "x"), "of 1 dimension, and x has 0"),
     (lambda: P("pp").on(SQUARE, 1, "x"), "no axis 'pp'"),
 ]
 
@@ -156,7 +156,7 @@ WRONG_CALLS: list[tuple[Callable[[], Any], type[MeshError], str]] = [
     (lambda: mesh.shard_map(lambda x: x, LINE, P("dp"), P("dp"))(X), ShapeError, "into 3 blocks"),
     (lambda: mesh.shard_map(lambda x: x, SQUARE, P("dp", None, "tp"), P())(X), InputError, "of 3 dimensions.*has 2"),
     (lambda: mesh.shard_map(lambda x: x, SQUARE, P("pp"), P())(X), InputError, "no axis 'pp'.*It has dp, tp"),
-    (lambda: mesh.shard_map(lambda x: x, SQUARE, (P(), P()), P())(X), InputError, "2 entries, but there are 1"),
+    (lambda: mesh.shard_map(lambda x: x, SQUARE, (P(), P()), P())(X), InputError, "for 2 arguments.* has 1"),
     (lambda: mesh.shard_map(lambda x: x, SQUARE, "dp", P())(X), InputError, "in_specs has a str for 'x'"),
     (lambda: mesh.shard_map(lambda x: x, SQUARE, ({"a": P()},), P())(X), InputError, "in_specs"),
     (lambda: mesh.shard_map(lambda x: x, SQUARE, P(), (P(), P()))(X), InputError, "out_specs"),

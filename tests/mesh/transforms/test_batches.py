@@ -166,7 +166,10 @@ def test_a_result_that_is_the_same_for_all_is_repeated() -> None:
     ("call", "said"),
     [
         (lambda: mesh.vmap(weigh)(np.ones((2, 3)), np.ones((4, 3))), "'x' has 2, 'w' has 4"),
-        (lambda: mesh.vmap(weigh, in_axes=(0,))(np.ones(2), np.ones(2)), "in_axes has 1 entries"),
+        (
+            lambda: mesh.vmap(weigh, in_axes=(0,))(np.ones(2), np.ones(2)),
+            "in_axes is for 1 argument, and the call has 2",
+        ),
         (lambda: mesh.vmap(weigh, in_axes=(2, 0))(np.ones(2), np.ones(2)), "in_axes has 2 for 'x'"),
         (lambda: mesh.vmap(weigh, in_axes=None)(np.ones(2), np.ones(2)), "mapped over"),
         (lambda: mesh.vmap(weigh, in_axes=("0", 0))(np.ones(2), np.ones(2)), "expected an int or None"),

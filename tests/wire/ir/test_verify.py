@@ -46,7 +46,7 @@ BROKEN: dict[str, tuple[WireGraph, type[GraphError], str]] = {
     "inputs that are a list": (graph(Node("exp", [0], NO_ATTRS)), GraphError, "does not come before"),  # type: ignore[arg-type]
     "an unknown op": (graph(unary("frobnicate", 0)), UnknownOp, "unknown op 'frobnicate'"),
     "too few inputs": (graph(unary("add", 0)), GraphError, "takes 2 inputs, got 1"),
-    "too many inputs": (graph(Node("exp", (0, 0), NO_ATTRS)), GraphError, "takes 1 inputs, got 2"),
+    "too many inputs": (graph(Node("exp", (0, 0), NO_ATTRS)), GraphError, "takes 1 input, got 2"),
     "no inputs to concat": (graph(Node("concat", (), Attrs({"axis": 0}))), LimitExceeded, "takes 1 to"),
     "a missing attribute": (graph(unary("reduce_sum", 0)), AttrError, "needs the attribute 'axes'"),
     "an unknown attribute": (graph(unary("exp", 0, Attrs({"axis": 0}))), AttrError, "has no attribute 'axis'"),
