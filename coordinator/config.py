@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from wire.limits import MIB
 from wire.policy.strategies import text_of
 from wire.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
@@ -24,6 +25,7 @@ class CoordinatorConfig:
     reproducible: bool = False  # only plans of which all have the same bits (planning/model/reproducible.py)
     plan_ahead: bool = True  # plans for the death of each worker are made before it dies
     plan_ahead_min: int = PLAN_AHEAD_MIN  # for graphs of so many nodes times workers
+    rehearsed_bytes_max: int = 256 * MIB  # of weights that a rehearsal may move; a recovery of more takes its time
 
     @property
     def health(self) -> HealthConfig:

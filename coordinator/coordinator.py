@@ -151,7 +151,8 @@ class Coordinator:
         self.prober = LinkProber(identity.node_id, self._meter, self._link_to, self._profiles_changed, probe_s)
         self._deployer = Deployer(self._members, self.prober, self._slices, config.timeouts.collective_timeout_s)
         ahead = Ahead(config.plan_ahead_min if config.plan_ahead else None)
-        self._rehearsing = Rehearsing(ahead, self._members, self._deployer, self._spare_key, self._tasks)
+        rehearsed = self._spare_key, self._tasks, config.rehearsed_bytes_max
+        self._rehearsing = Rehearsing(ahead, self._members, self._deployer, *rehearsed)
         planner = answerer or PlannerProcess(config.timeouts.planner_idle_s)
         self._planning = Planning(
             self._members, self._stragglers, self.prober, self._usable, ahead, planner, self._rehearsing.changed

@@ -25,7 +25,8 @@ RECENT_BYTES_MAX = 4 << 30  # weights that come again need not be sent again; an
 class ContentFiles:
     """The files of one folder."""
 
-    def __init__(self, folder: Path, disk: Disk) -> None:
+    def __init__(self, folder: Path, disk: Disk, recent_bytes_max: int = RECENT_BYTES_MAX) -> None:
+        self._recent_bytes_max = recent_bytes_max
         self._folder = folder
         self._disk = disk
         self._holds: Counter[bytes] = Counter()
@@ -45,7 +46,7 @@ class ContentFiles:
         """Hold content: write it if it is not held yet, and keep it longer if it may come `again`.  OSError if the disk
         refuses, and then it is not held."""
         with self._lock:
-            room = min(RECENT_BYTES_MAX, shutil.disk_usage(self._folder).free // 4) if again else 0
+            room = min(self._recent_bytes_max, shutil.disk_usage(self._folder).free // 4) if again else 0
             if address not in self._holds:
                 try:
                     self._disk.write_whole(self._path(address), [data])

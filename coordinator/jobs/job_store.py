@@ -21,7 +21,7 @@ from wire.ir.codec import hash_bytes
 from wire.system.atomic_files import Disk
 from wire.system.tasks import Tasks, unheard
 
-from .content_files import ContentFiles
+from .content_files import RECENT_BYTES_MAX, ContentFiles
 from .journal import WHOLE, Connect, Entry, Journal
 
 log = logging.getLogger("graph_mesh.journal")
@@ -64,12 +64,16 @@ class JobStore:
 
     @staticmethod
     def open(
-        folder: Path, epoch_min: int, disk: Disk | None = None, connect: Connect | None = None
+        folder: Path,
+        epoch_min: int,
+        disk: Disk | None = None,
+        connect: Connect | None = None,
+        recent_bytes_max: int = RECENT_BYTES_MAX,
     ) -> tuple[JobStore, list[StoredEntry]]:
         """Open the store of a folder; also its entries, oldest first.  Raises what Journal.open does."""
         disk = disk or Disk()
         journal, entries = Journal.open(folder, epoch_min, disk, connect)
-        store = JobStore(journal, ContentFiles(folder / "content", disk))
+        store = JobStore(journal, ContentFiles(folder / "content", disk, recent_bytes_max))
         stored = [StoredEntry(entry.job, entry.kind, json.loads(entry.body)) for entry in entries]
         for entry in stored:
             if held := b"".join(_addresses(entry.fields)):

@@ -15,7 +15,6 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-from wire.limits import MIB
 from wire.protocol.messages import PlanKey
 from wire.system.tasks import Tasks, as_error, unheard
 
@@ -30,11 +29,11 @@ from ..workers.records import Member
 log = logging.getLogger("graph_mesh.coordinator")
 
 QUIET_S = 0.3  # without a call, before a rehearsal begins
-BYTES_MAX = 256 * MIB  # of weights that one may move; a recovery that moves more takes its time
 
 
 class Rehearsing:
-    """`key` names a plan that no call uses; `tasks` do what must be said also when a rehearsal is broken off."""
+    """`key` names a plan that no call uses; `tasks` do what must be said also when a rehearsal is broken off; one moves
+    no more than `bytes_max` of weights."""
 
     def __init__(
         self,
@@ -43,7 +42,9 @@ class Rehearsing:
         deployer: Deployer,
         key: Callable[[], PlanKey],
         tasks: Tasks,
+        bytes_max: int,
     ) -> None:
+        self._bytes_max = bytes_max
         self._ahead = ahead
         self._members = members
         self._deployer = deployer
@@ -83,7 +84,7 @@ class Rehearsing:
         assert data is not None, "only what has a plan is rehearsed"
         plan = await asyncio.to_thread(plan_from, data, program.graph)
         try:
-            if await self._moved_bytes(plan, program) <= BYTES_MAX:
+            if await self._moved_bytes(plan, program) <= self._bytes_max:
                 await self._deploy_and_drop(plan, program)
         except Exception as fault:
             log.debug("not rehearsed: %s", as_error("rehearsing a plan", fault))

@@ -106,12 +106,14 @@ def _settle(numbers: Sequence[Tensor]) -> None:
         _compute(few, evaluate)
 
 
-def _compute_in_runs(tensors: Sequence[Tensor], order: Sequence[Tensor], evaluator: Evaluator) -> None:
+def _compute_in_runs(
+    tensors: Sequence[Tensor], order: Sequence[Tensor], evaluator: Evaluator, nodes_per_run: int = NODES_PER_RUN
+) -> None:
     """Compute `tensors`, of which `order` is all that is pending, by graphs of bounded length."""
     wanted = {id(tensor) for tensor in tensors}
-    for first in range(0, len(order), NODES_PER_RUN):
-        run = order[first : first + NODES_PER_RUN]
-        later = order[first + NODES_PER_RUN :]
+    for first in range(0, len(order), nodes_per_run):
+        run = order[first : first + nodes_per_run]
+        later = order[first + nodes_per_run :]
         needed = wanted | {id(operand) for node in later for operand in _operands(node)}
         missing = [node for node in run if id(node) in needed and node.value is None]
         if missing:

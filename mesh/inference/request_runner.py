@@ -59,6 +59,7 @@ class Answering:
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._works: OrderedDict[bytes, Work] = OrderedDict()  # what was asked of the workers last, by graph
+        self._works_max = WORKS_MAX
         self._closed = False
         self.batches = 0
 
@@ -196,7 +197,7 @@ class Answering:
         """Note what is asked of the workers, who need not keep what was not asked of them for long."""
         self._works[work.graph.hash] = work
         self._works.move_to_end(work.graph.hash)
-        if len(self._works) > WORKS_MAX:
+        if len(self._works) > self._works_max:
             self._forget_oldest()
 
     def _forget_oldest(self) -> None:

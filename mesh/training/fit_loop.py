@@ -38,7 +38,7 @@ from .worker_group import (
 
 AHEAD = 4  # steps that are fed before the first of them is waited for
 TAKEN = 2  # of them at once, so that threads wake each other half as often
-LOOK_S = 0.25  # between two looks at who is there
+LOOK_S = 0.25  # between two looks at who is there; on a simulated mesh before every step, so that all runs are alike
 WAIT_S = 0.1
 VETOES_MAX = 3
 FETCH_S = 60.0  # the state is fetched so often, that no more is to be done again if all workers die
@@ -97,6 +97,7 @@ class Run:
         self._profile = Profile()
         self._vetoes: list[list[int]] = []
         self._epoch_losses: list[float] = []
+        self._look_s = 0.0 if mesh is not None and _is_simulated(mesh) else LOOK_S
         self._looked_s = self._fetched_s = time.monotonic()
         self._fetch_s = 0.0  # what the last fetch took
         self._first, self._reported, self._losses = number, number, 0
@@ -277,7 +278,7 @@ class Run:
 
     def _ensure_group(self, rows: Rows) -> None:
         """Make sure that a group computes, with as many workers as there are."""
-        if self._group is not None and (self._mesh is None or time.monotonic() - self._looked_s < LOOK_S):
+        if self._group is not None and (self._mesh is None or time.monotonic() - self._looked_s < self._look_s):
             return
         live, most = self._live(), self._options.max_nodes
         if self._mesh is not None and live < self._options.min_nodes:
@@ -343,7 +344,14 @@ class Run:
 def _rest(mesh: Mesh | None) -> None:
     """Sleep for a moment, in simulated time on a simulated mesh."""
     assert mesh is not None
-    try:
+    if _is_simulated(mesh):
         mesh.simulation.wait(WAIT_S)
-    except ConfigError:
+    else:
         time.sleep(WAIT_S)
+
+
+def _is_simulated(mesh: Mesh) -> bool:
+    try:
+        return mesh.simulation is not None
+    except ConfigError:
+        return False

@@ -28,8 +28,8 @@ import mesh.numpy as mnp
 from coordinator.coordinator import Coordinator
 from mesh import AsyncMesh, Handle, Mesh, errors, grad, remat, trace, value_and_grad, vmap
 from wire.addresses import PORT
-from wire.link import websocket_carrier
 from wire.link.link import Link
+from wire.link.websocket_carrier import nobody_at
 from wire.protocol.messages import Beat, Message
 
 X = np.linspace(-1, 1, 32, dtype=np.float32).reshape(4, 8)
@@ -255,15 +255,16 @@ def test_a_worker_that_cannot_have_its_device_says_so() -> None:
         Mesh.builder().local(1, "nonsense").build()
 
 
-def test_a_node_without_a_port_is_looked_for_at_7100_and_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_without_a_port_is_looked_for_at_7100_and_the_error_says_so() -> None:
+    assert Mesh.builder().node("127.0.0.1").config.addresses == (("127.0.0.1", PORT),)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    for assumed in (port, PORT):
-        monkeypatch.setattr(websocket_carrier, "PORT", assumed)  # in place of 7100, where somebody may listen
-        with pytest.raises(errors.ConnectFailed, match=f"no node answers at 127.0.0.1:{port}") as caught:
-            Mesh.builder().mesh("nowhere").node(f"127.0.0.1:{port}").build()
-        said = f"({port} is the port of an address that names none)"
-        assert (said in str(caught.value)) == (assumed == port)
+    with pytest.raises(errors.ConnectFailed, match=f"no node answers at 127.0.0.1:{port}") as caught:
+        Mesh.builder().mesh("nowhere").node(f"127.0.0.1:{port}").build()
+    said = "is the port of an address that names none)"
+    assert said not in str(caught.value)
+    assert str(nobody_at(f"127.0.0.1:{port}", caught.value.cause)) == str(caught.value), "which another port has, too"
+    assert f"({PORT} {said}" in str(nobody_at(f"127.0.0.1:{PORT}", "Connection refused"))
 
 
 def test_wgsl_without_an_adapter_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from wire.ir.dtypes import BOOL, F32, I32
 from wire.ir.graph import GraphBuilder, WireGraph
 from wire.ir.types import TensorType
 from worker.compiler.inline_composites import inline_composites
-from worker.cpu import CpuEngine, engine, inplace_analysis
+from worker.cpu import CpuEngine, engine
 from worker.cpu.engine import KERNELS, compile_graph, run
 from worker.cpu.inplace_analysis import FRESH, Spare
 from worker.engine.donation import Lent
@@ -192,17 +192,14 @@ def test_the_engine_says_that_it_takes_what_is_lent() -> None:
     assert CpuEngine.takes_lent
 
 
-def test_random_graphs_in_place_give_the_bits_of_graphs_that_copy(
-    monkeypatch: pytest.MonkeyPatch, copying: Any
-) -> None:
-    monkeypatch.setattr(inplace_analysis, "UPDATED_BYTES_MIN", 0)
+def test_random_graphs_in_place_give_the_bits_of_graphs_that_copy(copying: Any) -> None:
     for seed in range(80):
         made = random_graph(seed)
         named = {**made.inputs, **made.params}
         given = [named[made.graph.nodes[index].attrs["name"]] for index in (*made.graph.inputs, *made.graph.params)]
         before = [array.tobytes() for array in given]
         right = [array.tobytes() for array in run(copying(made.graph), given)]
-        ours = compile_graph(made.graph)
+        ours = compile_graph(made.graph, updated_bytes_min=0)
         assert [array.tobytes() for array in run(ours, given)] == right, seed
         lent = [Lent(np.array(array, copy=True, order="C")) for array in given]
         assert [array.tobytes() for array in run(ours, lent)] == right, seed

@@ -174,10 +174,11 @@ def test_twenty_million_elements(engine: Any, size: int) -> None:
 
 @pytest.mark.parametrize("shape", [(3, 5), (40, 300), (2, 1024), (2, 3000)])
 def test_a_sort_in_the_blocks_of_a_real_device(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int]) -> None:
-    from worker.wgsl.families import sort
+    from worker.wgsl.shaders import Shaders
 
-    monkeypatch.setattr(sort, "SOFTWARE_BLOCK_BITS", sort.BLOCK_BITS_MAX)
     engine = opened()
+    hardware = replace(engine._device.profile, software=False)
+    monkeypatch.setattr(engine, "_shaders", Shaders(hardware))
     builder = GraphBuilder()
     graph = builder.build([builder.add("argsort", builder.input("x", shape, F32), axis=1)])
     same_as_cpu(engine, graph, np.random.default_rng(0).integers(-99, 99, shape).astype(np.float32))
@@ -440,10 +441,10 @@ def test_other_limits_are_another_key(tmp_path: Path) -> None:
 
 def test_every_part_of_the_key_makes_another_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The graph with its shapes and dtypes, the version of the lowering, the adapter and its driver; not the name."""
-    import worker.wgsl.engine as wgsl
+    from worker.wgsl.lower import VERSION
 
-    def cached(graph: WireGraph, **adapter: str) -> bool:
-        fresh = opened(cache_dir=tmp_path)
+    def cached(graph: WireGraph, version: int = VERSION, **adapter: str) -> bool:
+        fresh = opened(cache_dir=tmp_path, version=version)
         monkeypatch.setattr(fresh._device, "adapter", replace(fresh._device.adapter, **adapter))
         found = fresh.compile(graph).from_cache
         fresh.close()
@@ -459,8 +460,7 @@ def test_every_part_of_the_key_makes_another_program(tmp_path: Path, monkeypatch
     for adapter in ({"name": "another"}, {"backend": "another"}, {"driver": "another"}):
         assert not cached(doubled(16), **adapter)
         assert cached(doubled(16), **adapter)
-    monkeypatch.setattr(wgsl, "VERSION", wgsl.VERSION + 1)
-    assert not cached(doubled(16))
+    assert not cached(doubled(16), VERSION + 1)
 
 
 # -- the device -------------------------------------------------------------------------------------------

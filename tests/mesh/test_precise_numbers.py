@@ -327,11 +327,14 @@ def test_of_many_numbers_that_are_looked_at_the_history_ends(kept: Callable[[Any
 
 def test_a_long_history_of_numbers_is_computed_in_several_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     module, lengths = sys.modules["mesh.core.realise"], list[int]()
-    monkeypatch.setattr(module, "NODES_PER_RUN", 40)
     monkeypatch.setattr(module, "check_bound", lambda graph: lengths.append(len(graph)))
     number, wanted = mnp.sqrt(0.1), 0.1**0.5
     for _ in range(100):
         number, wanted = number * 0.9 + 0.1, wanted * 0.9 + 0.1
+    wide = number.tensor.wide
+    assert wide is not None
+    both = [wide, number.tensor]
+    module._compute_in_runs(both, pending(both), module.current_evaluator(), nodes_per_run=40)
     assert float(number) == pytest.approx(wanted)
     assert sum(lengths) > 2 * 200 and max(lengths) <= 2 * 40 + 1
     np.testing.assert_array_equal(np.asarray(number * X), wanted * X)

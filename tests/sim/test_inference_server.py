@@ -15,9 +15,8 @@ import mesh.numpy as mnp
 from mesh import AsyncInferenceServer, AsyncMesh, InferenceServer, Mesh
 from mesh.backends.config import MeshConfig
 from mesh.errors import Cancelled, ConfigError, InputError, QueueFull
-from mesh.functions import compiled
-from mesh.inference import request_runner
 from mesh.simulation.loop import VirtualLoop
+from mesh.util.lru_cache import GRAPHS_BYTES, Latest
 
 REFERENCE: dict[str, Any] = json.loads((GOLDEN / "generation.json").read_text())["llama"]
 W = np.random.default_rng(0).normal(size=(16, 16)).astype(np.float32)
@@ -305,7 +304,7 @@ def test_stages_are_replaced_under_load_and_no_request_is_lost() -> None:
     run(_under_load())
 
 
-async def _seconds_of(requests: int) -> float:
+async def _seconds_of(requests: int, in_turn: bool = False) -> float:
     """Virtual seconds of so many requests at once, each a batch of its own, over three stages that take their time."""
     layers = [np.random.default_rng(place).normal(0, 0.05, (64, 64)).astype(np.float32) for place in range(6)]
 
@@ -325,34 +324,35 @@ async def _seconds_of(requests: int) -> float:
         wanted = await server.infer("deep", x)
         clock = asyncio.get_running_loop()
         began_s = clock.time()
-        found = await asyncio.gather(*(server.infer("deep", x) for _ in range(requests)))
+        if in_turn:
+            found = [await server.infer("deep", x) for _ in range(requests)]
+        else:
+            found = await asyncio.gather(*(server.infer("deep", x) for _ in range(requests)))
         took_s = clock.time() - began_s
         assert len(found) == requests and all(np.array_equal(each, wanted) for each in found)
         return took_s
 
 
-def test_requests_overlap_the_stages_of_a_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_overlap_the_stages_of_a_pipeline() -> None:
     alone_s, together_s = run(_seconds_of(1)), run(_seconds_of(12))
-    monkeypatch.setattr("mesh.inference.request_runner.UNDER_WAY", 1)
-    in_turn_s = run(_seconds_of(12))
+    in_turn_s = run(_seconds_of(12, in_turn=True))
     assert in_turn_s == pytest.approx(12 * alone_s, rel=0.1)
     assert together_s < 0.6 * in_turn_s, (together_s, in_turn_s)
 
 
-def test_shapes_of_long_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shapes_of_long_ago_are_forgotten() -> None:
     """By the server, and by the workers, also where a shape that came again was traced again."""
-    monkeypatch.setattr(request_runner, "WORKS_MAX", 3)
-    monkeypatch.setattr(compiled, "GRAPHS_COUNT", 2)
 
     async def story() -> None:
         built = AsyncMesh.builder().mesh("sim").simulate(2).build_async()
         async with await built as mesh, AsyncInferenceServer(mesh) as server:
             await server.load_model("double", lambda x: x + x, max_wait_ms=0)
+            (its,) = (model.answering for model in server._models.values())
+            its._works_max, its._function._forms = 3, Latest(2, GRAPHS_BYTES)
             for seed in range(2):
                 for size in range(1, 8):
                     x = np.random.default_rng(seed).normal(size=(1, size)).astype(np.float32)
                     np.testing.assert_array_equal(await server.infer("double", x), x + x)
-            (its,) = (model.answering for model in server._models.values())
             assert len(its._works) == 3
             await asyncio.sleep(30)
             processes = mesh.simulation._processes.values()

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from support.simulated.simulated import chaos_run, simulate, weights_moved
 
-from coordinator.plan_service import warm_up
 from coordinator.plan_service.plan_service import LOOK_S, MADE_AHEAD, SETTLE_S
 from coordinator.plan_service.planner_client import AnswersHere
 from coordinator.plan_service.warm_up import QUIET_S
@@ -235,11 +234,8 @@ def plans_on(cluster: Cluster) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("rehearsed", [True, False])
-def test_after_a_rehearsal_a_recovery_moves_no_weight_and_compiles_nothing(
-    rehearsed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not rehearsed:
-        monkeypatch.setattr(warm_up, "BYTES_MAX", 0)
+def test_after_a_rehearsal_a_recovery_moves_no_weight_and_compiles_nothing(rehearsed: bool) -> None:
+    most = {} if rehearsed else {"rehearsed_bytes_max": 0}
 
     async def scenario(cluster: Cluster) -> None:
         await ask(cluster)
@@ -253,7 +249,7 @@ def test_after_a_rehearsal_a_recovery_moves_no_weight_and_compiles_nothing(
         cold = [each for each in report.workers.values() if each.kernels_cached < each.kernels_compiled]
         assert not cold or not rehearsed
 
-    simulate(scenario, devices=four(), plan_ahead_min=0)
+    simulate(scenario, devices=four(), plan_ahead_min=0, **most)
 
 
 def test_a_call_ends_a_rehearsal_and_gets_its_answer() -> None:

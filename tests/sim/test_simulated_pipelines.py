@@ -175,8 +175,8 @@ class Mischief(Callback):
         self.workers.append(workers)
 
 
-def test_training_goes_on_with_fewer_stages_and_with_more_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mesh.training.fit_loop.LOOK_S", 0.0)
+def test_training_goes_on_with_fewer_stages_and_with_more_again() -> None:
+
     heard: list[Mischief] = []
 
     def mischief(mesh: Mesh) -> Mischief:
@@ -190,18 +190,18 @@ def test_training_goes_on_with_fewer_stages_and_with_more_again(monkeypatch: pyt
 
 
 def test_a_stage_that_dies_while_fewer_are_formed_makes_them_fewer_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mesh.training.fit_loop.LOOK_S", 0.0)
+
     formed: list[str] = []
 
-    def forming(mesh: Any, recipe: Any, data: Any, choice: Any, *given: Any) -> Any:
+    def forming(mesh: Any, feed: Any, choice: Any, *given: Any) -> Any:
         formed.append(choice.strategy)
-        made = form(mesh, recipe, data, choice, *given)
+        made = form(mesh, feed, choice, *given)
         if len(formed) == 2:
             mesh.simulation.kill("sim-2")  # it was counted, and dies before there is a plan
         return made
 
-    form = run_module.form
-    monkeypatch.setattr(run_module, "form", forming)
+    form = run_module.form_group
+    monkeypatch.setattr(run_module, "form_group", forming)
 
     class Killing(Mischief):
         def on_step(self, report: StepReport) -> None:
@@ -222,8 +222,8 @@ def test_fewer_stages_than_were_asked_for_are_refused_if_one_dies_before_the_fir
         mesh.simulation.kill("sim-2")
         return made
 
-    form = run_module.form
-    monkeypatch.setattr(run_module, "form", forming)
+    form = run_module.form_group
+    monkeypatch.setattr(run_module, "form_group", forming)
     with pytest.raises(PlacementError, match=r"3 workers.*, and there are 2"):
         fitted(Pipeline(3, TURNS), 3)
 

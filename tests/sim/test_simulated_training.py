@@ -112,8 +112,8 @@ def test_shards_give_the_same_bits_for_any_number_of_workers(workers: int) -> No
     assert np.array_equal(history.losses, losses) and np.array_equal(flat(found), weights)
 
 
-def test_a_death_in_an_epoch_loses_no_row_and_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mesh.training.fit_loop.LOOK_S", 0.0)
+def test_a_death_in_an_epoch_loses_no_row_and_changes_no_bit() -> None:
+
     found = trainer(deterministic=True)
     with Mesh.builder().mesh("sim").simulate(3).build() as mesh:
         heard = Mischief({3: lambda: mesh.simulation.kill("sim-1"), 8: lambda: mesh.simulation.start("sim-1")})
@@ -123,8 +123,8 @@ def test_a_death_in_an_epoch_loses_no_row_and_changes_no_bit(monkeypatch: pytest
     assert heard.rows == 4 * len(X) and heard.workers[0] == 3 and 2 in heard.workers
 
 
-def test_below_the_minimum_it_waits_with_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mesh.training.fit_loop.LOOK_S", 0.0)
+def test_below_the_minimum_it_waits_with_a_checkpoint(tmp_path: Path) -> None:
+
     found = trainer()
     with Mesh.builder().mesh("sim").simulate(3).build() as mesh:
         kept = list[int]()
@@ -145,8 +145,8 @@ def test_below_the_minimum_it_waits_with_a_checkpoint(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("way", ["deterministic", "fully sharded", "stages"])
-def test_if_all_workers_die_it_waits_and_does_what_is_lost_again(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mesh.training.fit_loop.LOOK_S", 0.0)
+def test_if_all_workers_die_it_waits_and_does_what_is_lost_again(way: str) -> None:
+
     wishes: dict[str, dict[str, Any]] = {
         "deterministic": {"deterministic": True},
         "fully sharded": {"strategy": FullySharded()},
@@ -168,9 +168,8 @@ def test_if_all_workers_die_it_waits_and_does_what_is_lost_again(way: str, monke
     assert history.redone >= 6 and found.step == 12 and history.rows == 3 * len(X) and 0 in heard.workers
 
 
-def test_what_is_lost_again_and_again_ends_in_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mesh.training.fit_loop.LOOK_S", 0.0)
-    monkeypatch.setattr("mesh.training.fit_loop.LOSSES_MAX", 1)
+def test_what_is_lost_again_and_again_ends_in_its_error() -> None:
+
     found, alone = trainer(), trainer()
     with Mesh.builder().mesh("sim").simulate(1).build() as mesh:
         mesh.simulation._cluster.devices[0].slower = 1e6  # so that no step is ever done

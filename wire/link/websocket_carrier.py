@@ -245,8 +245,7 @@ class WebSockets:
                 cause="it does not speak HTTP",
                 next_step="Check the port: nodes listen on 7100 to 7131, and nothing but joining is 1000 above",
             )
-        assumed = f" ({PORT} is the port of an address that names none)" if where.endswith(f":{PORT}") else ""
-        return ConnectFailed(f"no node answers at {where}{assumed}", cause=_reason(error), next_step=STARTED)
+        return nobody_at(where, _reason(error))
 
     async def close(self) -> None:
         """As Carrier has it."""
@@ -474,6 +473,12 @@ def _host_name(host: str) -> str:
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.partition(":")[0]
+
+
+def nobody_at(where: str, cause: str) -> ConnectFailed:
+    """The error for a "host:port" at which nobody answers."""
+    assumed = f" ({PORT} is the port of an address that names none)" if where.endswith(f":{PORT}") else ""
+    return ConnectFailed(f"no node answers at {where}{assumed}", cause=cause, next_step=STARTED)
 
 
 async def _no_redirects(request: aiohttp.ClientRequest, handler: Any) -> aiohttp.ClientResponse:

@@ -35,7 +35,7 @@ from ..engine.donation import Lent
 from ..engine.protocol import Collectives, EngineInfo, Measured, Pending, Stopped, never
 from .control import CONTROL, Several
 from .elementwise import ELEMENTWISE, IN_PLACE, Kernel
-from .inplace_analysis import spare
+from .inplace_analysis import UPDATED_BYTES_MIN, spare
 from .inplace_updates import Writing
 from .matrices import FACTORISATIONS, MATRICES
 from .process import arithmetic, keep_memory, one_thread
@@ -188,9 +188,11 @@ def ordered(graph: WireGraph, given: Mapping[str, NDArray[Any]]) -> list[NDArray
     return values
 
 
-def compile_graph(graph: WireGraph, mine: Collection[int] | None = None) -> CpuExecutable:
+def compile_graph(
+    graph: WireGraph, mine: Collection[int] | None = None, updated_bytes_min: int = UPDATED_BYTES_MIN
+) -> CpuExecutable:
     """The schedule of a graph; BlobMissing if a large constant is not here.  `mine` are the places of inputs that it
-    may write over if their memory is the run's, by default all."""
+    may write over if their memory is the run's, by default all; what is smaller than `updated_bytes_min` is copied."""
     flat = inline_composites(unroll(graph))
     arguments = _arguments(graph, flat)
     later = {index for first, group in flat.siblings.items() for index in group if index != first}
@@ -199,7 +201,8 @@ def compile_graph(graph: WireGraph, mine: Collection[int] | None = None) -> CpuE
     last_use = {held: index for index, node in computed for source in node.inputs for held in (source, same[source])}
     kept = {*flat.outputs, *(index for index, node in computed if node.op in LEAVES)}
     own = {index for place, index in enumerate(arguments) if index is not None and (mine is None or place in mine)}
-    spared, in_room = spare(flat, [index for index, _ in computed], own), in_rooms(flat)
+    spared = spare(flat, [index for index, _ in computed], own, updated_bytes_min)
+    in_room = in_rooms(flat)
     calls: list[_Call | _Turn | _Meeting] = []
     constants = []
     for place, (index, node) in enumerate(computed):
@@ -210,7 +213,7 @@ def compile_graph(graph: WireGraph, mine: Collection[int] | None = None) -> CpuE
         elif node.op == "iota" and flat.types[index].size_bytes <= IOTA_BYTES_MAX:
             constants.append((index, _canonical(np.array(KERNELS["iota"](node.attrs, [], flat.types[index])))))
         elif node.op in MULTIPLE:
-            calls.append(_turn(flat, index, frees, spared.of(index)))
+            calls.append(_turn(flat, index, frees, spared.of(index), updated_bytes_min))
         elif node.op in COLLECTIVES:
             following = computed[place + 1][1].inputs if place + 1 < len(computed) else (index,)
             calls.append(_Meeting(node, index, index not in following, frees))
@@ -251,10 +254,11 @@ def _same_memory(graph: WireGraph) -> list[int]:
     return same
 
 
-def _turn(graph: WireGraph, index: int, frees: tuple[int, ...], mine: Collection[int]) -> _Turn:
-    """What is computed where the first of some siblings stands, for all of them; `mine` as for `compile_graph`."""
+def _turn(graph: WireGraph, index: int, frees: tuple[int, ...], mine: Collection[int], updated_bytes_min: int) -> _Turn:
+    """What is computed where the first of some siblings stands, for all of them; the rest as for `compile_graph`."""
     node = graph.nodes[index]
-    graphs = {name: compile_graph(node.attrs[name], mine) for name in GRAPH_ATTRS.get(node.op, ())}
+    names = GRAPH_ATTRS.get(node.op, ())
+    graphs = {name: compile_graph(node.attrs[name], mine, updated_bytes_min) for name in names}
     outputs = tuple((each, graph.nodes[each].attrs["output"]) for each in graph.siblings[index])
     return _Turn(SEVERAL[node.op], node, graphs, outputs, frees)
 

@@ -44,15 +44,16 @@ class Spare:
         return (self.operands or {}).get(cond, frozenset())
 
 
-def spare(graph: WireGraph, order: Sequence[int], mine: Collection[int]) -> Spare:
-    """What a schedule of `graph`, whose nodes are computed in this order, may write over; `mine` are the inputs whose
-    memory it may have."""
+def spare(graph: WireGraph, order: Sequence[int], mine: Collection[int], bytes_min: int) -> Spare:
+    """What a schedule of `graph`, whose nodes are computed in this order, may write over, if it has `bytes_min`;
+    `mine` are the inputs whose memory it may have."""
     if not _has_updates(graph):
         return Spare()
     uses = _Uses(graph, order, frozenset(mine))
     conds = [index for index in order if graph.nodes[index].op == "cond"]
     operands = {index: frozenset(_operands(uses, index)) for index in conds}
-    return Spare(frozenset(index for index in order if _pays(graph, index) and uses.over(index, 0)), operands)
+    updates = frozenset(index for index in order if _pays(graph, index, bytes_min) and uses.over(index, 0))
+    return Spare(updates, operands)
 
 
 def _operands(uses: _Uses, cond: int) -> Iterator[int]:
@@ -151,9 +152,9 @@ def _has_updates(graph: WireGraph) -> bool:
     )
 
 
-def _pays(graph: WireGraph, index: int) -> bool:
+def _pays(graph: WireGraph, index: int, bytes_min: int) -> bool:
     node, kind = graph.nodes[index], graph.types[index]
-    if node.op not in UPDATES or kind.size_bytes < UPDATED_BYTES_MIN:
+    if node.op not in UPDATES or kind.size_bytes < bytes_min:
         return False
     if node.op == "scatter" and node.attrs["mode"] != "set" and kind.dtype in (F16, BF16):
         return False  # computed wider

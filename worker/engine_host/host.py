@@ -158,8 +158,10 @@ class Host:
         stop_cell: memoryview,
         memory_bytes: int,
         send: Callable[[messages.FromHost], None] = lambda _message: None,
+        shelves_bytes_max: int = SHELVES_BYTES_MAX,
     ) -> None:
         self.lost = False
+        self._shelves_bytes_max = shelves_bytes_max
         self._ring, self._progress, self._lines = partial(send, messages.Rang()), Progress(), Lines(send)
         self._engine = engine
         self._shared = shared
@@ -401,7 +403,7 @@ class Host:
         more than all shelves may take, or than is left."""
         while self._unused and self._resident_bytes + working_bytes + size_bytes > self._memory_bytes:
             self._evict(self._unused.popitem(last=False)[0])
-        most = min(SHELVES_BYTES_MAX, self._memory_bytes - self._resident_bytes - working_bytes)
+        most = min(self._shelves_bytes_max, self._memory_bytes - self._resident_bytes - working_bytes)
         if size_bytes > most:
             raise OutOfMemory(
                 f"a shelf of {need_text(size_bytes)} is above the {room_text(max(most, 0))} that shelves may have"

@@ -47,7 +47,8 @@ class Resident:
 
 
 class WgslEngine:
-    """One WebGPU device.  `limits_override` lowers limits by the names of profile.DeviceLimits."""
+    """One WebGPU device.  `limits_override` lowers limits by the names of profile.DeviceLimits; kernels are kept by
+    the `version` of the lowering."""
 
     def __init__(
         self,
@@ -55,7 +56,9 @@ class WgslEngine:
         cache_dir: Path | None = None,
         memory_bytes: int | None = None,
         limits_override: Mapping[str, int] | None = None,
+        version: int = VERSION,
     ) -> None:
+        self._version = version
         self._device = Device(adapter_index, memory_bytes, limits_override)
         self._cache = ProgramCache(cache_dir)
         self._shaders = Shaders(self._device.profile)
@@ -179,7 +182,9 @@ class WgslEngine:
 
     def _key(self, graph: WireGraph) -> str:
         adapter, profile = self._device.adapter, self._device.profile
-        return cache_key(graph.hash, VERSION, "wgsl", adapter.name, adapter.backend, adapter.driver, repr(profile))
+        return cache_key(
+            graph.hash, self._version, "wgsl", adapter.name, adapter.backend, adapter.driver, repr(profile)
+        )
 
     def _check_memory(self, need: int) -> None:
         """OutOfMemory, before anything is allocated, for a part that can never run within the budget."""

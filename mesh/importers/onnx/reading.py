@@ -21,7 +21,7 @@ from wire.errors import ConfigError, InputError
 from wire.ir.dtypes import BY_NAME
 
 from .program import DOMAIN, ELEMENT_TYPES, Declared, Graph, Node, Program, element_name
-from .weight_stripping import slim_bytes
+from .weight_stripping import MAPPED_BYTES_MIN, slim_bytes
 
 Unreadable = list[tuple[str, str, str, int, str]]
 
@@ -38,8 +38,9 @@ def package() -> ModuleType:
     return module
 
 
-def read(source: Any) -> Program:
-    """The Program of a path, or of a ModelProto; InputError if it is not a model."""
+def read(source: Any, mapped_bytes_min: int = MAPPED_BYTES_MIN) -> Program:
+    """The Program of a path, or of a ModelProto; InputError if it is not a model.  Weights in a file stay there if they
+    have `mapped_bytes_min`."""
     onnx = package()
     if isinstance(source, onnx.ModelProto):
         return Reader(source).program()
@@ -47,7 +48,7 @@ def read(source: Any) -> Program:
     if not path.is_file():
         raise InputError(f"there is no model {path}")
     try:
-        model = onnx.ModelProto.FromString(slim_bytes(path, onnx))
+        model = onnx.ModelProto.FromString(slim_bytes(path, onnx, mapped_bytes_min))
     except Exception as error:  # protobuf has errors of its own
         raise InputError(f"{path} is not an ONNX model", op=str(path)) from error
     return Reader(model, path).program()

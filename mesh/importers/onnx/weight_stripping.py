@@ -10,7 +10,8 @@ onnx, which then says what is wrong.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,12 +29,15 @@ class _Field(NamedTuple):
     stop: int
 
 
+Slim = Callable[[_Field], bytes | None]  # what a field becomes; None: it stays
+
+
 class _NotUnderstood(ValueError):
     """These bytes are not what protobuf writes."""
 
 
-def slim_bytes(path: Path, onnx: Any) -> bytes:
-    """The file's bytes with weights of at least MAPPED_BYTES_MIN named instead; OSError if it cannot be read."""
+def slim_bytes(path: Path, onnx: Any, mapped_bytes_min: int = MAPPED_BYTES_MIN) -> bytes:
+    """The file's bytes with weights of at least `mapped_bytes_min` named instead; OSError if it cannot be read."""
     with path.open("rb") as file:
         try:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -41,7 +45,8 @@ def slim_bytes(path: Path, onnx: Any) -> bytes:
             return b""
     with data:
         try:
-            found = _without(data, _Field(0, _BYTES, 0, 0, len(data)), _path(onnx), onnx)
+            slim = partial(_named, data, onnx=onnx, bytes_min=mapped_bytes_min)
+            found = _without(data, _Field(0, _BYTES, 0, 0, len(data)), _path(onnx), slim)
         except _NotUnderstood:
             found = None
         return data[:] if found is None else found
@@ -52,21 +57,21 @@ def _path(onnx: Any) -> tuple[int, ...]:
     return onnx.ModelProto.GRAPH_FIELD_NUMBER, onnx.GraphProto.INITIALIZER_FIELD_NUMBER
 
 
-def _without(data: mmap.mmap, message: _Field, path: tuple[int, ...], onnx: Any) -> bytes | None:
+def _without(data: mmap.mmap, message: _Field, path: tuple[int, ...], slim: Slim) -> bytes | None:
     """The message with every field at the end of `path` slimmed; None if that changes nothing."""
     if not path:
-        return _named(data, message, onnx)
+        return slim(message)
     pieces, copied = [], message.body
     for field in _fields(data, message.body, message.stop):
-        inner = _without(data, field, path[1:], onnx) if (field.number, field.kind) == (path[0], _BYTES) else None
+        inner = _without(data, field, path[1:], slim) if (field.number, field.kind) == (path[0], _BYTES) else None
         if inner is not None:
             pieces += [data[copied : field.start], _varint(field.number << 3 | _BYTES), _varint(len(inner)), inner]
             copied = field.stop
     return b"".join([*pieces, data[copied : message.stop]]) if pieces else None
 
 
-def _named(data: mmap.mmap, tensor: _Field, onnx: Any) -> bytes | None:
-    """A TensorProto with its raw_data named; None if it has none, has little, or says itself where its data are."""
+def _named(data: mmap.mmap, tensor: _Field, onnx: Any, bytes_min: int) -> bytes | None:
+    """A TensorProto with its raw_data named; None if it has none, has too little, or says itself where its data are."""
     proto = onnx.TensorProto
     fields = list(_fields(data, tensor.body, tensor.stop))
     raw = [field for field in fields if field.number == proto.RAW_DATA_FIELD_NUMBER and field.kind == _BYTES]
@@ -74,7 +79,7 @@ def _named(data: mmap.mmap, tensor: _Field, onnx: Any) -> bytes | None:
     if len(raw) != 1 or any(field.number in elsewhere for field in fields):
         return None
     (lying,) = raw
-    if lying.stop - lying.body < MAPPED_BYTES_MIN:
+    if lying.stop - lying.body < bytes_min:
         return None
     where = {"location": "", "offset": str(lying.body), "length": str(lying.stop - lying.body)}
     entries = [onnx.StringStringEntryProto(key=key, value=value) for key, value in where.items()]

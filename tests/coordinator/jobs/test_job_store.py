@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from support.hostile.faulty_disk import FaultyDisk, Fuse, QuickDisk, quick_connect
 
-from coordinator.jobs import content_files as contents
 from coordinator.jobs.job_store import IN_ENTRY_BYTES_MAX, Content, JobStore, StoredEntry
 from wire.errors import BlobCorrupt, BlobMissing, NotDurable
 from wire.ir.codec import hash_bytes
@@ -22,8 +21,8 @@ SHORT = b"short"
 assert len(SHORT) <= IN_ENTRY_BYTES_MAX < len(LONG)
 
 
-def opened(folder: Path, disk: Disk | None = None) -> tuple[JobStore, list[StoredEntry]]:
-    return JobStore.open(folder, 1, disk or QuickDisk(), quick_connect)
+def opened(folder: Path, disk: Disk | None = None, **most: int) -> tuple[JobStore, list[StoredEntry]]:
+    return JobStore.open(folder, 1, disk or QuickDisk(), quick_connect, **most)
 
 
 def values(*contents: bytes) -> dict[str, Any]:
@@ -80,10 +79,8 @@ async def test_content_that_a_job_has_is_found_by_its_address_while_it_is_whole(
     await store.close()
 
 
-async def test_weights_stay_a_while_for_whoever_sends_them_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, _ = opened(tmp_path)
+async def test_weights_stay_a_while_for_whoever_sends_them_again(tmp_path: Path) -> None:
+    store, _ = opened(tmp_path, recent_bytes_max=3 * len(LONG))
     kinds = [LONG, LONG[::-1], LONG[1:] + LONG[:1]]
     for number, data in enumerate(kinds):
         for turn in range(2):
@@ -91,10 +88,9 @@ async def test_weights_stay_a_while_for_whoever_sends_them_again(
             await store.save(f"{number}.{turn}", "forgotten", {})
     assert files(tmp_path) == {hash_bytes(data).hex() for data in kinds}
     assert bytes(await store.find(hash_bytes(LONG), len(LONG)) or b"") == LONG
-    monkeypatch.setattr(contents, "RECENT_BYTES_MAX", 2 * len(LONG))
     last = LONG[2:] + LONG[:2]
     await store.save("last", "accepted", {}, {"w": Content(memoryview(last), hash_bytes(last))})
-    assert files(tmp_path) == {hash_bytes(data).hex() for data in (kinds[2], last)}, "the latest"
+    assert files(tmp_path) == {hash_bytes(data).hex() for data in (*kinds[1:], last)}, "the latest"
     await store.close()
     store, _ = opened(tmp_path)
     assert files(tmp_path) == {hash_bytes(last).hex()}, "which its job needs"

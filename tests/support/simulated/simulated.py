@@ -7,6 +7,7 @@ import itertools
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,10 +53,11 @@ def simulate(
     plan_ahead: bool = True,
     plan_ahead_min: int = PLAN_AHEAD_MIN,
     answerer: Answerer | None = None,
+    **settings: Any,
 ) -> str:
     """Run a scenario on a new cluster to its end; the transcript.  A failure shows it too.
 
-    Without `devices` every worker has one whose parts take up to 0.3 s.
+    Without `devices` every worker has one whose parts take up to 0.3 s.  `settings` are more of CoordinatorConfig.
     """
 
     async def run() -> str:
@@ -65,6 +67,7 @@ def simulate(
             audit=audit,
             plan_ahead=plan_ahead,
             plan_ahead_min=plan_ahead_min,
+            **settings,
         )
         chance = random.Random(seed)
         any_speed = [Device(dispatch_s=10 ** chance.uniform(-4, -0.5)) for _ in range(workers)]

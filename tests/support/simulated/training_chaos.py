@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 from support.cases.training import first_state
@@ -174,7 +173,6 @@ class Trial:
         builder = Mesh.builder().mesh("sim").simulate(told["workers"], self.seed, told["gflops"])
         with (
             tempfile.TemporaryDirectory() as folder,
-            mock.patch("mesh.training.fit_loop.LOOK_S", 0.0),
             builder.build() as m,
         ):
             cluster = m.simulation._cluster

@@ -44,7 +44,6 @@ from worker.cpu.engine import KERNELS, _Call, compile_graph
 from worker.cpu.shared_outputs import INTO, in_rooms
 from worker.engine import host_messages as hm
 from worker.engine.protocol import never
-from worker.engine_host import host as host_module
 from worker.engine_host.host import Host
 
 Array = NDArray[Any]
@@ -150,9 +149,9 @@ def summing(count: int = COUNT) -> WireGraph:
 class Shelves:
     """Plans of a host, of which every other one is of rank 0 and has a shelf of twice the size."""
 
-    def __init__(self, folder: Path, memory_bytes: int) -> None:
+    def __init__(self, folder: Path, memory_bytes: int, **most: int) -> None:
         self.shared = SharedDir.create(folder)
-        self.host = Host(CpuEngine(), self.shared, memoryview(bytearray(8)), memory_bytes)
+        self.host = Host(CpuEngine(), self.shared, memoryview(bytearray(8)), memory_bytes, **most)
 
     def prepare(self, number: int, graph: WireGraph, peers: tuple[hm.RankPeer | None, ...] = (None, None)) -> None:
         gang = hm.RankOf(("dp",), (2,), number % 2, peers, timeout_s=0.01, shelf=f"{number:024x}")
@@ -170,13 +169,10 @@ class Shelves:
         return sorted(int(path.name[:24], 16) for path in self.shared.path.iterdir() if path.name != "lock")
 
 
-def test_the_shelf_that_was_used_longest_ago_is_freed_for_a_new_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_shelf_that_was_used_longest_ago_is_freed_for_a_new_one(tmp_path: Path) -> None:
     graph = summing()
     size_bytes = given_bytes(graph, 2)
-    monkeypatch.setattr(host_module, "SHELVES_BYTES_MAX", 5 * size_bytes)
-    made = Shelves(tmp_path, 1 << 30)
+    made = Shelves(tmp_path, 1 << 30, shelves_bytes_max=5 * size_bytes)
     for number in range(5):
         made.prepare(number, graph)
     assert all(map(made.begin, (0, 1, 2, 0)))
@@ -216,8 +212,7 @@ def test_a_shelf_that_can_not_be_had_costs_no_other_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     small, large = summing(), summing(3 * COUNT)
-    monkeypatch.setattr(host_module, "SHELVES_BYTES_MAX", 3 * given_bytes(small, 2))
-    made = Shelves(tmp_path, 1 << 30)
+    made = Shelves(tmp_path, 1 << 30, shelves_bytes_max=3 * given_bytes(small, 2))
     made.prepare(0, small)
     made.prepare(2, large)
     assert made.begin(0)
