@@ -291,14 +291,14 @@ class DeadlineExceeded(MeshError):
 @cache
 def error_classes() -> dict[str, type[MeshError]]:
     """Every class of the tree by its code; not those that kept their parent's, which another process cannot mean."""
-    found: dict[str, type[MeshError]] = {}
+    classes: dict[str, type[MeshError]] = {}
     pending: list[type[MeshError]] = [MeshError]
     while pending:
         cls = pending.pop()
         if "code" in vars(cls):
-            found[cls.code] = cls
+            classes[cls.code] = cls
         pending.extend(cls.__subclasses__())
-    return found
+    return classes
 
 
 _ABOUT_ITS_OWNER = (DeviceLost, PoisonTask, Cancelled)  # whoever raises one says it of itself

@@ -25,8 +25,8 @@ ADDRESSES_MAX = 8  # of one candidate
 
 # Where an announcement may lead: networks that end at this home's router.
 NEAR = tuple(
-    ipaddress.ip_network(each)
-    for each in (
+    ipaddress.ip_network(block)
+    for block in (
         "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16", "127.0.0.0/8", "fc00::/7", "fe80::/10",
         "::1/128",
     )
@@ -53,32 +53,32 @@ def role_in(key: bytes, label: str, text: Mapping[bytes, bytes | None], port: in
     nonce, tag = text.get(b"n"), text.get(b"t")
     if text.get(b"v") != FORMAT or nonce is None or tag is None or (len(nonce), len(tag)) != (NONCE_BYTES, TAG_BYTES):
         return ""
-    for each in (bucket, bucket - 1, bucket + 1):
+    for near_bucket in (bucket, bucket - 1, bucket + 1):
         for role in ROLES:
-            if hmac.compare_digest(tag, _tag(key, label, nonce, role, port, each)):
+            if hmac.compare_digest(tag, _tag(key, label, nonce, role, port, near_bucket)):
                 return role
     return ""
 
 
 def fields_of(text: bytes) -> dict[bytes, bytes]:
     """The fields of a text record as DNS-SD has them; what is no field is left out."""
-    found: dict[bytes, bytes] = {}
+    fields: dict[bytes, bytes] = {}
     at = 0
     while at < len(text):
         name, equals, value = text[at + 1 : at + 1 + text[at]].partition(b"=")
         if name and equals:
-            found.setdefault(name, value)
+            fields.setdefault(name, value)
         at += 1 + text[at]
-    return found
+    return fields
 
 
 def near(address: str) -> bool:
     """Whether an address may be announced and dialled: private, link-local or loopback."""
     try:
-        found = ipaddress.ip_address(address.partition("%")[0])
+        parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return False
-    return any(found in network for network in NEAR)
+    return any(parsed in network for network in NEAR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Candidates:
         self._known: dict[str, _Known] = {}
 
     def __len__(self) -> int:
-        return sum(bool(each.until) for each in self._known.values())
+        return sum(bool(known.until) for known in self._known.values())
 
     def heard(
         self, label: str, role: str, addresses: Iterable[str], now_s: float, ttl_s: float = TTL_S

@@ -316,13 +316,15 @@ class Announced:
 def announced(packet: bytes) -> Announced | None:
     """The first service of ours in a packet, as a node puts one in each; None where there is none that is whole."""
     records = DNSIncoming(packet).answers()
-    text = next((each for each in records if isinstance(each, DNSText) and each.name.endswith(f".{SERVICE}")), None)
+    text = next(
+        (record for record in records if isinstance(record, DNSText) and record.name.endswith(f".{SERVICE}")), None
+    )
     if text is None:
         return None
-    service = next((each for each in records if isinstance(each, DNSService) and each.name == text.name), None)
+    service = next((record for record in records if isinstance(record, DNSService) and record.name == text.name), None)
     if service is None or not service.port:  # nobody listens on port 0
         return None
-    hosts = (each.address for each in records if isinstance(each, DNSAddress) and each.name == service.server)
+    hosts = (record.address for record in records if isinstance(record, DNSAddress) and record.name == service.server)
     return Announced(
         text.name.removesuffix(f".{SERVICE}"),
         text.text,

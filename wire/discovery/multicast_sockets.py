@@ -67,16 +67,16 @@ def places(interfaces: Sequence[Interface], names: Sequence[str] = ()) -> list[P
 
     `names` are the interfaces to use and no others.
     """
-    reached = {each.name for each in judge(interfaces, names) if each.addresses}
-    found = [
-        Place(each.name, version, own, told)
-        for each in interfaces
-        if each.name in reached
-        for told in [tuple(filter(near, (address.partition("%")[0] for address in each.addresses)))]
+    reached = {interface.name for interface in judge(interfaces, names) if interface.addresses}
+    spoken = [
+        Place(interface.name, version, own, told)
+        for interface in interfaces
+        if interface.name in reached
+        for told in [tuple(filter(near, (address.partition("%")[0] for address in interface.addresses)))]
         for version in GROUPS
-        if (own := tuple(address for address in each.addresses if _version(address) == version))
+        if (own := tuple(address for address in interface.addresses if _version(address) == version))
     ]
-    return [*found, LOOPBACK]
+    return [*spoken, LOOPBACK]
 
 
 def listened(told: Sequence[str], host: str) -> list[str]:
@@ -91,16 +91,16 @@ def dialled(hosts: Iterable[str], port: int, scope: int, place: Place) -> list[s
 
     `scope` is the number of the interface it came by, without which a link-local IPv6 address means nothing.
     """
-    found = []
+    addresses = []
     for host in filter(near, hosts):
         address = ipaddress.ip_address(host)
         if address.is_loopback != (place == LOOPBACK):
             continue
         if address.version == 4 or not address.is_link_local:
-            found.append(f"{shown(host)}:{port}")
+            addresses.append(f"{shown(host)}:{port}")
         elif scope:
-            found.append(f"[{host}%{scope}]:{port}")
-    return found
+            addresses.append(f"[{host}%{scope}]:{port}")
+    return addresses
 
 
 def _version(address: str) -> int:

@@ -34,14 +34,14 @@ def checks(k: int, extra: int) -> tuple[tuple[int, ...], ...]:
         raise InputError(f"{k} contents and {extra} checks: at least one content, at most {SHARES_MAX} in all")
     rows = [[_inverse(i ^ (extra + j)) for j in range(k)] for i in range(extra)]
     columns = rows[0] if rows else []
-    rows = [[_divided(each, column) for each, column in zip(row, columns, strict=True)] for row in rows]
-    return tuple(tuple(_divided(each, row[0]) for each in row) for row in rows)
+    rows = [[_divided(value, column) for value, column in zip(row, columns, strict=True)] for row in rows]
+    return tuple(tuple(_divided(value, row[0]) for value in row) for row in rows)
 
 
 @cache
 def coefficients(k: int, extra: int, wanted: int, there: tuple[int, ...]) -> tuple[int, ...]:
     """By which k shares give another one.  Shares 0 to k - 1 are the contents, the others the checks of them."""
-    if len(set(there)) != k or not all(0 <= each < k + extra for each in (*there, wanted)):
+    if len(set(there)) != k or not all(0 <= number < k + extra for number in (*there, wanted)):
         raise InputError(f"{k} of {k + extra} shares give another one, not {there}")
     generator = [tuple(int(i == j) for j in range(k)) for i in range(k)] + list(checks(k, extra))
     columns = [[generator[share][row] for share in there] for row in range(k)]
@@ -116,10 +116,10 @@ def _solved(rows: Sequence[Sequence[int]], right: Sequence[int]) -> tuple[int, .
         pivot = next(row for row in range(column, len(work)) if work[row][column])
         work[column], work[pivot] = work[pivot], work[column]
         factor = _inverse(work[column][column])
-        work[column] = [_product(factor, each) for each in work[column]]
+        work[column] = [_product(factor, value) for value in work[column]]
         for row in range(len(work)):
             factor = work[row][column]
             if row != column and factor:
                 pairs = zip(work[row], work[column], strict=True)
-                work[row] = [each ^ _product(factor, other) for each, other in pairs]
+                work[row] = [value ^ _product(factor, other) for value, other in pairs]
     return tuple(row[-1] for row in work)

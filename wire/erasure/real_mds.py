@@ -134,8 +134,8 @@ def _check_floats(array: NDArray[Any]) -> None:
 def blocks_of(tensor: NDArray[Any], k: int, axis: int = 0) -> NDArray[Any]:
     """A tensor as k blocks (k, ...) of one shape along `axis`, the last of them filled up with zeros."""
     size = tensor.shape[axis]
-    each = -(-size // k)
-    padding = [(0, each * k - size if at == axis % tensor.ndim else 0) for at in range(tensor.ndim)]
+    block_size = -(-size // k)
+    padding = [(0, block_size * k - size if at == axis % tensor.ndim else 0) for at in range(tensor.ndim)]
     return np.stack(np.split(np.pad(tensor, padding), k, axis))
 
 

@@ -114,17 +114,17 @@ def derive_types(nodes: tuple[Node, ...], limits: Limits = DEFAULT) -> tuple[Ten
     memo: dict[tuple[Any, ...], tuple[TensorType, int]] = {}
     for index, (op, inputs, attrs) in enumerate(nodes):
         key = (op, id(attrs), *[type_ids[i] for i in inputs])
-        found = memo.get(key)
-        if found is None:
+        entry = memo.get(key)
+        if entry is None:
             try:
                 result = OPS[op].infer(attrs, [types[i] for i in inputs])
                 check_type(result, limits)
             except GraphError as error:
                 error.op = error.op or f"{op} (node {index})"
                 raise
-            found = memo[key] = (result, known.setdefault(result, len(known)))
-        types.append(found[0])
-        type_ids.append(found[1])
+            entry = memo[key] = (result, known.setdefault(result, len(known)))
+        types.append(entry[0])
+        type_ids.append(entry[1])
     return tuple(types)
 
 
@@ -374,8 +374,8 @@ def _distinct(column: NDArray[Any]) -> list[int]:
     ordered = np.sort(column)
     first = np.ones(len(ordered), np.bool_)
     np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
-    found: list[int] = ordered[first].tolist()
-    return found
+    firsts: list[int] = ordered[first].tolist()
+    return firsts
 
 
 def _check_text(value: str, limits: Limits, what: str) -> None:

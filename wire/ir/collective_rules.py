@@ -106,9 +106,9 @@ def _spmd_type(attrs: Attrs, types: Types) -> TensorType:
         if len(attrs[specs]) != count:
             raise AttrError(f"spmd has {count} {what} and {len(attrs[specs])} {specs}")
     _check_blocks(body, axes, sizes, attrs["in_specs"], tuple(types))
-    found, spec = output_of(attrs, results_of(body)), spec_of(attrs["out_specs"][attrs["output"]])
-    check_spec(spec, len(found.shape), axes)
-    return TensorType(joined_shape(found.shape, spec, axes, sizes), found.dtype)
+    block, spec = output_of(attrs, results_of(body)), spec_of(attrs["out_specs"][attrs["output"]])
+    check_spec(spec, len(block.shape), axes)
+    return TensorType(joined_shape(block.shape, spec, axes, sizes), block.dtype)
 
 
 SIBLINGS = 8  # nodes with the same body whose operands are checked once: all results of one stand together

@@ -96,8 +96,8 @@ def _scanned_type(attrs: Attrs, types: Types) -> TensorType:
     check_body("the body of scan", body, given)
     results = results_of(body)
     _check_carry("scan", results[:carry], types[:carry])
-    found = output_of(attrs, results)
-    return found if attrs["output"] < carry else TensorType((length, *found.shape), found.dtype)
+    result = output_of(attrs, results)
+    return result if attrs["output"] < carry else TensorType((length, *result.shape), result.dtype)
 
 
 def check_body(what: str, body: Any, types: Types) -> None:
@@ -123,8 +123,8 @@ def output_of(attrs: Attrs, results: Types) -> TensorType:
     """The type of the output that an op's attributes choose."""
     if not 0 <= attrs["output"] < len(results):
         raise AttrError(f"output {attrs['output']} of {len(results)}")
-    found: TensorType = results[attrs["output"]]
-    return found
+    result: TensorType = results[attrs["output"]]
+    return result
 
 
 def _listed(types: Types) -> str:

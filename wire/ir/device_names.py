@@ -45,11 +45,11 @@ ANY = "any"
 
 def device_named(text: str) -> DeviceName:
     """The device that a text names; AttrError if it names none."""
-    found = _PATTERN.fullmatch(text)
-    if found is None:
+    match = _PATTERN.fullmatch(text)
+    if match is None:
         raise AttrError(f"{text!r} names no device")
-    if found["kind"]:
-        return DeviceName(found["kind"])
-    if found["number"]:
-        return DeviceName("accelerator", int(found["number"]))
-    return DeviceName("worker", -1 if found["index"] == "-" else int(found["index"]), found["worker"])
+    if match["kind"]:
+        return DeviceName(match["kind"])
+    if match["number"]:
+        return DeviceName("accelerator", int(match["number"]))
+    return DeviceName("worker", -1 if match["index"] == "-" else int(match["index"]), match["worker"])

@@ -57,21 +57,21 @@ _BY_NUMPY: dict[np.dtype[Any], DType] = {dtype.numpy: dtype for dtype in DTYPES}
 
 def dtype_named(name: str) -> DType:
     """The dtype called `name`; DTypeError if there is none."""
-    found = BY_NAME.get(name)
-    if found is None:
+    dtype = BY_NAME.get(name)
+    if dtype is None:
         raise DTypeError(f"unknown dtype {name!r}", next_step=f"Known: {', '.join(BY_NAME)}")
-    return found
+    return dtype
 
 
 def dtype_of(value: Any) -> DType:
     """The dtype of a numpy array, numpy dtype or scalar type; byte order is ignored."""
     numpy_dtype = np.dtype(getattr(value, "dtype", value)).newbyteorder("=")
-    found = _BY_NUMPY.get(numpy_dtype)
-    if found is None:
+    dtype = _BY_NUMPY.get(numpy_dtype)
+    if dtype is None:
         raise DTypeError(
             f"numpy dtype {numpy_dtype} has no counterpart in a graph", next_step=f"Known: {', '.join(BY_NAME)}"
         )
-    return found
+    return dtype
 
 
 def promote(left: DType, right: DType) -> DType:

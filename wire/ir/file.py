@@ -133,10 +133,12 @@ def _read(path: Path) -> dict[str, NDArray[np.uint8]]:
 def _hashes(path: Path, file: Any) -> dict[str, str]:
     """The hash of every entry, from the metadata; nothing is read of a file that holds other kinds of tensors."""
     hashes: dict[str, str] = file.metadata() or {}
-    found = hashes.pop("format", "")
-    if found != FORMAT and found.isdigit():
-        raise VersionMismatch(f"{path} has format {found}, this version reads {FORMAT}", expected=FORMAT, got=found)
-    if found != FORMAT or _GRAPH not in hashes or hashes.keys() != set(file.keys()):
+    written_format = hashes.pop("format", "")
+    if written_format != FORMAT and written_format.isdigit():
+        raise VersionMismatch(
+            f"{path} has format {written_format}, this version reads {FORMAT}", expected=FORMAT, got=written_format
+        )
+    if written_format != FORMAT or _GRAPH not in hashes or hashes.keys() != set(file.keys()):
         raise _foreign(path)
     if any(file.get_slice(name).get_dtype() != "U8" for name in hashes):
         raise _foreign(path)

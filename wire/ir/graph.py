@@ -258,8 +258,8 @@ class GraphBuilder:
             names = tuple(str(position) for position in range(len(wanted)))
         if len(set(names)) != len(wanted):
             raise GraphError(f"{len(wanted)} outputs need as many distinct names, got {list(names)}")
-        for each in (*names, name):
-            check_name(each, self._limits)
+        for label in (*names, name):
+            check_name(label, self._limits)
         order = self.order(wanted)
         place = {index: position for position, index in enumerate(order)}
         nodes = tuple(
@@ -309,9 +309,9 @@ class GraphBuilder:
         except TypeError:  # a value that cannot be hashed, such as a list, is of no attribute's kind
             check_attrs(op_named(node.op), node.attrs)
             raise
-        found = self._index.get(node)
-        if found is not None:
-            return found
+        known = self._index.get(node)
+        if known is not None:
+            return known
         if any(not 0 <= index < len(self.nodes) for index in node.inputs):
             raise GraphError(f"{node.op} takes an input that does not exist", op=node.op)
         result = infer(node, [self.types[i] for i in node.inputs], self._limits)
@@ -397,10 +397,10 @@ def const_value(node: Node, blobs: Mapping[bytes, NDArray[Any]]) -> NDArray[Any]
     dtype = dtype_named(node.attrs["dtype"])
     if "data" in node.attrs:
         return np.frombuffer(node.attrs["data"], dtype.numpy).reshape(node.attrs["shape"])
-    found = blobs.get(node.attrs["blob"])
-    if found is None:
+    data = blobs.get(node.attrs["blob"])
+    if data is None:
         raise BlobMissing(f"constant {node.attrs['blob'].hex()[:16]} is not here", op="const")
-    return found.reshape(node.attrs["shape"])
+    return data.reshape(node.attrs["shape"])
 
 
 __all__ = [

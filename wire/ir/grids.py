@@ -96,11 +96,11 @@ def block(spec: Spec, axes: Axes, sizes: Sizes, at: Sequence[int]) -> tuple[int,
 
 def groups(axes: Axes, sizes: Sizes, over: Axes) -> list[tuple[int, ...]]:
     """The ranks of every group over some axes of a grid; a rank's place in its group is its number there."""
-    found: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+    by_place: dict[tuple[int, ...], list[tuple[int, int]]] = {}
     for rank, at in enumerate(coordinates(sizes)):
         others = tuple(place for axis, place in zip(axes, at, strict=True) if axis not in over)
-        found.setdefault(others, []).append((_number(over, axes, sizes, at), rank))
-    return [tuple(rank for _, rank in sorted(members)) for members in found.values()]
+        by_place.setdefault(others, []).append((_number(over, axes, sizes, at), rank))
+    return [tuple(rank for _, rank in sorted(members)) for members in by_place.values()]
 
 
 def _number(over: Axes, axes: Axes, sizes: Sizes, at: Sequence[int]) -> int:

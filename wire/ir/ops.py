@@ -377,9 +377,9 @@ CONTROL = frozenset({"cond", "while", "scan"})  # branches and loops, which have
 COLLECTIVES = frozenset(name for name, op in OPS.items() if op.family == "collective")
 VARYING = frozenset({"cond", "while"})  # how much work they are depends on values
 GRAPH_ATTRS: dict[str, tuple[str, ...]] = {  # the attributes that are graphs, of the ops that have some
-    name: found
+    name: attrs
     for name, op in OPS.items()
-    if (found := tuple(attr for attr, kind in op.attrs.items() if kind.startswith("graph")))
+    if (attrs := tuple(attr for attr, kind in op.attrs.items() if kind.startswith("graph")))
 }
 
 
@@ -420,10 +420,10 @@ SENT: dict[str, Callable[[int, int], int]] = {
 
 def op_named(name: str) -> Op:
     """The row called `name`; UnknownOp if there is none."""
-    found = OPS.get(name)
-    if found is None:
+    op = OPS.get(name)
+    if op is None:
         raise UnknownOp(f"unknown op {name!r}", op=name, next_step="Upgrade the older node, or rewrite without this op")
-    return found
+    return op
 
 
 # -- attributes -------------------------------------------------------------------------------------------

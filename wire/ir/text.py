@@ -247,10 +247,10 @@ class _Reader:
     def _graph_of(self, labels: dict[str, int], nodes: list[Node], name: str) -> WireGraph:
         """The graph that an earlier node has as its attribute `name`."""
         at = self._next
-        found = nodes[self._operand(labels)].attrs.get(name)
-        if not isinstance(found, WireGraph):
+        inner = nodes[self._operand(labels)].attrs.get(name)
+        if not isinstance(inner, WireGraph):
             self._fail(f"{at.text} has no graph {name!r}", at)
-        return found
+        return inner
 
     def _finished(self, op: str, attrs: dict[str, Any], kind: TensorType, at: _Token) -> Attrs:
         """The attributes with what the type says, and numbers as bytes."""
@@ -349,13 +349,13 @@ class _Reader:
     def _scan(self) -> Iterator[_Token]:
         position = 0
         while position < len(self._text):
-            found = _TOKEN.match(self._text, position)
-            if found is None:
+            match = _TOKEN.match(self._text, position)
+            if match is None:
                 self._fail("expected a token", _Token("", self._text[position], position))
-            kind = found.lastgroup or ""
+            kind = match.lastgroup or ""
             if kind != "skip":
-                yield _Token(found.group() if kind == "sign" else kind, found.group(), position)
-            position = found.end()
+                yield _Token(match.group() if kind == "sign" else kind, match.group(), position)
+            position = match.end()
         while True:
             yield _Token("end", "the end", len(self._text))
 

@@ -234,17 +234,17 @@ class Endpoint:
                 return link
 
     async def _resolved(self, addresses: Sequence[str]) -> list[str]:
-        found: dict[str, None] = {}
+        resolved: dict[str, None] = {}
         failure: ConfigError | None = None
         for address in addresses:
             host, port = parse_address(address)
             try:
-                found |= {f"{shown(each)}:{port}": None for each in await self._carrier.resolve(host)}
+                resolved |= {f"{shown(ip)}:{port}": None for ip in await self._carrier.resolve(host)}
             except ConfigError as error:
                 failure = failure or error
-        if failure is not None and not found:
+        if failure is not None and not resolved:
             raise failure
-        return list(found)
+        return list(resolved)
 
     def _remember(self, node_id: str, address: str) -> None:
         self._worked.pop(node_id, None)

@@ -54,7 +54,7 @@ async def race(
                     return running[task], task.result()
                 failures[running.pop(task)] = _failure(task)
     finally:
-        for task in (each for each in running if each is not won):
+        for task in (loser for loser in running if loser is not won):
             if won is None:
                 task.cancel()
             else:  # to its listener, a handshake that breaks off looks like a stranger's

@@ -58,13 +58,13 @@ def kept_node_id(folder: Path) -> str:
     """The node id kept in a state folder, made at the first start; ConfigError if the disk refuses it."""
     path = folder / "node_id"
     try:
-        found = path.read_text(errors="replace").strip() if path.exists() else ""
-        if not _NODE_ID.fullmatch(found):
-            found = secrets.token_hex(16)
-            path.write_text(found + "\n")
+        node_id = path.read_text(errors="replace").strip() if path.exists() else ""
+        if not _NODE_ID.fullmatch(node_id):
+            node_id = secrets.token_hex(16)
+            path.write_text(node_id + "\n")
     except OSError as error:  # one that cannot be read now is not replaced: others know this node by it
         raise ConfigError(f"cannot keep the node's id in {path}", cause=str(error)) from None
-    return found
+    return node_id
 
 
 @cache

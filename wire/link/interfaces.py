@@ -55,7 +55,7 @@ def interfaces_here() -> tuple[Interface, ...]:
     return tuple(
         Interface(
             name,
-            tuple(each.address for each in addresses if each.family in families),
+            tuple(address.address for address in addresses if address.family in families),
             name in stats and stats[name].isup,
         )
         for name, addresses in psutil.net_if_addrs().items()
@@ -67,12 +67,12 @@ def judge(interfaces: Sequence[Interface], wanted: Sequence[str] = ()) -> list[J
 
     `wanted` names the interfaces to use and no others; a name counts more than what VIRTUAL says of it.
     """
-    return [_judged(each, wanted) for each in interfaces]
+    return [_judged(interface, wanted) for interface in interfaces]
 
 
 def check_named(interfaces: Sequence[Interface], wanted: Sequence[str]) -> None:
     """ConfigError for a name that no interface has."""
-    there = [each.name for each in interfaces]
+    there = [interface.name for interface in interfaces]
     for name in wanted:
         if name not in there:
             raise ConfigError(
@@ -82,8 +82,8 @@ def check_named(interfaces: Sequence[Interface], wanted: Sequence[str]) -> None:
 
 def usable(judged: Sequence[Judged]) -> tuple[str, ...]:
     """The addresses of all interfaces, the likelier ones first."""
-    found = dict.fromkeys(address for each in judged for address in each.addresses)
-    return tuple(sorted(found, key=_rank))
+    addresses = dict.fromkeys(address for interface in judged for address in interface.addresses)
+    return tuple(sorted(addresses, key=_rank))
 
 
 def advertised(
@@ -102,8 +102,8 @@ def advertised(
     own: Sequence[str] = [host]
     if host in EVERY:
         own = [address for address in addresses if host == "::" or ":" not in address]
-    found = dict.fromkeys([*named, *(f"{shown(address)}:{port}" for address in allowed.among(own))])
-    return tuple(found)[:ADDRESSES_MAX]
+    listed = dict.fromkeys([*named, *(f"{shown(address)}:{port}" for address in allowed.among(own))])
+    return tuple(listed)[:ADDRESSES_MAX]
 
 
 def _judged(interface: Interface, wanted: Sequence[str]) -> Judged:
@@ -122,11 +122,11 @@ def _judged(interface: Interface, wanted: Sequence[str]) -> Judged:
 
 def _reaches_others(address: str) -> bool:
     """A link-local IPv6 address means nothing without an interface of whoever dials it."""
-    found = ipaddress.ip_address(address.partition("%")[0])
-    return not (found.is_loopback or found.is_unspecified or (found.version == 6 and found.is_link_local))
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    return not (ip.is_loopback or ip.is_unspecified or (ip.version == 6 and ip.is_link_local))
 
 
 def _rank(address: str) -> tuple[bool, bool]:
     """IPv4 first, since every network at home has it; self-given addresses (169.254) last."""
-    found = ipaddress.ip_address(address)
-    return found.is_link_local, found.version == 6
+    ip = ipaddress.ip_address(address)
+    return ip.is_link_local, ip.version == 6

@@ -126,8 +126,8 @@ class BinaryWebSocket(asyncio.BufferedProtocol):
         self._drained()
 
     def eof_received(self) -> bool | None:
-        found: bool | None = self._inner.eof_received()
-        return found
+        keep_open: bool | None = self._inner.eof_received()
+        return keep_open
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._ended = True

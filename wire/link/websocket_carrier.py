@@ -129,11 +129,13 @@ class WebSockets:
         """Listen on a port, for "::" of both families; OSError, and then on none."""
         if self._credentials is not None:
             return self._bind_trusted(address, port)
-        for each in ("0.0.0.0", "::") if address == "::" else (address,):
+        for any_address in ("0.0.0.0", "::") if address == "::" else (address,):
             try:
-                server = await asyncio.get_running_loop().create_server(self._make_protocol, each, port, backlog=1024)
+                server = await asyncio.get_running_loop().create_server(
+                    self._make_protocol, any_address, port, backlog=1024
+                )
                 if not server.sockets:  # asyncio says nothing of sockets that the system does not give
-                    raise OSError(errno.EAFNOSUPPORT, f"the system gives no socket for {each}")
+                    raise OSError(errno.EAFNOSUPPORT, f"the system gives no socket for {any_address}")
             except OSError as error:
                 if self._servers and error.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
                     break  # a machine without IPv6
@@ -508,7 +510,7 @@ async def _addresses(host: str, allowed: Allowed, what: str) -> list[str]:
         infos = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
         raise ConfigError(f"{host!r} is not the name of any address", cause=str(error)) from None
-    found = list(dict.fromkeys(str(info[4][0]) for info in infos))
-    if len(allowed.among(found)) < len(found):
+    addresses = list(dict.fromkeys(str(info[4][0]) for info in infos))
+    if len(allowed.among(addresses)) < len(addresses):
         allowed.check(host, what)
-    return found
+    return addresses

@@ -35,19 +35,19 @@ def meets(op: str, attrs: Attrs) -> bool:
 
 def levels(nodes: Sequence[Node]) -> list[int]:
     """Of every node: how many branches, loops and collectives lie before it, at the most."""
-    found: list[int] = []
+    by_node: list[int] = []
     for node in nodes:
-        found.append(max((found[i] + (nodes[i].op in BETWEEN) for i in node.inputs), default=0))
-    return found
+        by_node.append(max((by_node[i] + (nodes[i].op in BETWEEN) for i in node.inputs), default=0))
+    return by_node
 
 
 def depths(nodes: Sequence[Node]) -> list[int]:
     """Of every node: how many operations lead to it, at the most, itself included."""
-    found: list[int] = []
+    by_node: list[int] = []
     for node in nodes:
         counts = node.op not in VIEWS and node.op not in LEAVES
-        found.append(max((found[i] for i in node.inputs), default=0) + counts)
-    return found
+        by_node.append(max((by_node[i] for i in node.inputs), default=0) + counts)
+    return by_node
 
 
 def stages(nodes: Sequence[Node]) -> list[int]:
@@ -57,18 +57,18 @@ def stages(nodes: Sequence[Node]) -> list[int]:
     meetings = [index for index, node in enumerate(nodes) if meets(node.op, node.attrs)]
     if not meetings:
         return level
-    found = [-1] * len(nodes)
+    by_node = [-1] * len(nodes)
     meetings.sort(key=lambda index: (level[index], depth[index], index))
     stage = 0
     for here in range(max(level) + 1):
         while meetings and level[meetings[0]] == here:
-            _take(nodes, meetings.pop(0), found, stage)
+            _take(nodes, meetings.pop(0), by_node, stage)
             stage += 1
         for index, its in enumerate(level):
-            if its == here and found[index] < 0:
-                found[index] = stage
+            if its == here and by_node[index] < 0:
+                by_node[index] = stage
         stage += 1
-    return found
+    return by_node
 
 
 def _take(nodes: Sequence[Node], meeting: int, found: list[int], stage: int) -> None:

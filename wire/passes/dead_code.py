@@ -42,11 +42,11 @@ def prune(graph: WireGraph, limits: Limits = DEFAULT) -> WireGraph:
         if index not in first_of:
             placed[index] = builder.add(node.op, *[placed[source] for source in node.inputs], **node.attrs)
             continue
-        found = kept.get(first_of[index])
-        if found is not None and node.attrs["output"] in found.outputs:
-            operands = [placed[node.inputs[place]] for place in found.operands]
-            output = found.outputs.index(node.attrs["output"])
-            placed[index] = builder.add(node.op, *operands, **found.attrs, output=output)
+        kept_node = kept.get(first_of[index])
+        if kept_node is not None and node.attrs["output"] in kept_node.outputs:
+            operands = [placed[node.inputs[place]] for place in kept_node.operands]
+            output = kept_node.outputs.index(node.attrs["output"])
+            placed[index] = builder.add(node.op, *operands, **kept_node.attrs, output=output)
     return builder.build([placed[index] for index in graph.outputs], graph.output_names, graph.name)
 
 
@@ -64,7 +64,7 @@ def _live(graph: WireGraph) -> dict[int, _Kept]:
         if node.op not in _RULES:
             live.update(node.inputs if index in live else ())
         elif index not in later:
-            used = [graph.nodes[each].attrs["output"] for each in graph.siblings[index] if each in live]
+            used = [graph.nodes[sibling].attrs["output"] for sibling in graph.siblings[index] if sibling in live]
             if used:
                 kept[index] = _RULES[node.op](node, set(used))
                 live.update(node.inputs[place] for place in kept[index].operands)

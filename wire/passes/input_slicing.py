@@ -37,7 +37,7 @@ def _within(builder: GraphBuilder, source: int, low: tuple[int, ...], node: Node
     """The slice of an input of which there is only what begins at `low`."""
     if builder.types[source].shape == kind.shape:
         return source
-    start, stop = (tuple(map(int.__sub__, each, low)) for each in (node.attrs["start"], _end(node, kind)))
+    start, stop = (tuple(map(int.__sub__, bound, low)) for bound in (node.attrs["start"], _end(node, kind)))
     return builder.add("slice", source, start=start, stop=stop, step=node.attrs["step"])
 
 

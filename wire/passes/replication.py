@@ -47,17 +47,17 @@ def varying(graph: WireGraph, given: Sequence[Over]) -> list[Over]:
     InputError where a branch or a loop has collectives inside and its predicate may differ within their group: some
     ranks would wait for others that never come.
     """
-    found: list[set[str]] = [set() for _ in graph.outputs]
+    axes_of_output: list[set[str]] = [set() for _ in graph.outputs]
     known: _Known = {}
     for axis in sorted(NOWHERE.union(graph.free_axes, *given)):
         reach = _of_graph(graph, axis, known)
         masks = [ALWAYS if axis in over else 0 for over in given]
         if _composed(reach.asked, masks):
             raise _not_agreed(axis)
-        for axes, result in zip(found, reach.results, strict=True):
+        for axes, result in zip(axes_of_output, reach.results, strict=True):
             if _composed(result, masks):
                 axes.add(axis)
-    return [frozenset(axes) for axes in found]
+    return [frozenset(axes) for axes in axes_of_output]
 
 
 def through(op: str, attrs: Attrs, operands: Sequence[Over]) -> Over:
@@ -110,12 +110,12 @@ def _joined(masks: Sequence[int]) -> int:
 
 def _composed(mask: int, operands: Sequence[int]) -> int:
     """A set of operands, in terms of what makes them differ."""
-    found, rest = mask & ALWAYS, mask >> 1
+    bits, rest = mask & ALWAYS, mask >> 1
     while rest:
         lowest = rest & -rest
-        found |= operands[lowest.bit_length() - 1]
+        bits |= operands[lowest.bit_length() - 1]
         rest ^= lowest
-    return found
+    return bits
 
 
 # -- graphs inside nodes ----------------------------------------------------------------------------------

@@ -49,8 +49,8 @@ def simplify(graph: WireGraph, evaluate: Evaluate | None = None, limits: Limits 
     if _SIMPLE not in memory:
         memory[_SIMPLE] = _simplified(graph, None, limits)
         vars(memory[_SIMPLE])[_IS_SIMPLE] = True
-    found: WireGraph = memory[_SIMPLE]
-    return found
+    simple: WireGraph = memory[_SIMPLE]
+    return simple
 
 
 def _simplified(graph: WireGraph, evaluate: Evaluate | None, limits: Limits) -> WireGraph:
@@ -135,9 +135,9 @@ class Rewriter:
     def _simplest(self, index: int) -> int:
         node, kind = self.node(index), self.type(index)
         for rule in (*RULES.get(node.op, ()), _fold):
-            found = rule(self, node, kind)
-            if found is not None:
-                return found
+            simpler = rule(self, node, kind)
+            if simpler is not None:
+                return simpler
         return index
 
     def _body(self, body: WireGraph) -> WireGraph:
@@ -240,13 +240,13 @@ def _special(rewriter: Rewriter, node: Node, rows: tuple[_Row, ...]) -> tuple[in
 
 
 def _unit(rewriter: Rewriter, node: Node, kind: TensorType) -> int | None:
-    found = _special(rewriter, node, UNITS)
-    return None if found is None else rewriter.widened(found[0], kind.shape)
+    special = _special(rewriter, node, UNITS)
+    return None if special is None else rewriter.widened(special[0], kind.shape)
 
 
 def _absorber(rewriter: Rewriter, node: Node, kind: TensorType) -> int | None:
-    found = _special(rewriter, node, ABSORBERS)
-    return None if found is None else rewriter.widened(found[1], kind.shape)
+    special = _special(rewriter, node, ABSORBERS)
+    return None if special is None else rewriter.widened(special[1], kind.shape)
 
 
 def _repeat(rewriter: Rewriter, node: Node, kind: TensorType) -> int | None:
@@ -408,8 +408,8 @@ def _reverse(rewriter: Rewriter, node: Node, kind: TensorType) -> int | None:
         source, turned = inner.inputs[0], turned ^ set(inner.attrs["axes"])
     if not turned:
         return source
-    found = tuple(sorted(turned))
-    return None if found == axes else rewriter.add("reverse", source, axes=found)
+    kept_axes = tuple(sorted(turned))
+    return None if kept_axes == axes else rewriter.add("reverse", source, axes=kept_axes)
 
 
 def _slice(rewriter: Rewriter, node: Node, kind: TensorType) -> int | None:
@@ -421,9 +421,9 @@ def _slice(rewriter: Rewriter, node: Node, kind: TensorType) -> int | None:
         joined = zip(inner.attrs["start"], inner.attrs["step"], start, step, strict=True)
         start, step = zip(*[(low + by * at, by * stride) for low, by, at, stride in joined], strict=True)
         source = inner.inputs[0]
-    spans = [_span(*each) for each in zip(start, step, kind.shape, strict=True)]
-    found = Attrs(dict(zip(("start", "stop", "step"), zip(*spans, strict=True), strict=True)))
-    return None if found == node.attrs else rewriter.add("slice", source, **found)
+    spans = [_span(*bounds) for bounds in zip(start, step, kind.shape, strict=True)]
+    attrs = Attrs(dict(zip(("start", "stop", "step"), zip(*spans, strict=True), strict=True)))
+    return None if attrs == node.attrs else rewriter.add("slice", source, **attrs)
 
 
 def _span(start: int, step: int, count: int) -> tuple[int, int, int]:

@@ -45,16 +45,16 @@ def specialise(body: WireGraph, axes: Axes, sizes: Sizes) -> tuple[WireGraph, ..
     if len(set(by_rank)) == 1:
         return alike
     kinds = {choices: dict(choices) for choices in by_rank}
-    making = {each: _Making(body, choices) for each, choices in kinds.items()}
-    orders = {each: made.order() for each, made in making.items()}
+    making = {case: _Making(body, choices) for case, choices in kinds.items()}
+    orders = {case: made.order() for case, made in making.items()}
     if len(set(orders.values())) > 1 or None in orders.values():
         together = _Making(body, {}).order()
         if together is None or any(not body.nodes[index].inputs for index in together):
             return alike
-        making |= {each: _Making(body, kinds[each], together) for each, order in orders.items() if order != together}
+        making |= {case: _Making(body, kinds[case], together) for case, order in orders.items() if order != together}
     one: dict[WireGraph, WireGraph] = {}
-    graphs = {each: made.graph() for each, made in making.items()}
-    return tuple(one.setdefault(graphs[each], graphs[each]) for each in by_rank)
+    graphs = {case: made.graph() for case, made in making.items()}
+    return tuple(one.setdefault(graphs[case], graphs[case]) for case in by_rank)
 
 
 def _flat(graph: WireGraph) -> WireGraph:
@@ -114,7 +114,7 @@ class _Making:
 
         def turn(meeting: int) -> tuple[int, int, int]:
             first, *_ = nodes = self._meetings[meeting]
-            return level[first], depth[first], min(position[each] for each in nodes if each in position)
+            return level[first], depth[first], min(position[node] for node in nodes if node in position)
 
         return tuple(sorted(self._meetings, key=turn))
 
@@ -166,9 +166,9 @@ class _Making:
         before = self._before.get(first)
         if before is not None:
             operands[0] = self._builder.add("after", operands[0], self._meetings[before][0])
-        found = self._builder.add(node.op, *operands, **node.attrs)
-        self._meetings.setdefault(first, []).append(found)
-        return found
+        node_result = self._builder.add(node.op, *operands, **node.attrs)
+        self._meetings.setdefault(first, []).append(node_result)
+        return node_result
 
 
 _NOT_CHOSEN: Place = (-1,)  # nothing in a composite is
@@ -183,7 +183,7 @@ def _first_of(graph: WireGraph) -> dict[int, int]:
 
 def _known_choices(body: WireGraph, axes: Axes, sizes: Sizes, at: Sequence[int]) -> dict[Place, bool]:
     """The branches that the rank at these coordinates is known to take, of those that it comes to."""
-    found: dict[Place, bool] = {}
+    choices: dict[Place, bool] = {}
 
     def values_of(graph: WireGraph, given: Sequence[Value], inside: Place) -> list[Value]:
         values: list[Value] = []
@@ -209,12 +209,12 @@ def _known_choices(body: WireGraph, axes: Axes, sizes: Sizes, at: Sequence[int])
         asked, *given = operands
         if asked is None or meets(node.op, node.attrs):
             return [None] * len(node.attrs["then"].outputs)
-        found[inside] = bool(asked)
+        choices[inside] = bool(asked)
         return values_of(node.attrs["then" if asked else "otherwise"], given, inside)
 
     with np.errstate(all="ignore"):
         values_of(body, [None] * len(body.inputs), ())
-    return found
+    return choices
 
 
 KNOWN_MAX = 4096  # elements of what is looked into
@@ -225,11 +225,11 @@ def _value(node: Node, kind: TensorType, operands: Sequence[Value]) -> Value:
     rule = _VALUES.get(node.op)
     if rule is None or kind.dtype.kind not in "biu" or kind.size > KNOWN_MAX:
         return None
-    given = [each for each in operands if each is not None]
+    given = [operand for operand in operands if operand is not None]
     if len(given) < len(operands):
         return None
-    found = rule(node, kind, given)
-    return None if found is None else np.asarray(found, kind.dtype.numpy)
+    value = rule(node, kind, given)
+    return None if value is None else np.asarray(value, kind.dtype.numpy)
 
 
 Rule = Callable[[Node, TensorType, list[NDArray[Any]]], Any]

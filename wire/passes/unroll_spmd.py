@@ -56,9 +56,9 @@ def _spmd(builder: GraphBuilder, operands: Sequence[int], attrs: Attrs) -> Value
         spec = spec_of(text)
         shape = local_shape(builder.types[operand].shape, spec, axes, sizes)
         given.append([_block(builder, operand, block(spec, axes, sizes, at), shape) for at in ranks])
-    found = Ranks(builder, axes, sizes).place(attrs["body"], given)
+    placed = Ranks(builder, axes, sizes).place(attrs["body"], given)
     results = []
-    for values, text in zip(found, attrs["out_specs"], strict=True):
+    for values, text in zip(placed, attrs["out_specs"], strict=True):
         spec = spec_of(text)
         blocks: dict[tuple[int, ...], int] = {}
         for value, at in zip(values, ranks, strict=True):
@@ -114,19 +114,19 @@ class Ranks:
         return self._jointly(node, operands)
 
     def _collective(self, node: Node, values: Values) -> Values:
-        found: Values = [0] * self.count
+        by_rank: Values = [0] * self.count
         for members in groups(self.axes, self.sizes, node.attrs["axes"]):
             given = [values[rank] for rank in members] if values else list(range(len(members)))
             for rank, made in zip(members, _MEANINGS[node.op](self.builder, given, node.attrs), strict=True):
-                found[rank] = made
-        return found
+                by_rank[rank] = made
+        return by_rank
 
     def _jointly(self, node: Node, operands: list[Values]) -> Values:
         """A branch or a loop of all ranks of a group."""
         free = {axis for inner in inner_graphs(node.op, node.attrs) for axis in inner.free_axes}
         over = tuple(axis for axis in self.axes if axis in free)
         sections = _SECTIONS[node.op](node.attrs, len(operands))
-        found: Values = [0] * self.count
+        by_rank: Values = [0] * self.count
         for members in groups(self.axes, self.sizes, over):
             given = [operands[0][members[0]]] if node.op == "cond" else []
             given += [operands[place][rank] for section in sections for rank in members for place in section]
@@ -138,8 +138,8 @@ class Ranks:
                     attrs[name] *= len(members)
             for number, rank in enumerate(members):
                 attrs["output"] = _place_of(node, number, len(members))
-                found[rank] = self.builder.add(node.op, *given, **attrs)
-        return found
+                by_rank[rank] = self.builder.add(node.op, *given, **attrs)
+        return by_rank
 
     def _graph_together(self, node: Node, name: str, sections: Sequence[range], over: Axes) -> WireGraph:
         """The graph `name` of a branch or a loop for all ranks of a group over some axes."""
@@ -156,12 +156,12 @@ class Ranks:
                     for place in section:
                         values = given[place - first]
                         values.append(inner.input(f"{place}.{len(values)}", *kinds[place - first]))
-            found = ranks.place(graph, given)
+            results = ranks.place(graph, given)
             if name == "test":
-                outputs = found[0][:1]
+                outputs = results[0][:1]
             else:
                 ends = _results_of(node)
-                outputs = [found[at][rank] for part in ends for rank in range(ranks.count) for at in part]
+                outputs = [results[at][rank] for part in ends for rank in range(ranks.count) for at in part]
             self._together[graph, over] = inner.build(outputs)
         return self._together[graph, over]
 
@@ -266,11 +266,11 @@ def _cut(builder: GraphBuilder, value: int, axis: int, count: int) -> Values:
     shape = builder.types[value].shape
     size = (*shape[:axis], shape[axis] // count, *shape[axis + 1 :])
     number = [0] * len(shape)
-    found: Values = []
+    blocks: Values = []
     for at in range(count):
         number[axis] = at
-        found.append(_block(builder, value, tuple(number), size))
-    return found
+        blocks.append(_block(builder, value, tuple(number), size))
+    return blocks
 
 
 __all__ = ["joined", "unroll"]

@@ -72,19 +72,19 @@ def in_order(schedule: Schedule, stages: int, batches: int) -> list[tuple[int, E
     """
     left = [list(schedule.events(stage, stages, batches)) for stage in range(stages)]
     done: dict[tuple[int, str, int], int] = {}  # when each event ended
-    free, found = [0] * stages, []
+    free, order = [0] * stages, []
     while any(left):
         ready = []
         for stage, events in enumerate(left):
             needs = [(stage, event) for event in _needs(stage, stages, events[0])] if events else []
-            if events and all(each in done for _, each in needs):
-                ready.append((max([free[stage], *(done[each] for _, each in needs)]), -stage))
+            if events and all(need in done for _, need in needs):
+                ready.append((max([free[stage], *(done[need] for _, need in needs)]), -stage))
         begins, stage = min(ready)[0], -min(ready)[1]
         event = left[stage].pop(0)
         free[stage] = done[stage, event.kind, event.batch] = begins + 1
-        found.append((begins, stage, event))
-    found.sort(key=lambda each: each[0])
-    return [(stage, event) for _, stage, event in found]
+        order.append((begins, stage, event))
+    order.sort(key=lambda entry: entry[0])
+    return [(stage, event) for _, stage, event in order]
 
 
 def _needs(stage: int, stages: int, event: Event) -> Iterator[tuple[int, str, int]]:

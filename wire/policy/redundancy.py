@@ -62,12 +62,12 @@ class Copies:
 
 def copies_of(text: object, known: tuple[str, ...] = tuple(KINDS)) -> Copies:
     """The policy that a text means; InputError unless it is one of those `known`, or "coded K of N" where that is."""
-    found = _CODED.fullmatch(text) if isinstance(text, str) and "coded" in known else None
-    if found is not None:
-        k, n = int(found[1]), int(found[2])
+    match = _CODED.fullmatch(text) if isinstance(text, str) and "coded" in known else None
+    if match is not None:
+        k, n = int(match[1]), int(match[2])
         if not 1 <= k < n <= SHARES_MAX:
             raise InputError(f"copies={text!r}: any k of n, where 1 <= k < n <= {SHARES_MAX}")
-        return Copies(found[0], k, n - k, here=False, on_devices=False)
+        return Copies(match[0], k, n - k, here=False, on_devices=False)
     kind = KINDS.get(text) if isinstance(text, str) and text in known else None
     if kind is None or not isinstance(text, str):
         more = ', or "coded K of N"' if "coded" in known else ""

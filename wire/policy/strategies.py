@@ -54,7 +54,11 @@ class Strategy:
 
     @property
     def text(self) -> str:
-        given = {each.name: value for each in _fields(self) if (value := getattr(self, each.name)) != each.default}
+        given = {
+            setting.name: value
+            for setting in _fields(self)
+            if (value := getattr(self, setting.name)) != setting.default
+        }
         return f"{self.word} {json.dumps(given, separators=(',', ':'))}" if given else self.word
 
 
@@ -273,10 +277,10 @@ class DeviceMap(Strategy):
 
     def layers(self, names: str, worker: object) -> DeviceMap:
         """Several layers, numbered: "blocks.0..12" is blocks.0 to blocks.11."""
-        found = _RANGE.fullmatch(names) if isinstance(names, str) else None
-        if found is None or not int(found["first"]) < int(found["stop"]):
+        match = _RANGE.fullmatch(names) if isinstance(names, str) else None
+        if match is None or not int(match["first"]) < int(match["stop"]):
             raise InputError(f"{names!r} is no range of layers", next_step='Write "blocks.0..12" for 0 to 11')
-        return self._with(Row(found["stem"], _name_of(worker), int(found["first"]), int(found["stop"])))
+        return self._with(Row(match["stem"], _name_of(worker), int(match["first"]), int(match["stop"])))
 
     def _with(self, row: Row) -> DeviceMap:
         for other in self.rows:
@@ -294,16 +298,16 @@ class DeviceMap(Strategy):
         """Which row a param is in, None for none."""
         words = _words(param)
         for start in (0, 1):
-            found = (index for index, row in enumerate(self.rows) if row.covers(words[start:]))
-            if (index := next(found, None)) is not None:
+            rows = (index for index, row in enumerate(self.rows) if row.covers(words[start:]))
+            if (index := next(rows, None)) is not None:
                 return index
         return None
 
 
 _KINDS = (Auto, Single, Pipeline, Ranks, DataParallel, TensorParallel, FullySharded, DataTensor, DeviceMap)
-_ALL: dict[str, type[Strategy]] = {each.word: each for each in _KINDS}
+_ALL: dict[str, type[Strategy]] = {cls.word: cls for cls in _KINDS}
 STRATEGIES = tuple(word for word, kind in _ALL.items() if kind is not DeviceMap)  # those that a name says all of
-FOR_ANY_GRAPH = tuple(each.word for each in (Auto, Single, Pipeline))
+FOR_ANY_GRAPH = tuple(cls.word for cls in (Auto, Single, Pipeline))
 
 
 def text_of(strategy: str | Strategy, reproducible: bool = False) -> str:

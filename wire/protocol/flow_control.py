@@ -83,10 +83,10 @@ class Sender:
 
     def stop_long(self, request: int) -> bool:
         """Send no more of the frame that carries a request; False if its last byte has left."""
-        found = [outgoing for outgoing in self._long if outgoing.label == request]
-        for outgoing in found:
+        stopped = [outgoing for outgoing in self._long if outgoing.label == request]
+        for outgoing in stopped:
             self._long.remove(outgoing)
-        return bool(found)
+        return bool(stopped)
 
     def next(self) -> Piece | StreamChunk | None:
         """The next chunk, or None if there is none or no credit."""

@@ -271,8 +271,8 @@ def encode_hello_body(body: HelloBody) -> bytes:
 
 def decode_hello_body(data: Bytes) -> HelloBody:
     """The identity in `data`; FrameError for anything else."""
-    found: HelloBody = _decode_typed(_hello_decoder, data, "identity")
-    return found
+    body: HelloBody = _decode_typed(_hello_decoder, data, "identity")
+    return body
 
 
 # -- layouts -----------------------------------------------------------------------------------------------

@@ -118,10 +118,10 @@ def key_from_pem(pem: bytes) -> NodeKey:
 def key_of_request(request: bytes) -> PublicKey:
     """The key that a certificate request is for, its signature checked; everything else in it is ignored."""
     try:
-        found = x509.load_der_x509_csr(request)
-        if not found.is_signature_valid:
+        loaded = x509.load_der_x509_csr(request)
+        if not loaded.is_signature_valid:
             raise ProtocolError("a certificate request is not signed by its own key")
-        return _public_key(found.public_key())
+        return _public_key(loaded.public_key())
     except _BAD as error:
         raise ProtocolError("a certificate request makes no sense", cause=str(error)) from None
 
@@ -145,10 +145,10 @@ class Member:
 
 def member_of(certificate: bytes) -> Member:
     """What a certificate that TLS has verified says of its node; ProtocolError if it is not a node's."""
-    found = _load(certificate)
-    node_id = _certified_key(found).node_id
+    loaded = _load(certificate)
+    node_id = _certified_key(loaded).node_id
     try:
-        names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        names = loaded.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except _BAD as error:
         raise ProtocolError("a certificate names no node", cause=str(error)) from None
     hosts = names.get_values_for_type(x509.DNSName)
@@ -156,7 +156,7 @@ def member_of(certificate: bytes) -> Member:
     roles = [uri.removeprefix(_ROLE) for uri in said if uri.startswith(_ROLE)]
     if not hosts or hosts[0].split(".")[0] != node_id or len(roles) != 1 or roles[0] not in ROLES:
         raise ProtocolError("a certificate does not name the node whose key it holds")
-    return Member(node_id, roles[0], found.not_valid_before_utc.timestamp(), found.not_valid_after_utc.timestamp())
+    return Member(node_id, roles[0], loaded.not_valid_before_utc.timestamp(), loaded.not_valid_after_utc.timestamp())
 
 
 def check_issued(certificate: bytes, authority: bytes) -> None:
@@ -197,7 +197,7 @@ def certificate_from_pem(pem: bytes) -> bytes:
 def certificates_from_pem(pem: bytes) -> list[bytes]:
     """The certificates in a file, at least one."""
     try:
-        return [each.public_bytes(Encoding.DER) for each in x509.load_pem_x509_certificates(pem)]
+        return [certificate.public_bytes(Encoding.DER) for certificate in x509.load_pem_x509_certificates(pem)]
     except _BAD as error:
         raise ConfigError("a certificate cannot be read", cause=str(error)) from None
 
@@ -331,12 +331,12 @@ class Revocations:
 def read_revocations(data: bytes, authority: bytes) -> Revocations:
     """The list in `data`; ProtocolError unless the authority with this certificate signed it."""
     try:
-        found = x509.load_der_x509_crl(data)
+        loaded = x509.load_der_x509_crl(data)
         signer = _load(authority).public_key()
-        if not isinstance(signer, ec.EllipticCurvePublicKey) or not found.is_signature_valid(signer):
+        if not isinstance(signer, ec.EllipticCurvePublicKey) or not loaded.is_signature_valid(signer):
             raise ProtocolError("a revocation list is not signed by the mesh's authority")
-        number = found.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
-        return Revocations(number, frozenset(entry.serial_number for entry in found))
+        number = loaded.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
+        return Revocations(number, frozenset(entry.serial_number for entry in loaded))
     except _BAD as error:
         raise ProtocolError("a revocation list makes no sense", cause=str(error)) from None
 
@@ -349,7 +349,7 @@ def revocations_from_pem(pem: bytes) -> list[bytes]:
     """The revocation lists in a file, at least one."""
     try:
         lists = _LIST_PEM.findall(pem)
-        return [x509.load_pem_x509_crl(each).public_bytes(Encoding.DER) for each in lists or [pem]]
+        return [x509.load_pem_x509_crl(block).public_bytes(Encoding.DER) for block in lists or [pem]]
     except _BAD as error:
         raise ConfigError("a revocation list cannot be read", cause=str(error)) from None
 

@@ -58,7 +58,7 @@ class Gate:
     def arrive(self, caller: int, host: str, now_s: float) -> Arrival:
         """A connection came."""
         origin = origin_of(host)
-        from_there = [each for each, stranger in self._strangers.items() if stranger.origin == origin]
+        from_there = [other for other, stranger in self._strangers.items() if stranger.origin == origin]
         goes = None
         if origin and len(from_there) >= self._limits.strangers_per_origin_max:
             goes = self._stalled(from_there, now_s)
@@ -101,17 +101,19 @@ class Gate:
 
     def _stalled(self, callers: Iterable[int], now_s: float) -> int | None:
         """Of those that do not get on, if there are any: one of the origin with the most, there for the longest."""
-        stalled = [each for each in callers if self._strangers[each].stalled_s <= now_s]
+        stalled = [caller for caller in callers if self._strangers[caller].stalled_s <= now_s]
         counts = Counter(stranger.origin for stranger in self._strangers.values())
-        rank = {each: (-counts[self._strangers[each].origin], self._strangers[each].stalled_s) for each in stalled}
-        return min(rank, key=lambda each: rank[each], default=None)
+        rank = {
+            caller: (-counts[self._strangers[caller].origin], self._strangers[caller].stalled_s) for caller in stalled
+        }
+        return min(rank, key=lambda caller: rank[caller], default=None)
 
     def _oldest_of_the_most(self, from_there: int) -> int | None:
         """A caller of the origin with the most, which must be more than `from_there`; silent ones first."""
         counts = Counter(stranger.origin for stranger in self._strangers.values())
         ((origin, most),) = counts.most_common(1)
-        callers = [each for each, stranger in self._strangers.items() if stranger.origin == origin]
-        silent = [each for each in callers if not self._strangers[each].spoke]
+        callers = [caller for caller, stranger in self._strangers.items() if stranger.origin == origin]
+        silent = [caller for caller in callers if not self._strangers[caller].spoke]
         return (silent or callers)[0] if most > from_there else None
 
 

@@ -197,7 +197,7 @@ def encode(frame: Frame) -> bytes:
 def _fields(frame: Frame) -> list[bytes]:
     """Every field with its length before it."""
     data = [field.encode(getattr(frame, field.name)) for field in _BY_FRAME[type(frame)].fields]
-    return [_LENGTH.pack(len(each)) + each for each in data]
+    return [_LENGTH.pack(len(field_bytes)) + field_bytes for field_bytes in data]
 
 
 def _decode(row: _Row, body: bytes) -> Frame:

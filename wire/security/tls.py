@@ -75,8 +75,8 @@ class NodeSocket(ssl.SSLSocket):
     @property
     def names(self) -> tuple[str, ...]:
         """Those that the other end's certificate has."""
-        found: Any = (self.getpeercert() or {}).get("subjectAltName", ())
-        return tuple(name for kind, name in found if kind == "DNS")
+        alternatives: Any = (self.getpeercert() or {}).get("subjectAltName", ())
+        return tuple(name for kind, name in alternatives if kind == "DNS")
 
 
 def secured(sock: socket.socket, files: TLSFiles, name: str, accepting: bool) -> NodeSocket:
@@ -109,8 +109,8 @@ def drop(transport: asyncio.WriteTransport) -> None:
 
 def peer_certificate(transport: asyncio.BaseTransport | asyncio.StreamWriter) -> bytes:
     """The certificate (DER) of the other end of a TLS connection, b"" if it showed none."""
-    found = transport.get_extra_info("ssl_object")
-    return (found.getpeercert(binary_form=True) if found is not None else None) or b""
+    ssl_object = transport.get_extra_info("ssl_object")
+    return (ssl_object.getpeercert(binary_form=True) if ssl_object is not None else None) or b""
 
 
 def peer_member(transport: asyncio.BaseTransport | asyncio.StreamWriter) -> Member:

@@ -18,11 +18,13 @@ def asked_axes(graph: WireGraph, axes: Axes | None) -> Axes | None:
     asked |= {axes} if axes is not None else set()
     if not asked:
         return None
-    found = asked | {Axes(node.attrs["axes"], node.attrs["sizes"]) for node in graph.nodes if node.op == "spmd"}
-    if len(found) > 1:
-        grids = " and ".join(sorted(f"{'x'.join(map(str, each.sizes))} ({', '.join(each.names)})" for each in found))
+    all_axes = asked | {Axes(node.attrs["axes"], node.attrs["sizes"]) for node in graph.nodes if node.op == "spmd"}
+    if len(all_axes) > 1:
+        grids = " and ".join(
+            sorted(f"{'x'.join(map(str, grid_axes.sizes))} ({', '.join(grid_axes.names)})" for grid_axes in all_axes)
+        )
         raise InputError(f"a program is split over one grid, got {grids}", next_step="Use one grid for all of it")
-    return found.pop()
+    return all_axes.pop()
 
 
 def asked_layouts(graph: WireGraph, axes: Axes, specs: Mapping[str, Dims]) -> dict[int, Dims]:
@@ -32,20 +34,20 @@ def asked_layouts(graph: WireGraph, axes: Axes, specs: Mapping[str, Dims]) -> di
     """
     names = dict(zip(graph.output_names, graph.outputs, strict=True))
     names |= {graph.nodes[index].attrs["name"]: index for index in (*graph.inputs, *graph.params)}
-    found: dict[int, Dims] = {}
+    layouts: dict[int, Dims] = {}
     for name, dims in specs.items():
         if name not in names:
             raise InputError(
                 f"the graph has no input, param or output {name!r}", next_step=f"It has: {', '.join(names)}"
             )
         check_spec(dims, len(graph.types[names[name]].shape), axes.names)
-        found[names[name]] = dims
+        layouts[names[name]] = dims
     for index, (op, _, attrs) in enumerate(graph.nodes):
         if op == "constraint":
-            found[index] = spec_of(attrs["spec"])
+            layouts[index] = spec_of(attrs["spec"])
         elif op == "spmd":
-            found[index] = spec_of(attrs["out_specs"][attrs["output"]])
-    return found
+            layouts[index] = spec_of(attrs["out_specs"][attrs["output"]])
+    return layouts
 
 
 def spmd_attrs(body: WireGraph, axes: Axes, in_specs: Iterable[Dims], out_specs: Iterable[Dims]) -> dict[str, Any]:

@@ -13,17 +13,17 @@ Assignment = Mapping[int, tuple[str, ...]]
 
 def projected(rule: Rule, made: Made, dims: Dims, axes: Axes) -> dict[int, tuple[str, ...]]:
     """The factors that a tensor's layout splits; axes that fit none are left out."""
-    found: dict[int, tuple[str, ...]] = {}
+    smaller: dict[int, tuple[str, ...]] = {}
     for factors, split in zip(made, dims, strict=True):
         left = split
         for factor in factors:
             taken = _taken(rule, factor, left, axes)
             if taken:
-                found[factor] = taken
+                smaller[factor] = taken
             left = left[len(taken) :]
             if not left or axes.size(taken) != rule.sizes[factor]:
                 break
-    return found
+    return smaller
 
 
 def _taken(rule: Rule, factor: int, split: tuple[str, ...], axes: Axes) -> tuple[str, ...]:
@@ -36,15 +36,15 @@ def _taken(rule: Rule, factor: int, split: tuple[str, ...], axes: Axes) -> tuple
 
 def dims_of(rule: Rule, made: Made, assignment: Assignment, axes: Axes) -> Dims:
     """The layout of a tensor whose factors are split so."""
-    found = []
+    dims = []
     for factors in made:
         split: tuple[str, ...] = ()
         for factor in factors:
             split = (*split, *assignment.get(factor, ()))
             if axes.size(assignment.get(factor, ())) != rule.sizes[factor]:
                 break
-        found.append(split)
-    return tuple(found)
+        dims.append(split)
+    return tuple(dims)
 
 
 def shards_of(rule: Rule, assignment: Assignment, axes: Axes) -> list[int]:
@@ -54,35 +54,35 @@ def shards_of(rule: Rule, assignment: Assignment, axes: Axes) -> list[int]:
 
 def merged(parts: Iterable[Assignment]) -> dict[int, tuple[str, ...]]:
     """What the parts agree on, the first first: an axis splits one factor, and longer splits extend shorter ones."""
-    found: dict[int, tuple[str, ...]] = {}
+    union: dict[int, tuple[str, ...]] = {}
     taken: dict[str, int] = {}
     for part in parts:
         for factor, split in part.items():
-            had = found.get(factor, ())
+            had = union.get(factor, ())
             if had != split[: len(had)] or any(taken.get(axis, factor) != factor for axis in split):
                 continue
-            found[factor] = split
+            union[factor] = split
             taken.update(dict.fromkeys(split, factor))
-    return found
+    return union
 
 
 def agreements(rule: Rule, parts: Sequence[Assignment], axes: Axes) -> list[dict[int, tuple[str, ...]]]:
     """What can be made of the parts, each of them first in turn; one only if they do not disagree."""
-    found: dict[frozenset[tuple[int, tuple[str, ...]]], dict[int, tuple[str, ...]]] = {}
+    distinct: dict[frozenset[tuple[int, tuple[str, ...]]], dict[int, tuple[str, ...]]] = {}
     for place in range(len(parts)):
         offer = sound(rule, merged([parts[place], *parts[:place], *parts[place + 1 :]]), axes)
-        found.setdefault(frozenset(offer.items()), offer)
-    return list(found.values())
+        distinct.setdefault(frozenset(offer.items()), offer)
+    return list(distinct.values())
 
 
 def sound(rule: Rule, assignment: Assignment, axes: Axes) -> dict[int, tuple[str, ...]]:
     """What of it can be written as layouts: within a dimension, only what stands behind single elements is split."""
-    found = dict(assignment)
+    repaired = dict(assignment)
     for made in (*rule.operands, *rule.results):
         for factors in made:
             is_open = False
             for factor in factors:
                 if is_open:
-                    found.pop(factor, None)
-                is_open |= axes.size(found.get(factor, ())) != rule.sizes[factor]
-    return found if found == assignment else sound(rule, found, axes)
+                    repaired.pop(factor, None)
+                is_open |= axes.size(repaired.get(factor, ())) != rule.sizes[factor]
+    return repaired if repaired == assignment else sound(rule, repaired, axes)

@@ -89,12 +89,12 @@ class _Search:
         """What a choice costs: bytes that do not fit, then seconds."""
         key = tuple(sorted(specs.items()))
         if key not in self._seen:
-            found = partition(self._graph, self._axes, {**specs, **self.fixed}, self._rates)
-            cost = cost_of(found)
+            sharded = partition(self._graph, self._axes, {**specs, **self.fixed}, self._rates)
+            cost = cost_of(sharded)
             over = 0 if self._memory_bytes is None else max(0, cost.held_bytes - self._memory_bytes)
             self._seen[key] = (float(over), cost.seconds(self._rates))
             if self._best is None or self._seen[key] < self._best[0]:
-                self._best = (self._seen[key], {**specs, **self.fixed}, found, cost)
+                self._best = (self._seen[key], {**specs, **self.fixed}, sharded, cost)
         return self._seen[key]
 
     def found(self, proven: bool) -> Choice:
@@ -145,7 +145,7 @@ def _by_rows(dims: Dims) -> bool:
 
 def _layouts(shape: Sequence[int], axes: Axes) -> list[Dims]:
     """Ways to split a tensor that leave no rank without elements; whole first."""
-    found: dict[Dims, None] = {}
+    layouts: dict[Dims, None] = {}
     for places in product(range(-1, len(shape)), repeat=len(axes.names)):
         for order in _orders(places):
             dims: list[tuple[str, ...]] = [()] * len(shape)
@@ -153,8 +153,8 @@ def _layouts(shape: Sequence[int], axes: Axes) -> list[Dims]:
                 if places[at] >= 0:
                     dims[places[at]] = (*dims[places[at]], axes.names[at])
             if all(not split or axes.size(split) <= dim for dim, split in zip(shape, dims, strict=True)):
-                found[tuple(dims)] = None
-    return list(found)
+                layouts[tuple(dims)] = None
+    return list(layouts)
 
 
 def _orders(places: Sequence[int]) -> Iterable[tuple[int, ...]]:

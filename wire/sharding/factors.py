@@ -113,7 +113,7 @@ def _whole_axis(draft: Draft, attrs: Attrs, types: Types, outs: Types) -> Sides:
 
 def _argmax(draft: Draft, attrs: Attrs, types: Types, outs: Types) -> Sides:
     (made,), _, _ = _whole_axis(draft, attrs, types, outs)
-    return Sides([made], [[each for axis, each in enumerate(made) if axis != attrs["axis"]]])
+    return Sides([made], [[dim for axis, dim in enumerate(made) if axis != attrs["axis"]]])
 
 
 def _whole_axes(draft: Draft, attrs: Attrs, types: Types, outs: Types) -> Sides:
@@ -150,7 +150,7 @@ def _reshape(draft: Draft, attrs: Attrs, types: Types, outs: Types) -> Sides:
         for side in (0, 1):
             made[side][places[side]].append(factor)
             left[side] //= common
-    operand, result = ([tuple(each) for each in side] for side in made)
+    operand, result = ([tuple(dims) for dims in side] for side in made)
     return Sides([operand], [result])
 
 
@@ -270,7 +270,7 @@ def _of_window(draft: Draft, shape: Sequence[int], window: Sequence[int]) -> lis
 def _composite(draft: Draft, attrs: Attrs, types: Types, outs: Types) -> Sides:
     unified = Unified(rule_of)
     body = _Graph(unified, attrs["body"])
-    operands, results = ([unified.made(draft, each) for each in side] for side in (body.inputs, body.outputs))
+    operands, results = ([unified.made(draft, node) for node in side] for side in (body.inputs, body.outputs))
     return Sides(operands, results, {"body": body.finished(draft)})
 
 
@@ -279,7 +279,7 @@ def _cond(draft: Draft, attrs: Attrs, types: Types, outs: Types) -> Sides:
     then, otherwise = (_Graph(unified, attrs[name]) for name in ("then", "otherwise"))
     unified.join(then.inputs, otherwise.inputs)
     unified.join(then.outputs, otherwise.outputs)
-    operands, results = ([unified.made(draft, each) for each in side] for side in (then.inputs, then.outputs))
+    operands, results = ([unified.made(draft, node) for node in side] for side in (then.inputs, then.outputs))
     bodies = {"then": then.finished(draft), "otherwise": otherwise.finished(draft)}
     return Sides([[], *operands], results[: len(outs)], bodies)
 
@@ -289,7 +289,7 @@ def _while(draft: Draft, attrs: Attrs, types: Types, outs: Types) -> Sides:
     test, body = (_Graph(unified, attrs[name]) for name in ("test", "body"))
     unified.join(test.inputs, body.inputs)
     unified.join(body.inputs[: len(body.outputs)], body.outputs)
-    operands, results = ([unified.made(draft, each) for each in side] for side in (body.inputs, body.outputs))
+    operands, results = ([unified.made(draft, node) for node in side] for side in (body.inputs, body.outputs))
     return Sides(operands, results[: len(outs)], {"test": test.finished(draft), "body": body.finished(draft)})
 
 
@@ -298,7 +298,7 @@ def _scan(draft: Draft, attrs: Attrs, types: Types, outs: Types) -> Sides:
     unified = Unified(rule_of)
     body, carry = _Graph(unified, attrs["body"]), attrs["carry"]
     unified.join(body.inputs[:carry], body.outputs[:carry])
-    operands, results = ([unified.made(draft, each) for each in side] for side in (body.inputs, body.outputs))
+    operands, results = ([unified.made(draft, node) for node in side] for side in (body.inputs, body.outputs))
     before = carry + attrs["consts"]
     taken = [*operands[:before], *[(WHOLE, *made) for made in operands[before:]]]
     given = [*results[:carry], *[(WHOLE, *made) for made in results[carry:]]]

@@ -32,8 +32,8 @@ class Axes:
 
     def ordered(self, axes: Iterable[str]) -> tuple[str, ...]:
         """The axes in the grid's order."""
-        found = frozenset(axes)
-        return tuple([axis for axis in self.names if axis in found])
+        wanted = frozenset(axes)
+        return tuple([axis for axis in self.names if axis in wanted])
 
 
 @dataclass(frozen=True, slots=True)

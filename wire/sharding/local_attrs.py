@@ -54,13 +54,13 @@ def _shards_inside(
     shards: Sequence[int],
 ) -> list[int]:  # fmt: skip
     """Into how many shards the factors of an inner node are split, by those of its dimensions."""
-    found = [1] * len(rule.sizes)
+    counts = [1] * len(rule.sizes)
     pairs = [*zip(rule.operands, operands, strict=True), (rule.results[output], result)]
     for mine, outer in pairs:
         for factors, above in zip(mine, outer, strict=True):
             if factors and above:
-                found[factors[0]] = shards[above[0]]
-    return found
+                counts[factors[0]] = shards[above[0]]
+    return counts
 
 
 # -- rows -------------------------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ def _shape(attrs: Attrs, rule: Rule, shards: Sequence[int], operands: Sequence[S
 
 def _slice(attrs: Attrs, rule: Rule, shards: Sequence[int], operands: Sequence[Shape], result: Shape) -> dict[str, Any]:
     kept = [bool(factors) for factors in rule.operands[0]]
-    stop = [local if each else stop for local, each, stop in zip(result, kept, attrs["stop"], strict=True)]
+    stop = [local if is_kept else stop for local, is_kept, stop in zip(result, kept, attrs["stop"], strict=True)]
     return {"stop": tuple(stop)}
 
 

@@ -27,7 +27,7 @@ TOGETHER = {"select": (1, 2), "dynamic_update_slice": (0, 1)}  # of the ops of A
 def stays_partial(op: str, partial: Sequence[bool]) -> bool:
     """Whether the op of operands of which some are partial, all over the same axes, is a term of its result."""
     kind = LINEAR.get(op)
-    places = [place for place, each in enumerate(partial) if each]
+    places = [place for place, is_partial in enumerate(partial) if is_partial]
     if kind == FIRST:
         return places == [0]
     if kind == ONE:

@@ -46,11 +46,11 @@ def partition(
     grids.
     """
     rates = rates or Rates()
-    found = asked_axes(graph, axes)
-    if found is None:
+    grid = asked_axes(graph, axes)
+    if grid is None:
         return graph
     while True:
-        program = Program(graph, found, asked_layouts(graph, found, specs or {}))
+        program = Program(graph, grid, asked_layouts(graph, grid, specs or {}))
         prices = Prices(program, rates)
         wanted = propagate(program, prices)
         inner = opened(program, wanted)
@@ -107,13 +107,13 @@ class Partitioner:
         operands = [index for index, _ in self._operands]
         attrs = spmd_attrs(body, self._axes, [dims for _, dims in self._operands], specs)
         outer = Rank(self._axes, self._outer)
-        found = []
+        results = []
         for place, index in enumerate(inner):
             made = outer.add("spmd", *operands, **attrs, output=place)
             for dim, size in enumerate(self._graph.types[index].shape):
                 made = outer.trimmed(made, dim, size)
-            found.append(made)
-        return found
+            results.append(made)
+        return results
 
     def _final(self, index: int) -> Held:
         """An output, complete: as it was asked for, with zeros behind the end like what comes in, else as it is."""
@@ -197,7 +197,7 @@ class Partitioner:
             layout = result_layout(self._program, index, rule, option.assignment, option.kept)
             if is_special:
                 split = [layout.dims for layout in needed]
-                share = Share(attrs, types, kind, [each.index for each in operands], split, layout.dims)
+                share = Share(attrs, types, kind, [operand.index for operand in operands], split, layout.dims)
                 made = SPECIAL[op](self._rank, share)
             else:
                 shares = [self._ready(rule, place, held, types[place], shards) for place, held in enumerate(operands)]
@@ -241,8 +241,8 @@ class Partitioner:
         layouts = [self._held[source][0].layout for source in node.inputs]
         partial = tuple([bool(layout.partial) and self._waits(source)
                          for source, layout in zip(node.inputs, layouts, strict=True)])  # fmt: skip
-        over = {layout.partial for layout, each in zip(layouts, partial, strict=True) if each}
-        sums = all(layout.reduction == "sum" for layout, each in zip(layouts, partial, strict=True) if each)
+        over = {layout.partial for layout, is_partial in zip(layouts, partial, strict=True) if is_partial}
+        sums = all(layout.reduction == "sum" for layout, is_partial in zip(layouts, partial, strict=True) if is_partial)
         if len(over) != 1 or not sums or not stays_partial(node.op, partial):
             return (), ()
         return over.pop(), partial
@@ -256,12 +256,12 @@ class Partitioner:
 
     def _needed(self, rule: Rule, option: Option) -> list[Layout]:
         """The layouts that an option needs operands in."""
-        found = [Layout(dims_of(rule, made, option.assignment, self._axes)) for made in rule.operands]
+        layouts = [Layout(dims_of(rule, made, option.assignment, self._axes)) for made in rule.operands]
         if not option.kept:
-            return found
+            return layouts
         return [
-            Layout(layout.dims, option.kept) if each else layout
-            for layout, each in zip(found, option.partial, strict=True)
+            Layout(layout.dims, option.kept) if is_partial else layout
+            for layout, is_partial in zip(layouts, option.partial, strict=True)
         ]
 
     def _cost_s(self, group: tuple[int, ...], rule: Rule, option: Option) -> float:

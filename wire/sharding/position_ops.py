@@ -104,7 +104,7 @@ def _scatter(rank: Rank, share: Share) -> int:
     index = rank.add("select", valid, index, rank.const(-1, I32))
     split = share.operand_dims[1]
     index = rank.masked(index, kind, split, range(len(split)), -1)
-    axes = tuple([axis for each in split for axis in each])
+    axes = tuple([axis for axes_of_dim in split for axis in axes_of_dim])
     if axes and share.attrs["mode"] == "add":
         is_first = rank.add("eq", rank.place(axes), rank.const(0, I32))
         data = rank.add("select", is_first, data, rank.const(0, table.dtype))

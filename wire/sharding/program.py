@@ -27,23 +27,23 @@ class Program:
     @cached_property
     def groups(self) -> dict[int, tuple[int, ...]]:
         """Of every node that is computed together with others, or alone: all of them, by the first."""
-        found: dict[Node | int, list[int]] = {}
+        groups: dict[Node | int, list[int]] = {}
         for index, (op, inputs, attrs) in enumerate(self.graph.nodes):
             shared = Attrs({name: value for name, value in attrs.items() if name != "output"})
-            found.setdefault(Node(op, inputs, shared) if "output" in attrs else index, []).append(index)
-        return {group[0]: tuple(group) for group in found.values()}
+            groups.setdefault(Node(op, inputs, shared) if "output" in attrs else index, []).append(index)
+        return {group[0]: tuple(group) for group in groups.values()}
 
     @cached_property
     def rules(self) -> tuple[Rule | None, ...]:
         """The rule of every node; nodes that are computed together share one.  None for leaves."""
-        found: list[Rule | None] = [None] * len(self.graph.nodes)
+        rules: list[Rule | None] = [None] * len(self.graph.nodes)
         for first, group in self.groups.items():
             op, _, attrs = self.graph.nodes[first]
             results = 1 + max(self.output(index) for index in group)
             rule = rule_of(op, attrs, self.types(first), results)
             for index in group:
-                found[index] = rule
-        return tuple(found)
+                rules[index] = rule
+        return tuple(rules)
 
     def output(self, index: int) -> int:
         """Which of its op's results a node is."""
@@ -53,8 +53,8 @@ class Program:
     @cached_property
     def users(self) -> Sequence[Sequence[tuple[int, int]]]:
         """Who takes each node: nodes, and the place among their operands."""
-        found: list[list[tuple[int, int]]] = [[] for _ in self.graph.nodes]
+        users: list[list[tuple[int, int]]] = [[] for _ in self.graph.nodes]
         for index, node in enumerate(self.graph.nodes):
             for place, source in enumerate(node.inputs):
-                found[source].append((index, place))
-        return found
+                users[source].append((index, place))
+        return users

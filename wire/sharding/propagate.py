@@ -24,14 +24,14 @@ PLAIN = frozenset({"unary", "binary", "ternary", "convert", "view"})  # families
 
 def propagate(program: Program, prices: Prices) -> list[Dims]:
     """A layout for every node."""
-    found: list[Dims] = [
+    layouts: list[Dims] = [
         program.fixed.get(index, ((),) * len(kind.shape)) for index, kind in enumerate(program.graph.types)
     ]
-    changed = [0] * len(found)  # when each tensor's layout changed last
-    visited = [-1] * len(found)  # when each node was looked at last
+    changed = [0] * len(layouts)  # when each tensor's layout changed last
+    visited = [-1] * len(layouts)  # when each node was looked at last
     time = 0
     plain = [index for index, node in enumerate(program.graph.nodes) if OPS[node.op].family in PLAIN]
-    for indices in (plain, range(len(found))):
+    for indices in (plain, range(len(layouts))):
         settled = False
         while not settled:
             settled = True
@@ -42,10 +42,10 @@ def propagate(program: Program, prices: Prices) -> list[Dims]:
                         continue
                     time += 1
                     visited[index] = time
-                    for tensor in _node(program, prices, found, index):
+                    for tensor in _node(program, prices, layouts, index):
                         changed[tensor] = time
                         settled = False
-    return found
+    return layouts
 
 
 def _node(program: Program, prices: Prices, found: list[Dims], index: int) -> list[int]:
@@ -74,9 +74,9 @@ def _node(program: Program, prices: Prices, found: list[Dims], index: int) -> li
 def _grown(had: Dims, offered: Dims) -> Dims:
     """With the axes that are new, each where the layout has not used it yet."""
     used = {axis for split in had for axis in split}
-    found = []
+    dims = []
     for split, more in zip(had, offered, strict=True):
         fits = more[: len(split)] == split and not used.intersection(more[len(split) :])
-        found.append(more if fits else split)
-        used.update(found[-1])
-    return tuple(found)
+        dims.append(more if fits else split)
+        used.update(dims[-1])
+    return tuple(dims)

@@ -40,20 +40,20 @@ class Unified:
 
     def add(self, graph: WireGraph) -> list[Classes]:
         """The classes of every node of a graph."""
-        found: list[Classes] = []
+        classes: list[Classes] = []
         for index, (op, inputs, attrs) in enumerate(graph.nodes):
             shape = graph.types[index].shape
-            operands = [found[source] for source in inputs]
+            operands = [classes[source] for source in inputs]
             results = attrs["output"] + 1 if "output" in attrs else 1
             rule = None if op == "input" else self._rule_of(op, attrs, [graph.types[i] for i in inputs], results)
             if op == "input":
-                found.append([self._new(dim) for dim in shape])
+                classes.append([self._new(dim) for dim in shape])
             elif rule is None:
-                self._block(*[member for each in operands for member in each])
-                found.append([self.whole() for _ in shape])
+                self._block(*[member for operand in operands for member in operand])
+                classes.append([self.whole() for _ in shape])
             else:
-                found.append(self._node(rule, operands, results - 1))
-        return found
+                classes.append(self._node(rule, operands, results - 1))
+        return classes
 
     def whole(self) -> int:
         """A class that is not split."""
@@ -72,11 +72,11 @@ class Unified:
         return tuple([self._made(draft, self._root(member)) for member in classes])
 
     def _made(self, draft: Draft, root: int) -> tuple[int, ...]:
-        found = self._classes[root]
-        if found.blocked:
+        equal_dims = self._classes[root]
+        if equal_dims.blocked:
             return WHOLE
         if root not in self._factors:
-            self._factors[root] = draft.new(found.size, exact=found.exact)
+            self._factors[root] = draft.new(equal_dims.size, exact=equal_dims.exact)
         return (self._factors[root],)
 
     def _node(self, rule: Rule, operands: Sequence[Classes], output: int) -> Classes:

@@ -231,5 +231,5 @@ def _pairs(source: Dims, target: Dims, axes: Axes) -> tuple[tuple[int, int], ...
     for rank in ranks:
         if have[rank] != need[rank]:
             senders.setdefault(have[rank], []).append(rank)
-    found = [(rank if have[rank] == need[rank] else senders[need[rank]].pop(0), rank) for rank in ranks]
-    return tuple(sorted(found))
+    pairs = [(rank if have[rank] == need[rank] else senders[need[rank]].pop(0), rank) for rank in ranks]
+    return tuple(sorted(pairs))

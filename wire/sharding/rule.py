@@ -46,12 +46,12 @@ class Rule:
 
 def local_of(shape: Sequence[int], made: Made, shards: Sequence[int]) -> tuple[int, ...]:
     """The shape that a rank has if each factor is split into so many shards."""
-    found = []
+    local_shape = []
     for dim, factors in zip(shape, made, strict=True):
         for factor in factors:
             dim = local_dim(dim, shards[factor])
-        found.append(dim)
-    return tuple(found)
+        local_shape.append(dim)
+    return tuple(local_shape)
 
 
 class Draft:
@@ -84,10 +84,10 @@ class Draft:
         results: Sequence[Dimensions], bodies: Mapping[str, Body],
     ) -> Rule:  # fmt: skip
         """The rule; factors that share a dimension with something else become exact."""
-        taken, given = (tuple([tuple(each) for each in many]) for many in (operands, results))
+        taken, given = (tuple([tuple(dims) for dims in many]) for many in (operands, results))
         for kinds, made in ((types, taken), (outs, given)):
-            for kind, each in zip(kinds, made, strict=True):
-                for dim, factors in zip(kind.shape, each, strict=True):
+            for kind, dims in zip(kinds, made, strict=True):
+                for dim, factors in zip(kind.shape, dims, strict=True):
                     if len(factors) > 1 or any(self._sizes[factor] != dim for factor in factors):
                         self._exact.update(factors)
         return Rule(

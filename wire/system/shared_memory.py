@@ -188,9 +188,9 @@ def take(directory: str | Path, name: str, size_bytes: int, unlink: bool = True)
     except OSError as error:
         raise BlobMissing(f"shared file {name} cannot be opened", cause=str(error)) from None
     try:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode) or found.st_size != size_bytes:
-            raise BlobCorrupt(f"shared file {name} has {found.st_size} bytes, expected {size_bytes}")
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode) or status.st_size != size_bytes:
+            raise BlobCorrupt(f"shared file {name} has {status.st_size} bytes, expected {size_bytes}")
         view = mapped_files.copied(handle, size_bytes)
     except OSError as error:
         raise OutOfMemory(f"{size_text(size_bytes)} of shared memory cannot be mapped", cause=str(error)) from None
@@ -209,10 +209,10 @@ def share(directory: str | Path, name: str) -> memoryview:
     except OSError as error:
         raise BlobMissing(f"shared file {name} cannot be opened", cause=str(error)) from None
     try:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode) or not found.st_size:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode) or not status.st_size:
             raise BlobCorrupt(f"shared file {name} is no file, or empty")
-        return mapped_files.shared(handle, found.st_size)
+        return mapped_files.shared(handle, status.st_size)
     except OSError as error:
         raise OutOfMemory(f"shared file {name} cannot be mapped", cause=str(error)) from None
     finally:
@@ -275,12 +275,12 @@ def _check_dir(directory: str) -> None:
 
 
 def _is_ours(path: str | Path) -> bool:
-    found = os.lstat(path)
-    if not stat.S_ISDIR(found.st_mode):
+    status = os.lstat(path)
+    if not stat.S_ISDIR(status.st_mode):
         return False
     if not hasattr(os, "getuid"):  # Windows: the temporary folder is the user's own
         return True
-    return found.st_uid == os.getuid() and stat.S_IMODE(found.st_mode) == 0o700
+    return status.st_uid == os.getuid() and stat.S_IMODE(status.st_mode) == 0o700
 
 
 # -- the platform ------------------------------------------------------------------------------------------

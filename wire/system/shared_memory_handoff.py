@@ -31,8 +31,8 @@ class Handed:
         self._since_look += 1
         if self._since_look > max(LOOK_EVERY, sum(map(len, self._files.values())) // 2):  # a few looks per file
             self._since_look = 0
-            for each in list(self._files):
-                self._forget_taken(each)
+            for file in list(self._files):
+                self._forget_taken(file)
 
     def clear(self, linked: Collection[str] = ()) -> bool:
         """Remove what dead processes were told to take; whether files are left of others that live and are not among

@@ -65,11 +65,11 @@ async def share_with(link: Link, shared: SharedDir, data: memoryview) -> str:
 
 def apart(arrays: Iterable[NDArray[Any]]) -> list[bool]:
     """Which tensors of one message do not travel in it: large ones, and those for which the others leave no room."""
-    found, room_bytes = [], INLINE_TOTAL_BYTES_MAX
+    separate, room_bytes = [], INLINE_TOTAL_BYTES_MAX
     for array in arrays:
-        found.append(array.nbytes > min(INLINE_BYTES_MAX, room_bytes))
-        room_bytes -= 0 if found[-1] else array.nbytes
-    return found
+        separate.append(array.nbytes > min(INLINE_BYTES_MAX, room_bytes))
+        room_bytes -= 0 if separate[-1] else array.nbytes
+    return separate
 
 
 def room_for(size_bytes: int) -> memoryview:

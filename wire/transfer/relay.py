@@ -40,13 +40,13 @@ class RelaySender:
                 task = self._tasks.run("relaying a tensor", _send_piece(link, piece), unheard)
                 task.add_done_callback(self._piece_over)
                 pieces.add(task)
-                for done in [each for each in pieces if each.done()]:
+                for done in [transfer for transfer in pieces if transfer.done()]:
                     pieces.discard(done)
                     done.result()
             await asyncio.gather(*pieces)
         finally:
-            for each in pieces:
-                each.cancel()
+            for transfer in pieces:
+                transfer.cancel()
 
     def _piece_over(self, task: asyncio.Task[None]) -> None:
         self._room.release()
