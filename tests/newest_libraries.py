@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LIBRARY = "aiohttp"
 TESTS = (
     "tests/wire/link/test_aiohttp.py",
-    "tests/wire/link/test_websocket.py",
+    "tests/wire/link/test_websocket_buffers.py",
     "tests/e2e/test_transport.py",
     "tests/e2e/test_trusted_links.py",
     "tests/e2e/test_hostile_connections.py",

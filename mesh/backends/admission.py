@@ -21,7 +21,7 @@ from wire.errors import ConfigError, MeshError
 from wire.link.identity import member_id
 from wire.link.websocket_carrier import Endpoint
 from wire.protocol.messages import Revocations
-from wire.security.credentials import Credentials, Nap, keep_renewed
+from wire.security.credentials import Credentials, InterruptibleSleep, keep_renewed
 from wire.security.join_port import PORT_OFFSET, JoinPort, serve_joining
 from wire.security.join_protocol import Admitted
 from wire.security.join_tokens import Token, discovery_key
@@ -79,7 +79,7 @@ class Admission:
         async def renew() -> Admitted:
             return await asyncio.to_thread(self._certify)
 
-        nap, timeouts = Nap(), coordinator.config.timeouts
+        nap, timeouts = InterruptibleSleep(), coordinator.config.timeouts
         coordinator.link_watch.woke.append(nap.end)  # the machine slept: the certificate may be due
         self._tasks = [
             asyncio.create_task(self._follow(coordinator)),

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from coordinator.coordinator import Coordinator
 from wire.addresses import parse_address
 from wire.discovery.announcements import Candidate
-from wire.discovery.auto_dialer import Lookout
+from wire.discovery.auto_dialer import AutoDialer
 from wire.discovery.mdns import Browser, Keys
 from wire.errors import MeshError
 
@@ -39,7 +39,7 @@ class AutoJoin:
         self._changed = asyncio.Event()
         mesh, redial_s = key or coordinator.config.mesh, coordinator.config.timeouts.discovery_redial_s
         browser = Browser(mesh, on_gone=self._gone, role="worker", interfaces=interfaces, redial_s=redial_s)
-        self._lookout = Lookout(browser, self._join, self._wanted, "join", imposter)
+        self._lookout = AutoDialer(browser, self._join, self._wanted, "join", imposter)
 
     @property
     def joined(self) -> int:

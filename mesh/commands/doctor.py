@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from wire.addresses import parse_address
 from wire.discovery.mdns import Browser
-from wire.discovery.multicast_sockets import LOOPBACK, Tally
+from wire.discovery.multicast_sockets import LOOPBACK, MulticastCounts
 from wire.errors import MeshError
 from wire.link.address_policy import is_loopback
 from wire.link.membership import COORDINATOR_FILE, coordinator_known
@@ -125,7 +125,7 @@ async def _multicast() -> tuple[Multicast, ...]:
     return tuple(_heard(name, [tally for tally in tallies if tally.interface == name]) for name in names)
 
 
-def _heard(interface: str, tallies: Sequence[Tally]) -> Multicast:
+def _heard(interface: str, tallies: Sequence[MulticastCounts]) -> Multicast:
     """Sum up the tallies of an interface, which is well if one IP family works."""
     sent = sum(tally.sent for tally in tallies)
     errors = [errno.errorcode.get(tally.last_errno, "?") for tally in tallies if tally.last_errno]

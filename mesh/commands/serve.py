@@ -21,7 +21,7 @@ from coordinator.jobs.session_service import SessionService
 from coordinator.workers.log_lines import LogLines
 from wire.addresses import LAST_PORT, PORT, parse_address
 from wire.errors import MeshError
-from wire.link.address_updates import Whereabouts
+from wire.link.address_updates import AddressUpdates
 from wire.link.membership import COORDINATOR_FILE, remember_coordinator
 from wire.protocol.reports import Event
 from wire.security.join_tokens import Token
@@ -77,7 +77,7 @@ async def serve_until_stopped(options: argparse.Namespace) -> int:
             coordinator, host, range(PORT, LAST_PORT + 1) if options.port is None else [options.port]
         )
         remember_coordinator(folder, [f"127.0.0.1:{port}", *coordinator.endpoint.identity.addresses])
-        whereabouts = Whereabouts(coordinator.endpoint, host, port, options.interface, options.advertise)
+        whereabouts = AddressUpdates(coordinator.endpoint, host, port, options.interface, options.advertise)
         coordinator.link_watch.moved = whereabouts.moved
         admission.begin(coordinator)
         _tell_ready(options, coordinator, port, await asyncio.to_thread(admission.first_token))

@@ -20,7 +20,7 @@ from wire.errors import ConfigError, MeshError
 from wire.link.reconnect import stay_linked
 from wire.link.websocket_carrier import Endpoint
 from wire.security.certificates import new_key
-from wire.security.connection_limiter import Gate, GateLimits
+from wire.security.connection_limiter import ConnectionLimiter, ConnectionLimits
 from wire.security.credentials import Credentials
 from wire.security.join_port import join, serve_joining
 
@@ -65,7 +65,7 @@ async def test_whatever_call_of_tls_fails_a_node_joins_once_or_hears_why(tmp_pat
     made = Authority(tmp_path / "authority", "home", disk=QuickDisk())
     own = Credentials(tmp_path / "coordinator", QuickDisk())
     own.adopt(made.certify_coordinator(own.key.public))
-    in_no_hurry = Gate(GateLimits(questions=10_000))
+    in_no_hurry = ConnectionLimiter(ConnectionLimits(questions=10_000))
     opened, port = await serve_joining(["127.0.0.1"], 0, own, made, in_no_hurry)
     failed = tried = 0
     try:

@@ -26,7 +26,7 @@ from wire.link.identity import identity_here
 from wire.link.membership import Membership
 from wire.link.websocket_carrier import Endpoint
 from wire.security.certificates import CERTIFICATE_S, JOIN_NAME, new_key, server_name
-from wire.security.connection_limiter import Gate
+from wire.security.connection_limiter import ConnectionLimiter
 from wire.security.credentials import Credentials
 from wire.security.join_port import NOT_ASKED, PORT_OFFSET, JoinPort, join, renew, serve_joining
 from wire.security.join_protocol import STRANGER_BYTES_MAX, Admitted, Renew, encode
@@ -57,7 +57,7 @@ class Coordinator:
     credentials: Credentials
     open: JoinPort
     port: int
-    gate: Gate
+    gate: ConnectionLimiter
 
     def audit(self) -> list[str]:
         return [f"{each['event']} {each.get('reason', '')}".strip() for each in read_events(self.folder, 1000)]
@@ -70,7 +70,7 @@ class Coordinator:
 
 @contextlib.asynccontextmanager
 async def coordinator(folder: Path, mesh: str = MESH, **times: float) -> AsyncIterator[Coordinator]:
-    clock, gate, timeouts = Clock(), Gate(), dataclasses.replace(DEFAULT_TIMEOUTS, **times)
+    clock, gate, timeouts = Clock(), ConnectionLimiter(), dataclasses.replace(DEFAULT_TIMEOUTS, **times)
     made = Authority(folder / "authority", mesh, clock, QuickDisk())
     credentials = Credentials(folder / "coordinator", QuickDisk())
     credentials.adopt(made.certify_coordinator(credentials.key.public))

@@ -6,7 +6,7 @@ import asyncio
 import socket
 from typing import Any
 
-from wire.security.connection_limiter import Gate
+from wire.security.connection_limiter import ConnectionLimiter
 from wire.security.tls_listener import Listener
 
 
@@ -18,7 +18,7 @@ async def test_a_caller_who_comes_as_it_closes_is_no_error() -> None:
     loop = asyncio.get_running_loop()
     errors: list[dict[str, Any]] = []
     loop.set_exception_handler(lambda _, context: errors.append(context))
-    listener = Listener(nobody, nobody, Gate())
+    listener = Listener(nobody, nobody, ConnectionLimiter())
     port = listener.listen(["127.0.0.1"], 0)
     await asyncio.sleep(0)
     with socket.create_connection(("127.0.0.1", port)):  # the system takes the call, and nobody has looked yet

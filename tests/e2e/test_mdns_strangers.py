@@ -18,7 +18,7 @@ from zeroconf import IPVersion, ServiceInfo
 from zeroconf.asyncio import AsyncZeroconf
 
 from wire.discovery.announcements import CANDIDATES_MAX, Candidate
-from wire.discovery.mdns import SERVICE, Announcer, Browser, announced
+from wire.discovery.mdns import SERVICE, Announcer, Browser, advert_in
 from wire.link.identity import identity_here
 from wire.timeouts import DEFAULT_TIMEOUTS
 
@@ -154,10 +154,10 @@ async def test_an_advert_is_renewed_as_time_passes_and_remains_one_candidate(key
 def test_no_packet_is_too_strange_to_read(key: bytes) -> None:
     chance = random.Random(11)
     whole = advert(key, 0.0, addresses=("10.0.0.1", "fd00::1"))
-    found = announced(whole)
+    found = advert_in(whole)
     assert found is not None and (found.port, found.hosts) == (7100, ("10.0.0.1", "fd00::1"))
     for _ in range(20_000):
         packet = bytearray(whole)
         for _ in range(chance.randint(1, 6)):
             packet[chance.randrange(len(packet))] = chance.choice((0, 0xC0, 0xFF, chance.randrange(256)))
-        announced(bytes(packet[: chance.randint(3, len(packet))]))
+        advert_in(bytes(packet[: chance.randint(3, len(packet))]))

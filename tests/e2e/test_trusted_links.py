@@ -28,7 +28,7 @@ from wire.errors import ConnectFailed, MeshError, NotTrusted
 from wire.link.websocket_carrier import Endpoint
 from wire.protocol.messages import Done, PlanKey, Push, Value
 from wire.security.certificates import CERTIFICATE_S, CertificateAuthority, any_server_name
-from wire.security.connection_limiter import GateLimits
+from wire.security.connection_limiter import ConnectionLimits
 from wire.security.credentials import Credentials
 from wire.security.tls_listener import HEADER_BYTES, HELLO_BYTES_MAX
 
@@ -211,7 +211,7 @@ async def test_a_crowd_at_the_mesh_port_holds_64_places_and_keeps_no_member_out(
     assert listener is not None
     for _ in range(10):
         await asyncio.sleep(0.02)
-        assert len(listener._strangers) <= GateLimits().strangers_max
+        assert len(listener._strangers) <= ConnectionLimits().strangers_max
     async with asyncio.timeout(120.0):
         while True:
             try:

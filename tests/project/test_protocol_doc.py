@@ -18,11 +18,11 @@ from wire.protocol.frames import MAGIC, encode
 from wire.protocol.messages import INLINE_BYTES_MAX
 from wire.protocol.versions import PROTOCOL, text
 from wire.security import join_port, join_protocol, tls_listener
-from wire.security.connection_limiter import GateLimits
+from wire.security.connection_limiter import ConnectionLimits
 from wire.timeouts import DEFAULT_TIMEOUTS as LAN
 
 DOCUMENT = PATH.read_text()
-GATE = GateLimits()
+GATE = ConnectionLimits()
 
 
 def test_its_tables_are_up_to_date() -> None:

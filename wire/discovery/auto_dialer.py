@@ -22,7 +22,7 @@ log = logging.getLogger("graph_mesh.discovery")
 LINES_PER_MINUTE_MAX = 20  # of failures: whoever has the discovery key may announce what it likes
 
 
-class Lookout:
+class AutoDialer:
     """Calls `dial(candidate)` for every candidate that is `wanted`, at once and then every few seconds.
 
     A MeshError of a dial is told once, with the `aim` that was missed; where retrying is hopeless, it is final.
@@ -94,7 +94,7 @@ class Lookout:
                 self._imposter(where, error)
 
 
-def look_for(endpoint: Endpoint, key: bytes | Keys, role: str, interfaces: Sequence[str] = ()) -> Lookout:
+def look_for(endpoint: Endpoint, key: bytes | Keys, role: str, interfaces: Sequence[str] = ()) -> AutoDialer:
     """A lookout that dials whoever announces itself in a role, while this node has no link to one."""
 
     def forget(candidate: Candidate) -> None:
@@ -105,5 +105,5 @@ def look_for(endpoint: Endpoint, key: bytes | Keys, role: str, interfaces: Seque
 
     redial_s = endpoint.timeouts.discovery_redial_s
     browser = Browser(key, on_gone=forget, role=role, interfaces=interfaces, redial_s=redial_s)
-    lookout = Lookout(browser, lambda candidate: endpoint.reach(candidate.addresses), missing, "link")
+    lookout = AutoDialer(browser, lambda candidate: endpoint.reach(candidate.addresses), missing, "link")
     return lookout

@@ -41,7 +41,7 @@ from zeroconf.asyncio import AsyncZeroconf
 
 from ..addresses import parse_address, shown
 from ..link.interfaces import Interface, interfaces_here
-from ..link.sleep_detector import Waking
+from ..link.sleep_detector import SleepDetector
 from ..protocol.peer import Identity
 from ..system.tasks import Tasks, unheard
 from ..timeouts import DEFAULT_TIMEOUTS
@@ -56,7 +56,7 @@ from .announcements import (
     role_in,
     text_of,
 )
-from .multicast_sockets import LOOPBACK, Place, Tally, dialled, listened, places
+from .multicast_sockets import LOOPBACK, MulticastCounts, MulticastInterface, dialled, listened, multicast_interfaces
 
 log = logging.getLogger("graph_mesh.discovery")
 
@@ -108,7 +108,7 @@ class Announcer:
         self._channels = _Channels("announce this node", key is not None, interfaces, look, self._announce, self._renew)
 
     @property
-    def tallies(self) -> tuple[Tally, ...]:
+    def tallies(self) -> tuple[MulticastCounts, ...]:
         """What was sent and heard, by interface."""
         return tuple(self._channels.tallies.values())
 
@@ -148,7 +148,7 @@ class Announcer:
         for channel in list(self._announced):
             await self._announce(channel)
 
-    def _info(self, place: Place) -> ServiceInfo | None:
+    def _info(self, place: MulticastInterface) -> ServiceInfo | None:
         addresses = listened(place.told, self._host)
         if not addresses:
             return None
@@ -198,13 +198,13 @@ class Browser:
         self._wall = wall
         self._candidates = Candidates(redial_s)
         self._news = asyncio.Event()
-        self._budget = _Budget()
+        self._budget = _RateLimit()
         self._channels = _Channels(
             "look for nodes", not isinstance(mesh, str), interfaces, look, self._ask, self._tick, self._hear
         )
 
     @property
-    def tallies(self) -> tuple[Tally, ...]:
+    def tallies(self) -> tuple[MulticastCounts, ...]:
         """What was sent and heard, by interface."""
         return tuple(self._channels.tallies.values())
 
@@ -239,7 +239,7 @@ class Browser:
         now_s = asyncio.get_running_loop().time()
         if len(packet) > ADVERT_BYTES_MAX or not self._budget.take(now_s):
             return
-        said = announced(packet)
+        said = advert_in(packet)
         if said is None:
             return
         fields, bucket = fields_of(said.text), bucket_of(self._wall())
@@ -303,7 +303,7 @@ async def discover(
 
 
 @dataclass(frozen=True, slots=True)
-class Announced:
+class Advert:
     """What a packet says of a service of ours, believed by nobody yet; `hosts` are addresses."""
 
     label: str
@@ -313,7 +313,7 @@ class Announced:
     ttl_s: float
 
 
-def announced(packet: bytes) -> Announced | None:
+def advert_in(packet: bytes) -> Advert | None:
     """The first service of ours in a packet, as a node puts one in each; None where there is none that is whole."""
     records = DNSIncoming(packet).answers()
     text = next(
@@ -325,7 +325,7 @@ def announced(packet: bytes) -> Announced | None:
     if service is None or not service.port:  # nobody listens on port 0
         return None
     hosts = (record.address for record in records if isinstance(record, DNSAddress) and record.name == service.server)
-    return Announced(
+    return Advert(
         text.name.removesuffix(f".{SERVICE}"),
         text.text,
         service.port,
@@ -350,13 +350,13 @@ class _Channels:
         tick: Callable[[], Awaitable[None]],
         hear: Callable[[_Channel, bytes, int], None] | None = None,
     ) -> None:
-        self.tallies: dict[tuple[str, str], Tally] = {}
+        self.tallies: dict[tuple[str, str], MulticastCounts] = {}
         self._what = what
         self._member, self._names, self._look_here = member, names, look
         self._opened, self._tick, self._hear = opened, tick, hear
-        self._open: dict[Place, _Channel] = {}
-        self._failed: dict[Place, int] = {}  # times since it last worked
-        self._waking = Waking()
+        self._open: dict[MulticastInterface, _Channel] = {}
+        self._failed: dict[MulticastInterface, int] = {}  # times since it last worked
+        self._waking = SleepDetector()
         self._tasks = Tasks()
         self._task: asyncio.Task[None] | None = None
 
@@ -387,7 +387,7 @@ class _Channels:
     async def _look(self) -> None:
         """Open what is new or failed before, close what went."""
         try:
-            wanted = places(self._look_here(), self._names) if self._member else [LOOPBACK]
+            wanted = multicast_interfaces(self._look_here(), self._names) if self._member else [LOOPBACK]
         except OSError as error:
             log.warning("cannot look at this machine's network interfaces: %s", error)
             return
@@ -400,8 +400,8 @@ class _Channels:
                 await self._try(place)
         self._failed = {place: times for place, times in self._failed.items() if place in wanted}
 
-    async def _try(self, place: Place) -> None:
-        tally = self.tallies.setdefault((place.interface, place.group), Tally(place.interface, place.group))
+    async def _try(self, place: MulticastInterface) -> None:
+        tally = self.tallies.setdefault((place.interface, place.group), MulticastCounts(place.interface, place.group))
         while len(self.tallies) > TALLIES_MAX:
             del self.tallies[next(iter(self.tallies))]
         try:
@@ -422,7 +422,11 @@ class _Channel:
     """mDNS on one interface in one IP family."""
 
     def __init__(
-        self, place: Place, tally: Tally, zeroconf: _Zeroconf, hear: Callable[[_Channel, bytes, int], None] | None
+        self,
+        place: MulticastInterface,
+        tally: MulticastCounts,
+        zeroconf: _Zeroconf,
+        hear: Callable[[_Channel, bytes, int], None] | None,
     ) -> None:
         self.place = place
         self.tally = tally
@@ -436,7 +440,9 @@ class _Channel:
         self._sending = Tasks()
 
     @classmethod
-    async def opened(cls, place: Place, tally: Tally, hear: Callable[[_Channel, bytes, int], None] | None) -> _Channel:
+    async def opened(
+        cls, place: MulticastInterface, tally: MulticastCounts, hear: Callable[[_Channel, bytes, int], None] | None
+    ) -> _Channel:
         """A channel that sends and hears; OSError for an interface that cannot."""
         try:
             channel = cls(place, tally, _Zeroconf(place, tally), hear)
@@ -458,7 +464,7 @@ class _Channel:
             raise OSError(errno.EADDRNOTAVAIL, "no multicast here, or its address is not in use yet")
         for reader in self.zeroconf.engine.readers:
             _hear_this_interface_only(reader.sock, self.place.version)
-            reader.transport.set_protocol(_Ear(self, reader.transport.get_protocol()))
+            reader.transport.set_protocol(_PacketFilter(self, reader.transport.get_protocol()))
 
     async def close(self) -> None:
         self.lost = True
@@ -505,7 +511,7 @@ class _Channel:
             self._hear(self, packet, source[3] if len(source) == 4 else 0)
 
 
-class _Ear(asyncio.DatagramProtocol):
+class _PacketFilter(asyncio.DatagramProtocol):
     """Stands before zeroconf at a socket."""
 
     def __init__(self, channel: _Channel, inner: Any) -> None:
@@ -528,7 +534,7 @@ class _Ear(asyncio.DatagramProtocol):
 class _Zeroconf(Zeroconf):
     """zeroconf on one interface, with a count of what it sends."""
 
-    def __init__(self, place: Place, tally: Tally) -> None:
+    def __init__(self, place: MulticastInterface, tally: MulticastCounts) -> None:
         self._tally = tally
         version = IPVersion.V4Only if place.version == 4 else IPVersion.V6Only
         super().__init__(interfaces=[_as_zeroconf_names(place)], ip_version=version)
@@ -545,7 +551,7 @@ def _keys(given: bytes | str | Keys) -> Keys:
     return lambda: keys
 
 
-class _Budget:
+class _RateLimit:
     """So many adverts are read in a second, and no more."""
 
     def __init__(self) -> None:
@@ -559,7 +565,7 @@ class _Budget:
         return self._left >= 0
 
 
-def _as_zeroconf_names(place: Place) -> str | int:
+def _as_zeroconf_names(place: MulticastInterface) -> str | int:
     """IPv6 multicast goes by an interface's number, since a link-local address may be that of several."""
     if place.version == 6:
         with contextlib.suppress(OSError):  # Windows has other names for some

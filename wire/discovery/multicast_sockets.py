@@ -22,7 +22,7 @@ GROUPS = {4: "224.0.0.251", 6: "ff02::fb"}
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MulticastInterface:
     """An interface in one IP family: the node's `own` addresses there, and those it may be dialled at by either."""
 
     interface: str
@@ -35,11 +35,11 @@ class Place:
         return GROUPS[self.version]
 
 
-LOOPBACK = Place("loopback", 4, ("127.0.0.1",), ("127.0.0.1",))
+LOOPBACK = MulticastInterface("loopback", 4, ("127.0.0.1",), ("127.0.0.1",))
 
 
 @dataclass(slots=True)
-class Tally:
+class MulticastCounts:
     """What came of mDNS at one place since the start; `heard` are packets of other machines, of whatever service."""
 
     interface: str
@@ -62,14 +62,14 @@ class Tally:
         )
 
 
-def places(interfaces: Sequence[Interface], names: Sequence[str] = ()) -> list[Place]:
+def multicast_interfaces(interfaces: Sequence[Interface], names: Sequence[str] = ()) -> list[MulticastInterface]:
     """Where a member speaks: every interface that others can reach, and loopback for this machine's own nodes.
 
     `names` are the interfaces to use and no others.
     """
     reached = {interface.name for interface in judge(interfaces, names) if interface.addresses}
     spoken = [
-        Place(interface.name, version, own, told)
+        MulticastInterface(interface.name, version, own, told)
         for interface in interfaces
         if interface.name in reached
         for told in [tuple(filter(near, (address.partition("%")[0] for address in interface.addresses)))]
@@ -86,7 +86,7 @@ def listened(told: Sequence[str], host: str) -> list[str]:
     return [address for address in told if address == host.partition("%")[0]]
 
 
-def dialled(hosts: Iterable[str], port: int, scope: int, place: Place) -> list[str]:
+def dialled(hosts: Iterable[str], port: int, scope: int, place: MulticastInterface) -> list[str]:
     """Those of an advert's addresses that may be dialled from where it was heard, as "host:port".
 
     `scope` is the number of the interface it came by, without which a link-local IPv6 address means nothing.

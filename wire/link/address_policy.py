@@ -14,7 +14,7 @@ from ..errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Allowed:
+class AddressPolicy:
     """`anywhere` is for nodes with a certificate."""
 
     anywhere: bool = False
@@ -34,8 +34,8 @@ class Allowed:
         return tuple(address for address in addresses if self.anywhere or is_loopback(address))
 
 
-LOOPBACK_ONLY = Allowed()
-ANYWHERE = Allowed(anywhere=True)
+LOOPBACK_ONLY = AddressPolicy()
+ANYWHERE = AddressPolicy(anywhere=True)
 
 
 def is_loopback(address: str) -> bool:

@@ -15,7 +15,7 @@ from .interfaces import Interface, advertised, check_named, interfaces_here, jud
 log = logging.getLogger("graph_mesh.transport")
 
 
-class Whereabouts:
+class AddressUpdates:
     """For an endpoint that listens on `host` and `port`.
 
     `names` are the interfaces to use (none: all that others may reach), `extra` addresses that only its owner knows.

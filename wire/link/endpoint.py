@@ -21,7 +21,7 @@ from typing import Protocol
 from ..addresses import EVERY, parse_address, shown
 from ..errors import Busy, ConfigError, ConnectFailed, MeshError, NodeLost, NotTrusted, ProtocolError
 from ..limits import DEFAULT, KIB, Limits
-from ..protocol.dial_collision import Pairing
+from ..protocol.dial_collision import DialCollisions
 from ..protocol.frames import Hello, decode, is_chunk
 from ..protocol.messages import Message
 from ..protocol.peer import (
@@ -39,10 +39,10 @@ from ..protocol.peer import (
 )
 from ..security.certificates import Member
 from ..system.shared_memory import readable
-from ..system.shared_memory_handoff import Handed
+from ..system.shared_memory_handoff import HandoffFiles
 from ..system.tasks import Tasks, as_error, unheard
 from ..timeouts import DEFAULT_TIMEOUTS, Timeouts
-from .address_policy import LOOPBACK_ONLY, Allowed
+from .address_policy import LOOPBACK_ONLY, AddressPolicy
 from .happy_eyeballs import HEAD_START_S, STAGGER_S, race
 from .identity import member_id
 from .link import Handler, Link
@@ -115,7 +115,7 @@ class Endpoint:
         carrier: Carrier,
         limits: Limits = DEFAULT,
         admit: Callable[[Identity], None] | None = None,
-        allowed: Allowed = LOOPBACK_ONLY,
+        allowed: AddressPolicy = LOOPBACK_ONLY,
         chance: Callable[[], float] = _CHANCE,
         timeouts: Timeouts = DEFAULT_TIMEOUTS,
     ) -> None:
@@ -126,11 +126,11 @@ class Endpoint:
         self.allowed = allowed  # what it may listen on, dial and announce
         self.chance = chance
         self.links: dict[str, Link] = {}
-        self.handed = Handed()
+        self.handed = HandoffFiles()
         self._clearing: asyncio.TimerHandle | None = None
         self._carrier = carrier
         self._admit = admit
-        self._pairing = Pairing(identity.node_id)
+        self._pairing = DialCollisions(identity.node_id)
         self._tasks = Tasks()
         self._worked: dict[str, str] = {}  # node id -> the address that answered last
         self._accepted: dict[bytes, _Accepted] = {}  # nodes that dialled, until their bulk connection comes
@@ -183,7 +183,7 @@ class Endpoint:
         if self._tasks:
             await asyncio.wait(list(self._tasks), timeout=2 * self.timeouts.link_close_s)
         await self._carrier.close()
-        self.handler = _Nobody()  # for the owner holds this, and links to be told of there are none
+        self.handler = _ClosedHandler()  # for the owner holds this, and links to be told of there are none
 
     def unlinked(self, link: Link) -> None:
         """A link ended."""
@@ -403,7 +403,7 @@ class _Accepted:
     link: Link | None = None
 
 
-class _Nobody:
+class _ClosedHandler:
     """Hears for an endpoint that is closed."""
 
     async def on_request(self, link: Link, body: Message) -> Message:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from ..addresses import EVERY, parse_address, shown
 from ..errors import ConfigError
-from .address_policy import Allowed
+from .address_policy import AddressPolicy
 
 ADDRESSES_MAX = 16  # of one node: more interfaces than any machine at home has
 
@@ -38,7 +38,7 @@ class Interface:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class ChosenAddresses:
     """What of an interface others may dial; `reason` says why not, "" where all is well."""
 
     name: str
@@ -62,7 +62,7 @@ def interfaces_here() -> tuple[Interface, ...]:
     )
 
 
-def judge(interfaces: Sequence[Interface], wanted: Sequence[str] = ()) -> list[Judged]:
+def judge(interfaces: Sequence[Interface], wanted: Sequence[str] = ()) -> list[ChosenAddresses]:
     """Every interface with its addresses to dial, or why there are none.
 
     `wanted` names the interfaces to use and no others; a name counts more than what VIRTUAL says of it.
@@ -80,14 +80,14 @@ def check_named(interfaces: Sequence[Interface], wanted: Sequence[str]) -> None:
             )
 
 
-def usable(judged: Sequence[Judged]) -> tuple[str, ...]:
+def usable(judged: Sequence[ChosenAddresses]) -> tuple[str, ...]:
     """The addresses of all interfaces, the likelier ones first."""
     addresses = dict.fromkeys(address for interface in judged for address in interface.addresses)
     return tuple(sorted(addresses, key=_rank))
 
 
 def advertised(
-    allowed: Allowed, host: str, port: int, addresses: Sequence[str], extra: Sequence[str] = ()
+    allowed: AddressPolicy, host: str, port: int, addresses: Sequence[str], extra: Sequence[str] = ()
 ) -> tuple[str, ...]:
     """What a node that listens on `host` tells others to dial, as "host:port", best first.
 
@@ -106,7 +106,7 @@ def advertised(
     return tuple(listed)[:ADDRESSES_MAX]
 
 
-def _judged(interface: Interface, wanted: Sequence[str]) -> Judged:
+def _judged(interface: Interface, wanted: Sequence[str]) -> ChosenAddresses:
     addresses = tuple(address for address in interface.addresses if _reaches_others(address))
     virtual = next((what for name, what in VIRTUAL.items() if fnmatch.fnmatchcase(interface.name, name)), "")
     reasons = (
@@ -117,7 +117,7 @@ def _judged(interface: Interface, wanted: Sequence[str]) -> Judged:
         (not interface.addresses, "no address"),
     )
     reason = next((text for holds, text in reasons if holds), "")
-    return Judged(interface.name, () if reason else addresses, reason)
+    return ChosenAddresses(interface.name, () if reason else addresses, reason)
 
 
 def _reaches_others(address: str) -> bool:

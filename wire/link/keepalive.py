@@ -22,7 +22,7 @@ from ..system.tasks import Tasks
 from ..timeouts import BEATS, SILENT, Timeouts
 from .endpoint import Endpoint
 from .link import Link
-from .sleep_detector import Waking
+from .sleep_detector import SleepDetector
 
 log = logging.getLogger("graph_mesh.transport")
 
@@ -56,7 +56,7 @@ class LinkWatch:
         self.answer_s = endpoint.timeouts.keepalive_answer_s
         self.needed: Callable[[], Collection[str]] | None = None  # everyone is
         self._endpoint, self._timeouts = endpoint, endpoint.timeouts
-        self._waking = Waking()
+        self._waking = SleepDetector()
         self._look_at_s = 0.0
         self._tasks = Tasks()
         self._asked: dict[Link, asyncio.Task[None]] = {}

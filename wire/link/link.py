@@ -32,7 +32,7 @@ from ..protocol.peer import (
     StreamOpened,
     StreamSent,
 )
-from ..system.shared_memory_handoff import Handed
+from ..system.shared_memory_handoff import HandoffFiles
 from ..system.tasks import Tasks
 
 log = logging.getLogger("graph_mesh.link")
@@ -76,7 +76,7 @@ class Owner(Protocol):
 
     identity: Identity
     handler: Handler
-    handed: Handed
+    handed: HandoffFiles
 
     def unlinked(self, link: Link) -> None:
         """The link ended."""

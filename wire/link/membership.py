@@ -15,7 +15,7 @@ from pathlib import Path
 from ..addresses import parse_address
 from ..errors import ConfigError, ConnectFailed, JoinRefused, MeshError, NotTrusted
 from ..security.certificates import NodeKey
-from ..security.credentials import Credentials, Nap, keep_renewed
+from ..security.credentials import Credentials, InterruptibleSleep, keep_renewed
 from ..security.join_port import PORT_OFFSET, join, renew
 from ..security.join_protocol import Admitted, Former
 from ..security.join_tokens import Token
@@ -37,7 +37,7 @@ class Membership:
         self._timeouts = timeouts
         self._file = folder / COORDINATOR_FILE
         self.coordinator = coordinator_known(self._file)
-        self._nap = Nap()
+        self._nap = InterruptibleSleep()
 
     def met(self, addresses: Sequence[str]) -> None:
         """The coordinator can be dialled at these "host:port": it renews certificates, and is looked for after a

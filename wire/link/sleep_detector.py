@@ -13,7 +13,7 @@ STOOD_S_MIN = 5.0  # no loop of ours is held up so long while it works
 
 
 @dataclass(slots=True)
-class Waking:
+class SleepDetector:
     """Tell it the clocks every second or so."""
 
     slept: bool = False  # what the last tick found: this machine, and not this process alone

@@ -26,13 +26,13 @@ from ..limits import DEFAULT, Limits
 from ..protocol.frames import frame_bytes_max
 from ..protocol.peer import Identity
 from ..security.certificates import Member, any_server_name
-from ..security.connection_limiter import Gate, GateLimits, origin_of
+from ..security.connection_limiter import ConnectionLimiter, ConnectionLimits, origin_of
 from ..security.credentials import Credentials
 from ..security.join_protocol import JOIN
 from ..security.tls import drop, explain, explain_caller, gave_up, is_tls_error, peer_member
 from ..security.tls_listener import Caller, Listener, addresses_of
 from ..timeouts import DEFAULT_TIMEOUTS, Timeouts
-from .address_policy import ANYWHERE, LOOPBACK_ONLY, Allowed, is_loopback
+from .address_policy import ANYWHERE, LOOPBACK_ONLY, AddressPolicy, is_loopback
 from .endpoint import Carrier
 from .endpoint import Endpoint as AnyEndpoint
 from .link import Handler, Link
@@ -149,7 +149,7 @@ class WebSockets:
 
     def _bind_trusted(self, address: str, port: int) -> int:
         """As `_bind`; a caller reaches the HTTP parser once TLS has proved that it is a member."""
-        gate = Gate(GateLimits(strangers_per_origin_max=STRANGERS_PER_ORIGIN_MAX))
+        gate = ConnectionLimiter(ConnectionLimits(strangers_per_origin_max=STRANGERS_PER_ORIGIN_MAX))
         listener = Listener(self._admit_member, self._turned_away, gate, self._timeouts.first_word_s)
         bound = listener.listen(addresses_of(address), port)
         self._listener = listener
@@ -435,7 +435,7 @@ def _in_one_line(record: logging.LogRecord) -> bool:
 _http_log.addFilter(_in_one_line)
 
 
-def _http_refusal(request: web.BaseRequest, allowed: Allowed) -> web.Response | None:
+def _http_refusal(request: web.BaseRequest, allowed: AddressPolicy) -> web.Response | None:
     """What to answer to a request that is not a node's, or None.
 
     A browser page can reach loopback: its requests carry an Origin, or (after DNS rebinding) a foreign Host.  Both are
@@ -454,7 +454,7 @@ def _http_refusal(request: web.BaseRequest, allowed: Allowed) -> web.Response | 
     return None
 
 
-def _is_host(hosts: Sequence[str], allowed: Allowed) -> bool:
+def _is_host(hosts: Sequence[str], allowed: AddressPolicy) -> bool:
     """Whether a request names one host, by an address that a node could have dialled."""
     if len(hosts) != 1:
         return False
@@ -499,7 +499,7 @@ def _reason(error: Exception) -> str:
     return str(getattr(cause, "strerror", None) or cause)
 
 
-async def _addresses(host: str, allowed: Allowed, what: str) -> list[str]:
+async def _addresses(host: str, allowed: AddressPolicy, what: str) -> list[str]:
     """The addresses that `host` means; ConfigError if there is none, or one that is not allowed."""
     name = host.strip("[]")
     if name == "localhost":

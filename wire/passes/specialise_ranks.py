@@ -45,13 +45,13 @@ def specialise(body: WireGraph, axes: Axes, sizes: Sizes) -> tuple[WireGraph, ..
     if len(set(by_rank)) == 1:
         return alike
     kinds = {choices: dict(choices) for choices in by_rank}
-    making = {case: _Making(body, choices) for case, choices in kinds.items()}
+    making = {case: _RankGraph(body, choices) for case, choices in kinds.items()}
     orders = {case: made.order() for case, made in making.items()}
     if len(set(orders.values())) > 1 or None in orders.values():
-        together = _Making(body, {}).order()
+        together = _RankGraph(body, {}).order()
         if together is None or any(not body.nodes[index].inputs for index in together):
             return alike
-        making |= {case: _Making(body, kinds[case], together) for case, order in orders.items() if order != together}
+        making |= {case: _RankGraph(body, kinds[case], together) for case, order in orders.items() if order != together}
     one: dict[WireGraph, WireGraph] = {}
     graphs = {case: made.graph() for case, made in making.items()}
     return tuple(one.setdefault(graphs[case], graphs[case]) for case in by_rank)
@@ -77,7 +77,7 @@ def _flat(graph: WireGraph) -> WireGraph:
 # -- a graph of one kind of rank --------------------------------------------------------------------------
 
 
-class _Making:
+class _RankGraph:
     """The graph of the ranks that make these choices; the meetings of `together` one behind the other, in that order.
 
     With `plain` composites are replaced by their bodies, as engines do before they look at stages.
@@ -108,7 +108,7 @@ class _Making:
         if len({nodes[0] for nodes in self._meetings.values()}) < len(self._meetings):
             return None
         if any(node.op == "composite" for node in self._builder.nodes):
-            return _Making(self._body, self._choices, plain=True).order()
+            return _RankGraph(self._body, self._choices, plain=True).order()
         level, depth = levels(self._builder.nodes), depths(self._builder.nodes)
         position = {index: place for place, index in enumerate(self._builder.order(self._outputs))}
 

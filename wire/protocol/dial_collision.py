@@ -1,7 +1,7 @@
 """Which of several connections between two nodes becomes their one link (docs/protocol.md, "Simultaneous dials").
 
 Both nodes may dial at once, and one may dial again while the other still holds the old link.  Each side keeps a
-Pairing; the rules are chosen so that both keep the same link whatever the order of frames:
+DialCollisions; the rules are chosen so that both keep the same link whatever the order of frames:
 
 1. An acceptor that holds or has committed to another link of the same boot names it in its answer.
 2. A dialer that is told of a link it knows drops its own and waits for that one; one it does not know is dead, so it
@@ -32,7 +32,7 @@ class _Entry:
     stage: Stage
 
 
-class Pairing:
+class DialCollisions:
     """The links of one node that exist or are being made."""
 
     def __init__(self, node_id: str) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class GateLimits:
+class ConnectionLimits:
     """Each half-open TLS connection costs about 300 KiB, so 64 cost 20 MiB."""
 
     strangers_max: int = 64
@@ -41,7 +41,7 @@ class _Stranger:
     spoke: bool = False
 
 
-class Gate:
+class ConnectionLimiter:
     """Counts callers from `arrive` until `leave`, and questions.
 
     Where there is no room, the one goes that has not got on for longest: each has a moment for every step, and not
@@ -50,7 +50,7 @@ class Gate:
     with the most goes, one that has said nothing yet if there is any.
     """
 
-    def __init__(self, limits: GateLimits = GateLimits()) -> None:
+    def __init__(self, limits: ConnectionLimits = ConnectionLimits()) -> None:
         self._limits = limits
         self._strangers: dict[int, _Stranger] = {}  # in order of arrival
         self._questions: deque[tuple[float, str]] = deque(maxlen=limits.questions_remembered)

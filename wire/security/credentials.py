@@ -242,7 +242,7 @@ def renewal_due_s(member: Member, jitter: float) -> float:
     return issued_s + (member.ends_s - issued_s) * (2 / 3 + jitter / 10)
 
 
-class Nap:
+class InterruptibleSleep:
     """A sleep that somebody may end early."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ from ..errors import ConnectFailed, MeshError, NotTrusted, ProtocolError
 from ..system.tasks import Tasks, unheard
 from ..timeouts import DEFAULT_TIMEOUTS, Timeouts
 from .certificates import JOIN_NAME, NodeKey, is_authority_of
-from .connection_limiter import Gate, origin_of
+from .connection_limiter import ConnectionLimiter, origin_of
 from .credentials import Credentials
 from .join_protocol import (
     Admitted,
@@ -84,18 +84,20 @@ async def serve_joining(
     port: int,
     credentials: Credentials,
     admission: Admission,
-    gate: Gate | None = None,
+    gate: ConnectionLimiter | None = None,
     timeouts: Timeouts = DEFAULT_TIMEOUTS,
 ) -> tuple[JoinPort, int]:
     """Open the join port of the coordinator with these credentials; what to close, and the port it got."""
-    opened = JoinPort(credentials, admission, gate or Gate(), timeouts)
+    opened = JoinPort(credentials, admission, gate or ConnectionLimiter(), timeouts)
     return opened, opened.listener.listen(hosts, port)
 
 
 class JoinPort:
     """Where nodes become members and renew their certificates; see `serve_joining`."""
 
-    def __init__(self, credentials: Credentials, admission: Admission, gate: Gate, timeouts: Timeouts) -> None:
+    def __init__(
+        self, credentials: Credentials, admission: Admission, gate: ConnectionLimiter, timeouts: Timeouts
+    ) -> None:
         self._credentials = credentials
         self._admission = admission
         self._gate = gate

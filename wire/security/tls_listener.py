@@ -19,7 +19,7 @@ from functools import partial
 from ..errors import ConfigError
 from ..system.tasks import Tasks, unheard
 from ..timeouts import DEFAULT_TIMEOUTS
-from .connection_limiter import Gate
+from .connection_limiter import ConnectionLimiter
 
 log = logging.getLogger("graph_mesh.listener")
 
@@ -51,7 +51,7 @@ class Caller:
 
     host: str
     number: int
-    _gate: Gate
+    _gate: ConnectionLimiter
 
     def asked(self) -> None:
         """It said all it has to say, and waits for us."""
@@ -73,7 +73,7 @@ class Listener:
         self,
         serve: Callable[[socket.socket, Caller], Awaitable[None]],
         turned_away: Callable[[str, str], Awaitable[None]],
-        gate: Gate,
+        gate: ConnectionLimiter,
         first_word_s: float = DEFAULT_TIMEOUTS.first_word_s,
     ) -> None:
         self._first_word_s = first_word_s

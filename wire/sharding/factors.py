@@ -30,7 +30,7 @@ from ..errors import UnknownOp
 from ..ir.graph import Node, WireGraph, infer
 from ..ir.ops import COLLECTIVES, ELEMENTWISE
 from ..ir.types import Attrs, TensorType
-from .region_dims import Classes, Unified
+from .region_dims import Classes, UnifiedDims
 from .rule import WHOLE, Body, Dimensions, Draft, Rule
 
 Types = Sequence[TensorType]
@@ -268,14 +268,14 @@ def _of_window(draft: Draft, shape: Sequence[int], window: Sequence[int]) -> lis
 
 
 def _composite(draft: Draft, attrs: Attrs, types: Types, outs: Types) -> Sides:
-    unified = Unified(rule_of)
+    unified = UnifiedDims(rule_of)
     body = _Graph(unified, attrs["body"])
     operands, results = ([unified.made(draft, node) for node in side] for side in (body.inputs, body.outputs))
     return Sides(operands, results, {"body": body.finished(draft)})
 
 
 def _cond(draft: Draft, attrs: Attrs, types: Types, outs: Types) -> Sides:
-    unified = Unified(rule_of)
+    unified = UnifiedDims(rule_of)
     then, otherwise = (_Graph(unified, attrs[name]) for name in ("then", "otherwise"))
     unified.join(then.inputs, otherwise.inputs)
     unified.join(then.outputs, otherwise.outputs)
@@ -285,7 +285,7 @@ def _cond(draft: Draft, attrs: Attrs, types: Types, outs: Types) -> Sides:
 
 
 def _while(draft: Draft, attrs: Attrs, types: Types, outs: Types) -> Sides:
-    unified = Unified(rule_of)
+    unified = UnifiedDims(rule_of)
     test, body = (_Graph(unified, attrs[name]) for name in ("test", "body"))
     unified.join(test.inputs, body.inputs)
     unified.join(body.inputs[: len(body.outputs)], body.outputs)
@@ -295,7 +295,7 @@ def _while(draft: Draft, attrs: Attrs, types: Types, outs: Types) -> Sides:
 
 def _scan(draft: Draft, attrs: Attrs, types: Types, outs: Types) -> Sides:
     """Turns follow each other; what a turn does to its row can be shared out."""
-    unified = Unified(rule_of)
+    unified = UnifiedDims(rule_of)
     body, carry = _Graph(unified, attrs["body"]), attrs["carry"]
     unified.join(body.inputs[:carry], body.outputs[:carry])
     operands, results = ([unified.made(draft, node) for node in side] for side in (body.inputs, body.outputs))
@@ -308,7 +308,7 @@ def _scan(draft: Draft, attrs: Attrs, types: Types, outs: Types) -> Sides:
 class _Graph:
     """A graph inside a node, with the classes of its values."""
 
-    def __init__(self, unified: Unified, graph: WireGraph) -> None:
+    def __init__(self, unified: UnifiedDims, graph: WireGraph) -> None:
         self._unified, self._graph, self._nodes = unified, graph, unified.add(graph)
 
     @property

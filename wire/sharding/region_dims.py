@@ -1,4 +1,4 @@
-"""Unified: which dimensions of all values in a graph go together, for ops with graphs inside.
+"""UnifiedDims: which dimensions of all values in a graph go together, for ops with graphs inside.
 
 Every dimension of every value is a member of a class; the rule of each node joins classes.  A class that any node sums
 over, needs whole, or lowers in a way of its own is blocked: within a body ranks do not speak.  Of a dimension made of
@@ -29,7 +29,7 @@ class _Class:
     blocked: bool = False
 
 
-class Unified:
+class UnifiedDims:
     """Classes of the dimensions in one or more graphs."""
 
     def __init__(self, rule_of: RuleOf) -> None:

@@ -16,7 +16,7 @@ from .shared_memory import SharedDir, remove
 LOOK_EVERY = 64  # so many files told, and we look which have been taken
 
 
-class Handed:
+class HandoffFiles:
     """Files by the directory of the process that takes them.  `lives` says of such a directory whether it does."""
 
     def __init__(self, lives: Callable[[Path], bool] = SharedDir.lives) -> None:

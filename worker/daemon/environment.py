@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from wire.errors import MeshError
-from wire.link.address_updates import Whereabouts
+from wire.link.address_updates import AddressUpdates
 from wire.link.endpoint import Endpoint
 from wire.link.keepalive import LinkWatch
 from wire.link.link import Handler
@@ -57,7 +57,7 @@ OnLost = Callable[[Any, MeshError], None]
 
 
 def _watch_here(endpoint: Endpoint, config: WorkerConfig, port: int) -> LinkWatch:
-    whereabouts = Whereabouts(endpoint, config.host, port, config.interfaces, config.advertise)
+    whereabouts = AddressUpdates(endpoint, config.host, port, config.interfaces, config.advertise)
     return LinkWatch(endpoint, whereabouts.moved)
 
 

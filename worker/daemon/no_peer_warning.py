@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
-from wire.discovery.multicast_sockets import Tally
+from wire.discovery.multicast_sockets import MulticastCounts
 from wire.link.address_policy import is_loopback
 
 log = logging.getLogger("graph_mesh.worker")
@@ -30,7 +30,7 @@ async def warn_without_coordinator(after_s: float, owner: Callable[[], str], tex
 
 
 def text_without_coordinator(
-    waited_s: float, addresses: Sequence[str], tallies: Sequence[Tally], failures: Mapping[str, str]
+    waited_s: float, addresses: Sequence[str], tallies: Sequence[MulticastCounts], failures: Mapping[str, str]
 ) -> str:
     """The warning of a worker that may be dialled at `addresses`.
 

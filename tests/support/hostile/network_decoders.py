@@ -15,7 +15,7 @@ from mesh.backends.remote import told
 from mesh.util.units import parse_duration, parse_size
 from wire.addresses import check_name, parse_address, shown
 from wire.discovery.announcements import ROLES, bucket_of, fields_of, key_of_name, near, role_in
-from wire.discovery.mdns import announced
+from wire.discovery.mdns import advert_in
 from wire.discovery.multicast_sockets import LOOPBACK, Place, dialled
 from wire.errors import (
     BlobError,
@@ -466,7 +466,7 @@ def adverts(folder: Path) -> Target:
     places = (LOOPBACK, Place("eth0", 4, ("10.0.0.1",), ("10.0.0.1",)))
 
     def attempt(data: bytes) -> bool:
-        said = announced(data)
+        said = advert_in(data)
         if said is None:
             return True
         role = role_in(key, said.label, fields_of(said.text), said.port, bucket)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import errno
 
-from wire.discovery.multicast_sockets import Tally
+from wire.discovery.multicast_sockets import MulticastCounts
 from worker.daemon.no_peer_warning import text_without_coordinator
 
-WIFI = Tally("wlan0", "224.0.0.251", sent=12, heard=40)
-DEAF = Tally("eth0", "224.0.0.251", sent=3)
-BROKEN = Tally("eth1", "ff02::fb", sent=0, last_errno=errno.ENETUNREACH)
+WIFI = MulticastCounts("wlan0", "224.0.0.251", sent=12, heard=40)
+DEAF = MulticastCounts("eth0", "224.0.0.251", sent=3)
+BROKEN = MulticastCounts("eth1", "ff02::fb", sent=0, last_errno=errno.ENETUNREACH)
 HOME = ("192.168.1.20:7100", "10.0.0.5:7100")
 
 

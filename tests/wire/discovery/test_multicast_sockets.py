@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 
-from wire.discovery.multicast_sockets import LOOPBACK, Tally, dialled, listened, places
+from wire.discovery.multicast_sockets import LOOPBACK, MulticastCounts, dialled, listened, multicast_interfaces
 from wire.link.interfaces import Interface
 
 LO = Interface("lo", ("127.0.0.1", "::1"))
@@ -13,7 +13,7 @@ DOCKER = Interface("docker0", ("172.17.0.1",))
 
 
 def test_every_interface_that_others_reach_has_a_place_per_family() -> None:
-    four, six, own = places([LO, DOCKER, HOME])
+    four, six, own = multicast_interfaces([LO, DOCKER, HOME])
     assert own == LOOPBACK
     assert (four.interface, four.group, four.own) == ("eth0", "224.0.0.251", ("192.168.1.5",))
     assert (six.interface, six.group, six.own) == ("eth0", "ff02::fb", ("fd00::5", "fe80::5%eth0"))
@@ -22,16 +22,18 @@ def test_every_interface_that_others_reach_has_a_place_per_family() -> None:
 
 def test_an_interface_that_is_down_or_not_named_has_none() -> None:
     wifi = Interface("wlan0", ("192.168.1.6",))
-    assert places([Interface("eth0", ("192.168.1.5",), up=False), wifi]) == places([HOME, wifi], ["wlan0"])
-    assert [place.interface for place in places([HOME, wifi], ["wlan0"])] == ["wlan0", "loopback"]
+    assert multicast_interfaces([Interface("eth0", ("192.168.1.5",), up=False), wifi]) == multicast_interfaces(
+        [HOME, wifi], ["wlan0"]
+    )
+    assert [place.interface for place in multicast_interfaces([HOME, wifi], ["wlan0"])] == ["wlan0", "loopback"]
 
 
 def test_without_any_it_is_loopback() -> None:
-    assert places([]) == places([LO, DOCKER]) == [LOOPBACK]
+    assert multicast_interfaces([]) == multicast_interfaces([LO, DOCKER]) == [LOOPBACK]
 
 
 def test_addresses_of_the_world_are_not_told() -> None:
-    four, six, _ = places([Interface("eth0", ("8.8.8.8", "2001:db8::1", "10.0.0.1"))])
+    four, six, _ = multicast_interfaces([Interface("eth0", ("8.8.8.8", "2001:db8::1", "10.0.0.1"))])
     assert four.told == six.told == ("10.0.0.1",)
 
 
@@ -45,7 +47,7 @@ def test_a_node_tells_what_it_listens_on() -> None:
 
 
 def test_an_advert_leads_nowhere_but_to_the_network_it_was_heard_on() -> None:
-    four, six, _ = places([HOME])
+    four, six, _ = multicast_interfaces([HOME])
     said = ("192.168.1.9", "8.8.8.8", "127.0.0.1", "::1", "2001:db8::9", "fd00::9", "fe80::9")
     assert dialled(said, 7100, 0, four) == ["192.168.1.9:7100", "[fd00::9]:7100"]
     assert dialled(said, 7100, 3, six) == ["192.168.1.9:7100", "[fd00::9]:7100", "[fe80::9%3]:7100"]
@@ -53,7 +55,7 @@ def test_an_advert_leads_nowhere_but_to_the_network_it_was_heard_on() -> None:
 
 
 def test_a_tally_is_a_line_for_people() -> None:
-    tally = Tally("eth0", "224.0.0.251", sent=5)
+    tally = MulticastCounts("eth0", "224.0.0.251", sent=5)
     assert str(tally) == "eth0: sent 5, heard 0 on 224.0.0.251 port 5353"
     tally.failed(OSError(errno.EHOSTUNREACH, "No route to host"))
     assert str(tally).startswith("eth0: sent 5, heard 0 on 224.0.0.251 port 5353, last error EHOSTUNREACH (")

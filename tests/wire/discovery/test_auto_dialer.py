@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from wire.discovery.announcements import Candidate
-from wire.discovery.auto_dialer import LINES_PER_MINUTE_MAX, Lookout
+from wire.discovery.auto_dialer import LINES_PER_MINUTE_MAX, AutoDialer
 from wire.discovery.mdns import Browser
 from wire.errors import Busy, ConnectFailed, MeshError, NotTrusted, VersionMismatch
 
@@ -38,7 +38,7 @@ def node(number: int) -> Candidate:
 
 
 @asynccontextmanager
-async def looking(dial: Callable[[Candidate], Any], **options: Any) -> AsyncIterator[tuple[Found, Lookout]]:
+async def looking(dial: Callable[[Candidate], Any], **options: Any) -> AsyncIterator[tuple[Found, AutoDialer]]:
     found = Found()
 
     async def dialled(candidate: Candidate) -> None:
@@ -49,7 +49,7 @@ async def looking(dial: Callable[[Candidate], Any], **options: Any) -> AsyncIter
             await answer
 
     wanted = options.pop("wanted", lambda candidate: True)
-    lookout = Lookout(cast(Browser, found), dialled, wanted, "join", **options)
+    lookout = AutoDialer(cast(Browser, found), dialled, wanted, "join", **options)
     await lookout.start()
     yield found, lookout
     await lookout.close()

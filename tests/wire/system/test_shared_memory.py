@@ -17,7 +17,7 @@ from wire.protocol.messages import PlanKey
 from wire.system import mapped_files, shared_memory
 from wire.system.mapped_files import READ_BYTES_MAX
 from wire.system.shared_memory import SharedDir, readable, remove, take
-from wire.system.shared_memory_handoff import LOOK_EVERY, Handed
+from wire.system.shared_memory_handoff import LOOK_EVERY, HandoffFiles
 from worker.daemon.tensor_refs import bytes_of
 from worker.daemon.tensor_sender import TensorSender
 from worker.state import events as ev
@@ -116,7 +116,7 @@ def test_a_directory_that_is_being_made_is_not_swept(tmp_path: Path, monkeypatch
 
 def test_what_was_told_to_the_living_stays_and_what_they_took_is_not_remembered(tmp_path: Path) -> None:
     own, living, dead = SharedDir.create(tmp_path), SharedDir.create(tmp_path), SharedDir.create(tmp_path)
-    handed, left = Handed(), []
+    handed, left = HandoffFiles(), []
     for number in range(3 * LOOK_EVERY):
         for taker in (living, dead):
             name = own.write([b"abc"])

@@ -7,8 +7,8 @@ from support.machines.links import Recorder, node
 
 from mesh.simulation.network import SimulatedNetwork
 from wire.errors import ConfigError
-from wire.link.address_policy import ANYWHERE, LOOPBACK_ONLY, Allowed
-from wire.link.address_updates import Whereabouts
+from wire.link.address_policy import ANYWHERE, LOOPBACK_ONLY, AddressPolicy
+from wire.link.address_updates import AddressUpdates
 from wire.link.endpoint import Endpoint
 from wire.link.interfaces import Interface
 
@@ -19,12 +19,12 @@ WIFI, CABLE = Interface("wifi", ("192.168.1.20",)), Interface("cable", ("10.0.0.
 class Machine:
     """Its interfaces, which a test changes."""
 
-    def __init__(self, *interfaces: Interface, allowed: Allowed = ANYWHERE) -> None:
+    def __init__(self, *interfaces: Interface, allowed: AddressPolicy = ANYWHERE) -> None:
         self.interfaces = interfaces
         self.endpoint = Endpoint(node("x"), Recorder(), SimulatedNetwork().carrier("x"), allowed=allowed)
 
-    def at(self, host: str, *names: str, extra: tuple[str, ...] = ()) -> Whereabouts:
-        return Whereabouts(self.endpoint, host, 7100, names, extra, lambda: self.interfaces)
+    def at(self, host: str, *names: str, extra: tuple[str, ...] = ()) -> AddressUpdates:
+        return AddressUpdates(self.endpoint, host, 7100, names, extra, lambda: self.interfaces)
 
     @property
     def told(self) -> tuple[str, ...]:

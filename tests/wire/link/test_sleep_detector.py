@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from wire.link.sleep_detector import Waking
+from wire.link.sleep_detector import SleepDetector
 
 
 def test_it_says_whether_the_machine_slept_or_the_process_alone_stood_still() -> None:
-    waking = Waking()
+    waking = SleepDetector()
     clocks = ((0, 1000), (1, 1001), (2, 4602), (3, 4603), (34, 4634))
     assert [(bool(waking.tick(*each)), waking.slept) for each in clocks] == [
         (False, False), (False, False), (True, True), (False, False), (True, False),
@@ -14,7 +14,7 @@ def test_it_says_whether_the_machine_slept_or_the_process_alone_stood_still() ->
 
 
 def reasons(*clocks: tuple[float, float]) -> list[str]:
-    waking = Waking()
+    waking = SleepDetector()
     return [waking.tick(*each) for each in clocks]
 
 
