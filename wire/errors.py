@@ -78,7 +78,7 @@ class MeshError(Exception):
         return f"{self.message}{where}{why}{then}"
 
     def copy(self) -> MeshError:
-        """The same error for somebody else, so that each may be given its own place."""
+        """A copy of an error for somebody else, so that each may be given its own place."""
         return from_fields(self.to_fields())
 
     def _where(self) -> tuple[tuple[str, str], ...]:

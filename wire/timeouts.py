@@ -407,7 +407,7 @@ class Timeouts:
             object.__setattr__(self, row.name, _checked(row.name, getattr(self, row.name)))
 
     def with_values(self, values: Mapping[str, object]) -> Timeouts:
-        """The same with other values; ConfigError for a name that no field has."""
+        """A copy with other values; ConfigError for a name that no field has."""
         for name in values:
             check_name_of_time(name)
         return replace(self, **values)  # type: ignore[arg-type]

@@ -74,7 +74,7 @@ def _family(family: str) -> Iterator[str]:
 
 def _row(op: Op) -> str:
     attributes = ", ".join(f"`{name}: {kind}`" for name, kind in op.attrs.items())
-    shape, dtype = (inspect.getdoc(rule) or "" for rule in (op.shape, op.dtype))
+    shape, dtype = (" ".join((inspect.getdoc(rule) or "").split()) for rule in (op.shape, op.dtype))
     cells = (f"`{op.name}({', '.join(_operands(op))})`", attributes, shape, dtype, _tolerance(op))
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 

@@ -39,7 +39,7 @@ def key_of_name(mesh: str) -> bytes:
 
 
 def bucket_of(wall_s: float) -> int:
-    """Which ten minutes a time of day, in seconds since 1970, is in."""
+    """Number the ten minutes that a time of day, in seconds since 1970, is in."""
     return int(wall_s // BUCKET_S)
 
 
@@ -83,7 +83,7 @@ def near(address: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Where a node of this mesh may be: `addresses` are "host:port", to be tried side by side.
+    """A place where a node of this mesh may be: `addresses` are "host:port", to be tried side by side.
 
     `label` is random per start of the node, and "" where a person named the addresses; `role` "" where it is unknown.
     """
@@ -152,7 +152,7 @@ class Candidates:
         return self._candidate(label)
 
     def next_due_s(self) -> float | None:
-        """When `due` gives one again, at the earliest; None where there is none."""
+        """The earliest time at which `due` gives one again; None where there is none."""
         return min((known.due_s for known in self._known.values() if known.until), default=None)
 
     def _candidate(self, label: str) -> Candidate:

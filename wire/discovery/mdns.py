@@ -139,7 +139,7 @@ class Announcer:
             channel.sending(await channel.zeroconf.async_register_service(info, cooperating_responders=True))
 
     async def _renew(self) -> None:
-        """With every bucket, and for a new key, a new nonce and tag."""
+        """Make a new nonce and tag with every bucket, and for a new key."""
         bucket, key = bucket_of(self._wall()), self._keys()[0]
         if (bucket, key) == (self._bucket, self._key):
             return
@@ -165,7 +165,7 @@ class Announcer:
 
 
 class Finder(Protocol):
-    """Where candidates come from: a Browser, or its static twin StaticFinder."""
+    """A source of candidates: a Browser, or its static twin StaticFinder."""
 
     async def start(self) -> None:
         """Begin to report candidates."""
@@ -552,7 +552,7 @@ def _keys(given: bytes | str | Keys) -> Keys:
 
 
 class _RateLimit:
-    """So many adverts are read in a second, and no more."""
+    """Limits how many adverts are read in a second."""
 
     def __init__(self) -> None:
         self._since_s = float("-inf")

@@ -63,7 +63,8 @@ class MulticastCounts:
 
 
 def multicast_interfaces(interfaces: Sequence[Interface], names: Sequence[str] = ()) -> list[MulticastInterface]:
-    """Where a member speaks: every interface that others can reach, and loopback for this machine's own nodes.
+    """The interfaces on which a member speaks: every one that others can reach, and loopback for this machine's own
+    nodes.
 
     `names` are the interfaces to use and no others.
     """

@@ -40,7 +40,8 @@ def checks(k: int, extra: int) -> tuple[tuple[int, ...], ...]:
 
 @cache
 def coefficients(k: int, extra: int, wanted: int, there: tuple[int, ...]) -> tuple[int, ...]:
-    """By which k shares give another one.  Shares 0 to k - 1 are the contents, the others the checks of them."""
+    """The factors by which k shares give another one.  Shares 0 to k - 1 are the contents, the others the checks of
+    them."""
     if len(set(there)) != k or not all(0 <= number < k + extra for number in (*there, wanted)):
         raise InputError(f"{k} of {k + extra} shares give another one, not {there}")
     generator = [tuple(int(i == j) for j in range(k)) for i in range(k)] + list(checks(k, extra))

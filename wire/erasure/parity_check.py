@@ -1,4 +1,4 @@
-"""Which of several shares is wrong: what is a combination of blocks satisfies the parity checks of the code.
+"""Find which of several shares is wrong: what is a combination of blocks satisfies the parity checks of the code.
 
 Of m shares of k blocks, m - k independent checks H (orthonormal rows, H G = 0) must give zero.  One check says that
 something is wrong; with two, leaving out the wrong share alone makes the rest agree; with 2 e, any e of them are found.

@@ -370,7 +370,7 @@ def _check_arities(ops: NDArray[Any], arities: NDArray[Any], op_names: tuple[str
 
 
 def _distinct(column: NDArray[Any]) -> list[int]:
-    """As np.unique, whose first use in a process imports numpy.ma: that takes longer than to read most graphs."""
+    """np.unique without it: its first use in a process imports numpy.ma: that takes longer than to read most graphs."""
     ordered = np.sort(column)
     first = np.ones(len(ordered), np.bool_)
     np.not_equal(ordered[1:], ordered[:-1], out=first[1:])

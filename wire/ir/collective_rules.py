@@ -21,7 +21,7 @@ REDUCTIONS = {"sum": "iufc", "prod": "iufc", "max": "biuf", "min": "biuf", "and"
 
 
 def combined(attrs: Attrs, types: Types) -> DType:
-    """That of the operand: a number for the reductions `sum` and `prod`, not complex for `max` and `min`, bool or an
+    """The operand's dtype: a number for the reductions `sum` and `prod`, not complex for `max` and `min`, bool or an
     integer for `and` and `or`."""
     kinds = REDUCTIONS.get(attrs["reduction"])
     if kinds is None:
@@ -33,7 +33,7 @@ def combined(attrs: Attrs, types: Types) -> DType:
 
 
 def reduced_over_ranks(attrs: Attrs, types: Types) -> tuple[int, ...]:
-    """That of the operand."""
+    """The operand's shape."""
     _ranks(attrs)
     return types[0].shape
 
@@ -60,7 +60,7 @@ def exchanged_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
 
 
 def permuted_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
-    """That of the operand; `pairs` are who sends and who receives in turn, each rank once."""
+    """The operand's shape; `pairs` are who sends and who receives in turn, each rank once."""
     ranks, pairs = _ranks(attrs), attrs["pairs"]
     if len(pairs) % 2 or any(not 0 <= rank < ranks for rank in pairs):
         raise AttrError(f"pairs are source and destination in turn, of {ranks} ranks, got {pairs}")
@@ -72,7 +72,7 @@ def permuted_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
 
 
 def from_root_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
-    """That of the operand; `root` is one of the ranks."""
+    """The operand's shape; `root` is one of the ranks."""
     if not 0 <= attrs["root"] < _ranks(attrs):
         raise AttrError(f"the root {attrs['root']} is none of {_ranks(attrs)} ranks")
     return types[0].shape
@@ -90,12 +90,13 @@ def number_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
 
 
 def whole_dtype(attrs: Attrs, types: Types) -> DType:
-    """That of output `output` of the body."""
+    """The dtype of output `output` of the body."""
     return _spmd_type(attrs, types).dtype
 
 
 def whole_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
-    """Of output `output` of the body, times the axes that its spec names; the body takes the operands' blocks."""
+    """The shape of output `output` of the body, times the axes that its spec names; the body takes the operands'
+    blocks."""
     return _spmd_type(attrs, types).shape
 
 

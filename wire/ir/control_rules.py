@@ -14,42 +14,42 @@ from .types import Attrs, TensorType
 
 
 def branch_dtype(attrs: Attrs, types: Types) -> DType:
-    """That of output `output` of both graphs."""
+    """The dtype of output `output` of both graphs."""
     return _branch_type(attrs, types).dtype
 
 
 def branch_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
-    """That of output `output` of both graphs; the operands are a bool[] and what the graphs take."""
+    """The shape of output `output` of both graphs; the operands are a bool[] and what the graphs take."""
     return _branch_type(attrs, types).shape
 
 
 def carried_dtype(attrs: Attrs, types: Types) -> DType:
-    """That of operand `output`."""
+    """The dtype of operand `output`."""
     return _carried_type(attrs, types).dtype
 
 
 def carried_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
-    """That of operand `output`, one of as many as the body has outputs; test gives a bool[]."""
+    """The shape of operand `output`, one of as many as the body has outputs; test gives a bool[]."""
     return _carried_type(attrs, types).shape
 
 
 def scanned_dtype(attrs: Attrs, types: Types) -> DType:
-    """That of output `output` of the body."""
+    """The dtype of output `output` of the body."""
     return _scanned_type(attrs, types).dtype
 
 
 def scanned_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
-    """That of output `output` of the body; behind the carry `length` of them, stacked."""
+    """The shape of output `output` of the body; behind the carry `length` of them, stacked."""
     return _scanned_type(attrs, types).shape
 
 
 def body_dtype(attrs: Attrs, types: Types) -> DType:
-    """That of the body's output."""
+    """The dtype of the body's output."""
     return _body_type(attrs, types).dtype
 
 
 def body_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
-    """That of the body's output; the operands are of its inputs' types."""
+    """The shape of the body's output; the operands are of its inputs' types."""
     return _body_type(attrs, types).shape
 
 

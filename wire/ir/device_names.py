@@ -34,7 +34,7 @@ class DeviceName:
 
     @property
     def said(self) -> str:
-        """As a program says it: `cpu`, `accelerator 2`, `NAME` or `NAME:INDEX`."""
+        """The text by which a program names it: `cpu`, `accelerator 2`, `NAME` or `NAME:INDEX`."""
         if self.kind != "worker":
             return str(self)
         return self.worker if self.number < 0 else f"{self.worker}:{self.number}"

@@ -85,12 +85,12 @@ def whole_shape(shape: Sequence[int], spec: Spec, axes: Axes, sizes: Sizes) -> t
 
 
 def coordinates(sizes: Sizes) -> list[tuple[int, ...]]:
-    """Of every rank in order, its place along each axis."""
+    """The place along each axis of every rank, in order."""
     return list(product(*map(range, sizes)))
 
 
 def block(spec: Spec, axes: Axes, sizes: Sizes, at: Sequence[int]) -> tuple[int, ...]:
-    """Which block of each dimension the rank with the coordinates `at` has."""
+    """The number of the block that the rank with the coordinates `at` has, for each dimension."""
     return tuple(_number(dim, axes, sizes, at) for dim in spec)
 
 

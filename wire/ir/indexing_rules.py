@@ -12,7 +12,7 @@ from .types import Attrs
 
 
 def gathered(attrs: Attrs, types: Types) -> DType:
-    """That of the first operand; the second is an integer."""
+    """The first operand's dtype; the second is an integer."""
     same_dtype(types[1:2], "iu")
     return types[0].dtype
 
@@ -46,7 +46,7 @@ SCATTER_MODES = ("set", "add", "max", "min")
 
 
 def scatter_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
-    """That of data; updates have shape data[:axis] + indices + data[axis + 1:]."""
+    """The shape of data; updates have shape data[:axis] + indices + data[axis + 1:]."""
     data, indices, updates = (t.shape for t in types)
     axis = axis_of(attrs["axis"], len(data))
     if attrs["mode"] not in SCATTER_MODES:
@@ -71,7 +71,7 @@ def dynamic_slice_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
 
 
 def dynamic_update_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
-    """That of data; the update is no larger, with one start per axis."""
+    """The shape of data; the update is no larger, with one start per axis."""
     shape, update, starts = (t.shape for t in types)
     _check_window(shape, update, starts)
     return shape

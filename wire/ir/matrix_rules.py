@@ -34,12 +34,12 @@ def svd_dtype(attrs: Attrs, types: Types) -> DType:
 
 
 def square_matrices(attrs: Attrs, types: Types) -> tuple[int, ...]:
-    """That of the operand, (..., n, n)."""
+    """The operand's shape, (..., n, n)."""
     return _square(types[0])
 
 
 def solved(attrs: Attrs, types: Types) -> tuple[int, ...]:
-    """That of b, (..., n, k); a is (..., n, n) with the same axes ahead."""
+    """The shape of b, (..., n, k); a is (..., n, n) with the same axes ahead."""
     a, b = _square(types[0]), types[1].shape
     if len(b) != len(a) or b[:-1] != a[:-1]:
         raise ShapeError(f"solve of a {a} and b {b}: b is {(*a[:-1], 'k')}".replace("'", ""))
@@ -47,27 +47,28 @@ def solved(attrs: Attrs, types: Types) -> tuple[int, ...]:
 
 
 def lu_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
-    """Of x (..., m, n): that of x, (..., min(m, n)) and (..., m)."""
+    """The shape of each result for x (..., m, n): that of x, (..., min(m, n)) and (..., m)."""
     ahead, m, n = _matrix(types[0])
     return _made("lu", attrs, ((*ahead, m, n), (*ahead, min(m, n)), (*ahead, m)))
 
 
 def qr_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
-    """Of x (..., m, n): (..., m, k) and (..., k, n), where k is m if `full` is 1 and min(m, n) if it is 0."""
+    """The shape of each result for x (..., m, n): (..., m, k) and (..., k, n), where k is m if `full` is 1 and min(m,
+    n) if it is 0."""
     ahead, m, n = _matrix(types[0])
     k = m if _is_full(attrs) else min(m, n)
     return _made("qr", attrs, ((*ahead, m, k), (*ahead, k, n)))
 
 
 def eigh_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
-    """Of x (..., n, n): (..., n) and that of x."""
+    """The shape of each result for x (..., n, n): (..., n) and that of x."""
     shape = _square(types[0])
     return _made("eigh", attrs, (shape[:-1], shape))
 
 
 def svd_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
-    """Of x (..., m, n): (..., m, k), (..., min(m, n)) and (..., l, n), where k is m and l is n if `full` is 1, and both
-    are min(m, n) if it is 0."""
+    """The shape of each result for x (..., m, n): (..., m, k), (..., min(m, n)) and (..., l, n), where k is m and l is
+    n if `full` is 1, and both are min(m, n) if it is 0."""
     ahead, m, n = _matrix(types[0])
     few = min(m, n)
     left, right = (m, n) if _is_full(attrs) else (few, few)

@@ -153,8 +153,8 @@ def _conv_flops(attrs: Attrs, types: Types, out: TensorType) -> int:
 
 
 def _factor_flops(times: int) -> Flops:
-    """For matrices of (m, n), `times` m * n * min(m, n): more than their additions and multiplications, of which a core
-    does fewer in a second than of a product's.  Measured at 512 by 512 (f32, OpenBLAS)."""
+    """The work on matrices of (m, n), `times` m * n * min(m, n): more than their additions and multiplications, of
+    which a core does fewer in a second than of a product's.  Measured at 512 by 512 (f32, OpenBLAS)."""
 
     def flops(attrs: Attrs, types: Types, out: TensorType) -> int:
         return times * types[0].size * min(types[0].shape[-2:])
@@ -454,7 +454,7 @@ _KINDS: dict[str, _Check] = {  # the exact type of a value, and what else must h
 
 @cache
 def _attr_checks(name: str) -> tuple[frozenset[str], dict[str, _Check]]:
-    """Which attributes an op must have, and the check of every one that it may have."""
+    """The attributes that an op must have, and the check of every one that it may have."""
     kinds = OPS[name].attrs.items()
     required = frozenset(attr for attr, kind in kinds if not kind.endswith("?"))
     return required, {attr: _KINDS[kind.rstrip("?")] for attr, kind in kinds}

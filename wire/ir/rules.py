@@ -95,7 +95,7 @@ def bits(attrs: Attrs, types: Types) -> DType:
 
 
 def first_dtype(attrs: Attrs, types: Types) -> DType:
-    """That of the first operand; the others are of any type."""
+    """The first operand's dtype; the others are of any type."""
     return types[0].dtype
 
 
@@ -242,12 +242,12 @@ def random_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
 
 
 def first_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
-    """That of the first operand."""
+    """The first operand's shape."""
     return types[0].shape
 
 
 def same_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
-    """That of the operand."""
+    """The operand's shape."""
     return types[0].shape
 
 
@@ -269,14 +269,14 @@ def broadcast_to(attrs: Attrs, types: Types) -> tuple[int, ...]:
 
 
 def reduced(attrs: Attrs, types: Types) -> tuple[int, ...]:
-    """Without the axes."""
+    """The operand's shape without the axes."""
     shape = types[0].shape
     gone = set(distinct_axes(attrs["axes"], len(shape)))
     return tuple(dim for axis, dim in enumerate(shape) if axis not in gone)
 
 
 def reduced_not_empty(attrs: Attrs, types: Types) -> tuple[int, ...]:
-    """Without the axes, none of which is empty."""
+    """The operand's shape without the axes, none of which is empty."""
     shape = types[0].shape
     result = reduced(attrs, types)
     if 0 in (shape[axis] for axis in attrs["axes"]):
@@ -285,7 +285,7 @@ def reduced_not_empty(attrs: Attrs, types: Types) -> tuple[int, ...]:
 
 
 def one_axis_gone(attrs: Attrs, types: Types) -> tuple[int, ...]:
-    """Without the axis, which is not empty."""
+    """The operand's shape without the axis, which is not empty."""
     shape = types[0].shape
     axis = axis_of(attrs["axis"], len(shape))
     if shape[axis] == 0:
@@ -294,13 +294,13 @@ def one_axis_gone(attrs: Attrs, types: Types) -> tuple[int, ...]:
 
 
 def along_axis(attrs: Attrs, types: Types) -> tuple[int, ...]:
-    """That of the operand, which has the axis."""
+    """The operand's shape, which has the axis."""
     axis_of(attrs["axis"], len(types[0].shape))
     return types[0].shape
 
 
 def along_filled_axis(attrs: Attrs, types: Types) -> tuple[int, ...]:
-    """That of the operand, which has the axis, and elements along it; `inverse` is 0 or 1."""
+    """The operand's shape, which has the axis, and elements along it; `inverse` is 0 or 1."""
     shape = along_axis(attrs, types)
     if shape[attrs["axis"]] == 0:
         raise ShapeError(f"a transform along an empty axis: shape {shape}, axis {attrs['axis']}")
@@ -366,19 +366,19 @@ def concatenated(attrs: Attrs, types: Types) -> tuple[int, ...]:
 
 
 def reversed_axes(attrs: Attrs, types: Types) -> tuple[int, ...]:
-    """That of the operand."""
+    """The operand's shape."""
     distinct_axes(attrs["axes"], len(types[0].shape))
     return types[0].shape
 
 
 def transferred(attrs: Attrs, types: Types) -> tuple[int, ...]:
-    """That of the operand."""
+    """The operand's shape."""
     device_named(attrs["device"])
     return types[0].shape
 
 
 def constrained(attrs: Attrs, types: Types) -> tuple[int, ...]:
-    """That of the operand, which the spec fits; a dimension need not divide."""
+    """The operand's shape, which the spec fits; a dimension need not divide."""
     check_axes(attrs["axes"], attrs["sizes"])
     check_spec(spec_of(attrs["spec"]), len(types[0].shape), attrs["axes"])
     return types[0].shape

@@ -17,7 +17,7 @@ Rule = Callable[[Attrs, Sequence[TensorType], TensorType], int]
 
 
 def scratch_bytes(graph: WireGraph, index: int) -> int:
-    """That of a node."""
+    """The workspace of a node."""
     op, inputs, attrs = graph.nodes[index]
     rule = SCRATCH.get(op)
     return 0 if rule is None else rule(attrs, [graph.types[source] for source in inputs], graph.types[index])

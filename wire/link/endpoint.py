@@ -372,7 +372,7 @@ class Endpoint:
         await _read(link, BULK, socket)
 
     def _establish(self, link: Link, control: Socket, bulk: Socket) -> None:
-        """Both connections stand: this is the link to its node now."""
+        """Make a link, both of whose connections stand, the one to its node."""
         replaced = self._pairing.opened(link.link_id)
         old = self.links.get(link.peer.node_id)
         if old is not None and old.link_id == replaced:

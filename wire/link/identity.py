@@ -1,4 +1,4 @@
-"""Who this process is: the Identity that its hello carries, made from the machine it runs on."""
+"""Identity of this process: the one that its hello carries, made from the machine it runs on."""
 
 from __future__ import annotations
 

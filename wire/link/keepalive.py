@@ -102,13 +102,13 @@ class LinkWatch:
 
 
 def resting_s(links: int, few_s: float) -> float:
-    """After how much silence a link that nothing depends on is asked, where there are so many links; `few_s` is that
+    """The silence after which a link that nothing depends on is asked, where there are so many links; `few_s` is that
     where there are few."""
     return min(max(few_s, links / RESTING_ASKED_PER_S), RESTING_TIMES_MAX * few_s)
 
 
 def _quiet_s(link: Link, needed: Collection[str], idle_s: float, rest_s: float) -> float:
-    """After how much silence a link is asked."""
+    """The silence after which a link is asked."""
     if link.peer.role != "worker" or link.peer.node_id in needed:
         return idle_s
     return rest_s if link.address else rest_s + 2 * LOOK_S

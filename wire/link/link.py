@@ -49,7 +49,7 @@ class Handler(Protocol):
         """Take a one-way message."""
 
     def on_stream_open(self, link: Link, header: Message, size_bytes: int) -> memoryview:
-        """Where a stream's bytes go: writable, exactly `size_bytes`.  Raise a MeshError to refuse it."""
+        """The buffer for a stream's bytes: writable, exactly `size_bytes`.  Raise a MeshError to refuse it."""
 
     def on_stream_done(self, link: Link, header: Message, buffer: memoryview, error: MeshError | None) -> None:
         """The stream placed in `buffer` (the very object given) is complete, or broke off with `error`."""
@@ -193,7 +193,8 @@ class Link:
 
     @property
     def alive_s(self) -> float:
-        """When there was a sign of life: a frame came, or a full socket took more, for which the other end had to."""
+        """The time of the last sign of life: a frame came, or a full socket took more, for which the other end had
+        to."""
         return max(self.heard_s, self._taken_s)
 
     def close(self, reason: str = "") -> None:
@@ -210,7 +211,7 @@ class Link:
     # -- the endpoint's side
 
     def attach(self, connections: Mapping[Channel, Connection]) -> None:
-        """Both connections stand: the link may be used."""
+        """Take both connections; from now on the link may be used."""
         self.same_host = self._machine.shared_ok
         self._connections = connections
         self._guarded("on_linked", self._owner.handler.on_linked, self)

@@ -30,7 +30,7 @@ COORDINATOR_FILE = "coordinator.json"
 
 
 class Membership:
-    """Of the node whose identity is in `folder`."""
+    """The membership of the node whose identity is in `folder`."""
 
     def __init__(self, credentials: Credentials, folder: Path, timeouts: Timeouts = DEFAULT_TIMEOUTS) -> None:
         self.credentials = credentials
@@ -140,7 +140,8 @@ async def ask_to_join(
 
 
 def remember_coordinator(folder: Path, addresses: Sequence[str]) -> None:
-    """For the node whose identity is in `folder`; losing it costs a --peer, so a disk that refuses is only told of."""
+    """Remember it for the node whose identity is in `folder`; losing it costs a --peer, so a disk that refuses is only
+    told of."""
     try:
         Disk().write_whole(folder / COORDINATOR_FILE, [json.dumps(list(addresses)).encode()])
     except OSError as error:

@@ -81,7 +81,7 @@ class Endpoint(AnyEndpoint):
         return await super().listen(host, port, last_port)
 
     def audit_strangers(self, turned_away: Callable[[str, str], None]) -> None:
-        """From now on `turned_away(host, why)` hears of callers that proved not to be members; it may write files."""
+        """Tell `turned_away(host, why)` from now on of callers that proved not to be members; it may write files."""
         self._sockets.audit = turned_away
 
 
@@ -109,7 +109,7 @@ class WebSockets:
     async def listen(
         self, host: str, port: int, last_port: int, accept: Callable[[_Socket], Awaitable[None]]
     ) -> tuple[str, int]:
-        """As Carrier has it; tries every port from `port` to `last_port`."""
+        """Listen on the first free port; tries every one from `port` to `last_port`."""
         from aiohttp import web  # here, as in what answers: who only dials does without the server's half
 
         address = (await _addresses(host, self.allowed, "listen on"))[0]
@@ -148,7 +148,7 @@ class WebSockets:
         return port
 
     def _bind_trusted(self, address: str, port: int) -> int:
-        """As `_bind`; a caller reaches the HTTP parser once TLS has proved that it is a member."""
+        """Bind as `_bind` does; a caller reaches the HTTP parser once TLS has proved that it is a member."""
         gate = ConnectionLimiter(ConnectionLimits(strangers_per_origin_max=STRANGERS_PER_ORIGIN_MAX))
         listener = Listener(self._admit_member, self._turned_away, gate, self._timeouts.first_word_s)
         bound = listener.listen(addresses_of(address), port)

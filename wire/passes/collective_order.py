@@ -34,7 +34,7 @@ def meets(op: str, attrs: Attrs) -> bool:
 
 
 def levels(nodes: Sequence[Node]) -> list[int]:
-    """Of every node: how many branches, loops and collectives lie before it, at the most."""
+    """Count for every node how many branches, loops and collectives lie before it, at the most."""
     by_node: list[int] = []
     for node in nodes:
         by_node.append(max((by_node[i] + (nodes[i].op in BETWEEN) for i in node.inputs), default=0))
@@ -42,7 +42,7 @@ def levels(nodes: Sequence[Node]) -> list[int]:
 
 
 def depths(nodes: Sequence[Node]) -> list[int]:
-    """Of every node: how many operations lead to it, at the most, itself included."""
+    """Count for every node how many operations lead to it, at the most, itself included."""
     by_node: list[int] = []
     for node in nodes:
         counts = node.op not in VIEWS and node.op not in LEAVES
@@ -51,8 +51,8 @@ def depths(nodes: Sequence[Node]) -> list[int]:
 
 
 def stages(nodes: Sequence[Node]) -> list[int]:
-    """Of every node when it is computed; in one stage there is a meeting at most, at its end.  Where ranks do not meet,
-    its level."""
+    """The stage in which each node is computed; in one stage there is a meeting at most, at its end.  Where ranks do
+    not meet, its level."""
     level, depth = levels(nodes), depths(nodes)
     meetings = [index for index, node in enumerate(nodes) if meets(node.op, node.attrs)]
     if not meetings:

@@ -55,7 +55,7 @@ def _is_whole(graph: WireGraph, first: int, kept: _Kept) -> bool:
 
 
 def _live(graph: WireGraph) -> dict[int, _Kept]:
-    """Of every branch or loop that is needed, by its first node, what is."""
+    """The needed outputs and operands of every branch or loop that is needed, by its first node."""
     later = {index for first, group in graph.siblings.items() for index in group if index != first}
     live = set(graph.outputs)
     kept: dict[int, _Kept] = {}

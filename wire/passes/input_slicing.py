@@ -51,7 +51,7 @@ def _end(node: Node, kind: TensorType) -> tuple[int, ...]:
 
 
 def _boxes(graph: WireGraph, whole: Collection[str]) -> dict[int, Box]:
-    """Of every input that is read, how much of it is."""
+    """The box of every input that is read."""
     read: dict[int, list[Box]] = {}
     for index, node in enumerate(graph.nodes):
         for source in node.inputs:
@@ -74,7 +74,7 @@ def _all(graph: WireGraph, index: int) -> Box:
 
 
 def _hull(spans: list[Box]) -> Box:
-    """Of boxes that are given by where they begin and end."""
+    """The smallest box around boxes that are given by where they begin and end."""
     starts, ends = zip(*spans, strict=True)
     low, high = tuple(map(min, zip(*starts, strict=True))), tuple(map(max, zip(*ends, strict=True)))
     return low, tuple(map(int.__sub__, high, low))

@@ -31,8 +31,8 @@ ALWAYS = 1
 
 
 class _Reach(NamedTuple):
-    """Of a graph or a node, along one axis: by result which inputs make it differ, and of which the predicates in it
-    must be free, as they decide whether ranks meet."""
+    """What ranks differ in, for a graph or a node, along one axis: by result which inputs make it differ, and of which
+    the predicates in it must be free, as they decide whether ranks meet."""
 
     results: tuple[int, ...]
     asked: int
@@ -42,7 +42,7 @@ _Known = dict[tuple[object, ...], _Reach]  # by the axis and the ids of graphs, 
 
 
 def varying(graph: WireGraph, given: Sequence[Over]) -> list[Over]:
-    """For each output of a body, whose inputs differ over `given`, the axes over which it may.
+    """The axes over which each output of a body may differ, whose inputs differ over `given`.
 
     InputError where a branch or a loop has collectives inside and its predicate may differ within their group: some
     ranks would wait for others that never come.

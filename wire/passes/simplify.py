@@ -176,7 +176,7 @@ HIGHEST = _bits(lambda dtype: np.inf if dtype.kind == "f" else np.iinfo(dtype.nu
 
 
 class _Row(NamedTuple):
-    """For an op over operands of these dtype kinds: the operand or result that is special."""
+    """A special element of an op over operands of these dtype kinds, and on which sides it is special."""
 
     op: str
     kinds: str

@@ -35,8 +35,8 @@ Value = NDArray[Any] | None  # None where it is not known
 
 
 def specialise(body: WireGraph, axes: Axes, sizes: Sizes) -> tuple[WireGraph, ...]:
-    """By rank, a graph with the inputs and outputs of `body` and its values; `body` itself where no branch goes by the
-    rank.  Equal graphs are one object."""
+    """A graph for each rank, with the inputs and outputs of `body` and its values; `body` itself where no branch goes
+    by the rank.  Equal graphs are one object."""
     alike = (body,) * math.prod(sizes)
     if not (body.has_control and body.free_axes):
         return alike
@@ -221,7 +221,7 @@ KNOWN_MAX = 4096  # elements of what is looked into
 
 
 def _value(node: Node, kind: TensorType, operands: Sequence[Value]) -> Value:
-    """Of whole numbers and truths, where all operands are known."""
+    """The value of a node of whole numbers and truths, where all operands are known."""
     rule = _VALUES.get(node.op)
     if rule is None or kind.dtype.kind not in "biu" or kind.size > KNOWN_MAX:
         return None
@@ -240,7 +240,7 @@ def _elementwise(function: np.ufunc) -> Rule:
 
 
 def _divided(function: np.ufunc) -> Rule:
-    """By what has a quotient on every machine."""
+    """A rule of quotients, where all divisors have one on every machine: neither 0 nor -1."""
     return lambda node, kind, given: function(*given) if given[1].all() and (given[1] + 1).all() else None
 
 

@@ -174,7 +174,7 @@ def _results_of(node: Node) -> tuple[range, ...]:
 
 
 def _place_of(node: Node, number: int, count: int) -> int:
-    """Which result of the joint node is that of rank `number` of `count`."""
+    """The number of the joint node's result that is that of rank `number` of `count`."""
     first = 0
     for part in _results_of(node):
         if node.attrs["output"] in part:

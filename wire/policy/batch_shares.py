@@ -15,12 +15,12 @@ SPEED_RATIO_MIN = 1.25  # of the fastest to the slowest: below it, shares by spe
 
 
 def ranks_of(portions: Portions) -> int:
-    """For how many ranks they are."""
+    """The number of ranks."""
     return len(portions) if isinstance(portions, tuple) else portions
 
 
 def ends_of(units: tuple[int, ...], pieces: int) -> list[int]:
-    """Where the share of each rank ends, of so many pieces: as near to its units as whole pieces go."""
+    """The end of each rank's share of so many pieces: as near to its units as whole pieces go."""
     return [pieces * sum(units[: rank + 1]) // sum(units) for rank in range(len(units))]
 
 

@@ -1,4 +1,5 @@
-"""Which copies of what a plan needs are kept against deaths, as values.  Pure data, with a text form that travels.
+"""Redundancy: which copies of what a plan needs are kept against deaths, as values.  Pure data, with a text form that
+travels.
 
     replica         another device has it too: nothing moves when a worker dies
     buddy           a second worker has the bytes

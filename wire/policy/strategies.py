@@ -49,7 +49,7 @@ class Strategy:
 
     @property
     def plain(self) -> Strategy:
-        """The same one without `reproducible`."""
+        """A copy without `reproducible`."""
         return replace(self, reproducible=False) if self.reproducible else self
 
     @property
@@ -252,7 +252,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class DeviceMap(Strategy):
-    """Which layer is on which worker.  Layers go by the names of params: "blocks.3" is all below `blocks/3/` or
+    """A map of layers to workers.  Layers go by the names of params: "blocks.3" is all below `blocks/3/` or
     `blocks.3.`, with or without the name of the argument before it.  What has no params is where its operands are.
 
         DeviceMap().layer("embed", "anna").layers("blocks.0..12", "berta")   # blocks 0 to 11
@@ -295,7 +295,7 @@ class DeviceMap(Strategy):
         return f"{self.word} {json.dumps(given, separators=(',', ':'))}"
 
     def row_of(self, param: str) -> int | None:
-        """Which row a param is in, None for none."""
+        """The number of the row that a param is in, None for none."""
         words = _words(param)
         for start in (0, 1):
             rows = (index for index, row in enumerate(self.rows) if row.covers(words[start:]))

@@ -1,4 +1,5 @@
-"""Which of several connections between two nodes becomes their one link (docs/protocol.md, "Simultaneous dials").
+"""Dial collisions: which of several connections between two nodes becomes their one link (docs/protocol.md,
+"Simultaneous dials").
 
 Both nodes may dial at once, and one may dial again while the other still holds the old link.  Each side keeps a
 DialCollisions; the rules are chosen so that both keep the same link whatever the order of frames:

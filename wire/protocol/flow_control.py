@@ -153,7 +153,7 @@ class Receiver:
         self._streams[stream] = _Incoming(size)
 
     def place(self, stream: int, buffer: memoryview) -> bool:
-        """Where the bytes go; True if that is all (an empty stream)."""
+        """Set the buffer for the bytes; True if that is all (an empty stream)."""
         incoming = self._waiting(stream)
         if buffer.readonly or buffer.nbytes != incoming.size:
             raise LocalError(f"stream {stream} needs a writable buffer of {incoming.size} bytes, got {buffer.nbytes}")

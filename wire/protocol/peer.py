@@ -72,7 +72,7 @@ from .versions import Version, negotiate
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who a node is: what hello carries.
+    """The identity of a node: what hello carries.
 
     `node_id` stays the same for a state folder and `boot_id` for a process.  `addresses` are all "host:port" where it
     may be dialled, best first; none for a node that does not listen.  `host_id` is equal for processes that may share
@@ -105,7 +105,7 @@ CONTROL, BULK = Channel.CONTROL, Channel.BULK
 
 
 class State(enum.Enum):
-    """Where the hello stands (docs/protocol.md, "Hello")."""
+    """The state of the hello (docs/protocol.md, "Hello")."""
 
     HELLO_SENT = "hello sent"  # dialer: waits for the answer on control
     ACKNOWLEDGED = "acknowledged"  # dialer: the shell decides whether to go on
@@ -138,7 +138,7 @@ class Acknowledged:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """Both connections stand; requests, notes and streams may flow."""
+    """The link is open: both connections stand; requests, notes and streams may flow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,7 +404,7 @@ class Peer:
             self._put(BULK, StreamAbort(stream, error))
 
     def place_stream(self, stream: int, buffer: memoryview) -> list[Event]:
-        """Where an incoming stream's bytes go: writable and of exactly its size."""
+        """Give the buffer for an incoming stream's bytes: writable and of exactly its size."""
         return [StreamDone(stream, None)] if self._receiver.place(stream, buffer) else []
 
     def refuse_stream(self, stream: int, error: MeshError) -> None:

@@ -1,4 +1,4 @@
-"""Which protocol two nodes speak together, and which ops they agree on.
+"""Versions: which protocol two nodes speak together, and which ops they agree on.
 
 A version is (major, minor).  Another major refuses, before anything of the hello is decoded; the smaller minor of the
 two is spoken.  Ops are agreed row by row: an op is usable between two nodes when both have it with the same hash, so a

@@ -135,7 +135,7 @@ def key_of_certificate(certificate: bytes) -> PublicKey:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """Whom a certificate of the mesh names, and from when to when (seconds since 1970)."""
+    """The node that a certificate of the mesh names, and from when to when (seconds since 1970)."""
 
     node_id: str
     role: str

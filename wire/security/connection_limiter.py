@@ -100,7 +100,7 @@ class ConnectionLimiter:
         return self._limits.delay_s if too_many else 0.0
 
     def _stalled(self, callers: Iterable[int], now_s: float) -> int | None:
-        """Of those that do not get on, if there are any: one of the origin with the most, there for the longest."""
+        """The oldest of those that do not get on, of the origin with the most of them; None if there is none."""
         stalled = [caller for caller in callers if self._strangers[caller].stalled_s <= now_s]
         counts = Counter(stranger.origin for stranger in self._strangers.values())
         rank = {
@@ -118,7 +118,7 @@ class ConnectionLimiter:
 
 
 def origin_of(host: str) -> str:
-    """Who is behind an address, as far as it tells; "" for this machine itself."""
+    """The origin of an address, as far as it tells; "" for this machine itself."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

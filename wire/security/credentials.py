@@ -99,7 +99,7 @@ class Credentials:
 
     @property
     def revocations(self) -> Revocations:
-        """Who is out, as far as this node has heard."""
+        """The revoked nodes, as far as this node has heard."""
         return read_revocations(self.admitted.grant.revocations, self.admitted.authority)
 
     @property
@@ -154,15 +154,15 @@ class Credentials:
     # -- TLS
 
     def server_context(self) -> TLSContext:
-        """For accepting links.  It stays up to date by itself, as the others do."""
+        """The context for accepting links.  It stays up to date by itself, as the others do."""
         return self._context(server_context)
 
     def client_context(self) -> TLSContext:
-        """For dialling links, and for renewing at the join port."""
+        """The context for dialling links, and for renewing at the join port."""
         return self._context(client_context)
 
     def join_server_context(self) -> TLSContext:
-        """For a coordinator's join port."""
+        """The context for a coordinator's join port."""
         return self._context(join_server_context)
 
     def _context(self, make: Callable[[TLSFiles], TLSContext]) -> TLSContext:
@@ -182,7 +182,7 @@ class Credentials:
             reload(context, self.files)
 
     def _checked(self, admitted: Admitted) -> Admitted:
-        """The same, with the newer of its revocation lists and ours."""
+        """What was admitted, checked, with the newer of its revocation lists and ours."""
         grant, former, ours = admitted.grant, admitted.former, self._admitted
         if former is not None:
             check_issued(former.certificate, admitted.authority)
@@ -224,7 +224,7 @@ def _vouched(former: Former | None) -> bytes:
 
 
 def _trusted(admitted: Admitted) -> tuple[bytes, bytes]:
-    """Whose signatures count."""
+    """The authorities whose signatures count."""
     return admitted.authority, _vouched(admitted.former)
 
 
@@ -237,7 +237,8 @@ def _check_private(path: Path) -> None:
 
 
 def renewal_due_s(member: Member, jitter: float) -> float:
-    """When to renew, in seconds since 1970: after two thirds of the time, give or take a tenth (`jitter` -1 to 1)."""
+    """The time to renew, in seconds since 1970: after two thirds of the time, give or take a tenth (`jitter` -1 to
+    1)."""
     issued_s = member.starts_s + BACKDATED_S
     return issued_s + (member.ends_s - issued_s) * (2 / 3 + jitter / 10)
 

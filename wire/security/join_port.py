@@ -64,7 +64,7 @@ JOIN_AGAIN = {"worker": "mesh-worker join here", "client": "mesh-coord join here
 
 
 class Admission(Protocol):
-    """Who is let in.  All of it writes files and so is called in a thread."""
+    """Decides who is let in.  All of it writes files and so is called in a thread."""
 
     def admit(self, asked: Asked, host: str) -> Grant | Refusal:
         """Answer a node with a token."""
@@ -93,7 +93,7 @@ async def serve_joining(
 
 
 class JoinPort:
-    """Where nodes become members and renew their certificates; see `serve_joining`."""
+    """A port at which nodes become members and renew their certificates; see `serve_joining`."""
 
     def __init__(
         self, credentials: Credentials, admission: Admission, gate: ConnectionLimiter, timeouts: Timeouts

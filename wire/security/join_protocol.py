@@ -361,9 +361,10 @@ class RenewingNode:
         return []
 
     def ended(self) -> MeshError:
-        """By TLS 1.3 a server that does not accept a certificate hangs up after the handshake.
+        """The error where the other side hung up.
 
-        It is of our mesh, or the handshake had failed here.
+        By TLS 1.3 a server that does not accept a certificate hangs up after the handshake.  It is of our mesh, or the
+        handshake had failed here.
         """
         return NotTrusted(
             f"{self._where}, the mesh's coordinator, does not accept this node's certificate: it was revoked, or is of "
@@ -373,7 +374,7 @@ class RenewingNode:
 
 
 class Listening:
-    """Whoever only wants to know which authority a coordinator names."""
+    """A caller that only wants to know which authority a coordinator names."""
 
     def __init__(self, where: str) -> None:
         self._where = where

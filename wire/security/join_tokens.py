@@ -120,7 +120,7 @@ def _mac(key: bytes, data: bytes) -> bytes:
 
 
 def base32(data: bytes) -> str:
-    """In lower case and without padding, as tokens and host names have it."""
+    """Encode in lower case and without padding, as tokens and host names have it."""
     return base64.b32encode(data).decode().rstrip("=").lower()
 
 

@@ -25,7 +25,8 @@ _NO_CHECK_TIME = ssl.VerifyFlags(0x200000)  # X509_V_FLAG_NO_CHECK_TIME of OpenS
 
 @dataclass(frozen=True, slots=True)
 class TLSFiles:
-    """Where TLS finds what it needs, all PEM: `trust` holds the authority's certificate and the revocation list."""
+    """The files in which TLS finds what it needs, all PEM: `trust` holds the authority's certificate and the revocation
+    list."""
 
     key: Path
     certificate: Path
@@ -33,19 +34,20 @@ class TLSFiles:
 
 
 def server_context(files: TLSFiles) -> TLSContext:
-    """For accepting links: a caller without a certificate of the mesh never gets a byte through."""
+    """The context for accepting links: a caller without a certificate of the mesh never gets a byte through."""
     context = _context(ssl.PROTOCOL_TLS_SERVER)
     context.verify_mode = ssl.CERT_REQUIRED
     return _checking_revocations(context, files)
 
 
 def client_context(files: TLSFiles) -> TLSContext:
-    """For dialling as a member; the server's name to ask for is one of those in `certificates`."""
+    """The context for dialling as a member; the server's name to ask for is one of those in `certificates`."""
     return _checking_revocations(_context(ssl.PROTOCOL_TLS_CLIENT), files)
 
 
 def join_server_context(files: TLSFiles) -> TLSContext:
-    """For the join port: callers have no certificate yet, or one of this mesh that may have run out meanwhile."""
+    """The context for the join port: callers have no certificate yet, or one of this mesh that may have run out
+    meanwhile."""
     context = _context(ssl.PROTOCOL_TLS_SERVER)
     context.verify_mode = ssl.CERT_OPTIONAL
     context.verify_flags |= _NO_CHECK_TIME
@@ -53,14 +55,15 @@ def join_server_context(files: TLSFiles) -> TLSContext:
 
 
 def join_client_context(authority: bytes) -> TLSContext:
-    """For calling a join port without a certificate, once its authority is known; ask for `certificates.JOIN_NAME`."""
+    """The context for calling a join port without a certificate, once its authority is known; ask for
+    `certificates.JOIN_NAME`."""
     context = _context(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(cadata=authority)
     return context
 
 
 def unverified_context() -> TLSContext:
-    """For asking a stranger for its authority's certificate, which is then compared with the token's."""
+    """The context for asking a stranger for its authority's certificate, which is then compared with the token's."""
     context = _context(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -114,7 +117,7 @@ def peer_certificate(transport: asyncio.BaseTransport | asyncio.StreamWriter) ->
 
 
 def peer_member(transport: asyncio.BaseTransport | asyncio.StreamWriter) -> Member:
-    """Who is at the other end of a mutual TLS connection, as its certificate says."""
+    """The member at the other end of a mutual TLS connection, as its certificate says."""
     certificate = peer_certificate(transport)
     if not certificate:
         raise ProtocolError("the other end showed no certificate")

@@ -158,7 +158,7 @@ def _layouts(shape: Sequence[int], axes: Axes) -> list[Dims]:
 
 
 def _orders(places: Sequence[int]) -> Iterable[tuple[int, ...]]:
-    """In which order axes may split what they share."""
+    """The orders in which axes may split what they share."""
     shared = len([place for place in places if place >= 0]) > len({place for place in places if place >= 0})
     every = tuple(range(len(places)))
     return permutations(every) if shared else (every,)

@@ -14,8 +14,8 @@ from .op_cost import Rates
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one rank, the busiest: scalar operations, bytes sent, how often it meets others, and bytes of its shares of
-    inputs and params.  What the graph computes outside of `spmd` nodes counts whole."""
+    """The cost of one rank, the busiest: scalar operations, bytes sent, how often it meets others, and bytes of its
+    shares of inputs and params.  What the graph computes outside of `spmd` nodes counts whole."""
 
     flops: int
     sent_bytes: int
@@ -23,7 +23,7 @@ class Cost:
     collectives: Mapping[str, int] = field(default_factory=dict)
 
     def seconds(self, rates: Rates) -> float:
-        """At these rates, one after the other."""
+        """The seconds that it takes at these rates, one after the other."""
         meetings = sum(count for op, count in self.collectives.items() if op != "axis_index")
         moving_s = self.sent_bytes / rates.bytes_per_s + meetings * rates.collective_s
         return self.flops / rates.flops_per_s + moving_s

@@ -155,7 +155,7 @@ def _reshape(draft: Draft, attrs: Attrs, types: Types, outs: Types) -> Sides:
 
 
 def _skip_run(before: Sequence[int], after: Sequence[int], places: list[int], left: list[int]) -> None:
-    """On to where as many elements lie behind on both sides."""
+    """Go on to the next place behind which as many elements lie on both sides."""
     while left[0] != left[1]:
         side = 0 if left[0] < left[1] else 1
         places[side] += 1
@@ -260,7 +260,7 @@ def _dynamic_update_slice(draft: Draft, attrs: Attrs, types: Types, outs: Types)
 
 
 def _of_window(draft: Draft, shape: Sequence[int], window: Sequence[int]) -> list[tuple[int, ...]]:
-    """Where a window is as wide as what it lies in, its start is 0 whatever is asked."""
+    """The factors of a window: a dimension of its own size has one, since there its start is 0 whatever is asked."""
     return [(draft.new(dim),) if size == dim else WHOLE for dim, size in zip(shape, window, strict=True)]
 
 

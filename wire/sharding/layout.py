@@ -50,7 +50,7 @@ class Layout:
         return frozenset([axis for axes in self.dims for axis in axes]).union(self.partial)
 
     def complete(self) -> Layout:
-        """The same, reduced."""
+        """This layout, reduced."""
         return replace(self, partial=(), reduction="sum") if self.partial else self
 
 

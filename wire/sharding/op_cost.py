@@ -37,28 +37,28 @@ class Prices:
         self._rates = rates
 
     def moving_s(self, index: int, sources: Iterable[Layout], target: Layout) -> float:
-        """Of a node's tensor, from the cheapest of layouts that it is held in."""
+        """Seconds to bring a node's tensor into a layout from the cheapest of those that it is held in."""
         kind = self._program.graph.types[index]
         ways = [path(kind.shape, kind.dtype.itemsize, self._program.axes, source, target) for source in sources]
         return min(self._rates.moving_s(way) for way in ways)
 
     def computing_s(self, index: int, rule: Rule, assignment: Assignment) -> float:
-        """Of a rank's share of a node."""
+        """Seconds to compute a rank's share of a node."""
         node = self._program.graph.nodes[index]
         flops = OPS[node.op].flops(node.attrs, self._program.types(index), self._program.graph.types[index])
         return flops / math.prod(shards_of(rule, assignment, self._program.axes)) / self._rates.flops_per_s
 
     def settling_s(self, index: int, made: Layout, wanted: Dims) -> float:
-        """Until a result is what others want: complete, and split as they do, if they split it at all."""
+        """Seconds until a result is what others want: complete, and split as they do, if they split it at all."""
         target = Layout(wanted) if any(wanted) or index in self._program.fixed else made.complete()
         return 0.0 if made == target else self.moving_s(index, [made], target)
 
-    def node_s(self, group: Sequence[int], rule: Rule, assignment: Assignment, found: Sequence[Dims]) -> float:
-        """Of a group of nodes, whose operands are as `found`, and whose results are made complete."""
+    def node_s(self, group: Sequence[int], rule: Rule, assignment: Assignment, layouts: Sequence[Dims]) -> float:
+        """Seconds for a group of nodes, whose operands lie as in `layouts`, and whose results are made complete."""
         axes, first = self._program.axes, group[0]
         cost = self.computing_s(first, rule, assignment)
         for source, made in zip(self._program.graph.nodes[first].inputs, rule.operands, strict=True):
-            cost += self.moving_s(source, [Layout(found[source])], Layout(dims_of(rule, made, assignment, axes)))
+            cost += self.moving_s(source, [Layout(layouts[source])], Layout(dims_of(rule, made, assignment, axes)))
         for index in group:
             layout = result_layout(self._program, index, rule, assignment)
             cost += self.settling_s(index, layout, layout.dims)

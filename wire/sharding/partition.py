@@ -286,5 +286,6 @@ class Partitioner:
         return moved
 
     def _sources(self, index: int, target: Layout) -> list[Held]:
-        """Where a layout can be reached from: a partial one from those that are partial over the same axes."""
+        """The layouts from which a layout can be reached: a partial one from those that are partial over the same
+        axes."""
         return [held for held in self._held[index] if not target.partial or held.layout.partial == target.partial]

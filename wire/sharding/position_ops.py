@@ -92,7 +92,7 @@ def _gather(rank: Rank, share: Share) -> int:
 
 
 def _scatter(rank: Rank, share: Share) -> int:
-    """Of updates that ranks share out, one of them adds to the data and the others to nothing."""
+    """Scatter a rank's share; of updates that ranks share out, one rank adds to the data and the others to nothing."""
     data, index, updates = share.operands
     axis = share.attrs["axis"]
     table, kind = share.types[0], share.types[1]

@@ -26,7 +26,7 @@ class Program:
 
     @cached_property
     def groups(self) -> dict[int, tuple[int, ...]]:
-        """Of every node that is computed together with others, or alone: all of them, by the first."""
+        """The nodes that are computed together, a node alone included, by the first of them."""
         groups: dict[Node | int, list[int]] = {}
         for index, (op, inputs, attrs) in enumerate(self.graph.nodes):
             shared = Attrs({name: value for name, value in attrs.items() if name != "output"})
@@ -46,13 +46,13 @@ class Program:
         return tuple(rules)
 
     def output(self, index: int) -> int:
-        """Which of its op's results a node is."""
+        """The number of its op's result that a node is."""
         output: int = self.graph.nodes[index].attrs.get("output", 0)
         return output
 
     @cached_property
     def users(self) -> Sequence[Sequence[tuple[int, int]]]:
-        """Who takes each node: nodes, and the place among their operands."""
+        """The users of each node: nodes, and the place among their operands."""
         users: list[list[tuple[int, int]]] = [[] for _ in self.graph.nodes]
         for index, node in enumerate(self.graph.nodes):
             for place, source in enumerate(node.inputs):

@@ -72,7 +72,7 @@ def _node(program: Program, prices: Prices, found: list[Dims], index: int) -> li
 
 
 def _grown(had: Dims, offered: Dims) -> Dims:
-    """With the axes that are new, each where the layout has not used it yet."""
+    """A layout with the axes that are new, each where the layout has not used it yet."""
     used = {axis for split in had for axis in split}
     dims = []
     for split, more in zip(had, offered, strict=True):

@@ -88,13 +88,13 @@ class Rank:
         return self.add(op, index, axes=axes, sizes=sizes, **attrs)
 
     def _padded(self, index: int, kind: TensorType, before: Dims, after: Dims, dim: int) -> int:
-        """With zeros behind `dim`, so that the ranks which split it from now on have equal shares."""
+        """Pad with zeros behind `dim`, so that the ranks which split it from now on have equal shares."""
         has = local_dim(kind.shape[dim], self.axes.size(before[dim]))
         more = self.axes.size(after[dim]) // self.axes.size(before[dim])
         return self.padded(index, dim, local_dim(kind.shape[dim], self.axes.size(after[dim])) * more - has)
 
     def padded(self, index: int, dim: int, count: int) -> int:
-        """With `count` zeros behind dimension `dim`."""
+        """Pad with `count` zeros behind dimension `dim`."""
         if not count:
             return index
         kind = self.type(index)
@@ -103,7 +103,7 @@ class Rank:
         return self.add("pad", index, self.const(0, kind.dtype), low=none, high=high, interior=none)
 
     def _trimmed(self, index: int, kind: TensorType, dims: Dims, dim: int) -> int:
-        """Without what is behind the share that the layout has of `dim`."""
+        """Drop what is behind the share that the layout has of `dim`."""
         return self.trimmed(index, dim, local_dim(kind.shape[dim], self.axes.size(dims[dim])))
 
     def trimmed(self, index: int, dim: int, count: int) -> int:
@@ -124,7 +124,7 @@ class Rank:
         return self.add("dynamic_slice", index, starts, sizes=(*shape[:dim], count, *shape[dim + 1 :]))
 
     def place(self, axes: tuple[str, ...]) -> int:
-        """Which of the ranks along `axes` this is, an i32."""
+        """The number of this rank among those along `axes`, an i32."""
         sizes = tuple([self.axes.size((axis,)) for axis in axes])
         return self.add("axis_index", axes=axes, sizes=sizes)
 
@@ -148,7 +148,7 @@ class Rank:
         return self.add("add", self.add("iota", shape=line, dtype="i32", axis=dim), self.first(kind, dims, dim))
 
     def masked(self, index: int, kind: TensorType, dims: Dims, wanted: Sequence[int], fill: Any) -> int:
-        """With `fill` in place of what is behind the end of the dimensions `wanted`."""
+        """Put `fill` in place of what is behind the end of the dimensions `wanted`."""
         value = self.const(fill, self.type(index).dtype)
         for dim in wanted:
             if padding(kind.shape[dim], self.axes.size(dims[dim])):
@@ -158,7 +158,7 @@ class Rank:
 
 
 def _reduction(layout: Layout, kind: TensorType) -> str:
-    """Of truths a sum is `or`."""
+    """The reduction for a dtype: the sum of truths is `or`."""
     return "or" if kind.dtype.kind == "b" and layout.reduction == "sum" else layout.reduction
 
 

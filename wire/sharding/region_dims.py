@@ -68,7 +68,7 @@ class UnifiedDims:
                 self._join(here, there)
 
     def made(self, draft: Draft, classes: Classes) -> tuple[tuple[int, ...], ...]:
-        """Of which factors of `draft` the dimensions are made."""
+        """The factors of `draft` that the dimensions are made of."""
         return tuple([self._made(draft, self._root(member)) for member in classes])
 
     def _made(self, draft: Draft, root: int) -> tuple[int, ...]:

@@ -91,7 +91,7 @@ class Path:
 
     @property
     def sent_bytes(self) -> int:
-        """By the busiest rank."""
+        """The bytes that the busiest rank sends."""
         return sum(step.sent_bytes for step in self.steps)
 
     @property
@@ -223,7 +223,7 @@ def _some(axes: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 
 
 def _pairs(source: Dims, target: Dims, axes: Axes) -> tuple[tuple[int, int], ...]:
-    """From whom each rank gets its block: from itself if it has it, else from one who need not keep it."""
+    """The rank from which each rank gets its block: from itself if it has it, else from one who need not keep it."""
     places = coordinates(axes.sizes)
     ranks = range(len(places))
     have, need = ([block(dims, axes.names, axes.sizes, at) for at in places] for dims in (source, target))

@@ -26,7 +26,7 @@ def give_back() -> None:
 
 @cache
 def hold_buffers() -> None:
-    """For a process through which streams run: let glibc keep some MiB of what was freed.  It gives buffers of a few
+    """Let glibc, in a process through which streams run, keep some MiB of what was freed.  It gives buffers of a few
     hundred KiB back at once otherwise, and every frame that arrives is paid for in page faults: a third of a daemon's
     time in the kernel."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None

@@ -99,5 +99,5 @@ def as_error(what: str, fault: Exception) -> MeshError:
 
 
 def unheard(error: MeshError) -> None:
-    """For tasks whose failure changes nothing: whoever waits has an end of its own."""
+    """Ignore the failure of a task; it changes nothing, since whoever waits has an end of its own."""
     log.debug("%s", error)

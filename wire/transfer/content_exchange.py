@@ -64,7 +64,8 @@ async def share_with(link: Link, shared: SharedDir, data: memoryview) -> str:
 
 
 def apart(arrays: Iterable[NDArray[Any]]) -> list[bool]:
-    """Which tensors of one message do not travel in it: large ones, and those for which the others leave no room."""
+    """Tell which tensors of one message do not travel in it: large ones, and those for which the others leave no
+    room."""
     separate, room_bytes = [], INLINE_TOTAL_BYTES_MAX
     for array in arrays:
         separate.append(array.nbytes > min(INLINE_BYTES_MAX, room_bytes))
@@ -73,7 +74,7 @@ def apart(arrays: Iterable[NDArray[Any]]) -> list[bool]:
 
 
 def room_for(size_bytes: int) -> memoryview:
-    """Where so many bytes may arrive; OutOfMemory if they never could.
+    """A buffer in which so many bytes may arrive; OutOfMemory if they never could.
 
     Not filled with zeros, so that memory is taken as bytes come and not for a size that somebody claims.
     """
@@ -150,7 +151,7 @@ class BlobExchange:
             ) from None
 
     async def fetch_all(self, link: Link, values: Sequence[NamedValue]) -> list[NDArray[Any]]:
-        """As `fetch_named`, some at a time: a link has room for so many requests."""
+        """Fetch as `fetch_named` does, some at a time: a link has room for so many requests."""
         some = asyncio.Semaphore(FETCHES_MAX)
 
         async def fetch(value: NamedValue) -> NDArray[Any]:
@@ -170,7 +171,7 @@ class BlobExchange:
         return tensor_from(await self.fetch(link, value.blob, kind.size_bytes), kind)
 
     def open_stream(self, header: BlobStream, size_bytes: int) -> memoryview:
-        """Where a stream's bytes go; ProtocolError unless it was asked for."""
+        """The buffer for a stream's bytes; ProtocolError unless it was asked for."""
         blob, expected, arrived = self._expected.get(header.stream, (b"", -1, None))
         if arrived is None or (blob, expected) != (header.blob, size_bytes):
             raise ProtocolError(f"nobody asked for {size_bytes} bytes of blob {header.blob.hex()[:16]}")

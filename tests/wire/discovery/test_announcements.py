@@ -22,7 +22,7 @@ from wire.discovery.announcements import (
     role_in,
     text_of,
 )
-from wire.discovery.mdns import announced
+from wire.discovery.mdns import advert_in
 from wire.security.join_tokens import discovery_key
 
 KEY = discovery_key(bytes(32))
@@ -179,4 +179,4 @@ def test_a_flood_of_good_adverts_ends_at_so_many_candidates_and_addresses() -> N
 
 @pytest.mark.parametrize(("port", "taken"), [(7100, True), (0, False)])
 def test_nobody_listens_on_port_0(port: int, taken: bool) -> None:
-    assert (announced(advert(KEY, 0.0, port=port)) is not None) == taken
+    assert (advert_in(advert(KEY, 0.0, port=port)) is not None) == taken

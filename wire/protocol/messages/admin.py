@@ -45,8 +45,8 @@ class PairReport(Record, frozen=True):
 
 
 class Nodes(Message, frozen=True):
-    """As many as fit into a message, first of the nodes, then of the pairs.  Of what a device computes one op is told,
-    or none where it was given up."""
+    """The nodes and pairs that fit into a message, first of the nodes, then of the pairs.  Of what a device computes
+    one op is told, or none where it was given up."""
 
     nodes: tuple[NodeReport, ...]
     node_timeout_s: Seconds = 0.0  # after which a silent one is dead

@@ -13,7 +13,7 @@ from .fields import Addresses, Count, Hash, Index, Message, Name, PlanKey, Recor
 
 
 class SourceKind(StrEnum):
-    """Where a part's input comes from."""
+    """Kinds of sources of a part's input."""
 
     INPUT = "input"
     EDGE = "edge"
@@ -21,7 +21,7 @@ class SourceKind(StrEnum):
 
 
 class Source(Record, frozen=True):
-    """Where a part's input comes from: kind "input" (a call's input, sent with Run), "edge" (output `slot` of part
+    """The source of a part's input: kind "input" (a call's input, sent with Run), "edge" (output `slot` of part
     `part`, on node `node`) or "param" (the blob `blob`)."""
 
     kind: SourceKind
@@ -32,8 +32,8 @@ class Source(Record, frozen=True):
 
 
 class Target(Record, frozen=True):
-    """Where a part's output goes: to input `slot` of part `part` on node `node`; node "" is the coordinator, and then
-    `slot` is the position among the graph's outputs."""
+    """The destination of a part's output: input `slot` of part `part` on node `node`; node "" is the coordinator, and
+    then `slot` is the position among the graph's outputs."""
 
     node: Name
     part: Index = 0
@@ -115,7 +115,7 @@ class Deployed(Message, frozen=True):
     bytes_client: Count = 0
 
     def with_moved(self, socket: int, shared: int) -> Deployed:
-        """With bytes that came from other workers before."""
+        """A copy with bytes that came from other workers before."""
         return with_fields(self, bytes_socket=self.bytes_socket + socket, bytes_shared=self.bytes_shared + shared)
 
 
