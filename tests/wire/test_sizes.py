@@ -75,7 +75,7 @@ def test_what_people_read_has_its_times_from_one_function() -> None:
         "coordinator/workers/failure_detector.py:",
     )  # the function itself, and settings as they were given
     assert not [line for line in lines if not line.startswith(here)]
-    assert all(any(line.startswith(each) for line in lines) for each in here), "an exception that nothing needs"
+    assert all(any(line.startswith(start) for line in lines) for start in here), "an exception that nothing needs"
 
 
 def raw_sizes(file: SourceFile) -> Iterator[str]:
@@ -101,5 +101,5 @@ def raw_sizes(file: SourceFile) -> Iterator[str]:
 
 def test_what_people_read_holds_no_bare_number_of_bytes() -> None:
     lines = [line for file in source_files(*PACKAGES) for line in raw_sizes(file)]
-    assert not [line for line in lines if not any(each in line for each in COUNTED)]
-    assert all(any(each in line for line in lines) for each in COUNTED), "an exception that nothing needs"
+    assert not [line for line in lines if not any(phrase in line for phrase in COUNTED)]
+    assert all(any(phrase in line for line in lines) for phrase in COUNTED), "an exception that nothing needs"

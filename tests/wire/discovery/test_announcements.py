@@ -172,7 +172,7 @@ def test_a_flood_of_good_adverts_ends_at_so_many_candidates_and_addresses() -> N
         seen.heard(f"{number}", "worker", (f"10.0.{number >> 8}.{number & 255}:7100",), 0.0)
         seen.heard("0", "worker", (f"10.1.{number >> 8}.{number & 255}:7100",), 0.0)
     assert len(seen) == len(seen._known) == CANDIDATES_MAX
-    assert max(len(each.until) for each in seen._known.values()) == ADDRESSES_MAX
+    assert max(len(known.until) for known in seen._known.values()) == ADDRESSES_MAX
     assert len(list(iter(lambda: seen.due(0.0), None))) == CANDIDATES_MAX
     assert len(seen.expired(TTL_S)) == CANDIDATES_MAX and seen.heard("new", "worker", HERE, TTL_S) is not None
 

@@ -39,7 +39,7 @@ def node(number: int) -> Candidate:
 
 @asynccontextmanager
 async def looking(dial: Callable[[Candidate], Any], **options: Any) -> AsyncIterator[tuple[Found, AutoDialer]]:
-    found = Found()
+    source = Found()
 
     async def dialled(candidate: Candidate) -> None:
         answer = dial(candidate)
@@ -49,11 +49,11 @@ async def looking(dial: Callable[[Candidate], Any], **options: Any) -> AsyncIter
             await answer
 
     wanted = options.pop("wanted", lambda candidate: True)
-    lookout = AutoDialer(cast(Browser, found), dialled, wanted, "join", **options)
+    lookout = AutoDialer(cast(Browser, source), dialled, wanted, "join", **options)
     await lookout.start()
-    yield found, lookout
+    yield source, lookout
     await lookout.close()
-    assert found.closed
+    assert source.closed
 
 
 async def settle() -> None:
@@ -69,8 +69,10 @@ async def show(found: Found, *candidates: Candidate) -> None:
 
 async def test_every_candidate_is_dialled_each_time_it_is_due_and_wanted() -> None:
     dialled: list[str] = []
-    async with looking(lambda each: dialled.append(each.label), wanted=lambda each: each.label != "2") as (found, _):
-        await show(found, node(1), node(2), node(3), node(1))
+    async with looking(
+        lambda candidate: dialled.append(candidate.label), wanted=lambda candidate: candidate.label != "2"
+    ) as (source, _):
+        await show(source, node(1), node(2), node(3), node(1))
     assert dialled == ["1", "3", "1"]
 
 
@@ -82,11 +84,11 @@ async def test_one_that_is_being_dialled_is_not_dialled_twice_and_may_be_forgott
         dialled.append(candidate.label)
         await never.wait()
 
-    async with looking(wait) as (found, lookout):
-        await show(found, node(1), node(1), node(2))
+    async with looking(wait) as (source, lookout):
+        await show(source, node(1), node(1), node(2))
         assert dialled == ["1", "2"]
         lookout.forget(node(1))
-        await show(found, node(1), node(2))
+        await show(source, node(1), node(2))
         assert dialled == ["1", "2", "1"]
 
 
@@ -98,12 +100,12 @@ async def test_a_failure_is_told_once_and_tried_again_if_that_may_help(caplog: p
         tries.append(candidate.label)
         return failures[candidate.label]
 
-    async with looking(dial) as (found, lookout):
-        await show(found, node(1), node(2), node(1), node(2), node(1))
+    async with looking(dial) as (source, lookout):
+        await show(source, node(1), node(2), node(1), node(2), node(1))
         assert tries == ["1", "2", "1", "1"]
         assert [str(error) for error in lookout.failures.values()] == [str(error) for error in failures.values()]
         lookout.forget(node(2))
-        await show(found, node(2))
+        await show(source, node(2))
         assert tries[-1] == "2"
     assert [line.split(" announced")[0] for line in caplog.messages] == [
         f"10.0.0.{number}:7100" for number in (1, 2, 2)
@@ -112,9 +114,9 @@ async def test_a_failure_is_told_once_and_tried_again_if_that_may_help(caplog: p
 
 async def test_who_announces_many_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    async with looking(lambda candidate: ConnectFailed(f"nobody at {candidate.label}")) as (found, lookout):
+    async with looking(lambda candidate: ConnectFailed(f"nobody at {candidate.label}")) as (source, lookout):
         for number in range(200):
-            await show(found, node(number))
+            await show(source, node(number))
             lookout.forget(node(number))
     assert len(caplog.messages) == LINES_PER_MINUTE_MAX
 
@@ -128,7 +130,7 @@ async def test_an_imposter_is_told_of_by_name_and_once() -> None:
         tries.append(candidate.label)
         return errors[candidate.label]
 
-    async with looking(dial, imposter=lambda where, error: told.append((where, error.code))) as (found, _):
-        await show(found, node(1), node(2), node(1))
+    async with looking(dial, imposter=lambda where, error: told.append((where, error.code))) as (source, _):
+        await show(source, node(1), node(2), node(1))
     assert tries == ["1", "2", "1"]  # a certificate that ran out is renewed
     assert told == [("10.0.0.1:7100", NotTrusted("x").code)]

@@ -1,4 +1,4 @@
-"""Where mDNS is spoken: on what others can reach, in both families, and on loopback for this machine's own."""
+"""mDNS is spoken on what others can reach, in both families, and on loopback for this machine's own."""
 
 from __future__ import annotations
 

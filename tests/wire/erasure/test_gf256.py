@@ -24,8 +24,8 @@ def test_any_k_shares_give_every_other_one(k: int, extra: int) -> None:
     shares = dict(enumerate([*contents, *made]))
     for there in combinations(range(k + extra), k):
         for wanted, share in shares.items():
-            found = gf256.restored(k, extra, {number: shares[number] for number in there}, wanted, len(share))
-            assert found.tobytes() == share
+            restored = gf256.restored(k, extra, {number: shares[number] for number in there}, wanted, len(share))
+            assert restored.tobytes() == share
 
 
 def test_one_check_is_exclusive_or_and_the_checks_of_one_content_are_that_content() -> None:

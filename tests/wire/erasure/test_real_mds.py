@@ -31,8 +31,8 @@ def test_any_k_of_n_shares_give_the_weights_back_in_float32(code: Code) -> None:
     shares = code.encode(blocks_of(tensor, code.k))
     assert shares.dtype == np.float32 and shares.shape == (code.n, -(-41 // code.k), 7)
     for numbers in combinations(range(code.n), code.k):
-        found = code.decode({number: shares[number] for number in numbers})
-        assert error(joined(found, 41), tensor) <= ERROR_MAX
+        decoded = code.decode({number: shares[number] for number in numbers})
+        assert error(joined(decoded, 41), tensor) <= ERROR_MAX
     assert error(joined(code.decode(dict(enumerate(shares))), 41), tensor) <= ERROR_MAX
 
 
@@ -99,8 +99,8 @@ def test_k_and_one_shares_detect_a_wrong_one_and_k_and_two_locate_it(code: Code)
             for wrong in numbers:
                 changed = shares[wrong].copy()
                 changed.reshape(-1)[3] += 0.5  # a single element
-                found = wrong_shares(code, {**asked, wrong: changed})
-                assert found == (None if more == 1 else (wrong,)), (numbers, wrong)
+                wrong_numbers = wrong_shares(code, {**asked, wrong: changed})
+                assert wrong_numbers == (None if more == 1 else (wrong,)), (numbers, wrong)
 
 
 def test_two_wrong_shares_are_located_by_four_checks_and_nan_is_wrong() -> None:

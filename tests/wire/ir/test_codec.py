@@ -72,9 +72,9 @@ def test_attributes_keep_their_exact_values() -> None:
         builder = GraphBuilder()
         node = builder.add("composite", builder.input("x", (), F32), name="ü☃", body=one, eps=eps, axis=-(1 << 63))
         graph = builder.build([node])
-        found = decode_graph(graph.encoded).nodes[-1].attrs
-        assert found == graph.nodes[-1].attrs
-        assert (np.float64(found["eps"]).tobytes(), found["axis"]) == (np.float64(eps).tobytes(), -(1 << 63))
+        decoded = decode_graph(graph.encoded).nodes[-1].attrs
+        assert decoded == graph.nodes[-1].attrs
+        assert (np.float64(decoded["eps"]).tobytes(), decoded["axis"]) == (np.float64(eps).tobytes(), -(1 << 63))
 
 
 def test_equal_attributes_are_stored_once_even_where_they_are_two_objects() -> None:
@@ -149,7 +149,7 @@ def test_a_tensor_of_another_length_is_refused(size: int) -> None:
 
 def entry(position: int, **changed: Any) -> Fields:
     """The fields with one attribute set changed; None takes an attribute away."""
-    table = [dict(each) for each in FIELDS.table]
+    table = [dict(row) for row in FIELDS.table]
     table[position] |= changed
     table[position] = {key: table[position][key] for key in sorted(table[position]) if table[position][key] is not None}
     return FIELDS.but(table=table)

@@ -149,8 +149,8 @@ def test_a_label_in_place_of_a_graph_must_have_one(said: str) -> None:
 
 def test_work_is_that_of_one_computation() -> None:
     body = chain(3, 5)
-    each = body.flops
-    assert looped(body, 7).flops == 7 * each
+    body_flops = body.flops
+    assert looped(body, 7).flops == 7 * body_flops
     branches = {"then": chain(1, 9), "otherwise": chain(1, 4)}
     graph = graph_of([SCALAR], lambda b, x: [b.add("cond", b.add("lt", x, x), x, **branches, output=0)])
     assert graph.flops == 1 + chain(1, 9).flops

@@ -44,9 +44,9 @@ def test_a_graph_its_constants_and_its_params_come_back(tmp_path: Path) -> None:
     assert graph.blobs.keys() == loaded.blobs.keys() != set()
     for address, array in graph.blobs.items():
         np.testing.assert_array_equal(loaded.blobs[address].reshape(array.shape), array)
-    (found,) = load_params(tmp_path / "g.wire").items()
-    assert found[0] == "w"
-    np.testing.assert_array_equal(found[1], w, strict=True)
+    (param,) = load_params(tmp_path / "g.wire").items()
+    assert param[0] == "w"
+    np.testing.assert_array_equal(param[1], w, strict=True)
 
 
 def test_the_container_is_a_safetensors_file(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_saving_replaces_the_file_whole(tmp_path: Path) -> None:
     small().save(path)
     with_param_and_constant().save(path)
     assert load_graph(path).name == "named"
-    assert [each.name for each in tmp_path.iterdir()] == ["g.wire"]
+    assert [file.name for file in tmp_path.iterdir()] == ["g.wire"]
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_save_that_fails_midway_leaves_the_old_file(
     with pytest.raises(InputError, match=r"cannot write .*g\.wire"):
         with_param_and_constant().save(path)
     assert load_graph(path) == small()
-    assert [each.name for each in tmp_path.iterdir()] == ["g.wire"]
+    assert [file.name for file in tmp_path.iterdir()] == ["g.wire"]
 
 
 def test_every_truncation_and_any_flipped_byte_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Whatever bytes come: every decoder refuses them as it should or takes them for what they are, and keeps no memory.
+"""Decoders, whatever bytes come: every one refuses them as it should or takes them for what they are, and keeps no
+memory.
 
 The default run makes a quarter of a million inputs in all, every decoder its share.
 `python tests/wire/ir/test_fuzz.py COUNT FIRST` makes COUNT, others for every FIRST, and prints what came of them;
@@ -103,7 +104,7 @@ def test_random_bytes_are_no_graph(begins: bytes) -> None:
 
 
 def test_damaged_frames_keep_no_allocation() -> None:
-    (frames,) = (each for each in DECODERS if each.name == "frames")
+    (frames,) = (decoder for decoder in DECODERS if decoder.name == "frames")
     tracemalloc.start()
     fuzz(frames, 1000, 20)
     before = tracemalloc.get_traced_memory()[0]
@@ -136,7 +137,7 @@ def test_a_bomb_for_the_message_decoder_costs_no_more_than_its_bytes(name: str) 
 
 
 def test_an_input_that_breaks_a_decoder_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    (frames,) = (each for each in DECODERS if each.name == "frames")
+    (frames,) = (decoder for decoder in DECODERS if decoder.name == "frames")
     assert fuzz(frames, 50, 1) == fuzz(frames, 50, 1), "inputs follow from the seeds"
     monkeypatch.setattr("support.hostile.network_decoders.decode", lambda data: data[99_999])
     with pytest.raises(IndexError) as told:

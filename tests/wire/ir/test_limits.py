@@ -23,7 +23,7 @@ from wire.ir.graph import GraphBuilder, WireGraph
 from wire.limits import DEFAULT, GIB, KIB, Limits
 
 ROOT = Path(__file__).parents[3]
-WIDE_OPEN = Limits(**{each.name: 1 << 62 for each in fields(Limits)})  # builds what DEFAULT refuses
+WIDE_OPEN = Limits(**{limit.name: 1 << 62 for limit in fields(Limits)})  # builds what DEFAULT refuses
 
 
 def chain(nodes: int) -> WireGraph:
@@ -196,12 +196,12 @@ def test_outputs_and_attribute_sets_are_no_more_than_nodes_may_be() -> None:
         assert len(decode_graph(data.but(outputs=[0] * count, output_names=names).pack(), SMALL).outputs) == count
         decode_graph(data.but(table=data.table * count).pack(), SMALL)
     with pytest.raises(GraphError):
-        decode_graph(data.but(outputs=[0] * 21, output_names=[str(each) for each in range(21)]).pack(), SMALL)
+        decode_graph(data.but(outputs=[0] * 21, output_names=[str(at) for at in range(21)]).pack(), SMALL)
     with pytest.raises(GraphError):
         decode_graph(data.but(table=data.table * 21).pack(), SMALL)
 
 
 def test_every_limit_is_used() -> None:
     text = "".join(path.read_text() for path in (ROOT / "wire").rglob("*.py"))
-    unused = [each.name for each in fields(Limits) if not re.search(rf"\.{each.name}\b", text)]
+    unused = [limit.name for limit in fields(Limits) if not re.search(rf"\.{limit.name}\b", text)]
     assert not unused

@@ -369,10 +369,11 @@ def test_there_are_as_many_results_as_the_table_says() -> None:
 def test_values_of_complex_matrices_are_real() -> None:
     for op, place in (("eigh", 0), ("svd", 1)):
         given = TensorType((3, 3), C64)
-        found = [
-            inferred(op, (given,), {**GOOD[op][1], "output": each}).dtype for each in range(result_count(op, Attrs()))
+        dtypes = [
+            inferred(op, (given,), {**GOOD[op][1], "output": output}).dtype
+            for output in range(result_count(op, Attrs()))
         ]
-        assert found == [F32 if each == place else C64 for each in range(len(found))]
+        assert dtypes == [F32 if output == place else C64 for output in range(len(dtypes))]
 
 
 @pytest.mark.parametrize(("op", "types", "changes", "said"), WRONG_DTYPES)
@@ -579,7 +580,9 @@ def test_operands_of_an_spmd_with_many_results_are_checked_once() -> None:
     specs = ("dp -",) * len(counts)
     attrs = {**GROUP, "body": body, "in_specs": specs, "out_specs": specs}
     before = collective_rules._check_blocks.cache_info().misses
-    assert {inferred("spmd", [f32(4, 3)] * len(counts), {**attrs, "output": each}) for each in counts} == {f32(4, 3)}
+    assert {inferred("spmd", [f32(4, 3)] * len(counts), {**attrs, "output": output}) for output in counts} == {
+        f32(4, 3)
+    }
     assert collective_rules._check_blocks.cache_info().misses == before + 1
     with pytest.raises(ShapeError):
         inferred("spmd", [f32(4, 3)] * (len(counts) - 1) + [f32(5, 3)], {**attrs, "output": 0})
@@ -651,7 +654,7 @@ def test_an_unknown_op_says_what_to_do() -> None:
 def test_row_hashes_differ_and_follow_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
     hashes = {name: row_hash(name) for name in OPS}
     assert len(set(hashes.values())) == len(OPS)
-    assert {len(each) for each in hashes.values()} == {8}
+    assert {len(row_bytes) for row_bytes in hashes.values()} == {8}
     before = table_hash()
     for changed in (
         replace(OPS["add"], version=2),
@@ -686,11 +689,11 @@ RELEASED = {
 def test_tolerances_widen_with_the_dtype_and_integers_are_exact() -> None:
     for name in OPS:
         for dtype in DTYPES:
-            found, base = tolerance_for(name, dtype), OPS[name].tolerance
+            tolerance, base = tolerance_for(name, dtype), OPS[name].tolerance
             if dtype.kind not in "fc" or (
                 base == ops.EXACT and (dtype.kind, name) not in (("c", "abs"), ("c", "sign"))
             ):
-                assert found == ops.EXACT
+                assert tolerance == ops.EXACT
             else:
-                assert found.rtol >= base.rtol and found.atol >= base.atol
-                assert dtype.name not in ("f16", "bf16") or found.rtol >= 1e-3
+                assert tolerance.rtol >= base.rtol and tolerance.atol >= base.atol
+                assert dtype.name not in ("f16", "bf16") or tolerance.rtol >= 1e-3

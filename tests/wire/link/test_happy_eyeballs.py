@@ -35,9 +35,9 @@ class Addresses:
         return f"to {address}"
 
     async def race(self, head_start_s: float = STAGGER_S) -> tuple[str, str]:
-        found = await race(list(self.answers), self.connect, self.discarded.append, head_start_s)
+        winner = await race(list(self.answers), self.connect, self.discarded.append, head_start_s)
         await asyncio.sleep(10)
-        return found
+        return winner
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:

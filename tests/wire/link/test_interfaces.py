@@ -1,4 +1,4 @@
-"""Which addresses a node tells others to dial: all that may work, none that cannot, each refusal with its reason."""
+"""Addresses that a node tells others to dial: all that may work, none that cannot, each refusal with its reason."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ HOME = (
 
 
 def reasons(wanted: tuple[str, ...] = ()) -> dict[str, str]:
-    return {each.name: each.reason for each in judge(HOME, wanted)}
+    return {interface.name: interface.reason for interface in judge(HOME, wanted)}
 
 
 def test_every_interface_that_reaches_others_is_used_the_likelier_addresses_first() -> None:
-    found = usable(judge(HOME))
-    assert found == ("192.168.1.20", "10.0.0.5", "100.64.0.9", "fd00::20", "169.254.3.4")
+    addresses = usable(judge(HOME))
+    assert addresses == ("192.168.1.20", "10.0.0.5", "100.64.0.9", "fd00::20", "169.254.3.4")
 
 
 @pytest.mark.parametrize(
@@ -77,8 +77,8 @@ def test_a_node_on_every_address_advertises_them_all() -> None:
 
 
 def test_what_the_owner_says_comes_first() -> None:
-    found = advertised(ANYWHERE, "10.0.0.5", 7101, (), ["home.example.org", "203.0.113.7:9000"])
-    assert found == ("home.example.org:7101", "203.0.113.7:9000", "10.0.0.5:7101")
+    addresses = advertised(ANYWHERE, "10.0.0.5", 7101, (), ["home.example.org", "203.0.113.7:9000"])
+    assert addresses == ("home.example.org:7101", "203.0.113.7:9000", "10.0.0.5:7101")
 
 
 def test_without_a_certificate_only_loopback_is_advertised() -> None:
@@ -103,5 +103,5 @@ def test_anything_else_needs_a_certificate(address: str) -> None:
 
 def test_this_machine_has_a_loopback_interface_and_nothing_of_it_is_advertised() -> None:
     here = interfaces_here()
-    assert any("127.0.0.1" in each.addresses for each in here)
+    assert any("127.0.0.1" in interface.addresses for interface in here)
     assert not any(address.startswith("127.") for address in usable(judge(here)))

@@ -23,6 +23,6 @@ def test_success_starts_again() -> None:
 def test_a_crowd_spreads_over_the_whole_wait() -> None:
     chance = random.Random(7)
     crowd = [Backoff(chance.random, first_s=1.0, cap_s=2.0) for _ in range(1000)]
-    waits = sorted(each.next_s() for each in crowd)
+    waits = sorted(backoff.next_s() for backoff in crowd)
     assert waits[0] < 0.01 and waits[-1] > 0.99
     assert 0.45 < sum(waits) / 1000 < 0.55

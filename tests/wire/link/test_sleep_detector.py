@@ -8,14 +8,14 @@ from wire.link.sleep_detector import SleepDetector
 def test_it_says_whether_the_machine_slept_or_the_process_alone_stood_still() -> None:
     waking = SleepDetector()
     clocks = ((0, 1000), (1, 1001), (2, 4602), (3, 4603), (34, 4634))
-    assert [(bool(waking.tick(*each)), waking.slept) for each in clocks] == [
+    assert [(bool(waking.tick(*clock)), waking.slept) for clock in clocks] == [
         (False, False), (False, False), (True, True), (False, False), (True, False),
     ]  # fmt: skip
 
 
 def reasons(*clocks: tuple[float, float]) -> list[str]:
     waking = SleepDetector()
-    return [waking.tick(*each) for each in clocks]
+    return [waking.tick(*clock) for clock in clocks]
 
 
 def test_ordinary_ticks_mean_nothing() -> None:

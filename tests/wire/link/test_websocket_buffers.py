@@ -37,7 +37,7 @@ class Inner:
 
 
 class Transport:
-    """As asyncio's: it fills what `get_buffer` gives."""
+    """A transport that, as asyncio's does, fills what `get_buffer` gives."""
 
     def __init__(self) -> None:
         self.inner = Inner()
@@ -122,7 +122,7 @@ async def test_connections_share_one_buffer_and_never_each_others_bytes() -> Non
     pours = [await poured(reader) for reader in readers]
     chance = random.Random(1)
     payloads = [[bytes([number]) * chance.randrange(SHARED_BYTES * 2 // 3) for _ in range(4)] for number in range(3)]
-    streams = [b"".join(map(frame, each)) for each in payloads]
+    streams = [b"".join(map(frame, messages)) for messages in payloads]
     while any(streams):
         number = chance.randrange(3)
         step = chance.randrange(1, 200_000)

@@ -1,4 +1,4 @@
-"""When ranks meet: as soon as what they exchange is there, behind nothing else, in one order whatever each is given."""
+"""Ranks meet as soon as what they exchange is there, behind nothing else, in one order whatever each is given."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check(graph: WireGraph) -> None:
         assert all(at[source] < at[index] for source in node.inputs)
         assert all(stage[source] <= stage[index] for source in node.inputs)
         if meets(node.op, node.attrs):
-            together = [each for each, its in enumerate(stage) if its == stage[index]]
+            together = [other_node for other_node, its in enumerate(stage) if its == stage[index]]
             assert max(together, key=at.__getitem__) == index
     assert [level[index] for index in in_order(graph)] == sorted(level)
 
@@ -70,9 +70,9 @@ def test_views_do_not_change_the_order() -> None:
     cut = builder.add("all_reduce", builder.add("exp", rows), **GROUP, reduction="sum")
     whole = builder.add("all_reduce", builder.add("neg", y), **GROUP, reduction="max")
     graph = builder.build([cut, whole])
-    found = [[each.nodes[i].attrs["reduction"] for i in in_order(each) if each.nodes[i].op == "all_reduce"]
-             for each in (graph, narrow(graph)[0])]  # fmt: skip
-    assert found[0] == found[1] == ["sum", "max"]
+    orders = [[variant.nodes[i].attrs["reduction"] for i in in_order(variant) if variant.nodes[i].op == "all_reduce"]
+             for variant in (graph, narrow(graph)[0])]  # fmt: skip
+    assert orders[0] == orders[1] == ["sum", "max"]
 
 
 def step(portions: Any) -> tuple[WireGraph, ...]:

@@ -35,8 +35,8 @@ def check_same(graph: WireGraph, inputs: dict[str, Any]) -> WireGraph:
     pruned = prune(graph)
     verify(pruned)
     assert pruned.input_types == graph.input_types
-    for found, expected in zip(evaluate(pruned, inputs), evaluate(graph, inputs), strict=True):
-        assert found.tobytes() == expected.tobytes()
+    for result, expected in zip(evaluate(pruned, inputs), evaluate(graph, inputs), strict=True):
+        assert result.tobytes() == expected.tobytes()
     assert prune(pruned) is pruned
     return pruned
 

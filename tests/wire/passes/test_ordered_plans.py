@@ -113,7 +113,7 @@ def test_no_timing_makes_gangs_wait_for_each_other(seed: int) -> None:
     assert mesh.ran == {(key, step, node) for key, step in started for node in mesh.nodes(key)}
     for runs in mesh.began.values():
         ordered = [run for run in runs if run[0] not in mesh.free]
-        place = {each: index for index, each in enumerate(started)}
+        place = {gang: index for index, gang in enumerate(started)}
         assert ordered == sorted(ordered, key=lambda run: (place[run[:2]], run[2]))
 
 

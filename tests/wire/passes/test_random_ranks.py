@@ -98,7 +98,7 @@ def random_program(seed: int) -> WireGraph:
         "axes": grid[0],
         "sizes": grid[1],
         "in_specs": tuple(map(text, specs)),
-        "out_specs": tuple(text(random_spec(rng, grid[0], 2, each)) for each in over),
+        "out_specs": tuple(text(random_spec(rng, grid[0], 2, output_type)) for output_type in over),
     }
     wholes = [TensorType(whole_shape(kind.shape, spec, *grid), I32) for spec in specs]
     return graph_of(wholes, lambda b, *given: siblings(b, "spmd", *given, count=len(body.outputs), **attrs))
@@ -111,12 +111,12 @@ def check(seed: int) -> None:
     given = {name: rng.integers(-9, 9, kind.shape, np.int32) for name, kind in graph.input_types.items()}
     wanted = reference(graph, given)
     for other in (graph, decode_graph(graph.encoded), from_text(to_text(graph)), simplify(graph, evaluate)):
-        for found, right in zip(evaluate(other, given), wanted, strict=True):
-            np.testing.assert_array_equal(found, right)
+        for result, right in zip(evaluate(other, given), wanted, strict=True):
+            np.testing.assert_array_equal(result, right)
     if len(graph.outputs) > 1:
         one = graph_of(list(graph.input_types.values()), lambda b, *given: [_again(b, graph, given)])
-        (found,) = evaluate(simplify(one), dict(zip(one.input_types, given.values(), strict=True)))
-        np.testing.assert_array_equal(found, wanted[-1])
+        (result,) = evaluate(simplify(one), dict(zip(one.input_types, given.values(), strict=True)))
+        np.testing.assert_array_equal(result, wanted[-1])
 
 
 def check_proof(seed: int) -> None:
@@ -130,8 +130,8 @@ def check_proof(seed: int) -> None:
     graph = graph_of(kinds, lambda b, *given: siblings(b, "spmd", *given, count=len(body.outputs), **every))
     rng = np.random.default_rng(seed)
     given = {name: rng.integers(-9, 9, kind.shape, np.int32) for name, kind in graph.input_types.items()}
-    for found, differs in zip(evaluate(graph, given), over, strict=True):
-        blocks = np.split(found, len(found) // SIDE)
+    for result, differs in zip(evaluate(graph, given), over, strict=True):
+        blocks = np.split(result, len(result) // SIDE)
         first: dict[Any, Any] = {}
         for at, block in zip(coordinates(attrs["sizes"]), blocks, strict=True):
             place = tuple(number for axis, number in zip(axes, at, strict=True) if axis in differs)

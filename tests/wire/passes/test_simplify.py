@@ -42,7 +42,20 @@ def values(dtype: DType) -> np.ndarray[Any, Any]:
         return np.array([False, True])
     if dtype.kind == "f":
         limits = {F16: (65504.0, 6e-8), BF16: (3e38, 1e-40), F32: (3.4e38, 1e-45), F64: (1.7e308, 5e-324)}[dtype]
-        special = [0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 3.0, np.nan, np.inf, -np.inf, *limits, *[-each for each in limits]]
+        special = [
+            0.0,
+            -0.0,
+            1.0,
+            -1.0,
+            0.5,
+            -2.5,
+            3.0,
+            np.nan,
+            np.inf,
+            -np.inf,
+            *limits,
+            *[-limit for limit in limits],
+        ]
         return np.array(special, np.float64).astype(dtype.numpy)
     if dtype.kind == "c":
         return np.array([complex(real, imag) for real in PARTS for imag in PARTS], dtype.numpy)
@@ -51,8 +64,8 @@ def values(dtype: DType) -> np.ndarray[Any, Any]:
 
 
 def assert_same_bits(graph: WireGraph, inputs: dict[str, Any], simplified: WireGraph) -> None:
-    found, wanted = evaluate(simplified, inputs), evaluate(graph, inputs)
-    for name, got, expected in zip(graph.output_names, found, wanted, strict=True):
+    results, wanted = evaluate(simplified, inputs), evaluate(graph, inputs)
+    for name, got, expected in zip(graph.output_names, results, wanted, strict=True):
         assert same_bits(got, expected), (name, got, expected, str(graph))
 
 
@@ -372,7 +385,7 @@ def some_view(builder: GraphBuilder, x: int, rng: np.random.Generator) -> int:
     stop = tuple(int(rng.integers(0, dim + 1)) for dim in shape)
 
     def some(low: int, high: int) -> tuple[int, ...]:
-        return tuple(int(each) for each in rng.integers(low, high, rank))
+        return tuple(int(number) for number in rng.integers(low, high, rank))
 
     match int(rng.integers(7)):
         case 0:

@@ -39,18 +39,18 @@ def bodies_of(graph: WireGraph) -> tuple[WireGraph, ...]:
 def right(graph: WireGraph) -> tuple[WireGraph, ...]:
     """The graphs of the ranks, which together give what the whole program means."""
     bodies, given = bodies_of(graph), {"x": X, "y": Y}
-    for found, expected in zip(by_ranks(graph, given, bodies=bodies), evaluate(unroll(graph), given), strict=True):
-        np.testing.assert_array_equal(found, expected)
+    for result, expected in zip(by_ranks(graph, given, bodies=bodies), evaluate(unroll(graph), given), strict=True):
+        np.testing.assert_array_equal(result, expected)
     return bodies
 
 
 def ops_in(graph: WireGraph) -> set[str]:
-    inner = [each for node in graph.nodes for each in inner_graphs(node.op, node.attrs)]
+    inner = [region for node in graph.nodes for region in inner_graphs(node.op, node.attrs)]
     return {node.op for node in graph.nodes}.union(*map(ops_in, inner))
 
 
 def meetings(graph: WireGraph) -> list[tuple[Any, ...]]:
-    """In the order in which an engine starts them."""
+    """The collectives in the order in which an engine starts them."""
     stage = stages(graph.nodes)
     order = sorted(range(len(graph)), key=stage.__getitem__)
     return [(graph.nodes[i].op, graph.nodes[i].attrs, graph.types[i]) for i in order
@@ -191,7 +191,7 @@ def test_ranks_meet_in_one_order_whatever_each_computes(local: Body) -> None:
     bodies = right(program(local))
     assert len({id(body) for body in bodies}) > 1
     first, *others = map(meetings, bodies)
-    assert all(each == first for each in others)
+    assert all(other == first for other in others)
 
 
 def test_of_a_grid_of_two_axes_columns_take_branches_and_rows_meet_in_them() -> None:
@@ -222,7 +222,7 @@ def test_random_programs_are_right_to_the_bit(seed: int) -> None:
     ranks = 2 + seed % 3
     bodies = right(program(drawn(seed, ranks), ranks))
     first, *others = map(meetings, bodies)
-    assert all(each == first for each in others)
+    assert all(other == first for other in others)
 
 
 def test_random_programs_are_of_ranks_with_unlike_graphs() -> None:
@@ -241,21 +241,21 @@ def test_only_the_box_of_all_slices_is_given() -> None:
     whole = builder.add("slice", y, start=(0, 0), stop=(4, 6), step=(1, 1))
     held = builder.add("slice", kept, start=(0, 0), stop=(4, 6), step=(1, 1))
     graph = builder.build([top, rows, builder.add("add", whole, held), builder.add("neg", y)])
-    found, boxes = narrow(graph, {"k"})
+    narrowed, boxes = narrow(graph, {"k"})
     assert boxes == {"x": ((1, 0), (5, 6)), "y": ((0, 0), (8, 6)), "k": ((0, 0), (8, 6))}
     given = {name: RNG.standard_normal((8, 6)).astype(np.float32) for name in "xyuk"}
     cut = {name: given[name][tuple(slice(at, at + size) for at, size in zip(*box, strict=True))]
            for name, box in boxes.items()}  # fmt: skip
-    for one, other in zip(evaluate(found, cut), evaluate(graph, given), strict=True):
+    for one, other in zip(evaluate(narrowed, cut), evaluate(graph, given), strict=True):
         np.testing.assert_array_equal(one, other)
 
 
 def test_a_slice_of_all_that_is_given_is_gone() -> None:
     builder = GraphBuilder()
     x = builder.input("x", (8,), F32)
-    found, boxes = narrow(
+    narrowed, boxes = narrow(
         builder.build([builder.add("neg", builder.add("slice", x, start=(2,), stop=(5,), step=(1,)))])
     )
-    assert [node.op for node in found.nodes] == ["input", "neg"] and boxes == {"x": ((2,), (3,))}
+    assert [node.op for node in narrowed.nodes] == ["input", "neg"] and boxes == {"x": ((2,), (3,))}
     empty = builder.build([builder.add("slice", x, start=(2,), stop=(2,), step=(1,))])
     assert narrow(empty)[1] == {"x": ((0,), (8,))}

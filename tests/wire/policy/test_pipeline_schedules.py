@@ -12,7 +12,7 @@ SIZES = list(itertools.product(range(1, 7), range(1, 13)))
 
 
 def short(name: str, stage: int, stages: int, batches: int) -> str:
-    return " ".join(f"{each.kind[0].upper()}{each.batch}" for each in SCHEDULES[name].events(stage, stages, batches))
+    return " ".join(f"{event.kind[0].upper()}{event.batch}" for event in SCHEDULES[name].events(stage, stages, batches))
 
 
 def test_tables_of_three_stages_and_five_micro_batches() -> None:
@@ -68,7 +68,7 @@ def test_all_stages_in_one_order_that_can_be_carried_out(name: str) -> None:
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_the_bubble_is_that_of_the_papers(name: str) -> None:
-    """With equal events, a step takes 2 (m + S - 1) of them."""
+    """A step of equal events takes 2 (m + S - 1) of them."""
     for stages, batches in SIZES:
         ends: dict[tuple[int, str, int], int] = {}
         free = [0] * stages

@@ -229,7 +229,9 @@ def test_a_node_of_the_minor_before_is_sent_what_it_knows() -> None:
 
 
 NEW = [
-    each for each in MESSAGES if isinstance(each, (*SINCE_1, *APPENDED)) and not isinstance(each, DISPENSABLE)
+    example
+    for example in MESSAGES
+    if isinstance(example, (*SINCE_1, *APPENDED)) and not isinstance(example, DISPENSABLE)
 ]  # or with what is new
 
 
@@ -244,4 +246,4 @@ def test_every_message_is_known_to_be_new_or_old() -> None:
     old = """Deploy Deployed MissingGraphs Drop Done Run Ran Push Relay Began CancelStep FetchBlob Blob BlobStream Join
         Joined Devices Beat Revocations Suspected Probe Probed Ballast Landed Leaving Pause Paused TailLog LogLines
         SubmitJob JobAccepted PlanGraph Planned AskJobs Jobs AwaitJob JobResult CancelJob AskNodes Nodes PauseNode"""
-    assert {each.__name__ for each in get_args(AnyMessage)} == {*old.split(), *(each.__name__ for each in SINCE_1)}
+    assert {kind.__name__ for kind in get_args(AnyMessage)} == {*old.split(), *(kind.__name__ for kind in SINCE_1)}

@@ -148,12 +148,12 @@ def test_only_a_coordinator_has_the_name_that_joining_nodes_ask_for() -> None:
 
 
 def test_the_authority_signs_leaves_only_for_ten_years() -> None:
-    found = x509.load_der_x509_certificate(new_authority(MESH, NOW_S).certificate)
-    constraints = found.extensions.get_extension_for_class(x509.BasicConstraints)
+    certificate = x509.load_der_x509_certificate(new_authority(MESH, NOW_S).certificate)
+    constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints)
     assert constraints.critical and constraints.value.ca and constraints.value.path_length == 1, (
         "itself and its predecessor"
     )
-    assert found.not_valid_after_utc == datetime.fromtimestamp(NOW_S + 3650 * 86400, UTC)
+    assert certificate.not_valid_after_utc == datetime.fromtimestamp(NOW_S + 3650 * 86400, UTC)
 
 
 @pytest.mark.parametrize("mesh", ["home", "Ömer's Büro", "x" * 64, "default-ann"])
@@ -193,8 +193,8 @@ def test_a_certificate_that_names_another_node_than_its_key_is_refused() -> None
 def test_a_revocation_list_names_nodes() -> None:
     by, inside, outside = authority(), new_key().node_id, new_key().node_id
     data = by.revocations([outside], 7)
-    found = read_revocations(*revocations_from_pem(revocations_pem(data)), by.certificate)
-    assert found.number == 7 and found.includes(outside) and not found.includes(inside)
+    revoked = read_revocations(*revocations_from_pem(revocations_pem(data)), by.certificate)
+    assert revoked.number == 7 and revoked.includes(outside) and not revoked.includes(inside)
 
 
 def test_a_revocation_list_of_another_authority_or_damaged_is_refused() -> None:

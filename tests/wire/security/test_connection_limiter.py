@@ -69,7 +69,7 @@ def test_one_that_spoke_stays_before_those_that_did_not() -> None:
     gate.arrive(1000, "127.0.0.1", 0.0)
     gate.spoke(1000)
     arrivals = [gate.arrive(number, "127.0.0.1", number / 100) for number in range(200)]
-    evicted = [each.evicted for each in arrivals if each.evicted is not None]
+    evicted = [arrival.evicted for arrival in arrivals if arrival.evicted is not None]
     assert 1000 not in evicted and evicted == sorted(evicted) and len(evicted) == 200 - 63
 
 

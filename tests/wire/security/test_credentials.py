@@ -104,7 +104,7 @@ def test_a_damaged_identity_is_named(tmp_path: Path, name: str, damage: str) -> 
 
 
 def test_a_disk_that_refuses_leaves_a_node_that_can_go_on(tmp_path: Path) -> None:
-    """Whatever step fails: what is there afterwards is the old identity, or the new one, or none and joining again."""
+    """What is there after any step failed is the old identity, or the new one, or none and joining again."""
     failures = 0
     for step in range(1, 100):
         folder = tmp_path / str(step)
@@ -163,8 +163,8 @@ def test_a_node_that_joins_another_mesh_trusts_the_old_one_no_more(tmp_path: Pat
 
 @pytest.mark.parametrize(("jitter", "hours"), [(-1.0, 13.6), (0.0, 16.0), (1.0, 18.4)])
 def test_a_certificate_is_due_after_two_thirds_of_its_time_give_or_take_a_tenth(jitter: float, hours: float) -> None:
-    found = Member("x", "worker", NOW_S - 300.0, NOW_S + CERTIFICATE_S)
-    assert renewal_due_s(found, jitter) == pytest.approx(NOW_S + hours * 3600)
+    member = Member("x", "worker", NOW_S - 300.0, NOW_S + CERTIFICATE_S)
+    assert renewal_due_s(member, jitter) == pytest.approx(NOW_S + hours * 3600)
 
 
 async def test_once_it_has_run_out_a_certificate_is_asked_for_more_often(tmp_path: Path) -> None:

@@ -79,14 +79,14 @@ class Mesh:
     def call(self, said: bytes) -> bytes:
         """One call: what the coordinator sends in all to a caller that says `said`."""
         end = JoiningCoordinator(self.authority, self.leaf)
-        sent = b"".join(each.data for each in end.connected())
+        sent = b"".join(action.data for action in end.connected())
         asked = end.received(said)
         if isinstance(asked, Asked):
-            sent += b"".join(each.data for each in end.answer(self.decide(asked)))
+            sent += b"".join(action.data for action in end.answer(self.decide(asked)))
         return sent
 
     def let_in(self, joining: JoiningNode) -> Admitted:
-        """Both calls of a node, in pieces of any size."""
+        """Make both calls of a node, in pieces of any size."""
         (verify,) = joining.received(self.call(b""))
         assert verify == Verify(self.authority)
         (ask,) = joining.connected(self.leaf)
@@ -200,7 +200,7 @@ def test_closed_tokens_tell_why_only_to_those_who_hold_them(mesh: Mesh) -> None:
 
 
 def test_an_unknown_token_is_compared_like_a_known_one(mesh: Mesh) -> None:
-    """The same path: one proof is computed and compared in either case."""
+    """Both take the same path: one proof is computed and compared in either case."""
     compared: list[bytes] = []
 
     class Watched(Asked):
@@ -223,7 +223,7 @@ def test_a_replayed_request_is_refused(mesh: Mesh) -> None:
 
 
 def test_a_request_made_for_another_server_is_refused(mesh: Mesh) -> None:
-    """Whoever stands between and passes a proof on has another certificate than the coordinator."""
+    """A node that stands between and passes a proof on has another certificate than the coordinator."""
     mesh.call(asked_by(node(token()), leaf=b"the certificate of someone between"))
     assert mesh.audit == ["wrong secret"]
 

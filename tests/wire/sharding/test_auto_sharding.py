@@ -36,14 +36,14 @@ def mlp(x: Any, w: Any, v: Any) -> Any:
 )
 def test_what_is_proven_is_the_best_of_all(batch: int, width: int, hidden: int) -> None:
     graph = mesh.trace(mlp, *shapes((batch, width), (width, hidden), (hidden, width)))
-    found = choose(graph, PAIR, RATES)
-    assert found.proven and found.tried <= 27
+    choice = choose(graph, PAIR, RATES)
+    assert choice.proven and choice.tried <= 27
 
     def seconds(specs: dict[str, Any]) -> float:
         return cost_of(partition(graph, PAIR, specs, RATES)).seconds(RATES)
 
     every = [dict(zip("xwv", chosen, strict=True)) for chosen in product(layouts(2, PAIR), repeat=3)]
-    assert found.seconds == min(map(seconds, every)) == seconds(dict(found.specs))
+    assert choice.seconds == min(map(seconds, every)) == seconds(dict(choice.specs))
 
 
 def test_many_rows_are_split_by_rows_and_wide_layers_by_features() -> None:
@@ -55,8 +55,8 @@ def test_many_rows_are_split_by_rows_and_wide_layers_by_features() -> None:
 
 
 def test_over_a_slow_link_nothing_is_sent() -> None:
-    found = mesh.auto_sharding(lambda x: mnp.sum(x), GRID, *shapes((8, 8)), rates=SLOW_LINK)
-    assert found.sent_bytes == 0
+    choice = mesh.auto_sharding(lambda x: mnp.sum(x), GRID, *shapes((8, 8)), rates=SLOW_LINK)
+    assert choice.sent_bytes == 0
 
 
 def test_memory_makes_it_split_and_too_little_of_it_is_said() -> None:
@@ -75,10 +75,10 @@ def test_many_choices_are_searched_and_layers_of_one_shape_are_one() -> None:
         return x
 
     layers = [tuple(shapes((256, 1024), (1024, 256))) for _ in range(4)]
-    found = mesh.auto_sharding(deep, GRID, mesh.ShapeDtype((1, 256)), layers, rates=RATES)
-    assert not found.proven and found.tried < 100
-    assert found.specs[1] == [(P(None, "tp"), P("tp", None))] * 4
-    assert found.seconds < found.alone_s
+    choice = mesh.auto_sharding(deep, GRID, mesh.ShapeDtype((1, 256)), layers, rates=RATES)
+    assert not choice.proven and choice.tried < 100
+    assert choice.specs[1] == [(P(None, "tp"), P("tp", None))] * 4
+    assert choice.seconds < choice.alone_s
 
 
 def test_a_search_is_no_worse_than_anything_it_began_with() -> None:
@@ -95,8 +95,8 @@ def test_the_choice_is_applied_and_what_the_function_asks_for_is_kept() -> None:
     def fn(x: Any, w: Any) -> Any:
         return x @ mesh.shard(w, P("tp"), GRID)
 
-    found = mesh.auto_sharding(fn, GRID, *shapes((4, 6), (6, 8)), rates=RATES)
+    choice = mesh.auto_sharding(fn, GRID, *shapes((4, 6), (6, 8)), rates=RATES)
     x, w = np.ones((4, 6), np.float32), np.ones((6, 8), np.float32)
-    np.testing.assert_array_equal(np.asarray(found.applied(fn)(x, w)), x @ w)
-    asked = [node.attrs["spec"] for node in mesh.trace(found.applied(fn), x, w).nodes if node.op == "constraint"]
+    np.testing.assert_array_equal(np.asarray(choice.applied(fn)(x, w)), x @ w)
+    asked = [node.attrs["spec"] for node in mesh.trace(choice.applied(fn), x, w).nodes if node.op == "constraint"]
     assert "tp -" in asked and len(asked) in (2, 3)

@@ -21,9 +21,9 @@ def _types(*shapes: tuple[int, ...], dtype: DType = F32) -> list[TensorType]:
 
 
 def _rule(op: str, types: list[TensorType], results: int = 1, **attrs: Any) -> Rule:
-    found = rule_of(op, Attrs(attrs), types, results)
-    assert found is not None
-    return found
+    rule = rule_of(op, Attrs(attrs), types, results)
+    assert rule is not None
+    return rule
 
 
 def test_every_op_has_a_rule_or_says_why_not() -> None:
@@ -42,7 +42,7 @@ def test_dot_is_split_along_batches_and_free_axes_and_summed_over_contracted_one
     ((b, m, k), (b2, k2, n)), ((b3, m2, n2),) = rule.operands, rule.results
     assert b == b2 == b3 and k == k2 and m == m2 and n == n2
     assert rule.reduced == {k[0]: "sum"}
-    assert [rule.sizes[each[0]] for each in (b, m, k, n)] == [2, 3, 4, 5]
+    assert [rule.sizes[dim[0]] for dim in (b, m, k, n)] == [2, 3, 4, 5]
 
 
 def test_what_is_broadcast_is_whole() -> None:
@@ -71,7 +71,7 @@ def test_reshape_shares_what_both_sides_begin_with(
 ) -> None:
     rule = _rule("reshape", _types(before), shape=after)
     sizes = [
-        [tuple(rule.sizes[factor] for factor in made) for made in each[0]] for each in (rule.operands, rule.results)
+        [tuple(rule.sizes[factor] for factor in made) for made in side[0]] for side in (rule.operands, rule.results)
     ]
     assert sizes == [operand, result]
 

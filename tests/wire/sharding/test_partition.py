@@ -1,4 +1,4 @@
-"""From a program about whole tensors to that of a rank: which collectives come in, and where."""
+"""Partition of a program about whole tensors into that of a rank: which collectives come in, and where."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ def floats(*shape: int) -> NDArray[np.float32]:
 
 def lies(x: Array, axes: Axes, *split: str) -> Array:
     """x with a constraint: the axes of each dimension, "" for none, joined by +."""
-    dims = tuple([tuple(each.split("+")) if each else () for each in split])
+    dims = tuple([tuple(dim.split("+")) if dim else () for dim in split])
     return apply("constraint", x, axes=axes.names, sizes=axes.sizes, spec=spec_text(dims))
 
 
 def sharded(fn: Callable[..., Any], *args: Any, axes: Axes | None = None, specs: Specs | None = None) -> WireGraph:
     """`fn` partitioned, after a check that it gives what it gives on one device."""
     graph = mesh.trace(fn, *args)
-    found = partition(graph, axes, specs)
+    program = partition(graph, axes, specs)
     inputs = dict(zip(graph.input_types, args, strict=True))
-    for one, other in zip(evaluate(found, inputs), evaluate(graph, inputs), strict=True):
+    for one, other in zip(evaluate(program, inputs), evaluate(graph, inputs), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
-    return found
+    return program
 
 
 def cost(fn: Callable[..., Any], *args: Any, axes: Axes | None = None, specs: Specs | None = None) -> Cost:
@@ -69,9 +69,9 @@ def test_columns_then_rows_is_one_reduction() -> None:
         hidden = mesh.nn.relu(x @ lies(w, FOUR, "", "tp"))
         return hidden @ lies(v, FOUR, "tp", "") + b
 
-    found = cost(mlp, X, W, V, B)
-    assert found.collectives == {"all_reduce": 1}
-    assert found.sent_bytes == 2 * 3 * X.nbytes // 4
+    costs = cost(mlp, X, W, V, B)
+    assert costs.collectives == {"all_reduce": 1}
+    assert costs.sent_bytes == 2 * 3 * X.nbytes // 4
 
 
 def test_rows_then_relu_is_one_reduction_before_it() -> None:
@@ -110,9 +110,9 @@ def test_scalars_and_views_leave_a_sum_waiting() -> None:
         made = mnp.reshape((x @ lies(w, PAIR, "tp", "")).T * 3, (4, 8, 8))
         return mnp.exp(mnp.sum(-made[:, :, :2], axis=1))
 
-    found = cost(later, X, W)
-    assert found.collectives == {"all_reduce": 1}
-    assert found.sent_bytes == 4 * 2 * 4  # of what is left in the end
+    costs = cost(later, X, W)
+    assert costs.collectives == {"all_reduce": 1}
+    assert costs.sent_bytes == 4 * 2 * 4  # of what is left in the end
 
 
 def test_rows_of_a_batch_need_nobody() -> None:
@@ -127,9 +127,9 @@ def test_gradients_of_a_batch_are_one_sum_each() -> None:
         return mesh.value_and_grad(lambda w: mnp.mean((mesh.nn.relu(x @ w) - y) ** 2))(w)
 
     specs: Specs = {"x": (("dp",), ()), "w": ((), ())}
-    found = cost(step, W, X, floats(8, 32), axes=Axes(("dp",), (4,)), specs=specs)
-    assert found.collectives == {"all_reduce": 2}  # the loss, and the weights' gradient
-    assert found.sent_bytes == 2 * 3 * (W.nbytes + 4) // 4
+    costs = cost(step, W, X, floats(8, 32), axes=Axes(("dp",), (4,)), specs=specs)
+    assert costs.collectives == {"all_reduce": 2}  # the loss, and the weights' gradient
+    assert costs.sent_bytes == 2 * 3 * (W.nbytes + 4) // 4
 
 
 def test_weights_that_are_split_are_gathered_and_their_gradients_scattered() -> None:
@@ -139,10 +139,10 @@ def test_weights_that_are_split_are_gathered_and_their_gradients_scattered() -> 
 
     x = floats(512, 16)
     specs: Specs = {"x": (("dp",), ()), "w": (("dp",), ()), "output": (("dp",), ())}
-    found = cost(step, W / 99, x, axes=Axes(("dp",), (4,)), specs=specs)
-    assert found.collectives == {"all_gather": 1, "reduce_scatter": 1}
-    assert found.sent_bytes == 2 * 3 * W.nbytes // 4
-    assert found.held_bytes == (W.nbytes + x.nbytes) // 4
+    costs = cost(step, W / 99, x, axes=Axes(("dp",), (4,)), specs=specs)
+    assert costs.collectives == {"all_gather": 1, "reduce_scatter": 1}
+    assert costs.sent_bytes == 2 * 3 * W.nbytes // 4
+    assert costs.held_bytes == (W.nbytes + x.nbytes) // 4
 
 
 # -- composites -------------------------------------------------------------------------------------------
@@ -155,9 +155,9 @@ def test_a_composite_stays_one_where_its_axis_is_whole() -> None:
 
 
 def test_a_softmax_over_a_split_axis_exchanges_its_maximum_and_sum() -> None:
-    found = cost(lambda x: mesh.nn.softmax(x, -1), X, axes=FOUR, specs={"x": ((), ("tp",))})
-    assert found.collectives == {"all_reduce": 2}
-    assert found.sent_bytes == 2 * (2 * 3 * 8 * 4 // 4)
+    costs = cost(lambda x: mesh.nn.softmax(x, -1), X, axes=FOUR, specs={"x": ((), ("tp",))})
+    assert costs.collectives == {"all_reduce": 2}
+    assert costs.sent_bytes == 2 * (2 * 3 * 8 * 4 // 4)
 
 
 def test_heads_of_attention_need_nobody() -> None:
@@ -173,7 +173,7 @@ def test_heads_of_attention_need_nobody() -> None:
 
 
 def _axes_of_factor(rule: Any, factor: int) -> list[Dims]:
-    return [tuple([("tp",) if made and made[0] == factor else () for made in each]) for each in rule.operands]
+    return [tuple([("tp",) if made and made[0] == factor else () for made in dims]) for dims in rule.operands]
 
 
 @pytest.mark.parametrize(
@@ -208,8 +208,8 @@ def test_what_a_rule_says_is_free_costs_nothing_and_what_is_reduced_one_reductio
             for source, dims in zip(node.inputs, _axes_of_factor(rule, factor), strict=True)
             if graph.nodes[source].op == "input"
         }
-        found = cost(fn, x, y, axes=PAIR, specs=specs)
-        assert found.collectives == ({"all_reduce": 1} if factor in rule.reduced else {}), (node.op, factor)
+        costs = cost(fn, x, y, axes=PAIR, specs=specs)
+        assert costs.collectives == ({"all_reduce": 1} if factor in rule.reduced else {}), (node.op, factor)
 
 
 # -- layouts ----------------------------------------------------------------------------------------------
@@ -226,8 +226,8 @@ def test_every_layout_becomes_every_other(shape: tuple[int, ...]) -> None:
         here = builder.add("constraint", x, **attrs, spec=spec_text(source))
         targets = [builder.add("constraint", here, **attrs, spec=spec_text(target)) for target in every]
         graph = builder.build(targets)
-        for found in evaluate(partition(graph), {"x": value}):
-            np.testing.assert_array_equal(found, value)
+        for result in evaluate(partition(graph), {"x": value}):
+            np.testing.assert_array_equal(result, value)
         most = gather_all_bytes(shape, 4, SQUARE, Layout(source))
         for target in targets:
             assert cost_of(partition(builder.build([target]))).sent_bytes <= most
@@ -242,8 +242,8 @@ def test_rows_that_do_not_divide_and_shards_that_are_empty(rows: int) -> None:
         return *always, *extremes, *((mnp.mean(x), mesh.nn.softmax(x, 0)) if rows else ())
 
     value = floats(rows, 3) - 7  # where a padding of zeros would be the maximum
-    found = sharded(statistics, value)
-    assert body_of(found).input_types["0"].shape == (-(-rows // 4), 3)
+    program = sharded(statistics, value)
+    assert body_of(program).input_types["0"].shape == (-(-rows // 4), 3)
 
 
 def test_nan_and_infinity_stay_where_they_are() -> None:
@@ -261,8 +261,8 @@ def test_words_and_positions_are_those_of_the_whole() -> None:
         words = apply("random_bits", key, shape=(5, 3))
         return lies(words, FOUR, "tp", ""), lies(x * mnp.arange(5, dtype="float32"), FOUR, "tp")
 
-    found = cost(made, np.array([7, 8], np.uint32), floats(5))
-    assert found.collectives == {}
+    costs = cost(made, np.array([7, 8], np.uint32), floats(5))
+    assert costs.collectives == {}
 
 
 def test_rows_of_a_split_table_are_one_sum_and_updates_go_where_they_belong() -> None:
@@ -271,8 +271,8 @@ def test_rows_of_a_split_table_are_one_sum_and_updates_go_where_they_belong() ->
         return rows, mesh.grad(lambda table: mnp.sum(mesh.nn.embedding(index, table) ** 2))(table)
 
     table, index = floats(10, 4), np.array([0, 9, 3, 3, 7], np.int32)
-    found = cost(looked_up, table, index, axes=FOUR, specs={"table": (("tp",), ())})
-    assert found.collectives == {"all_reduce": 1}
+    costs = cost(looked_up, table, index, axes=FOUR, specs={"table": (("tp",), ())})
+    assert costs.collectives == {"all_reduce": 1}
 
 
 # -- leaves and outputs -----------------------------------------------------------------------------------
@@ -287,19 +287,19 @@ def test_params_and_large_constants_come_in_as_shards() -> None:
         "add", builder.add("dot", x, w, **product), builder.add("dot", x, builder.const(large), **product)
     )
     graph = builder.build([both])
-    found = partition(graph, FOUR, {"w": ((), ("tp",))})
-    assert found.param_types == graph.param_types
-    assert [body_of(found).input_types[name].shape for name in ("1", "2")] == [(200, 25), (200, 25)]
+    program = partition(graph, FOUR, {"w": ((), ("tp",))})
+    assert program.param_types == graph.param_types
+    assert [body_of(program).input_types[name].shape for name in ("1", "2")] == [(200, 25), (200, 25)]
     inputs, params = {"x": floats(4, 200)}, {"w": floats(200, 100)}
-    for one, other in zip(evaluate(found, inputs, params), evaluate(graph, inputs, params), strict=True):
+    for one, other in zip(evaluate(program, inputs, params), evaluate(graph, inputs, params), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
 
 
 def test_what_is_not_used_stays_in_the_signature_and_out_of_the_ranks() -> None:
     graph = mesh.trace(lambda x, unused: (x * 2, x), X, W)
-    found = partition(graph, PAIR, {"x": (("tp",), ())})
-    assert found.input_types == graph.input_types
-    assert len(body_of(found).inputs) == 1 and len(body_of(found).outputs) == 1
+    program = partition(graph, PAIR, {"x": (("tp",), ())})
+    assert program.input_types == graph.input_types
+    assert len(body_of(program).inputs) == 1 and len(body_of(program).outputs) == 1
 
 
 def test_a_program_that_asks_for_nothing_is_left_alone() -> None:
@@ -319,9 +319,9 @@ def test_a_part_that_is_written_for_ranks_stays_as_it_is_written() -> None:
         )
         return lies(mnp.exp(summed / 99), SQUARE, "", "dp")
 
-    found = sharded(program, X)
-    assert sum(node.op == "spmd" for node in found.nodes) == 1
-    assert [node.op for node in body_of(found).nodes].count("all_reduce") == 1
+    sharded_program = sharded(program, X)
+    assert sum(node.op == "spmd" for node in sharded_program.nodes) == 1
+    assert [node.op for node in body_of(sharded_program).nodes].count("all_reduce") == 1
 
 
 def test_one_grid_and_specs_that_fit() -> None:

@@ -28,13 +28,13 @@ def found(
     program = Program(graph, axes, asked_layouts(graph, axes, {name: _dims(text) for name, text in specs.items()}))
     dims = propagate(program, Prices(program, FAST_LINK))
     return {
-        node.attrs["name"] if node.op == "input" else node.op: spec_text(each)
-        for node, each in zip(graph.nodes, dims, strict=True)
+        node.attrs["name"] if node.op == "input" else node.op: spec_text(layout)
+        for node, layout in zip(graph.nodes, dims, strict=True)
     }
 
 
 def _dims(text: str) -> Dims:
-    return tuple([() if each == "-" else tuple(each.split("+")) for each in text.split()])
+    return tuple([() if word == "-" else tuple(word.split("+")) for word in text.split()])
 
 
 def test_a_batch_is_split_all_the_way() -> None:

@@ -32,9 +32,9 @@ def test_no_way_sends_more_than_gathering_everything(grid: str, shape: tuple[int
     for source in map(Layout, layouts(2, axes)):
         most = gather_all_bytes(shape, F32_BYTES, axes, source)
         for target in map(Layout, layouts(2, axes)):
-            found = path(shape, F32_BYTES, axes, source, target)
-            assert found.sent_bytes <= most
-            assert (found.steps[-1].after if found.steps else source) == target
+            way = path(shape, F32_BYTES, axes, source, target)
+            assert way.sent_bytes <= most
+            assert (way.steps[-1].after if way.steps else source) == target
 
 
 @pytest.mark.parametrize("partial", [("dp",), ("tp",), ("dp", "tp")], ids=str)
@@ -44,8 +44,8 @@ def test_nor_where_a_sum_is_due(partial: tuple[str, ...]) -> None:
         if {axis for split in dims for axis in split} & set(partial):
             continue
         for target in map(Layout, layouts(2, SQUARE)):
-            found = path((4, 8), F32_BYTES, SQUARE, source, target)
-            assert found.sent_bytes <= gather_all_bytes((4, 8), F32_BYTES, SQUARE, source)
+            way = path((4, 8), F32_BYTES, SQUARE, source, target)
+            assert way.sent_bytes <= gather_all_bytes((4, 8), F32_BYTES, SQUARE, source)
 
 
 NONE: Dims = ((), ())
@@ -65,8 +65,8 @@ COLUMNS: Dims = ((), ("tp",))
     ids=["cut", "gather", "exchange", "reduce", "reduce-scatter"],
 )
 def test_one_move_where_one_does(source: Layout, target: Layout, moves: list[type], sent_bytes: int) -> None:
-    found = path((8, 8), F32_BYTES, FOUR, source, target)
-    assert (_moves(found), found.sent_bytes) == (moves, sent_bytes)
+    way = path((8, 8), F32_BYTES, FOUR, source, target)
+    assert (_moves(way), way.sent_bytes) == (moves, sent_bytes)
 
 
 def test_blocks_of_one_size_are_passed_on() -> None:
@@ -82,11 +82,11 @@ def test_blocks_that_do_not_nest_are_gathered_and_cut_anew() -> None:
 
 
 def test_two_sums_are_made_at_once() -> None:
-    found = path((8,), F32_BYTES, SQUARE, Layout(((),), ("dp", "tp")), whole(1))
-    assert [step.move for step in found.steps] == [Reduce(("dp", "tp"))]
-    assert found.sent_bytes == 2 * 3 * 32 // 4
+    way = path((8,), F32_BYTES, SQUARE, Layout(((),), ("dp", "tp")), whole(1))
+    assert [step.move for step in way.steps] == [Reduce(("dp", "tp"))]
+    assert way.sent_bytes == 2 * 3 * 32 // 4
 
 
 def test_what_does_not_divide_is_padded_before_it_is_scattered() -> None:
-    found = path((5, 4), F32_BYTES, PAIR, Layout(NONE, ("tp",)), Layout(ROWS))
-    assert (_moves(found), found.sent_bytes) == ([ReduceScatter], 3 * 4 * F32_BYTES)
+    way = path((5, 4), F32_BYTES, PAIR, Layout(NONE, ("tp",)), Layout(ROWS))
+    assert (_moves(way), way.sent_bytes) == ([ReduceScatter], 3 * 4 * F32_BYTES)

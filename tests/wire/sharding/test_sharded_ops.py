@@ -29,28 +29,28 @@ def ways(case: Case, axes: Axes, rng: random.Random) -> Iterator[dict[str, Dims]
     shapes = [array.ndim for array in case.inputs.values()]
     every = list(product(*[layouts(rank, axes) for rank in shapes]))
     for chosen in rng.sample(every, min(len(every), WAYS_MAX)):
-        found = dict(zip(case.inputs, chosen, strict=True))
+        specs = dict(zip(case.inputs, chosen, strict=True))
         for name, kind in case.graph.output_types.items():
-            if name not in found and rng.random() < 0.5:
-                found[name] = rng.choice(layouts(len(kind.shape), axes))
-        yield found
+            if name not in specs and rng.random() < 0.5:
+                specs[name] = rng.choice(layouts(len(kind.shape), axes))
+        yield specs
 
 
 def check(case: Case, axes: Axes, specs: dict[str, Dims]) -> None:
     """Raises unless the sharded program gives what it gives on one device."""
     sharded = partition(case.graph, axes, specs)
     assert sharded.input_types == case.graph.input_types and sharded.output_types == case.graph.output_types
-    for found, wanted in zip(evaluate(sharded, case.inputs), case.outputs, strict=True):
-        assert found.dtype == wanted.dtype
-        np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-12, err_msg=f"{case.id} split as {specs}")
+    for result, wanted in zip(evaluate(sharded, case.inputs), case.outputs, strict=True):
+        assert result.dtype == wanted.dtype
+        np.testing.assert_allclose(result, wanted, rtol=1e-9, atol=1e-12, err_msg=f"{case.id} split as {specs}")
 
 
 @pytest.mark.parametrize("op", SHARDED)
 def test_sharded_is_local(op: str) -> None:
     """One way per case, another for each case and grid."""
-    found = cases(op)
-    assert found, f"{op} has no case in tests/support/cases/sharded_cases.py"
-    for case in found:
+    examples = cases(op)
+    assert examples, f"{op} has no case in tests/support/cases/sharded_cases.py"
+    for case in examples:
         rng = random.Random(case.id)
         axes = GRIDS[rng.choice(list(GRIDS))]
         check(case, axes, next(ways(case, axes, rng)))

@@ -39,7 +39,7 @@ def told(fuse: Fuse, number: int) -> list[str]:
     with logging_to(refusing) as ring:
         for line in LINES:
             ring.emit(logging.LogRecord("test", logging.INFO, "", 0, line, (), None))
-        assert [each.partition(" INFO ")[2] for each in ring.lines] == LINES, "whoever asks has them all the same"
+        assert [entry.partition(" INFO ")[2] for entry in ring.lines] == LINES, "whoever asks has them all the same"
     return [line.partition(" INFO ")[2] or line for line in written.getvalue().splitlines()]
 
 

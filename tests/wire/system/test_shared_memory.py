@@ -68,7 +68,7 @@ def test_mapped_memory_is_given_back_with_the_last_view_of_it(tmp_path: Path) ->
     path.write_bytes(bytes(8 << 20))
 
     def mapped() -> int:
-        return sum(each.path == str(path) for each in process.memory_maps(grouped=False))
+        return sum(region.path == str(path) for region in process.memory_maps(grouped=False))
 
     with path.open("r+b") as file:
         views = [
