@@ -74,7 +74,30 @@ def using(evaluator: Evaluator | None) -> Iterator[None]:
 
 
 def realise(arrays: Sequence[Array], asker: str = "its value") -> None:
-    """Compute the values of `arrays` together and keep them; InputError if one depends on a traced argument."""
+    """Compute the values of several arrays together, by one graph, and keep them.
+
+    Parameters
+    ----------
+    arrays : sequence of Array
+        What to compute.  Arrays whose values are known already cost nothing.
+    asker : str, optional
+        What needs the values, as error messages name it.
+
+    Raises
+    ------
+    InputError
+        If one of them depends on an argument of a function that is being traced.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> import mesh.numpy as mnp
+    >>> x = mnp.arange(3.0)
+    >>> total, mean = x.sum(), x.mean()
+    >>> mesh.realise([total, mean])
+    >>> total, mean
+    (Array(3., dtype=float32), Array(1., dtype=float32))
+    """
     for array in items(arrays, "what is realised together is several Arrays: as them"):
         instance(array, "what is realised", Array, "an Array")
     tensors = [array.tensor for array in arrays]

@@ -1,0 +1,762 @@
+"""Docstrings: what users call is documented in full, every first line can be read by itself, and examples run.
+
+What users call is every class, function and method that `PUBLIC` leads to: the names of these modules, the methods of
+their classes, and the classes that these return.  Their docstrings have numpydoc's format, which numpydoc's own
+validator checks (numpydoc.readthedocs.io/en/latest/format.html):
+
+* The summary is one line that ends with a full stop: a sentence, an imperative ("Compile a function."), or a noun
+  phrase ("A device of a worker.").  A property needs nothing else.
+* `Parameters` names what the signature does, in its order; those of a class are those of its `__init__`, or the fields
+  of a dataclass.  A parameter has a type, and a text that begins with a capital letter and ends with a full stop.
+  The type is what a caller may give: `int`, `str, optional`, `{"mean", "sum", "none"}`.  A tensor's shape stands behind
+  its type: `x : Array, (batch, length)`.  Units stand in the text: "Seconds to wait."
+* `Returns` (or `Yields`) is there unless the annotation says None.  Its first line is the type alone.
+* `Raises` names our errors that a caller's input or the mesh can cause, and says when.
+* `Examples` has one that runs.  A method needs none if the example of its class calls it (`with` calls `close`), and
+  exceptions need none.  An example imports what it uses, needs no other machine (`mesh.Mesh.builder().simulate(2)` is a
+  mesh), takes well under a second, and closes what it opens.
+* `Notes` say where a method comes from: a paper, or the section of a specification.
+
+What is named as numpy names it, in `mesh.numpy` and as a method of an array, follows numpy's own documentation.
+
+The second part is about every docstring, private ones too: its first line stands alone, without a subject or a verb
+that only the code around it has.  `WRONG_OPENINGS` says what such a line does not begin with.
+"""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import inspect
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpydoc.docscrape import get_doc_object
+from numpydoc.validate import Validator, validate
+
+import mesh
+from docs.tools.array_api_page import STANDARD
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("wire", "worker", "coordinator", "mesh")
+
+# Where a user begins.
+PUBLIC = (
+    "mesh",
+    "mesh.coding",
+    "mesh.collectives",
+    "mesh.errors",
+    "mesh.inference",
+    "mesh.nn",
+    "mesh.numpy",
+    "mesh.numpy.fft",
+    "mesh.numpy.linalg",
+    "mesh.optim",
+    "mesh.random",
+    "mesh.training",
+    "mesh.tree",
+)
+NUMPYS = {"mesh.numpy": np, "mesh.numpy.fft": np.fft, "mesh.numpy.linalg": np.linalg}
+# Classes that public methods return, and that only the code of mesh uses.
+MACHINERY = frozenset({"Bound", "Compiled", "CompiledFunction", "Running", "Started", "Stepping", "Work"})
+
+# What numpydoc's validator may not find: https://numpydoc.readthedocs.io/en/latest/validation.html
+OF_FORMAT = ("GL01", "GL03", "GL05", "GL06", "GL07", "GL08", "GL10", "SS01", "SS02", "SS03", "SS04", "SS06")
+OF_PARAMETERS = ("PR04", "PR05", "PR06", "PR07", "PR08", "PR09", "PR10", "RT02", "RT03", "RT04", "RT05", "YD01")
+OF_SIGNATURES = ("PR01", "PR02", "PR03")
+
+# A first line does not begin so.
+WRONG_OPENINGS = {
+    "a preposition": r"""(?:About|Above|After|Among|Around|As|At|Before|Behind|Below|Besides?|Between|By|During|For|From
+        |In|Into|Like|Of|On|Onto|Over|Through|To|Towards?|Under|Upon|With|Within|Without)\b""",
+    "a connective": r"""(?:Again|Alike|Also|And|Because|But|Either|Else|If|Likewise|Neither|Not|Off|Only|Or|Otherwise
+        |Out|Per|Since|So|Still|Than|Then|There|Though|Unless|Until|Up|While)\b""",
+    "a relative": r"""(?:That|Those|Whatever|When|Whenever|Where|Wherever|Which|Whichever|Who|Whoever|Whom|Whose)\b""",
+    "a pronoun": r"""(?:He|His|It|Its|Such|Their|Them|They)\b|The\ (?:ones?|others)\b(?!\ \w+\ (?:is|are)\b)
+        |(?:Both|One|The\ same|The\ other|The\ rest|These|Same)(?:[.,:;]
+        |\ (?:are|as|at|by|come|for|in|more|of|such|that|to|were|where|which|who|whose|with)\b)""",
+    "a participle": r"""(?:Begun|Built|Done|Found|Given|Held|Kept|Known|Made|Meant|Read|Said|Seen|Sent|Taken|Told
+        |[A-Z]\w+ed)\ (?:after|and|anew|as|at|before|by|for|from|if|in|on|once|only|or|that|to|until|what|when|where
+        |with)\b""",
+    "a verb without a subject": r"""(?:Adds|Answers|Asks|Begins|Belongs|Builds|Calls|Carries|Collects|Comes|Computes
+        |Counts|Decides|Dials|Does|Evaluates|Finds|Follows|Gets|Gives|Goes|Has|Holds|Is|Keeps|Knows|Lets|Listens|Makes
+        |Owns|Performs|Plays|Puts|Reads|Removes|Reports|Returns|Runs|Says|Sends|Serves|Sets|Speaks|Stands|Starts|Stops
+        |Takes|Tells|Waits|Walks|Watches|Writes|Yields)\ (?!and\b|are\b|by\b|from\b|in\b|of\b|that\b|to\b|wait\b
+        |which\b)""",
+    "a condition": r"""(?!True|False|None|Return|What|Whether)[A-Z]\w+\ (?:if|unless)\b
+        |[A-Z]\w+Error\ (?:after|for|when|where)\b""",
+}
+# How many are left.  These numbers only fall.
+WRONG_LEFT = {"wire": 220, "worker": 121, "coordinator": 193, "mesh": 260}
+
+# What has no such docstring yet.  This table only shrinks: a row whose docstring is right goes.
+TO_DO: list[str] = [
+    "mesh.client.async_mesh.AsyncJob",
+    "mesh.client.async_mesh.AsyncJob.cancel",
+    "mesh.client.async_mesh.AsyncJob.done",
+    "mesh.client.async_mesh.AsyncJob.report",
+    "mesh.client.async_mesh.AsyncJob.result",
+    "mesh.client.async_mesh.AsyncMesh",
+    "mesh.client.async_mesh.AsyncMesh.attend",
+    "mesh.client.async_mesh.AsyncMesh.builder",
+    "mesh.client.async_mesh.AsyncMesh.close",
+    "mesh.client.async_mesh.AsyncMesh.compile",
+    "mesh.client.async_mesh.AsyncMesh.connect",
+    "mesh.client.async_mesh.AsyncMesh.forget",
+    "mesh.client.async_mesh.AsyncMesh.form",
+    "mesh.client.async_mesh.AsyncMesh.function",
+    "mesh.client.async_mesh.AsyncMesh.live",
+    "mesh.client.async_mesh.AsyncMesh.nodes",
+    "mesh.client.async_mesh.AsyncMesh.open_session",
+    "mesh.client.async_mesh.AsyncMesh.plan",
+    "mesh.client.async_mesh.AsyncMesh.put",
+    "mesh.client.async_mesh.AsyncMesh.report",
+    "mesh.client.async_mesh.AsyncMesh.run",
+    "mesh.client.async_mesh.AsyncMesh.session",
+    "mesh.client.async_mesh.AsyncMesh.start",
+    "mesh.client.async_mesh.AsyncMesh.stepping",
+    "mesh.client.async_mesh.AsyncMesh.submit",
+    "mesh.client.async_mesh.AsyncMesh.told",
+    "mesh.client.async_mesh.AsyncMesh.watch",
+    "mesh.client.builder.MeshBuilder",
+    "mesh.client.builder.MeshBuilder.audit",
+    "mesh.client.builder.MeshBuilder.build",
+    "mesh.client.builder.MeshBuilder.build_async",
+    "mesh.client.builder.MeshBuilder.collective_timeout",
+    "mesh.client.builder.MeshBuilder.copies",
+    "mesh.client.builder.MeshBuilder.discover",
+    "mesh.client.builder.MeshBuilder.heartbeat",
+    "mesh.client.builder.MeshBuilder.local",
+    "mesh.client.builder.MeshBuilder.mesh",
+    "mesh.client.builder.MeshBuilder.node",
+    "mesh.client.builder.MeshBuilder.node_timeout",
+    "mesh.client.builder.MeshBuilder.plan_ahead",
+    "mesh.client.builder.MeshBuilder.reproducible",
+    "mesh.client.builder.MeshBuilder.simulate",
+    "mesh.client.builder.MeshBuilder.token",
+    "mesh.client.mesh.ElasticSession",
+    "mesh.client.mesh.ElasticSession.begin",
+    "mesh.client.mesh.Job",
+    "mesh.client.mesh.Job.cancel",
+    "mesh.client.mesh.Job.done",
+    "mesh.client.mesh.Job.report",
+    "mesh.client.mesh.Job.result",
+    "mesh.client.mesh.Mesh",
+    "mesh.client.mesh.Mesh.as_completed",
+    "mesh.client.mesh.Mesh.builder",
+    "mesh.client.mesh.Mesh.close",
+    "mesh.client.mesh.Mesh.compile",
+    "mesh.client.mesh.Mesh.elastic_session",
+    "mesh.client.mesh.Mesh.open_session",
+    "mesh.client.mesh.Mesh.plan",
+    "mesh.client.mesh.Mesh.put",
+    "mesh.client.mesh.Mesh.report",
+    "mesh.client.mesh.Mesh.run",
+    "mesh.client.mesh.Mesh.session",
+    "mesh.client.mesh.Mesh.submit",
+    "mesh.client.mesh.Mesh.wait",
+    "mesh.client.mesh.Mesh.watch",
+    "mesh.client.mesh.Session",
+    "mesh.client.mesh.Session.begin_state",
+    "mesh.client.mesh.Session.close",
+    "mesh.client.mesh.Session.state",
+    "mesh.client.mesh.Session.step",
+    "mesh.client.mesh.Step",
+    "mesh.client.mesh.Step.done",
+    "mesh.client.mesh.Step.result",
+    "mesh.client.plan_preview.PlanPreview",
+    "mesh.client.plan_preview.PlanPreview.candidates",
+    "mesh.client.plan_preview.PlanPreview.deaths",
+    "mesh.client.plan_preview.PlanPreview.gangs",
+    "mesh.client.plan_preview.PlanPreview.reasons",
+    "mesh.client.plan_preview.PlanPreview.redundancy",
+    "mesh.client.plan_preview.PlanPreview.svg",
+    "mesh.client.plan_preview.PlanPreview.timeline",
+    "mesh.client.plan_preview.PlanPreview.what_if_dies",
+    "mesh.client.report.Report",
+    "mesh.client.report.Report.as_dict",
+    "mesh.client.report.Report.of",
+    "mesh.client.session.AsyncSession",
+    "mesh.client.session.AsyncSession.begin",
+    "mesh.client.session.AsyncSession.begin_close",
+    "mesh.client.session.AsyncSession.begin_state",
+    "mesh.client.session.AsyncSession.close",
+    "mesh.client.session.AsyncSession.state",
+    "mesh.client.session.AsyncSession.step",
+    "mesh.client.session.AsyncSession.told",
+    "mesh.coding.coded_calls.Coding",
+    "mesh.coding.coded_calls.Coding.agreed",
+    "mesh.coding.coded_calls.Coding.ask",
+    "mesh.coding.coded_calls.Coding.healthy",
+    "mesh.coding.coded_calls.Coding.layers",
+    "mesh.coding.coded_calls.Coding.pinned",
+    "mesh.coding.coded_calls.Coding.repair",
+    "mesh.coding.coded_calls.Coding.spare",
+    "mesh.coding.linear.CodedLinear",
+    "mesh.coding.linear.CodedLinear.trial",
+    "mesh.coding.weights.CodedWeights",
+    "mesh.coding.weights.CodedWeights.close",
+    "mesh.coding.weights.CodedWeights.coded",
+    "mesh.coding.weights.CodedWeights.read",
+    "mesh.coding.weights.CodedWeights.rebuild",
+    "mesh.coding.weights.CodedWeights.send",
+    "mesh.coding.weights.CodedWeights.states",
+    "mesh.coding.weights.CodedWeights.update",
+    "mesh.collectives.all_gather",
+    "mesh.collectives.all_reduce",
+    "mesh.collectives.all_to_all",
+    "mesh.collectives.axis_index",
+    "mesh.collectives.axis_size",
+    "mesh.collectives.broadcast",
+    "mesh.collectives.permute",
+    "mesh.collectives.reduce_scatter",
+    "mesh.collectives.send",
+    "mesh.collectives.shift",
+    "mesh.core.array.Array",
+    "mesh.core.array.Array.type",
+    "mesh.core.handle.Handle",
+    "mesh.core.node.Node",
+    "mesh.core.node.Node.adapter",
+    "mesh.core.node.Node.address",
+    "mesh.core.node.Node.backend",
+    "mesh.core.node.Node.engine",
+    "mesh.core.node.Node.gbytes_per_s",
+    "mesh.core.node.Node.gflops",
+    "mesh.core.node.Node.limits",
+    "mesh.core.node.Node.memory_bytes",
+    "mesh.functions.distributed.distributed",
+    "mesh.functions.function.Function",
+    "mesh.functions.function.function",
+    "mesh.importers.jax.from_jax",
+    "mesh.importers.torch.from_torch",
+    "mesh.inference.generation_runner.Generating",
+    "mesh.inference.generation_runner.Generating.active",
+    "mesh.inference.generation_runner.Generating.begin",
+    "mesh.inference.generation_runner.Generating.close",
+    "mesh.inference.generation_runner.Generating.ends",
+    "mesh.inference.generation_runner.Generating.leave",
+    "mesh.inference.generation_runner.TokenStream",
+    "mesh.inference.generation_runner.TokenStream.cancel",
+    "mesh.inference.generation_runner.TokenStream.end",
+    "mesh.inference.generation_runner.TokenStream.fail",
+    "mesh.inference.generation_runner.TokenStream.tell",
+    "mesh.inference.replies.Reply",
+    "mesh.inference.replies.Reply.all",
+    "mesh.inference.replies.Reply.cancel",
+    "mesh.inference.server.AsyncInferenceServer",
+    "mesh.inference.server.AsyncInferenceServer.close",
+    "mesh.inference.server.AsyncInferenceServer.generate",
+    "mesh.inference.server.AsyncInferenceServer.infer",
+    "mesh.inference.server.AsyncInferenceServer.load_model",
+    "mesh.inference.server.AsyncInferenceServer.loaded_models",
+    "mesh.inference.server.AsyncInferenceServer.told",
+    "mesh.inference.server.AsyncInferenceServer.unload_model",
+    "mesh.inference.server.InferenceServer",
+    "mesh.inference.server.InferenceServer.close",
+    "mesh.inference.server.InferenceServer.generate",
+    "mesh.inference.server.InferenceServer.infer",
+    "mesh.inference.server.InferenceServer.load_model",
+    "mesh.inference.server.InferenceServer.loaded_models",
+    "mesh.inference.server.InferenceServer.unload_model",
+    "mesh.inference.server.LoadedModel",
+    "mesh.inference.server.Options",
+    "mesh.inference.settings.Room",
+    "mesh.inference.settings.Sampling",
+    "mesh.inference.settings.Sampling.shifted",
+    "mesh.models.load.load",
+    "mesh.models.model.InputSpec",
+    "mesh.models.model.InputSpec.sized",
+    "mesh.models.model.Model",
+    "mesh.models.model.Model.apply",
+    "mesh.models.model.Model.arranged",
+    "mesh.models.model.Model.dynamic",
+    "mesh.models.model.Model.generate",
+    "mesh.models.model.Model.given",
+    "mesh.models.model.Model.graph",
+    "mesh.models.model.Model.key",
+    "mesh.models.model.Model.sized",
+    "mesh.models.model.Model.trained",
+    "mesh.models.safetensors.load_safetensors",
+    "mesh.models.safetensors.save_safetensors",
+    "mesh.nn.activations.celu",
+    "mesh.nn.activations.elu",
+    "mesh.nn.activations.gelu",
+    "mesh.nn.activations.glu",
+    "mesh.nn.activations.hard_sigmoid",
+    "mesh.nn.activations.hard_swish",
+    "mesh.nn.activations.hard_tanh",
+    "mesh.nn.activations.leaky_relu",
+    "mesh.nn.activations.log_sigmoid",
+    "mesh.nn.activations.mish",
+    "mesh.nn.activations.relu",
+    "mesh.nn.activations.relu6",
+    "mesh.nn.activations.selu",
+    "mesh.nn.activations.sigmoid",
+    "mesh.nn.activations.silu",
+    "mesh.nn.activations.softplus",
+    "mesh.nn.activations.softsign",
+    "mesh.nn.attention.scaled_dot_product_attention",
+    "mesh.nn.convolution.conv",
+    "mesh.nn.convolution.conv_transpose",
+    "mesh.nn.functions.embedding",
+    "mesh.nn.functions.linear",
+    "mesh.nn.functions.log_softmax",
+    "mesh.nn.functions.softmax",
+    "mesh.nn.layers.BatchNorm",
+    "mesh.nn.layers.BatchNorm.init",
+    "mesh.nn.layers.BatchNorm.train",
+    "mesh.nn.layers.BatchStatistics",
+    "mesh.nn.layers.BatchStatistics.init",
+    "mesh.nn.layers.Conv",
+    "mesh.nn.layers.Conv.init",
+    "mesh.nn.layers.ConvTranspose",
+    "mesh.nn.layers.ConvTranspose.init",
+    "mesh.nn.layers.Dropout",
+    "mesh.nn.layers.Embedding",
+    "mesh.nn.layers.Embedding.init",
+    "mesh.nn.layers.GatedMLP",
+    "mesh.nn.layers.GatedMLP.init",
+    "mesh.nn.layers.GroupNorm",
+    "mesh.nn.layers.GroupNorm.init",
+    "mesh.nn.layers.LayerNorm",
+    "mesh.nn.layers.LayerNorm.init",
+    "mesh.nn.layers.Linear",
+    "mesh.nn.layers.Linear.init",
+    "mesh.nn.layers.MLP",
+    "mesh.nn.layers.MLP.init",
+    "mesh.nn.layers.RMSNorm",
+    "mesh.nn.layers.RMSNorm.init",
+    "mesh.nn.layers.dropout",
+    "mesh.nn.losses.binary_cross_entropy",
+    "mesh.nn.losses.cross_entropy",
+    "mesh.nn.losses.huber",
+    "mesh.nn.losses.kl_divergence",
+    "mesh.nn.losses.mae",
+    "mesh.nn.losses.mse",
+    "mesh.nn.normalisation.batch_norm",
+    "mesh.nn.normalisation.batch_statistics",
+    "mesh.nn.normalisation.group_norm",
+    "mesh.nn.normalisation.instance_norm",
+    "mesh.nn.normalisation.layer_norm",
+    "mesh.nn.normalisation.rms_norm",
+    "mesh.nn.parallel.AllToShardedLinear",
+    "mesh.nn.parallel.AllToShardedLinear.init",
+    "mesh.nn.parallel.AllToShardedLinear.of",
+    "mesh.nn.parallel.ShardedToAllLinear",
+    "mesh.nn.parallel.ShardedToAllLinear.init",
+    "mesh.nn.parallel.ShardedToAllLinear.of",
+    "mesh.nn.pooling.adaptive_avg_pool",
+    "mesh.nn.pooling.adaptive_max_pool",
+    "mesh.nn.pooling.avg_pool",
+    "mesh.nn.pooling.global_avg_pool",
+    "mesh.nn.pooling.global_max_pool",
+    "mesh.nn.pooling.lp_pool",
+    "mesh.nn.pooling.max_pool",
+    "mesh.nn.transformer.Attention",
+    "mesh.nn.transformer.Attention.init",
+    "mesh.nn.transformer.Attention.step",
+    "mesh.nn.transformer.KVCache",
+    "mesh.nn.transformer.KVCache.extended",
+    "mesh.nn.transformer.KVCache.init",
+    "mesh.nn.transformer.TransformerBlock",
+    "mesh.nn.transformer.TransformerBlock.init",
+    "mesh.nn.transformer.TransformerBlock.step",
+    "mesh.nn.transformer.causal_mask",
+    "mesh.nn.transformer.rotary",
+    "mesh.numpy.cumulative.cummax",
+    "mesh.numpy.cumulative.cummin",
+    "mesh.numpy.elementwise.erf",
+    "mesh.numpy.linalg.solve_triangular",
+    "mesh.numpy.numpy_extras.trapezoid",
+    "mesh.numpy.random.bernoulli",
+    "mesh.numpy.random.bits",
+    "mesh.numpy.random.categorical",
+    "mesh.numpy.random.choice",
+    "mesh.numpy.random.exponential",
+    "mesh.numpy.random.fold_in",
+    "mesh.numpy.random.gumbel",
+    "mesh.numpy.random.key",
+    "mesh.numpy.random.normal",
+    "mesh.numpy.random.permutation",
+    "mesh.numpy.random.randint",
+    "mesh.numpy.random.split",
+    "mesh.numpy.random.truncated_normal",
+    "mesh.numpy.random.uniform",
+    "mesh.numpy.sorting.TopK",
+    "mesh.numpy.sorting.topk",
+    "mesh.optim.algorithms.adam",
+    "mesh.optim.algorithms.adamw",
+    "mesh.optim.algorithms.lion",
+    "mesh.optim.algorithms.sgd",
+    "mesh.optim.averages.ema",
+    "mesh.optim.optimiser.Optimiser",
+    "mesh.optim.optimiser.apply_updates",
+    "mesh.optim.optimiser.chain",
+    "mesh.optim.optimiser.global_norm",
+    "mesh.optim.rules.add_decayed_weights",
+    "mesh.optim.rules.clip_by_global_norm",
+    "mesh.optim.rules.clip_by_value",
+    "mesh.optim.rules.momentum",
+    "mesh.optim.rules.scale",
+    "mesh.optim.rules.scale_by_adam",
+    "mesh.optim.rules.scale_by_learning_rate",
+    "mesh.optim.rules.scale_by_lion",
+    "mesh.optim.schedules.constant",
+    "mesh.optim.schedules.cosine",
+    "mesh.optim.schedules.exponential",
+    "mesh.optim.schedules.joined",
+    "mesh.optim.schedules.linear",
+    "mesh.optim.schedules.piecewise",
+    "mesh.optim.schedules.warmup_cosine",
+    "mesh.scripts.world.barrier",
+    "mesh.scripts.world.init",
+    "mesh.scripts.world.local_rank",
+    "mesh.scripts.world.rank",
+    "mesh.scripts.world.shutdown",
+    "mesh.scripts.world.world_size",
+    "mesh.spmd.annotations.AutoSharding",
+    "mesh.spmd.annotations.AutoSharding.applied",
+    "mesh.spmd.annotations.auto_sharding",
+    "mesh.spmd.annotations.on_grid",
+    "mesh.spmd.annotations.reshard",
+    "mesh.spmd.annotations.shard",
+    "mesh.spmd.device_transfer.accelerator",
+    "mesh.spmd.device_transfer.cpu",
+    "mesh.spmd.device_transfer.gpu",
+    "mesh.spmd.device_transfer.transfer_to",
+    "mesh.spmd.grid.Grid",
+    "mesh.spmd.grid.Grid.axes",
+    "mesh.spmd.grid.Grid.size",
+    "mesh.spmd.grid.PartitionSpec",
+    "mesh.spmd.grid.PartitionSpec.local",
+    "mesh.spmd.grid.PartitionSpec.on",
+    "mesh.spmd.shard_map.shard_map",
+    "mesh.tracing.trace.ShapeDtype",
+    "mesh.tracing.trace.Traced",
+    "mesh.tracing.trace.Traced.bind",
+    "mesh.tracing.trace.Traced.bind_parts",
+    "mesh.tracing.trace.Traced.unflatten",
+    "mesh.tracing.trace.evaluate",
+    "mesh.tracing.trace.trace",
+    "mesh.tracing.trace.trace_full",
+    "mesh.training.backward.Gradients",
+    "mesh.training.backward.Gradients.add",
+    "mesh.training.backward.Gradients.close",
+    "mesh.training.backward.Gradients.fetch",
+    "mesh.training.checkpoint.Checkpoint",
+    "mesh.training.checkpoint.Checkpoints",
+    "mesh.training.checkpoint.Checkpoints.latest",
+    "mesh.training.checkpoint.Checkpoints.load",
+    "mesh.training.checkpoint.Checkpoints.save",
+    "mesh.training.checkpoint.Checkpoints.steps",
+    "mesh.training.progress.Callback",
+    "mesh.training.progress.Callback.on_checkpoint",
+    "mesh.training.progress.Callback.on_epoch",
+    "mesh.training.progress.Callback.on_step",
+    "mesh.training.progress.Callback.on_workers",
+    "mesh.training.progress.History",
+    "mesh.training.progress.History.rows_per_s",
+    "mesh.training.progress.StepReport",
+    "mesh.training.step_config.TopK",
+    "mesh.training.trainer.DistributedTrainer",
+    "mesh.training.trainer.DistributedTrainer.distribute",
+    "mesh.training.trainer.DistributedTrainer.fit",
+    "mesh.training.trainer.DistributedTrainer.forward_backward",
+    "mesh.training.trainer.DistributedTrainer.load",
+    "mesh.training.trainer.DistributedTrainer.save",
+    "mesh.transforms.control_flow.cond",
+    "mesh.transforms.control_flow.fori_loop",
+    "mesh.transforms.control_flow.map",
+    "mesh.transforms.control_flow.scan",
+    "mesh.transforms.control_flow.while_loop",
+    "mesh.transforms.custom_rules.custom_jvp",
+    "mesh.transforms.custom_rules.custom_vjp",
+    "mesh.transforms.custom_rules.stop_gradient",
+    "mesh.transforms.grad.grad",
+    "mesh.transforms.grad.hessian",
+    "mesh.transforms.grad.jacobian",
+    "mesh.transforms.grad.jvp",
+    "mesh.transforms.grad.value_and_grad",
+    "mesh.transforms.grad.vjp",
+    "mesh.transforms.remat.remat",
+    "mesh.transforms.vmap.vmap",
+    "mesh.tree.Keywords",
+    "mesh.tree.Tree",
+    "mesh.tree.Tree.leaf_count",
+    "mesh.tree.escape",
+    "mesh.tree.flatten",
+    "mesh.tree.flatten_with_paths",
+    "mesh.tree.is_frozen",
+    "mesh.tree.join",
+    "mesh.tree.leaves",
+    "mesh.tree.map",
+    "mesh.tree.ordered",
+    "mesh.tree.paths",
+    "mesh.tree.spread",
+    "mesh.tree.structure",
+    "mesh.tree.unflatten",
+    "wire.errors.AttrError",
+    "wire.errors.BlobCorrupt",
+    "wire.errors.BlobError",
+    "wire.errors.BlobMissing",
+    "wire.errors.Busy",
+    "wire.errors.Cancelled",
+    "wire.errors.CompileFailed",
+    "wire.errors.ConfigError",
+    "wire.errors.ConnectFailed",
+    "wire.errors.DTypeError",
+    "wire.errors.DeadlineExceeded",
+    "wire.errors.DeviceLost",
+    "wire.errors.EngineError",
+    "wire.errors.ExecuteFailed",
+    "wire.errors.FrameError",
+    "wire.errors.GraphDecodeError",
+    "wire.errors.GraphError",
+    "wire.errors.InputError",
+    "wire.errors.JoinRefused",
+    "wire.errors.JournalDamaged",
+    "wire.errors.LimitExceeded",
+    "wire.errors.LocalError",
+    "wire.errors.MeshError",
+    "wire.errors.MeshError.copy",
+    "wire.errors.MeshError.to_fields",
+    "wire.errors.NoSuchDevice",
+    "wire.errors.NodeLost",
+    "wire.errors.NotDurable",
+    "wire.errors.NotTrusted",
+    "wire.errors.OutOfMemory",
+    "wire.errors.PlacementError",
+    "wire.errors.PoisonTask",
+    "wire.errors.ProtocolError",
+    "wire.errors.QueueFull",
+    "wire.errors.RemoteError",
+    "wire.errors.ShapeError",
+    "wire.errors.StaleGeneration",
+    "wire.errors.StorageError",
+    "wire.errors.TokenError",
+    "wire.errors.UnknownOp",
+    "wire.errors.Unsupported",
+    "wire.errors.VersionMismatch",
+    "wire.errors.WrongMesh",
+    "wire.ir.graph.WireGraph",
+    "wire.ir.graph.WireGraph.flops_of",
+    "wire.ir.graph.WireGraph.load",
+    "wire.ir.graph.WireGraph.save",
+    "wire.ir.types.TensorType",
+    "wire.ir.types.TensorType.size_bytes",
+    "wire.policy.strategies.Auto",
+    "wire.policy.strategies.DataParallel",
+    "wire.policy.strategies.DataTensor",
+    "wire.policy.strategies.DataTensor.divides",
+    "wire.policy.strategies.DataTensor.grid",
+    "wire.policy.strategies.DeviceMap",
+    "wire.policy.strategies.DeviceMap.layer",
+    "wire.policy.strategies.DeviceMap.layers",
+    "wire.policy.strategies.DeviceMap.row_of",
+    "wire.policy.strategies.DeviceMap.text",
+    "wire.policy.strategies.FullySharded",
+    "wire.policy.strategies.Pipeline",
+    "wire.policy.strategies.Pipeline.other_bits",
+    "wire.policy.strategies.Ranks",
+    "wire.policy.strategies.Single",
+    "wire.policy.strategies.Strategy",
+    "wire.policy.strategies.Strategy.other_bits",
+    "wire.policy.strategies.Strategy.text",
+    "wire.policy.strategies.TensorParallel",
+]
+
+
+def name_of(public: Any) -> str:
+    return f"{public.__module__}.{public.__qualname__}"
+
+
+def is_ours(value: Any) -> bool:
+    return (inspect.isclass(value) or inspect.isroutine(value)) and value.__module__.split(".")[0] in PACKAGES
+
+
+def module_of(name: str) -> Any:
+    value: Any = mesh
+    for part in name.split(".")[1:]:
+        value = getattr(value, part)
+    return value
+
+
+def members(cls: type) -> Iterator[tuple[str, Any]]:
+    """The public functions and properties that a class itself defines."""
+    for name, value in vars(cls).items():
+        if name.startswith("_"):
+            continue
+        function = getattr(value, "__func__", getattr(value, "fget", value))
+        if inspect.isfunction(function):
+            yield name, value
+
+
+def returned_classes(function: Any) -> Iterator[type]:
+    """The classes of ours that an annotation promises."""
+    function = inspect.unwrap(getattr(function, "__func__", getattr(function, "fget", function)))
+    for word in re.findall(r"\w+", str(function.__annotations__.get("return", ""))):
+        value = function.__globals__.get(word)
+        if inspect.isclass(value) and is_ours(value):
+            yield value
+
+
+@cache
+def public_names() -> dict[str, Any]:
+    """What users call, by the module and name of its definition."""
+    named: dict[str, Any] = {}
+    standard = {row.rpartition(".")[2] for row in STANDARD}
+    waiting = []
+    for module in PUBLIC:
+        for name in module_of(module).__all__:
+            numpys = module in NUMPYS and (hasattr(NUMPYS[module], name) or name in standard)
+            value = getattr(module_of(module), name)
+            if is_ours(value) and not numpys:
+                waiting.append(value)
+    while waiting:
+        value = waiting.pop()
+        if name_of(value) in named or value.__name__.startswith("_") or value.__name__ in MACHINERY:
+            continue
+        named[name_of(value)] = value
+        of_array = value is mesh.Array
+        if inspect.isclass(value):
+            inside = [(name, member) for name, member in members(value) if not (of_array and hasattr(np.ndarray, name))]
+            named.update({f"{name_of(value)}.{name}": member for name, member in inside})
+        else:
+            inside = [("", value)]
+        for _, member in inside:
+            waiting.extend(returned_classes(member))
+    return dict(sorted(named.items()))
+
+
+def faults(name: str) -> list[str]:
+    """What is wrong with the docstring of a public name."""
+    value = public_names()[name]
+    text = inspect.getdoc(value)
+    if not text or not text.strip():
+        return ["no docstring"]
+    if isinstance(value, property):
+        summary = text.split("\n\n")[0]
+        return [] if summary.endswith(".") and "\n" not in summary else ["the summary is no line with a full stop"]
+    validator = Validator(get_doc_object(getattr(value, "__func__", value)))
+    inherits = inspect.isclass(value) and "__init__" not in vars(value)
+    wrong = [
+        f"{code} {why}"
+        for code, why in validate(name)["errors"]
+        if code in (*OF_FORMAT, *OF_PARAMETERS) or (code in OF_SIGNATURES and not inherits)
+    ]
+    if not inspect.isclass(value):
+        annotation = inspect.unwrap(value).__annotations__.get("return", "")
+        if annotation not in ("None", "NoReturn") and not (validator.returns or validator.yields):
+            wrong.append(f"there is no Returns, and the annotation says {annotation}")
+    if not has_example(name, value, validator):
+        wrong.append("there is no example")
+    return wrong
+
+
+def has_example(name: str, value: Any, validator: Validator) -> bool:
+    if inspect.isclass(value) and issubclass(value, BaseException):
+        return True
+    if any(">>>" in line for line in validator.examples):
+        return True
+    owner, _, method = name.rpartition(".")
+    of_class = (
+        (inspect.getdoc(public_names()[owner]) or "").partition("Examples\n")[2] if owner in public_names() else ""
+    )
+    return f".{method}(" in of_class or (method == "close" and ">>> with " in of_class)
+
+
+def test_what_users_call_is_found() -> None:
+    names = public_names()
+    assert len(names) > 400
+    for name in (
+        "mesh.client.mesh.Mesh.run",
+        "mesh.client.builder.MeshBuilder.local",
+        "mesh.core.node.Node",
+        "mesh.nn.activations.relu",
+        "wire.errors.GraphError",
+    ):
+        assert name in names
+    assert "mesh.numpy.elementwise.add" not in names
+
+
+def test_users_can_read_what_they_call() -> None:
+    wrong = {name: why for name in public_names() if name not in TO_DO and (why := faults(name))}
+    assert not wrong, "\n".join(f"{name}: {'; '.join(why)}" for name, why in wrong.items())
+
+
+def test_the_list_of_what_is_to_do_shrinks() -> None:
+    done = [name for name in TO_DO if name not in public_names() or not faults(name)]
+    assert not done, f"take these out of TO_DO: {' '.join(done)}"
+
+
+def docstrings(path: Path) -> Iterator[tuple[str, int, str]]:
+    """The name, line and text of every docstring of a file."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node)
+            if text is not None:
+                yield getattr(node, "name", path.stem), node.body[0].lineno, text
+
+
+def wrong_opening(line: str) -> str:
+    """What a first line wrongly begins with, or ""."""
+    return next((what for what, pattern in WRONG_OPENINGS.items() if re.match(pattern, line, re.VERBOSE)), "")
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_first_lines_stand_alone(package: str) -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: {what} opens {text.splitlines()[0]!r}"
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for _, line, text in docstrings(path)
+        if (what := wrong_opening(text.splitlines()[0]))
+    ]
+    assert len(wrong) <= WRONG_LEFT[package], "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("Of every rank in order, its place along each axis.", "a preposition"),
+        ("That of the operand, (..., n, n).", "a relative"),
+        ("So many lines at once, and then another one.", "a connective"),
+        ("One of a class.", "a pronoun"),
+        ("The same, reduced.", "a pronoun"),
+        ("Made by `open`; methods may be called from any thread.", "a participle"),
+        ("Stands before zeroconf at a socket.", "a verb without a subject"),
+        ("InputError for what is no path.", "a condition"),
+        ("One line of a table.", ""),
+        ("The same device, slower.", ""),
+        ("Return if the graph is valid.", ""),
+        ("Reads of every page.", ""),
+        ("Whether a worker is alive.", ""),
+        ("Bytes that wait to be sent.", ""),
+    ],
+)
+def test_openings_that_are_wrong_are_known(line: str, what: str) -> None:
+    assert wrong_opening(line) == what
+
+
+MODULES_WITH_EXAMPLES = [
+    str(path.relative_to(ROOT))
+    for package in PACKAGES
+    for path in sorted((ROOT / package).rglob("*.py"))
+    if ">>> " in path.read_text()
+]
+
+
+@pytest.mark.parametrize("path", MODULES_WITH_EXAMPLES)
+def test_examples_of_docstrings_run(path: str) -> None:
+    """By the file and not by the module: doctest's own search passes over functions that a decorator wraps."""
+    parser = doctest.DocTestParser()
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    said: list[str] = []
+    for name, line, text in docstrings(ROOT / path):
+        if examples := parser.get_doctest(text, {}, name, path, line - 1):
+            runner.run(examples, out=said.append)
+    assert not runner.summarize(verbose=False).failed, "".join(said)
