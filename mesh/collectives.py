@@ -35,11 +35,40 @@ OPS = ("sum", "mean", *[name for name in REDUCTIONS if name != "sum"])
 def all_reduce(
     x: Any, axes: Names, op: str = "sum", weight: Operand | None = None, names: Iterable[str] | None = None
 ) -> Any:
-    """The reduction of the group's values, on every rank of it: `op` is one of sum, mean, prod, min, max, and, or.
+    """Reduce the values of a group of ranks; every rank of it gets the result.
 
-    `weight`, a number of this rank's, makes a mean the weighted one: of unequal shards, by how many rows each has.
-    `names` are the paths that a pytree must have, such as those of the parameters: InputError names what is missing or
-    too many.
+    Parameters
+    ----------
+    x : Array or pytree of Array
+        This rank's value; of the same shape on all ranks.
+    axes : str or sequence of str
+        The axes of the grid along which the ranks of a group differ.
+    op : {"sum", "mean", "prod", "min", "max", "and", "or"}, optional
+        The reduction.
+    weight : number or Array, optional
+        This rank's weight in a weighted mean, such as the number of its rows where shards differ in size.
+    names : iterable of str, optional
+        The paths that a pytree must have, such as those of the params.
+
+    Returns
+    -------
+    Array or pytree of Array
+        The reduction, of the shape of `x`.
+
+    Raises
+    ------
+    InputError
+        If there is no grid here, it has no such axis, the op is not known, a weight does not belong to a mean, or a
+        path is missing or not expected.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mesh
+    >>> grid, rows = mesh.Grid((2,), ("dp",)), mesh.PartitionSpec("dp")
+    >>> total = mesh.shard_map(lambda x: mesh.collectives.all_reduce(x.sum(), "dp"), grid, rows, mesh.PartitionSpec())
+    >>> total(np.arange(4.0))
+    Array(6., dtype=float64)
     """
     if not isinstance(op, str) or op not in OPS:
         raise InputError(f"all_reduce has no op {op!r}", next_step=f"Choose one of {', '.join(OPS)}")
@@ -68,10 +97,38 @@ def all_reduce(
 
 @checked
 def all_gather(x: Operand, axes: Names | PartitionSpec, axis: int | None = None, tiled: bool = True) -> Array:
-    """The group's arrays joined along `axis` (the first, unless said otherwise), on every rank of it.
+    """Join the arrays of a group of ranks; every rank of it gets the result.
 
-    With tiled=False they are stacked along a new axis.  With a PartitionSpec in place of names every dimension that it
-    splits is gathered, or `axis` alone: what was split by it is whole again.
+    Parameters
+    ----------
+    x : Array, (..., length, ...)
+        This rank's block.
+    axes : str, sequence of str or PartitionSpec
+        The axes along which the ranks of a group differ.  With a spec, each dimension that it splits is joined, or
+        `axis` alone.
+    axis : int, optional
+        The dimension along which blocks are joined; the first by default.
+    tiled : bool, optional
+        Whether blocks are joined along `axis`.  If not, they are stacked along a new one.
+
+    Returns
+    -------
+    Array, (..., ranks * length, ...)
+        The blocks in the order of ranks.
+
+    Raises
+    ------
+    InputError
+        If there is no grid here, or it has no such axis.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mesh
+    >>> grid, rows = mesh.Grid((2,), ("dp",)), mesh.PartitionSpec("dp")
+    >>> gather = mesh.shard_map(lambda x: mesh.collectives.all_gather(x, "dp"), grid, rows, mesh.PartitionSpec())
+    >>> gather(np.arange(4.0))
+    Array([0., 1., 2., 3.], dtype=float64)
     """
     value = asarray(x)
     if isinstance(axes, PartitionSpec):
@@ -89,7 +146,40 @@ def all_gather(x: Operand, axes: Names | PartitionSpec, axis: int | None = None,
 
 @checked
 def reduce_scatter(x: Operand, axes: Names, axis: int = 0, op: str = "sum") -> Array:
-    """The reduction of the group's arrays, of which each rank gets its block along `axis`."""
+    """Reduce the arrays of a group of ranks; each rank of it gets its block of the result.
+
+    Parameters
+    ----------
+    x : Array, (..., ranks * length, ...)
+        This rank's array.
+    axes : str or sequence of str
+        The axes along which the ranks of a group differ.
+    axis : int, optional
+        The dimension that is cut into a block for each rank.
+    op : {"sum", "mean", "prod", "min", "max", "and", "or"}, optional
+        The reduction.
+
+    Returns
+    -------
+    Array, (..., length, ...)
+        This rank's block.
+
+    Raises
+    ------
+    InputError
+        If there is no grid here, it has no such axis, or the op is not known.
+    ShapeError
+        If the dimension cannot be cut evenly.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mesh
+    >>> grid, rows = mesh.Grid((2,), ("dp",)), mesh.PartitionSpec("dp")
+    >>> sums = mesh.shard_map(lambda x: mesh.collectives.reduce_scatter(x, "dp"), grid, rows, rows)
+    >>> sums(np.arange(8.0))
+    Array([ 4.,  6.,  8., 10.], dtype=float64)
+    """
     if not isinstance(op, str) or op not in OPS:
         raise InputError(f"reduce_scatter has no op {op!r}", next_step=f"Choose one of {', '.join(OPS)}")
     value, group = asarray(x), _group("reduce_scatter", axes)
@@ -101,10 +191,45 @@ def reduce_scatter(x: Operand, axes: Names, axis: int = 0, op: str = "sum") -> A
 
 @checked
 def all_to_all(x: Operand, axes: Names, split_axis: int, concat_axis: int, tiled: bool = True) -> Array:
-    """Block i along `split_axis` goes to rank i of the group; what comes is joined along `concat_axis`.
+    """Exchange blocks: block i along `split_axis` goes to rank i of the group.
 
-    With tiled=False `split_axis` has one row for each rank, and is gone afterwards; what comes is stacked along a new
-    axis.  Doing it again with the two axes exchanged gives back x.
+    Doing it again with the two axes exchanged gives back x.
+
+    Parameters
+    ----------
+    x : Array
+        This rank's array.
+    axes : str or sequence of str
+        The axes along which the ranks of a group differ.
+    split_axis : int
+        The dimension that is cut into a block for each rank.
+    concat_axis : int
+        The dimension along which the received blocks are joined.
+    tiled : bool, optional
+        Whether blocks keep `split_axis`.  If not, it has one row for each rank and is dropped, and what is received is
+        stacked along a new axis.
+
+    Returns
+    -------
+    Array
+        The received blocks.
+
+    Raises
+    ------
+    InputError
+        If there is no grid here, or it has no such axis.
+    ShapeError
+        If the dimension cannot be cut into a block for each rank.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mesh
+    >>> grid, P = mesh.Grid((2,), ("sp",)), mesh.PartitionSpec
+    >>> swap = lambda x: mesh.collectives.all_to_all(x, "sp", split_axis=1, concat_axis=0)
+    >>> mesh.shard_map(swap, grid, P("sp"), P(None, "sp"))(np.arange(4.0).reshape(2, 2))
+    Array([[0., 1.],
+           [2., 3.]], dtype=float64)
     """
     value, group, ranks = asarray(x), _group("all_to_all", axes), axis_size(axes)
     split = _normal(split_axis, value, "all_to_all")
@@ -122,9 +247,35 @@ def all_to_all(x: Operand, axes: Names, split_axis: int, concat_axis: int, tiled
 
 
 def permute(x: Any, axes: Names, pairs: Sequence[tuple[int, int]]) -> Any:
-    """By `pairs` of source and destination, on each destination what its source has; zeros where nobody sends.
+    """Send values between ranks of a group, by pairs of source and destination.
 
-    InputError if a rank is a source, or a destination, twice.
+    Parameters
+    ----------
+    x : Array or pytree of Array
+        What this rank sends.
+    axes : str or sequence of str
+        The axes along which the ranks of a group differ.
+    pairs : sequence of (int, int)
+        Sources and destinations, numbered within the group.
+
+    Returns
+    -------
+    Array or pytree of Array
+        What this rank receives; zeros if nothing is sent to it.
+
+    Raises
+    ------
+    InputError
+        If there is no grid here, it has no such axis, or a rank is twice a source or twice a destination.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mesh
+    >>> grid, rows = mesh.Grid((3,), ("dp",)), mesh.PartitionSpec("dp")
+    >>> send = lambda x: mesh.collectives.permute(x, "dp", [(0, 1), (1, 2)])
+    >>> mesh.shard_map(send, grid, rows, rows)(np.array([1.0, 2.0, 3.0]))
+    Array([0., 1., 2.], dtype=float64)
     """
     group, ranks = _group("permute", axes), axis_size(axes)
     flat = tuple([rank for pair in pairs_of(pairs, ranks) for rank in pair])
@@ -132,18 +283,104 @@ def permute(x: Any, axes: Names, pairs: Sequence[tuple[int, int]]) -> Any:
 
 
 def shift(x: Any, axes: Names, by: int = 1) -> Any:
-    """What the rank `by` places before this one has, around the ring of the group."""
+    """Send values around the ring of a group.
+
+    Parameters
+    ----------
+    x : Array or pytree of Array
+        What this rank sends.
+    axes : str or sequence of str
+        The axes along which the ranks of a group differ.
+    by : int, optional
+        How many ranks further each value goes.
+
+    Returns
+    -------
+    Array or pytree of Array
+        What the rank `by` places before this one sent.
+
+    Raises
+    ------
+    InputError
+        If there is no grid here, or it has no such axis.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mesh
+    >>> grid, rows = mesh.Grid((3,), ("dp",)), mesh.PartitionSpec("dp")
+    >>> mesh.shard_map(lambda x: mesh.collectives.shift(x, "dp"), grid, rows, rows)(np.array([1.0, 2.0, 3.0]))
+    Array([3., 1., 2.], dtype=float64)
+    """
     ranks, by = axis_size(axes), integer(by, "how far shift goes")
     return permute(x, axes, [(rank, (rank + by) % ranks) for rank in range(ranks)])
 
 
 def send(x: Any, axes: Names, source: int, destination: int) -> Any:
-    """On the rank `destination` what `source` has, and zeros elsewhere; all ranks of the group call it."""
+    """Send a value from one rank of a group to another.  All ranks of the group call it.
+
+    Parameters
+    ----------
+    x : Array or pytree of Array
+        What the source sends; of the same shapes on all ranks.
+    axes : str or sequence of str
+        The axes along which the ranks of a group differ.
+    source : int
+        The rank that sends.
+    destination : int
+        The rank that receives.
+
+    Returns
+    -------
+    Array or pytree of Array
+        On the destination what was sent, and zeros on the other ranks.
+
+    Raises
+    ------
+    InputError
+        If there is no grid here, or it has no such axis or rank.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mesh
+    >>> grid, rows = mesh.Grid((2,), ("dp",)), mesh.PartitionSpec("dp")
+    >>> mesh.shard_map(lambda x: mesh.collectives.send(x, "dp", 0, 1), grid, rows, rows)(np.array([5.0, 6.0]))
+    Array([0., 5.], dtype=float64)
+    """
     return permute(x, axes, [(source, destination)])
 
 
 def broadcast(x: Any, axes: Names, root: int = 0) -> Any:
-    """What the rank `root` of the group has, on every rank of it."""
+    """Give every rank of a group what one of them has.
+
+    Parameters
+    ----------
+    x : Array or pytree of Array
+        This rank's value; of the same shapes on all ranks.
+    axes : str or sequence of str
+        The axes along which the ranks of a group differ.
+    root : int, optional
+        The rank whose value it is.
+
+    Returns
+    -------
+    Array or pytree of Array
+        The value of the root.
+
+    Raises
+    ------
+    InputError
+        If there is no grid here, or it has no such axis or rank.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mesh
+    >>> grid, rows = mesh.Grid((2,), ("dp",)), mesh.PartitionSpec("dp")
+    >>> mesh.shard_map(lambda x: mesh.collectives.broadcast(x, "dp", root=1), grid, rows, rows)(np.array([5.0, 6.0]))
+    Array([6., 6.], dtype=float64)
+    """
     group, ranks = _group("broadcast", axes), axis_size(axes)
     if not 0 <= integer(root, "the root of broadcast") < ranks:
         raise InputError(f"broadcast from rank {root}: the group has {ranks} ranks")
@@ -151,12 +388,60 @@ def broadcast(x: Any, axes: Names, root: int = 0) -> Any:
 
 
 def axis_index(axes: Names) -> Array:
-    """This rank's number in its group: an int32 without dimensions."""
+    """Return this rank's number in its group.
+
+    Parameters
+    ----------
+    axes : str or sequence of str
+        The axes along which the ranks of a group differ.
+
+    Returns
+    -------
+    Array, ()
+        An int32; row-major over several axes.
+
+    Raises
+    ------
+    InputError
+        If there is no grid here, or it has no such axis.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mesh
+    >>> grid, rows = mesh.Grid((2,), ("dp",)), mesh.PartitionSpec("dp")
+    >>> mesh.shard_map(lambda x: x + mesh.collectives.axis_index("dp"), grid, rows, rows)(np.zeros(4, np.int32))
+    Array([0, 0, 1, 1], dtype=int32)
+    """
     return apply("axis_index", **_group("axis_index", axes))
 
 
 def axis_size(axes: Names) -> int:
-    """How many ranks the group has."""
+    """Return the number of ranks in a group.
+
+    Parameters
+    ----------
+    axes : str or sequence of str
+        The axes along which the ranks of a group differ.
+
+    Returns
+    -------
+    int
+        The number of ranks.
+
+    Raises
+    ------
+    InputError
+        If there is no grid here, or it has no such axis.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mesh
+    >>> grid, rows = mesh.Grid((2,), ("dp",)), mesh.PartitionSpec("dp")
+    >>> mesh.shard_map(lambda x: x / mesh.collectives.axis_size("dp"), grid, rows, rows)(np.ones(2))
+    Array([0.5, 0.5], dtype=float64)
+    """
     return current_grid("axis_size").size(axes)
 
 
@@ -170,7 +455,7 @@ def _group(asker: str, axes: Names) -> dict[str, tuple[Any, ...]]:
 
 
 def _each(x: Any, fn: Callable[[Array], Array]) -> Any:
-    """`fn` of every leaf."""
+    """Apply `fn` to every leaf."""
     found, structure = tree.flatten_with_paths(x)
     return tree.unflatten(structure, [fn(as_array(leaf, path or "the value")) for path, leaf in found])
 

@@ -32,9 +32,27 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A pytree without its leaves.  Equal trees have the same containers, keys and static fields.
+    """The structure of a pytree, without its leaves.
 
-    `keys` are the dict keys, field names or positions of `children`; `kind` is None for a leaf.
+    Equal structures have the same containers, keys and static fields.
+
+    Parameters
+    ----------
+    kind : type or None
+        The class of the container, None for a leaf.
+    keys : tuple, optional
+        The dict keys, field names or positions of the children.
+    children : tuple of Tree, optional
+        The structures of the children.
+    static : tuple of (str, object), optional
+        The static fields of a dataclass.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> structure = mesh.tree.structure({"w": 1, "layers": [2, 3]})
+    >>> structure.leaf_count, str(structure)
+    (3, 'dict(w: *, layers: list(0: *, 1: *))')
     """
 
     kind: type | None
@@ -44,6 +62,7 @@ class Tree:
 
     @property
     def leaf_count(self) -> int:
+        """The number of leaves."""
         return 1 if self.kind is None else sum(child.leaf_count for child in self.children)
 
     def __str__(self) -> str:
@@ -57,24 +76,93 @@ LEAF = Tree(None)
 
 
 class Keywords(dict[str, Any]):
-    """The arguments that a call gives by name, the last of its tuple of arguments: a dict, and not an argument that is
-    one."""
+    """The arguments that a call gives by name: the last of its tuple of arguments, and no argument that is a dict.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> mesh.tree.structure((1, mesh.tree.Keywords(b=2))) == mesh.tree.structure((1, {"b": 2}))
+    False
+    """
 
 
 def flatten(value: Any) -> tuple[list[Any], Tree]:
-    """The leaves of `value` in order, and its structure."""
+    """Take a pytree apart.
+
+    Parameters
+    ----------
+    value : pytree
+        What to take apart.
+
+    Returns
+    -------
+    leaves : list
+        The leaves in order.
+    structure : Tree
+        The structure.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> leaves, structure = mesh.tree.flatten({"w": 1, "layers": [2, 3]})
+    >>> leaves
+    [1, 2, 3]
+    """
     leaves: list[Any] = []
     return leaves, _flatten(value, leaves)
 
 
 def flatten_with_paths(value: Any) -> tuple[list[tuple[str, Any]], Tree]:
-    """As `flatten`, with each leaf's path; the path of a bare leaf is ""."""
+    """Take a pytree apart, with the path of each leaf.
+
+    Parameters
+    ----------
+    value : pytree
+        What to take apart.
+
+    Returns
+    -------
+    leaves : list of (str, object)
+        Paths and leaves in order; the path of a bare leaf is "".
+    structure : Tree
+        The structure.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> mesh.tree.flatten_with_paths({"w": 1, "layers": [2, 3]})[0]
+    [('w', 1), ('layers/0', 2), ('layers/1', 3)]
+    """
     leaves, structure = flatten(value)
     return list(zip(paths(structure), leaves, strict=True)), structure
 
 
 def unflatten(structure: Tree, leaves: Sequence[Any]) -> Any:
-    """The tree of `structure` with `leaves`; InputError if their number differs."""
+    """Build a pytree of a structure and leaves.
+
+    Parameters
+    ----------
+    structure : Tree
+        The structure.
+    leaves : sequence
+        The leaves in order.
+
+    Returns
+    -------
+    pytree
+        The pytree.
+
+    Raises
+    ------
+    InputError
+        If there are more or fewer leaves than the structure has.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> mesh.tree.unflatten(mesh.tree.structure({"a": 0, "b": (0, 0)}), [1, 2, 3])
+    {'a': 1, 'b': (2, 3)}
+    """
     _check(structure)
     if not isinstance(leaves, Sized):
         raise InputError(f"the leaves of a tree are a list, not {said(leaves)}")
@@ -84,7 +172,33 @@ def unflatten(structure: Tree, leaves: Sequence[Any]) -> Any:
 
 
 def map(fn: Callable[..., Any], value: Any, *others: Any) -> Any:
-    """`value` with every leaf replaced by `fn(leaf, *leaves of others)`; InputError if structures differ."""
+    """Apply a function to every leaf.
+
+    Parameters
+    ----------
+    fn : callable
+        A function of one leaf of each tree.
+    value : pytree
+        The first tree.
+    *others : pytree
+        Trees of the same structure.
+
+    Returns
+    -------
+    pytree
+        The first tree, with what `fn` returns as its leaves.
+
+    Raises
+    ------
+    InputError
+        If structures differ.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> mesh.tree.map(lambda a, b: a + b, {"w": 1, "b": [2]}, {"w": 10, "b": [20]})
+    {'w': 11, 'b': [22]}
+    """
     check_function(fn, "what tree.map does with every leaf")
     leaves, structure = flatten(value)
     columns = [leaves]
@@ -97,7 +211,26 @@ def map(fn: Callable[..., Any], value: Any, *others: Any) -> Any:
 
 
 def ordered(value: Any, structure: Tree) -> Any:
-    """`value` with the keys of its dicts in the order in which `structure` has the same keys: others sort them."""
+    """Put the keys of dicts in the order of a structure.
+
+    Parameters
+    ----------
+    value : pytree
+        A tree whose dicts may have another order.
+    structure : Tree
+        A structure with the same keys.
+
+    Returns
+    -------
+    pytree
+        The tree; what does not fit the structure is left as it is.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> mesh.tree.ordered({"a": 1, "b": 2}, mesh.tree.structure({"b": 0, "a": 0}))
+    {'b': 2, 'a': 1}
+    """
     _check(structure)
     container = _container_of(type(value))
     if container is None or structure.kind is not container.kind(type(value)):
@@ -112,9 +245,32 @@ def ordered(value: Any, structure: Tree) -> Any:
 
 @checked
 def spread(prefix: Any, structure: Tree, leaves: bool = True) -> list[Any]:
-    """One value for each leaf of `structure`: a None in `prefix`, and if `leaves` a leaf too, stands for all below it.
+    """Return one value for each leaf of a structure, from a tree that may end earlier.
 
-    InputError if `prefix` has a container that `structure` has not there, or a leaf where it may have none.
+    Parameters
+    ----------
+    prefix : pytree
+        A tree that begins like the structure.  A None in it stands for all leaves below.
+    structure : Tree
+        The structure.
+    leaves : bool, optional
+        Whether any other leaf stands for all leaves below, too.
+
+    Returns
+    -------
+    list
+        The values in the order of leaves.
+
+    Raises
+    ------
+    InputError
+        If `prefix` has a container where the structure has another or a leaf, or a leaf where it may have none.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> mesh.tree.spread({"w": 0, "b": None}, mesh.tree.structure({"w": [1, 2], "b": 3}))
+    [0, 0, None]
     """
     _check(structure)
     if structure.kind is None:
@@ -132,30 +288,120 @@ def spread(prefix: Any, structure: Tree, leaves: bool = True) -> list[Any]:
 
 
 def leaves(value: Any) -> list[Any]:
-    """The leaves of `value` in order."""
+    """Return the leaves of a pytree in order.
+
+    Parameters
+    ----------
+    value : pytree
+        The tree.
+
+    Returns
+    -------
+    list
+        Its leaves.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> mesh.tree.leaves({"w": 1, "b": None, "layers": (2, 3)})
+    [1, 2, 3]
+    """
     return flatten(value)[0]
 
 
 def structure(value: Any) -> Tree:
-    """The structure of `value`."""
+    """Return the structure of a pytree.
+
+    Parameters
+    ----------
+    value : pytree
+        The tree.
+
+    Returns
+    -------
+    Tree
+        Its structure.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> str(mesh.tree.structure((1, [2])))
+    'tuple(0: *, 1: list(0: *))'
+    """
     return flatten(value)[1]
 
 
 def paths(structure: Tree) -> list[str]:
-    """The path of every leaf, in order."""
+    """Return the path of every leaf of a structure, in order.
+
+    Parameters
+    ----------
+    structure : Tree
+        The structure.
+
+    Returns
+    -------
+    list of str
+        The paths.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> mesh.tree.paths(mesh.tree.structure({"w": 1, "a/b": [2]}))
+    ['w', 'a~1b/0']
+    """
     _check(structure)
     return list(_paths(structure, ""))
 
 
 def is_frozen(structure: Tree) -> bool:
-    """Whether no container of such a tree can be changed: tuples, frozen dataclasses and None."""
+    """Return whether no container of such a tree can be changed: tuples, frozen dataclasses and None.
+
+    Parameters
+    ----------
+    structure : Tree
+        The structure.
+
+    Returns
+    -------
+    bool
+        Whether none can.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> mesh.tree.is_frozen(mesh.tree.structure((1, (2,)))), mesh.tree.is_frozen(mesh.tree.structure([1]))
+    (True, False)
+    """
     _check(structure)
     kind = structure.kind
     return (kind is None or _is_frozen_class(kind)) and all(is_frozen(child) for child in structure.children)
 
 
 def join(*parts: str) -> str:
-    """One path of several; empty parts vanish."""
+    """Join paths; empty ones vanish.
+
+    Parameters
+    ----------
+    *parts : str
+        The paths.
+
+    Returns
+    -------
+    str
+        One path.
+
+    Raises
+    ------
+    InputError
+        If a part is not a text.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> mesh.tree.join("params", "", "layers/0")
+    'params/layers/0'
+    """
     wrong = next((part for part in parts if not isinstance(part, str)), None)
     if wrong is not None:
         raise InputError(f"a part of a path is a text, not {said(wrong)}")
@@ -163,7 +409,24 @@ def join(*parts: str) -> str:
 
 
 def escape(key: object) -> str:
-    """A key as one step of a path."""
+    """Write a key as one step of a path.
+
+    Parameters
+    ----------
+    key : object
+        A dict key, a field name or a position.
+
+    Returns
+    -------
+    str
+        The key, with "~" written "~0" and "/" written "~1".
+
+    Examples
+    --------
+    >>> import mesh
+    >>> mesh.tree.escape("a/b")
+    'a~1b'
+    """
     return str(key).replace("~", "~0").replace("/", "~1")
 
 

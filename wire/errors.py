@@ -49,10 +49,37 @@ from typing import Any, ClassVar
 
 
 class MeshError(Exception):
-    """Base of every error; `code`, `node`, `part`, `op`, `cause` and `next_step` say what, where, why and what to do.
+    """Base of every error: what went wrong, where, why, and what to do.
 
-    `node` is the worker's name, `part` the number of the plan's part, `op` the graph node concerned, or what the part
-    computes; `cause` the foreign error's text.  `log_lines` are the last ones of a worker that was lost.
+    `retry` says whether the same call may succeed later, and `state_changed` whether anything was altered before the
+    error was raised.  `log_lines` are the last ones of a worker that was lost.
+
+    Parameters
+    ----------
+    message : str
+        What went wrong.
+    node : str, optional
+        The name of the worker.
+    part : str, optional
+        The number of the plan's part.
+    op : str, optional
+        The graph node concerned, or what the part computes.
+    cause : str, optional
+        The text of another library's error.
+    next_step : str, optional
+        What to do about it.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> try:
+    ...     mesh.Grid((2, 2), ("dp",))
+    ... except mesh.MeshError as error:
+    ...     error.code, error.retry, error.state_changed
+    ('input_error', False, False)
+    >>> error = mesh.errors.NodeLost("the worker is gone", node="anna", next_step="Start it again")
+    >>> print(error.copy(), error.to_fields()["code"])
+    the worker is gone [worker anna]. Start it again node_lost
     """
 
     code: ClassVar[str] = "mesh_error"
@@ -78,14 +105,26 @@ class MeshError(Exception):
         return f"{self.message}{where}{why}{then}"
 
     def copy(self) -> MeshError:
-        """A copy of an error for somebody else, so that each may be given its own place."""
+        """Copy the error for another caller, so that each can be given a place of its own.
+
+        Returns
+        -------
+        MeshError
+            An error of the same class, with the same texts.
+        """
         return from_fields(self.to_fields())
 
     def _where(self) -> tuple[tuple[str, str], ...]:
         return ("worker", self.node), ("part", self.part), ("at", self.op)
 
     def to_fields(self) -> dict[str, str]:
-        """The error as plain strings, for a message."""
+        """Convert the error to plain strings, for a message.
+
+        Returns
+        -------
+        dict of str to str
+            Its code, message and places, and the last log lines.
+        """
         fields = {name: str(getattr(self, name))[:MAX_FIELD_CHARS] for name in ("code", "message", *_PLACES)}
         lines = (line[:LOG_LINE_CHARS_MAX] for line in self.log_lines[-LOG_LINES_MAX:])
         return {**fields, **{f"log {number}": line for number, line in enumerate(lines)}}
@@ -98,78 +137,126 @@ _PLACES = ("node", "part", "op", "cause", "next_step")
 
 
 class LocalError(MeshError):
+    """This process was asked for something wrong."""
+
     code = "local_error"
 
 
 class InputError(LocalError):
+    """An argument is wrong: a missing file, a name, a shape or a dtype."""
+
     code = "input_error"
 
 
 class ConfigError(LocalError):
+    """A flag, an address or a set-up cannot work."""
+
     code = "config_error"
 
 
 class QueueFull(LocalError):
+    """More requests wait already than may wait; try again later."""
+
     code = "queue_full"
     retry = True
 
 
 class TokenError(ConfigError):
+    """A text is not a join token."""
+
     code = "token_error"
 
 
 class PlacementError(LocalError):
+    """No plan fits the workers; the message says what each needs and has."""
+
     code = "placement_error"
 
 
 class NoSuchDevice(PlacementError):
+    """A worker or device was named that is not there."""
+
     code = "no_such_device"
 
 
 class GraphError(MeshError):
+    """The graph itself is wrong, whichever process made it."""
+
     code = "graph_error"
 
 
 class UnknownOp(GraphError):
+    """A graph has an op that this version does not know."""
+
     code = "unknown_op"
 
 
 class AttrError(GraphError):
+    """An op has a missing, unknown or impossible attribute."""
+
     code = "attr_error"
 
 
 class ShapeError(GraphError):
+    """Shapes do not fit an op."""
+
     code = "shape_error"
 
 
 class DTypeError(GraphError):
+    """Dtypes do not fit an op."""
+
     code = "dtype_error"
 
 
 class GraphDecodeError(GraphError):
+    """Bytes or a text are not a graph."""
+
     code = "graph_decode_error"
 
 
 class LimitExceeded(GraphError):
+    """A graph is larger than a stated limit."""
+
     code = "limit_exceeded"
 
 
 class RemoteError(MeshError):
+    """Another process misbehaved or is gone."""
+
     code = "remote_error"
     retry = True
 
 
 class ProtocolError(RemoteError):
+    """Another process broke the protocol; its link is closed."""
+
     code = "protocol_error"
     retry = False
 
 
 class FrameError(ProtocolError):
+    """Bytes are not a frame or a message."""
+
     code = "frame_error"
 
 
 class VersionMismatch(RemoteError):
-    """Another major version; `expected` and `got` are "major.minor", `upgrade` names the side to upgrade."""
+    """Another process speaks another major version of the protocol.
+
+    Parameters
+    ----------
+    message : str
+        What went wrong.
+    expected : str, optional
+        Our version, as "major.minor".
+    got : str, optional
+        Its version, as "major.minor".
+    upgrade : str, optional
+        The side to upgrade.
+    **where : str
+        The keywords of MeshError.
+    """
 
     code = "version_mismatch"
     retry = False
@@ -182,17 +269,31 @@ class VersionMismatch(RemoteError):
 
 
 class WrongMesh(RemoteError):
+    """Another process belongs to a mesh of another name."""
+
     code = "wrong_mesh"
     retry = False
 
 
 class NotTrusted(RemoteError):
+    """Another process cannot prove which node it is, or does not believe this one."""
+
     code = "not_trusted"
     retry = False
 
 
 class JoinRefused(RemoteError):
-    """`reason` is a row of `joining.REFUSALS`."""
+    """The coordinator does not let this node into the mesh.
+
+    Parameters
+    ----------
+    message : str
+        What went wrong.
+    reason : str, optional
+        A row of `REFUSALS` in wire/security/join_protocol.py.
+    **where : str
+        The keywords of MeshError.
+    """
 
     code = "join_refused"
     retry = False
@@ -203,86 +304,124 @@ class JoinRefused(RemoteError):
 
 
 class Busy(RemoteError):
+    """A worker has another coordinator already; try again later."""
+
     code = "busy"
 
 
 class ConnectFailed(RemoteError):
+    """No node answered at an address."""
+
     code = "connect_failed"
 
 
 class NodeLost(RemoteError):
+    """A worker died or fell silent."""
+
     code = "node_lost"
     state_changed = True
 
 
 class StaleGeneration(RemoteError):
+    """A message belongs to a plan that was replaced."""
+
     code = "stale_generation"
 
 
 class EngineError(MeshError):
+    """A device could not do its part."""
+
     code = "engine_error"
 
 
 class Unsupported(EngineError):
+    """An engine does not have an op or dtype."""
+
     code = "unsupported"
 
 
 class CompileFailed(EngineError):
+    """A device could not compile its part."""
+
     code = "compile_failed"
 
 
 class ExecuteFailed(EngineError):
+    """A device failed while it computed its part."""
+
     code = "execute_failed"
 
 
 class DeviceLost(EngineError):
+    """A device was lost, by its driver or by a hang."""
+
     code = "device_lost"
     retry = True
     state_changed = True
 
 
 class PoisonTask(EngineError):
+    """A part ended the engine hosts of every worker that tried it."""
+
     code = "poison_task"
     state_changed = True
 
 
 class OutOfMemory(EngineError):
+    """A part does not fit the memory of a device."""
+
     code = "out_of_memory"
 
 
 class BlobError(MeshError):
+    """Content cannot be used."""
+
     code = "blob_error"
 
 
 class BlobMissing(BlobError):
+    """Content is not there."""
+
     code = "blob_missing"
     retry = True
 
 
 class BlobCorrupt(BlobError):
+    """Content does not match its address."""
+
     code = "blob_corrupt"
     retry = True
 
 
 class StorageError(MeshError):
+    """A disk does not keep what it must."""
+
     code = "storage_error"
 
 
 class JournalDamaged(StorageError):
+    """Records of jobs that were acknowledged are missing or altered."""
+
     code = "journal_damaged"
 
 
 class NotDurable(StorageError):
+    """A record could not be written, so nothing was acknowledged."""
+
     code = "not_durable"
     retry = True
 
 
 class Cancelled(MeshError):
+    """The caller, or the end of a mesh or session, stopped it."""
+
     code = "cancelled"
     state_changed = True
 
 
 class DeadlineExceeded(MeshError):
+    """A wait ended at its time limit."""
+
     code = "deadline_exceeded"
     retry = True
     state_changed = True

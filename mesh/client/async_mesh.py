@@ -49,7 +49,35 @@ OWN_OF_SESSIONS = (*OWN, "every", "ahead")
 
 
 class AsyncMesh:
-    """A mesh used from the event loop it was made on.  Close it, or use it as an async context manager."""
+    """A mesh for programs that have an event loop; it is used on the loop that it was made on.
+
+    `MeshBuilder.build_async` makes one.  Close it, or use it as an async context manager.  `Mesh` has the same methods
+    for other programs, and describes their arguments and errors in more words.
+
+    Parameters
+    ----------
+    backend : Backend
+        What computes.
+    copies : str, optional
+        Which copies of the params workers keep where a call does not say.
+    reproducible : bool, optional
+        Whether all plans must give the same bits.
+
+    Examples
+    --------
+    >>> import asyncio
+    >>> import numpy as np
+    >>> import mesh
+    >>> async def main():
+    ...     async with await mesh.AsyncMesh.builder().build_async() as m:
+    ...         handle = await m.put(np.ones(2))
+    ...         m.watch(lambda event: None)
+    ...         job = await m.submit(lambda x: x + 1, handle)
+    ...         double = await m.compile(lambda x: 2 * x, handle)
+    ...         return len(await m.nodes()), await job.result(), await double(handle), m.report().reasons
+    >>> asyncio.run(main())  # without workers, this process computes
+    (0, array([2., 2.]), array([2., 2.]), ('computed in this process',))
+    """
 
     def __init__(self, backend: Backend, copies: str = "checkpoint", reproducible: bool = False) -> None:
         self._backend = backend
@@ -64,22 +92,56 @@ class AsyncMesh:
         return f"<{self.told('AsyncMesh')}>"
 
     def told(self, what: str) -> str:
-        """This mesh in a few words, as a `what`."""
+        """Describe this mesh in a few words.
+
+        Parameters
+        ----------
+        what : str
+            What to call it.
+
+        Returns
+        -------
+        str
+            Such as "AsyncMesh: 2 workers: anna, berta".
+        """
         return f"{what}: closed" if self._closing is not None else f"{what}: {self._backend.told()}"
 
     @staticmethod
     def builder() -> MeshBuilder:
+        """Begin to say which machines a mesh is made of.
+
+        Returns
+        -------
+        MeshBuilder
+            A builder that names no machine yet.
+        """
         return MeshBuilder()
 
     @staticmethod
     async def connect(config: MeshConfig) -> AsyncMesh:
-        """Connect to everything in `config`; ConnectFailed names every node that failed."""
+        """Connect to everything that a builder has collected.
+
+        Parameters
+        ----------
+        config : MeshConfig
+            What the mesh is made of.
+
+        Returns
+        -------
+        AsyncMesh
+            The mesh.
+
+        Raises
+        ------
+        ConnectFailed
+            If nodes do not answer; the error names each of them.
+        """
         instance(config, "config of AsyncMesh.connect", MeshConfig)
         return AsyncMesh(await _backend_of(config), config.copies, config.reproducible)
 
     @property
     def simulation(self) -> Cluster:
-        """The cluster of a mesh built with `.simulate(n)`; ConfigError for any other mesh."""
+        """The cluster of a mesh that was built with `.simulate(n)`; any other mesh raises ConfigError."""
         from ..simulation.backend import Simulated
 
         if not isinstance(self._backend, Simulated):
@@ -92,17 +154,44 @@ class AsyncMesh:
         return self._reproducible
 
     async def nodes(self) -> tuple[Node, ...]:
-        """Every worker, by name, with its present state."""
+        """Return every worker, by name, with its present state.
+
+        Returns
+        -------
+        tuple of Node
+            The workers.
+        """
         return await self._backend.nodes()
 
     def live(self) -> bool:
-        """Whether any worker can take work now."""
+        """Return whether any worker can take work now.
+
+        Returns
+        -------
+        bool
+            False if calls with mode "auto" are computed in this process.
+        """
         return self._backend.live()
 
     async def put(self, value: Any) -> Any:
-        """Hold the arrays of a pytree on the mesh; the same tree with a Handle for each.
+        """Hold the arrays of a pytree on the mesh, as `Mesh.put` does.
 
-        A handle given as an argument is never hashed or sent again: its bytes go to a worker once, when first needed.
+        Parameters
+        ----------
+        value : pytree of arrays
+            What to hold.
+
+        Returns
+        -------
+        pytree of Handle
+            The same tree, with a handle in place of each array.
+
+        Raises
+        ------
+        ConfigError
+            If the mesh is closed.
+        InputError
+            If a leaf is not an array.
         """
         self._check_open()
         paths, structure = tree.flatten_with_paths(value)
@@ -118,7 +207,48 @@ class AsyncMesh:
         what_if_dies: str = "",
         **named: Any,
     ) -> PlanPreview:
-        """What would go where and why, before a byte moves; and what would follow from the death of a worker."""
+        """Plan a call without running it, as `Mesh.plan` does.
+
+        Parameters
+        ----------
+        fn : callable or WireGraph
+            What would be run.
+        *args : pytree
+            Its arguments.
+        strategy : str or Strategy, optional
+            How to place it, as for `Mesh.run`.
+        copies : str, optional
+            Which copies of the params workers keep, as for `Mesh.run`.
+        what_if_dies : str, optional
+            The name of a worker whose death is planned for, too.
+        **named : pytree
+            Arguments of `fn` by name.
+
+        Returns
+        -------
+        PlanPreview
+            Which worker would compute what, and why.
+
+        Raises
+        ------
+        InputError
+            If `fn` cannot be called with these arguments.
+        PlacementError
+            If no plan fits the workers.
+
+        Examples
+        --------
+        >>> import asyncio
+        >>> import numpy as np
+        >>> import mesh
+        >>> from mesh.simulation.loop import VirtualLoop
+        >>> async def main():
+        ...     async with await mesh.AsyncMesh.builder().simulate(2).build_async() as m:
+        ...         return await m.plan(lambda x: x @ x, np.ones((4, 4)), strategy="single")
+        >>> with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        ...     runner.run(main()).workers
+        ('sim-0',)
+        """
         self._check_open()
         args = taken(fn, args, named, (*OWN, "what_if_dies"))
         graph = self.form(fn, args, strategy, "on", copies).graph
@@ -135,7 +265,50 @@ class AsyncMesh:
         copies: str | None = None,
         **named: Any,
     ) -> Any:
-        """`fn(*args, **named)` on the mesh; the arguments are those of `Mesh.run`."""
+        """Compute `fn(*args, **named)` on the mesh, as `Mesh.run` does.
+
+        Parameters
+        ----------
+        fn : callable or WireGraph
+            A function of arrays, or a graph.
+        *args : pytree of arrays
+            Its arguments.
+        strategy : str or Strategy, optional
+            How to place it, as for `Mesh.run`.
+        mode : {"auto", "on", "off", "local"}, optional
+            Where to compute, as for `Mesh.run`.
+        copies : str, optional
+            Which copies of the params workers keep, as for `Mesh.run`.
+        **named : pytree of arrays
+            Arguments of `fn` by name.
+
+        Returns
+        -------
+        pytree of numpy.ndarray
+            The result of `fn`.
+
+        Raises
+        ------
+        InputError
+            If `fn` cannot be called or traced with these arguments.
+        PlacementError
+            If no plan fits the workers.
+        NodeLost
+            If workers died until too few were left.
+        Cancelled
+            If the mesh was closed meanwhile.
+
+        Examples
+        --------
+        >>> import asyncio
+        >>> import numpy as np
+        >>> import mesh
+        >>> async def main():
+        ...     async with await mesh.AsyncMesh.builder().build_async() as m:
+        ...         return await asyncio.gather(*(m.run(lambda x: x * x, np.float32(number)) for number in range(3)))
+        >>> [float(square) for square in asyncio.run(main())]
+        [0.0, 1.0, 4.0]
+        """
         args = taken(fn, args, named, OWN)
         return await self._call(self.form(fn, args, strategy, mode, copies), args)
 
@@ -153,7 +326,41 @@ class AsyncMesh:
         force: bool = False,
         **named: Any,
     ) -> Callable[..., Any]:
-        """`Mesh.compile`, with an async callable for arguments of the examples' shapes and dtypes."""
+        """Trace `fn` once, for arguments of the examples' shapes and dtypes, as `Mesh.compile` does.
+
+        Parameters
+        ----------
+        fn : callable or WireGraph
+            A function of arrays, a model, or a graph.
+        *examples : pytree
+            Arguments like those of the calls that follow.
+        strategy : str or Strategy, optional
+            How to place it, as for `Mesh.run`.
+        mode : {"auto", "on", "off", "local"}, optional
+            Where to compute, as for `Mesh.run`.
+        copies : str, optional
+            Which copies of the params workers keep, as for `Mesh.run`.
+        name : str, optional
+            What plans and jobs call the graphs.
+        cache : bool, optional
+            Whether to keep what was traced.
+        build_dir : str or Path, optional
+            Where to write each graph, as NAME-HASH.wire and as text.
+        force : bool, optional
+            Whether the first call compiles its graph anew, whatever the caches have.
+        **named : pytree
+            Example arguments of `fn` by name.
+
+        Returns
+        -------
+        callable
+            `fn` on the mesh, to be awaited.
+
+        Raises
+        ------
+        InputError
+            If `fn` cannot be called or traced with these arguments.
+        """
         function = self.function(fn, strategy, mode, copies, name, cache, build_dir, force)
         function.form_for(taken(fn, examples, named, OWN_OF_COMPILE))
 
@@ -172,7 +379,33 @@ class AsyncMesh:
         copies: str | None = None,
         **named: Any,
     ) -> AsyncJob:
-        """Begin `run` and return at once; the arguments are copied, so they may be overwritten."""
+        """Begin what `run` does, and return at once, as `Mesh.submit` does.
+
+        Parameters
+        ----------
+        fn : callable or WireGraph
+            A function of arrays, or a graph.
+        *args : pytree
+            Its arguments.  They are copied.
+        strategy : str or Strategy, optional
+            How to place it, as for `Mesh.run`.
+        mode : {"auto", "on", "off", "local"}, optional
+            Where to compute, as for `Mesh.run`.
+        copies : str, optional
+            Which copies of the params workers keep, as for `Mesh.run`.
+        **named : pytree
+            Arguments of `fn` by name.
+
+        Returns
+        -------
+        AsyncJob
+            The call in flight.
+
+        Raises
+        ------
+        InputError
+            If `fn` cannot be called or traced with these arguments.
+        """
         args = taken(fn, args, named, OWN)
         form = self.form(fn, args, strategy, mode, copies)
         return AsyncJob(form, self.start(form, *form.bind_copies(args)))
@@ -190,26 +423,93 @@ class AsyncMesh:
         mode: str = "auto",
         **named: Any,
     ) -> AsyncSession:
-        """Call `step_fn(state, *args) -> (state, outputs)` again and again; arguments are those of `Mesh.session`."""
+        """Begin a session, as `Mesh.session` does.
+
+        Parameters
+        ----------
+        step_fn : callable
+            `step_fn(state, *args) -> (state, outputs)`.
+        state : pytree of arrays
+            The first state.
+        *examples : pytree
+            Arguments like those of the steps that follow.
+        copies : str, optional
+            Where copies of the state are: "buddy", "coded", "coded K of N", "checkpoint" or "none".
+        every : int, optional
+            The number of steps between two copies.
+        ahead : int, optional
+            The most steps in flight.
+        strategy : str or Strategy, optional
+            How to place it, as for `Mesh.run`.
+        mode : {"auto", "on", "off", "local"}, optional
+            Where to compute, as for `Mesh.run`.
+        **named : pytree
+            Example arguments by name.
+
+        Returns
+        -------
+        AsyncSession
+            The session; close it, or use it as an async context manager.
+
+        Raises
+        ------
+        InputError
+            If the next state differs from the state in structure, shapes or dtypes, or an argument is not possible.
+        PlacementError
+            If no plan fits the workers.
+
+        Examples
+        --------
+        >>> import asyncio
+        >>> import numpy as np
+        >>> import mesh
+        >>> async def main():
+        ...     async with await mesh.AsyncMesh.builder().build_async() as m:
+        ...         async with await m.session(lambda s, x: (s + x, s), np.float32(0), np.float32(1)) as session:
+        ...             steps = [session.step(np.float32(1)) for _ in range(3)]
+        ...             return [float(await step) for step in steps], float(await session.state())
+        >>> asyncio.run(main())
+        ([0.0, 1.0, 2.0], 3.0)
+        """
         examples = taken(step_fn, (state, *examples), named, OWN_OF_SESSIONS)[1:]
         return self.open_session(self.stepping(step_fn, state, examples, strategy, mode), copies, every, ahead, mode)
 
     def report(self) -> Report:
-        """What the last call that was started on this mesh did where; complete once it has ended."""
+        """Report what the last call did, and where.
+
+        Returns
+        -------
+        Report
+            The report, which is complete once the call has ended.
+
+        Raises
+        ------
+        InputError
+            If no call was started on this mesh.
+        """
         if self._last is None:
             raise InputError("nothing has run on this mesh yet, so there is no report")
         return Report.of(self._last.report())
 
     def watch(self, watcher: Callable[[Mapping[str, Any]], None]) -> None:
-        """Call `watcher` with every event (joined, suspect, dead, planned, ...) from now on, as plain data.
+        """Call `watcher` with every event from now on.
 
-        What it raises is logged, once per kind of error, and changes nothing: it hears of the next event all the same.
+        Parameters
+        ----------
+        watcher : callable
+            It is called with a mapping: "event" is the kind (joined, suspect, dead, planned, ...).  What it raises is
+            logged once per kind of error, and it is called with the next event all the same.
+
+        Raises
+        ------
+        ConfigError
+            If the workers belong to a coordinator elsewhere.
         """
         check_function(watcher, "what watches a mesh")
         self._backend.watch(watcher)
 
     async def close(self) -> None:
-        """End local workers and links; calls under way are cancelled."""
+        """End the links and the local workers; calls in flight are Cancelled."""
         if self._closing is None:
             for outputs in self._here:
                 outputs.cancel()
@@ -234,7 +534,26 @@ class AsyncMesh:
         mode: str,
         copies: str | None = None,
     ) -> Compiled:
-        """`fn` traced for these arguments.  Done anew each time: what `fn` refers to may have changed."""
+        """Trace a function for these arguments, anew each time: what it refers to may have changed.
+
+        Parameters
+        ----------
+        fn : callable or WireGraph
+            What to trace.
+        args : tuple
+            Its arguments.
+        strategy : str or Strategy
+            How to place it.
+        mode : {"auto", "on", "off", "local"}
+            Where to compute.
+        copies : str, optional
+            Which copies of the params workers keep.
+
+        Returns
+        -------
+        Compiled
+            The traced function.
+        """
         return Compiled.of(fn, args, text_of(strategy, self._reproducible), building(mode), self._copies_of(copies))
 
     def function(
@@ -248,7 +567,32 @@ class AsyncMesh:
         build_dir: str | Path | None = None,
         force: bool = False,
     ) -> CompiledFunction:
-        """`fn` traced once per shapes and dtypes."""
+        """Make a function that is traced once for each combination of shapes and dtypes.
+
+        Parameters
+        ----------
+        fn : callable or WireGraph
+            What to trace.
+        strategy : str or Strategy
+            How to place it.
+        mode : {"auto", "on", "off", "local"}
+            Where to compute.
+        copies : str, optional
+            Which copies of the params workers keep.
+        name : str, optional
+            What plans and jobs call the graphs.
+        cache : bool, optional
+            Whether to keep what was traced.
+        build_dir : str or Path, optional
+            Where to write each graph.
+        force : bool, optional
+            Whether the first call compiles its graph anew.
+
+        Returns
+        -------
+        CompiledFunction
+            The function.
+        """
         how = building(mode, name, cache, build_dir, force)
         return CompiledFunction(fn, text_of(strategy, self._reproducible), how, self._copies_of(copies))
 
@@ -264,7 +608,28 @@ class AsyncMesh:
         mode: str,
         copies: str | None = None,
     ) -> Stepping:
-        """A step function traced for this state and these arguments; `copies` are those of what no step changes."""
+        """Trace a step function for a state and arguments.
+
+        Parameters
+        ----------
+        fn : callable
+            The step function.
+        state : pytree of arrays
+            The first state.
+        examples : tuple
+            Arguments like those of the steps.
+        strategy : str or Strategy
+            How to place it.
+        mode : {"auto", "on", "off", "local"}
+            Where to compute.
+        copies : str, optional
+            Which copies workers keep of the params that no step changes.
+
+        Returns
+        -------
+        Stepping
+            The traced step, with its first state.
+        """
         how, asked = building(mode), text_of(strategy, self._reproducible)
         made = Stepping(fn, state, examples, asked, self._copies_of(copies))
         how.built(made.work.graph)
@@ -280,7 +645,30 @@ class AsyncMesh:
         replay_bytes: int = REPLAY_BYTES,
         others: Elastic | None = None,
     ) -> AsyncSession:
-        """Begin a session, on the loop; with `others` it has other steps for other numbers of workers."""
+        """Begin a session of a step that is traced already.
+
+        Parameters
+        ----------
+        stepping : Stepping
+            The traced step, with the first state.
+        copies : str
+            Where copies of the state are, as for `session`; "" for the default.
+        every : int
+            The number of steps between two copies.
+        ahead : int or None
+            The most steps in flight.
+        mode : {"auto", "on", "off", "local"}
+            Where to compute.
+        replay_bytes : int, optional
+            How many bytes of arguments to hold, so that a state without copies can be computed again.
+        others : Elastic, optional
+            Steps for other numbers of workers.
+
+        Returns
+        -------
+        AsyncSession
+            The session.
+        """
         check_choices(copies, every, ahead)
         self._check_open()
         if self._is_here(mode):
@@ -290,16 +678,37 @@ class AsyncMesh:
 
     @property
     def elastic(self) -> bool:
-        """Whether a session here may go on with another number of workers than its step was traced for."""
+        """Whether a session may continue with another number of workers than its step was traced for."""
         return self._backend.elastic and self._backend.live()
 
     def forget(self, work: Work) -> None:
-        """No more calls of a work will come: free what the workers keep of it; of a session once it is closed."""
+        """Free what the workers keep of a work, since no more calls of it will come; of a session, once it is closed.
+
+        Parameters
+        ----------
+        work : Work
+            What is not needed any more.
+        """
         if self._closing is None:
             self._backend.forget(work)
 
     def start(self, form: Compiled, inputs: Mapping[str, NDArray[Any]], work: Work) -> Started:
-        """Begin a call, on the loop."""
+        """Begin a call, on the loop.
+
+        Parameters
+        ----------
+        form : Compiled
+            The traced function.
+        inputs : mapping of str to numpy.ndarray
+            The graph's inputs by name.
+        work : Work
+            What to compute.
+
+        Returns
+        -------
+        Started
+            The call in flight.
+        """
         self._check_open()
         if self._is_here(form.mode):
             started = _start_here(self._loop, work, inputs)
@@ -311,7 +720,13 @@ class AsyncMesh:
         return started
 
     def attend(self, started: Started) -> None:
-        """Somebody in another thread waits for a call."""
+        """Let simulated time flow, since another thread waits for a call.
+
+        Parameters
+        ----------
+        started : Started
+            The call.
+        """
         self._backend.attend(started)
 
     async def _call(self, form: Compiled, args: tuple[Any, ...]) -> Any:
@@ -342,14 +757,56 @@ class AsyncMesh:
 
 
 class AsyncJob:
-    """A call under way."""
+    """A call in flight; `AsyncMesh.submit` returns it.
+
+    Parameters
+    ----------
+    form : Compiled
+        The traced function.
+    started : Started
+        The call on the mesh's backend.
+
+    Examples
+    --------
+    >>> import asyncio
+    >>> import numpy as np
+    >>> import mesh
+    >>> async def main():
+    ...     async with await mesh.AsyncMesh.builder().build_async() as m:
+    ...         job = await m.submit(lambda x: x + 1, np.zeros(2))
+    ...         result = await job.result(timeout_s=60)
+    ...         job.cancel()  # it is over, so nothing happens
+    ...         return job.done(), result, job.report().reasons
+    >>> asyncio.run(main())
+    (True, array([1., 1.]), ('computed in this process',))
+    """
 
     def __init__(self, form: Compiled, started: Started) -> None:
         self._form = form
         self._started = started
 
     async def result(self, timeout_s: float | None = None) -> Any:
-        """The value; DeadlineExceeded after `timeout_s` (the job goes on), Cancelled, or the job's own error."""
+        """Wait for the result.
+
+        Parameters
+        ----------
+        timeout_s : float, optional
+            Seconds to wait; the default waits until the job has ended.
+
+        Returns
+        -------
+        pytree of numpy.ndarray
+            The result, as `AsyncMesh.run` returns it.
+
+        Raises
+        ------
+        DeadlineExceeded
+            If there is no result after `timeout_s`; the job continues.
+        Cancelled
+            If the job was cancelled.
+        MeshError
+            If the job failed: its own error.
+        """
         outputs = asyncio.shield(self._started.outputs)
         try:
             async with asyncio.timeout(timeout_s):
@@ -369,14 +826,27 @@ class AsyncJob:
         return f"<AsyncJob: {self._form.graph.name or 'unnamed'}, {how}>"
 
     def done(self) -> bool:
+        """Return whether the job has ended: well, with an error, or cancelled.
+
+        Returns
+        -------
+        bool
+            True once `result` returns or raises at once.
+        """
         return self._started.outputs.done()
 
     def cancel(self) -> None:
-        """Stop the job on the workers and free its buffers; nothing happens if it is over."""
+        """Stop the job on the workers and free its buffers; nothing happens if it has ended."""
         self._started.cancel()
 
     def report(self) -> Report:
-        """What this job did where; complete once it has ended."""
+        """Report what this job did, and where.
+
+        Returns
+        -------
+        Report
+            The report, which is complete once the job has ended.
+        """
         return Report.of(self._started.report())
 
 

@@ -32,7 +32,25 @@ if TYPE_CHECKING:
 
 
 class MeshBuilder:
-    """Collects what a mesh is made of.  Errors in arguments are ConfigErrors, raised where they are made."""
+    """What a mesh is made of, said step by step.
+
+    A builder is a value: every method returns a new one.  A wrong argument raises ConfigError at once.
+
+    Parameters
+    ----------
+    config : MeshConfig, optional
+        What has been said already.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> builder = mesh.Mesh.builder().mesh("home").node("192.168.1.7:7100").local(2, engine="cpu", max_memory="2GiB")
+    >>> builder = builder.discover(wait_s=2.0, min_nodes=1).node_timeout(3.0).collective_timeout(60).audit(0.02)
+    >>> builder = builder.preset("wifi").timeouts(dial_s=20.0)
+    >>> builder = builder.heartbeat(0.5).plan_ahead(False).reproducible().copies("coded")
+    >>> builder
+    <MeshBuilder: mesh='home', addresses=(('192.168.1.7', 7100),), ...>
+    """
 
     def __init__(self, config: MeshConfig = MeshConfig()) -> None:
         self.config = config
@@ -43,14 +61,48 @@ class MeshBuilder:
         return f"<MeshBuilder: {', '.join(given) or 'nothing said yet'}>"
 
     def node(self, address: str) -> MeshBuilder:
-        """A worker, or a coordinator, at "host:port" or "host" (port 7100).
+        """Add a worker, or the coordinator, at an address.
 
-        If a coordinator answers, this process becomes its client and jobs run there; it must then be the only node.
+        If a coordinator answers there, this process becomes its client, and jobs run there.  It must then be the only
+        node.
+
+        Parameters
+        ----------
+        address : str
+            "host:port", or "host" for port 7100.
+
+        Returns
+        -------
+        MeshBuilder
+            A builder with this node, too.
+
+        Raises
+        ------
+        ConfigError
+            If the address is not of that form.
         """
         return self._with(addresses=(*self.config.addresses, parse_address(address)))
 
     def discover(self, wait_s: float = 5.0, min_nodes: int = 1) -> MeshBuilder:
-        """The workers of this mesh that announce themselves; `build` fails if fewer than `min_nodes` do in `wait_s`."""
+        """Add the workers of this mesh that announce themselves by mDNS.
+
+        Parameters
+        ----------
+        wait_s : float, optional
+            Seconds to wait for announcements.
+        min_nodes : int, optional
+            `build` fails if fewer workers were found by then.
+
+        Returns
+        -------
+        MeshBuilder
+            A builder that looks for workers, too.
+
+        Raises
+        ------
+        ConfigError
+            If `wait_s` or `min_nodes` is not possible.
+        """
         integer(min_nodes, "min_nodes")
         number(wait_s, "wait_s")
         if min_nodes < 0 or not 0 < wait_s < 3600:
@@ -64,10 +116,28 @@ class MeshBuilder:
         cache_dir: str | Path | None = None,
         max_memory: str | int | None = None,
     ) -> MeshBuilder:
-        """Start `count` workers on this machine, ended with the mesh.
+        """Start workers on this machine, which end with the mesh.
 
-        `engine` is "auto", "cpu", "wgsl" or a `mesh-worker --device` name, one for all or a list of `count`.
-        `cache_dir` keeps weights and kernels between runs; `max_memory` is each worker's budget: "2GiB", or bytes.
+        Parameters
+        ----------
+        count : int
+            How many workers.
+        engine : str or sequence of str, optional
+            "auto", "cpu", "wgsl", or a name that `mesh-worker --device` takes; one for all, or one per worker.
+        cache_dir : str or Path, optional
+            A folder that keeps weights and kernels between runs.
+        max_memory : str or int, optional
+            What each worker may use: "2GiB", or bytes.
+
+        Returns
+        -------
+        MeshBuilder
+            A builder with these workers, too.
+
+        Raises
+        ------
+        ConfigError
+            If an argument is not possible.
         """
         from ..backends.local_workers import devices_per_worker
 
@@ -78,10 +148,37 @@ class MeshBuilder:
         return self._with(local=LocalSpec(count, fixed, cache, memory_bytes))
 
     def simulate(self, count: int, seed: int = 0, gflops: float | Sequence[float] = 50.0) -> MeshBuilder:
-        """`count` simulated workers in this process, on a virtual clock: real results, no waiting, and every run alike.
+        """Simulate workers in this process, on a virtual clock (docs/simulation.md).
 
-        `gflops` is what each computes, one for all or a sequence of `count`; `Mesh.simulation` kills and restarts them,
-        cuts and slows their network.  The same program and `seed` give the same events.
+        Results are real, nothing waits, and the same program with the same `seed` gives the same events.
+
+        Parameters
+        ----------
+        count : int
+            How many workers; they are called sim-0, sim-1, ...
+        seed : int, optional
+            The seed of whatever is left to chance.
+        gflops : float or sequence of float, optional
+            What each worker computes, in GFLOP/s; one figure for all, or one per worker.
+
+        Returns
+        -------
+        MeshBuilder
+            A builder of a simulated mesh; `Mesh.simulation` kills its workers and cuts its network.
+
+        Raises
+        ------
+        ConfigError
+            If a figure is not positive, or they are not as many as workers.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import mesh
+        >>> with mesh.Mesh.builder().simulate(2, gflops=[100.0, 10.0]).build() as m:
+        ...     y = m.run(lambda x: x + 1, np.zeros(2), strategy="single")
+        ...     print(*m.report().workers)
+        sim-0
         """
         integer(count, "the number of simulated workers", 1, DEFAULT.nodes_max + 1)
         figures = tuple(gflops) if isinstance(gflops, Sequence) else (gflops,) * count
@@ -92,96 +189,316 @@ class MeshBuilder:
         return self._with(simulate=SimulateSpec(tuple(map(float, figures)), seed))
 
     def preset(self, name: str) -> MeshBuilder:
-        """The times that suit a kind of network: "lan" (the default), "wifi", "wan" or "test" (docs/configuration.md).
+        """Set the times that suit a kind of network (docs/configuration.md).
 
-        A time that is said besides, as by `timeouts` or `node_timeout`, holds whatever the preset.
+        A time that is set by itself, as by `timeouts` or `node_timeout`, stays whatever the preset.
+
+        Parameters
+        ----------
+        name : {"lan", "wifi", "wan", "test"}
+            The network; "lan" is the default of a mesh.
+
+        Returns
+        -------
+        MeshBuilder
+            A builder with these times.
+
+        Raises
+        ------
+        ConfigError
+            If there is no such preset.
         """
         return self._with(timeouts=timeouts_of(name, dict(self.config.chosen)))
 
     def timeouts(self, **seconds: float) -> MeshBuilder:
-        """Single times by the names of docs/configuration.md: `timeouts(dial_s=20)`.  They hold whatever the preset.
+        """Set single times, which stay whatever the preset.
 
-        Workers that `local` starts get those that a worker reads.  Where a coordinator is elsewhere, its times and
-        those of its workers are said where they are started.
+        Workers that `local` starts get those that a worker reads.  Where a coordinator runs elsewhere, its times and
+        those of its workers are set where they are started.
+
+        Parameters
+        ----------
+        **seconds : float
+            Seconds, by the names of docs/configuration.md.
+
+        Returns
+        -------
+        MeshBuilder
+            A builder with these times.
+
+        Raises
+        ------
+        ConfigError
+            If there is no such time, or it is not possible.
         """
         timeouts = self.config.timeouts.with_values(seconds)
         chosen = dict(self.config.chosen) | {name: getattr(timeouts, name) for name in seconds}
         return self._with(timeouts=timeouts, chosen=tuple(chosen.items()))
 
     def heartbeat(self, seconds: float) -> MeshBuilder:
-        """The heartbeat interval, by setting the node time-out to 15 of them."""
+        """Set the interval of heartbeats, by a node time-out of 15 of them.
+
+        Parameters
+        ----------
+        seconds : float
+            Seconds between two heartbeats.
+
+        Returns
+        -------
+        MeshBuilder
+            A builder with that time-out.
+
+        Raises
+        ------
+        ConfigError
+            If such a time-out is not possible.
+        """
         return self.timeouts(node_timeout_s=node_timeout_of_beat(seconds))
 
     def node_timeout(self, seconds: float) -> MeshBuilder:
-        """After how much silence a worker is dead, 1.5 s unless said; more for slow networks.
+        """Set after how much silence a worker is dead.
 
-        It is Suspect after a third of it, and dead after two thirds if no other worker reaches it either.
+        A worker is Suspect after a third of that time, and dead after two thirds if no other worker reaches it either.
+
+        Parameters
+        ----------
+        seconds : float
+            Seconds; 1.5 is the default, and slow networks need more.
+
+        Returns
+        -------
+        MeshBuilder
+            A builder with that time-out.
+
+        Raises
+        ------
+        ConfigError
+            If such a time-out is not possible.
         """
         return self.timeouts(node_timeout_s=check_node_timeout(seconds))
 
     def collective_timeout(self, seconds: float) -> MeshBuilder:
-        """How long the ranks of a program wait for each other in a collective, 120 s unless said.
+        """Set how long the ranks of a program wait for each other in a collective.
 
-        One may compile, or compute, long before it comes.  Whoever waited that long raises DeadlineExceeded, which
-        names the ranks and workers that are missing; a worker that dies is noticed much earlier.
+        A rank may compile, or compute, for long before it arrives.  A rank that waited that long raises
+        DeadlineExceeded, which names the missing ranks and workers.  The death of a worker is noticed much earlier.
+
+        Parameters
+        ----------
+        seconds : float
+            Seconds; 120 is the default.
+
+        Returns
+        -------
+        MeshBuilder
+            A builder with that time-out.
+
+        Raises
+        ------
+        ConfigError
+            If such a time-out is not possible.
         """
         return self.timeouts(collective_timeout_s=check_collective_timeout(seconds))
 
     def audit(self, fraction: float) -> MeshBuilder:
-        """Compute this fraction of all parts again on two other workers and compare; 0, the default, never does.
+        """Compute a fraction of all parts a second time, on other workers, and compare the results.
 
-        A worker that was wrong twice is quarantined: it gets no more work, `Mesh.nodes` and an event say so.  An answer
-        that is known to be wrong, or doubted, is computed again.  0.02 costs about 4 % of the work, and finds a worker
-        that is always wrong within some hundred parts.
+        A worker that was wrong twice is quarantined: it gets no more work, and `Mesh.nodes` and an event say so.  An
+        answer that is wrong or in doubt is computed again.
+
+        Parameters
+        ----------
+        fraction : float
+            From 0, the default, to 1.  0.02 costs about 4 % of the work, and finds a worker that is always wrong within
+            some hundred parts.
+
+        Returns
+        -------
+        MeshBuilder
+            A builder with audits.
+
+        Raises
+        ------
+        ConfigError
+            If it is not a fraction.
         """
         return self._with(audit=check_fraction("audit", fraction))
 
     def plan_ahead(self, wanted: bool) -> MeshBuilder:
-        """Whether plans for the death of each worker are made before one dies, which they are unless said otherwise.
+        """Say whether to plan for the death of each worker before one dies.
 
-        That takes a second or so of one core for every worker and large graph, in a process of the lowest priority, and
-        spares a recovery that time.
+        That takes about a second of one core for each worker and large graph, in a process of the lowest priority.  A
+        recovery is shorter by that time.
+
+        Parameters
+        ----------
+        wanted : bool
+            Whether to; True is the default of a mesh.
+
+        Returns
+        -------
+        MeshBuilder
+            A builder that says so.
+
+        Raises
+        ------
+        ConfigError
+            If it is neither True nor False.
         """
         if not isinstance(wanted, bool):
             raise ConfigError(f"plan_ahead is True or False, not {wanted!r}")
         return self._with(plan_ahead=wanted)
 
     def reproducible(self, wanted: bool = True) -> MeshBuilder:
-        """Only plans of which all have the same bits, whoever is there and whatever dies (docs/planning.md).
+        """Allow only plans whose results have the same bits, whichever workers are there (docs/planning.md).
 
-        Programs are cut at nodes and never split, by cpu engines that round alike, and nothing is computed in this
-        process because no worker is there.  What cannot keep bits is an InputError that says what can: strategies that
-        split, training without `deterministic`, servers that batch requests, texts and coded layers.
+        Programs are cut between nodes and never split, they run on cpu engines that round alike, and this process
+        computes nothing.  What cannot keep bits raises InputError, which says what can: strategies that split, training
+        without `deterministic`, servers that batch requests, text generation, and coded layers.
+
+        Parameters
+        ----------
+        wanted : bool, optional
+            Whether to.
+
+        Returns
+        -------
+        MeshBuilder
+            A builder that says so.
+
+        Raises
+        ------
+        ConfigError
+            If it is neither True nor False.
         """
         if not isinstance(wanted, bool):
             raise ConfigError(f"reproducible is True or False, not {wanted!r}")
         return self._with(reproducible=wanted)
 
     def copies(self, policy: str) -> MeshBuilder:
-        """What workers keep of each other's params where a call does not say: "replica", "buddy", "coded",
-        "coded K of N", or "checkpoint", the default, which leaves them to this process (docs/redundancy.md)."""
+        """Set which copies of each other's params workers keep, for calls that do not say (docs/redundancy.md).
+
+        Parameters
+        ----------
+        policy : str
+            "replica", "buddy", "coded", "coded K of N", or "checkpoint", the default, which leaves them to this
+            process.
+
+        Returns
+        -------
+        MeshBuilder
+            A builder with that policy.
+
+        Raises
+        ------
+        InputError
+            If the policy is not known.
+        """
         return self._with(copies=copies_of(policy, OF_CALLS).text)
 
     def mesh(self, name: str) -> MeshBuilder:
-        """The mesh's name (default MESH_NAME, else "default-<user>"); nodes of another name are refused."""
+        """Set the mesh's name; nodes of another name are refused.
+
+        Parameters
+        ----------
+        name : str
+            The name; the default is MESH_NAME of the environment, else "default-<user>".
+
+        Returns
+        -------
+        MeshBuilder
+            A builder with that name.
+
+        Raises
+        ------
+        ConfigError
+            If it cannot be a name.
+        """
         return self._with(mesh=check_name("mesh", name))
 
     @checked
     def token(self, text: str = "", file: str | Path = "") -> MeshBuilder:
-        """The join token, for the first time that this user of this machine uses a mesh whose coordinator is elsewhere.
+        """Set the join token, which a user needs for the first program that uses a mesh of another machine.
 
-        Given as text or as a file; with neither it comes from MESH_TOKEN.  TokenError if it is none.
+        Parameters
+        ----------
+        text : str, optional
+            The token.
+        file : str or Path, optional
+            A file that has it.  With neither, it comes from MESH_TOKEN of the environment, or is asked for.
+
+        Returns
+        -------
+        MeshBuilder
+            A builder with that token.
+
+        Raises
+        ------
+        TokenError
+            If it is not a join token.
+
+        Examples
+        --------
+        >>> import mesh
+        >>> mesh.Mesh.builder().token("not-a-token")
+        Traceback (most recent call last):
+            ...
+        wire.errors.TokenError: ...
         """
         return self._with(token=parse_token(text) if text else ask_for_token(str(file)))
 
     def build(self) -> Mesh:
-        """Connect to everything; raises ConnectFailed naming every node that failed."""
+        """Connect to everything.
+
+        Returns
+        -------
+        Mesh
+            The mesh; close it, or use it as a context manager.
+
+        Raises
+        ------
+        ConnectFailed
+            If nodes do not answer; the error names each of them.
+        ConfigError
+            If no node was named, or names do not go together.
+
+        Examples
+        --------
+        >>> import mesh
+        >>> with mesh.Mesh.builder().simulate(3).build() as m:
+        ...     m
+        <Mesh: 3 workers: sim-0, sim-1, sim-2>
+        """
         from .mesh import Mesh
 
         return Mesh(self.config)
 
     async def build_async(self) -> AsyncMesh:
-        """As `build`, for use on a running event loop."""
+        """Connect to everything, on the running event loop.
+
+        Returns
+        -------
+        AsyncMesh
+            The mesh; close it, or use it as an async context manager.
+
+        Raises
+        ------
+        ConnectFailed
+            If nodes do not answer; the error names each of them.
+        ConfigError
+            If no node was named, or names do not go together.
+
+        Examples
+        --------
+        >>> import asyncio
+        >>> import numpy as np
+        >>> import mesh
+        >>> async def main():
+        ...     async with await mesh.Mesh.builder().build_async() as m:
+        ...         return await m.run(lambda x: x + 1, np.zeros(2))
+        >>> asyncio.run(main())
+        array([1., 1.])
+        """
         from .async_mesh import AsyncMesh
 
         return await AsyncMesh.connect(self.config)

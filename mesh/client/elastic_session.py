@@ -44,7 +44,7 @@ class Elastic:
         self._making = threading.Lock()
 
     def of(self, portions: Portions) -> Stepping:
-        """The step of these portions; InputError where its state is not that of the first."""
+        """The step of these portions; it raises InputError if its state is not that of the first step."""
         if portions not in self._made:  # looked at first: steps wait for this, and must not for one that is being made
             with self._making:
                 if portions not in self._made:
@@ -52,7 +52,7 @@ class Elastic:
         return self._made[portions]
 
     def work(self, portions: Portions) -> Work:
-        """The same for a backend."""
+        """The work of these portions, for a backend."""
         return self.of(portions).work
 
     def feeds(self, args: Callable[[Portions], Sequence[Any]], nbytes: int) -> Feeds:

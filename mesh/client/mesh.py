@@ -50,7 +50,33 @@ T = TypeVar("T")
 
 
 class Mesh:
-    """A mesh of machines as one computer.  Made by `Mesh.builder()`; close it, or use it as a context manager."""
+    """A mesh of machines, used as one computer.
+
+    `Mesh.builder()` says which machines.  Close a mesh when done, or use it as a context manager: within its block the
+    values of `mesh.numpy` arrays are computed on the mesh, too.
+
+    Parameters
+    ----------
+    config : MeshConfig
+        What a builder has collected.
+
+    Raises
+    ------
+    ConnectFailed
+        If nodes do not answer; the error names each of them.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mesh
+    >>> with mesh.Mesh.builder().simulate(2).build() as m:
+    ...     names = [node.name for node in m.nodes]
+    ...     m.watch(lambda event: None)
+    ...     double = m.run(lambda x: 2 * x, np.ones(2))
+    ...     report = m.report()
+    >>> names, double, len(report.workers)
+    (['sim-0', 'sim-1'], array([2., 2.]), 1)
+    """
 
     @checked
     def __init__(self, config: MeshConfig) -> None:
@@ -67,11 +93,18 @@ class Mesh:
 
     @staticmethod
     def builder() -> MeshBuilder:
+        """Begin to say which machines a mesh is made of.
+
+        Returns
+        -------
+        MeshBuilder
+            A builder that names no machine yet.
+        """
         return MeshBuilder()
 
     @property
     def simulation(self) -> Simulation:
-        """What befalls the workers of a mesh built with `.simulate(n)`; ConfigError for any other mesh."""
+        """The controls of a mesh that was built with `.simulate(n)`; any other mesh raises ConfigError."""
         from ..simulation.backend import Simulation
 
         return Simulation(self._async.simulation, self._loop)
@@ -87,9 +120,36 @@ class Mesh:
         return self._loop.wait(self._async.nodes())
 
     def put(self, value: Any) -> Any:
-        """Hold the arrays of a pytree on the mesh; the same tree with a Handle for each.
+        """Hold the arrays of a pytree on the mesh.
 
-        A handle given as an argument is never hashed or sent again: its bytes go to a worker once, when first needed.
+        A handle that is an argument of a call is never hashed or sent again.  Its bytes go to a worker once, when they
+        are first needed.
+
+        Parameters
+        ----------
+        value : pytree of arrays
+            What to hold, such as the params of a model.
+
+        Returns
+        -------
+        pytree of Handle
+            The same tree, with a handle in place of each array.
+
+        Raises
+        ------
+        ConfigError
+            If the mesh is closed.
+        InputError
+            If a leaf is not an array.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import mesh
+        >>> with mesh.Mesh.builder().simulate(1).build() as m:
+        ...     params = m.put({"w": np.ones((3, 2), np.float32)})
+        ...     m.run(lambda p, x: x @ p["w"], params, np.ones(3, np.float32))
+        array([3., 3.], dtype=float32)
         """
         return self._loop.wait(self._async.put(value))
 
@@ -103,8 +163,44 @@ class Mesh:
         what_if_dies: str = "",
         **named: Any,
     ) -> PlanPreview:
-        """What would go where and why, before a byte moves; and what would follow from the death of the worker of that
-        name: the plan then, the weights that move, from where, and in what time (`PlanPreview.what_if_dies`)."""
+        """Plan a call without running it.
+
+        Parameters
+        ----------
+        fn : callable or WireGraph
+            What would be run.
+        *args : pytree
+            Its arguments.
+        strategy : str or Strategy, optional
+            How to place it, as for `run`.
+        copies : str, optional
+            Which copies of the params workers keep, as for `run`.
+        what_if_dies : str, optional
+            The name of a worker whose death is planned for, too (`PlanPreview.what_if_dies`).
+        **named : pytree
+            Arguments of `fn` by name.
+
+        Returns
+        -------
+        PlanPreview
+            Which worker would compute what, and why.  Printing it shows a table.
+
+        Raises
+        ------
+        InputError
+            If `fn` cannot be called with these arguments, or a strategy or policy is not known.
+        PlacementError
+            If no plan fits the workers; it says what each needs and has.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import mesh
+        >>> with mesh.Mesh.builder().simulate(2).build() as m:
+        ...     preview = m.plan(lambda x: x @ x, np.ones((8, 8)), strategy="single", what_if_dies="sim-0")
+        >>> preview.workers, preview.what_if_dies["plan"]["parts"][0]["worker"]
+        (('sim-0',), 'sim-1')
+        """
         planned = self._async.plan(fn, *args, strategy=strategy, copies=copies, what_if_dies=what_if_dies, **named)
         return self._loop.wait(planned)
 
@@ -118,16 +214,52 @@ class Mesh:
         copies: str | None = None,
         **named: Any,
     ) -> Any:
-        """`fn(*args, **named)` on the mesh.
+        """Compute `fn(*args, **named)` on the mesh.
 
-        The results are numpy arrays of the caller's own: they may be written to, and nothing else changes with them.
-        `strategy` says how to place it: "single" (the best one worker), "pipeline" (cut across every worker), "auto"
-        (what the cost model finds fastest) or a DeviceMap, which says itself what is where.  `mode` says where: "on"
-        needs a mesh, "off" computes in this process, "auto" takes the mesh if it has workers, and "local" is "off" for
-        graphs that are this process's alone: a collective inside, or another device, is a GraphError.  `copies` says
-        what workers keep of each other's params (docs/redundancy.md): "replica", "buddy", "coded", "coded K of N" or
-        "checkpoint", which leaves them to this process; None is what the mesh was built with.  An argument of `fn` that
-        has one of these names is given by its place.
+        Parameters
+        ----------
+        fn : callable or WireGraph
+            A function of arrays, which is traced for these arguments; or a graph.
+        *args : pytree of arrays
+            Its arguments: numpy arrays, Python numbers, handles, or Arrays.
+        strategy : str or Strategy, optional
+            How to place it: "single" (the one best worker), "pipeline" (cut across all workers), "auto" (what the cost
+            model predicts to be fastest), or a Strategy such as a DeviceMap.
+        mode : {"auto", "on", "off", "local"}, optional
+            Where to compute: "on" needs a mesh with workers, "off" is this process, and "auto" is the mesh if it has
+            workers.  "local" is "off" for graphs without collectives and other devices; those raise GraphError.
+        copies : str, optional
+            Which copies of each other's params workers keep (docs/redundancy.md): "replica", "buddy", "coded", "coded K
+            of N", or "checkpoint", which leaves them to this process.  The default is what the mesh was built with.
+        **named : pytree of arrays
+            Arguments of `fn` by name.  Give an argument that is called `strategy`, `mode` or `copies` by its place.
+
+        Returns
+        -------
+        pytree of numpy.ndarray
+            The result of `fn`.  The arrays are the caller's own and may be written to.
+
+        Raises
+        ------
+        InputError
+            If `fn` cannot be called or traced with these arguments.
+        PlacementError
+            If no plan fits the workers.
+        NodeLost
+            If workers died until too few were left.
+        EngineError
+            If a device could not do its part.
+        Cancelled
+            If the mesh was closed meanwhile.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import mesh
+        >>> import mesh.numpy as mnp
+        >>> with mesh.Mesh.builder().simulate(3).build() as m:
+        ...     m.run(lambda x, b: mnp.sum(x) + b, np.arange(4.0), b=1.0)
+        array(7.)
         """
         args = taken(fn, args, named, OWN)
         return self._call(self._async.form(fn, args, strategy, mode, copies), args)
@@ -146,13 +278,52 @@ class Mesh:
         force: bool = False,
         **named: Any,
     ) -> Callable[..., Any]:
-        """A callable for arguments of the examples' shapes and dtypes; others are traced when they come.
+        """Trace `fn` once, for arguments of the examples' shapes and dtypes.
 
-        `strategy`, `mode` and `copies` as for `run`, also of a graph or a model.  `name` is what plans and jobs call
-        the graphs.  What was traced is kept; with `cache=False` it is not, and every call is traced anew, as `run` is.
-        In `build_dir` each graph is written as NAME-HASH.wire, which `mesh-coord plan` and `submit` take, and as text.
-        With `force` the first call compiles its graph anew wherever it runs, whatever is in the caches in memory and on
-        disk, and puts what comes of it there in one step.
+        The result can be called with other shapes and dtypes, too: it is traced for them when they come.
+
+        Parameters
+        ----------
+        fn : callable or WireGraph
+            A function of arrays, a model, or a graph.
+        *examples : pytree
+            Arguments like those of the calls that follow.
+        strategy : str or Strategy, optional
+            How to place it, as for `run`.
+        mode : {"auto", "on", "off", "local"}, optional
+            Where to compute, as for `run`.
+        copies : str, optional
+            Which copies of the params workers keep, as for `run`.
+        name : str, optional
+            What plans and jobs call the graphs.
+        cache : bool, optional
+            Whether to keep what was traced.  If not, each call is traced anew, as `run` does.
+        build_dir : str or Path, optional
+            Where to write each graph as NAME-HASH.wire, which `mesh-coord plan` and `submit` take, and as text.
+        force : bool, optional
+            Whether the first call compiles its graph anew, whatever the caches in memory and on disk have, and replaces
+            that.
+        **named : pytree
+            Example arguments of `fn` by name.
+
+        Returns
+        -------
+        callable
+            `fn` on the mesh; its results are as those of `run`.
+
+        Raises
+        ------
+        InputError
+            If `fn` cannot be called or traced with these arguments.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import mesh
+        >>> with mesh.Mesh.builder().simulate(2).build() as m:
+        ...     double = m.compile(lambda x: 2 * x, np.zeros(3))
+        ...     double(np.arange(3.0))
+        array([0., 2., 4.])
         """
         function = self._async.function(fn, strategy, mode, copies, name, cache, build_dir, force)
         function.form_for(taken(fn, examples, named, OWN_OF_COMPILE))
@@ -172,13 +343,75 @@ class Mesh:
         copies: str | None = None,
         **named: Any,
     ) -> Job:
-        """Begin `run` and return at once; the arguments are copied, so they may be overwritten."""
+        """Begin what `run` does, and return at once.
+
+        The arguments are copied, so they may be overwritten meanwhile.
+
+        Parameters
+        ----------
+        fn : callable or WireGraph
+            A function of arrays, or a graph.
+        *args : pytree
+            Its arguments.
+        strategy : str or Strategy, optional
+            How to place it, as for `run`.
+        mode : {"auto", "on", "off", "local"}, optional
+            Where to compute, as for `run`.
+        copies : str, optional
+            Which copies of the params workers keep, as for `run`.
+        **named : pytree
+            Arguments of `fn` by name.
+
+        Returns
+        -------
+        Job
+            The call in flight.
+
+        Raises
+        ------
+        InputError
+            If `fn` cannot be called or traced with these arguments.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import mesh
+        >>> with mesh.Mesh.builder().simulate(2).build() as m:
+        ...     jobs = [m.submit(lambda x: x * x, np.float32(number)) for number in range(3)]
+        ...     {place: float(jobs[place].result()) for place in sorted(m.as_completed(jobs))}
+        {0: 0.0, 1: 1.0, 2: 4.0}
+        """
         args = taken(fn, args, named, OWN)
         form = self._async.form(fn, args, strategy, mode, copies)
         return Job(form, self._started(form, *form.bind_copies(args)))
 
     def as_completed(self, jobs: Sequence[Job | Step]) -> Iterator[int]:
-        """The places in `jobs` of those that are done, in the order in which they end, well or not."""
+        """Iterate over jobs in the order in which they end.
+
+        Parameters
+        ----------
+        jobs : sequence of Job or Step
+            What to wait for.
+
+        Yields
+        ------
+        int
+            The index in `jobs` of the next one that has ended, well or not.
+
+        Raises
+        ------
+        InputError
+            If something in `jobs` is neither a job nor a step.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import mesh
+        >>> with mesh.Mesh.builder().simulate(2).build() as m:
+        ...     jobs = [m.submit(lambda x: x + 1, np.zeros(2)), m.submit(lambda x: x + 2, np.zeros(2))]
+        ...     sorted(m.as_completed(jobs))
+        [0, 1]
+        """
         for job in items(jobs, "of jobs"):
             if not isinstance(job, Job | Step):
                 raise InputError(
@@ -206,13 +439,56 @@ class Mesh:
         mode: str = "auto",
         **named: Any,
     ) -> Session:
-        """Call `step_fn(state, *args) -> (state, outputs)` again and again, with a state that stays on the workers.
+        """Begin a session: a step function whose state stays on the workers (docs/sessions.md).
 
-        `copies` of the state are made after `every` so many steps: "buddy" on a second worker, "coded" ("coded K of N")
-        as checks on others of what several have, "checkpoint" in this process, or "none" (docs/redundancy.md).  Left
-        out they are "buddy" where workers have room, else "checkpoint".  At most `ahead` steps are under way, each with
-        a value of the state of its own (None: 2 of a large state, up to 8 of a small one).  `strategy` and
-        `mode` as for `run`.
+        Parameters
+        ----------
+        step_fn : callable
+            `step_fn(state, *args) -> (state, outputs)`.  The next state has the structure, shapes and dtypes of the
+            state.
+        state : pytree of arrays
+            The first state.
+        *examples : pytree
+            Arguments like those of the steps that follow.
+        copies : str, optional
+            Where copies of the state are: "buddy" (on a second worker), "coded" or "coded K of N" (as parity on other
+            workers), "checkpoint" (in this process) or "none".  The default is "buddy" if workers have room, else
+            "checkpoint".
+        every : int, optional
+            The number of steps between two copies.
+        ahead : int, optional
+            The most steps in flight, each with a value of the state of its own.  The default is 2 for a large state,
+            and up to 8 for a small one.
+        strategy : str or Strategy, optional
+            How to place it, as for `run`.
+        mode : {"auto", "on", "off", "local"}, optional
+            Where to compute, as for `run`.
+        **named : pytree
+            Example arguments by name.
+
+        Returns
+        -------
+        Session
+            The session; close it, or use it as a context manager.
+
+        Raises
+        ------
+        InputError
+            If the next state differs from the state in structure, shapes or dtypes, or an argument is not possible.
+        PlacementError
+            If no plan fits the workers.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import mesh
+        >>> def count(state, x):
+        ...     return state + x, state
+        >>> one = np.float32(1)
+        >>> with mesh.Mesh.builder().simulate(2).build() as m, m.session(count, np.float32(0), one) as session:
+        ...     steps = [session.step(one) for _ in range(3)]
+        ...     [float(step.result()) for step in steps], float(session.state())
+        ([0.0, 1.0, 2.0], 3.0)
         """
         examples = taken(step_fn, (state, *examples), named, OWN_OF_SESSIONS)[1:]
         stepping = self._async.stepping(step_fn, state, examples, strategy, mode)
@@ -221,7 +497,26 @@ class Mesh:
     def open_session(
         self, stepping: Stepping, copies: str, every: int, ahead: int | None = None, mode: str = "auto"
     ) -> Session:
-        """As `session`, of a step that is traced already."""
+        """Begin a session of a step that is traced already.
+
+        Parameters
+        ----------
+        stepping : Stepping
+            The traced step, with the first state.
+        copies : str
+            Where copies of the state are, as for `session`; "" for the default.
+        every : int
+            The number of steps between two copies.
+        ahead : int, optional
+            The most steps in flight.
+        mode : {"auto", "on", "off", "local"}, optional
+            Where to compute.
+
+        Returns
+        -------
+        Session
+            The session.
+        """
 
         async def begin() -> AsyncSession:
             return self._async.open_session(stepping, copies, every, ahead, mode)
@@ -235,7 +530,22 @@ class Mesh:
 
     @checked
     def elastic_session(self, elastic: Elastic, copies: str, every: int) -> ElasticSession:
-        """A session that goes on with whoever is there, by a step for so many."""
+        """Begin a session that continues with another step when workers join or leave.
+
+        Parameters
+        ----------
+        elastic : Elastic
+            A step for each number of workers.
+        copies : str
+            Where copies of the state are, as for `session`.
+        every : int
+            The number of steps between two copies.
+
+        Returns
+        -------
+        ElasticSession
+            The session.
+        """
 
         async def begin() -> AsyncSession:
             return self._async.open_session(elastic.first, copies, every, None, "on", others=elastic)
@@ -243,7 +553,23 @@ class Mesh:
         return ElasticSession(self, self._loop.wait(begin()), elastic)
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of a coroutine that runs on the mesh's loop, with what is `on_loop`."""
+        """Run a coroutine on the mesh's event loop and wait for its result.
+
+        Parameters
+        ----------
+        work : coroutine
+            What to run; it may use `on_loop`.
+
+        Returns
+        -------
+        object
+            What the coroutine returns.
+
+        Raises
+        ------
+        ConfigError
+            If the mesh is closed.
+        """
 
         def start() -> Started:
             task = asyncio.get_running_loop().create_task(work)
@@ -259,18 +585,37 @@ class Mesh:
 
     @property
     def on_loop(self) -> AsyncMesh:
-        """The mesh as coroutines on its loop use it."""
+        """The AsyncMesh that coroutines on the mesh's own event loop use."""
         return self._async
 
     def report(self) -> Report:
-        """What the last call that was started on this mesh did where; complete once it has ended."""
+        """Report what the last call did, and where.
+
+        Returns
+        -------
+        Report
+            The report, which is complete once the call has ended.
+
+        Raises
+        ------
+        InputError
+            If no call was started on this mesh.
+        """
         return self._async.report()
 
     def watch(self, watcher: Callable[[Mapping[str, Any]], None]) -> None:
-        """Call `watcher`, on the mesh's thread, with every event (joined, suspect, dead, planned, ...) from now on.
+        """Call `watcher` with every event from now on.
 
-        What it raises is logged, once per kind of error, and changes nothing: it hears of the next event all the same.
-        ConfigError if the workers belong to a coordinator elsewhere.
+        Parameters
+        ----------
+        watcher : callable
+            It is called on the mesh's thread with a mapping: "event" is the kind (joined, suspect, dead, planned, ...).
+            What it raises is logged once per kind of error, and it is called with the next event all the same.
+
+        Raises
+        ------
+        ConfigError
+            If the workers belong to a coordinator elsewhere.
         """
 
         async def watch() -> None:
@@ -279,7 +624,7 @@ class Mesh:
         self._loop.wait(watch())
 
     def close(self) -> None:
-        """End local workers and links; calls under way are cancelled."""
+        """End the links and the local workers; calls in flight are Cancelled."""
         if not self._loop.stopped:
             self._loop.wait(self._async.close())
         self._loop.stop()
@@ -307,7 +652,7 @@ class Mesh:
         return outputs
 
     def _attend_any(self, waiters: Sequence[_Waiter]) -> None:
-        """On the loop: somebody waits for one of these, which lets simulated time flow until there is one."""
+        """Let simulated time flow until one of these waiters has a result.  It runs on the loop."""
         one: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
         def ended() -> None:
@@ -330,34 +675,108 @@ class Mesh:
 
 
 class Job:
-    """A call under way."""
+    """A call in flight; `Mesh.submit` returns it.
+
+    Parameters
+    ----------
+    form : Compiled
+        The traced function.
+    waiter : _Waiter
+        What waits for its result.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mesh
+    >>> with mesh.Mesh.builder().simulate(1).build() as m:
+    ...     job = m.submit(lambda x: x + 1, np.zeros(2))
+    ...     result = job.result(timeout_s=60)
+    ...     job.cancel()  # it is over, so nothing happens
+    >>> job.done(), result, list(job.report().workers)
+    (True, array([1., 1.]), ['sim-0'])
+    """
 
     def __init__(self, form: Compiled, waiter: _Waiter) -> None:
         self._form = form
         self._waiter = waiter
 
     def result(self, timeout_s: float | None = None) -> Any:
-        """The value; DeadlineExceeded after `timeout_s` (the job goes on), Cancelled, or the job's own error."""
+        """Wait for the result.
+
+        Parameters
+        ----------
+        timeout_s : float, optional
+            Seconds to wait; the default waits until the job has ended.
+
+        Returns
+        -------
+        pytree of numpy.ndarray
+            The result, as `Mesh.run` returns it.
+
+        Raises
+        ------
+        DeadlineExceeded
+            If there is no result after `timeout_s`; the job continues.
+        Cancelled
+            If the job was cancelled.
+        MeshError
+            If the job failed: its own error.
+        """
         return self._form.unbind(self._waiter.value(timeout_s))
 
     def __repr__(self) -> str:
         return f"<Job: {self._form.graph.name or 'unnamed'}, {self._waiter.told}>"
 
     def done(self) -> bool:
+        """Return whether the job has ended: well, with an error, or cancelled.
+
+        Returns
+        -------
+        bool
+            True once `result` returns or raises at once.
+        """
         return self._waiter.arrived.done()
 
     def cancel(self) -> None:
-        """Stop the job on the workers and free its buffers; nothing happens if it is over."""
+        """Stop the job on the workers and free its buffers; nothing happens if it has ended."""
         self._waiter.cancel()
 
     def report(self) -> Report:
-        """What this job did where; complete once it has ended."""
+        """Report what this job did, and where.
+
+        Returns
+        -------
+        Report
+            The report, which is complete once the job has ended.
+        """
         return self._waiter.report()
 
 
 class Session:
-    """A function called again and again whose state stays on the workers.  Made by `Mesh.session`; close it, or use it
-    as a context manager."""
+    """A step function that is called again and again, with a state that stays on the workers.
+
+    `Mesh.session` returns it.  Close it, or use it as a context manager.
+
+    Parameters
+    ----------
+    mesh : Mesh
+        The mesh that it runs on.
+    session : AsyncSession
+        The session on the mesh's event loop.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mesh
+    >>> def fall(state, dt):
+    ...     return {"at": state["at"] + dt * state["speed"], "speed": state["speed"]}, state["at"]
+    >>> state = {"at": np.zeros(2, np.float32), "speed": np.ones(2, np.float32)}
+    >>> with mesh.Mesh.builder().simulate(2).build() as m:
+    ...     with m.session(fall, state, np.float32(0.5)) as session:
+    ...         at = session.step(np.float32(0.5)).result()
+    ...         session.state()["at"]
+    array([0.5, 0.5], dtype=float32)
+    """
 
     def __init__(self, mesh: Mesh, session: AsyncSession) -> None:
         self._mesh = mesh
@@ -368,28 +787,63 @@ class Session:
 
     @property
     def running(self) -> Running:
-        """What its mesh has of it."""
+        """The session of the mesh's backend."""
         return self._async.running
 
     def step(self, *args: Any, **named: Any) -> Step:
-        """Begin one step.  Several may be under way: they are done in the order of these calls.
+        """Begin one step.  Several may be in flight; they are done in the order of these calls.
 
-        The arguments are copied.  A step that fails for good leaves the state as it was, and those that were asked for
-        after it are Cancelled; NodeLost if the state is lost.
+        A step that fails for good leaves the state as it was.  Steps that were begun after it are Cancelled.
+
+        Parameters
+        ----------
+        *args : pytree of arrays
+            The arguments of the step function after the state.  They are copied.
+        **named : pytree of arrays
+            Arguments by name.
+
+        Returns
+        -------
+        Step
+            The step in flight.
+
+        Raises
+        ------
+        InputError
+            If shapes or dtypes differ from those of the examples.
+        NodeLost
+            If the state was lost.
         """
         inputs = self._async.stepping.bind(self._async.stepping.taken(args, named))
         return Step(_Waiter(self._mesh, lambda: self._async.begin(inputs)))
 
     def state(self) -> Any:
-        """The state after all steps asked for until now, with numpy arrays as its leaves."""
+        """Wait for the state after all steps that were begun.
+
+        Returns
+        -------
+        pytree of numpy.ndarray
+            The state.
+
+        Raises
+        ------
+        NodeLost
+            If no copy of the state is left.
+        """
         return self.begin_state().result()
 
     def begin_state(self) -> Step:
-        """As `state`, without waiting for it."""
+        """Begin to read the state, without waiting for it.
+
+        Returns
+        -------
+        Step
+            Its result is what `state` returns.
+        """
         return Step(_Waiter(self._mesh, self._async.begin_state))
 
     def close(self) -> None:
-        """End the session and free what it has on the workers; steps under way are Cancelled."""
+        """End the session and free what it holds on the workers; steps in flight are Cancelled."""
         if not self._mesh._loop.stopped:
             _Waiter(self._mesh, self._async.begin_close).value(None)
 
@@ -403,37 +857,105 @@ class Session:
 
 
 class ElasticSession(Session):
-    """A session whose arguments differ with who shares them out.  Made by `Mesh.elastic_session`."""
+    """A session whose arguments depend on how workers split the batch.
+
+    `Mesh.elastic_session` returns it.
+
+    Parameters
+    ----------
+    mesh : Mesh
+        The mesh that it runs on.
+    session : AsyncSession
+        The session on the mesh's event loop.
+    elastic : Elastic
+        A step for each number of workers.
+    """
 
     def __init__(self, mesh: Mesh, session: AsyncSession, elastic: Elastic) -> None:
         super().__init__(mesh, session)
         self._elastic = elastic
 
     def begin(self, args: Callable[[Portions], Sequence[Any]], nbytes: int) -> Step:
-        """Begin one step of what `args` gives for portions of its batch: about so much, which must not change."""
+        """Begin one step.
+
+        Parameters
+        ----------
+        args : callable
+            From the portions of a batch to the arguments of the step for them.
+        nbytes : int
+            About how many bytes the arguments take while they are held.  They must not change.
+
+        Returns
+        -------
+        Step
+            The step in flight.
+        """
         feeds = self._elastic.feeds(args, nbytes)
         return Step(_Waiter(self._mesh, lambda: self._async.begin(feeds)))
 
 
 class Step:
-    """A step under way."""
+    """A step in flight; `Session.step` returns it.
+
+    Parameters
+    ----------
+    waiter : _Waiter
+        What waits for its result.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mesh
+    >>> with mesh.Mesh.builder().simulate(1).build() as m:
+    ...     with m.session(lambda s, x: (s + x, s * x), np.ones(2), np.ones(2)) as session:
+    ...         step = session.step(np.full(2, 3.0))
+    ...         step.result(timeout_s=60), step.done()
+    (array([3., 3.]), True)
+    """
 
     def __init__(self, waiter: _Waiter) -> None:
         self._waiter = waiter
 
     def result(self, timeout_s: float | None = None) -> Any:
-        """What the step tells; DeadlineExceeded after `timeout_s` (it goes on), Cancelled, or its own error."""
+        """Wait for the outputs of the step.
+
+        Parameters
+        ----------
+        timeout_s : float, optional
+            Seconds to wait; the default waits until the step has ended.
+
+        Returns
+        -------
+        pytree of numpy.ndarray
+            The outputs of the step function.
+
+        Raises
+        ------
+        DeadlineExceeded
+            If there is no result after `timeout_s`; the step continues.
+        Cancelled
+            If a step before it failed, or the session was closed.
+        NodeLost
+            If the state was lost.
+        """
         return self._waiter.value(timeout_s)
 
     def __repr__(self) -> str:
         return f"<Step: {self._waiter.told}>"
 
     def done(self) -> bool:
+        """Return whether the step has ended.
+
+        Returns
+        -------
+        bool
+            True once `result` returns or raises at once.
+        """
         return self._waiter.arrived.done()
 
 
 class _Waiter:
-    """Something started from a thread that is not the loop's: one hop there, one hop back."""
+    """A call that was started from another thread than the loop's: one hop there, one hop back."""
 
     def __init__(self, mesh: Mesh, start: Callable[[], Started]) -> None:
         self.arrived: concurrent.futures.Future[Any] = concurrent.futures.Future()
@@ -459,7 +981,7 @@ class _Waiter:
 
     @property
     def told(self) -> str:
-        """How it is, in a few words."""
+        """The state of the call in a few words."""
         if not self.arrived.done():
             return "under way"
         if self.arrived.cancelled():
@@ -468,7 +990,7 @@ class _Waiter:
         return "done" if error is None else f"failed: {type(error).__name__}"
 
     def on_end(self, call: Callable[[], object]) -> None:
-        """On the loop: call this once there is a result, which may be now."""
+        """Call this once there is a result, which may be now.  It runs on the loop."""
         if self._started is None:
             call()
         else:
@@ -482,7 +1004,7 @@ class _Waiter:
         return Report.of(self._started.report() if self._started else {})
 
     def _attend(self) -> None:
-        """On the loop: somebody waits, which lets simulated time flow."""
+        """Let simulated time flow, since a thread waits.  It runs on the loop."""
         if self._started is not None:
             self._mesh._async.attend(self._started)
 

@@ -12,13 +12,30 @@ from .plan_svg import svg
 
 @dataclass(frozen=True, repr=False)
 class PlanPreview:
-    """What would go where.  `data` is the plan as plain data (docs/planning.md); `str(preview)` is a table."""
+    """A plan before anything is sent; `Mesh.plan` returns it, and `print` shows it as a table.
+
+    Parameters
+    ----------
+    data : mapping
+        The plan as plain data (docs/planning.md).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mesh
+    >>> with mesh.Mesh.builder().simulate(2).build() as m:
+    ...     preview = m.plan(lambda x: x @ x, np.ones((64, 64), np.float32), strategy="single")
+    >>> preview.parts[0]["device"], preview.seconds > 0, preview.cut_bytes
+    (0, True, 32768)
+    >>> preview.svg()[:4]
+    '<svg'
+    """
 
     data: Mapping[str, Any]
 
     @property
     def parts(self) -> Sequence[Mapping[str, Any]]:
-        """One entry per part: part, worker, device, engine, nodes, flops, weight_bytes, graph."""
+        """One entry for each part: part, worker, device, engine, nodes, flops, weight_bytes, graph."""
         parts: Sequence[Mapping[str, Any]] = self.data["parts"]
         return parts
 
@@ -39,54 +56,78 @@ class PlanPreview:
 
     @property
     def reasons(self) -> tuple[str, ...]:
+        """Why the plan is as it is, a sentence each."""
         return tuple(self.data["reasons"])
 
     @property
     def deaths(self) -> Sequence[Mapping[str, Any]]:
-        """One entry per worker whose death is planned for already: worker, seconds (predicted per call without it) and
-        whether that plan was rehearsed, so that weights and kernels are where it needs them."""
+        """One entry for each worker whose death is planned for already.
+
+        It has the worker, seconds (predicted per call without it) and whether that plan was rehearsed, so that weights
+        and kernels are where it needs them.
+        """
         deaths: Sequence[Mapping[str, Any]] = self.data.get("deaths", ())
         return deaths
 
     @property
     def gangs(self) -> Sequence[Mapping[str, Any]]:
-        """One entry per grid whose ranks have a device each: axes (sizes by name), ranks (part, worker, device, place
-        on the grid), groups (ranks by axis), seconds and sent_bytes of its collectives."""
+        """One entry for each grid whose ranks have a device each.
+
+        It has axes (sizes by name), ranks (part, worker, device, place on the grid), groups (ranks by axis), and
+        seconds and sent_bytes of its collectives.
+        """
         gangs: Sequence[Mapping[str, Any]] = self.data.get("gangs", ())
         return gangs
 
     @property
     def redundancy(self) -> Mapping[str, Any]:
-        """Which copies of the weights are kept (copies, meaning, deaths_survived), memory (worker, own_bytes, and
-        kept_bytes for others), and deaths: worker, lost_bytes, moved_bytes, client_bytes of these, and the seconds
-        until the others have what was lost."""
+        """The copies of the weights, what they cost, and what each death costs (docs/redundancy.md).
+
+        It has copies, meaning and deaths_survived; memory (worker, own_bytes, and kept_bytes for others); and deaths
+        (worker, lost_bytes, moved_bytes, client_bytes of these, and the seconds until the others have what was lost).
+        """
         redundancy: Mapping[str, Any] = self.data.get("redundancy", {})
         return redundancy
 
     @property
     def candidates(self) -> Sequence[Mapping[str, Any]]:
-        """What `auto` chose among, the best first: name, seconds (predicted per call, None for what was not made),
-        workers that would have work, and why it was not made."""
+        """The plans that "auto" chose among, the best first.
+
+        Each has a name, seconds (predicted per call, None if it was not planned), workers that would have work, and why
+        it was not planned.
+        """
         candidates: Sequence[Mapping[str, Any]] = self.data.get("candidates", ())
         return candidates
 
     @property
     def timeline(self) -> Mapping[str, Any]:
-        """When what is predicted to run and travel: seconds of a call; parts (part, start_s, computed_s, end_s, and
-        exchange_s with other ranks); transfers (from, to: parts or None for the client; size_bytes, start_s, end_s)."""
+        """The predicted times of a call.
+
+        It has the seconds of the call; parts (part, start_s, computed_s, end_s, and exchange_s with other ranks); and
+        transfers (from, to: parts, or None for the client; size_bytes, start_s, end_s).
+        """
         timeline: Mapping[str, Any] = self.data.get("timeline", {})
         return timeline
 
     @property
     def what_if_dies(self) -> Mapping[str, Any]:
-        """What follows from the death that was asked about: worker, plan (as `data`), call_s and before_s (predicted
-        per call then and now), weights (param, worker that needs it, source "disk", "peer" or "client", size_bytes,
-        seconds), moved_bytes and seconds of all of them, planned_ahead."""
+        """What follows from the death that `Mesh.plan` was asked about.
+
+        It has the worker, the plan without it (as `data`), call_s and before_s (predicted per call then and now),
+        weights (param, worker that needs it, source "disk", "peer" or "client", size_bytes, seconds), moved_bytes and
+        seconds of all of them, and planned_ahead.
+        """
         death: Mapping[str, Any] = self.data.get("what_if_dies", {})
         return death
 
     def svg(self) -> str:
-        """A picture of who runs what when, as an SVG document."""
+        """Draw which worker computes what, and when.
+
+        Returns
+        -------
+        str
+            An SVG document.
+        """
         return svg(self.data)
 
     def __repr__(self) -> str:
@@ -127,7 +168,7 @@ class PlanPreview:
 
 
 def _ranks_text(gang: Mapping[str, Any]) -> str:
-    """Who is which rank: "grid dp 2 x tp 2: (0,0) anna, (0,1) berta, ..."."""
+    """The worker of each rank: "grid dp 2 x tp 2: (0,0) anna, (0,1) berta, ..."."""
     grid = " x ".join(f"{axis} {size}" for axis, size in gang["axes"].items())
     ranks = (f"({','.join(map(str, rank['at']))}) {rank['worker']}" for rank in gang["ranks"])
     return f"grid {grid}: {', '.join(ranks)}"

@@ -30,7 +30,33 @@ AHEAD_MAX = 1024  # of a session with a daemon; each has a value of the state of
 
 
 class AsyncSession:
-    """Made by `AsyncMesh.session`; used on its loop.  Close it, or use it as an async context manager."""
+    """A session, used on its event loop; `AsyncMesh.session` returns it.
+
+    Close it, or use it as an async context manager.
+
+    Parameters
+    ----------
+    stepping : Stepping
+        The traced step.
+    running : Running
+        The session on the mesh's backend.
+
+    Examples
+    --------
+    >>> import asyncio
+    >>> import numpy as np
+    >>> import mesh
+    >>> async def main():
+    ...     m = await mesh.AsyncMesh.builder().build_async()
+    ...     session = await m.session(lambda s, x: (s + x, s * x), np.ones(2), np.ones(2))
+    ...     outputs = await session.step(np.full(2, 3.0))
+    ...     state = await session.state()
+    ...     await session.close()
+    ...     await m.close()
+    ...     return outputs, state
+    >>> asyncio.run(main())
+    (array([3., 3.]), array([4., 4.]))
+    """
 
     def __init__(self, stepping: Stepping, running: Running) -> None:
         self.stepping = stepping
@@ -43,24 +69,62 @@ class AsyncSession:
         return f"<{self.told('AsyncSession')}>"
 
     def told(self, what: str) -> str:
-        """This session in a few words, as a `what`."""
+        """Describe this session in a few words.
+
+        Parameters
+        ----------
+        what : str
+            What to call it.
+
+        Returns
+        -------
+        str
+            Such as "AsyncSession: 2 tensors carried, 8.0 MiB".
+        """
         carried = f"{counted(len(self.stepping.carries), 'tensor')} carried, {size_text(self.stepping.state_bytes)}"
         return f"{what}: {carried}{', closed' if self._closing else ''}"
 
     def step(self, *args: Any, **named: Any) -> asyncio.Future[Any]:
-        """Do one step; what it tells, in time.  Several may be under way: they are done in the order of these calls.
+        """Begin one step.  Several may be in flight; they are done in the order of these calls.
 
-        The arguments are copied.  A step that fails for good leaves the state as it was, and those that were asked for
-        after it are Cancelled; NodeLost if the state is lost.
+        A step that fails for good leaves the state as it was.  Steps that were begun after it are Cancelled.
+
+        Parameters
+        ----------
+        *args : pytree of arrays
+            The arguments of the step function after the state.  They are copied.
+        **named : pytree of arrays
+            Arguments by name.
+
+        Returns
+        -------
+        asyncio.Future
+            It ends in the outputs of the step function, or in the error of the step: NodeLost if the state was lost.
+
+        Raises
+        ------
+        InputError
+            If shapes or dtypes differ from those of the examples.
         """
         return self.begin(self.stepping.bind(self.stepping.taken(args, named))).outputs
 
     async def state(self) -> Any:
-        """The state after all steps asked for until now, with numpy arrays as its leaves."""
+        """Wait for the state after all steps that were begun.
+
+        Returns
+        -------
+        pytree of numpy.ndarray
+            The state.
+
+        Raises
+        ------
+        NodeLost
+            If no copy of the state is left.
+        """
         return await self.begin_state().outputs
 
     async def close(self) -> None:
-        """End the session and free what it has on the workers; steps under way are Cancelled."""
+        """End the session and free what it holds on the workers; steps in flight are Cancelled."""
         await self.begin_close().outputs
 
     async def __aenter__(self) -> AsyncSession:
@@ -74,16 +138,42 @@ class AsyncSession:
     # -- what Session shares
 
     def begin(self, inputs: Mapping[str, NDArray[Any]] | Feeds) -> Started:
-        """A step of arguments that are bound, or can be for any number of workers."""
+        """Begin a step of arguments that are bound.
+
+        Parameters
+        ----------
+        inputs : mapping of str to numpy.ndarray, or Feeds
+            The graph's inputs by name, or for any number of workers.
+
+        Returns
+        -------
+        Started
+            The step in flight.
+        """
         return self._started(self.running.step(inputs), self._told)
 
     def begin_state(self) -> Started:
+        """Begin to read the state.
+
+        Returns
+        -------
+        Started
+            It ends in the state.
+        """
+
         def whole(carried: Mapping[str, NDArray[Any]]) -> Any:
             return self.stepping.state(carried, self._remembered)
 
         return self._started(self.running.state(), whole)
 
     def begin_close(self) -> Started:
+        """Begin to close the session.
+
+        Returns
+        -------
+        Started
+            It ends when the workers have freed what they held.
+        """
         if self._closing is None:
             self._closing = self._loop.create_task(self.running.close())
         return Started(asyncio.shield(self._closing), dict, lambda: None)
@@ -93,7 +183,7 @@ class AsyncSession:
         return self.stepping.outputs(arrays)
 
     def _started(self, inner: asyncio.Future[Any], convert: Callable[[Any], Any]) -> Started:
-        """What the caller waits for; whoever waits no more changes nothing for the steps."""
+        """Convert what `inner` ends in, for the caller.  A caller that stops waiting changes nothing for the steps."""
         outer: asyncio.Future[Any] = self._loop.create_future()
 
         def ended(_: object) -> None:
@@ -179,7 +269,7 @@ class Here:
 
 
 def check_choices(copies: str, every: int, ahead: int | None) -> None:
-    """InputError for what a session cannot be asked."""
+    """Raise InputError unless a session can have these copies, so often, and so many steps in flight."""
     check_copies(copies)
     integer(every, "every= counts steps, and", 1, STEPS_MAX)
     if ahead is not None:
@@ -187,6 +277,6 @@ def check_choices(copies: str, every: int, ahead: int | None) -> None:
 
 
 def check_copies(copies: str) -> None:
-    """InputError for copies of a state that are none; "" are those that there is room for."""
+    """Raise InputError unless copies of a state can be such; "" is whatever there is room for."""
     if not isinstance(copies, str) or copies:
         copies_of(copies, OF_SESSIONS)

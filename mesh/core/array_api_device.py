@@ -14,7 +14,19 @@ from wire.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device by name; equal names are equal devices."""
+    """The device of an array, which is always the mesh; equal names are equal devices.
+
+    Parameters
+    ----------
+    name : str
+        "mesh".
+
+    Examples
+    --------
+    >>> import mesh.numpy as mnp
+    >>> print(mnp.zeros(3).device)
+    mesh
+    """
 
     name: str
 
@@ -27,7 +39,7 @@ DLPACK_CPU = (1, 0)  # kDLCPU, the first: where values are once they are asked f
 
 
 def check_device(device: Any) -> None:
-    """InputError unless `device` is the mesh, or None for wherever things are by default."""
+    """Raise InputError unless `device` is the mesh, or None for the default."""
     if device is not None and not (isinstance(device, Device | str) and device in (MESH, MESH.name)):
         raise InputError(
             f"there is no device {device!r} for an array to be on",

@@ -19,10 +19,30 @@ from .typed import Typed
 
 
 class Handle(Typed):
-    """A reference to a tensor: `address` (BLAKE2b-256 of its content), `type`, a readable `name`.
+    """A reference to a tensor that lies on the mesh; `Mesh.put` makes them.
 
-    `local` is the array itself where this process keeps it, else None.  Two handles of one address are the same
-    tensor.  Handles can be weakly referenced, so that a mesh may free what nobody refers to.
+    Handles with the same address are the same tensor.  A mesh frees a tensor when no handle of it is left.
+
+    Parameters
+    ----------
+    address : bytes
+        BLAKE2b-256 of the tensor's content.
+    type : TensorType
+        Its shape and dtype.
+    name : str, optional
+        A name for people.
+    local : numpy.ndarray, optional
+        The array itself, if this process keeps it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mesh
+    >>> with mesh.Mesh.builder().simulate(1).build() as m:
+    ...     handle = m.put({"w": np.ones((2, 3), np.float32)})["w"]
+    ...     total = m.run(lambda w: w.sum(), handle)
+    >>> handle.shape, handle.name, total
+    ((2, 3), 'w', array(6., dtype=float32))
     """
 
     __slots__ = ("__weakref__", "address", "local", "name", "type")

@@ -14,9 +14,37 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Device:
-    """One device of a worker: `gflops` (f32 matmul) and `gbytes_per_s` were measured when it started.
+    """One device of a worker.
 
-    `given_up` says that it was lost too often and computes nothing until its worker starts anew.
+    Parameters
+    ----------
+    index : int
+        Its number on the worker.
+    engine : str
+        The engine that computes on it: "cpu" or "wgsl".
+    adapter : str
+        The name of the graphics adapter, "" for a CPU.
+    backend : str
+        The adapter's driver interface, such as "Vulkan".
+    limits : mapping of str to int
+        The adapter's limits.
+    memory_bytes : int
+        Bytes that it may use.
+    gflops : float
+        The speed of a float32 matmul in GFLOP/s, measured when the worker started.
+    gbytes_per_s : float
+        The speed of memory in GB/s, measured when the worker started.
+    software : bool
+        Whether it is a graphics adapter that computes on the CPU.
+    given_up : bool, optional
+        Whether it was lost too often, and computes nothing until its worker starts anew.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> with mesh.Mesh.builder().simulate(1, gflops=20.0).build() as m:
+    ...     m.nodes[0].devices
+    (<Device 0: cpu on simulated, 8.0 GiB, 20 GFLOP/s>,)
     """
 
     index: int
@@ -41,12 +69,38 @@ class Device:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Node:
-    """One worker.  `state` is "healthy", "suspect" or "dead", "paused" where somebody wants its machine for himself,
-    "stuck" where it is alive and gets nothing done, or "quarantined" where it was wrong in audits; `pid` is 0 for a
-    worker on another machine.
+    """One worker; `Mesh.nodes` has them all.
 
-    It may be dialled at any of `addresses`, the first of which is `address`.  `engine`, `adapter`, `backend`, `limits`,
-    `memory_bytes`, `gflops` and `gbytes_per_s` are those of its first device.
+    Parameters
+    ----------
+    name : str
+        Its name.
+    id : str
+        The identity that its certificate or its machine gives it.
+    pid : int
+        Its process, 0 for a worker on another machine.
+    addresses : tuple of str
+        Where it may be dialled, as "host:port".
+    state : {"healthy", "suspect", "dead", "paused", "stuck", "quarantined"}
+        "paused" if somebody wants its machine for himself, "stuck" if it is alive and completes nothing, and
+        "quarantined" if its results were wrong in audits.
+    version : str
+        The version of graph-mesh that it runs.
+    devices : tuple of Device
+        Its devices; the properties below are those of the first.
+    silent_s : float, optional
+        Seconds since it was last heard.
+    without_gpu : str, optional
+        Why it has no GPU: "asked", "none", "software", "library" or "failed: ...".
+
+    Examples
+    --------
+    >>> import mesh
+    >>> with mesh.Mesh.builder().simulate(2, gflops=20.0).build() as m:
+    ...     m.simulation.kill("sim-1")
+    ...     m.simulation.wait(5.0)
+    ...     [(node.name, node.state, node.gflops) for node in m.nodes]
+    [('sim-0', 'healthy', 20.0), ('sim-1', 'dead', 20.0)]
     """
 
     name: str
@@ -65,34 +119,42 @@ class Node:
 
     @property
     def address(self) -> str:
+        """The first of its addresses, "" if it has none."""
         return self.addresses[0] if self.addresses else ""
 
     @property
     def engine(self) -> str:
+        """The engine of its first device."""
         return self.devices[0].engine
 
     @property
     def adapter(self) -> str:
+        """The name of its first device's adapter."""
         return self.devices[0].adapter
 
     @property
     def backend(self) -> str:
+        """The driver interface of its first device's adapter."""
         return self.devices[0].backend
 
     @property
     def limits(self) -> Mapping[str, int]:
+        """The limits of its first device's adapter."""
         return self.devices[0].limits
 
     @property
     def memory_bytes(self) -> int:
+        """Bytes that its first device may use."""
         return self.devices[0].memory_bytes
 
     @property
     def gflops(self) -> float:
+        """The speed of its first device in GFLOP/s."""
         return self.devices[0].gflops
 
     @property
     def gbytes_per_s(self) -> float:
+        """The memory speed of its first device in GB/s."""
         return self.devices[0].gbytes_per_s
 
 

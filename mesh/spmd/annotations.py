@@ -37,7 +37,31 @@ _GRID: ContextVar[Grid | None] = ContextVar("mesh_grid_of_whole_tensors", defaul
 
 @contextmanager
 def on_grid(grid: Grid) -> Iterator[Grid]:
-    """Within the block, `shard` is about this grid."""
+    """Set the grid of `shard` within a `with` block.
+
+    Parameters
+    ----------
+    grid : Grid
+        The grid.
+
+    Yields
+    ------
+    Grid
+        The same grid.
+
+    Raises
+    ------
+    InputError
+        If that is no grid.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mesh
+    >>> with mesh.on_grid(mesh.Grid((2,), ("dp",))):
+    ...     mesh.shard(np.arange(4.0), mesh.PartitionSpec("dp"))
+    Array([0., 1., 2., 3.], dtype=float64)
+    """
     check_grid(grid)
     token = _GRID.set(grid)
     try:
@@ -47,11 +71,42 @@ def on_grid(grid: Grid) -> Iterator[Grid]:
 
 
 def shard(x: Any, spec: Any, grid: Grid | None = None) -> Any:
-    """x, which is to be split over `grid` (by default that of `on_grid`) as the PartitionSpec says.
+    """Say how x is to be split over a grid.  Its value stays the same.
 
-    x may be a pytree, and `spec` one of specs, each of which stands for all leaves below it; None leaves a leaf to
-    whoever splits the program.  A dimension that the spec does not name, or says None of, is whole on every rank.
-    InputError for an axis that the grid does not have, or a spec of more dimensions than the tensor has.
+    A dimension that the spec does not name, or says None of, is whole on every rank.  Dimensions need not divide
+    evenly.
+
+    Parameters
+    ----------
+    x : Array or pytree of Array
+        The tensor.
+    spec : PartitionSpec or pytree of PartitionSpec
+        Which axes of the grid split each dimension.  A spec stands for all leaves below it, and None leaves a leaf to
+        the planner.
+    grid : Grid, optional
+        The grid; by default that of `on_grid`.
+
+    Returns
+    -------
+    Array or pytree of Array
+        The same value, with what was said.
+
+    Raises
+    ------
+    InputError
+        If there is no grid, it has no such axis, or the spec has more dimensions than the tensor.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mesh
+    >>> grid, P = mesh.Grid((2,), ("dp",)), mesh.PartitionSpec
+    >>> def layer(x, w):
+    ...     return mesh.shard(x, P("dp"), grid) @ mesh.shard(w, P(), grid)
+    >>> with mesh.Mesh.builder().simulate(2).build() as m:
+    ...     preview = m.plan(layer, np.ones((4, 3)), np.ones((3, 2)), strategy="ranks")
+    >>> preview.workers
+    ('sim-0', 'sim-1')
     """
     chosen = _GRID.get() if grid is None else grid
     if chosen is None:
@@ -79,18 +134,74 @@ def _lying(array: Array, spec: Any, grid: Grid, name: str) -> Array:
 
 
 def reshard(x: Any, spec: Any, grid: Grid | None = None) -> Any:
-    """The old name of `shard`."""
+    """Say how x is to be split over a grid: the old name of `shard`.
+
+    Parameters
+    ----------
+    x : Array or pytree of Array
+        The tensor.
+    spec : PartitionSpec or pytree of PartitionSpec
+        Which axes of the grid split each dimension.
+    grid : Grid, optional
+        The grid; by default that of `on_grid`.
+
+    Returns
+    -------
+    Array or pytree of Array
+        The same value, with what was said.
+
+    Warns
+    -----
+    DeprecationWarning
+        Always.
+
+    Examples
+    --------
+    >>> import warnings
+    >>> import numpy as np
+    >>> import mesh
+    >>> with warnings.catch_warnings(action="ignore"):
+    ...     mesh.reshard(np.ones(2), mesh.PartitionSpec("dp"), mesh.Grid((2,), ("dp",)))
+    Array([1., 1.], dtype=float64)
+    """
     warnings.warn("mesh.reshard is called mesh.shard", DeprecationWarning, stacklevel=2)
     return shard(x, spec, grid)
 
 
 @dataclass(frozen=True, slots=True)
 class AutoSharding:
-    """Layouts that were chosen for the arguments of a function, in their structure: one PartitionSpec per leaf.
+    """The layouts that `auto_sharding` chose for the arguments of a function.
 
-    `seconds` is predicted for a rank, `alone_s` for one device; a rank sends `sent_bytes` and holds `held_bytes` of the
-    arguments.  `proven` says that all choices were tried, and this is the best of them; else it is the best that a
-    search found, which tried as many as `tried`.
+    Parameters
+    ----------
+    specs : tuple of pytrees of PartitionSpec
+        A spec for each leaf of each argument.
+    grid : Grid
+        The grid.
+    seconds : float
+        The predicted seconds of a call, for each rank.
+    alone_s : float
+        The predicted seconds of a call on one device.
+    sent_bytes : int
+        Bytes that a rank sends in a call.
+    held_bytes : int
+        Bytes of the arguments that a rank holds.
+    tried : int
+        How many choices were compared.
+    proven : bool
+        Whether all choices were compared, so that this is the best of them.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mesh
+    >>> def layer(x, w):
+    ...     return x @ w
+    >>> x, w = np.ones((512, 64), np.float32), np.ones((64, 64), np.float32)
+    >>> chosen = mesh.auto_sharding(layer, mesh.Grid((2,), ("dp",)), x, w)
+    >>> split = chosen.applied(layer)
+    >>> chosen.proven, split(x, w).shape
+    (True, (512, 64))
     """
 
     specs: tuple[Any, ...]
@@ -103,7 +214,18 @@ class AutoSharding:
     proven: bool
 
     def applied(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """`fn` with its arguments laid out so."""
+        """Wrap a function, so that its arguments are laid out as chosen.
+
+        Parameters
+        ----------
+        fn : callable
+            The function that layouts were chosen for.
+
+        Returns
+        -------
+        callable
+            The same function of the same arguments.
+        """
         return lambda *args: fn(*[shard(arg, spec, self.grid) for arg, spec in zip(args, self.specs, strict=True)])
 
 
@@ -111,11 +233,48 @@ def auto_sharding(
     fn: Callable[..., Any], grid: Grid, /, *examples: Any, rates: Rates | None = None,
     memory_bytes: int | None = None, tries_max: int = TRIES_MAX, **named: Any,
 ) -> AutoSharding:  # fmt: skip
-    """Which layouts of its arguments make `fn` quickest on the grid, by bytes sent and operations of each rank.
+    """Choose the layouts of a function's arguments that make it fastest on a grid.
 
-    If there are at most `tries_max` choices all of them are tried, which proves the best; else it is searched for.
-    `rates` are a rank's; `memory_bytes` is what it may hold of the arguments, and PlacementError says how much is
-    needed if nothing fits.  What `fn` asks for by `shard` itself is kept to.
+    The prediction is made of the bytes that a rank sends and the operations that it does.  What `fn` says by `shard`
+    itself is kept.
+
+    Parameters
+    ----------
+    fn : callable
+        A function of arrays.
+    grid : Grid
+        The grid.
+    *examples : pytree
+        Arguments like those of the calls to come.
+    rates : wire.sharding.op_cost.Rates, optional
+        How fast a rank computes and sends.
+    memory_bytes : int, optional
+        How many bytes of the arguments a rank may hold.
+    tries_max : int, optional
+        If there are at most so many choices, all are compared, which proves the best.  Else it is searched for.
+    **named : pytree
+        Arguments by name.
+
+    Returns
+    -------
+    AutoSharding
+        The choice, with what it is predicted to cost.
+
+    Raises
+    ------
+    InputError
+        If an argument is not possible.
+    PlacementError
+        If no choice fits `memory_bytes`; it says how much is needed.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mesh
+    >>> grid = mesh.Grid((2,), ("dp",))
+    >>> chosen = mesh.auto_sharding(lambda x: x * 2, grid, np.ones((512, 512), np.float32))
+    >>> chosen.specs, chosen.proven
+    ((PartitionSpec('dp', None),), True)
     """
     check_grid(grid)
     integer(tries_max, "tries_max", 0)

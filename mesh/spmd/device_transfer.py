@@ -24,10 +24,39 @@ from .grid import Grid, PartitionSpec
 
 
 def transfer_to(x: Any, device: Any = None, sharding: Any = None, grid: Grid | None = None) -> Any:
-    """x (any pytree) on a device, or split as a PartitionSpec says (`grid` as for `shard`): one of the two.
+    """Say on which device x is to be, or how it is to be split.  Its value stays the same.
 
-    `device` is "cpu", "gpu", a Node or the name of a worker, or "NAME:INDEX" for one of its devices.  InputError for
-    both or neither, and for what is no device.
+    Parameters
+    ----------
+    x : Array or pytree of Array
+        The tensor.
+    device : str or Node, optional
+        "cpu", "gpu", a Node or the name of a worker, or "NAME:INDEX" for one of its devices.
+    sharding : PartitionSpec, optional
+        How to split it, in place of a device.
+    grid : Grid, optional
+        The grid of `sharding`; by default that of `on_grid`.
+
+    Returns
+    -------
+    Array or pytree of Array
+        The same value, with what was said.
+
+    Raises
+    ------
+    InputError
+        If both a device and a sharding are given or neither, or something is no device.
+    NoSuchDevice
+        If the device is not there when the program is placed.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mesh
+    >>> with mesh.Mesh.builder().simulate(2).build() as m:
+    ...     preview = m.plan(lambda x: mesh.transfer_to(x, "sim-1") @ x, np.ones((4, 4)))
+    >>> "sim-1" in preview.workers
+    True
     """
     if (device is None) == (sharding is None):
         raise InputError("transfer_to takes a device or a sharding, and one of them")
@@ -42,17 +71,90 @@ to_device = transfer_to
 
 
 def cpu(x: Any) -> Any:
-    """x (any pytree) on some device of the cpu engine."""
+    """Say that x is to be on a device of the cpu engine.  Its value stays the same.
+
+    Parameters
+    ----------
+    x : Array or pytree of Array
+        The tensor.
+
+    Returns
+    -------
+    Array or pytree of Array
+        The same value, with what was said.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mesh
+    >>> with mesh.Mesh.builder().simulate(1).build() as m:
+    ...     m.run(lambda x: mesh.cpu(x + 1), np.zeros(2))
+    array([1., 1.])
+    """
     return _on(x, DeviceName("cpu"))
 
 
 def gpu(x: Any) -> Any:
-    """x (any pytree) on some device of the wgsl engine."""
+    """Say that x is to be on a device of the wgsl engine.  Its value stays the same.
+
+    Parameters
+    ----------
+    x : Array or pytree of Array
+        The tensor.
+
+    Returns
+    -------
+    Array or pytree of Array
+        The same value, with what was said.
+
+    Raises
+    ------
+    NoSuchDevice
+        If there is no such device when the program is placed.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mesh
+    >>> with mesh.Mesh.builder().simulate(1).build() as m:
+    ...     m.run(lambda x: mesh.gpu(x + 1), np.zeros(2))
+    Traceback (most recent call last):
+        ...
+    wire.errors.NoSuchDevice: ...
+    """
     return _on(x, DeviceName("gpu"))
 
 
 def accelerator(x: Any, id: int = 0) -> Any:  # what others call it
-    """x (any pytree) on device number `id` of all that are no cpu, in the order of workers' names."""
+    """Say that x is to be on an accelerator.  Its value stays the same.
+
+    Parameters
+    ----------
+    x : Array or pytree of Array
+        The tensor.
+    id : int, optional
+        Which of all devices that are no cpu, in the order of workers' names.
+
+    Returns
+    -------
+    Array or pytree of Array
+        The same value, with what was said.
+
+    Raises
+    ------
+    InputError
+        If it is not a number from 0.
+    NoSuchDevice
+        If there is no such device when the program is placed.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mesh
+    >>> graph = mesh.trace(lambda x: mesh.accelerator(x, 1), np.zeros(2))
+    >>> graph.nodes[1].attrs["device"]
+    'accelerator 1'
+    """
     if type(id) is not int or not 0 <= id < 1_000_000:
         raise InputError(f"accelerators are numbered from 0, got {id!r}")
     return _on(x, DeviceName("accelerator", id))

@@ -29,8 +29,26 @@ Names = str | Sequence[str]
 class Grid:
     """Ranks along named axes, numbered row-major: the last axis is the fastest.
 
-    InputError if sizes and names do not belong together, or with `ranks` if the sizes do not multiply to that; one size
-    may then be -1, for what is left.
+    Parameters
+    ----------
+    sizes : sequence of int, or int
+        The number of ranks along each axis.
+    names : sequence of str, or str
+        The names of the axes.
+    ranks : int, optional
+        The number of all ranks.  One of the sizes may then be -1, for what is left.
+
+    Raises
+    ------
+    InputError
+        If sizes and names do not go together, or the sizes do not multiply to `ranks`.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> grid = mesh.Grid((2, -1), ("dp", "tp"), ranks=8)
+    >>> grid, grid.ranks, grid.size("tp"), grid.axes("dp")
+    (Grid((2, 4), ('dp', 'tp')), 8, 4, ('dp',))
     """
 
     sizes: tuple[int, ...]
@@ -58,7 +76,7 @@ class Grid:
 
     @property
     def ranks(self) -> int:
-        """How many there are."""
+        """The number of ranks."""
         return math.prod(self.sizes)
 
     @property
@@ -67,11 +85,43 @@ class Grid:
         return dict(zip(self.names, self.sizes, strict=True))
 
     def size(self, axes: Names) -> int:
-        """The number of ranks along some axes; InputError names one that is not there."""
+        """Count the ranks along some axes.
+
+        Parameters
+        ----------
+        axes : str or sequence of str
+            The names of the axes.
+
+        Returns
+        -------
+        int
+            The product of their sizes.
+
+        Raises
+        ------
+        InputError
+            If the grid has no such axis.
+        """
         return math.prod(self.shape[name] for name in self.axes(axes))
 
     def axes(self, axes: Names) -> tuple[str, ...]:
-        """Names of axes as a tuple; InputError if one is not there, or stands twice."""
+        """Check names of axes.
+
+        Parameters
+        ----------
+        axes : str or sequence of str
+            The names.
+
+        Returns
+        -------
+        tuple of str
+            The same names.
+
+        Raises
+        ------
+        InputError
+            If the grid has no such axis, or a name is given twice.
+        """
         found = _names(axes)
         for name in found:
             _check_name(name)
@@ -87,9 +137,29 @@ class Grid:
 
 @dataclass(frozen=True, slots=True, init=False)
 class PartitionSpec:
-    """Which axes of a grid split each dimension: a name, several, or None for a dimension that is whole.
+    """The axes of a grid that split each dimension of a tensor.
 
-    InputError if an axis is used twice, or named in a way that only sub-axes have.
+    Parameters
+    ----------
+    *dims : str, sequence of str, or None
+        For each dimension the axis that splits it; several, the first coarsest; or None if it is whole.  Dimensions at
+        the end may be left out.
+
+    Raises
+    ------
+    InputError
+        If an axis is named twice, or a name is not an identifier.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> import mesh.numpy as mnp
+    >>> spec = mesh.PartitionSpec("dp", None, ("tp", "pp"))
+    >>> grid = mesh.Grid((2, 2, 2), ("dp", "tp", "pp"))
+    >>> spec.axes, spec.on(grid, 4, "x")
+    (('dp', 'tp', 'pp'), (('dp',), (), ('tp', 'pp'), ()))
+    >>> print(spec.local(grid, mnp.zeros((4, 3, 8)).type, "x"))
+    f32[2,3,2]
     """
 
     __tree_leaf__: ClassVar[bool] = True
@@ -106,12 +176,32 @@ class PartitionSpec:
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """All axes that it names."""
+        """The names of all axes that it has."""
         return tuple(name for dim in self.dims for name in dim)
 
     @checked
     def on(self, grid: Grid, rank: int, what: str) -> grids.Spec:
-        """The axes of every one of `rank` dimensions; InputError if it does not fit the grid or the tensor `what`."""
+        """Return the axes that split each dimension of a tensor.
+
+        Parameters
+        ----------
+        grid : Grid
+            The grid.
+        rank : int
+            The number of dimensions of the tensor.
+        what : str
+            What errors call the tensor.
+
+        Returns
+        -------
+        tuple of tuple of str
+            The axes of each dimension.
+
+        Raises
+        ------
+        InputError
+            If it does not fit the grid or the tensor.
+        """
         if len(self.dims) > rank:
             raise InputError(f"{self} is of {counted(len(self.dims), 'dimension')}, and {what} has {rank}")
         for name in self.axes:
@@ -120,7 +210,29 @@ class PartitionSpec:
 
     @checked
     def local(self, grid: Grid, type: TensorType, what: str) -> TensorType:
-        """The type of a rank's block of a tensor; ShapeError names `what` and the dimension that does not divide."""
+        """Return the type of a rank's block of a tensor.
+
+        Parameters
+        ----------
+        grid : Grid
+            The grid.
+        type : TensorType
+            The type of the tensor.
+        what : str
+            What errors call the tensor.
+
+        Returns
+        -------
+        TensorType
+            The type of a block.
+
+        Raises
+        ------
+        InputError
+            If it does not fit the grid or the tensor.
+        ShapeError
+            If a dimension does not divide evenly.
+        """
         try:
             shape = grids.local_shape(type.shape, self.on(grid, len(type.shape), what), grid.names, grid.sizes)
         except ShapeError as error:
@@ -153,7 +265,7 @@ def _check_name(name: Any) -> None:
 
 
 def check_grid(grid: Any) -> None:
-    """InputError for what is no Grid."""
+    """Raise InputError unless that is a Grid."""
     if not isinstance(grid, Grid):
         raise InputError(f"{grid!r} is no Grid", next_step='Make one: mesh.Grid((2, 2), ("dp", "tp"))')
 

@@ -36,7 +36,7 @@ _GRID: ContextVar[Grid | None] = ContextVar("mesh_grid", default=None)
 
 
 def current_grid(asker: str) -> Grid:
-    """The grid whose ranks run the function that is being traced; InputError if there is none."""
+    """Return the grid whose ranks run the function that is being traced; InputError if there is none."""
     found = _GRID.get()
     if found is None:
         raise InputError(
@@ -65,12 +65,45 @@ def _ranks_of(grid: Grid) -> Iterator[None]:
 def shard_map(
     f: Callable[..., Any], grid: Grid, in_specs: Any, out_specs: Any, check: bool = True
 ) -> Callable[..., Any]:
-    """`f` as a function of whole arrays, computed by each rank of `grid` on its blocks.
+    """Make a function of whole arrays of a function of blocks, which each rank of a grid computes.
 
-    `in_specs` has a PartitionSpec for each argument, or one for all; a spec, or None for copies, stands for all leaves
-    below it.  `out_specs` says so of the result, whose blocks are put together again.  A result must be the same along
-    the axes that its spec does not name: where that is not proven, InputError says over which axes it may differ.  With
-    check=False the first rank's counts.  ShapeError names an argument whose dimension does not divide.
+    Parameters
+    ----------
+    f : callable
+        A function of one rank's blocks.  It may call `mesh.collectives`.
+    grid : Grid
+        The ranks.
+    in_specs : PartitionSpec, or tuple of pytrees of PartitionSpec
+        How each argument is cut into blocks, or one spec for all.  A spec, or None for copies, stands for all leaves
+        below it.
+    out_specs : pytree of PartitionSpec
+        How blocks of the result are put together.
+    check : bool, optional
+        Whether a result must be proven to be the same along axes that its spec does not name.  If not, the first rank's
+        counts.
+
+    Returns
+    -------
+    callable
+        The function of whole arrays.
+
+    Raises
+    ------
+    InputError
+        If specs do not fit the grid or the arguments, or a result may differ along an axis that its spec does not name.
+    ShapeError
+        If a dimension does not divide evenly.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mesh
+    >>> import mesh.numpy as mnp
+    >>> grid, P = mesh.Grid((2,), ("dp",)), mesh.PartitionSpec
+    >>> def loss(w, x):  # w is whole, and x is this rank's rows
+    ...     return mesh.collectives.all_reduce(mnp.sum((x @ w) ** 2), "dp")
+    >>> mesh.shard_map(loss, grid, in_specs=(P(), P("dp")), out_specs=P())(np.ones(3), np.ones((4, 3)))
+    Array(36., dtype=float64)
     """
 
     check_grid(grid)

@@ -28,7 +28,7 @@ DEPTH = 2  # how far into the attributes of objects
 
 
 def check_kept(fn: Callable[..., Any], arguments: Sequence[Tensor]) -> None:
-    """InputError if `fn`, which was just traced, left a traced array in a variable that outlives the trace."""
+    """Raise InputError if `fn`, just traced, left a traced array in a variable that outlives the trace."""
     mine = {id(each) for tensor in arguments for each in (tensor, tensor.wide)}
     for name, value in referred(fn):
         if isinstance(value, Array) and any(id(node) in mine for node in pending([value.tensor])):
@@ -93,7 +93,7 @@ def referred(fn: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _arrays_in(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
-    """Those in pytrees, and in the attributes of objects, to some depth: whole programs may hang on one."""
+    """The arrays in pytrees and in the attributes of objects, to some depth: whole programs may hang on one."""
     try:
         leaves = tree.flatten_with_paths(value)[0]
     except InputError:  # a dict that cannot be taken apart

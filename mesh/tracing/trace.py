@@ -46,7 +46,27 @@ SETTLED_MAX = 4  # arguments that one function remembers, and with them their ha
 
 
 class ShapeDtype(Typed):
-    """An example without data: a shape and a dtype."""
+    """An example argument without data: a shape and a dtype.
+
+    Parameters
+    ----------
+    shape : sequence of int
+        The shape.
+    dtype : dtype, optional
+        The element type; float32 by default.
+
+    Raises
+    ------
+    InputError
+        If that is no shape or no dtype.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> graph = mesh.trace(lambda x: x.sum(), mesh.ShapeDtype((1000, 1000)))
+    >>> print(graph.input_types["x"], graph.output_types["output"])
+    f32[1000,1000] f32[]
+    """
 
     __slots__ = ("type",)
     __tree_leaf__: ClassVar[bool] = True
@@ -100,7 +120,7 @@ class Part:
 
 
 class Parts:
-    """Takes arguments apart, and remembers those that cannot change: the weights of a model, say."""
+    """What takes arguments apart and remembers those that cannot change, such as the weights of a model."""
 
     __slots__ = ("_settled",)
 
@@ -133,9 +153,30 @@ class Bound:
 
 @dataclass(frozen=True)
 class Traced:
-    """A traced function: its graph, and how to go from arguments to inputs and from outputs to a result.
+    """A traced function: its graph, and the way from arguments to inputs and from outputs to a result.
 
-    `handles` are the params that do not come from arguments: handles the function refers to.
+    `mesh.trace_full` returns it.
+
+    Parameters
+    ----------
+    graph : WireGraph
+        The graph.
+    in_tree : Tree
+        The structure of the arguments.
+    out_tree : Tree
+        The structure of the result.
+    arguments : tuple of Argument
+        The leaves of the arguments.
+    handles : mapping of str to Handle, optional
+        The params that do not come from arguments: handles that the function refers to.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mesh
+    >>> traced = mesh.trace_full(lambda x: {"double": 2 * x}, np.ones(2))
+    >>> sorted(traced.bind(np.zeros(2)).inputs), traced.unflatten([np.zeros(2)])
+    (['x'], {'double': array([0., 0.])})
     """
 
     graph: WireGraph
@@ -145,15 +186,41 @@ class Traced:
     handles: Mapping[str, Handle] = field(default_factory=dict)
 
     def bind(self, *args: Any) -> Bound:
-        """The inputs and params of a call, whose arguments are as `calls.taken` has them; InputError naming the one
-        whose structure, shape or dtype differs."""
+        """Name the inputs and params of a call.
+
+        Parameters
+        ----------
+        *args : pytree
+            The arguments of the call; those given by name are a `mesh.tree.Keywords` at the end.
+
+        Returns
+        -------
+        Bound
+            The values by the names of the graph.
+
+        Raises
+        ------
+        InputError
+            If an argument differs in structure, shape or dtype; it names the argument.
+        """
         leaves, structure = tree.flatten(args)
         if structure != self.in_tree:
             raise InputError(f"the arguments differ in structure: traced with {self.in_tree}, called with {structure}")
         return self._bound([_checked(declared, leaf) for declared, leaf in zip(self.arguments, leaves, strict=True)])
 
     def bind_parts(self, parts: Sequence[Part]) -> Bound:
-        """As `bind`, for arguments taken apart, of the kinds it was traced with."""
+        """Name the inputs and params of a call whose arguments were taken apart already.
+
+        Parameters
+        ----------
+        parts : sequence of Part
+            The arguments, of the kinds that it was traced with.
+
+        Returns
+        -------
+        Bound
+            The values by the names of the graph.
+        """
         leaves = [leaf for part in parts for leaf in part.leaves]
         return self._bound(
             [
@@ -178,21 +245,94 @@ class Traced:
         return frozenset(self.graph.param_types)
 
     def unflatten(self, outputs: Sequence[Any]) -> Any:
-        """The function's result, made of the graph's outputs."""
+        """Build the function's result of the graph's outputs.
+
+        Parameters
+        ----------
+        outputs : sequence
+            The outputs in order.
+
+        Returns
+        -------
+        pytree
+            The result.
+        """
         return tree.unflatten(self.out_tree, outputs)
 
 
 def trace(fn: Callable[..., Any], /, *examples: Any, **named: Any) -> WireGraph:
-    """The graph of `fn` called with arguments like `examples` and `named`.
+    """Trace a function: call it with arrays that have no values, and write down what it does.
 
-    Errors are raised where they arise in `fn`: GraphErrors of shapes and dtypes, and InputError where it asks for the
-    value of a traced array, or an argument or result is not an array.
+    Parameters
+    ----------
+    fn : callable
+        A function of arrays.
+    *examples : pytree
+        Arguments like those of the calls to come: arrays, Python numbers, handles, or ShapeDtypes.
+    **named : pytree
+        Arguments by name.
+
+    Returns
+    -------
+    WireGraph
+        The graph.  Each leaf of the arguments is an input, or a param where it is a handle.
+
+    Raises
+    ------
+    InputError
+        If `fn` needs the value of a traced array, or an argument or result is not an array.
+    GraphError
+        If shapes or dtypes do not fit.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mesh
+    >>> import mesh.numpy as mnp
+    >>> print(mesh.trace(lambda x, w: mnp.tanh(x @ w), np.ones((2, 3), np.float32), np.ones((3, 4), np.float32)))
+    graph "<lambda>" {
+      %0 = input name="x" : f32[2,3]
+      %1 = input name="w" : f32[3,4]
+      %2 = dot %0 %1 lhs_batch=() lhs_contract=(1) rhs_batch=() rhs_contract=(0) : f32[2,4]
+      %3 = tanh %2 : f32[2,4]
+      return "output" %3
+    }
     """
     return trace_full(fn, *examples, **named).graph
 
 
 def trace_full(fn: Callable[..., Any], /, *examples: Any, **named: Any) -> Traced:
-    """As `trace`, with what is needed to call the graph like the function."""
+    """Trace a function, and keep what is needed to call the graph like the function.
+
+    Parameters
+    ----------
+    fn : callable
+        A function of arrays.
+    *examples : pytree
+        Arguments like those of the calls to come.
+    **named : pytree
+        Arguments by name.
+
+    Returns
+    -------
+    Traced
+        The traced function.
+
+    Raises
+    ------
+    InputError
+        If `fn` needs the value of a traced array, or an argument or result is not an array.
+    GraphError
+        If shapes or dtypes do not fit.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mesh
+    >>> traced = mesh.trace_full(lambda params: params["w"] * 2, {"w": np.ones(3)})
+    >>> [argument.name for argument in traced.arguments]
+    ['params/w']
+    """
     if not callable(fn):
         raise InputError(
             f"{said(fn)} is no function", next_step="Functions are traced; graphs and models are run as are"
@@ -247,8 +387,36 @@ def named_arguments(fn: Callable[..., Any], examples: Sequence[Any]) -> tuple[tu
 
 
 def evaluate(fn: Callable[..., Any], /, *args: Any, **named: Any) -> Any:
-    """`fn(*args, **named)` computed as one graph, by the mesh in use or in this process; the leaves are numpy
-    arrays."""
+    """Compute `fn(*args, **named)` as one graph, by the mesh in use or in this process.
+
+    Parameters
+    ----------
+    fn : callable
+        A function of arrays.
+    *args : pytree
+        Its arguments.
+    **named : pytree
+        Arguments by name.
+
+    Returns
+    -------
+    pytree of numpy.ndarray
+        The result.
+
+    Raises
+    ------
+    InputError
+        If `fn` needs the value of a traced array, or an argument or result is not an array.
+    GraphError
+        If shapes or dtypes do not fit.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mesh
+    >>> mesh.evaluate(lambda x: {"sum": x.sum()}, np.arange(4.0))
+    {'sum': array(6.)}
+    """
     args = taken(fn, args, named)
     traced = trace_full(fn, *args)
     bound = traced.bind(*args)

@@ -41,10 +41,38 @@ class Node(NamedTuple):
 class WireGraph:
     """A tensor program with named inputs and params and ordered, named outputs.
 
-    Make one with `GraphBuilder` or `mesh.trace`.  `types[i]` is the shape and dtype of `nodes[i]`.  `blobs` holds
-    the large constants this process happens to have, by address; they are saved in a `.wire` file but never encoded
-    with the graph.  `origin` is what `mesh` remembers of how it came about, which never leaves this process.  Equality
-    and hashing go by content.
+    `mesh.trace` makes one.  Equality and hashing go by content.
+
+    Parameters
+    ----------
+    nodes : tuple of Node
+        The ops, each after its operands.
+    outputs : tuple of int
+        The index of the node that each output is.
+    output_names : tuple of str
+        The outputs' names.
+    types : tuple of TensorType
+        The shape and dtype of each node.
+    name : str, optional
+        A name for people.
+    blobs : mapping of bytes to numpy.ndarray, optional
+        The large constants that this process has, by address.  They are saved in a file, and not encoded with the
+        graph.
+    origin : object, optional
+        What `mesh` remembers of how the graph was made.  It never leaves this process.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> import numpy as np
+    >>> import mesh
+    >>> graph = mesh.trace(lambda x: x @ x, np.ones((4, 4), np.float32))
+    >>> [node.op for node in graph.nodes], graph.flops_of(1)
+    (['input', 'dot'], 128)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     graph.save(os.path.join(folder, "square.wire"))
+    ...     mesh.WireGraph.load(os.path.join(folder, "square.wire")) == graph
+    True
     """
 
     nodes: tuple[Node, ...]
@@ -67,14 +95,17 @@ class WireGraph:
 
     @cached_property
     def input_types(self) -> dict[str, TensorType]:
+        """The type of each input, by its name."""
         return {self.nodes[index].attrs["name"]: self.types[index] for index in self.inputs}
 
     @cached_property
     def param_types(self) -> dict[str, TensorType]:
+        """The type of each param, by its name."""
         return {self.nodes[index].attrs["name"]: self.types[index] for index in self.params}
 
     @cached_property
     def output_types(self) -> dict[str, TensorType]:
+        """The type of each output, by its name."""
         return {name: self.types[index] for name, index in zip(self.output_names, self.outputs, strict=True)}
 
     @cached_property
@@ -136,6 +167,23 @@ class WireGraph:
         return not self.params and not any(node.op == "const" and "blob" in node.attrs for node in self.nodes)
 
     def flops_of(self, index: int) -> int:
+        """Count the floating-point operations of one node.
+
+        Parameters
+        ----------
+        index : int
+            The node.
+
+        Returns
+        -------
+        int
+            The number of operations.
+
+        Raises
+        ------
+        InputError
+            If the graph has no such node.
+        """
         if not isinstance(index, int) or not 0 <= index < len(self.nodes):
             raise InputError(f"a node of this graph is an int from 0 to {len(self.nodes) - 1}, not {index!r:.80}")
         node = self.nodes[index]
@@ -176,16 +224,44 @@ class WireGraph:
         return to_text(self)
 
     def save(self, path: str | Path, params: Mapping[str, NDArray[Any]] | None = None) -> None:
-        """Write a `.wire` file: the graph, its large constants and, if given, the values of its params."""
+        """Write a `.wire` file: the graph and its large constants.
+
+        Parameters
+        ----------
+        path : str or Path
+            The file.
+        params : mapping of str to numpy.ndarray, optional
+            The values of its params, which are written as well.
+
+        Raises
+        ------
+        InputError
+            If the file cannot be written.
+        """
         from .file import path_of, save_graph
 
         save_graph(self, path_of(path), params or {})
 
     @staticmethod
     def load(path: str | Path) -> WireGraph:
-        """Read a `.wire` file; InputError if it is missing, GraphDecodeError if it is damaged.
+        """Read a `.wire` file.
 
-        Params saved with the graph are read by `wire.ir.file.load_params`.
+        Parameters
+        ----------
+        path : str or Path
+            The file.
+
+        Returns
+        -------
+        WireGraph
+            The graph; `wire.ir.file.load_params` reads the params that were saved with it.
+
+        Raises
+        ------
+        InputError
+            If there is no such file.
+        GraphDecodeError
+            If it is damaged.
         """
         from .file import load_graph
 

@@ -10,7 +10,22 @@ from .dtypes import DType
 
 
 class TensorType(NamedTuple):
-    """A tensor's shape (C order, row-major) and element type."""
+    """A tensor's shape (C order, row-major) and element type.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        The shape.
+    dtype : DType
+        The element type.
+
+    Examples
+    --------
+    >>> import mesh.numpy as mnp
+    >>> type = mnp.zeros((2, 3), "float16").type
+    >>> print(type, type.size, type.size_bytes)
+    f16[2,3] 6 12
+    """
 
     shape: tuple[int, ...]
     dtype: DType
@@ -22,6 +37,7 @@ class TensorType(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
+        """The number of bytes of all elements."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def __str__(self) -> str:

@@ -24,10 +24,26 @@ _RANGE = re.compile(r"(?P<stem>.*?)\.?(?P<first>\d+)\.\.(?P<stop>\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """Base of all; `text` is its form in messages, and `strategy_of` the way back.
+    """Base of all strategies: how a program is placed on workers.
 
-    With `reproducible` a program has only plans whose results have the same bits, whichever workers there are
-    (docs/planning.md, "The last bits of results"); `other_bits` says why a strategy has no such plans, "" where it has.
+    `text` is a strategy's form in messages, and `strategy_of` is the way back.
+
+    Parameters
+    ----------
+    reproducible : bool, optional
+        Whether only plans are allowed whose results have the same bits, whichever workers there are (docs/planning.md).
+
+    Raises
+    ------
+    InputError
+        If the strategy has no such plans.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> strategy = mesh.Single(reproducible=True)
+    >>> strategy.text, strategy.plain
+    ('single {"reproducible":true}', Single(reproducible=False))
     """
 
     reproducible: bool = field(default=False, kw_only=True)
@@ -45,15 +61,17 @@ class Strategy:
 
     @property
     def other_bits(self) -> str:
+        """Why the strategy has no reproducible plans, "" if it has."""
         return ""
 
     @property
     def plain(self) -> Strategy:
-        """A copy without `reproducible`."""
+        """The same strategy without `reproducible`."""
         return replace(self, reproducible=False) if self.reproducible else self
 
     @property
     def text(self) -> str:
+        """The strategy's form in messages."""
         given = {
             setting.name: value
             for setting in _fields(self)
@@ -68,8 +86,23 @@ def _fields(strategy: Any) -> tuple[Field[Any], ...]:
 
 @dataclass(frozen=True, slots=True)
 class Auto(Strategy):
-    """The cheapest by the cost model: one worker, a cut, or a split along one axis or two.  With `use_all` the cheapest
-    of those that give every worker work, PlacementError if there is none."""
+    """The plan that the cost model predicts to be fastest: one worker, a cut, or a split along one axis or two.
+
+    Parameters
+    ----------
+    use_all : bool, optional
+        Whether to choose only among plans that give every worker work; PlacementError if there is none.
+    reproducible : bool, optional
+        As for Strategy.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mesh
+    >>> with mesh.Mesh.builder().simulate(2).build() as m:
+    ...     m.run(lambda x: x + 1, np.zeros(2), strategy=mesh.Auto())
+    array([1., 1.])
+    """
 
     use_all: bool = False
     word = "auto"
@@ -82,18 +115,57 @@ class Auto(Strategy):
 
 @dataclass(frozen=True, slots=True)
 class Single(Strategy):
-    """The best one worker."""
+    """The one best worker.
+
+    Parameters
+    ----------
+    reproducible : bool, optional
+        As for Strategy.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mesh
+    >>> with mesh.Mesh.builder().simulate(2, gflops=[10.0, 99.0]).build() as m:
+    ...     m.plan(lambda x: x @ x, np.ones((64, 64)), strategy=mesh.Single()).workers
+    ('sim-1',)
+    """
 
     word = "single"
 
 
 @dataclass(frozen=True, slots=True)
 class Pipeline(Strategy):
-    """Cut across every worker, so that the slowest slice is as fast as can be.
+    """A cut across all workers, such that the slowest part is as fast as can be.
 
-    Training goes over `stages` of workers, 0 for as many as are fastest, with the rows of a step in so many
-    `micro_batches`, in the order of a `schedule` (wire/policy/pipeline_schedules.py).  Each stage is there `data`
-    times, with a share of the micro-batches each.
+    A training step is cut into stages, which compute its micro-batches one after the other.
+
+    Parameters
+    ----------
+    stages : int, optional
+        The number of stages; 0 for as many as are predicted to be fastest.
+    micro_batches : int, optional
+        Into how many micro-batches the rows of a step are cut, at least 2.
+    schedule : {"1f1b", "gpipe", "pipedream"}, optional
+        The order in which a stage computes micro-batches forward and backward (wire/policy/pipeline_schedules.py).
+    data : int, optional
+        How many copies of each stage there are, with a share of the micro-batches each.
+    reproducible : bool, optional
+        As for Strategy.
+
+    Raises
+    ------
+    InputError
+        If a number is not possible, or the schedule is not known.
+
+    Notes ----- gpipe is of Huang et al., GPipe, NeurIPS 2019; 1f1b of Narayanan et al., Memory-Efficient
+    Pipeline-Parallel DNN Training, ICML 2021; pipedream of Narayanan et al., PipeDream, SOSP 2019.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> mesh.Pipeline(stages=2, micro_batches=4).text
+    'pipeline {"stages":2,"micro_batches":4}'
     """
 
     stages: int = 0
@@ -116,6 +188,7 @@ class Pipeline(Strategy):
 
     @property
     def other_bits(self) -> str:
+        """Why the strategy has no reproducible plans, "" if it has."""
         if SCHEDULES[self.schedule].updates:
             return "how stale weights are follows the number of stages"
         return "copies of stages add up gradients in an order that follows their number" if self.data > 1 else ""
@@ -123,16 +196,40 @@ class Pipeline(Strategy):
 
 @dataclass(frozen=True, slots=True)
 class Ranks(Strategy):
-    """A device for each rank of the program's grids; with too few of them an error.  Where a program has ranks, this is
-    also what Auto does, if there are devices enough; else one program computes all ranks, and the plan says so."""
+    """A device for each rank of the program's grids.
+
+    Auto does this, too, if there are enough devices; else one program computes all ranks, and the plan says so.
+
+    Parameters
+    ----------
+    reproducible : bool, optional
+        As for Strategy.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mesh
+    >>> grid, rows = mesh.Grid((2,), ("dp",)), mesh.PartitionSpec("dp")
+    >>> double = mesh.shard_map(lambda x: 2 * x, grid, in_specs=rows, out_specs=rows)
+    >>> with mesh.Mesh.builder().simulate(2).build() as m:
+    ...     m.run(double, np.ones(4), strategy=mesh.Ranks())
+    array([2., 2., 2., 2.])
+    """
 
     word = "ranks"
 
 
 @dataclass(frozen=True, slots=True)
 class Split(Strategy):
-    """A program over whole tensors, split over `ranks` devices along one axis of that name; 0 ranks are as many as are
-    predicted to be fastest, 2 at least."""
+    """A split of a program over whole tensors, along one axis of ranks with a device each.
+
+    Parameters
+    ----------
+    ranks : int, optional
+        The number of ranks, at least 2; 0 for as many as are predicted to be fastest.
+    reproducible : bool, optional
+        As for Strategy.
+    """
 
     ranks: int = 0
     axis: ClassVar[str]
@@ -143,15 +240,38 @@ class Split(Strategy):
             raise InputError(f"a program is split over 2 to {RANKS_MAX} ranks, or 0 for any number, not {self.ranks!r}")
 
     def grid(self, ranks: int) -> dict[str, int]:
-        """The axes of so many ranks with their sizes, the outermost first."""
+        """Return the axes of the ranks.
+
+        Parameters
+        ----------
+        ranks : int
+            The number of ranks.
+
+        Returns
+        -------
+        dict of str to int
+            The size of each axis by its name, the outermost first.
+        """
         return {self.axis: ranks}
 
     def divides(self, ranks: int) -> bool:
-        """Whether so many ranks make such a grid."""
+        """Return whether so many ranks make such a grid.
+
+        Parameters
+        ----------
+        ranks : int
+            The number of ranks.
+
+        Returns
+        -------
+        bool
+            Whether they do.
+        """
         return ranks >= 2
 
     @property
     def other_bits(self) -> str:
+        """Why the strategy has no reproducible plans."""
         return "the last bits of a product follow its shapes, and these follow the number of ranks"
 
 
@@ -160,11 +280,30 @@ RANKS_MAX = 4096
 
 @dataclass(frozen=True, slots=True)
 class DataParallel(Split):
-    """Each rank has a share of the batch and all params.  `inputs` names the arguments that are batches, all inputs
-    where it is empty; they are split along their first dimension.
+    """A split of the batch: each rank has a share of the rows, and all params.
 
-    With `by_speed` faster workers have more of equal shares, which a program allows whose ranks exchange nothing.  A
-    trainer gives them more rows where that is faster, unless it is False."""
+    Parameters
+    ----------
+    ranks : int, optional
+        The number of ranks, at least 2; 0 for as many as are predicted to be fastest.
+    inputs : tuple of str, optional
+        The arguments that are batches, which are split along their first dimension; by default all inputs.
+    by_speed : bool, optional
+        Whether faster workers have larger shares.  A program allows it whose ranks exchange nothing.  A trainer does it
+        where that is faster, unless this is False.
+    reproducible : bool, optional
+        As for Strategy.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mesh
+    >>> with mesh.Mesh.builder().simulate(2).build() as m:
+    ...     rows = mesh.DataParallel(2, inputs=("x",))
+    ...     preview = m.plan(lambda w, x: x @ w, np.ones((4, 2)), np.ones((6, 4)), strategy=rows)
+    >>> preview.gangs[0]["axes"]
+    {'data': 2}
+    """
 
     inputs: tuple[str, ...] = ()
     by_speed: bool | None = None
@@ -180,7 +319,25 @@ class DataParallel(Split):
 
 @dataclass(frozen=True, slots=True)
 class TensorParallel(Split):
-    """Each rank has a share of every param of two dimensions and more, split along the longest."""
+    """A split of the params: each rank has a share of every param of two or more dimensions, along the longest of them.
+
+    Parameters
+    ----------
+    ranks : int, optional
+        The number of ranks, at least 2; 0 for as many as are predicted to be fastest.
+    reproducible : bool, optional
+        As for Strategy.
+
+    Notes
+    -----
+    Shoeybi et al., Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism, 2019.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> mesh.TensorParallel(4).grid(4)
+    {'tensor': 4}
+    """
 
     word = "tensor"
     axis = "tensor"
@@ -188,7 +345,27 @@ class TensorParallel(Split):
 
 @dataclass(frozen=True, slots=True)
 class FullySharded(Split):
-    """Each rank has a share of the batch and of every param, which the others send it where it is needed."""
+    """A split of batch and params: each rank has a share of the rows, and of every param, which others fetch.
+
+    Parameters
+    ----------
+    ranks : int, optional
+        The number of ranks, at least 2; 0 for as many as are predicted to be fastest.
+    inputs : tuple of str, optional
+        The arguments that are batches, which are split along their first dimension; by default all inputs.
+    reproducible : bool, optional
+        As for Strategy.
+
+    Notes
+    -----
+    Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, SC 2020 (stage 3).
+
+    Examples
+    --------
+    >>> import mesh
+    >>> mesh.FullySharded(2, inputs=("x",)).text
+    'fully-sharded {"ranks":2,"inputs":["x"]}'
+    """
 
     inputs: tuple[str, ...] = ()
     word = "fully-sharded"
@@ -201,8 +378,26 @@ class FullySharded(Split):
 
 @dataclass(frozen=True, slots=True)
 class DataTensor(Split):
-    """A grid of two axes: groups of `tensor` ranks have each a share of the batch, and in a group each rank has a share
-    of every param.  `ranks` are those of the whole grid."""
+    """A split along two axes: groups of ranks split the batch, and the ranks of a group split every param.
+
+    Parameters
+    ----------
+    ranks : int, optional
+        The number of ranks of the whole grid; 0 for as many as are predicted to be fastest.
+    tensor : int, optional
+        The number of ranks in a group, at least 2.
+    inputs : tuple of str, optional
+        The arguments that are batches, which are split along their first dimension; by default all inputs.
+    reproducible : bool, optional
+        As for Strategy.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> strategy = mesh.DataTensor(8, tensor=2)
+    >>> strategy.grid(8), strategy.divides(7)
+    ({'data': 4, 'tensor': 2}, False)
+    """
 
     tensor: int = 2
     inputs: tuple[str, ...] = ()
@@ -216,9 +411,33 @@ class DataTensor(Split):
             raise InputError(f"{self.ranks} ranks are not 2 groups or more of {self.tensor!r} ranks, 2 at least")
 
     def grid(self, ranks: int) -> dict[str, int]:
+        """Return the axes of the ranks.
+
+        Parameters
+        ----------
+        ranks : int
+            The number of ranks.
+
+        Returns
+        -------
+        dict of str to int
+            The size of each axis by its name, the outermost first.
+        """
         return {"data": ranks // self.tensor, "tensor": self.tensor}
 
     def divides(self, ranks: int) -> bool:
+        """Return whether so many ranks make such a grid.
+
+        Parameters
+        ----------
+        ranks : int
+            The number of ranks.
+
+        Returns
+        -------
+        bool
+            Whether they do.
+        """
         return ranks >= 2 * self.tensor and ranks % self.tensor == 0
 
 
@@ -252,13 +471,30 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class DeviceMap(Strategy):
-    """A map of layers to workers.  Layers go by the names of params: "blocks.3" is all below `blocks/3/` or
-    `blocks.3.`, with or without the name of the argument before it.  What has no params is where its operands are.
+    """A choice of workers by hand: which layer is on which worker.
 
-        DeviceMap().layer("embed", "anna").layers("blocks.0..12", "berta")   # blocks 0 to 11
+    Layers go by the names of params: "blocks.3" is all below `blocks/3/` or `blocks.3.`, with or without the name of
+    the argument before it.  What has no params is computed where its operands are.  Every param must be in exactly one
+    row, and every row must have a param.
 
-    Every param must be in exactly one row, and every row must have one: overlaps raise InputError at once, gaps and
-    unknown layers when a program is placed.  A worker is given by its name, or as a Node of `mesh.nodes`.
+    Parameters
+    ----------
+    rows : tuple of Row, optional
+        What `layer` and `layers` make.
+    reproducible : bool, optional
+        As for Strategy.
+
+    Raises
+    ------
+    InputError
+        If rows overlap; gaps and unknown layers raise it when a program is placed.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> where = mesh.DeviceMap().layer("embed", "anna").layers("blocks.0..12", "berta")  # blocks 0 to 11
+    >>> where.row_of("blocks/3/w"), where.row_of("head/w")
+    (1, None)
     """
 
     rows: tuple[Row, ...] = ()
@@ -270,13 +506,49 @@ class DeviceMap(Strategy):
             raise InputError("a device map has rows, made by layer() and layers()", next_step="Begin with DeviceMap()")
 
     def layer(self, name: str, worker: object) -> DeviceMap:
-        """One layer, with all that is inside it; "" is everything."""
+        """Place one layer, with all that is inside it.
+
+        Parameters
+        ----------
+        name : str
+            Its name; "" is everything.
+        worker : str or Node
+            The worker, by its name or as `Mesh.nodes` has it.
+
+        Returns
+        -------
+        DeviceMap
+            A map with this row, too.
+
+        Raises
+        ------
+        InputError
+            If it overlaps another row.
+        """
         if not isinstance(name, str):
             raise InputError(f"a layer goes by its name, not by {name!r}")
         return self._with(Row(name, _name_of(worker)))
 
     def layers(self, names: str, worker: object) -> DeviceMap:
-        """Several layers, numbered: "blocks.0..12" is blocks.0 to blocks.11."""
+        """Place several numbered layers.
+
+        Parameters
+        ----------
+        names : str
+            "blocks.0..12" is blocks.0 to blocks.11.
+        worker : str or Node
+            The worker, by its name or as `Mesh.nodes` has it.
+
+        Returns
+        -------
+        DeviceMap
+            A map with this row, too.
+
+        Raises
+        ------
+        InputError
+            If that is no range, or overlaps another row.
+        """
         match = _RANGE.fullmatch(names) if isinstance(names, str) else None
         if match is None or not int(match["first"]) < int(match["stop"]):
             raise InputError(f"{names!r} is no range of layers", next_step='Write "blocks.0..12" for 0 to 11')
@@ -290,12 +562,24 @@ class DeviceMap(Strategy):
 
     @property
     def text(self) -> str:
+        """The strategy's form in messages."""
         rows = [[row.name, row.worker, row.first, row.stop] for row in self.rows]
         given = {"rows": rows, "reproducible": True} if self.reproducible else rows
         return f"{self.word} {json.dumps(given, separators=(',', ':'))}"
 
     def row_of(self, param: str) -> int | None:
-        """The number of the row that a param is in, None for none."""
+        """Find the row of a param.
+
+        Parameters
+        ----------
+        param : str
+            Its name.
+
+        Returns
+        -------
+        int or None
+            The row's index, None if no row has it.
+        """
         words = _words(param)
         for start in (0, 1):
             rows = (index for index, row in enumerate(self.rows) if row.covers(words[start:]))
