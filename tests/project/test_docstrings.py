@@ -122,6 +122,7 @@ WRONG_LEFT = 800
 
 # What has no such docstring yet.  This table only shrinks: a row whose docstring is right goes.
 TO_DO: list[str] = [
+    "mesh.nn.attention.causal_mask",
     "mesh.coding.coded_calls.Coding",
     "mesh.coding.coded_calls.Coding.agreed",
     "mesh.coding.coded_calls.Coding.ask",
@@ -279,7 +280,6 @@ TO_DO: list[str] = [
     "mesh.nn.transformer.TransformerBlock",
     "mesh.nn.transformer.TransformerBlock.init",
     "mesh.nn.transformer.TransformerBlock.step",
-    "mesh.nn.transformer.causal_mask",
     "mesh.nn.transformer.rotary",
     "mesh.numpy.cumulative.cummax",
     "mesh.numpy.cumulative.cummin",
