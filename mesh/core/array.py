@@ -77,10 +77,24 @@ def _prefix(name: str) -> Callable[[Array], Array]:
 
 
 class Array(Typed):
-    """A lazy tensor; `shape`, `dtype`, `ndim` and `size` cost nothing.
+    """A lazy tensor: its shape and dtype are known at once, and its value is computed when it is needed.
 
-    Operators follow numpy.  Python scalars adapt to the dtype they meet; two Arrays of different dtypes promote as
-    in the Array API, and an integer with a float takes the float's dtype.
+    Operators and methods follow numpy.  Python scalars adapt to the dtype they meet.  Two Arrays of different dtypes
+    promote as in the Array API, and an integer with a float takes the float's dtype.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        The expression.  Functions of `mesh.numpy` make arrays; `mnp.asarray` converts one.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mesh.numpy as mnp
+    >>> x = mnp.asarray(np.arange(6.0, dtype=np.float32)).reshape(2, 3)
+    >>> y = (x @ x.mT).sum(axis=0)  # nothing is computed yet
+    >>> y.shape, y.dtype, np.asarray(y)
+    ((2,), dtype('float32'), array([19., 64.], dtype=float32))
     """
 
     __slots__ = ("__weakref__", "tensor")
@@ -88,21 +102,22 @@ class Array(Typed):
     __array_priority__ = 100  # so that numpy_array + x reaches __radd__
 
     def __init__(self, tensor: Tensor) -> None:
-        """For the mesh's own use."""
+        """Wrap an expression; for the mesh's own use."""
         self.tensor = tensor
 
     @property
     def type(self) -> TensorType:  # type: ignore[override]  # read-only here
+        """The shape and dtype."""
         return self.tensor.type
 
     @property
     def weak(self) -> bool:
-        """Made of Python scalars only: it adapts to the dtype it meets."""
+        """Whether it is made of Python scalars only, and adapts to the dtype it meets."""
         return self.tensor.weak
 
     @property
     def value(self) -> NDArray[Any] | None:
-        """The value if it is known already."""
+        """The value if it is known already, else None."""
         return self.tensor.value
 
     @property

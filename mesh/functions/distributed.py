@@ -22,7 +22,36 @@ def distributed(fn: Callable[..., Any], *, strategy: str | Strategy = ...) -> Fu
 @overload
 def distributed(fn: None = None, *, strategy: str | Strategy = ...) -> Callable[[Callable[..., Any]], Function]: ...
 def distributed(fn: Callable[..., Any] | None = None, *, strategy: str | Strategy = "auto") -> Any:
-    """`fn` with a strategy, as a decorator or a function; InputError for a strategy that is not known."""
+    """Give a function a strategy, as a decorator or a function.
+
+    Parameters
+    ----------
+    fn : callable, optional
+        A function of arrays.  Without it, the result is a decorator.
+    strategy : str or Strategy, optional
+        How the mesh in use places it, as for `Mesh.run`.
+
+    Returns
+    -------
+    Function
+        The function, which is traced once for each combination of shapes and dtypes; or a decorator.
+
+    Raises
+    ------
+    InputError
+        If the strategy is not known.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mesh
+    >>> @mesh.distributed(strategy="single")
+    ... def double(x):
+    ...     return 2 * x
+    >>> with mesh.Mesh.builder().simulate(2).build():
+    ...     double(np.ones(2))
+    Array([2., 2.], dtype=float64)
+    """
     chosen = text_of(strategy)
     if fn is None:
         return lambda own: function(own, strategy=chosen)

@@ -41,7 +41,33 @@ SIZES: tuple[int, ...] = tuple(1 << power for power in range(31))
 
 
 class Function:
-    """A function that is traced once per shapes and dtypes; see the module."""
+    """A function that is traced once for each combination of shapes and dtypes; `mesh.function` makes one.
+
+    Parameters
+    ----------
+    fn : callable
+        A function of arrays.
+    buckets : mapping of str to int
+        The arguments with an axis of any size, and that axis.
+    sizes : sequence of int
+        The sizes to which that axis is padded.
+    out_axes : int or None
+        That axis in every result; None if results have none.
+    strategy : str, optional
+        How the mesh in use places it, as for `Mesh.run`.
+
+    Raises
+    ------
+    InputError
+        If an argument is not possible.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> import mesh.numpy as mnp
+    >>> mesh.function(lambda x: x.sum())(mnp.arange(4.0))
+    Array(6., dtype=float32)
+    """
 
     def __init__(
         self, fn: Callable[..., Any], buckets: Mapping[str, int], sizes: Sequence[int], out_axes: int | None,
@@ -100,11 +126,41 @@ def function(
     out_axes: int | None = 0,
     strategy: str = "auto",
 ) -> Any:
-    """`fn` traced once per shapes and dtypes, as a decorator or a function.
+    """Trace a function once for each combination of shapes and dtypes, as a decorator or a function.
 
-    `buckets` names arguments whose axis (of every leaf below) may have any size: it is padded to the next of `sizes`.
-    `out_axes` is that axis in every result; None if results have none.
-    `strategy` is the text of one.
+    Parameters
+    ----------
+    fn : callable, optional
+        A function of arrays.  Without it, the result is a decorator.
+    buckets : mapping of str to int, optional
+        Names of arguments, and the axis (of every leaf below) that may have any size.  It is padded with zeros to the
+        next of `sizes`, so that few sizes are traced.
+    sizes : sequence of int, optional
+        The sizes to which that axis is padded.
+    out_axes : int or None, optional
+        That axis in every result; None if results have none.
+    strategy : str, optional
+        How the mesh in use places it, as for `Mesh.run`.
+
+    Returns
+    -------
+    Function
+        The function; or a decorator.
+
+    Raises
+    ------
+    InputError
+        If an argument is not possible.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> import mesh.numpy as mnp
+    >>> @mesh.function(buckets={"x": 0})
+    ... def scaled(x):
+    ...     return 2 * x
+    >>> scaled(mnp.ones(3)), scaled(mnp.ones(5)).shape
+    (Array([2., 2., 2.], dtype=float32), (5,))
     """
     if fn is None:
         return functools.partial(function, buckets=buckets, sizes=sizes, out_axes=out_axes, strategy=strategy)

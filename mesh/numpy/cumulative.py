@@ -41,12 +41,60 @@ def cumprod(x: Operand, axis: int | None = None, dtype: Any = None) -> Array:
 
 
 def cummax(x: Operand, axis: int | None = None) -> Array:
-    """The largest element so far along `axis` (of the flattened x if None); NaN from the first NaN on."""
+    """Compute the largest element so far along an axis.
+
+    Parameters
+    ----------
+    x : Array, (..., n, ...)
+        The elements.
+    axis : int, optional
+        The axis; by default x is flattened.
+
+    Returns
+    -------
+    Array, (..., n, ...)
+        The running maximum; NaN from the first NaN on.
+
+    Raises
+    ------
+    InputError
+        If there is no such axis.
+
+    Examples
+    --------
+    >>> import mesh.numpy as mnp
+    >>> mnp.cummax([1, 3, 2, 5])
+    Array([1, 3, 3, 5], dtype=int32)
+    """
     return _extreme("cummax", *_flat_if_none(x, axis))
 
 
 def cummin(x: Operand, axis: int | None = None) -> Array:
-    """The smallest element so far along `axis` (of the flattened x if None); NaN from the first NaN on."""
+    """Compute the smallest element so far along an axis.
+
+    Parameters
+    ----------
+    x : Array, (..., n, ...)
+        The elements.
+    axis : int, optional
+        The axis; by default x is flattened.
+
+    Returns
+    -------
+    Array, (..., n, ...)
+        The running minimum; NaN from the first NaN on.
+
+    Raises
+    ------
+    InputError
+        If there is no such axis.
+
+    Examples
+    --------
+    >>> import mesh.numpy as mnp
+    >>> mnp.cummin([3, 1, 2, 0])
+    Array([3, 1, 1, 0], dtype=int32)
+    """
     return _extreme("cummin", *_flat_if_none(x, axis))
 
 

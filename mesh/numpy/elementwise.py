@@ -128,7 +128,34 @@ cos = _inexact_unary("cos", "cos", "Cosine of x radians.")
 tan = _inexact_unary("tan", "tan", "Tangent of x radians.")
 tanh = _inexact_unary("tanh", "tanh", "Hyperbolic tangent.")
 reciprocal = _inexact_unary("reciprocal", "recip", "1 / x.")
-erf = _float_unary("erf", "erf", "The error function (not in the standard; scipy.special.erf).")
+
+
+def erf(x: Operand) -> Array:
+    """Compute the error function, as `scipy.special.erf` does.
+
+    Parameters
+    ----------
+    x : Array
+        Floats.
+
+    Returns
+    -------
+    Array, of the shape of x
+        2 / sqrt(pi) times the integral of exp(-t * t) for t from 0 to x.
+
+    Raises
+    ------
+    DTypeError
+        If x is complex.
+
+    Examples
+    --------
+    >>> import mesh.numpy as mnp
+    >>> mnp.erf([0.0, float("inf")])
+    Array([0., 1.], dtype=float32)
+    """
+    return apply("erf", floats(x)[0])
+
 
 floor = _integral("floor", "floor", "The largest integer not above x, in x's dtype.")
 

@@ -113,8 +113,35 @@ def solve(x1: Operand, x2: Operand) -> Array:
 
 @checked
 def solve_triangular(a: Operand, b: Operand, *, lower: bool = False, unit_diagonal: bool = False) -> Array:
-    """The x with a @ x = b, where a is an upper triangle, or with `lower` a lower one: what is beyond it is not read,
-    nor with `unit_diagonal` its diagonal, which is taken as ones.  Shapes as for `solve`."""
+    """Solve a @ x = b for a triangular matrix a.
+
+    Parameters
+    ----------
+    a : Array, (..., n, n)
+        The matrix, of which one triangle is read.
+    b : Array, (n,) or (..., n, k)
+        The right-hand sides.
+    lower : bool, optional
+        Whether to read the lower triangle instead of the upper one.
+    unit_diagonal : bool, optional
+        Whether the diagonal is taken as ones, and not read.
+
+    Returns
+    -------
+    Array, of the shape of b
+        The solution x.
+
+    Raises
+    ------
+    ShapeError
+        If a is not square, or b does not fit.
+
+    Examples
+    --------
+    >>> import mesh.numpy as mnp
+    >>> mnp.linalg.solve_triangular([[2.0, 0.0], [1.0, 4.0]], [2.0, 9.0], lower=True)
+    Array([1., 2.], dtype=float32)
+    """
     left, right = inexact(a, b)
     _check_square("solve_triangular", left)
     if unit_diagonal:

@@ -499,7 +499,35 @@ def ediff1d(x: Operand) -> Array:
 
 
 def trapezoid(y: Operand, x: Operand | None = None, dx: float = 1.0, axis: int = -1) -> Array:
-    """The integral of y along `axis` by the trapezoidal rule, over the points x or steps of dx."""
+    """Integrate y along an axis by the trapezoidal rule.
+
+    Parameters
+    ----------
+    y : Array, (..., n, ...)
+        The values.
+    x : Array, (n,) or of the shape of y, optional
+        The points; by default they are `dx` apart.
+    dx : float, optional
+        The distance of points.
+    axis : int, optional
+        The axis.
+
+    Returns
+    -------
+    Array
+        The integral, without that axis.
+
+    Raises
+    ------
+    InputError
+        If there is no such axis.
+
+    Examples
+    --------
+    >>> import mesh.numpy as mnp
+    >>> mnp.trapezoid([0.0, 1.0, 2.0], dx=0.5)
+    Array(1., dtype=float32)
+    """
     values, *points = inexact(*[y] if x is None else (y, x))
     place = normal_axis(axis, values.ndim)
     rows = manipulation.moveaxis(values, place, -1)

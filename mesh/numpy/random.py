@@ -40,7 +40,29 @@ _MANTISSA = {"f16": 11, "bf16": 8, "f32": 24}  # bits of a number in [0, 1)
 
 @checked
 def key(seed: int) -> Array:
-    """The key of a seed, any int of up to 64 bits."""
+    """Make the key of a seed.
+
+    Parameters
+    ----------
+    seed : int
+        A number of up to 64 bits.
+
+    Returns
+    -------
+    Array, (2,)
+        The key, as uint32.
+
+    Raises
+    ------
+    InputError
+        If the seed has more bits.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> mesh.random.key(7)
+    Array([0, 7], dtype=uint32)
+    """
     if not -(1 << 63) <= seed < 1 << 64:
         raise InputError(f"a seed has up to 64 bits, got {seed}")
     return value_array(np.array([seed >> 32 & 0xFFFFFFFF, seed & 0xFFFFFFFF], np.uint32))
@@ -48,12 +70,63 @@ def key(seed: int) -> Array:
 
 @checked
 def split(key: Operand, count: int = 2) -> Array:
-    """`count` keys that are independent of each other and of what else is made of this one: (count, 2)."""
+    """Make keys of a key.
+
+    Parameters
+    ----------
+    key : Array, (2,)
+        The key, used once.
+    count : int, optional
+        How many.
+
+    Returns
+    -------
+    Array, (count, 2)
+        Keys that are independent of each other.
+
+    Raises
+    ------
+    InputError
+        If that is no key or no count.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> first, second = mesh.random.split(mesh.random.key(7))
+    >>> first
+    Array([1399050475, 3844594329], dtype=uint32)
+    """
     return _words(_tagged(key, _SPLIT), (integer(count, "a count of keys", 0), 2))
 
 
 def fold_in(key: Operand, data: Operand) -> Array:
-    """The key number `data` (an integer below 2^32) of this one: for step numbers, layers, workers."""
+    """Make a key of a key and a number: of a step, a layer or a worker.
+
+    Parameters
+    ----------
+    key : Array, (2,)
+        The key.
+    data : int or Array, ()
+        The number, from 0 to 2^32 - 1.
+
+    Returns
+    -------
+    Array, (2,)
+        Another key.
+
+    Raises
+    ------
+    InputError
+        If that is no key.
+    ShapeError
+        If it is not one number.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> mesh.random.fold_in(mesh.random.key(0), 3)
+    Array([2280163900, 4261900185], dtype=uint32)
+    """
     number = cast(asarray(data), U32)
     if number.shape != ():
         raise ShapeError(f"fold_in takes one integer, got shape {number.shape}")
@@ -63,7 +136,39 @@ def fold_in(key: Operand, data: Operand) -> Array:
 
 @checked
 def bits(key: Operand, shape: Shape = (), dtype: Any = np.uint32) -> Array:
-    """Random bits as uint32 or uint64."""
+    """Draw random bits.
+
+    Parameters
+    ----------
+    key : Array, (2,)
+        The key, used once.
+    shape : int or sequence of int, optional
+        The shape.
+    dtype : dtype, optional
+        The type: uint32 or uint64.
+
+    Returns
+    -------
+    Array, shape
+        Unsigned integers.
+
+    Raises
+    ------
+    InputError
+        If that is no key or no shape.
+    DTypeError
+        If it is another dtype.
+
+    Notes
+    -----
+    The generator is threefry2x32: Salmon et al., Parallel random numbers: as easy as 1, 2, 3, SC 2011.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> mesh.random.bits(mesh.random.key(0), (2,))
+    Array([1797259609,  928981903], dtype=uint32)
+    """
     kind, wanted = to_dtype(dtype), manipulation.to_shape(shape)
     if kind is U32:
         return _words(_key(key), wanted)
@@ -77,7 +182,39 @@ def bits(key: Operand, shape: Shape = (), dtype: Any = np.uint32) -> Array:
 def uniform(
     key: Operand, shape: Shape = (), dtype: Any = np.float32, minval: Operand = 0.0, maxval: Operand = 1.0
 ) -> Array:
-    """Evenly distributed over [minval, maxval); the rounding of a wide range may reach maxval."""
+    """Draw from the uniform distribution over [minval, maxval).
+
+    Parameters
+    ----------
+    key : Array, (2,)
+        The key, used once.
+    shape : int or sequence of int, optional
+        The shape.
+    dtype : dtype, optional
+        The float type.
+    minval : float or Array, optional
+        The lower bound.
+    maxval : float or Array, optional
+        The upper bound.  The rounding of a wide range may reach it.
+
+    Returns
+    -------
+    Array, shape
+        Floats.
+
+    Raises
+    ------
+    InputError
+        If that is no key or no shape.
+    DTypeError
+        If it is no float type.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> mesh.random.uniform(mesh.random.key(0), (2,))
+    Array([0.4184571 , 0.21629542], dtype=float32)
+    """
     kind = _float(dtype)
     unit = _unit(key, manipulation.to_shape(shape), kind)
     if isinstance(minval, float) and isinstance(maxval, float) and (minval, maxval) == (0.0, 1.0):
@@ -88,14 +225,75 @@ def uniform(
 
 @checked
 def normal(key: Operand, shape: Shape = (), dtype: Any = np.float32) -> Array:
-    """The standard normal distribution."""
+    """Draw from the standard normal distribution.
+
+    Parameters
+    ----------
+    key : Array, (2,)
+        The key, used once.
+    shape : int or sequence of int, optional
+        The shape.
+    dtype : dtype, optional
+        The float type.
+
+    Returns
+    -------
+    Array, shape
+        Floats.
+
+    Raises
+    ------
+    InputError
+        If that is no key or no shape.
+    DTypeError
+        If it is no float type.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> mesh.random.normal(mesh.random.key(0), (2, 2)).shape
+    (2, 2)
+    """
     kind = _float(dtype)
     return cast(math.sqrt(2) * erfinv(_symmetric(key, manipulation.to_shape(shape), kind)), kind)
 
 
 @checked
 def truncated_normal(key: Operand, lower: float, upper: float, shape: Shape = (), dtype: Any = np.float32) -> Array:
-    """The standard normal distribution given that it lies in [lower, upper]."""
+    """Draw from the standard normal distribution, given that it is in [lower, upper].
+
+    Parameters
+    ----------
+    key : Array, (2,)
+        The key, used once.
+    lower : float
+        The lower bound.
+    upper : float
+        The upper bound.
+    shape : int or sequence of int, optional
+        The shape.
+    dtype : dtype, optional
+        The float type.
+
+    Returns
+    -------
+    Array, shape
+        Floats.
+
+    Raises
+    ------
+    InputError
+        If that is no key or no shape.
+    DTypeError
+        If it is no float type.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> draws = mesh.random.truncated_normal(mesh.random.key(0), -1.0, 1.0, (100,))
+    >>> bool((abs(draws) <= 1).all())
+    True
+    """
     kind = _float(dtype)
     low, high = (math.erf(bound / math.sqrt(2)) for bound in (lower, upper))
     inside = low + (high - low) * _open_unit(key, manipulation.to_shape(shape), kind)
@@ -106,7 +304,33 @@ def truncated_normal(key: Operand, lower: float, upper: float, shape: Shape = ()
 
 @checked
 def bernoulli(key: Operand, p: Operand = 0.5, shape: Shape | None = None) -> Array:
-    """True with probability p; `shape` is p's by default."""
+    """Draw booleans that are true with a probability.
+
+    Parameters
+    ----------
+    key : Array, (2,)
+        The key, used once.
+    p : float or Array, optional
+        The probability.
+    shape : int or sequence of int, optional
+        The shape; that of `p` by default.
+
+    Returns
+    -------
+    Array, shape
+        Booleans.
+
+    Raises
+    ------
+    InputError
+        If that is no key or no shape.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> mesh.random.bernoulli(mesh.random.key(0), 0.5, (4,))
+    Array([ True,  True, False, False], dtype=bool)
+    """
     (chance,) = floats(p)
     wanted = chance.shape if shape is None else manipulation.to_shape(shape)
     return _unit(key, wanted, _float(chance.type.dtype)) < chance
@@ -114,7 +338,37 @@ def bernoulli(key: Operand, p: Operand = 0.5, shape: Shape | None = None) -> Arr
 
 @checked
 def randint(key: Operand, shape: Shape, low: int, high: int, dtype: Any = np.int32) -> Array:
-    """Integers from low to high - 1, all of one probability, but for the rounding of 64 random bits."""
+    """Draw integers from low to high - 1, all with the same probability.
+
+    Parameters
+    ----------
+    key : Array, (2,)
+        The key, used once.
+    shape : int or sequence of int
+        The shape.
+    low : int
+        The least integer.
+    high : int
+        One more than the largest integer.
+    dtype : dtype, optional
+        The integer type.
+
+    Returns
+    -------
+    Array, shape
+        Integers.  Probabilities differ by the rounding of 64 random bits.
+
+    Raises
+    ------
+    InputError
+        If that is no key or no shape, low is not less than high, or they do not fit the type.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> mesh.random.randint(mesh.random.key(0), (5,), 0, 10)
+    Array([4, 9, 5, 8, 5], dtype=int32)
+    """
     kind = to_dtype(dtype)
     span = high - low
     if kind.kind not in "iu" or span < 1:
@@ -135,23 +389,109 @@ def randint(key: Operand, shape: Shape, low: int, high: int, dtype: Any = np.int
 
 @checked
 def exponential(key: Operand, shape: Shape = (), dtype: Any = np.float32) -> Array:
-    """The exponential distribution of mean 1."""
+    """Draw from the exponential distribution of mean 1.
+
+    Parameters
+    ----------
+    key : Array, (2,)
+        The key, used once.
+    shape : int or sequence of int, optional
+        The shape.
+    dtype : dtype, optional
+        The float type.
+
+    Returns
+    -------
+    Array, shape
+        Floats.
+
+    Raises
+    ------
+    InputError
+        If that is no key or no shape.
+    DTypeError
+        If it is no float type.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> mesh.random.exponential(mesh.random.key(0), (2,)).round(2)
+    Array([0.54, 0.24], dtype=float32)
+    """
     kind = _float(dtype)
     return -elementwise.log1p(-_unit(key, manipulation.to_shape(shape), kind))
 
 
 @checked
 def gumbel(key: Operand, shape: Shape = (), dtype: Any = np.float32) -> Array:
-    """The standard Gumbel distribution: the largest of logits plus this noise is a categorical draw."""
+    """Draw from the standard Gumbel distribution.
+
+    The position of the largest of logits plus this noise is a draw with probabilities softmax(logits).
+
+    Parameters
+    ----------
+    key : Array, (2,)
+        The key, used once.
+    shape : int or sequence of int, optional
+        The shape.
+    dtype : dtype, optional
+        The float type.
+
+    Returns
+    -------
+    Array, shape
+        Floats.
+
+    Raises
+    ------
+    InputError
+        If that is no key or no shape.
+    DTypeError
+        If it is no float type.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> mesh.random.gumbel(mesh.random.key(0), (2,)).round(2)
+    Array([ 0.14, -0.43], dtype=float32)
+    """
     kind = _float(dtype)
     return cast(-elementwise.log(-elementwise.log(_open_unit(key, manipulation.to_shape(shape), kind))), kind)
 
 
 @checked
 def categorical(key: Operand, logits: Operand, axis: int = -1, shape: Shape | None = None) -> Array:
-    """Positions along `axis` drawn with probabilities softmax(logits), as int32.
+    """Draw positions along an axis, with the probabilities softmax(logits).
 
-    `shape` is that of logits without the axis by default; more dimensions in front draw more often.
+    Parameters
+    ----------
+    key : Array, (2,)
+        The key, used once.
+    logits : Array, (..., n, ...)
+        The logarithms of probabilities, up to a constant.
+    axis : int, optional
+        The axis of the positions.
+    shape : int or sequence of int, optional
+        The shape of the draws: that of logits without the axis by default, and after more dimensions to draw more
+        often.
+
+    Returns
+    -------
+    Array, shape
+        Positions from 0 to n - 1, as int32.
+
+    Raises
+    ------
+    InputError
+        If that is no key, or there is no such axis.
+    ShapeError
+        If the shape does not end in that of logits without the axis.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> mesh.random.categorical(mesh.random.key(0), [0.0, 0.0, -1e9], shape=(5,))
+    Array([0, 0, 0, 1, 1], dtype=int32)
     """
     (scores,) = floats(logits)
     place = reductions.normal_axis(axis, scores.ndim)
@@ -166,7 +506,33 @@ def categorical(key: Operand, logits: Operand, axis: int = -1, shape: Shape | No
 
 @checked
 def permutation(key: Operand, x: int | Operand, axis: int = 0) -> Array:
-    """The numbers below x, or x's entries along `axis`, in random order."""
+    """Put the numbers below x, or x's entries along an axis, in random order.
+
+    Parameters
+    ----------
+    key : Array, (2,)
+        The key, used once.
+    x : int or Array, (..., n, ...)
+        The numbers or entries.
+    axis : int, optional
+        The axis.
+
+    Returns
+    -------
+    Array, of the shape of x, or (x,)
+        The permutation.
+
+    Raises
+    ------
+    InputError
+        If that is no key, or there is no such axis.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> mesh.random.permutation(mesh.random.key(0), 5)
+    Array([0, 2, 1, 4, 3], dtype=int32)
+    """
     x = native(x)
     if isinstance(x, int):
         return _order(key, x)
@@ -177,7 +543,39 @@ def permutation(key: Operand, x: int | Operand, axis: int = 0) -> Array:
 
 @checked
 def choice(key: Operand, a: int | Operand, shape: Shape = (), replace: bool = True, p: Operand | None = None) -> Array:
-    """Draws from the numbers below a, or from a's entries along its first axis, with probabilities p if given."""
+    """Draw from the numbers below a, or from a's entries along its first axis.
+
+    Parameters
+    ----------
+    key : Array, (2,)
+        The key, used once.
+    a : int or Array, (n, ...)
+        The numbers or entries.
+    shape : int or sequence of int, optional
+        The shape of the draws.
+    replace : bool, optional
+        Whether an entry can be drawn several times.
+    p : Array, (n,), optional
+        The probabilities; all the same by default.
+
+    Returns
+    -------
+    Array, shape or (*shape, ...)
+        The draws.
+
+    Raises
+    ------
+    InputError
+        If that is no key, or there are more draws than entries without `replace`.
+    ShapeError
+        If there are more or fewer probabilities than entries.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> mesh.random.choice(mesh.random.key(0), 10, (3,), replace=False)
+    Array([3, 0, 2], dtype=int32)
+    """
     wanted, a = manipulation.to_shape(shape), native(a)
     count = math.prod(wanted)
     size = a if isinstance(a, int) else _rows(a)

@@ -53,7 +53,21 @@ def lexsort(keys: Sequence[Operand], axis: int = -1) -> Array:
 
 
 class TopK(NamedTuple):
-    """The values and where they were."""
+    """The result of `topk`: the values, and where they were.
+
+    Parameters
+    ----------
+    values : Array, (..., k, ...)
+        The values, the best first.
+    indices : Array, (..., k, ...)
+        Their int32 indices along the axis.
+
+    Examples
+    --------
+    >>> import mesh.numpy as mnp
+    >>> mnp.topk([3.0, 1.0, 2.0], 1).values
+    Array([3.], dtype=float32)
+    """
 
     values: Array
     indices: Array
@@ -61,7 +75,36 @@ class TopK(NamedTuple):
 
 @checked
 def topk(x: Operand, k: int, axis: int = -1, *, largest: bool = True) -> TopK:
-    """The k largest (or smallest) elements along `axis`, the best first, and their int32 indices."""
+    """Find the k largest elements along an axis, the best first.
+
+    Parameters
+    ----------
+    x : Array, (..., n, ...)
+        The elements.
+    k : int
+        How many, from 0 to n.
+    axis : int, optional
+        The axis.
+    largest : bool, optional
+        Whether to find the largest instead of the smallest ones.
+
+    Returns
+    -------
+    TopK
+        The values and their indices.
+
+    Raises
+    ------
+    InputError
+        If there is no such axis, or k is not from 0 to n.
+
+    Examples
+    --------
+    >>> import mesh.numpy as mnp
+    >>> values, indices = mnp.topk([3.0, 1.0, 2.0], 2)
+    >>> values, indices
+    (Array([3., 2.], dtype=float32), Array([0, 2], dtype=int32))
+    """
     array, place = _along(x, axis)
     k = integer(k, "the k of topk")
     if not 0 <= k <= array.shape[place]:

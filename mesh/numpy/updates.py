@@ -16,7 +16,7 @@ from .promotion import asarray, index_dtype, like
 
 
 class At:
-    """`x.at`; `x.at[key]` is the place to update."""
+    """The places of an array, to be updated: `x.at[key]` is a Place."""
 
     __slots__ = ("_array",)
 
@@ -28,7 +28,7 @@ class At:
 
 
 class Place:
-    """The elements of an array at a key; each method returns the array with them changed."""
+    """The elements of an array at a key; each method returns a new array with them changed."""
 
     __slots__ = ("_array", "_key")
 
@@ -37,19 +37,19 @@ class Place:
         self._key = key
 
     def set(self, values: Operand) -> Array:
-        """x with x[key] = values."""
+        """Return x with x[key] = values."""
         return self._scatter(values, "set")
 
     def add(self, values: Operand) -> Array:
-        """x with values added to x[key]."""
+        """Return x with values added to x[key]; a position that is named several times gets every one."""
         return self._scatter(values, "add")
 
     def max(self, values: Operand) -> Array:
-        """x with the larger of x[key] and values there."""
+        """Return x with the larger of x[key] and values there."""
         return self._scatter(values, "max")
 
     def min(self, values: Operand) -> Array:
-        """x with the smaller of x[key] and values there."""
+        """Return x with the smaller of x[key] and values there."""
         return self._scatter(values, "min")
 
     def _scatter(self, values: Operand, mode: str) -> Array:
@@ -96,5 +96,5 @@ def _without_leading_ones(array: Array, rank: int) -> Array:
 
 
 def at(x: Operand) -> At:
-    """x's places, to be updated: `at(x)[key].set(values)`."""
+    """Return the places of x, to be updated: `at(x)[key].set(values)`."""
     return At(asarray(x))

@@ -57,11 +57,42 @@ def init(
     rendezvous: str | Path | None = None,
     timeout_s: float | None = None,
 ) -> Group:
-    """Take part: wait for all ranks of the world, and return the group of them.  Called again it gives the same.
+    """Join the world: wait for all ranks of this program, and return the group of them.
 
-    What is not given comes from the environment, which `mesh-coord launch` sets; without either this is rank 0 of 1.
-    `rendezvous` is a folder on this machine that is the same for all ranks and for no other program.  DeadlineExceeded
-    names the ranks that did not come within `timeout_s`, which is also how long the group waits in each operation.
+    Called again, it returns the same group.  What is not given comes from the environment, which `mesh-coord launch`
+    sets; without either, this is rank 0 of 1.
+
+    Parameters
+    ----------
+    rank : int, optional
+        This process's number.
+    world_size : int, optional
+        The number of processes.
+    rendezvous : str or Path, optional
+        A folder of this machine, the same for all ranks and for no other program.
+    timeout_s : float, optional
+        Seconds to wait for the other ranks, here and in each operation of the group.
+
+    Returns
+    -------
+    Group
+        All ranks.
+
+    Raises
+    ------
+    ConfigError
+        If an argument is not possible, or this process has joined as another rank.
+    DeadlineExceeded
+        If ranks did not come in time; it names them.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mesh
+    >>> world = mesh.init()
+    >>> world.all_reduce(np.arange(3.0))
+    array([0., 1., 2.])
+    >>> mesh.shutdown()
     """
     global _world
     with _lock:
@@ -78,27 +109,87 @@ def init(
 
 
 def rank() -> int:
-    """This process's number in the world; 0 where nobody launched it, as in a program that coordinates a mesh."""
+    """Return this process's number in the world; 0 if no launcher started it.
+
+    Returns
+    -------
+    int
+        From 0 to `world_size() - 1`.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> mesh.rank()
+    0
+    """
     return _settings().rank
 
 
 def world_size() -> int:
-    """How many ranks there are; 1 where nobody launched this process."""
+    """Return the number of ranks; 1 if no launcher started this process.
+
+    Returns
+    -------
+    int
+        The number of ranks.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> mesh.world_size()
+    1
+    """
     return _settings().size
 
 
 def local_rank() -> int:
-    """This process's number among the ranks of its machine."""
+    """Return this process's number among the ranks of its machine.
+
+    Returns
+    -------
+    int
+        The number, from 0.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> mesh.local_rank()
+    0
+    """
     return _settings().local_rank
 
 
 def barrier(timeout_s: float | None = None) -> None:
-    """Return when all ranks of the world have come here; DeadlineExceeded names the missing."""
+    """Wait until all ranks of the world have called this.
+
+    Parameters
+    ----------
+    timeout_s : float, optional
+        Seconds to wait; by default those of `init`.
+
+    Raises
+    ------
+    DeadlineExceeded
+        If ranks did not come in time; it names them.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> mesh.barrier()  # of one rank
+    >>> mesh.shutdown()
+    """
     init().barrier(timeout_s)
 
 
 def shutdown() -> None:
-    """Take part no longer, and free what ranks exchange arrays by; done by itself when the process ends."""
+    """Leave the world, and free what ranks exchange arrays by.  The end of the process does so, too.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> world = mesh.init()
+    >>> mesh.shutdown()
+    """
     global _world
     with _lock:
         if _world is not None:

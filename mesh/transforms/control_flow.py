@@ -34,10 +34,35 @@ Function = Callable[..., Any]
 
 
 def cond(pred: Any, then: Function, otherwise: Function, *operands: Any) -> Any:
-    """`then(*operands)` if `pred` holds, else `otherwise(*operands)`; the other one is not computed.
+    """Compute `then(*operands)` if `pred` is true, else `otherwise(*operands)`; the other one is not computed.
 
-    `pred` is a bool or a number (true unless 0) without dimensions.  Both must return the same structure, shapes and
-    dtypes: InputError names the leaf where they differ.
+    Parameters
+    ----------
+    pred : bool or Array, ()
+        The condition; a number is true unless it is 0.
+    then : callable
+        A function of the operands.
+    otherwise : callable
+        A function of the operands; its result has the same structure, shapes and dtypes.
+    *operands : pytree of Array
+        The arguments of both.
+
+    Returns
+    -------
+    pytree of Array
+        The result of the chosen one.
+
+    Raises
+    ------
+    InputError
+        If results differ in structure, shapes or dtypes, or the condition is not one value.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> import mesh.numpy as mnp
+    >>> mesh.cond(mnp.asarray(2.0) > 1, lambda x: x + 1, lambda x: x - 1, mnp.zeros(2))
+    Array([1., 1.], dtype=float32)
     """
     check_function(then, "a branch of cond")
     check_function(otherwise, "a branch of cond")
@@ -62,10 +87,36 @@ def cond(pred: Any, then: Function, otherwise: Function, *operands: Any) -> Any:
 
 
 def while_loop(test: Function, body: Function, init: Any) -> Any:
-    """The carry, beginning with `init`, after `body(carry)` was taken for as long as `test(carry)` holds.
+    """Repeat `carry = body(carry)` while `test(carry)` is true.
 
-    It has no reverse derivative, since the number of turns is not known ahead: `scan`, and `fori_loop` between Python
+    There is no reverse derivative, since the number of turns is not known ahead; `scan`, and `fori_loop` between Python
     ints, have one.
+
+    Parameters
+    ----------
+    test : callable
+        A function of the carry, which returns one bool.
+    body : callable
+        A function of the carry, which returns the next carry.
+    init : pytree of Array
+        The first carry.
+
+    Returns
+    -------
+    pytree of Array
+        The last carry.
+
+    Raises
+    ------
+    InputError
+        If `test` does not return one bool, or the carry changes in structure, shapes or dtypes.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> import mesh.numpy as mnp
+    >>> mesh.while_loop(lambda x: x < 100, lambda x: 2 * x, mnp.asarray(3))
+    Array(192, dtype=int32)
     """
     check_function(test, "the test of while_loop")
     check_function(body, "the body of while_loop")
@@ -87,9 +138,37 @@ def while_loop(test: Function, body: Function, init: Any) -> Any:
 
 
 def fori_loop(lower: Any, upper: Any, body: Function, init: Any) -> Any:
-    """The carry, beginning with `init`, after `body(i, carry)` for i from `lower` up to `upper`.
+    """Repeat `carry = body(i, carry)` for i from `lower` to `upper - 1`.
 
-    Between Python ints it is a scan, and has derivatives; else a while_loop over an integer.
+    Between Python ints it is a scan, and has derivatives.  Else it is a while_loop.
+
+    Parameters
+    ----------
+    lower : int or Array, ()
+        The first i.
+    upper : int or Array, ()
+        The i before which to stop.
+    body : callable
+        A function of i and the carry, which returns the next carry.
+    init : pytree of Array
+        The first carry.
+
+    Returns
+    -------
+    pytree of Array
+        The last carry.
+
+    Raises
+    ------
+    InputError
+        If a bound is no integer, or the carry changes in structure, shapes or dtypes.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> import mesh.numpy as mnp
+    >>> mesh.fori_loop(0, 5, lambda i, total: total + i, mnp.asarray(0))
+    Array(10, dtype=int32)
     """
     check_function(body, "the body of fori_loop")
     lower, upper = native(lower), native(upper)
@@ -108,10 +187,39 @@ def fori_loop(lower: Any, upper: Any, body: Function, init: Any) -> Any:
 
 
 def scan(f: Function, init: Any, xs: Any, length: int | None = None, reverse: bool = False) -> tuple[Any, Any]:
-    """`(carry, ys)`: `carry, y = f(carry, x)` for every row x of `xs` along its first axis, the y stacked.
+    """Repeat `carry, y = f(carry, x)` for every row x, and stack the y.
 
-    With `xs` None, x is None and there are `length` turns.  With `reverse` it goes from the last row to the first; y
-    stands in the place of its x.
+    Parameters
+    ----------
+    f : callable
+        A function of the carry and a row, which returns the next carry and a y.
+    init : pytree of Array
+        The first carry.
+    xs : pytree of Array, (n, ...), or None
+        The rows; with None, x is None.
+    length : int, optional
+        The number of turns, if `xs` is None.
+    reverse : bool, optional
+        Whether to go from the last row to the first; y stands in the place of its x.
+
+    Returns
+    -------
+    carry : pytree of Array
+        The last carry.
+    ys : pytree of Array, (n, ...)
+        The y, stacked.
+
+    Raises
+    ------
+    InputError
+        If `f` does not return a pair, or the carry changes in structure, shapes or dtypes.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> import mesh.numpy as mnp
+    >>> mesh.scan(lambda total, x: (total + x, total), mnp.asarray(0.0), mnp.arange(4.0))
+    (Array(6., dtype=float32), Array([0., 0., 1., 3.], dtype=float32))
     """
     check_function(f, "what scan repeats")
     truth(reverse, "reverse of scan")
@@ -135,7 +243,32 @@ def scan(f: Function, init: Any, xs: Any, length: int | None = None, reverse: bo
 
 
 def map(f: Function, xs: Any) -> Any:
-    """`f(x)` for every row x of `xs`, one after the other, stacked; `mesh.vmap` does them all at once."""
+    """Apply a function to every row, one after the other; `mesh.vmap` does all at once.
+
+    Parameters
+    ----------
+    f : callable
+        A function of a row.
+    xs : pytree of Array, (n, ...)
+        The rows.
+
+    Returns
+    -------
+    pytree of Array, (n, ...)
+        The results, stacked.
+
+    Raises
+    ------
+    InputError
+        If leaves differ in their number of rows.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> import mesh.numpy as mnp
+    >>> mesh.map(lambda row: row.sum(), mnp.ones((3, 4)))
+    Array([4., 4., 4.], dtype=float32)
+    """
     check_function(f, "what map does with every row")
     return scan(lambda carry, x: (carry, f(x)), (), xs)[1]
 

@@ -34,10 +34,39 @@ Function = Callable[..., Any]
 
 
 def vjp(fn: Function, *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
-    """`(fn(*primals), pull)`, where `pull(cotangent)`, given what has the result's structure and types, is the tuple of
-    cotangents of `primals`.  With `has_aux`, fn returns a pair (result, aux), and aux comes third.
+    """Compute a function, and the function that pulls cotangents back (reverse mode).
 
-    A None in the cotangent is zero.
+    Parameters
+    ----------
+    fn : callable
+        A function of arrays.
+    *primals : pytree of Array
+        Its arguments.
+    has_aux : bool, optional
+        Whether `fn` returns a pair (result, aux).
+
+    Returns
+    -------
+    result : pytree of Array
+        The result of `fn`.
+    pull : callable
+        From a cotangent, with the structure and types of the result and None for zero, to the tuple of the cotangents
+        of the arguments.
+    aux : pytree of Array
+        What else `fn` returns, with `has_aux`.
+
+    Raises
+    ------
+    InputError
+        If a cotangent differs from the result in structure or type.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> import mesh.numpy as mnp
+    >>> y, pull = mesh.vjp(lambda x: x * x, mnp.asarray([1.0, 3.0]))
+    >>> pull(mnp.ones(2))
+    (Array([2., 6.], dtype=float32),)
     """
     check_function(fn, "what vjp differentiates")
     flat = Flat(fn, primals, has_aux=has_aux)
@@ -60,10 +89,34 @@ def vjp(fn: Function, *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
 
 
 def grad(fn: Function, argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Function:
-    """The function that gives the gradient of `fn`, which returns one float, by its arguments `argnums`.
+    """Make the function that computes the gradient of a function.
 
-    The gradient has the structure and dtypes of the argument; a tuple of gradients if `argnums` is a sequence.  With
-    `has_aux`, fn returns a pair (float, aux), and the result is (gradient, aux).
+    Parameters
+    ----------
+    fn : callable
+        A function of arrays that returns one float.
+    argnums : int or sequence of int, optional
+        The arguments to differentiate by.
+    has_aux : bool, optional
+        Whether `fn` returns a pair (float, aux).
+
+    Returns
+    -------
+    callable
+        From the arguments of `fn` to the gradient, which has the structure and dtypes of the argument; to a tuple of
+        gradients if `argnums` is a sequence; and to (gradient, aux) with `has_aux`.
+
+    Raises
+    ------
+    InputError
+        If `fn` does not return one float, or an argument is not of floats.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> import mesh.numpy as mnp
+    >>> mesh.grad(lambda p, x: (p["w"] * x).sum())({"w": mnp.ones(3)}, mnp.arange(3.0))
+    {'w': Array([0., 1., 2.], dtype=float32)}
     """
     check_function(fn, "what grad differentiates")
     both = value_and_grad(fn, argnums, has_aux)
@@ -77,7 +130,34 @@ def grad(fn: Function, argnums: int | Sequence[int] = 0, has_aux: bool = False) 
 
 
 def value_and_grad(fn: Function, argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Function:
-    """As `grad`, giving (value, gradient); with `has_aux` ((value, aux), gradient)."""
+    """Make the function that computes a function's value and its gradient.
+
+    Parameters
+    ----------
+    fn : callable
+        A function of arrays that returns one float.
+    argnums : int or sequence of int, optional
+        The arguments to differentiate by.
+    has_aux : bool, optional
+        Whether `fn` returns a pair (float, aux).
+
+    Returns
+    -------
+    callable
+        From the arguments of `fn` to (value, gradient), and to ((value, aux), gradient) with `has_aux`.
+
+    Raises
+    ------
+    InputError
+        If `fn` does not return one float, or an argument is not of floats.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> import mesh.numpy as mnp
+    >>> mesh.value_and_grad(lambda x: (x * x).sum())(mnp.arange(3.0))
+    (Array(5., dtype=float32), Array([0., 2., 4.], dtype=float32))
+    """
     check_function(fn, "what value_and_grad differentiates")
     truth(has_aux, "has_aux")
     several, places = _chosen(argnums)
@@ -97,10 +177,39 @@ def value_and_grad(fn: Function, argnums: int | Sequence[int] = 0, has_aux: bool
 
 
 def jvp(fn: Function, primals: Sequence[Any], tangents: Sequence[Any], has_aux: bool = False) -> tuple[Any, ...]:
-    """`(fn(*primals), tangent)`, the latter of the result when the primals move by `tangents`.
+    """Compute a function and its derivative along a direction (forward mode).
 
-    Tangents have the structure and types of the primals; a None in them is zero.  With `has_aux`, fn returns a pair
-    (result, aux), and aux comes third.
+    Parameters
+    ----------
+    fn : callable
+        A function of arrays.
+    primals : sequence of pytree
+        Its arguments.
+    tangents : sequence of pytree
+        The direction, with the structure and types of the arguments; None for zero.
+    has_aux : bool, optional
+        Whether `fn` returns a pair (result, aux).
+
+    Returns
+    -------
+    result : pytree of Array
+        The result of `fn`.
+    tangent : pytree of Array
+        Its derivative along the direction.
+    aux : pytree of Array
+        What else `fn` returns, with `has_aux`.
+
+    Raises
+    ------
+    InputError
+        If tangents differ from the arguments in structure or type.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> import mesh.numpy as mnp
+    >>> mesh.jvp(lambda x: x * x, (mnp.asarray(3.0),), (mnp.asarray(1.0),))
+    (Array(9., dtype=float32), Array(6., dtype=float32))
     """
     if not isinstance(primals, (tuple, list)) or not isinstance(tangents, (tuple, list)):
         raise InputError("jvp takes a tuple of primals and one of tangents", next_step="jvp(f, (x,), (t,))")
@@ -119,10 +228,35 @@ def jvp(fn: Function, primals: Sequence[Any], tangents: Sequence[Any], has_aux: 
 
 
 def jacobian(fn: Function, argnums: int | Sequence[int] = 0, mode: str | None = None) -> Function:
-    """The function that gives every derivative of every result of `fn` by its arguments `argnums`.
+    """Make the function that computes all derivatives of a function.
 
-    A leaf of shape R by one of shape A gives R + A; the result has fn's structure, and the arguments' inside it.
-    `mode` is "forward" or "reverse": by default the one that takes fewer passes.
+    Parameters
+    ----------
+    fn : callable
+        A function of arrays that returns floats.
+    argnums : int or sequence of int, optional
+        The arguments to differentiate by.
+    mode : {"forward", "reverse"}, optional
+        By columns or by rows; by default the one that takes fewer passes.
+
+    Returns
+    -------
+    callable
+        From the arguments of `fn` to the derivatives: a leaf of shape R by one of shape A has shape R + A, in the
+        structure of the result with the arguments' inside.
+
+    Raises
+    ------
+    InputError
+        If `fn` returns something else than floats, or an argument is not of floats.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> import mesh.numpy as mnp
+    >>> mesh.jacobian(lambda x: x[:2] * x[2])(mnp.asarray([1.0, 2.0, 3.0]))
+    Array([[3., 0., 1.],
+           [0., 3., 2.]], dtype=float32)
     """
     if not isinstance(mode, str | None) or mode not in (None, "forward", "reverse"):
         raise InputError(f"mode is 'forward' or 'reverse', got {mode!r}")
@@ -147,9 +281,33 @@ def jacobian(fn: Function, argnums: int | Sequence[int] = 0, mode: str | None = 
 
 
 def hessian(fn: Function, argnums: int | Sequence[int] = 0) -> Function:
-    """The function that gives the second derivatives of `fn`, which returns one float, by its arguments `argnums`.
+    """Make the function that computes the second derivatives of a function.
 
-    For leaves of shapes A and B it gives A + B; the result has the arguments' structure twice.
+    Parameters
+    ----------
+    fn : callable
+        A function of arrays that returns one float.
+    argnums : int or sequence of int, optional
+        The arguments to differentiate by.
+
+    Returns
+    -------
+    callable
+        From the arguments of `fn` to the derivatives: for leaves of shapes A and B one of shape A + B, in the
+        arguments' structure twice.
+
+    Raises
+    ------
+    InputError
+        If `fn` does not return one float, or an argument is not of floats.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> import mesh.numpy as mnp
+    >>> mesh.hessian(lambda x: (x**3).sum())(mnp.asarray([1.0, 2.0]))
+    Array([[ 6.,  0.],
+           [ 0., 12.]], dtype=float32)
     """
     check_function(fn, "what hessian differentiates")
     return jacobian(grad(fn, argnums), argnums, mode="forward")

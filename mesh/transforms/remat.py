@@ -19,10 +19,33 @@ from .vmap_rules import Flags, batch_of
 
 
 def remat(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`fn`, whose intermediate results are computed again in a backward pass instead of being kept for it.
+    """Compute a function's intermediate results again in a backward pass, instead of keeping them for it.
 
-    Worth it around a block of a deep model: the backward pass then needs the blocks' arguments and one block's
-    intermediate results, for one more forward pass of work.  Values and derivatives are the same.
+    Around each block of a deep model it saves memory: the backward pass needs the blocks' arguments and the
+    intermediate results of one block, for the work of one more forward pass.  Values and derivatives are the same.
+
+    Parameters
+    ----------
+    fn : callable
+        A function of arrays.
+
+    Returns
+    -------
+    callable
+        The function.
+
+    Notes
+    -----
+    Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> import mesh.numpy as mnp
+    >>> block = mesh.remat(lambda w, x: mnp.tanh(x @ w))
+    >>> mesh.grad(lambda w, x: block(w, block(w, x)).sum())(mnp.zeros((2, 2)), mnp.ones(2))
+    Array([[0., 0.],
+           [0., 0.]], dtype=float32)
     """
     check_function(fn, "what remat computes again")
 

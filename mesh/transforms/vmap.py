@@ -23,12 +23,34 @@ from .vmap_rules import batch_of, repeated
 
 
 def vmap(fn: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callable[..., Any]:
-    """`fn` mapped over an axis of its arguments, as one function of whole arrays.
+    """Map a function over an axis of its arguments, as one function of whole arrays.
 
-    `in_axes` says which axis of each argument holds the elements: an int for all, or a tuple with one entry per
-    argument, which may be a pytree with ints down to where one serves for all leaves below; None is an argument that
-    is the same for every element.  `out_axes` says so of the results; None is for a result that does not depend on the
-    element.  Negative axes count from the end.  Keyword arguments are mapped over axis 0.
+    Parameters
+    ----------
+    fn : callable
+        A function of one element.
+    in_axes : int, None, or tuple of pytrees of these, optional
+        The axis of each argument that has the elements, or one for all; an int stands for all leaves below it.  None is
+        an argument that is the same for every element.  Arguments by name are mapped over axis 0.
+    out_axes : int, None, or pytree of these, optional
+        That axis of each result; None is a result that does not depend on the element.
+
+    Returns
+    -------
+    callable
+        The function of all elements.
+
+    Raises
+    ------
+    InputError
+        If axes do not fit the arguments, or arguments differ in their number of elements.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> import mesh.numpy as mnp
+    >>> mesh.vmap(lambda x, w: (x * w).sum(), in_axes=(0, None))(mnp.ones((3, 2)), mnp.arange(2.0))
+    Array([1., 1., 1.], dtype=float32)
     """
     check_function(fn, "what vmap maps")
 

@@ -28,11 +28,38 @@ from .interpret import call, check_supported, type_of
 
 
 def from_jax(fn: Callable[..., Any], *examples: Any) -> Callable[..., Any]:
-    """`fn`, which JAX can trace, as a function of Arrays for arguments like `examples` (arrays, or anything of a shape
-    and a dtype).
+    """Convert a function that JAX can trace to a function of Arrays.
 
-    As in JAX, 64 bits become 32 unless it was told otherwise (jax_enable_x64).  ConfigError if JAX is not installed,
-    InputError naming an example that is no array, Unsupported listing all primitives and dtypes that are not known.
+    Parameters
+    ----------
+    fn : callable
+        A function of JAX's arrays.
+    *examples : pytree
+        Arguments like those of the calls to come: arrays, or anything with a shape and a dtype.
+
+    Returns
+    -------
+    callable
+        The function of arguments with these shapes and dtypes.  As in JAX, 64 bits become 32, unless jax_enable_x64 is
+        set.
+
+    Raises
+    ------
+    ConfigError
+        If JAX is not installed.
+    InputError
+        If an example is no array, or results are no arrays.
+    Unsupported
+        If there are primitives or dtypes that are not known; it lists all of them.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> import numpy as np
+    >>> import mesh
+    >>> norm = mesh.from_jax(lambda x: jnp.sqrt(jnp.sum(x * x)), np.ones(2, np.float32))
+    >>> norm(np.array([3.0, 4.0], np.float32))
+    Array(5., dtype=float32)
     """
     try:
         import jax

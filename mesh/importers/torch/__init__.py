@@ -32,15 +32,40 @@ from .tensor_names import origins, output_names
 
 
 def from_torch(module: Any, *examples: Any, **named: Any) -> Model:
-    """The Model of a `torch.nn.Module` called with arguments like these tensors, or of an ExportedProgram.
+    """Convert a `torch.nn.Module`, or an ExportedProgram, to a Model.
 
-    Call `module.eval()` first: a graph draws no random numbers and keeps no statistics.  Sizes are those of the
-    examples; an ExportedProgram keeps the dimensions free that its `dynamic_shapes` name.  A param that the module has
-    by several names is one param by the first of them (`Model.tied`); buffers, and parameters that do not require
-    gradients, are `Model.buffers`, which training leaves as they are.
+    Call `module.eval()` first: a graph draws no random numbers and keeps no statistics.
 
-    ConfigError if torch is not installed, InputError if the module changes its buffers or cannot be exported,
-    Unsupported listing all ops that are not known.
+    Parameters
+    ----------
+    module : torch.nn.Module or torch.export.ExportedProgram
+        What to convert.
+    *examples : torch.Tensor
+        Arguments of the module.  Sizes are fixed to theirs; an ExportedProgram keeps those free that its
+        `dynamic_shapes` name.
+    **named : torch.Tensor
+        Arguments by name.
+
+    Returns
+    -------
+    Model
+        The model.  A param that the module has by several names is one param, by the first of them (`Model.tied`).
+        Buffers and parameters that do not require gradients are `Model.buffers`, which training leaves as they are.
+
+    Raises
+    ------
+    ConfigError
+        If torch is not installed.
+    InputError
+        If the module changes its buffers, or cannot be exported.
+    Unsupported
+        If there are ops that are not known; it lists all of them.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> import torch  # doctest: +SKIP
+    >>> model = mesh.from_torch(torch.nn.Linear(3, 2).eval(), torch.zeros(1, 3))  # doctest: +SKIP
     """
     try:
         import torch
