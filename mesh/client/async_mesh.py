@@ -28,7 +28,7 @@ from ..core.backend import Backend, Started, Stateful, Work
 from ..core.call_arguments import taken
 from ..core.handle import Handle
 from ..core.node import Node
-from ..functions.build_options import HERE, building
+from ..functions.build_options import HERE, Building, building
 from ..functions.compiled import Callee, Compiled, CompiledFunction, handle_of
 from ..functions.step_trace import Stepping
 from ..util.annotation_checks import instance
@@ -361,7 +361,7 @@ class AsyncMesh:
         InputError
             If `fn` cannot be called or traced with these arguments.
         """
-        function = self.function(fn, strategy, mode, copies, name, cache, build_dir, force)
+        function = self.function(fn, strategy, building(mode, name, cache, build_dir, force), copies)
         function.form_for(taken(fn, examples, named, OWN_OF_COMPILE))
 
         async def compiled(*args: Any, **named: Any) -> Any:
@@ -557,15 +557,7 @@ class AsyncMesh:
         return Compiled.of(fn, args, text_of(strategy, self._reproducible), building(mode), self._copies_of(copies))
 
     def function(
-        self,
-        fn: Callable[..., Any] | WireGraph,
-        strategy: str | Strategy,
-        mode: str,
-        copies: str | None = None,
-        name: str = "",
-        cache: bool = True,
-        build_dir: str | Path | None = None,
-        force: bool = False,
+        self, fn: Callable[..., Any] | WireGraph, strategy: str | Strategy, how: Building, copies: str | None = None
     ) -> CompiledFunction:
         """Make a function that is traced once for each combination of shapes and dtypes.
 
@@ -575,25 +567,16 @@ class AsyncMesh:
             What to trace.
         strategy : str or Strategy
             How to place it.
-        mode : {"auto", "on", "off", "local"}
-            Where to compute.
+        how : Building
+            How its graphs are built, and where they are computed.
         copies : str, optional
             Which copies of the params workers keep.
-        name : str, optional
-            What plans and jobs call the graphs.
-        cache : bool, optional
-            Whether to keep what was traced.
-        build_dir : str or Path, optional
-            Where to write each graph.
-        force : bool, optional
-            Whether the first call compiles its graph anew.
 
         Returns
         -------
         CompiledFunction
             The function.
         """
-        how = building(mode, name, cache, build_dir, force)
         return CompiledFunction(fn, text_of(strategy, self._reproducible), how, self._copies_of(copies))
 
     def _copies_of(self, copies: str | None) -> str:

@@ -31,7 +31,7 @@ from ..core.call_arguments import taken
 from ..core.loop_thread import LoopThread
 from ..core.node import Node
 from ..core.realise import Evaluator, reset_evaluator, set_evaluator
-from ..functions.build_options import Building
+from ..functions.build_options import Building, building
 from ..functions.compiled import Callee, Compiled
 from ..functions.step_trace import Stepping
 from ..util.annotation_checks import checked
@@ -325,7 +325,8 @@ class Mesh:
         ...     double(np.arange(3.0))
         array([0., 2., 4.])
         """
-        function = self._async.function(fn, strategy, mode, copies, name, cache, build_dir, force)
+        how = building(mode, name, cache, build_dir, force)
+        function = self._async.function(fn, strategy, how, copies)
         function.form_for(taken(fn, examples, named, OWN_OF_COMPILE))
 
         def compiled(*args: Any, **named: Any) -> Any:

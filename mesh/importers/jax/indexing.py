@@ -8,7 +8,8 @@ index, one axis) go straight to ours.  Semantics: openxla.org/xla/operation_sema
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,26 @@ from .rows import Equation, Row
 CLIP, DROP, IN_BOUNDS = "CLIP", "FILL_OR_DROP", "PROMISE_IN_BOUNDS"
 
 
+@dataclass(frozen=True, slots=True)
+class _Windows:
+    """Which windows of an operand of `shape` the elements of an array of shape `out` are.
+
+    `sizes` are those of a window.  `batch` are the axes of `out` that run over indices, and `offsets` maps axes of the
+    operand to axes of `out` that run within a window.  `starts` says which axis of the operand each component of an
+    index is for, and `paired` maps axes of the operand to axes of the indices.  `mode` is what becomes of a window that
+    is not inside.
+    """
+
+    shape: Sequence[int]
+    sizes: Sequence[int]
+    out: Sequence[int]
+    batch: Sequence[int]
+    offsets: Mapping[int, int]
+    starts: Sequence[int]
+    paired: Mapping[int, int]
+    mode: str
+
+
 def _gather(equation: Equation, x: Array, indices: Array) -> Array:
     numbers, sizes = equation["dimension_numbers"], equation.ints("slice_sizes")
     mode = _mode(equation)
@@ -31,20 +52,19 @@ def _gather(equation: Equation, x: Array, indices: Array) -> Array:
     batch = tuple(place for place in range(len(out)) if place not in numbers.offset_dims)
     if axis is not None and batch == tuple(range(axis, axis + indices.ndim - 1)):
         starts = indices[..., 0]
-        found = apply("gather", x, starts, axis=axis, batch_dims=0)
+        rows = apply("gather", x, starts, axis=axis, batch_dims=0)
         if mode != DROP:
-            return found
+            return rows
         known = (starts >= 0) & (starts < x.shape[axis])
         aligned = mnp.reshape(known, (1,) * axis + known.shape + (1,) * (x.ndim - axis - 1))
-        return mnp.where(aligned, found, _fill(equation, x))
+        return mnp.where(aligned, rows, _fill(equation, x))
     kept = [d for d in range(x.ndim) if d not in (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)]
-    windows = dict(zip(kept, numbers.offset_dims, strict=True))
-    flat, inside = _places(
-        x.shape, sizes, out, batch, indices, windows, numbers.start_index_map,
-        dict(zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)), mode,
-    )  # fmt: skip
-    found = apply("gather", mnp.reshape(x, (-1,)), flat, axis=0, batch_dims=0)
-    return found if inside is None else mnp.where(inside, found, _fill(equation, x))
+    offsets = dict(zip(kept, numbers.offset_dims, strict=True))
+    paired = dict(zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True))
+    windows = _Windows(x.shape, sizes, out, batch, offsets, numbers.start_index_map, paired, mode)
+    flat, inside = _places(windows, indices)
+    gathered = apply("gather", mnp.reshape(x, (-1,)), flat, axis=0, batch_dims=0)
+    return gathered if inside is None else mnp.where(inside, gathered, _fill(equation, x))
 
 
 def _fill(equation: Equation, x: Array) -> Any:
@@ -62,25 +82,25 @@ def _scatter(mode_of_ours: str) -> Row:
         numbers, mode = equation["dimension_numbers"], _mode(equation)
         windows_at = tuple(numbers.update_window_dims)
         kept = [d for d in range(x.ndim) if d not in (*numbers.inserted_window_dims, *numbers.operand_batching_dims)]
-        windows = dict(zip(kept, windows_at, strict=True))
-        sizes = tuple(updates.shape[windows[d]] if d in windows else 1 for d in range(x.ndim))
+        offsets = dict(zip(kept, windows_at, strict=True))
+        sizes = tuple(updates.shape[offsets[d]] if d in offsets else 1 for d in range(x.ndim))
         batch = tuple(place for place in range(updates.ndim) if place not in windows_at)
         axis = _whole_rows(
             numbers.scatter_dims_to_operand_dims, numbers.inserted_window_dims, numbers.operand_batching_dims, sizes, x
         )
         if axis is not None and mode != CLIP and batch == tuple(range(axis, axis + indices.ndim - 1)):
             return apply("scatter", x, indices[..., 0], updates, axis=axis, mode=mode_of_ours)
-        flat, inside = _places(
-            x.shape, sizes, updates.shape, batch, indices, windows, numbers.scatter_dims_to_operand_dims,
-            dict(zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True)), mode,
-        )  # fmt: skip
+        starts = numbers.scatter_dims_to_operand_dims
+        paired = dict(zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True))
+        windows = _Windows(x.shape, sizes, updates.shape, batch, offsets, starts, paired, mode)
+        flat, inside = _places(windows, indices)
         if inside is not None:
             flat = mnp.where(inside, flat, x.size)  # which is nowhere, so it is dropped
-        found = apply(
+        scattered = apply(
             "scatter", mnp.reshape(x, (-1,)), mnp.reshape(flat, (-1,)), mnp.reshape(updates, (-1,)), axis=0,
             mode=mode_of_ours,
         )  # fmt: skip
-        return mnp.reshape(found, x.shape)
+        return mnp.reshape(scattered, x.shape)
 
     return row
 
@@ -100,50 +120,38 @@ def _whole_rows(
     return axis if whole and x.shape[axis] else None
 
 
-def _places(
-    shape: Sequence[int],
-    sizes: Sequence[int],
-    out: Sequence[int],
-    batch: Sequence[int],
-    indices: Array,
-    windows: dict[int, int],
-    starts: Sequence[int],
-    paired: dict[int, int],
-    mode: str,
-) -> tuple[Array, Array | None]:
-    """For every element of `out` its place in the flattened operand, and whether its window lies inside.
-
-    `batch` are the axes of `out` that run over indices, `windows` maps operand axes to axes of `out`, `starts` says
-    which operand axis each component of an index is for, `paired` maps operand axes to axes of `indices`.
-    """
+def _places(windows: _Windows, indices: Array) -> tuple[Array, Array | None]:
+    """The place of every element of `windows.out` in the flattened operand, and whether its window is inside."""
+    shape, out, batch = windows.shape, windows.out, windows.batch
     dtype = index_dtype(math.prod(shape))
     flat, stride = literal(0, dtype), 1
     inside: Array | None = None
     for axis in reversed(range(len(shape))):
         place = literal(0, dtype)
-        if axis in starts:
-            start = cast(indices[..., list(starts).index(axis)], dtype)
-            last = shape[axis] - sizes[axis]
-            if mode == DROP:
+        if axis in windows.starts:
+            start = cast(indices[..., list(windows.starts).index(axis)], dtype)
+            last = shape[axis] - windows.sizes[axis]
+            if windows.mode == DROP:
                 fits = (start >= 0) & (start <= last)
                 inside = fits if inside is None else inside & fits
-            place = mnp.clip(start, 0, last)
-            aligned = [1] * len(out)
-            for at, dim in zip(batch, place.shape, strict=True):
-                aligned[at] = dim
-            place = mnp.reshape(place, tuple(aligned))
-        elif axis in paired:
-            place = _counter(out, batch[paired[axis]], dtype)
-        if axis in windows:
-            place = place + _counter(out, windows[axis], dtype)
+            place = _along_axes(mnp.clip(start, 0, last), batch, len(out))
+        elif axis in windows.paired:
+            place = _counter(out, batch[windows.paired[axis]], dtype)
+        if axis in windows.offsets:
+            place = place + _counter(out, windows.offsets[axis], dtype)
         flat = flat + place * stride
         stride *= shape[axis]
     if inside is not None:
-        aligned = [1] * len(out)
-        for at, dim in zip(batch, inside.shape, strict=True):
-            aligned[at] = dim
-        inside = mnp.reshape(inside, tuple(aligned))
+        inside = _along_axes(inside, batch, len(out))
     return mnp.broadcast_to(flat, tuple(out)), inside
+
+
+def _along_axes(array: Array, axes: Sequence[int], rank: int) -> Array:
+    """`array` with its dimensions as these axes of an array of `rank` dimensions."""
+    aligned = [1] * rank
+    for axis, dim in zip(axes, array.shape, strict=True):
+        aligned[axis] = dim
+    return mnp.reshape(array, tuple(aligned))
 
 
 def _counter(out: Sequence[int], axis: int, dtype: Any) -> Array:
@@ -167,12 +175,12 @@ def _dynamic_update_slice(equation: Equation, x: Array, update: Array, *starts: 
 
 
 def _sort(equation: Equation, *xs: Array) -> Sequence[Array]:
-    """By the first `num_keys` operands; a stable sort by the last key, then by the one before it, and so on."""
-    axis, found = int(equation["dimension"]), list(xs)
+    """Sort by the first `num_keys` operands: a stable sort by the last key, then by the one before it, and so on."""
+    axis, columns = int(equation["dimension"]), list(xs)
     for key in reversed(range(equation["num_keys"])):
-        order = apply("argsort", found[key], axis=axis)
-        found = [_along(x, order, axis) for x in found]
-    return found
+        order = apply("argsort", columns[key], axis=axis)
+        columns = [_along(x, order, axis) for x in columns]
+    return columns
 
 
 def _top_k(equation: Equation, x: Array) -> Sequence[Array]:
