@@ -20,8 +20,8 @@ import numpy as np
 
 import mesh
 from mesh import tree
-from mesh.demo import minilm
 from mesh.functions.compiled import CompiledFunction, handle_of
+from mesh.importers import minilm
 
 CALLS = 300
 

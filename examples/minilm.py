@@ -4,7 +4,7 @@ python examples/minilm.py
 """
 
 from mesh import Mesh
-from mesh.demo.minilm import embed
+from mesh.importers.minilm import embed
 
 __all__ = ["embed"]
 

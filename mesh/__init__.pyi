@@ -8,8 +8,7 @@ from .core.array import Array
 from .core.handle import Handle
 from .core.realise import realise
 from .errors import MeshError
-from .functions.distributed import distributed
-from .functions.function import Function, function
+from .functions.function import Function, distributed, function
 from .importers.jax import from_jax
 from .importers.torch import from_torch
 from .inference import AsyncInferenceServer, InferenceServer

@@ -31,8 +31,8 @@ from worker.devices.registry import list_devices
 from ..client.mesh import Mesh
 from ..client.report import Report
 from ..core.node import Node
+from ..importers.minilm import WIDTH, Batch, batches, embed_batches, encode, load_model
 from ..util.units import counted, size_text, time_text
-from .minilm import WIDTH, Batch, batches, embed_batches, encode, load_model
 from .passages import Passage, passages
 
 QUESTION = "What happens when a worker dies?"

@@ -6,6 +6,9 @@
     @mesh.function(buckets={"x": 0})          # any number of rows; graphs for 1, 2, 4, 8, ... of them
     def embed(params, x): ...
 
+    @mesh.distributed(strategy=mesh.DataParallel())     # how the mesh in use places it
+    def predict(params, x): ...
+
 A call runs on the mesh in use or in this process and gives Arrays with values; inside another traced function it is
 traced as part of that one.  What the function does besides computing its result (printing, appending to a list) it does
 when it is traced and not again; a traced array that it leaves behind somewhere is an error.
@@ -27,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wire.errors import InputError
+from wire.policy.strategies import Strategy, text_of
 
 from .. import tree
 from ..core.array import Array, value_array
@@ -165,6 +169,47 @@ def function(
     if fn is None:
         return functools.partial(function, buckets=buckets, sizes=sizes, out_axes=out_axes, strategy=strategy)
     return Function(fn, dict(buckets or {}), sizes, out_axes, strategy)
+
+
+@overload
+def distributed(fn: Callable[..., Any], *, strategy: str | Strategy = ...) -> Function: ...
+@overload
+def distributed(fn: None = None, *, strategy: str | Strategy = ...) -> Callable[[Callable[..., Any]], Function]: ...
+def distributed(fn: Callable[..., Any] | None = None, *, strategy: str | Strategy = "auto") -> Any:
+    """Give a function a strategy, as a decorator or a function.
+
+    Parameters
+    ----------
+    fn : callable, optional
+        A function of arrays.  Without it, the result is a decorator.
+    strategy : str or Strategy, optional
+        How the mesh in use places it, as for `Mesh.run`.
+
+    Returns
+    -------
+    Function
+        The function, which is traced once for each combination of shapes and dtypes; or a decorator.
+
+    Raises
+    ------
+    InputError
+        If the strategy is not known.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mesh
+    >>> @mesh.distributed(strategy="single")
+    ... def double(x):
+    ...     return 2 * x
+    >>> with mesh.Mesh.builder().simulate(2).build():
+    ...     double(np.ones(2))
+    Array([2., 2.], dtype=float64)
+    """
+    chosen = text_of(strategy)
+    if fn is None:
+        return lambda own: function(own, strategy=chosen)
+    return function(fn, strategy=chosen)
 
 
 class _Buckets:

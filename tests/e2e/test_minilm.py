@@ -15,7 +15,7 @@ from support.rounding import MINILM_MAX
 
 import mesh.numpy as mnp
 from mesh import Mesh
-from mesh.demo.minilm import batches, embed, encode, load_model
+from mesh.importers.minilm import batches, embed, encode, load_model
 
 COSINE_MIN = 0.9999
 WGSL_MAX = 1e-4  # its functions are within a few units of the op table each, not within rounding

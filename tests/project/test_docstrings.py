@@ -171,7 +171,6 @@ TO_DO: list[str] = [
     "mesh.inference.server.InferenceServer.loaded_models",
     "mesh.inference.server.InferenceServer.unload_model",
     "mesh.inference.server.LoadedModel",
-    "mesh.inference.server.Options",
     "mesh.inference.settings.Room",
     "mesh.inference.settings.Sampling",
     "mesh.inference.settings.Sampling.shifted",
@@ -323,7 +322,6 @@ TO_DO: list[str] = [
     "mesh.training.trainer.DistributedTrainer.forward_backward",
     "mesh.training.trainer.DistributedTrainer.load",
     "mesh.training.trainer.DistributedTrainer.save",
-    "wire.policy.strategies.DataTensor",
 ]
 
 

@@ -134,7 +134,7 @@ DIRECTIONS: dict[str, set[str]] = {
     "mesh/importers": {"mesh/core", "mesh/models", "mesh/nn", "mesh/numpy", "mesh/transforms", "mesh/util"},
     "mesh/client": {"mesh/backends", "mesh/core", "mesh/functions", "mesh/simulation", "mesh/tree.py", "mesh/util"},
     "mesh/coding": {"mesh/client", "mesh/core", "mesh/nn", "mesh/numpy", "mesh/tracing", "mesh/tree.py", "mesh/util"},
-    "mesh/demo": {"mesh/client", "mesh/core", "mesh/models", "mesh/nn", "mesh/numpy", "mesh/util"},
+    "mesh/demo": {"mesh/client", "mesh/core", "mesh/importers", "mesh/util"},
     "mesh/inference": {
         "mesh/backends",
         "mesh/client",
@@ -308,7 +308,7 @@ DOORS = {
     },
     "safetensors": {"wire/ir/file.py"},
     "threadpoolctl": {"worker/cpu/process.py"},
-    "tokenizers": {"mesh/demo/minilm.py", "mesh/inference/tokenizer.py"},
+    "tokenizers": {"mesh/importers/minilm.py", "mesh/inference/tokenizer.py"},
     "torch": {"mesh/importers/torch/__init__.py"},
     "tqdm": {"mesh/training/progress.py"},
     "wgpu": {"worker/wgsl/device.py"},

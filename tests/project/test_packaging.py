@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from support.source import PACKAGES, ROOT, source_files
 
-from mesh.demo.minilm import INSTALL, PACKAGE
+from mesh.importers.minilm import INSTALL, PACKAGE
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT = PYPROJECT["project"]
