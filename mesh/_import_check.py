@@ -13,7 +13,7 @@ NAMES = ("wire", "worker", "coordinator")
 
 
 def check(home: Path, names: tuple[str, ...] = NAMES) -> None:
-    """ImportError unless each of `names` would be imported from the folder `home`."""
+    """Raise ImportError unless each of `names` would be imported from the folder `home`."""
     for name in names:
         found = _location(name)
         if found is None:

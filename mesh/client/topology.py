@@ -64,7 +64,7 @@ def dot(nodes: Sequence[Node], pairs: Sequence[PairReport]) -> str:
 
 
 def data(nodes: Sequence[Node], pairs: Sequence[PairReport]) -> dict[str, Any]:
-    """The same for programs."""
+    """The topology as plain data, for programs."""
     workers = [
         {
             "name": node.name,

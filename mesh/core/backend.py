@@ -40,10 +40,13 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Stateful:
-    """Which params of a session's graph are its state, by name with the output that is the next value; outputs before
-    `told` are told to the caller.  How it is kept: which `copies` are made after `every` so many steps, and how many
-    steps are under way at most (None: what suits the state's size).  A state without copies is made again of its first
-    value and the feeds since, while these are no more than `replay_bytes`; else NodeLost says that it is lost."""
+    """The state of a session's graph, and how it is kept.
+
+    `carries` has the params that are the state, by name, with the output that is the next value of each; the caller gets
+    the outputs before `told`.  Such `copies` are made after `every` so many steps, and at most `ahead` steps are in
+    flight (None: what suits the state's size).  A state without copies is computed again from its first value and the
+    feeds since, while these are no more than `replay_bytes`; else NodeLost says that it is lost.
+    """
 
     carries: tuple[tuple[str, int], ...]
     told: int
@@ -72,7 +75,7 @@ class Others(Protocol):
     everybody: bool
 
     def work(self, portions: Portions) -> Work:
-        """In any thread, as it may take its time."""
+        """The work of these portions; it may take long, and is asked in any thread."""
         ...
 
 
@@ -105,7 +108,7 @@ class Backend(Protocol):
         ...
 
     def told(self) -> str:
-        """Who computes, in a few words, of what is known without asking; in any thread."""
+        """What computes, in a few words, from what is known without asking; in any thread."""
         ...
 
     async def plan(self, graph: WireGraph, strategy: str, copies: str, dies: str = "") -> Mapping[str, Any]:

@@ -57,7 +57,7 @@ def apart(args: Sequence[Any]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
 
 
 def positional(fn: Function, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Any, ...]:
-    """As `taken`, with all of them by place: defaults fill what lies between.  InputError where there is no place."""
+    """All arguments by place: defaults fill what lies between.  InputError where an argument has no place."""
     if not keywords:
         return args
     parameters = _parameters(fn) or []
@@ -81,7 +81,7 @@ def positional(fn: Function, args: tuple[Any, ...], keywords: Mapping[str, Any])
 
 
 def check_call(fn: Function, args: Sequence[Any], keywords: Mapping[str, Any]) -> None:
-    """InputError if `fn` does not take so many arguments, or not these by name."""
+    """Raise InputError if `fn` does not take so many arguments, or not these by name."""
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):  # a builtin without one
@@ -110,7 +110,7 @@ def _check_named(
 
 
 def _places(parameters: Sequence[inspect.Parameter]) -> list[inspect.Parameter]:
-    """Those that the arguments given by place go to, in their order."""
+    """The parameters that the arguments given by place go to, in their order."""
     return [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
 
 

@@ -1,4 +1,4 @@
-"""From Tensors to a WireGraph: the one walk that tracing, composites and realisation share.
+"""Graph assembly: the walk from Tensors to a WireGraph that tracing, composites and realisation share.
 
 Each of them differs only in what a leaf becomes, which it says with `leaf`: a Tensor with a value, a handle, or a
 traced argument, to the index of a node it added to the builder.

@@ -41,7 +41,7 @@ class Executables:
         self._lock = threading.RLock()  # what is freed within may compute something
 
     def __len__(self) -> int:
-        """Of graphs that somebody has."""
+        """The number of graphs that are still in use."""
         return len(self._alive)
 
     def of(self, work: Work) -> CpuExecutable:
@@ -101,7 +101,7 @@ class Evaluating:
 
 
 def _check_devices(graph: WireGraph) -> None:
-    """NoSuchDevice if values are to be elsewhere than on the cpu of this process."""
+    """Raise NoSuchDevice if values are to be elsewhere than on the cpu of this process."""
     for op, _, attrs in graph.nodes:
         if op == "transfer" and attrs["device"] not in ("cpu", ANY):
             raise NoSuchDevice(

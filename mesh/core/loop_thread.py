@@ -19,7 +19,7 @@ END_S = 5.0  # for what was cancelled to clean up after itself
 
 
 class LoopThread:
-    """Runs until `stop`.  Any thread may use it; only its own may not wait for it."""
+    """An event loop in a thread of its own, until `stop`.  Any thread may use it; only its own may not wait for it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

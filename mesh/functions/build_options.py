@@ -59,7 +59,7 @@ def building(
 
 
 def check_local(graph: WireGraph) -> None:
-    """GraphError if a graph, or one inside it, has ranks that exchange tensors, or sends values to other devices."""
+    """Raise GraphError if a graph, or one inside it, has ranks that exchange tensors, or values for other devices."""
     for op, _, attrs in graph.nodes:
         if op in COLLECTIVES:
             raise GraphError(

@@ -79,17 +79,17 @@ class Compiled:
         return self._taken(self._traced.bind(*args))
 
     def bind_parts(self, parts: Sequence[Part]) -> tuple[dict[str, NDArray[Any]], Work]:
-        """As `bind`, for arguments taken apart that this form is for."""
+        """`bind` for arguments taken apart that this form is for."""
         assert self._traced is not None
         return self._taken(self._traced.bind_parts(parts))
 
     def bind_copies(self, args: tuple[Any, ...]) -> tuple[dict[str, NDArray[Any]], Work]:
-        """As `bind`, with inputs of the call's own: whoever does not wait for it may overwrite theirs at once."""
+        """`bind` with copies of the inputs, so that a caller that does not wait may overwrite its own."""
         inputs, work = self.bind(args)
         return {name: array.copy() for name, array in inputs.items()}, work
 
     def bind_named(self, values: Mapping[str, Any]) -> tuple[dict[str, NDArray[Any]], Work]:
-        """As `bind`, for values by the names of the graph's inputs and params."""
+        """`bind` for values by the names of the graph's inputs and params."""
         graph = self.graph
         known = {**graph.input_types, **graph.param_types}
         for name in values:

@@ -52,7 +52,7 @@ class _Leaf:
 
     @property
     def padded(self) -> Handle:
-        """Its first value as the workers are given it."""
+        """The first value of the state, as the workers get it."""
         if not self.pad:
             return self.first
         kind = self.first.type
@@ -114,12 +114,12 @@ class Stepping:
 
     @property
     def paths(self) -> Mapping[str, str]:
-        """Of what is carried, by name the path in the state."""
+        """The path in the state of each carried tensor, by its name."""
         return {name: self._leaves[index].path for name, index in self._by_name.items()}
 
     @property
     def state_bytes(self) -> int:
-        """Of what is carried."""
+        """The bytes of all carried tensors."""
         return sum(self._leaves[index].first.type.size_bytes for index in self._by_name.values())
 
     def taken(self, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -150,7 +150,7 @@ def tokenizer() -> Any:
 
 
 def model_folder() -> Path:
-    """Where the installed weights are.  The package is looked up, not imported: importing it may load torch."""
+    """The folder of the installed weights.  The package is looked up, not imported: importing it may load torch."""
     spec = find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError("the weights of all-MiniLM-L6-v2 are not installed", next_step=INSTALL)

@@ -223,7 +223,7 @@ def _over_i(z: Array) -> Array:
 
 
 def _beyond(z: Array, bound: float) -> tuple[Array, Array]:
-    """Where a part of z is beyond the bound, and z with a half for what is: infinities too, which formulas make NaN."""
+    """Mark where a part of z is beyond the bound, and put a half there: infinities too, which formulas make NaN."""
     far = [elementwise.greater(elementwise.abs(part), bound) for part in _parts(z)]
     large = elementwise.logical_or(*far)
     return large, elementwise.where(large, 0.5, z)

@@ -43,7 +43,7 @@ def ones(shape: Shape, dtype: Any = None, *, device: Any = None) -> Array:
 
 
 def empty(shape: Shape, dtype: Any = None, *, device: Any = None) -> Array:
-    """The same as `zeros`: there is no uninitialised memory to look at."""
+    """Zeros of `shape`, as `zeros` makes them: there is no uninitialised memory to look at."""
     return zeros(shape, dtype=dtype, device=device)
 
 
@@ -64,7 +64,7 @@ def ones_like(x: Operand, dtype: Any = None, *, device: Any = None) -> Array:
 
 
 def empty_like(x: Operand, dtype: Any = None, *, device: Any = None) -> Array:
-    """The same as `zeros_like`."""
+    """Zeros of x's shape, as `zeros_like` makes them."""
     return zeros_like(x, dtype=dtype, device=device)
 
 

@@ -495,7 +495,7 @@ def unsigned(array: Array) -> Array:
 
 
 def _parted(array: Array, bound: float) -> tuple[Array, Array, Array]:
-    """Where `array` is below `bound`; and the array twice, with `bound` for what is not, and for what is.
+    """A mask of what is below `bound`, and the array twice: with `bound` for what is not, and for what is.
 
     A formula for one side stays finite on the other, so that its derivative there times 0 is 0.
     """

@@ -49,7 +49,7 @@ def take(x: Operand, indices: Operand, axis: int | None = None) -> Array:
 
 
 def take_along_axis(x: Operand, indices: Operand, axis: int = -1) -> Array:
-    """For each position along the other axes, the elements of x at `indices` along `axis`."""
+    """The elements of x at `indices` along `axis`, for each position along the other axes."""
     array, index = asarray(x), asarray(indices)
     if array.ndim != index.ndim:
         raise ShapeError(f"take_along_axis needs arrays of one rank, got {array.shape} and {index.shape}")
@@ -64,7 +64,7 @@ def take_along_axis(x: Operand, indices: Operand, axis: int = -1) -> Array:
 
 
 def picked(x: Array, indices: Array, axis: int) -> Array:
-    """As `take_along_axis`, for indices known to lie inside and shapes that are equal but along `axis`."""
+    """`take_along_axis` for indices known to be inside, and shapes that are equal but along `axis`."""
     place = normal_axis(axis, x.ndim)
     rows, picks = manipulation.moveaxis(x, place, -1), manipulation.moveaxis(indices, place, -1)
     return manipulation.moveaxis(apply("gather", rows, picks, axis=x.ndim - 1, batch_dims=x.ndim - 1), -1, place)
@@ -72,7 +72,7 @@ def picked(x: Array, indices: Array, axis: int) -> Array:
 
 @checked
 def searchsorted(x1: Operand, x2: Operand, side: str = "left", sorter: Operand | None = None) -> Array:
-    """Where the values x2 go into the sorted 1-d x1 so that it stays sorted, as int32; NaN sorts last.
+    """The positions, as int32, where values x2 go into the sorted 1-d x1 so that it stays sorted; NaN sorts last.
 
     `sorter` are the indices that sort x1 where it is not sorted.
     """
@@ -255,7 +255,7 @@ def _without_masks(array: Array, items: list[Any]) -> list[Any]:
 
 
 def _advanced(array: Array, gathers: list[_Gather], apart: bool) -> Array:
-    """Where the indices stand `apart`, the new dimensions come first, as in numpy."""
+    """Index with arrays; if they stand `apart`, the new dimensions come first, as in numpy."""
     axes = [gather.axis for gather in gathers]
     dims = [array.shape[axis] for axis in axes]
     found = [wrapped(gather.index, dim) for gather, dim in zip(gathers, dims, strict=True)]

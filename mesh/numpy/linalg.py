@@ -364,8 +364,10 @@ def multi_dot(arrays: Sequence[Operand]) -> Array:
 
 
 def _splits(dims: Sequence[int]) -> dict[tuple[int, int], int]:
-    """Behind which matrix each stretch of a chain is best divided, where matrix i is dims[i] by dims[i + 1] (Cormen et
-    al., Introduction to Algorithms, 3rd edition, 15.2)."""
+    """The matrix behind which each stretch of a chain is best divided, where matrix i is dims[i] by dims[i + 1].
+
+    Cormen et al., Introduction to Algorithms, 3rd edition, 15.2.
+    """
     count = len(dims) - 1
     cost = {(at, at): 0 for at in range(count)}
     best = {}
@@ -440,7 +442,7 @@ def vector_norm(x: Operand, *, axis: Axis = None, keepdims: bool = False, ord: f
 
 
 def _order(ord: Any) -> Any:
-    """Which norm of matrices; one that nobody knows is refused where they are told apart."""
+    """The norm of matrices that is meant; an unknown one is refused by the function that computes it."""
     if not isinstance(ord, str | numbers.Real):
         raise InputError(f"ord of a matrix norm is a text or a number, not {said(ord)}")
     return ord
@@ -479,7 +481,7 @@ def _hermitian(name: str, x: Operand) -> Array:
 
 
 def _one_batch(a: Array, b: Array) -> tuple[Array, Array]:
-    """Both with the same axes ahead of their matrices."""
+    """Two stacks of matrices, broadcast to the same axes ahead of the matrices."""
     if a.shape[:-2] == b.shape[:-2]:
         return a, b
     ahead = manipulation.broadcast_shapes(a.shape[:-2], b.shape[:-2])
@@ -490,7 +492,7 @@ def _one_batch(a: Array, b: Array) -> tuple[Array, Array]:
 
 
 def _counted(s: Array, shape: tuple[int, ...], rtol: Any) -> Array:
-    """Which singular values of matrices of `shape` count."""
+    """A mask of the singular values that count, of matrices of `shape`."""
     if s.shape[-1] == 0:
         return elementwise.greater(s, 0)
     least = max(shape[-2:]) * finfo(s.type.dtype.numpy).eps if rtol is None else rtol

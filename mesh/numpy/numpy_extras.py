@@ -77,7 +77,7 @@ def append(x: Operand, values: Operand, axis: int | None = None) -> Array:
 
 
 def array_split(x: Operand, indices_or_sections: Shape, axis: int = 0) -> list[Array]:
-    """As `split`, but the sections may differ by one: the first ones are longer."""
+    """`split` into sections that may differ by one: the first ones are longer."""
     indices_or_sections = native(indices_or_sections)
     if not isinstance(indices_or_sections, int):
         return manipulation.split(x, indices_or_sections, axis)
@@ -648,7 +648,7 @@ def bincount(x: Operand, weights: Operand | None = None, minlength: int = 0, *, 
 
 @checked
 def select(condlist: Sequence[Operand], choicelist: Sequence[Operand], default: Operand = 0) -> Array:
-    """Where the first condition holds the first choice, else where the second holds the second, ..., else default."""
+    """The first choice where the first condition holds, else the second where the second holds, ..., else default."""
     condlist, choicelist = items(condlist, "as conditions"), items(choicelist, "as choices")
     if len(condlist) != len(choicelist) or not condlist:
         raise InputError(f"select needs as many choices as conditions, got {len(choicelist)} and {len(condlist)}")
@@ -683,12 +683,12 @@ def compress(condition: Operand, x: Operand, axis: int | None = None) -> Array:
 
 
 def partition(x: Operand, kth: int, axis: int | None = -1) -> Array:
-    """As `sort`, which has every element in its place, the k-th too."""
+    """x sorted: then every element is in its place, the k-th too."""
     return sorting.sort(x, axis)
 
 
 def argpartition(x: Operand, kth: int, axis: int | None = -1) -> Array:
-    """As `argsort`."""
+    """The order that sorts x, as `argsort` returns it."""
     return sorting.argsort(x, axis)
 
 

@@ -1,4 +1,4 @@
-"""From operands of many kinds to Arrays of one dtype.
+"""Promotion: operands of many kinds become Arrays of one dtype.
 
 A Python scalar is weak: it takes the dtype of the Arrays it meets, at full precision, unless its kind is higher (a
 float met by integers makes float32, an integer met by bools makes int32).  numpy scalars and arrays keep their dtype.
@@ -110,7 +110,7 @@ def operands(*values: Operand) -> list[Array]:
 
 
 def parts(values: Sequence[Operand]) -> list[Array]:
-    """As `operands`, for what becomes one array: with Python scalars among it, that is no longer one that adapts."""
+    """`operands` for the parts of one array: Python scalars among them make no array that adapts to other dtypes."""
     values = items(values, "of the arrays to join")
     given = operands(*values)
     return given if all(isinstance(value, Array) for value in values) else [strong(array) for array in given]
@@ -212,8 +212,10 @@ class _Numbers(NamedTuple):
     full: np.ndarray[Any, np.dtype[Any]]
 
     def in_dtype(self, dtype: DType) -> Array:
-        """As an Array; InputError for a number that the dtype cannot hold, DTypeError for complex ones where it is
-        real."""
+        """A value as an Array.
+
+        InputError for a number that the dtype cannot hold, DTypeError for complex ones where it is real.
+        """
         full = self.full
         if full.dtype.kind == "c" and dtype.kind not in "bc":
             return cast(value_array(full), dtype)  # which says so

@@ -636,14 +636,14 @@ def _unit(key: Operand, shape: tuple[int, ...], kind: DType) -> Array:
 
 
 def _symmetric(key: Operand, shape: tuple[int, ...], kind: DType) -> Array:
-    """In (-1, 1), symmetric, neither end; f64, or f32 for everything narrower."""
+    """Draws from (-1, 1), symmetric, without its ends; f64, or f32 for everything narrower."""
     if kind is F64:
         return (cast(bits(key, shape, U64) >> 12, F64) - 2.0**51 + 0.5) * 2.0**-51
     return (cast(_words(_key(key), shape) >> 8, F32) - 2.0**23 + 0.5) * 2.0**-23
 
 
 def _open_unit(key: Operand, shape: tuple[int, ...], kind: DType) -> Array:
-    """In (0, 1), neither end, where it may be rounded to; f64, or f32 for everything narrower."""
+    """Draws from (0, 1) without its ends, to which numbers may be rounded; f64, or f32 for everything narrower."""
     last = 1 - (2.0**-53 if kind is F64 else 2.0**-24)
     return elementwise.minimum(0.5 * _symmetric(key, shape, kind) + 0.5, last)
 

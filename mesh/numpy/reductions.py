@@ -121,13 +121,13 @@ def std(x: Operand, axis: Axis = None, *, correction: float = 0, ddof: float = 0
 
 @checked
 def argmax(x: Operand, axis: int | None = None, *, keepdims: bool = False) -> Array:
-    """Where the first largest element (or NaN) is, as int32; over the flattened array if axis is None."""
+    """The position of the first largest element (or NaN), as int32; in the flattened array if axis is None."""
     return _position(asarray(x), axis, keepdims)
 
 
 @checked
 def argmin(x: Operand, axis: int | None = None, *, keepdims: bool = False) -> Array:
-    """Where the first smallest element (or NaN) is, as int32; over the flattened array if axis is None."""
+    """The position of the first smallest element (or NaN), as int32; in the flattened array if axis is None."""
     array = asarray(x)
     # not(x) turns the order of integers around without overflow
     return _position(apply("neg" if array.type.dtype.kind in "fc" else "not", array), axis, keepdims)

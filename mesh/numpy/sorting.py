@@ -127,7 +127,7 @@ def median(x: Operand, axis: Axis = None, *, keepdims: bool = False) -> Array:
 
 @checked
 def percentile(x: Operand, q: Any, axis: Axis = None, *, method: str = "linear", keepdims: bool = False) -> Array:
-    """As `quantile`, with q from 0 to 100."""
+    """`quantile` with q from 0 to 100."""
     return quantile(x, _known(q) / 100, axis, method=method, keepdims=keepdims)
 
 

@@ -85,7 +85,7 @@ class Ranks:
         self._told: dict[str, str] = {}  # the notes, by name
 
     async def run(self, orders: asyncio.Queue[dict[str, Any]]) -> None:
-        """Until all ranks have ended."""
+        """Run until all ranks have ended."""
         meeting = Path(tempfile.mkdtemp(prefix="graph-mesh-ranks-"))
         keep(self._job.get("passport", {}), meeting)
         beside = [asyncio.ensure_future(self._obey(orders, meeting))]
@@ -188,7 +188,7 @@ class Ranks:
 
 
 def _signal(process: asyncio.subprocess.Process, number: int) -> None:
-    """To a rank and all that it started, whether it has ended or not."""
+    """Send a signal to a rank and all that it started, whether it has ended or not."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         if hasattr(os, "killpg"):
             os.killpg(process.pid, number)

@@ -27,10 +27,10 @@ UNUSED = (1, KIB)  # letters, and their bytes, of a mailbox to a rank to which t
 
 @dataclass(slots=True)
 class Mailboxes:
-    """Those of `rank` in the group `name` of `members`, who are numbers of the world, to the ones that are `near`;
-    `own` is this rank's directory.
+    """The mailboxes of one rank with the members of a group that are on its machine.
 
-    First every rank does `make`, then every rank does `open`; nobody ends, or does `remove`, before all have.
+    It is `rank` in the group `name` of `members`, which are numbers of the world; `near` are those of them with which it
+    has mailboxes, and `own` is its directory.  First every rank does `make`, then every rank does `open`; nobody ends, or does `remove`, before all have.
     """
 
     own: SharedDir
@@ -42,7 +42,7 @@ class Mailboxes:
 
     @property
     def letter_bytes(self) -> int:
-        """The same for all ranks: tensors are cut by it."""
+        """The size of a message buffer, the same for all ranks: tensors are cut by it."""
         return letter_bytes_for(len(self.members))
 
     def make(self) -> None:

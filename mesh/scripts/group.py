@@ -173,7 +173,7 @@ class Group:
         return self._do("broadcast", lambda group: group.broadcast_from(array, root), timeout_s)
 
     def permute(self, x: Any, pairs: Sequence[tuple[int, int]], timeout_s: float | None = None) -> Array:
-        """By `pairs` of source and destination, on each destination what its source has; zeros where nobody sends."""
+        """Send by `pairs` of source and destination; a rank that nobody sends to has zeros."""
         array, among = _native(x), pairs_of(pairs, self.size)
         return self._do("permute", lambda group: group.permute(array, among), timeout_s)
 
@@ -291,7 +291,7 @@ _Barrier = Callable[[], None]
 
 
 def _native(x: Any) -> Array:
-    """As numpy has it, in this machine's order of bytes: others take them for theirs."""
+    """The array in this machine's order of bytes, which others take for theirs."""
     try:
         array = np.asarray(x)
     except (TypeError, ValueError) as error:
@@ -301,7 +301,7 @@ def _native(x: Any) -> Array:
 
 
 def _divided(made: Array, by: Any) -> Array:
-    """As numpy divides, and a float stays what it is."""
+    """The quotient as numpy has it, but a float keeps its dtype."""
     return np.asarray(made / np.asarray(by).astype(made.dtype if made.dtype.kind not in "biu" else np.float64))
 
 

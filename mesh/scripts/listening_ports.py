@@ -44,7 +44,7 @@ class Door:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """At which of them others reach this machine nobody can know here."""
+        """The addresses of this machine; which of them others reach cannot be known here."""
         return (*usable(judge(interfaces_here())), "127.0.0.1")
 
     @property

@@ -1,4 +1,4 @@
-"""Where ranks find each other: a folder with a note of each, that says where its mailboxes and its door are.
+"""Rendezvous: a folder where ranks find each other, with a note of each that says where it exchanges arrays.
 
 A note is written whole or not at all.  One that a dead process of this machine left is not believed, so the folder may
 be used again; whoever made the folder removes it.  Where ranks are on several machines, each has such a folder, and the
@@ -29,7 +29,7 @@ NAME = re.compile(r"(?:rank|failed-[0-9a-f]{16})-(?P<rank>\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Of one rank: its directory of mailboxes, its machine, and where its door is, if it has one."""
+    """What one rank wrote down: its directory of mailboxes, its machine, and its listener's address, if it has one."""
 
     directory: str
     host: str = ""

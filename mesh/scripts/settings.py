@@ -38,7 +38,7 @@ class RankSettings:
         return {variable: str(self._text(field)) for variable, field in VARIABLES.items()}
 
     def changed(self, **given: Any) -> RankSettings:
-        """With those of these that are not None, checked; without a word about it all ranks are on this machine."""
+        """The settings with those of these that are not None, checked; all ranks are on this machine unless said."""
         wanted = {name: value for name, value in given.items() if value is not None}
         found = replace(self, **wanted)
         if not found.hosts and ("rank" in wanted or "size" in wanted):

@@ -113,7 +113,7 @@ def summed(array: Array, axes: Axes, sizes: Sizes) -> Array:
 
 
 def _scattered_sum(array: Array, axis: int, axes: Axes, sizes: Sizes) -> Array:
-    """Of the sum over the ranks of a group, this rank's block."""
+    """This rank's block of the sum over the ranks of a group."""
     over = differs(array)
     if over is None or over & set(axes):
         return apply("reduce_scatter", array, axes=axes, sizes=sizes, axis=axis, reduction="sum")
@@ -135,7 +135,7 @@ def _stacked(x: Array, axes: Axes, sizes: Sizes) -> Array:
 
 
 def _sent_rows(x: Array, axis: int, axes: Axes, sizes: Sizes) -> Array:
-    """Of every rank of the group as a row what it has of this rank's block."""
+    """A row for each rank of the group: what it has of this rank's block."""
     ranks = math.prod(sizes)
     blocks = mnp.reshape(x, (*x.shape[:axis], ranks, x.shape[axis] // ranks, *x.shape[axis + 1 :]))
     rows = mnp.moveaxis(blocks, axis, 0)
@@ -171,7 +171,7 @@ def all_reduce_vjp(by_program: Any, g: Array, z: Array, x: Array, **attrs: Any) 
 
 def all_reduce_jvp(by_program: Any, z: Array, tangents: Maybe, operands: Sequence[Array], **attrs: Any,
                    ) -> Array | None:  # fmt: skip
-    """The same of tangents: of an extreme the mean of those who attain it."""
+    """The reduction of tangents; that of an extreme is the mean of those that attain it."""
     (x,), (tangent,) = operands, tangents
     assert tangent is not None
     group: Any = {"axes": attrs["axes"], "sizes": attrs["sizes"]}
@@ -322,7 +322,7 @@ def spmd_vmap(batch: Transform, size: int, inputs: list[Array], flags: Sequence[
 
 
 def _ahead(spec: str) -> str:
-    """With a dimension more, which is whole, in front."""
+    """A partition with one more dimension in front, which is whole."""
     return spec_text(((), *spec_of(spec)))
 
 

@@ -58,7 +58,7 @@ def _det(x: Array, z: Array, moved: Array) -> Array:
 
 
 def _cofactors(x: Array, det: Array) -> Array:
-    """By the inverse, or if that says little by the singular values, of which each cofactor lacks one.
+    """The cofactors by the inverse, or if that says little by the singular values, of which each cofactor lacks one.
 
     Of a batch both are made, each of matrices that suit it, so that neither has derivatives that are not finite.
     """

@@ -285,17 +285,17 @@ class _Leaves:
 
     @staticmethod
     def of(value: Any, what: str) -> _Leaves:
-        """Those of an argument."""
+        """The leaves of an argument."""
         found, structure = tree.flatten_with_paths(value)
         return _Leaves([as_array(leaf, tree.join(what, path)) for path, leaf in found], structure)
 
     def in_64_bits(self, places: Collection[int]) -> _Leaves:
-        """The same, with Python's numbers at these places in 64 bits."""
+        """The leaves, with Python's numbers at these places in 64 bits."""
         return _Leaves(in_64_bits(self.arrays, places), self.structure)
 
     @property
     def flat(self) -> _Leaves:
-        """The same as one argument for each leaf."""
+        """The leaves as one argument each."""
         return _Leaves(self.arrays, tree.structure(tuple(self.arrays)))
 
     def tree_of(self, leaves: Sequence[Any]) -> Any:
@@ -335,7 +335,7 @@ class _Body:
         self._inner = self._inner.widened(places)
 
     def graph(self, captured: Sequence[Array], at: int | None = None) -> WireGraph:
-        """As a graph that takes `captured` too: at place `at` among the arguments, or behind them."""
+        """The graph of it, which takes `captured` too: at place `at` among the arguments, or behind them."""
         inner = self._finished()
         at = len(inner.arguments) if at is None else at
         outside = tuple([array.tensor for array in captured])

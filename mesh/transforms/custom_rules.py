@@ -304,7 +304,7 @@ class _Passes:
         return [*[as_array(leaf, "result") for leaf in results], *kept]
 
     def back(self, *leaves: Array) -> list[Array]:
-        """Of residuals and cotangents: the cotangents of arguments, at `places`."""
+        """The cotangents of arguments, at `places`, from residuals and cotangents of the result."""
         given = iter(leaves)
         residuals = [next(given) if isinstance(leaf, Array) else leaf for leaf in self._residuals]
         cotangent = tree.unflatten(self._flat.out_tree, list(given))

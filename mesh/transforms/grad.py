@@ -379,7 +379,7 @@ def _filled(derivatives: Sequence[Array | None], like: Sequence[Array]) -> list[
 
 
 def _basis(arrays: Sequence[Array]) -> list[Array]:
-    """For each array, one row of a batch per element of all of them: 1 at that element."""
+    """A batch for each array, with a row for every element of all of them: 1 at that element."""
     total = sum(array.size for array in arrays)
     found, first = [], 0
     for array in arrays:
@@ -390,7 +390,7 @@ def _basis(arrays: Sequence[Array]) -> list[Array]:
 
 
 def _by_columns(inner: Inner, primals: Sequence[Array]) -> list[list[Array]]:
-    """For each result, its derivatives by each argument: a forward pass per element of the arguments."""
+    """The derivatives of each result by each argument, with a forward pass per element of the arguments."""
 
     def column(*tangents: Array) -> list[Array]:
         outputs, found = forward_of(inner, primals, tangents)
@@ -400,7 +400,7 @@ def _by_columns(inner: Inner, primals: Sequence[Array]) -> list[list[Array]]:
 
 
 def _by_rows(inner: Inner, primals: Sequence[Array]) -> list[list[Array]]:
-    """The same by a backward pass per element of the results."""
+    """The derivatives of each result by each argument, with a backward pass per element of the results."""
     outputs, pull_back = backward_of(inner, primals)
 
     def row(*cotangents: Array) -> list[Array]:

@@ -104,7 +104,7 @@ def ties(z: Array, data: Array, index: Array, updates: Array, axis: int) -> Arra
 
 
 def tied(z: Array, data: Array, index: Array, updates: Array, axis: int) -> Array:
-    """Which updates are the extreme at their position."""
+    """A mask of the updates that are the extreme at their position."""
     if not data.shape[axis]:
         return mnp.zeros_like(updates, dtype="bool")
     hits = mnp.equal(updates, read(z, index, axis))
@@ -116,12 +116,12 @@ def read(array: Array, index: Array, axis: int) -> Array:
 
 
 def inside(index: Array, dim: int) -> Array:
-    """Which indices are in an axis of `dim`."""
+    """A mask of the indices that are within an axis of `dim`."""
     return mnp.logical_and(mnp.greater_equal(index, 0), mnp.less(index, dim))
 
 
 def _last(index: Array, dim: int) -> Array:
-    """Which indices are in range and the last of their value."""
+    """A mask of the indices that are in range and the last of their value."""
     order = mnp.reshape(apply("iota", shape=(index.size,), dtype="i32", axis=0), index.shape)
     board = apply("scatter", mnp.full((dim,), literal(-1, I32)), index, order, axis=0, mode="set")
     return mnp.equal(read(board, index, 0), order)

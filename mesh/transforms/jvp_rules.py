@@ -38,7 +38,7 @@ def forward(
 
 
 def forward_of(inner: Inner, primals: Sequence[Array], tangents: Tangents) -> tuple[list[Array], list[Array | None]]:
-    """As `forward`, of a function that was run already."""
+    """`forward` of a function that was run already."""
     environment = inner.bind(primals)
     moving = {
         id(tensor): tangent
@@ -145,7 +145,7 @@ def _scatter(z: Array, tangents: Tangents, operands: Sequence[Array], **attrs: A
 
 
 def _composite(inputs: list[Array], tangents: Tangents, **attrs: Any) -> tuple[list[Array], list[Array | None]]:
-    """By its body, whose intermediate results the tangent needs."""
+    """Differentiate a composite by its body, whose intermediate results the tangent needs."""
     return forward(lambda *operands: call_graph(attrs["body"], *operands), inputs, tangents)
 
 

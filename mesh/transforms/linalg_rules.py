@@ -96,7 +96,7 @@ def _cholesky(inputs: Sequence[Array], results: Sequence[Array], tangents: Tange
 
 
 def _solve(inputs: Sequence[Array], results: Sequence[Array], tangents: Tangents) -> list[Array | None]:
-    """From a @ x = b: a @ dx = db - da @ x."""
+    """The tangent of x, where a @ x = b: a @ dx = db - da @ x."""
     (a, _), (x,), (of_a, of_b) = inputs, results, tangents
     parts = [] if of_b is None else [of_b]
     parts += [] if of_a is None else [-mnp.matmul(of_a, x)]
@@ -104,7 +104,7 @@ def _solve(inputs: Sequence[Array], results: Sequence[Array], tangents: Tangents
 
 
 def _lu(inputs: Sequence[Array], results: Sequence[Array], tangents: Tangents) -> list[Array | None]:
-    """From P x = L U: L^-1 P dx U^-1 is a lower triangle, of dL, and an upper one, of dU, in one.
+    """The tangent of L and U, where P x = L U: L^-1 P dx U^-1 is a lower triangle, of dL, and an upper one, of dU.
 
     As jax has it (lax/linalg.py): L is completed to m columns by those of an identity, and U to n rows.
     """

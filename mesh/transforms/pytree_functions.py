@@ -1,4 +1,4 @@
-"""From functions of pytrees to functions of lists of arrays, and back: what the transforms' public faces share."""
+"""Functions of pytrees as functions of lists of arrays, and back: what all public transforms share."""
 
 from __future__ import annotations
 

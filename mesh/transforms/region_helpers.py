@@ -86,7 +86,7 @@ def spread_all(size: int, arrays: Sequence[Array], batched: Sequence[bool]) -> l
 
 
 def spread_some(size: int, arrays: Sequence[Array], batched: Sequence[bool], wanted: Sequence[bool]) -> list[Array]:
-    """Those that are wanted as batches repeated where they are none."""
+    """Repeat those that are wanted as batches and are none."""
     return [
         mnp.broadcast_to(array, (size, *array.shape)) if want and not each else array
         for array, each, want in zip(arrays, batched, wanted, strict=True)
@@ -94,6 +94,6 @@ def spread_some(size: int, arrays: Sequence[Array], batched: Sequence[bool], wan
 
 
 def either(asked: Array, left: Array, right: Array) -> Array:
-    """By a predicate for each element of a batch."""
+    """Choose between two results by a predicate for each element of a batch."""
     shape = (asked.shape[0], *[1] * (left.ndim - 1))
     return apply("select", mnp.reshape(asked, shape), left, right)

@@ -121,7 +121,7 @@ class Inner:
         return {wide[id(tensor)] for tensor in met if id(tensor) in wide}
 
     def widened(self, places: Collection[int]) -> Inner:
-        """The same with the arguments at these places in 64 bits; what is narrower is made of them."""
+        """The steps with the arguments at these places in 64 bits; what is narrower is made of them."""
         arguments = list(self.arguments)
         for place in places:
             narrow, wide = arguments[place], arguments[place].wide
@@ -131,7 +131,7 @@ class Inner:
         return Inner(arguments, self.outputs, self.born)
 
     def taking(self, captured: Sequence[Tensor]) -> Inner:
-        """The same with `captured`, what else it refers to, as further arguments."""
+        """The steps with `captured`, what else they refer to, as further arguments."""
         return Inner((*self.arguments, *captured), self.outputs, self.born)
 
     def graph(self, output_names: Sequence[str] | None = None) -> WireGraph:
@@ -213,7 +213,7 @@ def rebuilt(step: Step, inputs: Sequence[Array]) -> list[Array]:
 
 
 def check_types(arrays: Sequence[Array], types: Sequence[TensorType]) -> None:
-    """ShapeError unless `arrays` are of these types."""
+    """Raise ShapeError unless `arrays` are of these types."""
     found = [array.type for array in arrays]
     if found != list(types):
         raise ShapeError(f"expected ({', '.join(map(str, types))}), got ({', '.join(map(str, found))})")

@@ -47,7 +47,7 @@ def backward(fn: Function, primals: Sequence[Array], names: Sequence[str] = ()) 
 
 
 def backward_of(inner: Inner, primals: Sequence[Array]) -> tuple[list[Array], Pull]:
-    """As `backward`, of a function that was run already."""
+    """`backward` of a function that was run already."""
     environment = inner.bind(primals)
     active = {id(tensor) for tensor in inner.arguments if is_continuous(tensor.type)}
     tape: list[tuple[Step, Pull]] = []
@@ -259,7 +259,7 @@ def product(one: Labelled, other: Labelled, kept: Labels) -> Array:
 
 
 def _composite(inputs: list[Array], wanted: list[bool], **attrs: Any) -> tuple[list[Array], Pull]:
-    """By its own rule if the name has one, else by its body, whose intermediate results both passes share."""
+    """Differentiate a composite by its own rule, else by its body, whose intermediate results both passes share."""
     rule = COMPOSITES.get(attrs["name"])
     if rule is None:
         return backward(lambda *operands: call_graph(attrs["body"], *operands), inputs)

@@ -47,7 +47,7 @@ def batch(
 
 
 def batch_of(inner: Inner, size: int, arrays: Sequence[Array], batched: Flags) -> tuple[list[Array], list[bool]]:
-    """As `batch`, of a function that was run already."""
+    """`batch` of a function that was run already."""
     environment = {id(tensor): array for tensor, array in zip(inner.arguments, arrays, strict=True)}
     spread = {id(tensor) for tensor, each in zip(inner.arguments, batched, strict=True) if each}
     for step in inner.steps:
@@ -214,7 +214,7 @@ def _from_first(starts: Array) -> Array:
 
 
 def _window(starts: Array, shape: tuple[int, ...], sizes: tuple[int, ...]) -> Array:
-    """Where a window of `sizes` at each of `starts` (batch, rank) lies in a flattened `shape`: (batch, elements)."""
+    """The places (batch, elements) in a flattened `shape` of a window of `sizes` at each of `starts` (batch, rank)."""
     dtype = index_dtype(math.prod(shape))
     places = mnp.zeros((starts.shape[0], *[1] * len(shape)), dtype=dtype.numpy)
     for axis, (dim, count) in enumerate(zip(shape, sizes, strict=True)):

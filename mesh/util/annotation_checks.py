@@ -93,14 +93,14 @@ def text(value: Any, what: str) -> str:
 
 
 def path(value: Any, what: str) -> Any:
-    """Where a file is."""
+    """The path of a file."""
     if not isinstance(value, str | os.PathLike):
         raise InputError(f"{what} is the path of a file, not {said(value)}")
     return value
 
 
 def instance(value: Any, what: str, cls: type, kind: str = "") -> Any:
-    """One of a class."""
+    """An instance of a class."""
     if not isinstance(value, cls):
         raise InputError(f"{what} is {kind or f'of the class {cls.__name__}'}, not {said(value)}")
     return value

@@ -47,8 +47,10 @@ def number(value: Any, what: str, least: float = -math.inf) -> float:
 
 
 def check_number(value: Any, what: str, least: float = -math.inf, below: float = math.inf) -> None:
-    """InputError for a Python number that is NaN or infinite, less than `least`, or not below something.  Arrays, whose
-    values may not be known yet, pass."""
+    """Raise InputError for a Python number that is NaN or infinite, less than `least`, or not below something.
+
+    Arrays, whose values may not be known yet, pass.
+    """
     if isinstance(value, str | bytes | bool | None | list | tuple | dict):
         raise InputError(f"{what} is a number, not {said(value)}")
     if isinstance(value, numbers.Real) and number(value, what, least) >= below:
@@ -91,7 +93,7 @@ def items(value: Any, what: str) -> Sequence[Any]:
 
 
 def check_function(value: Any, what: str) -> None:
-    """InputError for what cannot be called."""
+    """Raise InputError for what cannot be called."""
     if not callable(value):
         raise InputError(f"{what} is a function, not {said(value)}")
 

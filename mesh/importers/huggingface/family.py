@@ -119,7 +119,7 @@ def tied(config: Config, weights: Arrays, target: str, source: str) -> str:
 
 
 def check_length(length: int, positions: int) -> None:
-    """InputError for more tokens than there are learned positions."""
+    """Raise InputError for more tokens than there are learned positions."""
     if length > positions:
         raise InputError(f"the model has {positions} positions, got {length} tokens")
 
@@ -140,7 +140,7 @@ def causal_mask(length: int, window: int | None = None) -> Array:
 
 
 def both(left: Array | None, right: Array | None) -> Array | None:
-    """Where both masks are true; None is true everywhere."""
+    """The mask that is true where both are; None is true everywhere."""
     if left is None or right is None:
         return right if left is None else left
     return left & right

@@ -20,14 +20,14 @@ class Used:
 
 @dataclass(frozen=True, slots=True)
 class Same:
-    """It changes no value of the outputs, for this reason."""
+    """A setting that changes no value of the outputs, for this reason."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Only:
-    """It would change values, and nothing but these is known; the first one is what its absence means."""
+    """A setting that changes values; only these are known, and the first is what its absence means."""
 
     allowed: tuple[Any, ...]
 

@@ -29,8 +29,11 @@ Windows = tuple[int | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """Where families differ: which layers have biases (a key says so, or it is known), whether queries and keys are
-    normed, and how far each layer looks back."""
+    """What differs between families.
+
+    It is which layers have biases (a key says so, or it is known), whether queries and keys are normed, and how far each
+    layer looks back.
+    """
 
     qkv_bias: str | bool
     out_bias: str | bool

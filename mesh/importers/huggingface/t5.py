@@ -81,8 +81,10 @@ def _feed_forward(config: Config) -> tuple[bool, Callable[[Array], Array]]:
 
 
 def _buckets(length: int, buckets: int, far: int) -> NDArray[np.int32]:
-    """Which row of the table serves a query at i and a key at j: near distances one each, far ones by their logarithm,
-    in both directions."""
+    """The row of the table for a query at i and a key at j.
+
+    Near distances have one each, and far ones go by their logarithm, in both directions.
+    """
     distance = np.arange(length)[None, :] - np.arange(length)[:, None]
     half = buckets // 2
     exact = half // 2

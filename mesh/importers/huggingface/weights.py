@@ -46,7 +46,7 @@ class Weights:
         self._prefix = prefix
 
     def at(self, path: str) -> Weights:
-        """Those below `path`."""
+        """The weights below `path`."""
         return Weights(self._params, self._sizes, f"{self._prefix}{path}.")
 
     def __call__(self, name: str, *shape: str | int) -> Array:
@@ -158,7 +158,7 @@ def cast(weights: Arrays, config: Config) -> Arrays:
 
 
 def left_out(names: set[str], known: Mapping[str, str]) -> set[str]:
-    """Those of these tensors that are no weights, by a table of patterns with the reason."""
+    """The tensors that are no weights, by a table of patterns with the reason."""
     return {name for name in names if any(re.search(pattern, name) for pattern in known)}
 
 
@@ -176,7 +176,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def _renamed(weights: Arrays) -> Arrays:
-    """With the names that transformers gives them."""
+    """The tensors by the names that transformers gives them."""
     made: Arrays = {}
     for name, array in weights.items():
         for old, new in RENAMED.items():

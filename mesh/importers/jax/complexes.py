@@ -11,7 +11,7 @@ from .rows import Equation, Row
 
 
 def _conj(equation: Equation, x: Array) -> Array:
-    """Of real numbers too, as complex ones."""
+    """The conjugate; of real numbers too, as complex ones."""
     return mnp.conj(cast(x, equation.type.dtype))
 
 

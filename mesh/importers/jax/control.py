@@ -72,7 +72,7 @@ def _scan(equation: Equation, *operands: Array) -> Sequence[Array]:
 
 
 def _counts(equation: Equation) -> tuple[int, int]:
-    """Of constants and of what is carried, among the operands of a scan: newer versions of JAX tell trees of them."""
+    """The counts of constants and of carried operands of a scan: newer versions of JAX give trees of them."""
     if "num_consts" in equation.params:
         return equation["num_consts"], equation["num_carry"]
     consts, carried, _ = equation["ft_in"].unpack()
@@ -87,7 +87,7 @@ def expanded(primitive: Any) -> Any:
 
 
 def _platform_index(equation: Equation) -> Array:
-    """Which of the platforms that JAX tells apart this is: a cpu, or none of them."""
+    """The index of this platform among those of the branches: a cpu, or none of them."""
     platforms = equation["platforms"]
     found = [place for place, names in enumerate(platforms) if names is None or "cpu" in names]
     return literal(found[0], I32)

@@ -26,7 +26,7 @@ def _fn(function: Callable[..., Array]) -> Row:
 
 
 def _integer_pow(equation: Equation, x: Array) -> Array:
-    """By repeated squaring, as XLA does it."""
+    """An integer power by repeated squaring, as XLA does it."""
     exponent = equation["y"]
     if exponent == 0:
         return mnp.ones_like(x)
@@ -49,7 +49,7 @@ def _div(equation: Equation, x: Array, y: Array) -> Array:
 
 
 def _rem(equation: Equation, x: Array, y: Array) -> Array:
-    """With the sign of the dividend, unlike ours."""
+    """The remainder with the sign of the dividend; ours has that of the divisor."""
     if x.type.dtype.kind == "u":
         return apply("rem", x, y)
     size = apply("rem", mnp.abs(x), mnp.abs(y))
@@ -78,7 +78,7 @@ def _select_n(equation: Equation, which: Array, *cases: Array) -> Array:
 
 
 def _convert(equation: Equation, x: Array) -> Array:
-    """From complex to real numbers what is imaginary is lost."""
+    """Convert to another dtype; complex numbers that become real lose their imaginary part."""
     target = dtype_of(equation["new_dtype"])
     return cast(x if target.kind in "bc" else mnp.real(x), target)
 

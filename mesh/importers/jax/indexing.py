@@ -26,7 +26,7 @@ CLIP, DROP, IN_BOUNDS = "CLIP", "FILL_OR_DROP", "PROMISE_IN_BOUNDS"
 
 @dataclass(frozen=True, slots=True)
 class _Windows:
-    """Which windows of an operand of `shape` the elements of an array of shape `out` are.
+    """How the elements of an array of shape `out` are windows of an operand of `shape`.
 
     `sizes` are those of a window.  `batch` are the axes of `out` that run over indices, and `offsets` maps axes of the
     operand to axes of `out` that run within a window.  `starts` says which axis of the operand each component of an

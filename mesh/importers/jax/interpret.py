@@ -1,4 +1,4 @@
-"""From jaxprs to Arrays: equations in order, each by the row of its primitive."""
+"""Interpretation of jaxprs on Arrays: equations in order, each by the row of its primitive."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _replaces(update: Any) -> bool:
 
 
 def _equations(jaxpr: Any) -> Iterator[Any]:
-    """Those of a jaxpr and of every jaxpr among their parameters."""
+    """The equations of a jaxpr, and of every jaxpr among their parameters."""
     for eqn in jaxpr.eqns:
         yield eqn
         if eqn.primitive.name in NO_PROGRAM:

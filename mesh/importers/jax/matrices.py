@@ -15,7 +15,7 @@ from .rows import Equation, Row
 
 
 def _only(equation: Equation, **known: Any) -> None:
-    """Unsupported unless these parameters have the one value that is known here."""
+    """Raise Unsupported unless these parameters have the one value that is known here."""
     for name, value in known.items():
         found = equation.params.get(name, value)
         if found != value:

@@ -62,7 +62,7 @@ class Problem:
 
 
 def require_supported(program: Program, rows: Mapping[tuple[str, str], Row]) -> None:
-    """Unsupported with every problem of the model, one per line."""
+    """Raise Unsupported with every problem of the model, one per line."""
     found = list(dict.fromkeys(problems(program, rows)))
     if found:
         lines = "".join(f"\n  {problem}" for problem in found)

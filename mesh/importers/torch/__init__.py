@@ -143,7 +143,7 @@ def _weights(torch: Any, program: Any) -> _Weights:
 
 
 def _check_unchanged(program: Any, name: str, training: bool) -> None:
-    """InputError if a call of the module changes a buffer of it, or an argument."""
+    """Raise InputError if a call of the module changes a buffer of it, or an argument."""
     changed = [spec for spec in program.graph_signature.output_specs if spec.kind.name.endswith("MUTATION")]
     if changed:
         what, kind = str(changed[0].target), changed[0].kind.name

@@ -91,5 +91,5 @@ class Absent:
 
 
 def as_result(call: Call, found: Array) -> Array:
-    """In the dtype that torch says the result has."""
+    """The result in the dtype that torch says it has."""
     return cast(found, dtype_of(call.dtype))

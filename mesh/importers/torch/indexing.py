@@ -79,7 +79,7 @@ def scattered(mode: str) -> Op:
 
 
 def _places(x: Array, index: Array, axis: int) -> Array:
-    """Where in the flattened x each element of `index` points, in a row."""
+    """The places in the flattened x to which the elements of `index` point, in a row."""
     flat, stride = literal(0, I64), 1
     for dim in reversed(range(x.ndim)):
         shape = tuple(size if place == dim else 1 for place, size in enumerate(index.shape))

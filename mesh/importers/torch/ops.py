@@ -77,7 +77,7 @@ def _div(call: Call) -> Array:
 
 
 def _fmod(call: Call) -> Array:
-    """With the sign of the dividend."""
+    """The remainder with the sign of the dividend."""
     return as_result(call, mnp.fmod(call["self"], call["other"]))
 
 
@@ -419,7 +419,7 @@ def _batch_norm(call: Call) -> Any:
 
 
 def _batch_norm_of_itself(call: Call) -> Any:
-    """Normalised by its own statistics, which nobody keeps: what an instance norm is made of."""
+    """A batch norm by the statistics of x itself, which nobody keeps: an instance norm is made of it."""
     mean, variance = nn.batch_statistics(call.x)
     found = nn.batch_norm(call.x, mean, variance, call.get("weight"), call.get("bias"), eps=float(call["eps"]))
     return [found, None, None]
@@ -467,7 +467,7 @@ def _bilinear(call: Call) -> Array:
 
 
 def _nll_loss(call: Call) -> list[Any]:
-    """Of log-probabilities (n, classes) or (classes,); reduction 0 none, 1 mean, 2 sum."""
+    """The loss of log-probabilities (n, classes) or (classes,); reduction 0 none, 1 mean, 2 sum."""
     x, target, ignored = call.x, call.array("target"), int(call.get("ignore_index", -100))
     if x.ndim > 2:
         raise Unsupported("nll_loss of more than one row per sample", op=call.name)

@@ -40,7 +40,7 @@ def output_names(torch: Any, program: Any) -> list[str]:
 
 
 def origins(torch: Any, program: Any, module: Any) -> list[str]:
-    """Where each input stands among the arguments of `forward` ("d['k']"), "" for one that is an argument itself."""
+    """The place of each input within the arguments of `forward` ("d['k']"), "" for one that is an argument itself."""
     spec = program.call_spec.in_spec
     count = spec.num_leaves
     made: tuple[Any, dict[str, Any]] = torch.utils._pytree.tree_unflatten(list(range(count)), spec)

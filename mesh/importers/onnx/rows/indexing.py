@@ -87,7 +87,7 @@ def _scatter_elements(call: Call, x: Array, indices: Array, updates: Array) -> A
 
 
 def _element_places(indices: Array, shape: tuple[int, ...], axis: int, dtype: DType) -> Array:
-    """Where in the flattened `shape` each element of `indices` (positions along `axis`) points."""
+    """The places in the flattened `shape` to which the elements of `indices` (positions along `axis`) point."""
     places = mnp.zeros(indices.shape, dtype=dtype)
     for place, dim in enumerate(shape):
         along = (

@@ -147,8 +147,10 @@ def _softmax(logarithm: bool) -> Row:
 
 
 def _softmax_by_steps(x: Array, axis: int, logarithm: bool) -> Array:
-    """As the functions by which ONNX defines them (opset 13): each step is rounded to the dtype of x, which is narrow,
-    where `nn.softmax` rounds once."""
+    """The softmax of a narrow dtype as ONNX defines it by functions (opset 13).
+
+    Each step is rounded to the dtype of x, where `nn.softmax` rounds once.
+    """
     shifted = mnp.subtract(x, mnp.max(x, axis, keepdims=True))
     grown = mnp.exp(shifted)
     total = mnp.sum(grown, axis, keepdims=True)

@@ -44,7 +44,7 @@ def _max_pool(call: Call, x: Array) -> Array | tuple[Array, ...]:
 
 
 def _positions(call: Call, x: Array, places: Sequence[Window]) -> Array:
-    """Where in the flattened x each window's first maximum is."""
+    """The place of each window's first maximum in the flattened x."""
     sizes = x.shape[2:]
     table, inside = _table(places, sizes)
     dtype = index_dtype(x.size)

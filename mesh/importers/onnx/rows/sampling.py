@@ -115,7 +115,7 @@ def _grid_sample(call: Call, x: Array, grid: Array) -> Array:
 
 
 def _denormalised(at: Array, dim: int, aligned: bool) -> Array:
-    """From -1..1 to positions: the corners' centres if `aligned`, else their outer edges."""
+    """Positions of coordinates from -1 to 1, which are the corners' centres if `aligned`, else their outer edges."""
     if aligned:
         return mnp.multiply(mnp.divide(mnp.add(at, 1), 2.0), float(dim - 1))
     return mnp.divide(mnp.subtract(mnp.multiply(mnp.add(at, 1), float(dim)), 1), 2.0)

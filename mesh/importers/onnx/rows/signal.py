@@ -70,7 +70,7 @@ def transformed(x: Pair, inverse: bool) -> Pair:
 
 
 def _split_transform(x: Pair, sign: int) -> Pair:
-    """With n = q * j + i and k = k1 + p * k2: transforms of p over j, a turn by i * k1, transforms of q over i."""
+    """A transform of n = q * j + i to k = k1 + p * k2: one of p over j, a turn by i * k1, and one of q over i."""
     count = x[0].shape[-1]
     factor = next((f for f in range(math.isqrt(count), 1, -1) if count % f == 0), 1)
     if count <= MATRIX_MAX or factor == 1:
