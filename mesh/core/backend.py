@@ -42,10 +42,10 @@ class Started:
 class Stateful:
     """The state of a session's graph, and how it is kept.
 
-    `carries` has the params that are the state, by name, with the output that is the next value of each; the caller gets
-    the outputs before `told`.  Such `copies` are made after `every` so many steps, and at most `ahead` steps are in
-    flight (None: what suits the state's size).  A state without copies is computed again from its first value and the
-    feeds since, while these are no more than `replay_bytes`; else NodeLost says that it is lost.
+    `carries` has the params that are the state, by name, with the output that is the next value of each; the caller
+    gets the outputs before `told`.  Such `copies` are made after `every` so many steps, and at most `ahead` steps are
+    in flight (None: what suits the state's size).  A state without copies is computed again from its first value and
+    the feeds since, while these are no more than `replay_bytes`; else NodeLost says that it is lost.
     """
 
     carries: tuple[tuple[str, int], ...]

@@ -29,8 +29,10 @@ UNUSED = (1, KIB)  # letters, and their bytes, of a mailbox to a rank to which t
 class Mailboxes:
     """The mailboxes of one rank with the members of a group that are on its machine.
 
-    It is `rank` in the group `name` of `members`, which are numbers of the world; `near` are those of them with which it
-    has mailboxes, and `own` is its directory.  First every rank does `make`, then every rank does `open`; nobody ends, or does `remove`, before all have.
+    It is `rank` in the group `name` of `members`, which are numbers of the world; `near` are those of them with which
+    it has mailboxes, and `own` is its directory.
+
+    First every rank does `make`, then every rank does `open`; nobody ends, or does `remove`, before all have.
     """
 
     own: SharedDir

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from support.source import ROOT, SourceFile, source_files
 
-LINES_MAX = 800  # a file is one noun; the largest state machine with its shell fits
+LINES_MAX = 800  # of code: a file is one noun; the largest state machine with its shell fits
 SELF_EVIDENT_LINES = 12  # a shorter function with a good name may do without a docstring
 FUNCTION_LINES_MAX = 90  # a table that is built in a function may be long, a knot of branches may not
 
@@ -176,7 +176,7 @@ def test_what_users_call_says_what_it_does() -> None:
 
 
 def test_files_and_functions_stay_readable() -> None:
-    long_files = [f"{file.path}: {count}" for file in OURS if (count := file.text.count("\n")) > LINES_MAX]
+    long_files = [f"{file.path}: {count}" for file in OURS if (count := _code_lines(file)) > LINES_MAX]
     long_functions = [
         f"{file.path}:{node.lineno} {node.name}: {_lines(node)}"
         for file in PROGRAM
@@ -242,7 +242,21 @@ def _public_functions(file: SourceFile) -> Iterator[Function]:
 
 
 def _lines(node: Function) -> int:
-    return (node.end_lineno or node.lineno) - node.lineno + 1
+    """The lines of a function without its docstring, which says as much as callers need."""
+    return (node.end_lineno or node.lineno) - node.lineno + 1 - _docstring_lines(node)
+
+
+def _code_lines(file: SourceFile) -> int:
+    """The lines of a file without the docstrings of its classes and functions."""
+    kinds = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    return file.text.count("\n") - sum(_docstring_lines(node) for node in file.nodes if isinstance(node, kinds))
+
+
+def _docstring_lines(node: ast.ClassDef | Function) -> int:
+    if ast.get_docstring(node, clean=False) is None:
+        return 0
+    docstring = node.body[0]
+    return (docstring.end_lineno or docstring.lineno) - docstring.lineno + 1
 
 
 def _tests_in(node: ast.stmt) -> Iterator[Function]:

@@ -31,8 +31,8 @@ Windows = tuple[int | None, ...]
 class _Form:
     """What differs between families.
 
-    It is which layers have biases (a key says so, or it is known), whether queries and keys are normed, and how far each
-    layer looks back.
+    It is which layers have biases (a key says so, or it is known), whether queries and keys are normed, and how far
+    each layer looks back.
     """
 
     qkv_bias: str | bool
