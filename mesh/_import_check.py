@@ -15,12 +15,12 @@ NAMES = ("wire", "worker", "coordinator")
 def check(home: Path, names: tuple[str, ...] = NAMES) -> None:
     """Raise ImportError unless each of `names` would be imported from the folder `home`."""
     for name in names:
-        found = _location(name)
-        if found is None:
+        location = _location(name)
+        if location is None:
             raise ImportError(f"graph-mesh is damaged: its package {name!r} is not in {home}; install it again")
-        if found.parent.resolve() != home.resolve():
+        if location.parent.resolve() != home.resolve():
             raise ImportError(
-                f"{found} hides graph-mesh's package {name!r}, which lies in {home}; "
+                f"{location} hides graph-mesh's package {name!r}, which lies in {home}; "
                 f"rename it, or remove its folder from sys.path"
             )
 

@@ -185,8 +185,8 @@ def reduce_scatter(x: Operand, axes: Names, axis: int = 0, op: str = "sum") -> A
     value, group = asarray(x), _group("reduce_scatter", axes)
     at = _normal(axis, value, "reduce_scatter")
     _check_divides("reduce_scatter", value, at, axis_size(axes))
-    found = apply("reduce_scatter", value, **group, axis=at, reduction="sum" if op == "mean" else op)
-    return mnp.divide(found, axis_size(axes)) if op == "mean" else found
+    block = apply("reduce_scatter", value, **group, axis=at, reduction="sum" if op == "mean" else op)
+    return mnp.divide(block, axis_size(axes)) if op == "mean" else block
 
 
 @checked
@@ -456,12 +456,12 @@ def _group(asker: str, axes: Names) -> dict[str, tuple[Any, ...]]:
 
 def _each(x: Any, fn: Callable[[Array], Array]) -> Any:
     """Apply `fn` to every leaf."""
-    found, structure = tree.flatten_with_paths(x)
-    return tree.unflatten(structure, [fn(as_array(leaf, path or "the value")) for path, leaf in found])
+    leaves, structure = tree.flatten_with_paths(x)
+    return tree.unflatten(structure, [fn(as_array(leaf, path or "the value")) for path, leaf in leaves])
 
 
-def _check_names(found: Sequence[str], wanted: set[str]) -> None:
-    for what, names in (("lacks", wanted - set(found)), ("has, and nobody expects,", set(found) - wanted)):
+def _check_names(paths: Sequence[str], wanted: set[str]) -> None:
+    for what, names in (("lacks", wanted - set(paths)), ("has, and nobody expects,", set(paths) - wanted)):
         if names:
             raise InputError(f"the tree to reduce {what} {', '.join(map(repr, sorted(names)))}")
 

@@ -238,8 +238,8 @@ def ordered(value: Any, structure: Tree) -> Any:
     keys, children, static = container.split(value)
     if set(keys) != set(structure.keys):
         return value
-    found = dict(zip(keys, children, strict=True))
-    made = [ordered(found[key], child) for key, child in zip(structure.keys, structure.children, strict=True)]
+    by_key = dict(zip(keys, children, strict=True))
+    made = [ordered(by_key[key], child) for key, child in zip(structure.keys, structure.children, strict=True)]
     return container.build(Tree(structure.kind, structure.keys, structure.children, static), made)
 
 
@@ -284,7 +284,7 @@ def spread(prefix: Any, structure: Tree, leaves: bool = True) -> list[Any]:
     if keys != structure.keys:
         raise InputError(f"trees differ: {_flatten(prefix, [])} and {structure}")
     pairs = zip(children, structure.children, strict=True)
-    return [each for child, below in pairs for each in spread(child, below, leaves)]
+    return [value for child, below in pairs for value in spread(child, below, leaves)]
 
 
 def leaves(value: Any) -> list[Any]:

@@ -56,7 +56,7 @@ class MeshBuilder:
         self.config = config
 
     def __repr__(self) -> str:
-        said = {each.name: getattr(self.config, each.name) for each in fields(MeshConfig)}
+        said = {field.name: getattr(self.config, field.name) for field in fields(MeshConfig)}
         given = [f"{name}={value!r}" for name, value in said.items() if value != getattr(MeshConfig(), name)]
         return f"<MeshBuilder: {', '.join(given) or 'nothing said yet'}>"
 
@@ -182,7 +182,7 @@ class MeshBuilder:
         """
         integer(count, "the number of simulated workers", 1, DEFAULT.nodes_max + 1)
         figures = tuple(gflops) if isinstance(gflops, Sequence) else (gflops,) * count
-        if count < 1 or len(figures) != count or not all(each > 0 for each in figures):
+        if count < 1 or len(figures) != count or not all(speed > 0 for speed in figures):
             raise ConfigError(
                 f"simulate({count}, gflops={gflops}) needs a positive figure for each of 1 or more workers"
             )

@@ -424,7 +424,7 @@ class Mesh:
                 self._loop.check_may_wait()
                 self._loop.soon(self._attend_any, [jobs[place]._waiter for place in waiting.values()])
                 concurrent.futures.wait(waiting, return_when=concurrent.futures.FIRST_COMPLETED)
-            for arrived in [each for each in waiting if each.done()]:
+            for arrived in [future for future in waiting if future.done()]:
                 yield waiting.pop(arrived)
 
     def session(
@@ -581,8 +581,8 @@ class Mesh:
         except ConfigError:
             work.close()
             raise
-        found: T = waiter.value(None)
-        return found
+        result: T = waiter.value(None)
+        return result
 
     @property
     def on_loop(self) -> AsyncMesh:

@@ -136,7 +136,7 @@ class PlanPreview:
 
     def __str__(self) -> str:
         titles = ("part", "worker", "device", "engine", "nodes", "GFLOP", "weights", "from", "to")
-        times = {each["part"]: each for each in self.timeline.get("parts", ())}
+        times = {part["part"]: part for part in self.timeline.get("parts", ())}
         rows: list[tuple[str, ...]] = [titles if times else titles[:-2]]
         rows += [
             (
@@ -150,9 +150,9 @@ class PlanPreview:
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         deaths = [
-            f"if {each['worker']} is lost: planned{' and rehearsed' if each['rehearsed'] else ''} ahead, "
-            f"predicted {time_text(each['seconds'])} per call"
-            for each in self.deaths
+            f"if {death['worker']} is lost: planned{' and rehearsed' if death['rehearsed'] else ''} ahead, "
+            f"predicted {time_text(death['seconds'])} per call"
+            for death in self.deaths
         ]
         return "\n".join(
             [
@@ -176,7 +176,11 @@ def _ranks_text(gang: Mapping[str, Any]) -> str:
 
 def _candidates_text(candidates: Sequence[Mapping[str, Any]]) -> list[str]:
     """What every way to do it is predicted to take."""
-    return [f"  {each['name']}: {each['why'] or _took_text(each)}" for each in candidates if len(candidates) > 1]
+    return [
+        f"  {candidate['name']}: {candidate['why'] or _took_text(candidate)}"
+        for candidate in candidates
+        if len(candidates) > 1
+    ]
 
 
 def _took_text(candidate: Mapping[str, Any]) -> str:
@@ -190,8 +194,8 @@ def _death_text(death: Mapping[str, Any]) -> list[str]:
         return []
     then, plan = time_text(death["call_s"]), death["plan"]
     sources: dict[str, int] = {}
-    for each in death["weights"]:
-        sources[each["source"]] = sources.get(each["source"], 0) + each["size_bytes"]
+    for weight in death["weights"]:
+        sources[weight["source"]] = sources.get(weight["source"], 0) + weight["size_bytes"]
     come = ", ".join(f"{size_text(size)} from {SOURCES[source]}" for source, size in sources.items())
     workers = dict.fromkeys(part["worker"] for part in plan["parts"])
     return [

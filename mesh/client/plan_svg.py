@@ -27,7 +27,7 @@ def svg(data: Mapping[str, Any]) -> str:
 class _Picture:
     def __init__(self, data: Mapping[str, Any]) -> None:
         self._parts: Sequence[Mapping[str, Any]] = data["parts"]
-        self._times = {each["part"]: each for each in data["timeline"]["parts"]}
+        self._times = {timed["part"]: timed for timed in data["timeline"]["parts"]}
         self._transfers: Sequence[Mapping[str, Any]] = data["timeline"]["transfers"]
         self._seconds = float(data["timeline"]["seconds"])
         self._title = data["reasons"][0] if data["reasons"] else data["strategy"]
@@ -80,12 +80,18 @@ class _Picture:
         yield "</g>"
 
     def _arrows(self) -> Iterator[str]:
-        for each in self._transfers[:ARROWS_MAX]:
-            if self._same_place(each):
+        for transfer in self._transfers[:ARROWS_MAX]:
+            if self._same_place(transfer):
                 continue
-            x1, y1 = self._x(each["start_s"]), self._y(each["from"]) + (BOX if each["from"] is None else BOX / 2)
-            x2, y2 = self._x(each["end_s"]), self._y(each["to"]) + (BOX / 2 if each["to"] is not None else BOX)
-            size = size_text(each["size_bytes"])
+            x1, y1 = (
+                self._x(transfer["start_s"]),
+                self._y(transfer["from"]) + (BOX if transfer["from"] is None else BOX / 2),
+            )
+            x2, y2 = (
+                self._x(transfer["end_s"]),
+                self._y(transfer["to"]) + (BOX / 2 if transfer["to"] is not None else BOX),
+            )
+            size = size_text(transfer["size_bytes"])
             yield f"<g><title>{escape(size)}</title>"
             ends = f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
             yield f'<line {ends} stroke="{ARROW}" marker-end="url(#tip)"/>'

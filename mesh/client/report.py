@@ -103,7 +103,7 @@ class Report:
             tuple(data.get("reasons", ())),
             workers,
             tuple(Event(**event) for event in data.get("events", ())),
-            tuple(RelayReport(**each) for each in data.get("relayed", ())),
+            tuple(RelayReport(**relay) for relay in data.get("relayed", ())),
             dict(data.get("omitted", {})),
         )
 

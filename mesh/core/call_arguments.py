@@ -36,10 +36,10 @@ def taken(fn: Any, args: Sequence[Any], keywords: Mapping[str, Any], own: Sequen
     _check_named(fn, parameters, len(args), keywords, own)
     check_call(fn, args, keywords)
     left, placed = dict(keywords), list(args)
-    for each in _places(parameters)[len(args) :]:
-        if each.kind is each.POSITIONAL_ONLY or each.name not in left:
+    for place in _places(parameters)[len(args) :]:
+        if place.kind is place.POSITIONAL_ONLY or place.name not in left:
             break
-        placed.append(left.pop(each.name))
+        placed.append(left.pop(place.name))
     return (*placed, Keywords(sorted(left.items()))) if left else tuple(placed)
 
 
@@ -62,7 +62,7 @@ def positional(fn: Function, args: tuple[Any, ...], keywords: Mapping[str, Any])
         return args
     parameters = _parameters(fn) or []
     places = _places(parameters)
-    names = [each.name if each.kind is each.POSITIONAL_OR_KEYWORD else "" for each in places]
+    names = [parameter.name if parameter.kind is parameter.POSITIONAL_OR_KEYWORD else "" for parameter in places]
     for name in keywords:
         if name not in names[len(args) :]:
             why = (
@@ -91,16 +91,22 @@ def check_call(fn: Function, args: Sequence[Any], keywords: Mapping[str, Any]) -
     except TypeError as error:
         missing = re.fullmatch(r"missing a required .*argument: ('\w+')", str(error))
         said = f"the argument {missing[1]} of {_name(fn)} is missing" if missing else f"{_name(fn)}: {error}"
-        takes = ", ".join(str(each.replace(annotation=each.empty)) for each in signature.parameters.values())
+        takes = ", ".join(
+            str(parameter.replace(annotation=parameter.empty)) for parameter in signature.parameters.values()
+        )
         raise InputError(said, next_step=f"It takes {takes or 'nothing'}") from None
 
 
 def _check_named(
     fn: Function, parameters: Sequence[inspect.Parameter], placed: int, keywords: Mapping[str, Any], own: Sequence[str]
 ) -> None:
-    known = [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
-    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
-    taken_by_place = [each.name for each in _places(parameters)[:placed]]
+    known = [
+        parameter.name
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    ]
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    taken_by_place = [parameter.name for parameter in _places(parameters)[:placed]]
     for name in keywords:
         if name in taken_by_place and name in known:
             raise InputError(f"the argument {name!r} of {_name(fn)} is given twice")
@@ -111,7 +117,11 @@ def _check_named(
 
 def _places(parameters: Sequence[inspect.Parameter]) -> list[inspect.Parameter]:
     """The parameters that the arguments given by place go to, in their order."""
-    return [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    return [
+        parameter
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
 
 
 def _parameters(fn: Function) -> list[inspect.Parameter] | None:

@@ -53,21 +53,21 @@ class Executables:
             anew = work.force and work not in self._forced
             if anew:
                 self._forced.add(work)
-            found = None if anew else self._alive.get(graph)
-        found = None if anew else found or self._latest.get(key)
-        if found is None:
+            executable = None if anew else self._alive.get(graph)
+        executable = None if anew else executable or self._latest.get(key)
+        if executable is None:
             _check_devices(graph)
             one_thread()
-            found = compile_graph(graph)
+            executable = compile_graph(graph)
             with self._lock:
                 self.compiled += 1
         with self._lock:
             if anew:
-                self._alive[graph] = found
-            found = self._alive.setdefault(graph, found)  # another thread's, if that was quicker
+                self._alive[graph] = executable
+            executable = self._alive.setdefault(graph, executable)  # another thread's, if that was quicker
         if not graph.blobs:
-            self._latest.keep(key, found, len(graph) * NODE_BYTES + found.kept_bytes)
-        return found
+            self._latest.keep(key, executable, len(graph) * NODE_BYTES + executable.kept_bytes)
+        return executable
 
 
 EXECUTABLES = Executables()

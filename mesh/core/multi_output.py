@@ -22,19 +22,19 @@ def several(op: str, operands: Sequence[Array], **attrs: Any) -> list[Array]:
     count = result_count(op, Attrs(attrs))
     tensors = tuple([array.tensor for array in operands])
     types = [tensor.type for tensor in tensors]
-    found = []
+    arrays = []
     for output in range(count):
         attributes = Attrs({**attrs, "output": output})
-        found.append(Array(Tensor(Expression(op, tensors, attributes), infer(Node(op, (), attributes), types))))
-    family = tuple([ref(array.tensor) for array in found])
-    _FAMILIES.update((array.tensor, family) for array in found)
-    return found
+        arrays.append(Array(Tensor(Expression(op, tensors, attributes), infer(Node(op, (), attributes), types))))
+    family = tuple([ref(array.tensor) for array in arrays])
+    _FAMILIES.update((array.tensor, family) for array in arrays)
+    return arrays
 
 
 def siblings_of(tensor: Tensor) -> list[Tensor]:
     """The other results of the same computation that somebody holds."""
-    found = [each() for each in _FAMILIES.get(tensor, ())]
-    return [each for each in found if each is not None and each is not tensor]
+    family = [reference() for reference in _FAMILIES.get(tensor, ())]
+    return [sibling for sibling in family if sibling is not None and sibling is not tensor]
 
 
 _FAMILIES: WeakKeyDictionary[Tensor, tuple[ref[Tensor], ...]] = WeakKeyDictionary()

@@ -46,12 +46,12 @@ NODES_PER_RUN = 20_000  # a longer expression is computed in several runs; a gra
 
 def current_evaluator() -> Evaluator:
     """The evaluator that computes values now."""
-    found = _CURRENT.get()
-    if found is None:
+    evaluator = _CURRENT.get()
+    if evaluator is None:
         from .inprocess import evaluate
 
         return evaluate
-    return found
+    return evaluator
 
 
 def set_evaluator(evaluator: Evaluator | None) -> Token[Evaluator | None]:

@@ -256,7 +256,7 @@ class _Buckets:
         return result
 
     def _count(self, args: tuple[Any, ...]) -> int:
-        found: dict[int, str] = {}
+        counts: dict[int, str] = {}
         for place, axis in self._axes.items():
             if place >= len(args):
                 raise InputError(f"the argument {self._names[place]!r} is missing")
@@ -264,11 +264,11 @@ class _Buckets:
                 shape = np.shape(leaf)
                 if not -len(shape) <= axis < len(shape):
                     raise InputError(f"the argument {self._names[place]!r} of shape {shape} has no axis {axis}")
-                found.setdefault(shape[axis], self._names[place])
-        if len(found) != 1:
-            sizes = " and ".join(f"{size} in {name!r}" for size, name in found.items()) or "none"
+                counts.setdefault(shape[axis], self._names[place])
+        if len(counts) != 1:
+            sizes = " and ".join(f"{size} in {name!r}" for size, name in counts.items()) or "none"
             raise InputError(f"the batch has one size, got {sizes}")
-        (count,) = found
+        (count,) = counts
         if count == 0:
             raise InputError("an empty batch fits no bucket")
         return count
@@ -295,12 +295,12 @@ class _Buckets:
         return np.take(leaf, np.arange(count), axis=axis)
 
 
-def _same(found: NDArray[Any], other: NDArray[Any]) -> bool:
+def _same(one: NDArray[Any], other: NDArray[Any]) -> bool:
     """Equal but for rounding: the second computation may have run elsewhere."""
-    if found.dtype.kind not in "fcV":
-        return bool(np.array_equal(found, other))
-    wide, beside = found.astype(np.complex128), other.astype(np.complex128)
-    return bool(np.allclose(wide, beside, rtol=1e-3 if found.itemsize < 4 else 1e-5, atol=1e-7, equal_nan=True))
+    if one.dtype.kind not in "fcV":
+        return bool(np.array_equal(one, other))
+    wide, beside = one.astype(np.complex128), other.astype(np.complex128)
+    return bool(np.allclose(wide, beside, rtol=1e-3 if one.itemsize < 4 else 1e-5, atol=1e-7, equal_nan=True))
 
 
 def _zeros(array: NDArray[Any], rows: int, axis: int) -> NDArray[Any]:

@@ -67,15 +67,15 @@ class Stepping:
     def __init__(
         self, fn: Callable[..., Any], state: Any, examples: Sequence[Any], strategy: str, copies: str = "checkpoint"
     ) -> None:
-        found, self._structure = tree.flatten_with_paths(state)
+        leaves, self._structure = tree.flatten_with_paths(state)
         check_function(fn, "what a session calls")
         given, named = apart(examples)
         check_call(fn, (state, *given), named)
         self._fn = fn
         self._examples = len(examples)
-        if not found:
+        if not leaves:
             raise InputError("the state has no tensors", next_step="Use mesh.compile: such a function has no state")
-        self._leaves = [_Leaf(path, _handle(path, leaf)) for path, leaf in found]
+        self._leaves = [_Leaf(path, _handle(path, leaf)) for path, leaf in leaves]
         self._traced = self._settled(fn, examples)
         self._told_at = self._traced.out_tree.children[0].leaf_count
         carried = [index for index, leaf in enumerate(self._leaves) if leaf.role == CARRIED]
@@ -98,11 +98,11 @@ class Stepping:
 
     def starting(self, state: Any) -> Stepping:
         """The same steps from another state; InputError if its structure, or the shape or dtype of a leaf, differs."""
-        found, structure = tree.flatten(tree.ordered(state, self._structure))
+        values, structure = tree.flatten(tree.ordered(state, self._structure))
         _check_structure(self._structure, structure)
         made = copy(self)
         made._leaves = [self._other(leaf, _handle(leaf.path, value))
-                        for leaf, value in zip(self._leaves, found, strict=True)]  # fmt: skip
+                        for leaf, value in zip(self._leaves, values, strict=True)]  # fmt: skip
         firsts = {name: leaf.padded for name, leaf in zip(self._names(self._traced), made._leaves, strict=True)}
         bindings = {name: firsts.get(name, handle) for name, handle in self.work.bindings.items()}
         made.work = Work(self.graph, bindings, self.work.strategy, self.work.copies)
@@ -198,7 +198,7 @@ class Stepping:
         outputs, following = graph.outputs[:-count], graph.outputs[-count:]
         roles: list[str | None] = []
         for param, made in zip(mine, following, strict=True):
-            others = {*outputs, *(each for each, own in zip(following, mine, strict=True) if own != each)}
+            others = {*outputs, *(source for source, own in zip(following, mine, strict=True) if own != source)}
             if param is not None and made == param:
                 roles.append(FIXED)
             elif param is not None and (param in read or param in others):
@@ -258,9 +258,9 @@ def _named_as(fn: Callable[..., Any], step: Callable[..., Any]) -> None:
         step.__signature__ = inspect.Signature([state.replace(name="state"), *others])  # type: ignore[attr-defined]
 
 
-def _check_structure(wanted: Tree, found: Tree) -> None:
-    if wanted != found:
-        raise InputError(f"the step changes the structure of the state: from {wanted} to {found}")
+def _check_structure(wanted: Tree, got: Tree) -> None:
+    if wanted != got:
+        raise InputError(f"the step changes the structure of the state: from {wanted} to {got}")
 
 
 def _handle(path: str, leaf: Any) -> Handle:

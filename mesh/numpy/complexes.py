@@ -42,8 +42,8 @@ def conj(x: Operand) -> Array:
 def angle(x: Operand, deg: bool = False) -> Array:
     """The angle of x in the complex plane, in (-pi, pi], or in degrees; 0 or pi of real numbers."""
     (array,) = inexact(x)
-    found = elementwise.atan2(imag(array), real(array))
-    return elementwise.multiply(found, 180 / math.pi) if deg else found
+    radians = elementwise.atan2(imag(array), real(array))
+    return elementwise.multiply(radians, 180 / math.pi) if deg else radians
 
 
 def iscomplexobj(x: Operand) -> bool:
@@ -238,10 +238,10 @@ def _doubled(logarithm: Array, sign: Array) -> Array:
     return elementwise.copysign(real(logarithm) + math.log(2), sign)
 
 
-def _if_lost(z: Array, known: Array | float, found: Array) -> Array:
+def _if_lost(z: Array, known: Array | float, value: Array) -> Array:
     """`known` where the imaginary part is NaN and the real part 0, of which a part of the result is known."""
     x, y = _parts(z)
-    return elementwise.where(elementwise.logical_and(elementwise.isnan(y), elementwise.equal(x, 0)), known, found)
+    return elementwise.where(elementwise.logical_and(elementwise.isnan(y), elementwise.equal(x, 0)), known, value)
 
 
 def _roots_beside_one(z: Array) -> tuple[Array, Array, Array, Array]:

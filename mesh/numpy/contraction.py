@@ -71,8 +71,8 @@ def tensordot(x1: Operand, x2: Operand, axes: int | Sequence[Sequence[int]] = 2)
     if len(pair) != 2:
         raise InputError(f"the axes of tensordot are an int, or two lists, one for each array, not {said(axes)}")
     left_axes, right_axes = (
-        [normal_axis(axis, array.ndim) for axis in (each if isinstance(each, Iterable) else [each])]
-        for each, array in zip(pair, (left, right), strict=True)
+        [normal_axis(axis, array.ndim) for axis in (side if isinstance(side, Iterable) else [side])]
+        for side, array in zip(pair, (left, right), strict=True)
     )
     if [left.shape[axis] for axis in left_axes] != [right.shape[axis] for axis in right_axes]:
         raise ShapeError(f"tensordot of {left.shape} and {right.shape} over {left_axes} and {right_axes}: they differ")
@@ -173,7 +173,7 @@ def _diagonals(array: Array, labels: Labels) -> Labelled:
             if array.shape[first] != array.shape[second]:
                 raise ShapeError(f"einsum: {label!r} has the dimensions {array.shape[first]} and {array.shape[second]}")
             array = diagonal(manipulation.moveaxis(array, (first, second), (-2, -1)))
-            labels = (*[each for place, each in enumerate(labels) if place not in (first, second)], label)
+            labels = (*[other for place, other in enumerate(labels) if place not in (first, second)], label)
     return Labelled(array, labels)
 
 

@@ -76,11 +76,11 @@ def arange(start: float, stop: float | None = None, step: float = 1, dtype: Any 
     check_device(device)
     first, last = (0, start) if stop is None else (start, stop)
     given = (first, last, step)
-    first, last, step = (_number(each, "arange") for each in given)
+    first, last, step = (_number(bound, "arange") for bound in given)
     if step == 0:
         raise InputError("arange needs a step other than 0")
     wanted = _natural(given) if dtype is None else to_dtype(dtype)
-    if wanted.kind in "iu" and all(each == int(each) for each in (first, last, step)):
+    if wanted.kind in "iu" and all(bound == int(bound) for bound in (first, last, step)):
         first, last, step = int(first), int(last), int(step)
     counter = F32 if wanted in (F16, BF16) else wanted
     if wanted.kind in "iu" and isinstance(first + last + step, float):
@@ -182,10 +182,10 @@ def from_dlpack(x: Any, *, device: Any = None, copy: bool | None = None) -> Arra
     if isinstance(x, Array):
         return renamed(x)
     try:
-        found = np.from_dlpack(x)
+        value = np.from_dlpack(x)
     except (BufferError, RuntimeError, AttributeError, TypeError) as error:
         raise InputError(f"{type(x).__name__} does not give its memory by DLPack to a cpu ({error})") from error
-    return value_array(found, shared=copy is False)
+    return value_array(value, shared=copy is False)
 
 
 # -- helpers ----------------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ def _uncopied(value: Any, dtype: Any) -> Array:
 
 def _natural(bounds: Sequence[Any]) -> DType:
     """The dtype of what is counted between bounds: numpy's floats have their own, its integers are Python's."""
-    return common_dtype([asarray(each) if isinstance(each, np.inexact) else _plain(each) for each in bounds])[0]
+    return common_dtype([asarray(bound) if isinstance(bound, np.inexact) else _plain(bound) for bound in bounds])[0]
 
 
 def _plain(value: Any) -> Any:

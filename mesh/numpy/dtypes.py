@@ -85,7 +85,7 @@ def result_type(*arrays_and_dtypes: Any) -> np.dtype[Any]:
     """The dtype that arrays, dtypes and Python scalars promote to."""
     if not arrays_and_dtypes:
         raise InputError("result_type needs one array or dtype or more")
-    return common_dtype([_representative(each) for each in arrays_and_dtypes])[0].numpy
+    return common_dtype([_representative(operand) for operand in arrays_and_dtypes])[0].numpy
 
 
 def promote_types(type1: Any, type2: Any) -> np.dtype[Any]:
@@ -104,7 +104,7 @@ def can_cast(from_: Any, to: Any) -> builtins.bool:
 def isdtype(dtype: Any, kind: Any) -> builtins.bool:
     """True if dtype is of the kind: a dtype, "bool", "integral", "real floating", "numeric", ... or a tuple of them."""
     if isinstance(kind, tuple):
-        return any(isdtype(dtype, each) for each in kind)
+        return any(isdtype(dtype, one) for one in kind)
     if isinstance(kind, str) and kind in _KINDS:
         return to_dtype(dtype).kind in [*_KINDS[kind]]
     return to_dtype(dtype) is to_dtype(kind)

@@ -290,7 +290,7 @@ def logaddexp(x1: Operand, x2: Operand) -> Array:
 
 def clip(x: Operand, min: Operand | None = None, max: Operand | None = None) -> Array:
     """x limited to [min, max]; either may be None."""
-    array, *bounds = operands(*[each for each in (x, min, max) if each is not None])
+    array, *bounds = operands(*[bound for bound in (x, min, max) if bound is not None])
     result = renamed(array) if min is None else maximum(array, bounds[0])
     return result if max is None else minimum(result, bounds[-1])
 

@@ -79,10 +79,10 @@ def ifftn(x: Operand, s: Sizes = None, axes: Axes = None, norm: str | None = "ba
 def rfft(x: Operand, n: int | None = None, axis: int = -1, norm: str | None = "backward") -> Array:
     """`fft` of real numbers: the first n // 2 + 1 elements, of which the others are the conjugate mirror."""
     (array,) = floats(x)
-    found = _along(_complex(array), n, axis, norm, inverse=False)
+    spectrum = _along(_complex(array), n, axis, norm, inverse=False)
     place = normal_axis(axis, array.ndim)
-    size = found.shape[place] // 2 + 1
-    return _sized(found, size, place)
+    size = spectrum.shape[place] // 2 + 1
+    return _sized(spectrum, size, place)
 
 
 @checked
@@ -102,8 +102,8 @@ def rfftn(x: Operand, s: Sizes = None, axes: Axes = None, norm: str | None = "ba
     """`rfft` along the last of several axes, then `fft` along the others."""
     (array,) = floats(x)
     places, sizes = _some_places(array, s, axes)
-    found = rfft(array, sizes[-1], places[-1], norm)
-    return _over(found, sizes[:-1], places[:-1], norm, inverse=False)
+    spectrum = rfft(array, sizes[-1], places[-1], norm)
+    return _over(spectrum, sizes[:-1], places[:-1], norm, inverse=False)
 
 
 @checked
@@ -111,8 +111,8 @@ def irfftn(x: Operand, s: Sizes = None, axes: Axes = None, norm: str | None = "b
     """The real numbers of which `rfftn` gives x; an even number along the last axis if not given."""
     array = _complex(x)
     places, sizes = _some_places(array, s, axes)
-    found = _over(array, sizes[:-1], places[:-1], norm, inverse=True)
-    return irfft(found, None if s is None else sizes[-1], places[-1], norm)
+    partial = _over(array, sizes[:-1], places[:-1], norm, inverse=True)
+    return irfft(partial, None if s is None else sizes[-1], places[-1], norm)
 
 
 @checked
@@ -206,10 +206,10 @@ def _complex(x: Operand) -> Array:
 def _along(x: Array, n: int | None, axis: int, norm: str | None, inverse: bool) -> Array:
     place = normal_axis(axis, x.ndim)
     count = _count(x.shape[place] if n is None else n)
-    found = apply("fft", _sized(x, count, place), axis=place, inverse=int(inverse))
+    spectrum = apply("fft", _sized(x, count, place), axis=place, inverse=int(inverse))
     wanted = {"backward": count if inverse else 1, "forward": 1 if inverse else count, "ortho": math.sqrt(count)}
     scale = (count if inverse else 1) / wanted[_known(norm)]  # the inverse has been divided
-    return found if scale == 1 else elementwise.multiply(found, scale)
+    return spectrum if scale == 1 else elementwise.multiply(spectrum, scale)
 
 
 def _over(x: Array, s: Sizes, axes: Axes, norm: str | None, inverse: bool) -> Array:
@@ -232,10 +232,10 @@ def _places(x: Array, s: Sizes, axes: Axes) -> tuple[tuple[int, ...], tuple[int,
 
 
 def _some_places(x: Array, s: Sizes, axes: Axes) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    found = _places(x, s, axes)
-    if not found[0]:
+    chosen = _places(x, s, axes)
+    if not chosen[0]:
         raise InputError("a transform of real numbers is along one axis or more")
-    return found
+    return chosen
 
 
 def _sized(x: Array, size: int, axis: int) -> Array:

@@ -59,8 +59,8 @@ def take_along_axis(x: Operand, indices: Operand, axis: int = -1) -> Array:
     shape = manipulation.broadcast_shapes(rows.shape[:-1], picks.shape[:-1])
     rows = manipulation.broadcast_to(rows, (*shape, rows.shape[-1]))
     picks = manipulation.broadcast_to(picks, (*shape, picks.shape[-1]))
-    found = apply("gather", rows, picks, axis=len(shape), batch_dims=len(shape))
-    return manipulation.moveaxis(found, -1, place)
+    picked = apply("gather", rows, picks, axis=len(shape), batch_dims=len(shape))
+    return manipulation.moveaxis(picked, -1, place)
 
 
 def picked(x: Array, indices: Array, axis: int) -> Array:
@@ -87,8 +87,8 @@ def searchsorted(x1: Operand, x2: Operand, side: str = "left", sorter: Operand |
     high = manipulation.broadcast_to(literal(ordered.size, I32), values.shape)
     for _ in range(ordered.size.bit_length()):  # bisection: low <= answer <= high
         middle = elementwise.bitwise_right_shift(elementwise.add(low, high), 1)
-        found = take(ordered, elementwise.minimum(middle, max(ordered.size - 1, 0)))
-        later = _before(found, values) if side == "left" else elementwise.logical_not(_before(values, found))
+        middles = take(ordered, elementwise.minimum(middle, max(ordered.size - 1, 0)))
+        later = _before(middles, values) if side == "left" else elementwise.logical_not(_before(values, middles))
         later = elementwise.logical_and(later, elementwise.less(low, high))
         low, high = elementwise.where(later, middle + 1, low), elementwise.where(later, high, middle)
     return low
@@ -99,7 +99,7 @@ def nonzero(x: Operand) -> tuple[Array, ...]:
     array = asarray(x)
     if not array.ndim:
         raise ShapeError("nonzero needs an array of one dimension or more, got shape ()")
-    return tuple([asarray(found.astype(np.int32)) for found in np.nonzero(concrete(array, "nonzero"))])
+    return tuple([asarray(positions.astype(np.int32)) for positions in np.nonzero(concrete(array, "nonzero"))])
 
 
 # -- basic indexing ---------------------------------------------------------------------------------------
@@ -245,7 +245,7 @@ def _without_masks(array: Array, items: list[Any]) -> list[Any]:
             raise ShapeError(f"a mask of shape {item.shape} does not fit axes of shape {covered}")
         value = concrete(item, "a boolean mask")
         if item.ndim:
-            result.extend(asarray(found.astype(np.int32)) for found in np.nonzero(value))
+            result.extend(asarray(positions.astype(np.int32)) for positions in np.nonzero(value))
         else:
             result.append(_Flag(asarray(np.zeros(int(value), np.int32))))
     return result
@@ -258,14 +258,14 @@ def _advanced(array: Array, gathers: list[_Gather], apart: bool) -> Array:
     """Index with arrays; if they stand `apart`, the new dimensions come first, as in numpy."""
     axes = [gather.axis for gather in gathers]
     dims = [array.shape[axis] for axis in axes]
-    found = [wrapped(gather.index, dim) for gather, dim in zip(gathers, dims, strict=True)]
+    indices = [wrapped(gather.index, dim) for gather, dim in zip(gathers, dims, strict=True)]
     if len(axes) == 1:
-        return apply("gather", array, found[0], axis=axes[0], batch_dims=0)
+        return apply("gather", array, indices[0], axis=axes[0], batch_dims=0)
     if apart:
         array = manipulation.moveaxis(array, axes, range(len(axes)))
         axes = list(range(len(axes)))
     merged = manipulation.reshape(array, (*array.shape[: axes[0]], math.prod(dims), *array.shape[axes[-1] + 1 :]))
-    return apply("gather", merged, _flat(found, dims), axis=axes[0], batch_dims=0)
+    return apply("gather", merged, _flat(indices, dims), axis=axes[0], batch_dims=0)
 
 
 def _flat(indices: list[Array], dims: list[int]) -> Array:

@@ -107,8 +107,8 @@ def solve(x1: Operand, x2: Operand) -> Array:
     if b.ndim == 0 or b.shape[-1 if b.ndim == 1 else -2] != a.shape[-1]:
         raise ShapeError(f"solve of {a.shape} and {b.shape}: the rows differ")
     columns = manipulation.expand_dims(b, -1) if b.ndim == 1 else b
-    found = apply("solve", *_one_batch(a, columns))
-    return manipulation.squeeze(found, -1) if b.ndim == 1 else found
+    solution = apply("solve", *_one_batch(a, columns))
+    return manipulation.squeeze(solution, -1) if b.ndim == 1 else solution
 
 
 @checked
@@ -189,15 +189,15 @@ def lstsq(a: Operand, b: Operand, rcond: Any = None) -> tuple[Array, Array, Arra
     s = svdvals(left)
     kept = _counted(s, left.shape, rcond)
     columns = right[:, None] if right.ndim == 1 else right
-    found = matmul(pinv(left, rtol=rcond), columns)
+    solution = matmul(pinv(left, rtol=rcond), columns)
     rank = reductions.sum(kept)
     if left.shape[0] > left.shape[1]:
-        missed = elementwise.square(elementwise.abs(elementwise.subtract(columns, matmul(left, found))))
+        missed = elementwise.square(elementwise.abs(elementwise.subtract(columns, matmul(left, solution))))
         whole = elementwise.equal(rank, left.shape[1])
         residuals = elementwise.where(whole, reductions.sum(missed, 0), math.nan)
     else:
         residuals = creation.zeros((0,), dtype=s.type.dtype)
-    return found[:, 0] if right.ndim == 1 else found, residuals, rank, s
+    return solution[:, 0] if right.ndim == 1 else solution, residuals, rank, s
 
 
 # -- factors ----------------------------------------------------------------------------------------------
@@ -210,8 +210,8 @@ def cholesky(x: Operand, *, upper: bool = False) -> Array:
     x is taken to be Hermitian (real: symmetric); of others it is that of (x + x^H) / 2, so that derivatives are
     Hermitian too.  NaN where a matrix is not positive definite.
     """
-    found = apply("cholesky", _hermitian("cholesky", x))
-    return _adjoint(found) if upper else found
+    lower = apply("cholesky", _hermitian("cholesky", x))
+    return _adjoint(lower) if upper else lower
 
 
 @checked
@@ -319,15 +319,15 @@ def matrix_norm(x: Operand, *, keepdims: bool = False, ord: Any = "fro") -> Arra
         return vector_norm(array, axis=(-2, -1), keepdims=keepdims)
     if ord in (2, -2, "nuc"):
         reduce: dict[Any, Callable[..., Array]] = {2: _largest, -2: reductions.min, "nuc": reductions.sum}
-        found = reduce[ord](svdvals(array), -1)
-        return found[..., None, None] if keepdims else found
+        size = reduce[ord](svdvals(array), -1)
+        return size[..., None, None] if keepdims else size
     if ord not in (1, -1, math.inf, -math.inf):
         raise InputError(
             f"the matrix norm {ord!r} is not known", next_step="Known: 'fro', 'nuc', 1, -1, 2, -2, inf, -inf"
         )
     along, extreme = (-2 if abs(ord) == 1 else -1), (_largest if ord > 0 else reductions.min)
-    found = extreme(reductions.sum(elementwise.abs(array), along, keepdims=True), -3 - along, keepdims=True)
-    return found if keepdims else manipulation.squeeze(found, (-2, -1))
+    size = extreme(reductions.sum(elementwise.abs(array), along, keepdims=True), -3 - along, keepdims=True)
+    return size if keepdims else manipulation.squeeze(size, (-2, -1))
 
 
 @checked
@@ -403,8 +403,8 @@ def norm(x: Operand, ord: Any = None, axis: Any = None, keepdims: bool = False) 
     if len(axes) != 2:
         raise ShapeError(f"a norm is of one axis or two, got {len(axes)}")
     moved = manipulation.moveaxis(array, axes, (-2, -1))
-    found = matrix_norm(moved, ord="fro" if ord is None else ord)
-    return manipulation.expand_dims(found, tuple(sorted(axes))) if keepdims else found
+    result = matrix_norm(moved, ord="fro" if ord is None else ord)
+    return manipulation.expand_dims(result, tuple(sorted(axes))) if keepdims else result
 
 
 def outer(x1: Operand, x2: Operand) -> Array:
@@ -460,7 +460,7 @@ def _identity(like: Array, dtype: Any = None) -> Array:
 def _largest(sizes: Array, axis: Axis, *, keepdims: bool = False) -> Array:
     """The largest of what is not negative, 0 of nothing."""
     axes = normal_axes(axis, sizes.ndim)
-    empty = any(sizes.shape[each] == 0 for each in axes)
+    empty = any(sizes.shape[place] == 0 for place in axes)
     return (reductions.sum if empty else reductions.max)(sizes, axes, keepdims=keepdims)
 
 

@@ -110,9 +110,9 @@ def squeeze(x: Operand, axis: int | Sequence[int] | None = None) -> Array:
     if axis is None:
         return reshape(array, [dim for dim in array.shape if dim != 1])
     axes = normal_axes(axis, array.ndim)
-    for each in axes:
-        if array.shape[each] != 1:
-            raise ShapeError(f"cannot squeeze axis {each} of {array.shape}: it is not 1")
+    for unit in axes:
+        if array.shape[unit] != 1:
+            raise ShapeError(f"cannot squeeze axis {unit} of {array.shape}: it is not 1")
     return reshape(array, [dim for place, dim in enumerate(array.shape) if place not in axes])
 
 
@@ -149,12 +149,12 @@ def roll(x: Operand, shift: Shape, axis: Shape | None = None) -> Array:
     array = renamed(asarray(x))
     if axis is None:
         return reshape(roll(ravel(array), shift, 0), array.shape)
-    axes = [normal_axis(each, array.ndim) for each in to_shape(axis)]
-    for by, each in np.broadcast(to_shape(shift), axes):
-        dim = array.shape[each]
+    axes = [normal_axis(place, array.ndim) for place in to_shape(axis)]
+    for by, place in np.broadcast(to_shape(shift), axes):
+        dim = array.shape[place]
         cut = (-int(by)) % dim if dim else 0
         if cut:
-            array = concat([part(array, each, cut, dim), part(array, each, 0, cut)], axis=int(each))
+            array = concat([part(array, place, cut, dim), part(array, place, 0, cut)], axis=int(place))
     return array
 
 
@@ -212,10 +212,10 @@ def diff(
     array = renamed(array)
     if n < 0:
         raise InputError(f"differences are taken 0 times or more, got {n}")
-    sides = [each for each in (prepend, append) if each is not None]
+    sides = [border for border in (prepend, append) if border is not None]
     if sides:
         array, *borders = operands(array, *sides)
-        layers = [_border(each, array, place) for each in borders]
+        layers = [_border(border, array, place) for border in borders]
         at = 0 if prepend is None else 1
         array = concat([*layers[:at], array, *layers[at:]], axis=place)
     for _ in range(min(n, array.shape[place])):  # more leave nothing, as so many do

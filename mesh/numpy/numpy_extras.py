@@ -84,8 +84,8 @@ def array_split(x: Operand, indices_or_sections: Shape, axis: int = 0) -> list[A
     array = asarray(x)
     if indices_or_sections < 1:
         raise InputError(f"an array is split into 1 section or more, got {indices_or_sections}")
-    each, longer = divmod(array.shape[normal_axis(axis, array.ndim)], indices_or_sections)
-    ends = np.cumsum([each + (place < longer) for place in range(indices_or_sections)])
+    size, longer = divmod(array.shape[normal_axis(axis, array.ndim)], indices_or_sections)
+    ends = np.cumsum([size + (place < longer) for place in range(indices_or_sections)])
     return manipulation.split(array, ends[:-1].tolist(), axis)
 
 
@@ -207,7 +207,7 @@ def indices(dimensions: Sequence[int], dtype: Any = None) -> Array:
     """The coordinates of every position of a shape, one int32 array per axis, stacked."""
     shape = to_shape(dimensions)
     every = [apply("iota", shape=shape, dtype=I32.name, axis=axis) for axis in range(len(shape))]
-    return manipulation.stack([asarray(each, dtype) for each in every])
+    return manipulation.stack([asarray(counter, dtype) for counter in every])
 
 
 # -- arithmetic -------------------------------------------------------------------------------------------
@@ -442,9 +442,9 @@ def _extreme_number(choose: Callable[..., Array], least: float, x: Operand, axis
     array = asarray(x)
     if array.type.dtype.kind != "f":
         return choose(array, axis, keepdims=keepdims)
-    found = choose(_numbers(array, least), axis, keepdims=keepdims)
+    extreme = choose(_numbers(array, least), axis, keepdims=keepdims)
     nothing = reductions.all(elementwise.isnan(array), axis, keepdims=keepdims)
-    return elementwise.where(nothing, math.nan, found)
+    return elementwise.where(nothing, math.nan, extreme)
 
 
 # -- products ---------------------------------------------------------------------------------------------
@@ -549,12 +549,12 @@ def interp(x: Operand, xp: Operand, fp: Operand, left: Operand | None = None, ri
     start, end = indexing.take(known, below), indexing.take(known, above)
     first, last = indexing.take(values, below), indexing.take(values, above)
     width = elementwise.where(elementwise.equal(end, start), 1, end - start)
-    found = first + (last - first) * ((asked - start) / width)
-    found = elementwise.where(elementwise.less(asked, known[0]), values[0] if left is None else left, found)
-    found = elementwise.where(elementwise.greater_equal(asked, known[-1]), values[-1], found)
+    result = first + (last - first) * ((asked - start) / width)
+    result = elementwise.where(elementwise.less(asked, known[0]), values[0] if left is None else left, result)
+    result = elementwise.where(elementwise.greater_equal(asked, known[-1]), values[-1], result)
     beyond = values[-1] if right is None else right
-    found = elementwise.where(elementwise.greater(asked, known[-1]), beyond, found)
-    return elementwise.where(elementwise.isnan(asked), asked, found)
+    result = elementwise.where(elementwise.greater(asked, known[-1]), beyond, result)
+    return elementwise.where(elementwise.isnan(asked), asked, result)
 
 
 @checked
@@ -570,9 +570,9 @@ def gradient(x: Operand, *spacing: float, axis: int | Sequence[int] | None = Non
     axes = normal_axes(axis, array.ndim)
     steps = spacing * len(axes) if len(spacing) == 1 else spacing or (1.0,) * len(axes)
     if len(steps) != len(axes) or not all(isinstance(step, (int, float)) for step in steps):
-        raise InputError(f"gradient takes one number as spacing, or {len(axes)}, one for each axis, got {spacing}")
-    found = [_slope(array, each, step) for each, step in zip(axes, steps, strict=True)]
-    return found[0] if len(found) == 1 else found
+        raise InputError(f"gradient takes one number as spacing, or {len(axes)}, one for place axis, got {spacing}")
+    slopes = [_slope(array, place, step) for place, step in zip(axes, steps, strict=True)]
+    return slopes[0] if len(slopes) == 1 else slopes
 
 
 def _slope(array: Array, axis: int, step: float) -> Array:
@@ -580,8 +580,8 @@ def _slope(array: Array, axis: int, step: float) -> Array:
     if rows.shape[-1] < 2:
         raise ShapeError(f"gradient needs two elements or more along an axis, got {rows.shape[-1]}")
     inside = (rows[..., 2:] - rows[..., :-2]) / 2
-    found = concat([rows[..., 1:2] - rows[..., :1], inside, rows[..., -1:] - rows[..., -2:-1]], -1)
-    return manipulation.moveaxis(found if step == 1 else found / step, -1, axis)
+    slope = concat([rows[..., 1:2] - rows[..., :1], inside, rows[..., -1:] - rows[..., -2:-1]], -1)
+    return manipulation.moveaxis(slope if step == 1 else slope / step, -1, axis)
 
 
 @checked
@@ -610,15 +610,15 @@ def cov(m: Operand, *, ddof: int = 1) -> Array:
     if rows.ndim > 2:
         raise ShapeError(f"cov needs a matrix, got shape {rows.shape}")
     apart = rows - reductions.mean(rows, 1, keepdims=True)
-    found = contraction.matmul(apart, complexes.conj(manipulation.matrix_transpose(apart))) / (rows.shape[1] - ddof)
-    return manipulation.squeeze(found)
+    products = contraction.matmul(apart, complexes.conj(manipulation.matrix_transpose(apart))) / (rows.shape[1] - ddof)
+    return manipulation.squeeze(products)
 
 
 def corrcoef(m: Operand) -> Array:
     """The correlations of the rows of a matrix, in [-1, 1]."""
-    found = manipulation.atleast_2d(cov(m))
-    spread = elementwise.sqrt(contraction.diagonal(found))
-    scaled = found / expand_dims(spread, 1) / spread
+    covariance = manipulation.atleast_2d(cov(m))
+    spread = elementwise.sqrt(contraction.diagonal(covariance))
+    scaled = covariance / expand_dims(spread, 1) / spread
     return manipulation.squeeze(elementwise.clip(scaled, -1, 1))
 
 

@@ -52,9 +52,9 @@ def to_dtype(spec: Any) -> DType:
         return spec
     if isinstance(spec, str) and spec in BY_NAME:
         return BY_NAME[spec]
-    found = PYTHON_DTYPES.get(spec) if isinstance(spec, type) else None
-    if found is not None:
-        return found
+    known = PYTHON_DTYPES.get(spec) if isinstance(spec, type) else None
+    if known is not None:
+        return known
     try:
         return dtype_of(np.dtype(spec))
     except TypeError as error:
@@ -232,13 +232,13 @@ def _numbers(value: Any, wanted: DType | None = None) -> _Numbers | None:
     be, which may hold integers that no integer dtype does."""
     if not isinstance(value, (list, tuple, range)) and not is_python_scalar(value):
         return None
-    found = [value[0], value[-1]] if isinstance(value, range) and value else list(_leaves(value))
-    kinds = {_kind(type) for type in set(map(type, found))}
-    if not found or None in kinds:
+    scalars = [value[0], value[-1]] if isinstance(value, range) and value else list(_leaves(value))
+    kinds = {_kind(type) for type in set(map(type, scalars))}
+    if not scalars or None in kinds:
         return None
     kind = max(filter(None, kinds), key=_RANK.__getitem__)
     if kind == "i" and (wanted is None or wanted.kind not in "fc"):
-        dtype = full = _integer_dtype(int(min(found)), int(max(found)))
+        dtype = full = _integer_dtype(int(min(scalars)), int(max(scalars)))
     else:
         dtype = _WEAK_DEFAULT[kind]
         full = WIDER.get(dtype, F64 if kind == "i" else dtype)
@@ -293,7 +293,7 @@ def _integer_dtype(low: int, high: int) -> DType:
     for dtype in (I32, I64, U64):
         if INT_BOUNDS[dtype.name][0] <= low and high <= INT_BOUNDS[dtype.name][1]:
             return dtype
-    outside = [said(each) for each in (low, high) if not _LEAST <= each <= _MOST]
+    outside = [said(bound) for bound in (low, high) if not _LEAST <= bound <= _MOST]
     what = f"{outside[0]} does not fit any" if outside else f"{low} and {high} do not fit one"
     raise InputError(f"{what} integer dtype", next_step="Say dtype='float64', or write floats")
 

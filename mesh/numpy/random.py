@@ -298,8 +298,8 @@ def truncated_normal(key: Operand, lower: float, upper: float, shape: Shape = ()
     low, high = (math.erf(bound / math.sqrt(2)) for bound in (lower, upper))
     inside = low + (high - low) * _open_unit(key, manipulation.to_shape(shape), kind)
     bound = 1 - (2.0**-53 if kind is F64 else 2.0**-24)
-    found = math.sqrt(2) * erfinv(elementwise.clip(inside, -bound, bound))
-    return cast(elementwise.clip(found, lower, upper), kind)
+    draws = math.sqrt(2) * erfinv(elementwise.clip(inside, -bound, bound))
+    return cast(elementwise.clip(draws, lower, upper), kind)
 
 
 @checked
@@ -678,21 +678,21 @@ def erfinv(x: Array) -> Array:
     """
     w = -elementwise.log1p(-x * x)
     near, far = _horner(w - 2.5, _NEAR), _horner(elementwise.sqrt(elementwise.maximum(w, 5.0)) - 3.0, _FAR)
-    found = elementwise.where(w < 5.0, near, far) * x
+    estimate = elementwise.where(w < 5.0, near, far) * x
     if x.type.dtype is not F64:
-        return found
+        return estimate
     for _ in range(2):
-        slope = 2 / math.sqrt(math.pi) * elementwise.exp(-found * found)
-        found = found - (elementwise.erf(found) - x) / slope
-    return found
+        slope = 2 / math.sqrt(math.pi) * elementwise.exp(-estimate * estimate)
+        estimate = estimate - (elementwise.erf(estimate) - x) / slope
+    return estimate
 
 
 def _horner(x: Array, coefficients: tuple[float, ...]) -> Array:
     result: Any = coefficients[0]
     for coefficient in coefficients[1:]:
         result = coefficient + result * x
-    found: Array = result
-    return found
+    total: Array = result
+    return total
 
 
 # fmt: off

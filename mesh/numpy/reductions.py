@@ -39,7 +39,7 @@ def normal_axes(axis: Axis, ndim: int) -> tuple[int, ...]:
     if axis is None:
         return tuple(range(ndim))
     given = axis if isinstance(axis, Sequence) else (axis,)
-    axes = tuple([normal_axis(each, ndim) for each in given])
+    axes = tuple([normal_axis(number, ndim) for number in given])
     if len(set(axes)) != len(axes):
         raise InputError(f"an axis stands twice in {tuple(given)}")
     return axes
@@ -166,12 +166,12 @@ def _position(array: Array, axis: int | None, keepdims: bool) -> Array:
     ranked = cast(array, I32) if array.type.dtype is BOOL else array
     kept = tuple([1] * array.ndim)
     if axis is None:
-        found = apply("argmax", apply("reshape", ranked, shape=(ranked.size,)), axis=0)
+        first = apply("argmax", apply("reshape", ranked, shape=(ranked.size,)), axis=0)
     else:
         position = normal_axis(axis, array.ndim)
-        found = apply("argmax", ranked, axis=position)
+        first = apply("argmax", ranked, axis=position)
         kept = (*array.shape[:position], 1, *array.shape[position + 1 :])
-    return apply("reshape", found, shape=kept) if keepdims else found
+    return apply("reshape", first, shape=kept) if keepdims else first
 
 
 def _reduce(op: str, array: Array, axes: tuple[int, ...], keepdims: bool) -> Array:

@@ -43,10 +43,10 @@ class UniqueInverseResult(NamedTuple):
 def unique_all(x: Operand) -> UniqueAllResult:
     """Distinct elements with indices, inverse indices and counts (int32); x must have a value."""
     value = _value(x, "unique_all")
-    found, first, inverse, counts = np.unique(
+    distinct, first, inverse, counts = np.unique(
         value, return_index=True, return_inverse=True, return_counts=True, equal_nan=False
     )
-    return UniqueAllResult(value_array(found), _int32(first), _int32(inverse.reshape(value.shape)), _int32(counts))
+    return UniqueAllResult(value_array(distinct), _int32(first), _int32(inverse.reshape(value.shape)), _int32(counts))
 
 
 def unique_counts(x: Operand) -> UniqueCountsResult:
@@ -73,7 +73,7 @@ def unique(
     """numpy's name: the distinct elements, and what is asked for of `unique_all` behind them; x must have a value."""
     every = unique_all(x)
     asked = zip((return_index, return_inverse, return_counts), every[1:], strict=True)
-    more = [found for wanted, found in asked if wanted]
+    more = [extra for wanted, extra in asked if wanted]
     return (every.values, *more) if more else every.values
 
 
@@ -109,15 +109,15 @@ def isin(x1: Operand, x2: Operand, *, invert: bool = False) -> Array:
     """True where an element of x1 stands in x2 (with `invert`: does not); NaN stands nowhere."""
     asked, among = operands(x1, x2)
     if among.size == 0:
-        found = elementwise.not_equal(asked, asked) & False
+        member = elementwise.not_equal(asked, asked) & False
     elif among.type.dtype.kind == "c":  # which has no order
         every = elementwise.equal(manipulation.expand_dims(asked, -1), manipulation.ravel(among))
-        found = reductions.any(every, -1)
+        member = reductions.any(every, -1)
     else:
         ordered = sorting.sort(manipulation.ravel(among))
         places = elementwise.minimum(indexing.searchsorted(ordered, asked), among.size - 1)
-        found = elementwise.equal(indexing.take(ordered, places), asked)
-    return elementwise.logical_not(found) if invert else found
+        member = elementwise.equal(indexing.take(ordered, places), asked)
+    return elementwise.logical_not(member) if invert else member
 
 
 def _value(x: Operand, asker: str) -> NDArray[Any]:

@@ -153,8 +153,8 @@ def quantile(x: Operand, q: Any, axis: Axis = None, *, method: str = "linear", k
         raise ShapeError(f"a quantile over an empty axis has no value: shape {array.shape}, axes {axes}")
     rows = manipulation.reshape(manipulation.permute_dims(array, [*rest, *axes]), (*dims, length))
     ordered = cast(sort(rows), _wide(array.type.dtype))
-    found = _between(ordered, shares.reshape(-1) * (length - 1), method)
-    result = cast(elementwise.where(elementwise.isnan(ordered[..., -1:]), math.nan, found), array.type.dtype)
+    between = _between(ordered, shares.reshape(-1) * (length - 1), method)
+    result = cast(elementwise.where(elementwise.isnan(ordered[..., -1:]), math.nan, between), array.type.dtype)
     kept = [1 if place in axes else dim for place, dim in enumerate(array.shape)] if keepdims else dims
     return manipulation.reshape(manipulation.moveaxis(result, -1, 0), (*shares.shape, *kept))
 

@@ -123,13 +123,13 @@ class Group:
         if weight is not None and op != "mean":
             raise InputError(f"a weight belongs to a mean, not to {op!r}")
         weight = None if weight is None else number(weight, "the weight of a rank", 0.0)
-        found, structure = tree.flatten_with_paths(x)
-        leaves = {path: _native(leaf) for path, leaf in found}
+        arrays, structure = tree.flatten_with_paths(x)
+        leaves = {path: _native(leaf) for path, leaf in arrays}
         if structure != tree.LEAF:
             tables = self._do("all_reduce", lambda group: agreed(group, leaves), timeout_s)
             tables.check()
         reduced = in_buffers(leaves, lambda array: self._reduced(array, op, weight, timeout_s))
-        return tree.unflatten(structure, [reduced[path] for path, _ in found])
+        return tree.unflatten(structure, [reduced[path] for path, _ in arrays])
 
     def all_gather(self, x: Any, axis: int = 0, tiled: bool = True, timeout_s: float | None = None) -> Array:
         """All ranks' arrays joined along `axis`, or with tiled=False stacked along a new one."""

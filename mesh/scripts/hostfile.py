@@ -54,7 +54,7 @@ def parse(text: str, called: str) -> tuple[Host, ...]:
         words = line.partition("#")[0].split()
         if words:
             host = _host(words, f"{called} line {number}")
-            if host.name in hosts or (host.here and any(each.here for each in hosts.values())):
+            if host.name in hosts or (host.here and any(other.here for other in hosts.values())):
                 raise ConfigError(f"{called} line {number}: {host.name} stands there already")
             hosts[host.name] = host
     if not hosts:

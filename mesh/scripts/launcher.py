@@ -47,11 +47,11 @@ class Launch:
         names = tuple(host.name for host in self.hosts)
         several = names if len(set(names)) > 1 else ()
         size = len(names)
-        found: dict[Host, dict[int, RankSettings]] = {}
+        by_host: dict[Host, dict[int, RankSettings]] = {}
         for rank, host in enumerate(self.hosts):
-            its = found.setdefault(host, {})
+            its = by_host.setdefault(host, {})
             its[rank] = RankSettings(rank, size, len(its), names.count(host.name), "", several, self.timeout_s)
-        return found
+        return by_host
 
 
 Show = Callable[[int | str, str, str], None]
@@ -73,9 +73,9 @@ class Launcher:
         """The exit code of the first rank that failed, else 0; ConnectFailed if a host's agent is lost."""
         _check(self._launch)
         try:
-            found = self._launch.ranks()
-            passports = issue((host.name for host in found), time.time()) if len(found) > 1 else {}
-            for host, ranks in found.items():
+            by_host = self._launch.ranks()
+            passports = issue((host.name for host in by_host), time.time()) if len(by_host) > 1 else {}
+            for host, ranks in by_host.items():
                 self._running |= ranks.keys()
                 await self._start(host, ranks, passports.get(host.name, {}))
             async with asyncio.TaskGroup() as group:
@@ -183,10 +183,10 @@ class Launcher:
 def _event(line: bytes) -> dict[str, Any] | None:
     """What an agent says; None for what no agent does."""
     try:
-        found = json.loads(line)
+        event = json.loads(line)
     except ValueError:
         return None
-    return found if isinstance(found, dict) and found.keys() & {"error", "note", "line", "exit"} else None
+    return event if isinstance(event, dict) and event.keys() & {"error", "note", "line", "exit"} else None
 
 
 def _command(host: Host) -> list[str]:

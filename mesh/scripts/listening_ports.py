@@ -59,10 +59,10 @@ class Door:
         ConnectFailed naming a rank that cannot be reached, DeadlineExceeded those that did not call.
         """
         until_s = time.monotonic() + timeout_s
-        found = {rank: self._call(group, rank, others[rank], until_s) for rank in sorted(others) if rank < self.rank}
-        found |= self._accept(group, {rank for rank in others if rank > self.rank}, until_s, timeout_s)
+        sockets = {rank: self._call(group, rank, others[rank], until_s) for rank in sorted(others) if rank < self.rank}
+        sockets |= self._accept(group, {rank for rank in others if rank > self.rank}, until_s, timeout_s)
         return {
-            rank: Connection(sock, 1, letter_bytes, NodeSocket.NOT_YET, gathers=False) for rank, sock in found.items()
+            rank: Connection(sock, 1, letter_bytes, NodeSocket.NOT_YET, gathers=False) for rank, sock in sockets.items()
         }
 
     def close(self) -> None:
@@ -101,15 +101,15 @@ class Door:
         return proved
 
     def _accept(self, group: str, ranks: set[int], until_s: float, timeout_s: float) -> dict[int, NodeSocket]:
-        found: dict[int, NodeSocket] = {}
+        sockets: dict[int, NodeSocket] = {}
         while True:
             with self._accepting:
-                found |= {rank: self._came.pop((group, rank)) for rank in ranks if (group, rank) in self._came}
-                if found.keys() == ranks:
-                    return found
+                sockets |= {rank: self._came.pop((group, rank)) for rank in ranks if (group, rank) in self._came}
+                if sockets.keys() == ranks:
+                    return sockets
                 left_s = until_s - time.monotonic()
                 if left_s <= 0:
-                    named = ", ".join(f"{rank} on {self.hosts[rank]}" for rank in sorted(ranks - found.keys()))
+                    named = ", ".join(f"{rank} on {self.hosts[rank]}" for rank in sorted(ranks - sockets.keys()))
                     raise DeadlineExceeded(f"waited {timeout_s:g} s for a call from rank {named}")
                 self._answer(min(left_s, 0.1))  # others want their turn
 

@@ -73,11 +73,11 @@ def in_buffers(leaves: Mapping[str, Array], reduced: Callable[[Array], Array]) -
     kinds: dict[np.dtype[Any], list[str]] = {}
     for name in sorted(leaves):
         kinds.setdefault(leaves[name].dtype, []).append(name)
-    found: dict[str, Array] = {}
+    results: dict[str, Array] = {}
     for dtype in sorted(kinds, key=str):
         names = kinds[dtype]
         made = reduced(np.concatenate([leaves[name].reshape(-1) for name in names]))
         ends = np.cumsum([leaves[name].size for name in names])[:-1]
         for name, part in zip(names, np.split(made, ends), strict=True):
-            found[name] = part.reshape(leaves[name].shape)
-    return found
+            results[name] = part.reshape(leaves[name].shape)
+    return results

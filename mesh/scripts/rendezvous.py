@@ -47,8 +47,8 @@ class Meeting:
 
     def come(self, note: Note) -> None:
         """Leave a note; ConfigError if a living process is this rank already."""
-        found = _note(_read(self.path / f"rank-{self.rank}"))
-        if found is not None and self._holds(found):
+        present = _note(_read(self.path / f"rank-{self.rank}"))
+        if present is not None and self._holds(present):
             raise ConfigError(
                 f"another process is rank {self.rank} already, in {self.path}",
                 next_step="Give every rank a number of its own, and every program a folder of its own",
@@ -57,15 +57,15 @@ class Meeting:
 
     def others(self, ranks: Iterable[int], timeout_s: float) -> dict[int, Note]:
         """The notes of these ranks, once all have come; DeadlineExceeded naming those that have not."""
-        found: dict[int, Note] = {}
+        notes: dict[int, Note] = {}
         missing = set(ranks)
         end_s = time.monotonic() + timeout_s
         while missing:
             for rank in sorted(missing):
                 note = _note(_read(self.path / f"rank-{rank}"))
                 if note is not None and self._holds(note):
-                    found[rank] = note
-            missing -= found.keys()
+                    notes[rank] = note
+            missing -= notes.keys()
             if missing and time.monotonic() > end_s:
                 named = ", ".join(map(str, sorted(missing)))
                 raise DeadlineExceeded(
@@ -74,7 +74,7 @@ class Meeting:
                 )
             if missing:
                 time.sleep(POLL_S)
-        return found
+        return notes
 
     def leave(self, own: SharedDir) -> None:
         """Take the note away, if it is this process's."""
@@ -135,10 +135,10 @@ def _digest(group: str) -> str:
 
 def _read(path: Path) -> dict[str, str] | None:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return data if isinstance(data, dict) else None
 
 
 def _note(fields: Mapping[str, Any] | None) -> Note | None:

@@ -40,10 +40,10 @@ class RankSettings:
     def changed(self, **given: Any) -> RankSettings:
         """The settings with those of these that are not None, checked; all ranks are on this machine unless said."""
         wanted = {name: value for name, value in given.items() if value is not None}
-        found = replace(self, **wanted)
-        if not found.hosts and ("rank" in wanted or "size" in wanted):
-            found = replace(found, local_rank=found.rank, local_size=found.size)
-        return _checked(found)
+        settings = replace(self, **wanted)
+        if not settings.hosts and ("rank" in wanted or "size" in wanted):
+            settings = replace(settings, local_rank=settings.rank, local_size=settings.size)
+        return _checked(settings)
 
     def _text(self, field: str) -> Any:
         value = getattr(self, field)

@@ -117,10 +117,10 @@ def shard(x: Any, spec: Any, grid: Grid | None = None) -> Any:
             "shard is about whole tensors, and in shard_map there are the blocks of one rank",
             next_step="Say it in in_specs, or call shard around shard_map",
         )
-    found, structure = tree.flatten_with_paths(x)
+    pairs, structure = tree.flatten_with_paths(x)
     specs = same_structure(structure, spec, "spec", prefix=True)
-    leaves = [_lying(as_array(leaf, path or "x"), each, chosen, path or "x")
-              for (path, leaf), each in zip(found, specs, strict=True)]  # fmt: skip
+    leaves = [_lying(as_array(leaf, path or "x"), own, chosen, path or "x")
+              for (path, leaf), own in zip(pairs, specs, strict=True)]  # fmt: skip
     return tree.unflatten(structure, leaves)
 
 
@@ -283,19 +283,19 @@ def auto_sharding(
     if rates is not None and not isinstance(rates, Rates):
         raise InputError(f"{said(rates)} are no rates of a rank", next_step="Make them: wire.sharding.Rates(...)")
     traced = trace_full(fn, *positional(fn, examples, named))
-    found = choose(traced.graph, Axes(grid.names, grid.sizes), rates, None, memory_bytes, tries_max)
-    specs = [PartitionSpec(*found.specs[each.name]) if each.name in found.specs else PartitionSpec()
-             for each in traced.arguments]  # fmt: skip
-    cost = found.cost
+    choice = choose(traced.graph, Axes(grid.names, grid.sizes), rates, None, memory_bytes, tries_max)
+    specs = [PartitionSpec(*choice.specs[argument.name]) if argument.name in choice.specs else PartitionSpec()
+             for argument in traced.arguments]  # fmt: skip
+    cost = choice.cost
     return AutoSharding(
         tree.unflatten(traced.in_tree, specs),
         grid,
-        found.seconds,
-        found.alone_s,
+        choice.seconds,
+        choice.alone_s,
         cost.sent_bytes,
         cost.held_bytes,
-        found.tried,
-        found.proven,
+        choice.tried,
+        choice.proven,
     )
 
 

@@ -161,8 +161,8 @@ def accelerator(x: Any, id: int = 0) -> Any:  # what others call it
 
 
 def _on(x: Any, device: DeviceName) -> Any:
-    found, structure = tree.flatten_with_paths(x)
-    leaves = [apply("transfer", as_array(leaf, path or "x"), device=str(device)) for path, leaf in found]
+    pairs, structure = tree.flatten_with_paths(x)
+    leaves = [apply("transfer", as_array(leaf, path or "x"), device=str(device)) for path, leaf in pairs]
     return tree.unflatten(structure, leaves)
 
 

@@ -122,14 +122,14 @@ class Grid:
         InputError
             If the grid has no such axis, or a name is given twice.
         """
-        found = _names(axes)
-        for name in found:
+        chosen = _names(axes)
+        for name in chosen:
             _check_name(name)
             if name not in self.names:
                 raise InputError(f"the grid has no axis {name!r}", next_step=f"It has {', '.join(self.names)}")
-        if not found or len(set(found)) != len(found):
-            raise InputError(f"expected distinct names of axes, got {found}")
-        return found
+        if not chosen or len(set(chosen)) != len(chosen):
+            raise InputError(f"expected distinct names of axes, got {chosen}")
+        return chosen
 
     def __repr__(self) -> str:
         return f"Grid({self.sizes!r}, {self.names!r})"
@@ -166,13 +166,13 @@ class PartitionSpec:
     dims: tuple[tuple[str, ...], ...]
 
     def __init__(self, *dims: Names | None) -> None:
-        found = tuple(() if dim is None else tuple(dim) if isinstance(dim, tuple | list) else (dim,) for dim in dims)
-        named = [name for dim in found for name in dim]
+        split = tuple(() if dim is None else tuple(dim) if isinstance(dim, tuple | list) else (dim,) for dim in dims)
+        named = [name for dim in split for name in dim]
         for name in named:
             _check_name(name)
         if len(set(named)) != len(named):
-            raise InputError(f"an axis is used twice in PartitionSpec({', '.join(map(_said, found))})")
-        object.__setattr__(self, "dims", found)
+            raise InputError(f"an axis is used twice in PartitionSpec({', '.join(map(_said, split))})")
+        object.__setattr__(self, "dims", split)
 
     @property
     def axes(self) -> tuple[str, ...]:

@@ -37,13 +37,13 @@ _GRID: ContextVar[Grid | None] = ContextVar("mesh_grid", default=None)
 
 def current_grid(asker: str) -> Grid:
     """Return the grid whose ranks run the function that is being traced; InputError if there is none."""
-    found = _GRID.get()
-    if found is None:
+    current = _GRID.get()
+    if current is None:
         raise InputError(
             f"{asker} is what ranks of a grid do together, and there is no grid here",
             next_step="Call it in a function that is given to mesh.shard_map",
         )
-    return found
+    return current
 
 
 def inside_ranks() -> bool:
@@ -148,11 +148,11 @@ def shard_map(
     return mapped
 
 
-def _specs(found: Sequence[Any], names: Sequence[str], what: str) -> list[PartitionSpec]:
-    for spec, name in zip(found, names, strict=True):
+def _specs(specs: Sequence[Any], names: Sequence[str], what: str) -> list[PartitionSpec]:
+    for spec, name in zip(specs, names, strict=True):
         if spec is not None and not isinstance(spec, PartitionSpec):
             raise InputError(f"{what} has a {type(spec).__name__} for {name!r}: expected a PartitionSpec")
-    return [PartitionSpec() if spec is None else spec for spec in found]
+    return [PartitionSpec() if spec is None else spec for spec in specs]
 
 
 def _may_differ(name: str, spec: PartitionSpec, over: list[str]) -> InputError:

@@ -29,7 +29,7 @@ DEPTH = 2  # how far into the attributes of objects
 
 def check_kept(fn: Callable[..., Any], arguments: Sequence[Tensor]) -> None:
     """Raise InputError if `fn`, just traced, left a traced array in a variable that outlives the trace."""
-    mine = {id(each) for tensor in arguments for each in (tensor, tensor.wide)}
+    mine = {id(own) for tensor in arguments for own in (tensor, tensor.wide)}
     for name, value in referred(fn):
         if isinstance(value, Array) and any(id(node) in mine for node in pending([value.tensor])):
             raise InputError(
@@ -44,9 +44,9 @@ def warn_of_constants(fn: Callable[..., Any], graph: WireGraph) -> None:
         return
     names: dict[bytes, str] = {}
     for name, value in referred(fn):
-        found = value.value if isinstance(value, Array) else value
-        if isinstance(found, np.ndarray) and any(_alike(found, blob) for blob in graph.blobs.values()):
-            names.setdefault(hash_array(found), name)
+        held = value.value if isinstance(value, Array) else value
+        if isinstance(held, np.ndarray) and any(_alike(held, blob) for blob in graph.blobs.values()):
+            names.setdefault(hash_array(held), name)
     told = [
         f"{names.get(address, 'an array')}: {blob.dtype}{list(blob.shape)}, {blob.nbytes / 2**20:.1f} MiB"
         for address, blob in graph.blobs.items()
@@ -85,10 +85,10 @@ def referred(fn: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
     while isinstance(fn, functools.partial):
         fn = fn.func
     try:
-        found = inspect.getclosurevars(fn)
+        variables = inspect.getclosurevars(fn)
     except TypeError:  # a callable that is no Python function
         return
-    for root, value in {"self": getattr(fn, "__self__", None), **found.globals, **found.nonlocals}.items():
+    for root, value in {"self": getattr(fn, "__self__", None), **variables.globals, **variables.nonlocals}.items():
         yield from _arrays_in(root, value, DEPTH)
 
 

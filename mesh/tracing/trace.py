@@ -132,9 +132,9 @@ class Parts:
         return tuple([self._of(value) for value in args])
 
     def _of(self, value: Any) -> Part:
-        found = self._settled.get(id(value))
-        if found is not None:
-            return found[1]
+        entry = self._settled.get(id(value))
+        if entry is not None:
+            return entry[1]
         part = Part(value)
         if part.settled and part.leaves:
             self._settled[id(value)] = (value, part)  # which keeps the id taken
@@ -342,15 +342,15 @@ def trace_full(fn: Callable[..., Any], /, *examples: Any, **named: Any) -> Trace
     arguments, in_tree = named_arguments(fn, examples)
     with tracing():
         tracers = [
-            argument("param" if each.by_handle else "input", each.name, each.type, each.weak, each.weak)
-            for each in arguments
+            argument("param" if known.by_handle else "input", known.name, known.type, known.weak, known.weak)
+            for known in arguments
         ]
         declared = [tracer.tensor for tracer in tracers]  # before `fn`, which may give the names to other tensors
         with watching_chance(fn):
             result = called(fn, tree.unflatten(in_tree, tracers))
-    found, out_tree = tree.flatten_with_paths(result)
-    outputs = [_output(path, leaf) for path, leaf in found]
-    output_names = [path or OUTPUT for path, _ in found]
+    leaves, out_tree = tree.flatten_with_paths(result)
+    outputs = [_output(path, leaf) for path, leaf in leaves]
+    output_names = [path or OUTPUT for path, _ in leaves]
     check_kept(fn, declared)
     arguments, declared = _widened(arguments, declared, outputs)
     graph, handles = graph_of(declared, outputs, output_names, getattr(fn, "__name__", ""))
@@ -366,14 +366,14 @@ def _widened(
         return tuple(arguments), list(declared)
     needed = {id(tensor) for tensor in pending([array.tensor for array in outputs])}
     given: list[tuple[Argument, Tensor]] = []
-    for each, tensor in zip(arguments, declared, strict=True):
+    for leaf, tensor in zip(arguments, declared, strict=True):
         wide = tensor.wide
         if wide is None or id(wide) not in needed:
-            given.append((each, tensor))
+            given.append((leaf, tensor))
             continue
         tensor.expression = Expression("cast", (wide,), Attrs({"dtype": tensor.type.dtype.name}))
-        given.append((replace(each, type=wide.type), wide))
-    return tuple([each for each, _ in given]), [tensor for _, tensor in given]
+        given.append((replace(leaf, type=wide.type), wide))
+    return tuple([leaf for leaf, _ in given]), [tensor for _, tensor in given]
 
 
 def named_arguments(fn: Callable[..., Any], examples: Sequence[Any]) -> tuple[tuple[Argument, ...], Tree]:
@@ -514,11 +514,11 @@ def _checked(declared: Argument, leaf: Any) -> Any:
         return leaf
     if is_python_scalar(leaf):
         return _checked(declared, _scalar_as(declared, leaf))
-    found = leaf_type(declared.name, leaf)
+    got = leaf_type(declared.name, leaf)
     if isinstance(leaf, ShapeDtype):
         raise InputError(f"the argument {declared.name!r} is a ShapeDtype: it has no value to compute with")
-    if found != declared.type:
-        raise InputError(f"the argument {declared.name!r} is {found}, expected {declared.type}")
+    if got != declared.type:
+        raise InputError(f"the argument {declared.name!r} is {got}, expected {declared.type}")
     return leaf
 
 

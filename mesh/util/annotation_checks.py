@@ -42,10 +42,14 @@ def checked(fn: F) -> F:
     """
     parameters = list(inspect.signature(fn).parameters.values())
     asker = fn.__qualname__.removesuffix(".__init__").removesuffix(".__call__")
-    kinds = {each.name: _kind_of(each.annotation, fn) for each in parameters}
-    places = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
-    more = next((each.name for each in parameters if each.kind is each.VAR_POSITIONAL), "")
-    rest = next((each.name for each in parameters if each.kind is each.VAR_KEYWORD), "")
+    kinds = {parameter.name: _kind_of(parameter.annotation, fn) for parameter in parameters}
+    places = [
+        parameter.name
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    more = next((parameter.name for parameter in parameters if parameter.kind is parameter.VAR_POSITIONAL), "")
+    rest = next((parameter.name for parameter in parameters if parameter.kind is parameter.VAR_KEYWORD), "")
     passing = {name: kind.passing for name, kind in kinds.items() if kind is not None and name not in (more, rest)}
     by_place = tuple([passing.get(name) for name in places])
     free = next((at for at, types in enumerate(by_place) if types is not None), len(by_place))
@@ -138,7 +142,7 @@ def several(check: Check, value: Any, what: str) -> tuple[Any, ...]:
     """A tuple of things of one kind."""
     if not _has_several(value):
         raise InputError(f"{what} is a list, not {said(value)}")
-    return tuple([check(each, what) for each in value])
+    return tuple([check(item, what) for item in value])
 
 
 def anything(value: Any, what: str) -> Any:
@@ -184,12 +188,12 @@ def _kind_of(annotation: Any, fn: Callable[..., Any]) -> Kind | None:
         kind = _kind_of(asked.removesuffix(" | None"), fn)
         return None if kind is None else Kind(partial(_unless_none, kind.check), kind.passing | {NoneType})
     if asked.startswith("Sequence["):
-        each = _kind_of(asked[len("Sequence[") : -1], fn)
-        return Kind(partial(several, anything if each is None else each.check))
+        item = _kind_of(asked[len("Sequence[") : -1], fn)
+        return Kind(partial(several, anything if item is None else item.check))
     if asked.startswith("Mapping["):
         return Kind(partial(_of_class, Mapping), frozenset({dict}))
-    found = getattr(inspect.getmodule(fn), asked, None) if asked else None
-    return Kind(partial(_of_class, found), frozenset({found})) if isinstance(found, type) else None
+    cls = getattr(inspect.getmodule(fn), asked, None) if asked else None
+    return Kind(partial(_of_class, cls), frozenset({cls})) if isinstance(cls, type) else None
 
 
 def _of_class(cls: type, value: Any, what: str) -> Any:

@@ -20,11 +20,11 @@ def integer(value: Any, what: str, least: int | None = None, below: int | None =
     """An int, `least` or more and `below` something; numpy's are taken, True and False are not."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise InputError(f"{what} is an int, not {said(value)}")
-    found = int(value)
-    if (least is not None and found < least) or (below is not None and found >= below):
+    whole = int(value)
+    if (least is not None and whole < least) or (below is not None and whole >= below):
         fits = f"from {least}" if below is None else f"from {least or 0} to {below - 1}"
-        raise InputError(f"{what} is an int {fits}, not {said(found)}")
-    return found
+        raise InputError(f"{what} is an int {fits}, not {said(whole)}")
+    return whole
 
 
 def native(value: Any) -> Any:
@@ -37,13 +37,13 @@ def number(value: Any, what: str, least: float = -math.inf) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise InputError(f"{what} is a number, not {said(value)}")
     try:
-        found = float(value)
+        real = float(value)
     except OverflowError:
-        found = math.inf
-    if not math.isfinite(found) or found < least:
+        real = math.inf
+    if not math.isfinite(real) or real < least:
         more = f" from {least:g}" if least > -math.inf else ""
-        raise InputError(f"{what} is a finite number{more}, not {found}")
-    return found
+        raise InputError(f"{what} is a finite number{more}, not {real}")
+    return real
 
 
 def check_number(value: Any, what: str, least: float = -math.inf, below: float = math.inf) -> None:
@@ -69,7 +69,7 @@ def axis_of(axis: Any, rank: int, asker: str, of: object, error: type[MeshError]
 
 def pairs_of(pairs: Any, ranks: int) -> list[tuple[int, int]]:
     """Sources and destinations among so many ranks, none of either twice."""
-    found: list[tuple[int, int]] = []
+    checked: list[tuple[int, int]] = []
     for pair in items(pairs, "the pairs of permute are (source, destination), of which"):
         ends = items(pair, "a pair of permute is (source, destination), of which")
         if len(ends) != 2:
@@ -77,12 +77,12 @@ def pairs_of(pairs: Any, ranks: int) -> list[tuple[int, int]]:
         source, destination = (integer(end, "a rank of permute") for end in ends)
         if not (0 <= source < ranks and 0 <= destination < ranks):
             raise InputError(f"permute from {source} to {destination}: the group has {ranks} ranks")
-        found.append((source, destination))
-    for what, given in (("source", [a for a, _ in found]), ("destination", [b for _, b in found])):
+        checked.append((source, destination))
+    for what, given in (("source", [a for a, _ in checked]), ("destination", [b for _, b in checked])):
         twice = [rank for place, rank in enumerate(given) if rank in given[:place]]
         if twice:
-            raise InputError(f"permute has the {what} {twice[0]} twice in {found}")
-    return found
+            raise InputError(f"permute has the {what} {twice[0]} twice in {checked}")
+    return checked
 
 
 def items(value: Any, what: str) -> Sequence[Any]:

@@ -45,8 +45,8 @@ def spelt(function: Callable[P, T]) -> Callable[P, T]:
 def optioned(function: Callable[P, T]) -> Callable[P, T]:
     """As `spelt`; a keyword that the function does not have is told of as an option."""
     parameters, call = _parameters(function), spelt(function)
-    known = {each.name for each in parameters}
-    options = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
+    known = {parameter.name for parameter in parameters}
+    options = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
 
     @wraps(function)
     def called(*args: P.args, **named: P.kwargs) -> T:
@@ -59,7 +59,7 @@ def optioned(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    return [each for each in inspect.signature(function).parameters.values() if each.name != "self"]
+    return [parameter for parameter in inspect.signature(function).parameters.values() if parameter.name != "self"]
 
 
 def _what(function: Callable[..., Any]) -> str:
@@ -75,7 +75,9 @@ def _wrong(function: Callable[..., Any], error: TypeError) -> str:
 def _step(function: Callable[..., Any], named: Mapping[str, Any]) -> str:
     parameters = _parameters(function)
     known = [
-        each.name for each in parameters if each.kind is not each.VAR_KEYWORD and each.kind is not each.VAR_POSITIONAL
+        parameter.name
+        for parameter in parameters
+        if parameter.kind is not parameter.VAR_KEYWORD and parameter.kind is not parameter.VAR_POSITIONAL
     ]
     unknown = [name for name in named if name not in known]
     return meant(unknown[0] if unknown else "", known)

@@ -32,11 +32,11 @@ class Latest(Generic[Value]):
 
     def get(self, key: Hashable) -> Value | None:
         with self._lock:
-            found = self._kept.get(key)
-            if found is None:
+            entry = self._kept.get(key)
+            if entry is None:
                 return None
             self._kept.move_to_end(key)
-            return found[0]
+            return entry[0]
 
     def keep(self, key: Hashable, value: Value, size_bytes: int) -> Value:
         """The value of this key from now on: the one that is kept already, if another thread was quicker."""
@@ -45,11 +45,11 @@ class Latest(Generic[Value]):
                 self._kept[key] = value, size_bytes
                 self._bytes += size_bytes
             self._kept.move_to_end(key)
-            found, _ = self._kept[key]
+            present, _ = self._kept[key]
             while len(self._kept) > 1 and (len(self._kept) > self._count_max or self._bytes > self._bytes_max):
                 _, (_, freed_bytes) = self._kept.popitem(last=False)
                 self._bytes -= freed_bytes
-        return found
+        return present
 
 
 def graph_bytes(graph: WireGraph) -> int:
