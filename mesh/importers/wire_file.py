@@ -27,8 +27,8 @@ def load(path: Path) -> Model:
 
     def function(params: Mapping[str, Array], inputs: Mapping[str, Value]) -> dict[str, Array]:
         given = {**params, **inputs}
-        found = call_graph(plain, *[asarray(given[name]) for name in plain.input_types])
-        return dict(zip(graph.output_names, found, strict=True))
+        outputs = call_graph(plain, *[asarray(given[name]) for name in plain.input_types])
+        return dict(zip(graph.output_names, outputs, strict=True))
 
     inputs = [InputSpec(name, kind.dtype, kind.shape) for name, kind in graph.input_types.items()]
     trained, buffers = parted(params)

@@ -58,11 +58,11 @@ def differs(array: Array) -> Over | None:
             continue
         if traced_argument(tensor) is not None:
             return None
-        waiting = [each for each in expression.needs if each not in _DIFFERS and each.value is None]
+        waiting = [operand for operand in expression.needs if operand not in _DIFFERS and operand.value is None]
         if waiting:
             stack.extend(waiting)
             continue
-        operands = [_DIFFERS.get(each, NOWHERE) for each in expression.needs]
+        operands = [_DIFFERS.get(operand, NOWHERE) for operand in expression.needs]
         whole = expression.stands_for is not None
         _DIFFERS[tensor] = operands[0] if whole else through(expression.op, expression.attrs, operands)
         stack.pop()
@@ -82,9 +82,9 @@ def is_of_ranks(tensor: Tensor) -> bool:
     where another body refers to it."""
     stack = [tensor]
     while stack:
-        each = stack[-1]
-        expression = each.expression
-        if each in _OF_RANKS or each.value is not None or expression is None:
+        node = stack[-1]
+        expression = node.expression
+        if node in _OF_RANKS or node.value is not None or expression is None:
             stack.pop()
         elif expression.op in COLLECTIVES:
             _OF_RANKS[stack.pop()] = True
@@ -162,8 +162,8 @@ def all_reduce_vjp(by_program: Any, g: Array, z: Array, x: Array, **attrs: Any) 
     if attrs["reduction"] == "sum":
         return summed(g, **group)
     if attrs["reduction"] == "prod":
-        found: Array = by_program(g, z, x, **attrs)
-        return found
+        cotangent: Array = by_program(g, z, x, **attrs)
+        return cotangent
     chosen = mnp.equal(x, z)
     count = summed(cast(chosen, x.type.dtype), **group)
     return choose(chosen, summed(g, **group) / count, zero_like(g))
@@ -178,8 +178,8 @@ def all_reduce_jvp(by_program: Any, z: Array, tangents: Maybe, operands: Sequenc
     if attrs["reduction"] == "sum":
         return summed(tangent, **group)
     if attrs["reduction"] == "prod":
-        found: Array | None = by_program(z, tangents, operands, **attrs)
-        return found
+        moved: Array | None = by_program(z, tangents, operands, **attrs)
+        return moved
     chosen = mnp.equal(x, z)
     total = summed(choose(chosen, tangent, zero_like(tangent)), **group)
     return total / summed(cast(chosen, x.type.dtype), **group)
@@ -192,15 +192,15 @@ def all_gather_vjp(g: Array, z: Array, x: Array, axis: int, **group: Any) -> Arr
 def reduce_scatter_vjp(by_program: Any, g: Array, z: Array, x: Array, **attrs: Any) -> Array:
     if attrs["reduction"] == "sum":
         return apply("all_gather", g, axes=attrs["axes"], sizes=attrs["sizes"], axis=attrs["axis"])
-    found: Array = by_program(g, z, x, **attrs)
-    return found
+    cotangent: Array = by_program(g, z, x, **attrs)
+    return cotangent
 
 
 def reduce_scatter_jvp(by_program: Any, z: Array, tangents: Maybe, operands: Sequence[Array],
                        **attrs: Any) -> Array | None:  # fmt: skip
     if attrs["reduction"] != "sum":
-        found: Array | None = by_program(z, tangents, operands, **attrs)
-        return found
+        tangent: Array | None = by_program(z, tangents, operands, **attrs)
+        return tangent
     assert tangents[0] is not None
     return apply("reduce_scatter", tangents[0], **attrs)
 
@@ -249,8 +249,8 @@ class _Grid:
 
     def whole(self, spec: str) -> Group:
         """The axes that a spec does not name, along which there are copies."""
-        found = [(axis, size) for axis, size in zip(self.axes, self.sizes, strict=True) if axis not in self.over(spec)]
-        return {"axes": tuple([axis for axis, _ in found]), "sizes": tuple([size for _, size in found])}
+        axes = [(axis, size) for axis, size in zip(self.axes, self.sizes, strict=True) if axis not in self.over(spec)]
+        return {"axes": tuple([axis for axis, _ in axes]), "sizes": tuple([size for _, size in axes])}
 
     def copies(self, spec: str) -> int:
         return math.prod(self.whole(spec)["sizes"])
@@ -289,17 +289,17 @@ def spmd_jvp(forward: Transform, inputs: list[Array], tangents: Maybe, **attrs: 
 
     def both(*arrays: Array) -> list[Array]:
         own, told = arrays[: len(inputs)], dict(zip(moving, arrays[len(inputs) :], strict=True))
-        outputs, found = forward(function_of(grid.body), own, [told.get(place) for place in range(len(inputs))])
-        moved[:] = [place for place, tangent in enumerate(found) if tangent is not None]
-        return [*outputs, *[tangent for tangent in found if tangent is not None]]
+        outputs, moves = forward(function_of(grid.body), own, [told.get(place) for place in range(len(inputs))])
+        moved[:] = [place for place, tangent in enumerate(moves) if tangent is not None]
+        return [*outputs, *[tangent for tangent in moves if tangent is not None]]
 
     specs = [*grid.in_specs, *[grid.in_specs[place] for place in moving]]
     inner = grid.run(both, [*grid.types, *[grid.types[place] for place in moving]], specs)
-    told = [each for each in tangents if each is not None]
+    told = [tangent for tangent in tangents if tangent is not None]
     results = grid.node(inner, [*inputs, *told], specs, [*grid.out_specs, *[grid.out_specs[at] for at in moved]])
     count = len(grid.out_specs)
-    found = dict(zip(moved, results[count:], strict=True))
-    return results[:count], [found.get(place) for place in range(count)]
+    moved_by_place = dict(zip(moved, results[count:], strict=True))
+    return results[:count], [moved_by_place.get(place) for place in range(count)]
 
 
 def spmd_vmap(batch: Transform, size: int, inputs: list[Array], flags: Sequence[bool], **attrs: Any) -> Any:
@@ -307,18 +307,18 @@ def spmd_vmap(batch: Transform, size: int, inputs: list[Array], flags: Sequence[
     plain = [array.type._replace(shape=array.shape[1:]) if flag else array.type
              for array, flag in zip(inputs, flags, strict=True)]  # fmt: skip
     grid = _Grid(plain, attrs)
-    found: list[bool] = []
+    marks: list[bool] = []
 
     def rows(*arrays: Array) -> list[Array]:
-        results, found[:] = batch(function_of(grid.body), size, arrays, flags)
+        results, marks[:] = batch(function_of(grid.body), size, arrays, flags)
         return list(results)
 
     specs = [_ahead(spec) if flag else spec for spec, flag in zip(grid.in_specs, flags, strict=True)]
     types = [kind._replace(shape=(size, *kind.shape)) if flag else kind
              for kind, flag in zip(grid.types, flags, strict=True)]  # fmt: skip
     inner = grid.run(rows, types, specs)
-    out_specs = [_ahead(spec) if flag else spec for spec, flag in zip(grid.out_specs, found, strict=True)]
-    return grid.node(inner, inputs, specs, out_specs), found
+    out_specs = [_ahead(spec) if flag else spec for spec, flag in zip(grid.out_specs, marks, strict=True)]
+    return grid.node(inner, inputs, specs, out_specs), marks
 
 
 def _ahead(spec: str) -> str:
@@ -343,8 +343,10 @@ class _Reverse:
 
         def ahead(*arrays: Array) -> list[Array]:
             own = list(arrays)
-            found, self._pull = backward(function_of_some(grid.body, own, self.chosen), [own[at] for at in self.chosen])
-            return list(found)
+            results, self._pull = backward(
+                function_of_some(grid.body, own, self.chosen), [own[at] for at in self.chosen]
+            )
+            return list(results)
 
         self.ahead = grid.run(ahead, grid.types, grid.in_specs)
         self._sort_residuals([at for at, kind in enumerate(types_of(grid.body)) if is_smooth(kind)])
@@ -356,9 +358,11 @@ class _Reverse:
 
         def back(*arrays: Array) -> list[Array]:
             told = {at: self._share(array, grid.out_specs[at]) for at, array in zip(given, arrays, strict=True)}
-            found = dict(zip(self.chosen, self._pull([told.get(at) for at in range(len(outputs))]), strict=True))
-            reached[:] = [at for at, each in found.items() if each is not None]
-            return [self._total(each, grid.in_specs[at]) for at, each in found.items() if each is not None]
+            pulled = dict(zip(self.chosen, self._pull([told.get(at) for at in range(len(outputs))]), strict=True))
+            reached[:] = [at for at, cotangent in pulled.items() if cotangent is not None]
+            return [
+                self._total(cotangent, grid.in_specs[at]) for at, cotangent in pulled.items() if cotangent is not None
+            ]
 
         return grid.run(back, [outputs[at] for at in given], [grid.out_specs[at] for at in given]), reached
 
@@ -374,11 +378,11 @@ class _Reverse:
     def _sort_residuals(self, given: Sequence[int]) -> None:
         """What the backward pass takes of the forward one at most: operands, and what the ranks must keep."""
         place = {id(tensor): at for at, tensor in enumerate(self.ahead.arguments)}
-        found = captured_by(self._back(given)[0])
-        whole = Inner(self.ahead.arguments, [*self.ahead.outputs, *found], self.ahead.born)
+        residuals = captured_by(self._back(given)[0])
+        whole = Inner(self.ahead.arguments, [*self.ahead.outputs, *residuals], self.ahead.born)
         made = {id(tensor) for step in whole.steps for _, tensor in step.outputs}
-        self.again = [(tensor, place[id(tensor)]) for tensor in found if id(tensor) in place]
-        self.kept = [tensor for tensor in found if id(tensor) in made]
+        self.again = [(tensor, place[id(tensor)]) for tensor in residuals if id(tensor) in place]
+        self.kept = [tensor for tensor in residuals if id(tensor) in made]
         self.kept_specs = [self._spec_of(tensor) for tensor in self.kept]
 
     def _spec_of(self, tensor: Tensor) -> str:
@@ -414,10 +418,10 @@ class _Reverse:
 
         operands = [*told.values(), *results[count:], *[operand for _, operand, _ in again]]
         inner = grid.run(back, types, specs)
-        found = dict(
+        by_place = dict(
             zip(reached, grid.node(inner, operands, specs, [grid.in_specs[at] for at in reached]), strict=True)
         )
-        return [found.get(place) for place in range(len(self.inputs))]
+        return [by_place.get(place) for place in range(len(self.inputs))]
 
 
 def _row(kind: TensorType) -> TensorType:

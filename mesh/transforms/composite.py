@@ -23,11 +23,11 @@ def composite(name: str, fn: Callable[..., Array], *operands: Array, **attrs: An
     is kept per operand types and attributes.
     """
     body = _expansion(fn, tuple([operand.type for operand in operands]), tuple(sorted(attrs.items())))
-    found = apply("composite", *operands, name=name, body=body, **attrs)
-    if found.weak and any(operand.tensor.wide for operand in operands):  # of Python's numbers: a body in 64 bits
+    result = apply("composite", *operands, name=name, body=body, **attrs)
+    if result.weak and any(operand.tensor.wide for operand in operands):  # of Python's numbers: a body in 64 bits
         wide = [Array(operand.tensor.wide or operand.tensor) for operand in operands]
-        found.tensor.wide = composite(name, fn, *wide, **attrs).tensor
-    return found
+        result.tensor.wide = composite(name, fn, *wide, **attrs).tensor
+    return result
 
 
 @lru_cache(maxsize=1024)

@@ -130,8 +130,8 @@ def while_loop(test: Function, body: Function, init: Any) -> Any:
         if not wide:
             break
     if asked.structure.kind is not None or asked.outputs[0].type != TensorType((), BOOL):
-        found = asked.structure if asked.structure.kind is not None else asked.outputs[0].type
-        raise InputError(f"the test of while_loop gives one bool, got {found}", next_step="Reduce it: any() or all()")
+        actual = asked.structure if asked.structure.kind is not None else asked.outputs[0].type
+        raise InputError(f"the test of while_loop gives one bool, got {actual}", next_step="Reduce it: any() or all()")
     captured = _union([turn.captured, asked.captured])
     graphs = {"test": asked.graph(captured), "body": turn.graph(captured)}
     return carry.tree_of(several("while", [*carry.arrays, *captured], **graphs))
@@ -233,13 +233,13 @@ def scan(f: Function, init: Any, xs: Any, length: int | None = None, reverse: bo
             raise InputError(f"the function of scan returns (carry, y), got {type(result).__name__}")
         return result
 
-    carry, each, body = _carried("scan", turn, start, rows.arrays)
+    carry, columns, body = _carried("scan", turn, start, rows.arrays)
     count = len(carry.arrays)
-    operands = [*carry.arrays, *body.captured, *each]
+    operands = [*carry.arrays, *body.captured, *columns]
     graph = body.graph(body.captured, count)
     attrs = {"carry": count, "consts": len(body.captured), "length": turns, "reverse": int(reverse)}
-    found = several("scan", operands, body=graph, **attrs)
-    return carry.tree_of(found[:count]), tree.unflatten(body.structure.children[1], found[count:])
+    results = several("scan", operands, body=graph, **attrs)
+    return carry.tree_of(results[:count]), tree.unflatten(body.structure.children[1], results[count:])
 
 
 def map(f: Function, xs: Any) -> Any:
@@ -286,8 +286,8 @@ class _Leaves:
     @staticmethod
     def of(value: Any, what: str) -> _Leaves:
         """The leaves of an argument."""
-        found, structure = tree.flatten_with_paths(value)
-        return _Leaves([as_array(leaf, tree.join(what, path)) for path, leaf in found], structure)
+        leaves, structure = tree.flatten_with_paths(value)
+        return _Leaves([as_array(leaf, tree.join(what, path)) for path, leaf in leaves], structure)
 
     def in_64_bits(self, places: Collection[int]) -> _Leaves:
         """The leaves, with Python's numbers at these places in 64 bits."""
@@ -314,8 +314,8 @@ class _Body:
 
         def flat(*leaves: Array) -> list[Array]:
             arguments = tree.unflatten(given.structure, leaves[: len(given.arrays)])
-            found, self.structure = tree.flatten_with_paths(fn(*arguments, *leaves[len(given.arrays) :]))
-            return [as_array(leaf, tree.join(f"the result of {name}", path)) for path, leaf in found]
+            results, self.structure = tree.flatten_with_paths(fn(*arguments, *leaves[len(given.arrays) :]))
+            return [as_array(leaf, tree.join(f"the result of {name}", path)) for path, leaf in results]
 
         self._inner = run(flat, types, weak, widens=True)
         self.outputs = [Array(tensor) for tensor in self._inner.outputs]
@@ -357,9 +357,9 @@ def _carried(op: str, fn: Function, init: _Leaves, rows: Sequence[Array]) -> tup
         if wide:
             carry, rows = carry.in_64_bits(wide), in_64_bits(rows, {place - count for place in wide})
             continue
-        found = body.structure.children[0] if op == "scan" else body.structure
-        if found != carry.structure:
-            raise InputError(f"the body of {op} turns a carry {carry.structure} into {found}")
+        got = body.structure.children[0] if op == "scan" else body.structure
+        if got != carry.structure:
+            raise InputError(f"the body of {op} turns a carry {carry.structure} into {got}")
         widened = list(carry.arrays)
         for place, path in enumerate(tree.paths(carry.structure)):
             before, after = carry.arrays[place], body.outputs[place]
@@ -400,16 +400,16 @@ def _union(groups: Sequence[Sequence[Array]]) -> list[Array]:
 
 
 def _length(rows: _Leaves, length: int | None) -> int:
-    found = {} if length is None else {integer(length, "the length of scan", 0): "length"}
+    lengths = {} if length is None else {integer(length, "the length of scan", 0): "length"}
     for path, array in zip(tree.paths(rows.structure), rows.arrays, strict=True):
         if not array.shape:
             raise InputError(f"scan goes over rows, and xs at {path or 'its only leaf'!r} is {array.type}")
-        found.setdefault(array.shape[0], path)
-    if len(found) > 1:
-        raise InputError(f"scan's xs have {' and '.join(f'{count} ({path})' for count, path in found.items())} rows")
-    if not found:
+        lengths.setdefault(array.shape[0], path)
+    if len(lengths) > 1:
+        raise InputError(f"scan's xs have {' and '.join(f'{count} ({path})' for count, path in lengths.items())} rows")
+    if not lengths:
         raise InputError("scan without xs needs a length", next_step="Pass length=")
-    return next(iter(found))
+    return next(iter(lengths))
 
 
 def _index_dtype(lower: int, upper: int) -> str:

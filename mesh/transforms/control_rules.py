@@ -54,20 +54,22 @@ def cond_vjp(backward: Transform, inputs: list[Array], wanted: list[bool], **att
     results = several("cond", inputs, **attrs)
 
     def pull(cotangents: Maybe) -> list[Array | None]:
-        given = [place for place, each in enumerate(cotangents) if each is not None]
+        given = [place for place, cotangent in enumerate(cotangents) if cotangent is not None]
 
         def of(graph: WireGraph) -> Function:
             def branch(*arrays: Array) -> list[Array]:
                 own, told = list(arrays[: len(operands)]), dict(zip(given, arrays[len(operands) :], strict=True))
                 _, pull_branch = backward(function_of_some(graph, own, chosen), [own[place] for place in chosen])
-                found = pull_branch([told.get(place) for place in range(len(results))])
-                return filled(found, [own[place] for place in chosen])
+                pulled = pull_branch([told.get(place) for place in range(len(results))])
+                return filled(pulled, [own[place] for place in chosen])
 
             return branch
 
-        told = [each for each in cotangents if each is not None]
-        found = dict(zip(chosen, _cond(asked, [*operands, *told], {n: of(g) for n, g in attrs.items()}), strict=True))
-        return [None, *[found.get(place) for place in range(len(operands))]]
+        told = [cotangent for cotangent in cotangents if cotangent is not None]
+        by_place = dict(
+            zip(chosen, _cond(asked, [*operands, *told], {n: of(g) for n, g in attrs.items()}), strict=True)
+        )
+        return [None, *[by_place.get(place) for place in range(len(operands))]]
 
     return results, pull
 
@@ -81,16 +83,16 @@ def cond_jvp(forward: Transform, inputs: list[Array], tangents: Maybe, **attrs: 
     def of(graph: WireGraph) -> Function:
         def branch(*arrays: Array) -> list[Array]:
             own, told = arrays[: len(operands)], dict(zip(moving, arrays[len(operands) :], strict=True))
-            outputs, found = forward(function_of(graph), own, [told.get(place) for place in range(len(operands))])
-            return [*outputs, *filled([found[place] for place in floats], [outputs[place] for place in floats])]
+            outputs, moves = forward(function_of(graph), own, [told.get(place) for place in range(len(operands))])
+            return [*outputs, *filled([moves[place] for place in floats], [outputs[place] for place in floats])]
 
         return branch
 
-    told = [each for each in tangents[1:] if each is not None]
-    found = _cond(asked, [*operands, *told], {name: of(graph) for name, graph in attrs.items()})
+    told = [move for move in tangents[1:] if move is not None]
+    results = _cond(asked, [*operands, *told], {name: of(graph) for name, graph in attrs.items()})
     count = len(attrs["then"].outputs)
-    moved = dict(zip(floats, found[count:], strict=True))
-    return found[:count], [moved.get(place) for place in range(count)]
+    moved = dict(zip(floats, results[count:], strict=True))
+    return results[:count], [moved.get(place) for place in range(count)]
 
 
 def cond_vmap(batch: Transform, size: int, inputs: list[Array], batched: Sequence[bool], **attrs: WireGraph) -> Any:
@@ -136,7 +138,7 @@ def while_jvp(forward: Transform, inputs: list[Array], tangents: Maybe, test: Wi
     count = len(body.outputs)
     constants = [*inputs[count:], *picked(tangents[count:], are_known(tangents[count:]))]
     still = are_known(tangents[count:])
-    moves = [zeros_unless(each, like) for each, like in zip(tangents[:count], inputs, strict=False)]
+    moves = [zeros_unless(tangent, like) for tangent, like in zip(tangents[:count], inputs, strict=False)]
 
     def turned(moving: list[bool]) -> Any:
         seen: list[bool] = []
@@ -144,11 +146,11 @@ def while_jvp(forward: Transform, inputs: list[Array], tangents: Maybe, test: Wi
 
         def turn(*arrays: Array) -> list[Array]:
             own, told, fixed, beside = split(arrays, [count, sum(moving), len(still), sum(still)])
-            outputs, found = forward(
+            outputs, moved = forward(
                 function_of(body), [*own, *fixed], [*put_back(told, moving), *put_back(beside, still)]
             )
-            seen[:] = are_known(found)
-            return [*outputs, *filled(picked(found, moving), picked(outputs, moving))]
+            seen[:] = are_known(moved)
+            return [*outputs, *filled(picked(moved, moving), picked(outputs, moving))]
 
         return run(turn, [array.type for array in (*carry, *constants)]), seen, carry
 
@@ -157,8 +159,8 @@ def while_jvp(forward: Transform, inputs: list[Array], tangents: Maybe, test: Wi
     def ask(*arrays: Array) -> list[Array]:
         return call_graph(test, *arrays[:count], *arrays[len(carry) : len(carry) + len(still)])
 
-    found = _while(run(ask, [array.type for array in (*carry, *constants)]), inner, carry, constants)
-    return found[:count], put_back(found[count:], moving)
+    results = _while(run(ask, [array.type for array in (*carry, *constants)]), inner, carry, constants)
+    return results[:count], put_back(results[count:], moving)
 
 
 def while_vmap(
@@ -175,9 +177,9 @@ def while_vmap(
         seen: list[bool] = []
 
         def turn(*arrays: Array) -> list[Array]:
-            outputs, found = batch(function_of(body), size, arrays, every)
-            seen[:] = found
-            return spread_some(size, outputs, found, flags)
+            outputs, marks = batch(function_of(body), size, arrays, every)
+            seen[:] = marks
+            return spread_some(size, outputs, marks, flags)
 
         return run(turn, [array.type for array in (*first, *constants)]), seen, first, every
 
@@ -246,9 +248,9 @@ def scan_jvp(
         def turn(*arrays: Array) -> list[Array]:
             at, at_told, by, by_told, of, of_told = split(arrays, [len(group) for group in groups])
             given = [*put_back(at_told, moving), *put_back(by_told, fixed), *put_back(of_told, rows)]
-            outputs, found = forward(function_of(body), [*at, *by, *of], given)
-            seen[:] = are_known(found[:carry])
-            kept = [filled(picked(found[part], flags), picked(outputs[part], flags))
+            outputs, moved = forward(function_of(body), [*at, *by, *of], given)
+            seen[:] = are_known(moved[:carry])
+            kept = [filled(picked(moved[part], flags), picked(outputs[part], flags))
                     for part, flags in ((slice(carry), moving), (slice(carry, None), floats))]  # fmt: skip
             return [*outputs[:carry], *kept[0], *outputs[carry:], *kept[1]]
 
@@ -258,9 +260,9 @@ def scan_jvp(
 
     moving, (inner, _, groups) = _settled(are_known(moves), turned)
     operands = [array for group in groups for array in group]
-    found = _scan(inner, operands, carry + sum(moving), consts + sum(fixed), **attrs)
+    results = _scan(inner, operands, carry + sum(moving), consts + sum(fixed), **attrs)
     ends = [carry, sum(moving), len(floats), sum(floats)]
-    last, last_told, stacked, stacked_told = split(found, ends)
+    last, last_told, stacked, stacked_told = split(results, ends)
     return [*last, *stacked], [*put_back(last_told, moving), *put_back(stacked_told, floats)]
 
 
@@ -270,26 +272,26 @@ def scan_vmap(
 ) -> Any:  # fmt: skip
     """A scan whose rows are batches."""
     first = carry + consts
-    rows = [mnp.moveaxis(array, 0, 1) if each else array
-            for array, each in zip(inputs[first:], batched[first:], strict=True)]  # fmt: skip
+    rows = [mnp.moveaxis(array, 0, 1) if flag else array
+            for array, flag in zip(inputs[first:], batched[first:], strict=True)]  # fmt: skip
 
     def turned(flags: list[bool]) -> Any:
         seen: list[bool] = []
         given = spread_some(size, inputs[:carry], batched[:carry], flags)
 
         def turn(*arrays: Array) -> list[Array]:
-            outputs, found = batch(function_of(body), size, arrays, [*flags, *batched[carry:]])
-            seen[:] = found
-            return spread_some(size, outputs, found, [*flags, *found[carry:]])
+            outputs, marks = batch(function_of(body), size, arrays, [*flags, *batched[carry:]])
+            seen[:] = marks
+            return spread_some(size, outputs, marks, [*flags, *marks[carry:]])
 
         types = [array.type for array in (*given, *inputs[carry:first])]
         return run(turn, [*types, *[row_of(array.type) for array in rows]]), seen, given
 
     flags, (inner, seen, given) = _settled(list(batched[:carry]), turned)
-    found = _scan(inner, [*given, *inputs[carry:first], *rows], carry, consts, **attrs)
-    stacked = [mnp.moveaxis(array, 1, 0) if each else array
-               for array, each in zip(found[carry:], seen[carry:], strict=True)]  # fmt: skip
-    return [*found[:carry], *stacked], [*flags, *seen[carry:]]
+    results = _scan(inner, [*given, *inputs[carry:first], *rows], carry, consts, **attrs)
+    stacked = [mnp.moveaxis(array, 1, 0) if flag else array
+               for array, flag in zip(results[carry:], seen[carry:], strict=True)]  # fmt: skip
+    return [*results[:carry], *stacked], [*flags, *seen[carry:]]
 
 
 def scan_vjp(
@@ -324,16 +326,16 @@ class _Reverse:
 
         def ahead(*arrays: Array) -> list[Array]:
             nonlocal pull
-            found, pull = backward(function_of_some(body, list(arrays), chosen), [arrays[place] for place in chosen])
-            return list(found)
+            results, pull = backward(function_of_some(body, list(arrays), chosen), [arrays[place] for place in chosen])
+            return list(results)
 
         self.ahead = run(ahead, kinds)
 
         def back(*arrays: Array) -> list[Array]:
             carried, sums, told = split(arrays, [len(self.carried), len(self.constant), len(self.given)])
             cotangents = dict(zip((*self.carried, *self.given), (*carried, *told), strict=True))
-            found = pull([cotangents.get(place) for place in range(len(outputs))])
-            full = filled(found, [Array(self.ahead.arguments[place]) for place in chosen])
+            pulled = pull([cotangents.get(place) for place in range(len(outputs))])
+            full = filled(pulled, [Array(self.ahead.arguments[place]) for place in chosen])
             ahead, more, rows = split(full, [len(self.carried), len(self.constant), len(self.rows)])
             return [*ahead, *[apply("add", a, b) for a, b in zip(sums, more, strict=True)], *rows]
 
@@ -344,10 +346,10 @@ class _Reverse:
     def _sort_residuals(self) -> None:
         """What the backward pass takes of the forward one: rows that the scan must keep, rows and constants it got."""
         place = {id(tensor): at for at, tensor in enumerate(self.ahead.arguments)}
-        found = captured_by(self.back)
-        whole = Inner(self.ahead.arguments, [*self.ahead.outputs, *found], self.ahead.born)
+        residuals = captured_by(self.back)
+        whole = Inner(self.ahead.arguments, [*self.ahead.outputs, *residuals], self.ahead.born)
         made = {id(tensor) for step in whole.steps for _, tensor in step.outputs}
-        given = [(tensor, place.get(id(tensor), -1)) for tensor in found]
+        given = [(tensor, place.get(id(tensor), -1)) for tensor in residuals]
         first = self.carry + self.consts
         self.kept = [tensor for tensor, at in given if id(tensor) in made or 0 <= at < self.carry]
         self.fixed = [(tensor, self.inputs[at]) for tensor, at in given if self.carry <= at < first]
@@ -368,8 +370,8 @@ class _Reverse:
         arguments = [*own[:state], *[a for a, _ in self.fixed], *own[state:], *self.kept, *[a for a, _ in self.again]]
         operands = [*start, *sums, *[b for _, b in self.fixed], *told, *kept, *[b for _, b in self.again]]
         inner = Inner(arguments, self.back.outputs, self.back.born)
-        found = _scan(inner, operands, state, len(self.fixed), length=length, reverse=1 - reverse)
-        places = dict(zip((*self.carried, *self.constant, *self.rows), found, strict=True))
+        pulled = _scan(inner, operands, state, len(self.fixed), length=length, reverse=1 - reverse)
+        places = dict(zip((*self.carried, *self.constant, *self.rows), pulled, strict=True))
         return [places.get(place) for place in range(len(self.inputs))]
 
 
@@ -391,7 +393,7 @@ def _settled(flags: list[bool], turned: Callable[[list[bool]], Any]) -> tuple[li
     which of the carry a turn gives, first of all."""
     while True:
         made = turned(flags)
-        found = [a or b for a, b in zip(flags, made[1], strict=False)]
-        if found == flags:
+        grown = [a or b for a, b in zip(flags, made[1], strict=False)]
+        if grown == flags:
             return flags, made
-        flags = found
+        flags = grown

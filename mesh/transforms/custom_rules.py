@@ -81,8 +81,8 @@ def custom_vjp(fn: Function, forward: Function, backward: Function) -> Function:
     >>> mesh.grad(clipped)(mnp.asarray(3.0))
     Array(1., dtype=float32)
     """
-    for each, what in ((fn, "the function"), (forward, "the forward pass"), (backward, "the backward pass")):
-        check_function(each, f"{what} of custom_vjp")
+    for own, what in ((fn, "the function"), (forward, "the forward pass"), (backward, "the backward pass")):
+        check_function(own, f"{what} of custom_vjp")
 
     @wraps(fn)
     def function(*args: Any, **keywords: Any) -> Any:
@@ -134,8 +134,8 @@ def custom_jvp(fn: Function, tangent: Function) -> Function:
     >>> mesh.grad(mesh.custom_jvp(mnp.sin, tangent))(mnp.asarray(0.0))
     Array(10., dtype=float32)
     """
-    for each, what in ((fn, "the function"), (tangent, "the tangent")):
-        check_function(each, f"{what} of custom_jvp")
+    for own, what in ((fn, "the function"), (tangent, "the tangent")):
+        check_function(own, f"{what} of custom_jvp")
 
     @wraps(fn)
     def function(*args: Any, **keywords: Any) -> Any:
@@ -197,8 +197,8 @@ class _CustomVjp:
 
         def pull(cotangents: Cotangents) -> list[Array | None]:
             filled = zeros_for_none(cotangents, made[:count])
-            found = iter(self.back.call(*made[count:], *filled, *inputs[own:]))
-            return [next(found) if place in self.places else None for place in range(len(inputs))]
+            pulled = iter(self.back.call(*made[count:], *filled, *inputs[own:]))
+            return [next(pulled) if place in self.places else None for place in range(len(inputs))]
 
         return made[:count], pull
 
@@ -214,15 +214,15 @@ class _CustomVjp:
         kept: list[bool] = []  # which residuals are batched
 
         def ahead(*operands: Array) -> list[Array]:
-            found, flags = batch_of(self.ahead, size, operands, batched)
+            results, flags = batch_of(self.ahead, size, operands, batched)
             kept[:] = flags[count:]
-            return [*_repeated(found[:count], flags, size), *found[count:]]
+            return [*_repeated(results[:count], flags, size), *results[count:]]
 
         def back(*operands: Array) -> list[Array]:
-            found, flags = batch_of(self.back, size, operands, [*kept, *[True] * count, *batched[own:]])
+            results, flags = batch_of(self.back, size, operands, [*kept, *[True] * count, *batched[own:]])
             return [
-                _repeated([array], [each], size)[0] if batched[place] else _total(array, each, size)
-                for array, each, place in zip(found, flags, self.places, strict=True)
+                _repeated([array], [flag], size)[0] if batched[place] else _total(array, flag, size)
+                for array, flag, place in zip(results, flags, self.places, strict=True)
             ]
 
         primal = run_like(_batch_of_all(self.primal, size, batched), inputs)
@@ -260,8 +260,8 @@ class _CustomJvp:
         floats = [place for place, tensor in enumerate(self.primal.outputs) if is_continuous(tensor.type)]
 
         def pull(cotangents: Cotangents) -> list[Array | None]:
-            found = iter(pull_tangents([cotangents[place] for place in floats]))
-            return [next(found) if place in self.moving else None for place in range(len(inputs))]
+            pulled = iter(pull_tangents([cotangents[place] for place in floats]))
+            return [next(pulled) if place in self.moving else None for place in range(len(inputs))]
 
         return self.moved.call(*inputs[:own], *still, *inputs[own:])[:count], pull
 
@@ -270,8 +270,8 @@ class _CustomJvp:
         _check_closed(self.name, [tangent is not None for tangent in tangents[own:]])
         given = zeros_for_none([tangents[place] for place in self.moving], [inputs[place] for place in self.moving])
         made = self.moved.call(*inputs[:own], *given, *inputs[own:])
-        found = iter(made[count:])
-        return made[:count], [next(found) if is_continuous(result.type) else None for result in made[:count]]
+        moved = iter(made[count:])
+        return made[:count], [next(moved) if is_continuous(result.type) else None for result in made[:count]]
 
     def vmap(self, size: int, inputs: list[Array], batched: Flags) -> tuple[list[Array], list[bool]]:
         own = len(inputs) - self.captured
@@ -308,11 +308,13 @@ class _Passes:
         given = iter(leaves)
         residuals = [next(given) if isinstance(leaf, Array) else leaf for leaf in self._residuals]
         cotangent = tree.unflatten(self._flat.out_tree, list(given))
-        found = self._backward(tree.unflatten(self._structure, residuals), cotangent)
-        each = same_structure(self._flat.in_tree, found, "what the backward pass gives")
+        returned = self._backward(tree.unflatten(self._structure, residuals), cotangent)
+        cotangents = same_structure(self._flat.in_tree, returned, "what the backward pass gives")
         made = {
             place: fitting(value, argument, f"the cotangent of {name!r}")
-            for place, (value, argument, name) in enumerate(zip(each, self._flat.arrays, self._flat.names, strict=True))
+            for place, (value, argument, name) in enumerate(
+                zip(cotangents, self._flat.arrays, self._flat.names, strict=True)
+            )
             if value is not None and is_continuous(argument.type)
         }
         self.places = list(made)
@@ -325,7 +327,10 @@ def _run_with_tangents(flat: Flat, tangent: Function, moving: Sequence[int]) -> 
     primal = flat.run_as(flat)
     both = [*flat.arrays, *[flat.arrays[place] for place in moving]]
     moved = run(
-        _with_tangents(tangent, flat, moving), [each.type for each in both], [each.weak for each in both], widens=True
+        _with_tangents(tangent, flat, moving),
+        [tensor.type for tensor in both],
+        [tensor.weak for tensor in both],
+        widens=True,
     )
     of_moved = {place if place < count else moving[place - count] for place in moved.needed_wide}
     wide = primal.needed_wide | of_moved
@@ -359,12 +364,12 @@ def _with_tangents(tangent: Function, flat: Flat, moving: Sequence[int]) -> Call
         made = tangent(flat.arguments(leaves[:count]), flat.arguments(moves))
         result, moved = _pair(made, "the tangent function of a custom_jvp", "tangent")
         results = [as_array(leaf, "result") for leaf in same_structure(flat.out_tree, result, "the result")]
-        found = [
+        derivatives = [
             mnp.zeros_like(result) if value is None else fitting(value, result, "the tangent")
             for value, result in zip(same_structure(flat.out_tree, moved, "the tangent"), results, strict=True)
             if is_continuous(result.type)
         ]
-        return [*results, *found]
+        return [*results, *derivatives]
 
     return function
 
@@ -380,9 +385,9 @@ def _pair(made: Any, what: str, second: str) -> tuple[Any, Any]:
 
 
 def _check_same(which: str, primal: Inner, other: Inner) -> None:
-    for expected, found in zip(primal.outputs, other.outputs, strict=False):
-        if expected.type != found.type:
-            raise InputError(f"the function gives {expected.type}, its {which} function {found.type}")
+    for expected, got in zip(primal.outputs, other.outputs, strict=False):
+        if expected.type != got.type:
+            raise InputError(f"the function gives {expected.type}, its {which} function {got.type}")
 
 
 def _check_closed(name: str, wanted: Flags) -> None:
@@ -397,14 +402,14 @@ def _batch_of_all(inner: Inner, size: int, batched: Flags) -> Callable[..., list
     """The function in batches, every result of it."""
 
     def function(*operands: Array) -> list[Array]:
-        found, flags = batch_of(inner, size, operands, batched)
-        return _repeated(found, flags, size)
+        results, flags = batch_of(inner, size, operands, batched)
+        return _repeated(results, flags, size)
 
     return function
 
 
 def _repeated(arrays: Sequence[Array], batched: Flags, size: int) -> list[Array]:
-    return [array if each else repeated(array, size) for array, each in zip(arrays, batched, strict=False)]
+    return [array if flag else repeated(array, size) for array, flag in zip(arrays, batched, strict=False)]
 
 
 def _total(array: Array, batched: bool, size: int) -> Array:

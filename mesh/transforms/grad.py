@@ -82,8 +82,8 @@ def vjp(fn: Function, *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
             else fitting(value, output, f"the cotangent of {name!r}")
             for value, output, name in zip(given, outputs, flat.out_names, strict=False)
         ]
-        found = pull_back([*cotangents, *[None] * (len(outputs) - count)])
-        return flat.arguments(_filled(found, flat.arrays))
+        pulled = pull_back([*cotangents, *[None] * (len(outputs) - count)])
+        return flat.arguments(_filled(pulled, flat.arrays))
 
     return (result, pull, aux) if has_aux else (result, pull)
 
@@ -123,8 +123,8 @@ def grad(fn: Function, argnums: int | Sequence[int] = 0, has_aux: bool = False) 
 
     @wraps(fn)
     def gradient(*args: Any, **keywords: Any) -> Any:
-        value, found = both(*args, **keywords)
-        return (found, value[1]) if has_aux else found
+        value, slope = both(*args, **keywords)
+        return (slope, value[1]) if has_aux else slope
 
     return gradient
 
@@ -169,9 +169,9 @@ def value_and_grad(fn: Function, argnums: int | Sequence[int] = 0, has_aux: bool
         outputs, pull_back = backward_of(flat.run(), flat.arrays)
         _check_scalar(outputs, flat)
         seed = literal(1, outputs[0].type.dtype, outputs[0].weak)
-        found = flat.arguments(_filled(pull_back([seed, *[None] * (len(outputs) - 1)]), flat.arrays))
+        slopes = flat.arguments(_filled(pull_back([seed, *[None] * (len(outputs) - 1)]), flat.arrays))
         value, aux = flat.results(outputs)
-        return ((value, aux) if has_aux else value), (found if several else found[0])
+        return ((value, aux) if has_aux else value), (slopes if several else slopes[0])
 
     return value_and_gradient
 
@@ -221,9 +221,9 @@ def jvp(fn: Function, primals: Sequence[Any], tangents: Sequence[Any], has_aux: 
         None if value is None or not is_continuous(primal.type) else fitting(value, primal, f"the tangent of {name!r}")
         for value, primal, name in zip(given, flat.arrays, flat.names, strict=True)
     ]
-    outputs, found = forward_of(inner, flat.arrays, moving)
+    outputs, moved = forward_of(inner, flat.arrays, moving)
     result, aux = flat.results(outputs)
-    tangent, _ = flat.results(_filled(found, outputs))
+    tangent, _ = flat.results(_filled(moved, outputs))
     return (result, tangent, aux) if has_aux else (result, tangent)
 
 
@@ -274,8 +274,8 @@ def jacobian(fn: Function, argnums: int | Sequence[int] = 0, mode: str | None = 
         fewer = sum(array.size for array in flat.arrays) < sum(tensor.type.size for tensor in inner.outputs)
         by_columns = mode == "forward" or (mode is None and fewer)
         rows = (_by_columns if by_columns else _by_rows)(inner, flat.arrays)
-        found = [flat.arguments(row) if several else flat.arguments(row)[0] for row in rows]
-        return tree.unflatten(flat.out_tree, found)
+        rows_of_arguments = [flat.arguments(row) if several else flat.arguments(row)[0] for row in rows]
+        return tree.unflatten(flat.out_tree, rows_of_arguments)
 
     return derivatives
 
@@ -320,7 +320,7 @@ def _chosen(argnums: Any) -> tuple[bool, tuple[int, ...]]:
     """Whether `argnums` are several, and the places of arguments that they give."""
     several = isinstance(argnums, Iterable)
     given = items(argnums, "as argnums") if several else [argnums]
-    return several, tuple([integer(each, "argnums") for each in given])
+    return several, tuple([integer(number, "argnums") for number in given])
 
 
 def _of_arguments(
@@ -373,28 +373,28 @@ def _check_scalar(outputs: Sequence[Array], flat: Flat) -> None:
 def _filled(derivatives: Sequence[Array | None], like: Sequence[Array]) -> list[Array | None]:
     """Derivatives with zeros where there is none, and None where there can be none."""
     return [
-        mnp.zeros_like(array) if found is None and is_continuous(array.type) else found
-        for found, array in zip(derivatives, like, strict=True)
+        mnp.zeros_like(array) if derivative is None and is_continuous(array.type) else derivative
+        for derivative, array in zip(derivatives, like, strict=True)
     ]
 
 
 def _basis(arrays: Sequence[Array]) -> list[Array]:
     """A batch for each array, with a row for every element of all of them: 1 at that element."""
     total = sum(array.size for array in arrays)
-    found, first = [], 0
+    batches, first = [], 0
     for array in arrays:
         ones = mnp.eye(total, array.size, k=-first, dtype=array.dtype)
-        found.append(mnp.reshape(ones, (total, *array.shape)))
+        batches.append(mnp.reshape(ones, (total, *array.shape)))
         first += array.size
-    return found
+    return batches
 
 
 def _by_columns(inner: Inner, primals: Sequence[Array]) -> list[list[Array]]:
     """The derivatives of each result by each argument, with a forward pass per element of the arguments."""
 
     def column(*tangents: Array) -> list[Array]:
-        outputs, found = forward_of(inner, primals, tangents)
-        return zeros_for_none(found, outputs)
+        outputs, moved = forward_of(inner, primals, tangents)
+        return zeros_for_none(moved, outputs)
 
     return [_cut(columns, primals, last=True) for columns in _passes(column, primals)]
 
@@ -414,19 +414,19 @@ def _passes(one: Callable[..., list[Array]], arrays: Sequence[Array]) -> list[Ar
     """The results of `one` for every element of all `arrays` in turn: given 1 there and 0 elsewhere."""
     basis = _basis(arrays)
     total = sum(array.size for array in arrays)
-    found, batched = batch(one, total, basis, [True] * len(basis))
-    return [array if each else repeated(array, total) for array, each in zip(found, batched, strict=True)]
+    results, batched = batch(one, total, basis, [True] * len(basis))
+    return [array if flag else repeated(array, total) for array, flag in zip(results, batched, strict=True)]
 
 
 def _cut(array: Array, like: Sequence[Array], last: bool) -> list[Array]:
     """A batch with a row per element of all of `like`, as one array for each, its dimensions first or `last`."""
-    found, first = [], 0
-    for each in like:
-        part = array[first : first + each.size]
-        first += each.size
+    parts, first = [], 0
+    for argument in like:
+        part = array[first : first + argument.size]
+        first += argument.size
         rest = array.shape[1:]
         if last:
-            found.append(mnp.reshape(mnp.moveaxis(part, 0, -1), (*rest, *each.shape)))
+            parts.append(mnp.reshape(mnp.moveaxis(part, 0, -1), (*rest, *argument.shape)))
         else:
-            found.append(mnp.reshape(part, (*each.shape, *rest)))
-    return found
+            parts.append(mnp.reshape(part, (*argument.shape, *rest)))
+    return parts

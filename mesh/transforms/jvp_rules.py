@@ -47,8 +47,8 @@ def forward_of(inner: Inner, primals: Sequence[Array], tangents: Tangents) -> tu
     }
     for step in inner.steps:
         inputs = looked_up(step.inputs, environment)
-        results, found = _advanced(step, inputs, [moving.get(id(tensor)) for tensor in step.inputs])
-        for (_, tensor), result, tangent in zip(step.outputs, results, found, strict=True):
+        results, moved = _advanced(step, inputs, [moving.get(id(tensor)) for tensor in step.inputs])
+        for (_, tensor), result, tangent in zip(step.outputs, results, moved, strict=True):
             environment[id(tensor)] = result
             if tangent is not None and is_continuous(tensor.type):
                 assert tangent.type == tensor.type, f"{step.op}: a tangent of {tangent.type} for {tensor.type}"
@@ -59,14 +59,16 @@ def forward_of(inner: Inner, primals: Sequence[Array], tangents: Tangents) -> tu
 def _advanced(step: Step, inputs: list[Array], tangents: Tangents) -> tuple[list[Array], list[Array | None]]:
     """The step's results and their tangents."""
     still: list[Array | None] = [None] * len(step.outputs)
-    if all(each is None for each in tangents) or not any(is_continuous(tensor.type) for _, tensor in step.outputs):
+    if all(tangent is None for tangent in tangents) or not any(
+        is_continuous(tensor.type) for _, tensor in step.outputs
+    ):
         return rebuilt(step, inputs), still
     if step.mark is None and step.op not in JVPS:
         raise missing("jvp", step.op)
     row = JVPS[step.op] if step.mark is None else Whole(step.mark.jvp)
     if isinstance(row, Whole):
-        results, found = row.rule(inputs, tangents, **step.attrs)
-        return [results[place] for place, _ in step.outputs], [found[place] for place, _ in step.outputs]
+        results, moved = row.rule(inputs, tangents, **step.attrs)
+        return [results[place] for place, _ in step.outputs], [moved[place] for place, _ in step.outputs]
     (result,) = rebuilt(step, inputs)
     return [result], still if row is None else [row(result, tangents, inputs, **step.attrs)]
 
@@ -120,7 +122,7 @@ def _by_program(program: Callable[..., op_expansions.Program]) -> Rule:
 
     def rule(z: Array, tangents: Tangents, operands: Sequence[Array], **attrs: Any) -> Array | None:
         (x,) = operands
-        return forward(lambda each: [program(x, **attrs)(each)], operands, tangents)[1][0]
+        return forward(lambda arrays: [program(x, **attrs)(arrays)], operands, tangents)[1][0]
 
     return rule
 

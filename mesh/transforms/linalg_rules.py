@@ -57,9 +57,9 @@ def vjp(
         made: list[int] = []
 
         def tangents_of(moved: Array) -> list[Array]:
-            found = TANGENTS[op](inputs, results, [moved], **attrs)
-            made.extend(place for place, each in enumerate(found) if each is not None)
-            return [each for each in found if each is not None]
+            moves = TANGENTS[op](inputs, results, [moved], **attrs)
+            made.extend(place for place, move in enumerate(moves) if move is not None)
+            return [move for move in moves if move is not None]
 
         _, transposed = backward(tangents_of, [mnp.zeros_like(inputs[0])])
         pulled: list[Array | None] = transposed([cotangents[place] for place in made])

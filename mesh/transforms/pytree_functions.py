@@ -63,10 +63,10 @@ class Flat:
             if not isinstance(result, tuple) or len(result) != 2:
                 raise InputError("with has_aux=True the function returns a pair (result, aux)")
             result, aux = result
-        found, self.out_tree = tree.flatten_with_paths(result)
+        pairs, self.out_tree = tree.flatten_with_paths(result)
         others, self.aux_tree = tree.flatten(aux)
-        self.out_names = [path or OUTPUT for path, _ in found]
-        given = zip((*[leaf for _, leaf in found], *others), (*self.out_names, *["aux"] * len(others)), strict=True)
+        self.out_names = [path or OUTPUT for path, _ in pairs]
+        given = zip((*[leaf for _, leaf in pairs], *others), (*self.out_names, *["aux"] * len(others)), strict=True)
         return [_result(leaf, name) for leaf, name in given]
 
     def run(self, types: Sequence[TensorType] = ()) -> Inner:
@@ -150,7 +150,10 @@ def same_structure(expected: Tree, value: Any, what: str, prefix: bool = False) 
 
 def zeros_for_none(derivatives: Sequence[Array | None], like: Sequence[Array]) -> list[Array]:
     """Derivatives of `like`, those that are zero as arrays too."""
-    return [zeros_like(array) if found is None else found for found, array in zip(derivatives, like, strict=True)]
+    return [
+        zeros_like(array) if derivative is None else derivative
+        for derivative, array in zip(derivatives, like, strict=True)
+    ]
 
 
 def _result(leaf: Any, name: str) -> Array:

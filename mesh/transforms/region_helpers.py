@@ -59,8 +59,8 @@ def zeros_unless(array: Array | None, like: Array) -> Array:
     return mnp.zeros_like(like) if array is None else array
 
 
-def filled(found: Maybe, like: Sequence[Array]) -> list[Array]:
-    return [zeros_unless(each, other) for each, other in zip(found, like, strict=True)]
+def filled(derivatives: Maybe, like: Sequence[Array]) -> list[Array]:
+    return [zeros_unless(derivative, other) for derivative, other in zip(derivatives, like, strict=True)]
 
 
 def picked(values: Sequence[Any], flags: Sequence[bool]) -> list[Any]:
@@ -74,11 +74,11 @@ def put_back(values: Sequence[Any], flags: Sequence[bool]) -> list[Any]:
 
 
 def split(values: Sequence[Any], counts: Sequence[int]) -> list[list[Any]]:
-    found, at = [], 0
+    parts, at = [], 0
     for count in counts:
-        found.append(list(values[at : at + count]))
+        parts.append(list(values[at : at + count]))
         at += count
-    return found
+    return parts
 
 
 def spread_all(size: int, arrays: Sequence[Array], batched: Sequence[bool]) -> list[Array]:
@@ -88,8 +88,8 @@ def spread_all(size: int, arrays: Sequence[Array], batched: Sequence[bool]) -> l
 def spread_some(size: int, arrays: Sequence[Array], batched: Sequence[bool], wanted: Sequence[bool]) -> list[Array]:
     """Repeat those that are wanted as batches and are none."""
     return [
-        mnp.broadcast_to(array, (size, *array.shape)) if want and not each else array
-        for array, each, want in zip(arrays, batched, wanted, strict=True)
+        mnp.broadcast_to(array, (size, *array.shape)) if want and not flag else array
+        for array, flag, want in zip(arrays, batched, wanted, strict=True)
     ]
 
 

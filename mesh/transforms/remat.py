@@ -81,9 +81,9 @@ class _Remat:
         def pull(cotangents: Cotangents) -> list[Array | None]:
             given = [cotangent for cotangent in cotangents if cotangent is not None]
             later = [apply("after", array, *given) for array in inputs]
-            found = backward_of(self.inner, later)[1](cotangents)
-            every = [cotangent for cotangent in found if cotangent is not None]
-            return [None if each is None else _behind(each, every) for each in found]
+            pulled = backward_of(self.inner, later)[1](cotangents)
+            every = [cotangent for cotangent in pulled if cotangent is not None]
+            return [None if one is None else _behind(one, every) for one in pulled]
 
         return self.again(*inputs), pull
 
@@ -94,8 +94,8 @@ class _Remat:
         flags: list[bool] = []
 
         def function(*operands: Array) -> list[Array]:
-            found, flags[:] = batch_of(self.inner, size, operands, batched)
-            return found
+            results, flags[:] = batch_of(self.inner, size, operands, batched)
+            return results
 
         mark = _Remat(run_like(function, inputs))
         return mark.again(*inputs), flags

@@ -214,9 +214,9 @@ def rebuilt(step: Step, inputs: Sequence[Array]) -> list[Array]:
 
 def check_types(arrays: Sequence[Array], types: Sequence[TensorType]) -> None:
     """Raise ShapeError unless `arrays` are of these types."""
-    found = [array.type for array in arrays]
-    if found != list(types):
-        raise ShapeError(f"expected ({', '.join(map(str, types))}), got ({', '.join(map(str, found))})")
+    actual = [array.type for array in arrays]
+    if actual != list(types):
+        raise ShapeError(f"expected ({', '.join(map(str, types))}), got ({', '.join(map(str, actual))})")
 
 
 def marked(mark: Mark, inputs: Sequence[Array], results: Sequence[Array]) -> list[Array]:
@@ -241,14 +241,14 @@ CONSTANT_STEPS_MAX = 32
 
 def _steps(arguments: Sequence[Tensor], outputs: Sequence[Tensor], born: int) -> list[Step]:
     depends = {id(tensor) for tensor in arguments}
-    found: list[Step] = []
+    steps: list[Step] = []
     several: dict[Any, Step] = {}
     for tensor, expression in _reached(outputs, depends, born, lambda expression: expression.inputs):
         if not any(id(operand) in depends for operand in expression.inputs):
             continue
         depends.add(id(tensor))
         if OUTPUT not in expression.attrs:
-            found.append(Step(expression.op, expression.inputs, expression.attrs, [(0, tensor)]))
+            steps.append(Step(expression.op, expression.inputs, expression.attrs, [(0, tensor)]))
             continue
         attrs = Attrs({name: value for name, value in expression.attrs.items() if name not in (OUTPUT, MARK)})
         mark = expression.attrs.get(MARK)
@@ -256,9 +256,9 @@ def _steps(arguments: Sequence[Tensor], outputs: Sequence[Tensor], born: int) ->
         key = (expression.op, id(mark), *operands, *map(_identity, attrs.values()))
         if key not in several:
             several[key] = Step(expression.op, expression.inputs, attrs, [], mark)
-            found.append(several[key])
+            steps.append(several[key])
         several[key].outputs.append((expression.attrs[OUTPUT], tensor))
-    return found
+    return steps
 
 
 def _reached(
@@ -293,7 +293,7 @@ def captured_by(*inners: Inner, again: Callable[[Tensor], bool] = lambda tensor:
 
     Older Tensors that are made `again` inside are not among it, but what they are made of.
     """
-    found: dict[int, Tensor] = {}
+    captured: dict[int, Tensor] = {}
     for inner in inners:
         own = {id(tensor) for tensor in inner.arguments}
         reached = _reached(inner.outputs, own, inner.born, _both, again)
@@ -301,8 +301,8 @@ def captured_by(*inners: Inner, again: Callable[[Tensor], bool] = lambda tensor:
             older = tensor.born < inner.born and not again(tensor)
             outside = older or tensor.value is not None or _on_mesh(tensor)
             if outside and id(tensor) not in own and not _is_small(tensor):
-                found[id(tensor)] = tensor
-    return list(found.values())
+                captured[id(tensor)] = tensor
+    return list(captured.values())
 
 
 def is_of_constants(tensor: Tensor) -> bool:
@@ -312,13 +312,13 @@ def is_of_constants(tensor: Tensor) -> bool:
     for _ in range(CONSTANT_STEPS_MAX):
         if not waiting:
             return True
-        each = waiting.pop()
-        if _is_small(each):
+        node = waiting.pop()
+        if _is_small(node):
             continue
-        expression = each.expression
-        if each.value is not None or expression is None or not expression.needs or _on_mesh(each):
+        expression = node.expression
+        if node.value is not None or expression is None or not expression.needs or _on_mesh(node):
             return False
-        if each.type.size_bytes >= CAPTURED_BYTES_MIN:
+        if node.type.size_bytes >= CAPTURED_BYTES_MIN:
             return False
         waiting.extend(expression.needs)
     return False

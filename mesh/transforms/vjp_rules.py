@@ -112,23 +112,23 @@ def _forward(step: Step, inputs: list[Array], wanted: list[bool]) -> tuple[list[
 def _pull_back(
     inner: Inner, tape: Sequence[tuple[Step, Pull]], active: set[int], cotangents: Cotangents
 ) -> list[Array | None]:
-    found: dict[int, Array] = {}
+    totals: dict[int, Array] = {}
 
     def give(tensor: Tensor, cotangent: Array | None) -> None:
         if cotangent is not None and id(tensor) in active:
             assert cotangent.type == tensor.type, f"a cotangent of {cotangent.type} for {tensor.type}"
-            total = _sum(found.get(id(tensor)), cotangent)
+            total = _sum(totals.get(id(tensor)), cotangent)
             assert total is not None
-            found[id(tensor)] = total
+            totals[id(tensor)] = total
 
     for tensor, cotangent in zip(inner.outputs, cotangents, strict=True):
         give(tensor, cotangent)
     for step, pull in reversed(tape):
-        given = [found.pop(id(tensor), None) for _, tensor in step.outputs]
+        given = [totals.pop(id(tensor), None) for _, tensor in step.outputs]
         if any(cotangent is not None for cotangent in given):
             for tensor, cotangent in zip(step.inputs, pull(given), strict=True):
                 give(tensor, cotangent)
-    return [found.get(id(tensor)) for tensor in inner.arguments]
+    return [totals.get(id(tensor)) for tensor in inner.arguments]
 
 
 def _sum(left: Array | None, right: Array | None) -> Array | None:
@@ -184,9 +184,9 @@ def _by_program(program: Callable[..., op_expansions.Program]) -> Rule:
     """The rule of an op by that of what `program(x, **attrs)` makes it of."""
 
     def rule(g: Array, z: Array, x: Array, **attrs: Any) -> Array:
-        _, pull = backward(lambda each: [program(x, **attrs)(each)], [x])
-        (found,) = pull([g])
-        return mnp.zeros_like(x) if found is None else found
+        _, pull = backward(lambda arrays: [program(x, **attrs)(arrays)], [x])
+        (cotangent,) = pull([g])
+        return mnp.zeros_like(x) if cotangent is None else cotangent
 
     return rule
 

@@ -76,8 +76,8 @@ def vmap(fn: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callabl
         results, batched = batch_of(inner, size, rows, [axis is not None for axis in axes])
         places = same_structure(flat.out_tree, out_axes, "out_axes", prefix=True)
         placed = [
-            _placed(result, each, axis, size, name)
-            for result, each, axis, name in zip(results, batched, places, flat.out_names, strict=True)
+            _placed(result, flag, axis, size, name)
+            for result, flag, axis, name in zip(results, batched, places, flat.out_names, strict=True)
         ]
         return tree.unflatten(flat.out_tree, placed)
 

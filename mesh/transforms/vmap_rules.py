@@ -40,8 +40,8 @@ def batch(
     """`fn` of each of `size` elements of the `arrays` that are `batched` (along axis 0) and of the others as they are:
     the results, and which of them are batched."""
     types = [
-        array.type._replace(shape=array.shape[1:]) if each else array.type
-        for array, each in zip(arrays, batched, strict=True)
+        array.type._replace(shape=array.shape[1:]) if flag else array.type
+        for array, flag in zip(arrays, batched, strict=True)
     ]
     return batch_of(run(fn, types, [array.weak for array in arrays], names), size, arrays, batched)
 
@@ -49,24 +49,24 @@ def batch(
 def batch_of(inner: Inner, size: int, arrays: Sequence[Array], batched: Flags) -> tuple[list[Array], list[bool]]:
     """`batch` of a function that was run already."""
     environment = {id(tensor): array for tensor, array in zip(inner.arguments, arrays, strict=True)}
-    spread = {id(tensor) for tensor, each in zip(inner.arguments, batched, strict=True) if each}
+    spread = {id(tensor) for tensor, flag in zip(inner.arguments, batched, strict=True) if flag}
     for step in inner.steps:
         inputs = looked_up(step.inputs, environment)
         flags = [id(tensor) in spread for tensor in step.inputs]
         places = [place for place, _ in step.outputs]
         row = VMAPS.get(step.op) if step.mark is None else Whole(step.mark.vmap)
         if not any(flags):
-            results, found = rebuilt(step, inputs), [False] * len(places)
+            results, marks = rebuilt(step, inputs), [False] * len(places)
         elif row is None:
             raise missing("vmap", step.op)
         elif isinstance(row, Whole):
-            every, each_found = row.rule(size, inputs, flags, **step.attrs)
-            results, found = [every[place] for place in places], [each_found[place] for place in places]
+            every, spread_results = row.rule(size, inputs, flags, **step.attrs)
+            results, marks = [every[place] for place in places], [spread_results[place] for place in places]
         else:
-            results, found = [row(size, inputs, flags, **step.attrs)], [True]
-        for (_, tensor), result, each in zip(step.outputs, results, found, strict=True):
+            results, marks = [row(size, inputs, flags, **step.attrs)], [True]
+        for (_, tensor), result, is_batched in zip(step.outputs, results, marks, strict=True):
             environment[id(tensor)] = result
-            if each:
+            if is_batched:
                 spread.add(id(tensor))
     return looked_up(inner.outputs, environment), [id(tensor) in spread for tensor in inner.outputs]
 
@@ -78,7 +78,7 @@ def repeated(array: Array, size: int) -> Array:
 
 def all_batched(size: int, inputs: Sequence[Array], batched: Flags) -> list[Array]:
     """The inputs with those that are not batched repeated."""
-    return [array if each else repeated(array, size) for array, each in zip(inputs, batched, strict=True)]
+    return [array if flag else repeated(array, size) for array, flag in zip(inputs, batched, strict=True)]
 
 
 # -- rules ------------------------------------------------------------------------------------------------
@@ -88,10 +88,10 @@ def _elementwise(op: str) -> Rule:
     """Batched operands get dimensions of 1 behind the batch, so that all broadcast as the elements did."""
 
     def rule(size: int, inputs: Sequence[Array], batched: Flags, **attrs: Any) -> Array:
-        rank = max(array.ndim - each for array, each in zip(inputs, batched, strict=True))
+        rank = max(array.ndim - flag for array, flag in zip(inputs, batched, strict=True))
         return apply(
             op,
-            *[_of_rank(array, rank) if each else array for array, each in zip(inputs, batched, strict=True)],
+            *[_of_rank(array, rank) if flag else array for array, flag in zip(inputs, batched, strict=True)],
             **attrs,
         )
 
@@ -143,7 +143,7 @@ def _concat(size: int, inputs: Sequence[Array], batched: Flags, axis: int) -> Ar
 
 def _dot(size: int, inputs: Sequence[Array], batched: Flags, **axes: tuple[int, ...]) -> Array:
     x, y = inputs
-    of_x, of_y = (("batch",) if each else () for each in batched)
+    of_x, of_y = (("batch",) if flag else () for flag in batched)
     left, right, kept = dot_labels(x.ndim - batched[0], y.ndim - batched[1], axes)
     return product(Labelled(x, (*of_x, *left)), Labelled(y, (*of_y, *right)), ("batch", *kept))
 
@@ -155,8 +155,8 @@ def _gather(size: int, inputs: Sequence[Array], batched: Flags, axis: int, batch
     if batched[0]:
         index = index if batched[1] else repeated(index, size)
         return apply("gather", data, index, axis=axis + 1, batch_dims=batch_dims + 1)
-    found = apply("gather", data, mnp.moveaxis(index, 0, batch_dims), axis=axis, batch_dims=batch_dims)
-    return mnp.moveaxis(found, axis, 0)
+    rows = apply("gather", data, mnp.moveaxis(index, 0, batch_dims), axis=axis, batch_dims=batch_dims)
+    return mnp.moveaxis(rows, axis, 0)
 
 
 def _scatter(size: int, inputs: Sequence[Array], batched: Flags, axis: int, mode: str) -> Array:
@@ -204,8 +204,8 @@ def _dynamic_update_slice(size: int, inputs: Sequence[Array], batched: Flags) ->
         return apply("dynamic_update_slice", array, update, _from_first(starts))
     places = _window(starts, array.shape[1:], update.shape[1:])
     flat = flattened(places, math.prod(array.shape[1:]))
-    found = apply("scatter", mnp.ravel(array), flat, mnp.ravel(update), axis=0, mode="set")
-    return mnp.reshape(found, array.shape)
+    result = apply("scatter", mnp.ravel(array), flat, mnp.ravel(update), axis=0, mode="set")
+    return mnp.reshape(result, array.shape)
 
 
 def _from_first(starts: Array) -> Array:
@@ -229,10 +229,10 @@ def _composite(size: int, inputs: Sequence[Array], batched: Flags, **attrs: Any)
     """A composite of one operand stays one, along the same axis; of others the body is batched."""
 
     def body(*operands: Array) -> list[Array]:
-        return batch(lambda *each: call_graph(attrs["body"], *each), size, operands, batched)[0]
+        return batch(lambda *arrays: call_graph(attrs["body"], *arrays), size, operands, batched)[0]
 
     if len(inputs) > 1:
-        return batch(lambda *each: call_graph(attrs["body"], *each), size, inputs, batched)
+        return batch(lambda *arrays: call_graph(attrs["body"], *arrays), size, inputs, batched)
     axes = {"axis": attrs["axis"] + 1} if "axis" in attrs else {}
     return [apply("composite", *inputs, **{**attrs, **axes, "body": run_like(body, inputs).graph()})], [True]
 

@@ -89,8 +89,8 @@ def _ends(config: Config, folder: Path) -> tuple[int, ...]:
     """The tokens that end a text: generation_config.json says so, or config.json."""
     file = folder / "generation_config.json"
     told = read_json(file).get("eos_token_id") if file.exists() else None
-    found = config["eos_token_id"] if told is None else told
-    return tuple(int(each) for each in (found if isinstance(found, list) else [found]) if isinstance(each, int))
+    ends = config["eos_token_id"] if told is None else told
+    return tuple(int(end) for end in (ends if isinstance(ends, list) else [ends]) if isinstance(end, int))
 
 
 __all__ = ["KINDS", "load", "load_weights", "read_json"]

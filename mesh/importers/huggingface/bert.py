@@ -68,7 +68,7 @@ def _encoder(
 
     def layer(own: Weights, x: Array, mask: Array | None) -> Array:
         near = own.at("attention.self")
-        q, k, v = (split_heads(near.linear(each, x, "hidden_size"), heads) for each in ("query", "key", "value"))
+        q, k, v = (split_heads(near.linear(part, x, "hidden_size"), heads) for part in ("query", "key", "value"))
         looked, near = join_heads(scaled_dot_product_attention(q, k, v, mask)), own.at("attention.output")
         x = near.layer_norm("LayerNorm", near.linear("dense", looked, "hidden_size") + x, eps)
         wide = act(own.linear("intermediate.dense", x, "intermediate_size"))
@@ -79,10 +79,10 @@ def _encoder(
         x = embedded(own.at("embeddings"), inputs)
         for number in range(layers):
             x = layer(own.at(f"encoder.layer.{number}"), x, mask)
-        found = {"last_hidden_state": x}
+        results = {"last_hidden_state": x}
         if pooled:
-            found["pooler_output"] = mnp.tanh(own.linear("pooler.dense", x[:, 0], "hidden_size"))
-        return found | {output: head(top, found) for output, head in tops.items()}
+            results["pooler_output"] = mnp.tanh(own.linear("pooler.dense", x[:, 0], "hidden_size"))
+        return results | {output: head(top, results) for output, head in tops.items()}
 
     return Family((IDS, MASK, TYPES), (*base, *tops), function)
 
@@ -100,8 +100,8 @@ def _masked_lm(config: Config, weights: Arrays, prefix: str) -> Top:
     table = tied(config, weights, f"{own}.decoder.weight", f"{prefix}embeddings.word_embeddings.weight")
     bias = _bias(config, weights, own)
 
-    def head(top: Weights, found: Mapping[str, Array]) -> Array:
-        x = act(top.linear(f"{own}.transform.dense", found["last_hidden_state"], "hidden_size"))
+    def head(top: Weights, results: Mapping[str, Array]) -> Array:
+        x = act(top.linear(f"{own}.transform.dense", results["last_hidden_state"], "hidden_size"))
         x = top.layer_norm(f"{own}.transform.LayerNorm", x, eps)
         return x @ top(table, "vocab_size", "hidden_size").T + top(bias, "vocab_size")
 
@@ -121,8 +121,10 @@ def _roberta_lm(config: Config, weights: Arrays, prefix: str) -> Top:
     table = tied(config, weights, "lm_head.decoder.weight", f"{prefix}embeddings.word_embeddings.weight")
     bias = _bias(config, weights, "lm_head")
 
-    def head(top: Weights, found: Mapping[str, Array]) -> Array:
-        x = nn.gelu(top.linear("lm_head.dense", found["last_hidden_state"], "hidden_size"))  # whatever hidden_act says
+    def head(top: Weights, results: Mapping[str, Array]) -> Array:
+        x = nn.gelu(
+            top.linear("lm_head.dense", results["last_hidden_state"], "hidden_size")
+        )  # whatever hidden_act says
         x = top.layer_norm("lm_head.layer_norm", x, eps)
         return x @ top(table, "vocab_size", "hidden_size").T + top(bias, "vocab_size")
 
@@ -130,21 +132,21 @@ def _roberta_lm(config: Config, weights: Arrays, prefix: str) -> Top:
 
 
 def _next_sentence(config: Config, weights: Arrays, prefix: str) -> Top:
-    return lambda top, found: top.linear("cls.seq_relationship", found["pooler_output"], 2)
+    return lambda top, results: top.linear("cls.seq_relationship", results["pooler_output"], 2)
 
 
 def _of_pooled(config: Config, weights: Arrays, prefix: str) -> Top:
-    return lambda top, found: top.linear("classifier", found["pooler_output"], LABELS)
+    return lambda top, results: top.linear("classifier", results["pooler_output"], LABELS)
 
 
 def _of_tokens(config: Config, weights: Arrays, prefix: str) -> Top:
-    return lambda top, found: top.linear("classifier", found["last_hidden_state"], LABELS)
+    return lambda top, results: top.linear("classifier", results["last_hidden_state"], LABELS)
 
 
 def _roberta_classifier(config: Config, weights: Arrays, prefix: str) -> Top:
-    def head(top: Weights, found: Mapping[str, Array]) -> Array:
+    def head(top: Weights, results: Mapping[str, Array]) -> Array:
         own = top.at("classifier")
-        first = mnp.tanh(own.linear("dense", found["last_hidden_state"][:, 0], "hidden_size"))
+        first = mnp.tanh(own.linear("dense", results["last_hidden_state"][:, 0], "hidden_size"))
         return own.linear("out_proj", first, LABELS)
 
     return head
@@ -156,7 +158,7 @@ def _answer(place: int) -> Callable[[Config, Arrays, str], Top]:
     def make(config: Config, weights: Arrays, prefix: str) -> Top:
         if config.labels != 2:
             raise InputError(f"{config.file}: a head for question answering has 2 labels, got {config.labels}")
-        return lambda top, found: top.linear("qa_outputs", found["last_hidden_state"], LABELS)[..., place]
+        return lambda top, results: top.linear("qa_outputs", results["last_hidden_state"], LABELS)[..., place]
 
     return make
 

@@ -54,25 +54,25 @@ class Config:
 
     def integer(self, key: str, instead: Any = _REQUIRED, least: int = 1) -> int:
         """An integer, positive or from `least` on; `instead` of null."""
-        found = self[key]
-        if found is None and instead is not _REQUIRED:
-            found = instead
-        if type(found) is not int or found < least:
+        value = self[key]
+        if value is None and instead is not _REQUIRED:
+            value = instead
+        if type(value) is not int or value < least:
             kind = "a positive integer" if least else "an integer, 0 or more"
-            raise InputError(f"{self.file}: {key} is {kind}, got {found!r}")
-        return found
+            raise InputError(f"{self.file}: {key} is {kind}, got {value!r}")
+        return value
 
     def number(self, key: str) -> float:
-        found = self[key]
-        if isinstance(found, bool) or not isinstance(found, (int, float)):
-            raise InputError(f"{self.file}: {key} is a number, got {found!r}")
-        return float(found)
+        value = self[key]
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise InputError(f"{self.file}: {key} is a number, got {value!r}")
+        return float(value)
 
     def flag(self, key: str) -> bool:
-        found = self[key]
-        if not isinstance(found, bool):
-            raise InputError(f"{self.file}: {key} is true or false, got {found!r}")
-        return found
+        value = self[key]
+        if not isinstance(value, bool):
+            raise InputError(f"{self.file}: {key} is true or false, got {value!r}")
+        return value
 
     def activation(self, key: str) -> Callable[[Array], Array]:
         name = self[key]
@@ -115,24 +115,24 @@ class Config:
     def dtype(self) -> DType | None:
         """What the weights are computed in; None where nothing says so."""
         old, new = self["torch_dtype"], self["dtype"]
-        key, found = ("torch_dtype", old) if new is None else ("dtype", new)
-        if found is None:
+        key, value = ("torch_dtype", old) if new is None else ("dtype", new)
+        if value is None:
             return None
-        name = str(found).removeprefix("torch.")
+        name = str(value).removeprefix("torch.")
         if name not in DTYPES:
-            raise self.unknown(key, found, DTYPES)
+            raise self.unknown(key, value, DTYPES)
         return DTYPES[name]
 
-    def unknown(self, key: str, found: Any, known: Any) -> Unsupported:
+    def unknown(self, key: str, value: Any, known: Any) -> Unsupported:
         return Unsupported(
-            f"{self.file}: {key} = {found!r:.80} is not supported",
+            f"{self.file}: {key} = {value!r:.80} is not supported",
             next_step=f"Known: {', '.join(map(str, known))}; or use mesh.from_torch",
         )
 
 
 def _is_one_of(value: Any, allowed: tuple[Any, ...]) -> bool:
     """Whether it is allowed, true being no 1."""
-    return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in allowed)
+    return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in allowed)
 
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {

@@ -43,8 +43,8 @@ def distilbert(config: Config, weights: Arrays) -> Family:
         x = near.layer_norm("LayerNorm", x, EPS)
         for number in range(layers):
             x = layer(own.at(f"transformer.layer.{number}"), x, mask)
-        found = {"last_hidden_state": x}
-        return found | {output: head(top, found) for output, head in tops.items()}
+        results = {"last_hidden_state": x}
+        return results | {output: head(top, results) for output, head in tops.items()}
 
     return Family((IDS, MASK), ("last_hidden_state", *tops), function)
 
@@ -53,8 +53,8 @@ def _masked_lm(config: Config, weights: Arrays, prefix: str) -> Top:
     act = config.activation("activation")
     table = tied(config, weights, "vocab_projector.weight", f"{prefix}embeddings.word_embeddings.weight")
 
-    def head(top: Weights, found: Mapping[str, Array]) -> Array:
-        x = act(top.linear("vocab_transform", found["last_hidden_state"], "dim"))
+    def head(top: Weights, results: Mapping[str, Array]) -> Array:
+        x = act(top.linear("vocab_transform", results["last_hidden_state"], "dim"))
         x = top.layer_norm("vocab_layer_norm", x, EPS)
         return x @ mnp.matrix_transpose(top(table, "vocab_size", "dim")) + top("vocab_projector.bias", "vocab_size")
 
@@ -62,8 +62,8 @@ def _masked_lm(config: Config, weights: Arrays, prefix: str) -> Top:
 
 
 def _classifier(config: Config, weights: Arrays, prefix: str) -> Top:
-    def head(top: Weights, found: Mapping[str, Array]) -> Array:
-        first = relu(top.linear("pre_classifier", found["last_hidden_state"][:, 0], "dim"))
+    def head(top: Weights, results: Mapping[str, Array]) -> Array:
+        first = relu(top.linear("pre_classifier", results["last_hidden_state"][:, 0], "dim"))
         return top.linear("classifier", first, LABELS)
 
     return head

@@ -58,7 +58,7 @@ def prefix_of(weights: Arrays, config: Config, known: str, *candidates: str) -> 
     names = ", ".join(sorted(weights)[:3])
     raise InputError(
         f"{config.file} says model_type = {config.model_type!r}, and the files beside it have no weight "
-        + " or ".join(repr(each + known) for each in candidates),
+        + " or ".join(repr(start + known) for start in candidates),
         cause=f"they have {counted(len(weights), 'weight')}: {names}, ...",
         next_step="Save the model again with save_pretrained, or mend config.json",
     )
@@ -107,7 +107,7 @@ def heads_of(
 
 def architectures(name: str, rows: tuple[Head, ...]) -> tuple[str, ...]:
     """The classes of transformers that have these heads, and the one without any."""
-    return tuple(dict.fromkeys([f"{name}Model", *(name + each for row in rows for each in row.architectures)]))
+    return tuple(dict.fromkeys([f"{name}Model", *(name + ending for row in rows for ending in row.architectures)]))
 
 
 def tied(config: Config, weights: Arrays, target: str, source: str) -> str:

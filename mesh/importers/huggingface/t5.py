@@ -41,8 +41,10 @@ def t5(config: Config, weights: Arrays) -> Family:
         """(batch or 1, heads, length, length), added to the scores of every layer."""
         name = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"
         rows = own(name, "relative_attention_num_buckets", "num_heads")
-        found = mnp.permute_dims(mnp.take(rows, mnp.asarray(_buckets(length, buckets, far)), axis=0), (2, 0, 1))[None]
-        return found if mask is None else mnp.where(mask, found, masked_value(found.type.dtype))
+        nearness = mnp.permute_dims(mnp.take(rows, mnp.asarray(_buckets(length, buckets, far)), axis=0), (2, 0, 1))[
+            None
+        ]
+        return nearness if mask is None else mnp.where(mask, nearness, masked_value(nearness.type.dtype))
 
     def layer(weights: Weights, x: Array, added: Array) -> Array:
         own, y = weights.at("layer.0.SelfAttention"), weights.rms_norm("layer.0.layer_norm", x, eps)

@@ -68,10 +68,10 @@ def vit(config: Config, weights: Arrays) -> Family:
         for number in range(layers):
             x = layer(own.at(f"encoder.layer.{number}"), x)
         x = own.layer_norm("layernorm", x, eps)
-        found = {"last_hidden_state": x}
+        results = {"last_hidden_state": x}
         if pooled:
-            found["pooler_output"] = pooler_act(own.linear("pooler.dense", x[:, 0], "pooler_output_size"))
-        return found | {output: head(top, found) for output, head in tops.items()}
+            results["pooler_output"] = pooler_act(own.linear("pooler.dense", x[:, 0], "pooler_output_size"))
+        return results | {output: head(top, results) for output, head in tops.items()}
 
     pixels = InputSpec(PIXELS.name, PIXELS.dtype, ("batch", sizes["num_channels"], *image))
     return Family((pixels,), (*base, *tops), function)
@@ -82,16 +82,16 @@ HEADS_WIDTH = "num_attention_heads * size of a head"
 
 def _pair(config: Config, key: str) -> tuple[int, int]:
     """Height and width: a list of both, or a number for both."""
-    found = config[key]
-    if not isinstance(found, list):
+    value = config[key]
+    if not isinstance(value, list):
         return (config.integer(key),) * 2
-    if len(found) != 2 or not all(type(each) is int and each > 0 for each in found):
-        raise InputError(f"{config.file}: {key} is a positive integer, or a list of two, got {found!r:.60}")
-    return found[0], found[1]
+    if len(value) != 2 or not all(type(size) is int and size > 0 for size in value):
+        raise InputError(f"{config.file}: {key} is a positive integer, or a list of two, got {value!r:.60}")
+    return value[0], value[1]
 
 
 def _classifier(config: Config, weights: Arrays, prefix: str) -> Top:
-    return lambda top, found: top.linear("classifier", found["last_hidden_state"][:, 0], LABELS)
+    return lambda top, results: top.linear("classifier", results["last_hidden_state"][:, 0], LABELS)
 
 
 HEADS = (Head("logits", "classifier.weight", ("ForImageClassification",), _classifier),)

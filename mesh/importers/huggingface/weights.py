@@ -50,20 +50,20 @@ class Weights:
         return Weights(self._params, self._sizes, f"{self._prefix}{path}.")
 
     def __call__(self, name: str, *shape: str | int) -> Array:
-        found = self._params.get(self._prefix + name)
-        if found is None:
+        tensor = self._params.get(self._prefix + name)
+        if tensor is None:
             raise InputError(
                 f"the files have no weight {self._prefix + name!r}, which config.json asks for",
                 next_step="Save the model again with save_pretrained, or mend config.json",
             )
-        wanted = tuple([self._sizes[each] if isinstance(each, str) else each for each in shape])
-        if found.shape != wanted:
-            told = ", ".join(f"{each} = {self._sizes[each]}" if isinstance(each, str) else str(each) for each in shape)
+        wanted = tuple([self._sizes[dim] if isinstance(dim, str) else dim for dim in shape])
+        if tensor.shape != wanted:
+            told = ", ".join(f"{dim} = {self._sizes[dim]}" if isinstance(dim, str) else str(dim) for dim in shape)
             raise InputError(
-                f"{self._prefix + name} is {list(found.shape)} in the files, and [{told}] by config.json",
+                f"{self._prefix + name} is {list(tensor.shape)} in the files, and [{told}] by config.json",
                 next_step="Mend config.json, or save the model again with save_pretrained",
             )
-        return found
+        return tensor
 
     def linear(self, name: str, x: Array, out: str | int, *, bias: bool = True) -> Array:
         """x (..., n) @ weight (out, n).T + bias (out,)."""
@@ -119,15 +119,15 @@ def load_weights(folder: Path) -> Arrays:
             f"{folder} has neither {SINGLE} nor {INDEX}",
             next_step="Save the model with save_pretrained(folder, safe_serialization=True)",
         )
-    found = read_json(index).get("weight_map")
-    if not isinstance(found, dict) or not all(isinstance(file, str) for file in found.values()):
+    file_of = read_json(index).get("weight_map")
+    if not isinstance(file_of, dict) or not all(isinstance(file, str) for file in file_of.values()):
         raise InputError(f"{index} is damaged: it has no weight_map")
     weights: Arrays = {}
-    for file in sorted(set(found.values())):
+    for file in sorted(set(file_of.values())):
         if Path(file).name != file:
             raise InputError(f"{index} names {file!r}, which is not a file beside it")
         weights.update(load_safetensors(folder / file))
-    missing = sorted(found.keys() - weights.keys())
+    missing = sorted(file_of.keys() - weights.keys())
     if missing:
         raise InputError(
             f"{index} names {missing[0]!r}, which is in none of its files", cause=f"{len(missing)} missing"
@@ -165,14 +165,14 @@ def left_out(names: set[str], known: Mapping[str, str]) -> set[str]:
 def read_json(file: Path) -> dict[str, Any]:
     """The object in a JSON file."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        settings = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{file} does not exist", next_step="Give the folder of a saved model") from None
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{file} cannot be read as JSON", cause=str(error)[:200]) from None
-    if not isinstance(found, dict):
+    if not isinstance(settings, dict):
         raise InputError(f"{file} holds no JSON object")
-    return found
+    return settings
 
 
 def _renamed(weights: Arrays) -> Arrays:

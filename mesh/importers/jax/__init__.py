@@ -90,8 +90,8 @@ def from_jax(fn: Callable[..., Any], *examples: Any) -> Callable[..., Any]:
         given = [
             _fitting(leaf, kind, place, narrowed) for place, (leaf, kind) in enumerate(zip(leaves, kinds, strict=True))
         ]
-        found = call(closed.jaxpr, [asarray(constant) for constant in constants], given)
-        return jax.tree_util.tree_unflatten(out_tree, found)
+        results = call(closed.jaxpr, [asarray(constant) for constant in constants], given)
+        return jax.tree_util.tree_unflatten(out_tree, results)
 
     imported.__name__ = getattr(fn, "__name__", "imported")
     imported.__doc__ = getattr(fn, "__doc__", None)

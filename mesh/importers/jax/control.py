@@ -48,8 +48,8 @@ def _while(equation: Equation, *operands: Array) -> Sequence[Array]:
     init = tuple(operands[tests + bodies :])
 
     def test(carry: tuple[Array, ...]) -> Array:
-        (found,) = equation.closed(equation["cond_jaxpr"], (*for_test, *carry))
-        return found
+        (holds,) = equation.closed(equation["cond_jaxpr"], (*for_test, *carry))
+        return holds
 
     def body(carry: tuple[Array, ...]) -> tuple[Array, ...]:
         return tuple(equation.closed(equation["body_jaxpr"], (*for_body, *carry)))
@@ -62,8 +62,8 @@ def _scan(equation: Equation, *operands: Array) -> Sequence[Array]:
     fixed, init, xs = operands[:consts], operands[consts : consts + carried], operands[consts + carried :]
 
     def body(carry: tuple[Array, ...], row: tuple[Array, ...]) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
-        found = equation.closed(equation["jaxpr"], (*fixed, *carry, *row))
-        return tuple(found[:carried]), tuple(found[carried:])
+        results = equation.closed(equation["jaxpr"], (*fixed, *carry, *row))
+        return tuple(results[:carried]), tuple(results[carried:])
 
     if equation["length"] == 0:
         return [*init, *(mnp.zeros(kind.shape, dtype=kind.dtype.numpy) for kind in equation.types[carried:])]
@@ -89,8 +89,8 @@ def expanded(primitive: Any) -> Any:
 def _platform_index(equation: Equation) -> Array:
     """The index of this platform among those of the branches: a cpu, or none of them."""
     platforms = equation["platforms"]
-    found = [place for place, names in enumerate(platforms) if names is None or "cpu" in names]
-    return literal(found[0], I32)
+    fitting = [place for place, names in enumerate(platforms) if names is None or "cpu" in names]
+    return literal(fitting[0], I32)
 
 
 ROWS: dict[str, Row] = {

@@ -44,8 +44,8 @@ def call(jaxpr: Any, constants: Sequence[Array], arguments: Sequence[Array]) -> 
         keys = frozenset(place for place, var in enumerate(eqn.invars) if _is_key(var.aval))
         equation = Equation(name, eqn.params, types, call, keys)
         row = _on_keys(PRIMITIVES[name]) if keys and name in ARRANGING else PRIMITIVES[name]
-        found = row(equation, *[read(var) for var in eqn.invars])
-        for var, result in zip(eqn.outvars, [found] if isinstance(found, Array) else found, strict=True):
+        results = row(equation, *[read(var) for var in eqn.invars])
+        for var, result in zip(eqn.outvars, [results] if isinstance(results, Array) else results, strict=True):
             values[var] = result
     return [read(var) for var in jaxpr.outvars]
 
@@ -70,8 +70,8 @@ def _on_keys(row: Row) -> Row:
         halves = []
         for word in (0, 1):
             given = [array[..., word] if place in keys else array for place, array in enumerate(operands)]
-            found = row(alone, *given)
-            halves.append([found] if isinstance(found, Array) else found)
+            drawn = row(alone, *given)
+            halves.append([drawn] if isinstance(drawn, Array) else drawn)
         return [mnp.stack(pair, axis=-1) for pair in zip(*halves, strict=True)]
 
     return words

@@ -17,10 +17,10 @@ from .rows import Equation, Row
 def _only(equation: Equation, **known: Any) -> None:
     """Raise Unsupported unless these parameters have the one value that is known here."""
     for name, value in known.items():
-        found = equation.params.get(name, value)
-        if found != value:
+        setting = equation.params.get(name, value)
+        if setting != value:
             raise Unsupported(
-                f"the primitive {equation.primitive} with {name}={found}", op=equation.primitive,
+                f"the primitive {equation.primitive} with {name}={setting}", op=equation.primitive,
                 next_step="Write this part with mesh.numpy, or leave it outside",
             )  # fmt: skip
 
@@ -31,8 +31,8 @@ def _triangular_solve(equation: Equation, a: Array, b: Array) -> Array:
     if equation["transpose_a"] == left:  # of x @ a = b both sides are transposed
         a, lower = mnp.matrix_transpose(a), not lower
     b = b if left else mnp.matrix_transpose(b)
-    found = mnp.linalg.solve_triangular(a, b, lower=lower, unit_diagonal=equation["unit_diagonal"])
-    return found if left else mnp.matrix_transpose(found)
+    solution = mnp.linalg.solve_triangular(a, b, lower=lower, unit_diagonal=equation["unit_diagonal"])
+    return solution if left else mnp.matrix_transpose(solution)
 
 
 def _permutation(equation: Equation, swapped: Array) -> Array:
@@ -42,11 +42,11 @@ def _permutation(equation: Equation, swapped: Array) -> Array:
 
     def swap(rows: Array, step: tuple[Array, Array]) -> tuple[Array, tuple[()]]:
         one, other = (mnp.equal(places, place[..., None]) for place in step)
-        at_one, at_other = (mnp.sum(mnp.where(each, rows, 0), -1, keepdims=True) for each in (one, other))
+        at_one, at_other = (mnp.sum(mnp.where(mask, rows, 0), -1, keepdims=True) for mask in (one, other))
         return mnp.where(one, at_other, mnp.where(other, at_one, rows)), ()
 
     steps = mnp.broadcast_to(mnp.arange(swapped.shape[-1]), swapped.shape)
-    along = tuple(mnp.moveaxis(each, -1, 0) for each in (steps, swapped))
+    along = tuple(mnp.moveaxis(array, -1, 0) for array in (steps, swapped))
     rows: Array = scan(swap, mnp.broadcast_to(places, shape), along)[0]
     return rows
 

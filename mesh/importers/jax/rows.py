@@ -30,7 +30,7 @@ class Equation:
 
     def ints(self, name: str) -> tuple[int, ...]:
         """A parameter that is a sequence of integers, of Python's or of numpy's."""
-        return tuple(int(each) for each in self.params[name])
+        return tuple(int(number) for number in self.params[name])
 
     @property
     def type(self) -> TensorType:

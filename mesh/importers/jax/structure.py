@@ -34,11 +34,11 @@ def _slice(equation: Equation, x: Array) -> Array:
 
 
 def _pad(equation: Equation, x: Array, fill: Array) -> Array:
-    widths = [tuple(int(each) for each in width) for width in equation["padding_config"]]
+    widths = [tuple(int(count) for count in width) for width in equation["padding_config"]]
     low, high, interior = (tuple(width[place] for width in widths) for place in range(3))
     padded = apply(
         "pad", x, fill,
-        low=tuple(max(each, 0) for each in low), high=tuple(max(each, 0) for each in high), interior=interior,
+        low=tuple(max(width, 0) for width in low), high=tuple(max(width, 0) for width in high), interior=interior,
     )  # fmt: skip
     cut = [slice(max(-lo, 0), size - max(-hi, 0)) for lo, hi, size in zip(low, high, padded.shape, strict=True)]
     return padded[tuple(cut)]
@@ -68,8 +68,8 @@ def _reduce(op: str) -> Row:
 def _arg(negated: bool) -> Row:
     def row(equation: Equation, x: Array) -> Array:
         (axis,) = equation.ints("axes")
-        found = mnp.argmin(x, axis=axis) if negated else mnp.argmax(x, axis=axis)
-        return cast(found, dtype_of(equation["index_dtype"]))
+        places = mnp.argmin(x, axis=axis) if negated else mnp.argmax(x, axis=axis)
+        return cast(places, dtype_of(equation["index_dtype"]))
 
     return row
 
@@ -78,8 +78,8 @@ def _cumulative(op: str) -> Row:
     def row(equation: Equation, x: Array) -> Array:
         axis = int(equation["axis"])
         turned = mnp.flip(x, axis=axis) if equation["reverse"] else x
-        found = apply(op, turned, axis=axis)
-        return mnp.flip(found, axis=axis) if equation["reverse"] else found
+        result = apply(op, turned, axis=axis)
+        return mnp.flip(result, axis=axis) if equation["reverse"] else result
 
     return row
 
@@ -89,12 +89,12 @@ def _dot_general(equation: Equation, x: Array, y: Array) -> Array:
     wanted = equation.type.dtype
     if x.type.dtype is not y.type.dtype or (wanted.itemsize > x.type.dtype.itemsize and wanted.kind != "b"):
         x, y = cast(x, wanted), cast(y, wanted)
-    found = apply(
+    product = apply(
         "dot", x, y,
         lhs_batch=tuple(map(int, left_batch)), rhs_batch=tuple(map(int, right_batch)),
         lhs_contract=tuple(map(int, left)), rhs_contract=tuple(map(int, right)),
     )  # fmt: skip
-    return cast(found, wanted)
+    return cast(product, wanted)
 
 
 ROWS: dict[str, Row] = {

@@ -27,14 +27,14 @@ def _conv(equation: Equation, x: Array, w: Array) -> Array:
     low, high = (tuple(int(width[place]) for width in equation["padding"]) for place in (0, 1))
     x = _without(x, low, high, equation.ints("lhs_dilation"))
     wanted = equation.type.dtype
-    found = apply(
+    z = apply(
         "conv", cast(x, wanted), cast(w, wanted),
-        stride=equation.ints("window_strides"), low=tuple(max(each, 0) for each in low),
-        high=tuple(max(each, 0) for each in high), lhs_dilation=equation.ints("lhs_dilation"),
+        stride=equation.ints("window_strides"), low=tuple(max(pad, 0) for pad in low),
+        high=tuple(max(pad, 0) for pad in high), lhs_dilation=equation.ints("lhs_dilation"),
         rhs_dilation=equation.ints("rhs_dilation"), groups=groups,
     )  # fmt: skip
     out = tuple(numbers.out_spec)
-    return mnp.permute_dims(found, tuple(out.index(axis) for axis in range(len(out))))
+    return mnp.permute_dims(z, tuple(out.index(axis) for axis in range(len(out))))
 
 
 def _without(x: Array, low: Sequence[int], high: Sequence[int], dilation: Sequence[int]) -> Array:
@@ -59,18 +59,18 @@ def _reduce_window(combine: Callable[[Array, Array], Array], first: Callable[[DT
     """Separable: one axis after the other."""
 
     def row(equation: Equation, x: Array) -> Array:
-        found = _padded(x, equation["padding"], equation["base_dilation"], first(x.type.dtype))
+        reduced = _padded(x, equation["padding"], equation["base_dilation"], first(x.type.dtype))
         for axis, size in enumerate(equation.ints("window_dimensions")):
             stride, dilation = int(equation["window_strides"][axis]), int(equation["window_dilation"][axis])
             if size == 1 and stride == 1:
                 continue
-            count = (found.shape[axis] - (size - 1) * dilation - 1) // stride + 1
-            pieces = [_every(found, axis, place * dilation, stride, count) for place in range(size)]
+            count = (reduced.shape[axis] - (size - 1) * dilation - 1) // stride + 1
+            pieces = [_every(reduced, axis, place * dilation, stride, count) for place in range(size)]
             total = pieces[0]
             for piece in pieces[1:]:
                 total = combine(total, piece)
-            found = total
-        return found
+            reduced = total
+        return reduced
 
     return row
 
@@ -98,10 +98,10 @@ def _select_and_scatter_add(equation: Equation, source: Array, x: Array) -> Arra
     places = list(itertools.product(*(range(size) for size in sizes)))
 
     def window(place: Sequence[int]) -> Array:
-        found = wide
+        picked = wide
         for axis, first in enumerate(place):
-            found = _every(found, axis, first, strides[axis], counts[axis])
-        return found
+            picked = _every(picked, axis, first, strides[axis], counts[axis])
+        return picked
 
     best, chosen = window(places[0]), mnp.zeros(counts, dtype=mnp.int32)
     for number, place in enumerate(places[1:], 1):

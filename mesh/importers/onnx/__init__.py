@@ -57,9 +57,9 @@ class OnnxModel(Model):
             key: value for key, value in initialisers.items() if key not in needed and value.nbytes > INLINE_BYTES_MAX
         }
         params, buffers = parted(large, _statistics(program))
-        inputs = [each for each in program.graph.inputs if each.name not in initialisers]
-        specs = [_spec(each, each.name in needed) for each in inputs]
-        outputs = [each.name for each in program.graph.outputs]
+        inputs = [proto for proto in program.graph.inputs if proto.name not in initialisers]
+        specs = [_spec(proto, proto.name in needed) for proto in inputs]
+        outputs = [proto.name for proto in program.graph.outputs]
         super().__init__(name, self._evaluated, specs, outputs, params, buffers=buffers)
         self._program = program
         self._fixed: frozenset[str] = frozenset()  # params that are read for their values
@@ -73,11 +73,11 @@ class OnnxModel(Model):
 
     def _fix(self, needed: constant_folding.Needed) -> None:
         """Let what was asked for be known from now on."""
-        found = needed.names & {*self.weights, *[spec.name for spec in self.inputs if not spec.static]}
-        if not found - self._fixed:
+        names = needed.names & {*self.weights, *[spec.name for spec in self.inputs if not spec.static]}
+        if not names - self._fixed:
             raise needed
-        self._fixed |= found & self.weights.keys()
-        self.inputs = tuple([replace(spec, static=spec.static or spec.name in found) for spec in self.inputs])
+        self._fixed |= names & self.weights.keys()
+        self.inputs = tuple([replace(spec, static=spec.static or spec.name in names) for spec in self.inputs])
 
     def _evaluated(self, params: Mapping[str, Array], inputs: Mapping[str, Value]) -> dict[str, Array]:
         graph = self._program.graph

@@ -47,7 +47,7 @@ def value_of(array: Array) -> NDArray[Any]:
 
 def ints_of(array: Array) -> tuple[int, ...]:
     """The elements of a known integer array, flat."""
-    return tuple([int(each) for each in value_of(array).reshape(-1)])
+    return tuple([int(number) for number in value_of(array).reshape(-1)])
 
 
 def int_of(array: Array) -> int:
@@ -68,7 +68,7 @@ def fold(arrays: Sequence[Array]) -> None:
     for node in order:
         expression = node.expression
         operands = () if expression is None else expression.inputs
-        if not _outside(node) and all(each.value is not None or id(each) in known for each in operands):
+        if not _outside(node) and all(one.value is not None or id(one) in known for one in operands):
             known.add(id(node))
     wanted = [
         operand

@@ -41,15 +41,15 @@ class Call:
 
     def attr(self, name: str, default: Any = None) -> Any:
         """An attribute's value."""
-        found = self.node.attributes.get(name)
-        return default if found is None else found
+        value = self.node.attributes.get(name)
+        return default if value is None else value
 
     def required(self, name: str) -> Any:
         """An attribute's value; InputError if the node does not have it."""
-        found = self.node.attributes.get(name)
-        if found is None:
+        value = self.node.attributes.get(name)
+        if value is None:
             raise InputError(f"{self.node.op} has no attribute {name!r}")
-        return found
+        return value
 
     def wants(self, output: int) -> bool:
         """Whether anybody may read this output."""
@@ -59,8 +59,8 @@ class Call:
         """Integers that older opsets have as the attribute `name`, newer ones as an input; None if neither is there."""
         if given is not None:
             return constant_folding.ints_of(given)
-        found = self.node.attributes.get(name)
-        return None if found is None else (found,) if isinstance(found, int) else tuple(found)
+        value = self.node.attributes.get(name)
+        return None if value is None else (value,) if isinstance(value, int) else tuple(value)
 
     def value(self, array: Array) -> NDArray[Any]:
         """The value of an input that shapes the graph."""
@@ -131,10 +131,10 @@ class Evaluation:
         if row is not None:
             result = row(Call(self, node, scope), *inputs)
             return (result,) if isinstance(result, Array) else result
-        found = expand(self._program, node, [None if array is None else array.type for array in inputs])
-        if found is None:
+        expanded = expand(self._program, node, [None if array is None else array.type for array in inputs])
+        if expanded is None:
             raise unsupported(node, "no such op")
-        body, problems = found
+        body, problems = expanded
         if problems:
             raise unsupported(node, problems[0][-1])
         names = [declared.name for declared in body.inputs]

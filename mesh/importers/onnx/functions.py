@@ -26,15 +26,15 @@ def expand(program: Program, node: Node, types: Sequence[TensorType | None]) -> 
     proto = _own(program, node)
     defaults: dict[str, Any] = {}
     if proto is None:
-        found = _standard(node, types)
-        if found is None:
+        standard = _standard(node, types)
+        if standard is None:
             return None
-        proto, defaults = found
-    attributes = {**defaults, **{each.name: each for each in proto.attribute_proto}}
-    attributes.update({each.name: each for each in node.proto.attribute})
+        proto, defaults = standard
+    attributes = {**defaults, **{attribute.name: attribute for attribute in proto.attribute_proto}}
+    attributes.update({attribute.name: attribute for attribute in node.proto.attribute})
     versions = {domain(opset.domain): opset.version for opset in proto.opset_import} or dict(program.versions)
     reader = Reader(None)
-    nodes = [reader.node(_resolved(each, attributes), versions) for each in proto.node]
+    nodes = [reader.node(_resolved(inner, attributes), versions) for inner in proto.node]
     return _graph(proto, nodes), reader.problems
 
 
@@ -84,7 +84,7 @@ def _standard(node: Node, types: Sequence[TensorType | None]) -> tuple[Any, dict
 
 def _latest(versions: Sequence[int], version: int) -> int:
     """The last body made for `version` or before."""
-    fitting = [each for each in versions if each <= version]
+    fitting = [since for since in versions if since <= version]
     return max(fitting, default=min(versions))
 
 
@@ -119,7 +119,7 @@ def _resolved(node: Any, attributes: Mapping[str, Any]) -> Any:
             made = copy.attribute.add()
             made.CopyFrom(attribute)
             for subgraph in (*([made.g] if made.HasField("g") else []), *made.graphs):
-                inner = [_resolved(each, attributes) for each in subgraph.node]
+                inner = [_resolved(inner_node, attributes) for inner_node in subgraph.node]
                 del subgraph.node[:]
                 subgraph.node.extend(inner)
     return copy

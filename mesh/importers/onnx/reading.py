@@ -85,15 +85,15 @@ class Reader:
         )
 
     def _initialisers(self, proto: Any) -> dict[str, NDArray[Any]]:
-        found = {tensor.name: self._tensor(tensor, f"initialiser {tensor.name}") for tensor in proto.initializer}
-        found.update({sparse.values.name: self._sparse(sparse) for sparse in proto.sparse_initializer})
-        return {name: value for name, value in found.items() if value is not None}
+        values = {tensor.name: self._tensor(tensor, f"initialiser {tensor.name}") for tensor in proto.initializer}
+        values.update({sparse.values.name: self._sparse(sparse) for sparse in proto.sparse_initializer})
+        return {name: value for name, value in values.items() if value is not None}
 
     def node(self, proto: Any, versions: Mapping[str, int]) -> Node:
         """A node of the model as plain data; `versions` are the opsets that the model imports, by domain."""
         at = domain(proto.domain)
         label = proto.name or next(iter(proto.output), "?")
-        attributes = {each.name: self._attribute(each, versions, label, proto) for each in proto.attribute}
+        attributes = {part.name: self._attribute(part, versions, label, proto) for part in proto.attribute}
         return Node(
             proto.op_type,
             at,

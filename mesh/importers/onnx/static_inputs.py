@@ -83,8 +83,8 @@ def _read(program: Program, node: Node) -> Iterable[str]:
     if node.domain == DOMAIN and node.op in READS:
         places = READS[node.op]
         yield from [name for place, name in enumerate(node.inputs) if place in places]
-    elif (found := expand(program, node, ())) is not None:
-        body = found[0]
+    elif (expanded := expand(program, node, ())) is not None:
+        body = expanded[0]
         inner = _needed(program, body, set())
         yield from [name for declared, name in zip(body.inputs, node.inputs, strict=False) if declared.name in inner]
     for subgraph in node.subgraphs:

@@ -63,12 +63,12 @@ class Problem:
 
 def require_supported(program: Program, rows: Mapping[tuple[str, str], Row]) -> None:
     """Raise Unsupported with every problem of the model, one per line."""
-    found = list(dict.fromkeys(problems(program, rows)))
-    if found:
-        lines = "".join(f"\n  {problem}" for problem in found)
+    missing = list(dict.fromkeys(problems(program, rows)))
+    if missing:
+        lines = "".join(f"\n  {problem}" for problem in missing)
         raise Unsupported(
-            f"the model asks for {len(found)} thing{'s'[: len(found) > 1]} that are not supported:{lines}\n",
-            op=found[0].op,
+            f"the model asks for {len(missing)} thing{'s'[: len(missing) > 1]} that are not supported:{lines}\n",
+            op=missing[0].op,
             next_step="docs/importers.md lists what is supported",
         )
 
@@ -79,7 +79,7 @@ def problems(program: Program, rows: Mapping[tuple[str, str], Row]) -> Iterator[
     version = program.versions.get(DOMAIN, 1)
     if version > newest:
         yield Problem("", "model", DOMAIN, version, f"the package onnx knows opsets up to {newest}: upgrade it")
-    yield from [Problem(*each) for each in program.problems]
+    yield from [Problem(*problem) for problem in program.problems]
     yield from _graph(program, program.graph, rows, {})
 
 
@@ -114,10 +114,10 @@ def _node(
     else:
         body = functions.expand(program, node, ())
         if body is not None:  # one that depends on types is looked into while tracing
-            yield from [_problem(node, each[-1]) for each in body[1]]
+            yield from [_problem(node, reason[-1]) for reason in body[1]]
             for inner in body[0].nodes:
-                found = _node(program, inner, rows, {})
-                yield from [_problem(node, f"its body needs {each.op}: {each.reason}") for each in found]
+                missing = _node(program, inner, rows, {})
+                yield from [_problem(node, f"its body needs {problem.op}: {problem.reason}") for problem in missing]
 
 
 def _problem(node: Node, reason: str) -> Problem:

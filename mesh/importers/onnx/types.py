@@ -27,7 +27,7 @@ _NAMING = ("to", "dtype", "output_dtype", "output_datatype")  # attributes that 
 def kinds_of(graph: Graph, outer: Mapping[str, Kind]) -> Kinds:
     """The kind of every value of `graph` that can be told, those of the graphs around it included."""
     kinds = dict(outer)
-    kinds.update({each.name: each.type for each in (*graph.inputs, *graph.known, *graph.outputs) if _says(each)})
+    kinds.update({value.name: value.type for value in (*graph.inputs, *graph.known, *graph.outputs) if _says(value)})
     kinds.update({name: _number_of(array) for name, array in graph.initialisers.items()})
     for node in graph.nodes:
         for name, kind in _outputs(node, kinds):

@@ -46,10 +46,10 @@ def slim_bytes(path: Path, onnx: Any, mapped_bytes_min: int = MAPPED_BYTES_MIN) 
     with data:
         try:
             slim = partial(_named, data, onnx=onnx, bytes_min=mapped_bytes_min)
-            found = _without(data, _Field(0, _BYTES, 0, 0, len(data)), _path(onnx), slim)
+            smaller = _without(data, _Field(0, _BYTES, 0, 0, len(data)), _path(onnx), slim)
         except _NotUnderstood:
-            found = None
-        return data[:] if found is None else found
+            smaller = None
+        return data[:] if smaller is None else smaller
 
 
 def _path(onnx: Any) -> tuple[int, ...]:
@@ -119,8 +119,8 @@ def _number(data: mmap.mmap, at: int) -> tuple[int, int]:
 
 
 def _varint(value: int) -> bytes:
-    found = bytearray()
+    groups = bytearray()
     while value > 127:
-        found.append(value & 127 | 128)
+        groups.append(value & 127 | 128)
         value >>= 7
-    return bytes([*found, value])
+    return bytes([*groups, value])

@@ -102,8 +102,8 @@ def from_torch(module: Any, *examples: Any, **named: Any) -> Model:
     def function(params: Mapping[str, Array], given: Mapping[str, Value]) -> dict[str, Array]:
         start = {node: (given if is_input else params)[key] for node, (is_input, key) in placed.items()}
         bound = sizes.bound({node: given[node].shape for node in given}) if sizes.free else {}
-        found = zip(outputs, _run(program.graph, {**fixed, **start}, bound), strict=True)
-        return {name: asarray(value) for name, value in found if value is not None}
+        results = zip(outputs, _run(program.graph, {**fixed, **start}, bound), strict=True)
+        return {name: asarray(value) for name, value in results if value is not None}
 
     given_back = [name for name, value in zip(outputs, _results(program), strict=True) if value is not None]
     return Model(
@@ -126,7 +126,7 @@ class _Weights:
 
 def _weights(torch: Any, program: Any) -> _Weights:
     """The tensors of a program: one that is there by several names counts once."""
-    found = _Weights({}, {}, {})
+    weights = _Weights({}, {}, {})
     first: dict[Any, str] = {}
     for spec in program.graph_signature.input_specs:
         if spec.kind.name == "USER_INPUT":
@@ -135,11 +135,11 @@ def _weights(torch: Any, program: Any) -> _Weights:
         place = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
         name = first.setdefault(place, spec.target) if tensor.numel() else spec.target
         if name != spec.target:
-            found.tied[spec.target] = name
+            weights.tied[spec.target] = name
             continue
         trained = spec.kind.name == "PARAMETER" and tensor.requires_grad
-        (found.params if trained else found.buffers)[name] = _array(torch, tensor)
-    return found
+        (weights.params if trained else weights.buffers)[name] = _array(torch, tensor)
+    return weights
 
 
 def _check_unchanged(program: Any, name: str, training: bool) -> None:
@@ -222,22 +222,22 @@ def _run(graph: Any, start: Mapping[str, Any], bound: Mapping[Any, int]) -> list
 
     def read(argument: Any) -> Any:
         if isinstance(argument, (list, tuple)):
-            return [read(each) for each in argument]
-        found = values[argument.name] if hasattr(argument, "users") else argument
-        if isinstance(found, Absent):
-            raise Unsupported(f"a module that uses {found.what}", next_step="Write this part with mesh.numpy")
-        return found
+            return [read(item) for item in argument]
+        value = values[argument.name] if hasattr(argument, "users") else argument
+        if isinstance(value, Absent):
+            raise Unsupported(f"a module that uses {value.what}", next_step="Write this part with mesh.numpy")
+        return value
 
     for node in graph.nodes:
         said = concrete(node.meta.get("val"), bound) if bound else node.meta.get("val")
         if is_size(node.meta.get("val")):
             values[node.name] = said
         elif node.op == "call_function" and _name(node.target) not in IGNORED:
-            named = {key: read(each) for key, each in node.kwargs.items()}
-            call = Call(node.target, [read(each) for each in node.args], named, said)
+            named = {key: read(item) for key, item in node.kwargs.items()}
+            call = Call(node.target, [read(item) for item in node.args], named, said)
             values[node.name] = OPS[call.name](call)
         elif node.op == "output":
-            return [read(each) for each in node.args[0]]
+            return [read(item) for item in node.args[0]]
     raise InputError("the exported program has no output")
 
 
@@ -251,9 +251,9 @@ def _array(torch: Any, tensor: Any) -> NDArray[Any]:
     plain = tensor.detach().cpu().contiguous()
     if plain.dtype == torch.bfloat16:
         return np.asarray(plain.view(torch.int16).numpy()).view(dtype_from("torch.bfloat16").numpy)
-    found: NDArray[Any] = np.asarray(plain.numpy())
-    dtype_of(found)  # an error where a graph has no such dtype
-    return found
+    array: NDArray[Any] = np.asarray(plain.numpy())
+    dtype_of(array)  # an error where a graph has no such dtype
+    return array
 
 
 __all__ = ["from_torch"]

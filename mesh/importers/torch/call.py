@@ -46,8 +46,8 @@ class Call:
         return self._given[name]
 
     def get(self, name: str, default: Any = None) -> Any:
-        found = self._given.get(name)
-        return default if found is None else found
+        value = self._given.get(name)
+        return default if value is None else value
 
     @property
     def x(self) -> Array:
@@ -74,10 +74,10 @@ class Call:
 
     def axes(self, name: str = "dim") -> tuple[int, ...] | None:
         """Axes of x; None for all of them, which no axis means too."""
-        found = self.get(name)
-        if found is None or found == []:
+        dims = self.get(name)
+        if dims is None or dims == []:
             return None
-        return tuple(int(axis) % max(self.x.ndim, 1) for axis in (found if isinstance(found, list) else [found]))
+        return tuple(int(axis) % max(self.x.ndim, 1) for axis in (dims if isinstance(dims, list) else [dims]))
 
 
 Op = Callable[[Call], Any]
@@ -90,6 +90,6 @@ class Absent:
         self.what = what
 
 
-def as_result(call: Call, found: Array) -> Array:
+def as_result(call: Call, result: Array) -> Array:
     """The result in the dtype that torch says it has."""
-    return cast(found, dtype_of(call.dtype))
+    return cast(result, dtype_of(call.dtype))

@@ -14,20 +14,20 @@ from .call import Call, Op
 
 
 def index(call: Call) -> Array:
-    places = [slice(None) if each is None else asarray(each) for each in call["indices"]]
-    if any(isinstance(each, Array) and each.type.dtype is BOOL for each in places):
+    places = [slice(None) if entry is None else asarray(entry) for entry in call["indices"]]
+    if any(isinstance(entry, Array) and entry.type.dtype is BOOL for entry in places):
         raise Unsupported("indexing by a mask, whose result's shape depends on values", op=call.name)
     return call.x[tuple(places)]
 
 
 def index_put(call: Call) -> Array:
     """Values at positions, or one for all under a mask; `accumulate` adds."""
-    places = [slice(None) if each is None else asarray(each) for each in call["indices"]]
+    places = [slice(None) if entry is None else asarray(entry) for entry in call["indices"]]
     adds = bool(call.get("accumulate", False))
-    if not any(isinstance(each, Array) and each.type.dtype is BOOL for each in places):
+    if not any(isinstance(entry, Array) and entry.type.dtype is BOOL for entry in places):
         place = call.x.at[tuple(places)]
-        found: Array = place.add(call["values"]) if adds else place.set(call["values"])
-        return found
+        result: Array = place.add(call["values"]) if adds else place.set(call["values"])
+        return result
     x, values = call.x, cast(call.array("values"), call.x.type.dtype)
     mask = places[0]
     if len(places) > 1 or not isinstance(mask, Array) or values.ndim > x.ndim - mask.ndim:
@@ -70,10 +70,10 @@ def scattered(mode: str) -> Op:
         if alone:  # what is written to begins with what changes nothing
             nothing = {"add": 0, "max": extreme(x.type.dtype, high=False), "min": extreme(x.type.dtype, high=True)}
             flat = mnp.where(hits > 0, mnp.full_like(flat, nothing[which]), flat)
-        found = done(flat, rows, which)
+        result = done(flat, rows, which)
         if how == "mean":
-            found = found / mnp.where(hits > 0, hits if alone else hits + 1, 1)
-        return mnp.reshape(found, x.shape)
+            result = result / mnp.where(hits > 0, hits if alone else hits + 1, 1)
+        return mnp.reshape(result, x.shape)
 
     return op
 
@@ -94,8 +94,8 @@ def slice_scatter(call: Call) -> Array:
     x, axis = call.x, call.axis()
     start, stop, step = call.get("start", 0), call.get("end", x.shape[axis]), int(call.get("step", 1))
     key = (slice(None),) * axis + (slice(int(start), min(int(stop), x.shape[axis]), step),)
-    found: Array = x.at[key].set(call["src"])
-    return found
+    result: Array = x.at[key].set(call["src"])
+    return result
 
 
 def index_select(call: Call) -> Array:
@@ -113,8 +113,8 @@ def median(call: Call) -> Any:
     axis = call.axis()
     middle = (slice(None),) * axis + (slice((call.x.shape[axis] - 1) // 2, (call.x.shape[axis] - 1) // 2 + 1),)
     place = mnp.argsort(call.x, axis=axis, stable=True)[middle]
-    found = [mnp.take_along_axis(call.x, place, axis=axis), cast(place, I64)]
-    return found if call.get("keepdim", False) else [mnp.squeeze(each, axis) for each in found]
+    results = [mnp.take_along_axis(call.x, place, axis=axis), cast(place, I64)]
+    return results if call.get("keepdim", False) else [mnp.squeeze(result, axis) for result in results]
 
 
 def sort(call: Call) -> list[Array]:

@@ -28,8 +28,8 @@ def _adjoint(x: Array) -> Array:
 
 
 def _cholesky(call: Call) -> Array:
-    found = apply("cholesky", _adjoint(call.x) if call.get("upper", False) else call.x)
-    return _adjoint(found) if call.get("upper", False) else found
+    lower = apply("cholesky", _adjoint(call.x) if call.get("upper", False) else call.x)
+    return _adjoint(lower) if call.get("upper", False) else lower
 
 
 def _cholesky_solve(call: Call) -> Array:
@@ -61,8 +61,8 @@ def _solve_triangular(call: Call) -> Array:
     upper, left = call["upper"], call.get("left", True)
     a, b = (call.x, call.array("B")) if left else (t(call.x), t(call.array("B")))
     lower = upper != left
-    found = mnp.linalg.solve_triangular(a, b, lower=lower, unit_diagonal=call.get("unitriangular", False))
-    return found if left else t(found)
+    solution = mnp.linalg.solve_triangular(a, b, lower=lower, unit_diagonal=call.get("unitriangular", False))
+    return solution if left else t(solution)
 
 
 def _old_triangular_solve(call: Call) -> Sequence[Array]:

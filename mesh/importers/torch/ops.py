@@ -41,8 +41,8 @@ def _binary(function: Callable[[Any, Any], Array], other: str = "other") -> Op:
 
 def _in_result(call: Call, *names: str) -> list[Any]:
     """Operands in the dtype of the result, in which torch computes; Python's numbers, which adapt, as they are."""
-    found = [call[name] for name in names]
-    return [cast(each, dtype_of(call.dtype)) if isinstance(each, Array) else each for each in found]
+    operands = [call[name] for name in names]
+    return [cast(operand, dtype_of(call.dtype)) if isinstance(operand, Array) else operand for operand in operands]
 
 
 def _compare(function: Callable[[Any, Any], Array]) -> Op:
@@ -162,12 +162,12 @@ def _split(call: Call) -> list[Array]:
 
 
 def _cat(call: Call) -> Array:
-    arrays = [each for each in map(asarray, call["tensors"]) if each.shape != (0,)]
-    return mnp.concat([cast(each, dtype_of(call.dtype)) for each in arrays], axis=int(call.get("dim", 0)))
+    arrays = [array for array in map(asarray, call["tensors"]) if array.shape != (0,)]
+    return mnp.concat([cast(array, dtype_of(call.dtype)) for array in arrays], axis=int(call.get("dim", 0)))
 
 
 def _pad(call: Call) -> Array:
-    x, widths = call.x, [int(each) for each in call["pad"]]
+    x, widths = call.x, [int(width) for width in call["pad"]]
     pairs = [(0, 0)] * (x.ndim - len(widths) // 2)
     pairs += [(widths[place], widths[place + 1]) for place in range(len(widths) - 2, -1, -2)]
     cut = x[tuple(slice(max(-lo, 0), size - max(-hi, 0)) for (lo, hi), size in zip(pairs, x.shape, strict=True))]
@@ -183,7 +183,7 @@ def _unfold(call: Call) -> Array:
 
 
 def _repeat(call: Call) -> Array:
-    return mnp.tile(call.x, tuple(int(each) for each in call["repeats"]))
+    return mnp.tile(call.x, tuple(int(count) for count in call["repeats"]))
 
 
 def _roll(call: Call) -> Array:
@@ -257,8 +257,8 @@ def _variance(root: bool, mean: bool) -> Op:
     def op(call: Call) -> Any:
         x, axes, keepdims = call.x, call.axes(), bool(call.get("keepdim", False))
         correction = call.get("correction", 1 if call.get("unbiased", True) else 0)
-        found = mnp.var(x, axis=axes, correction=correction, keepdims=keepdims)
-        spread = mnp.sqrt(found) if root else found
+        variance = mnp.var(x, axis=axes, correction=correction, keepdims=keepdims)
+        spread = mnp.sqrt(variance) if root else variance
         return [spread, mnp.mean(x, axis=axes, keepdims=keepdims)] if mean else spread
 
     return op
@@ -282,8 +282,8 @@ def _logsumexp(call: Call) -> Array:
     x, axes = call.x, call.axes()
     largest = mnp.max(x, axis=axes, keepdims=True)
     centre = mnp.where(mnp.isfinite(largest), largest, mnp.zeros_like(largest))
-    found = mnp.log(mnp.sum(mnp.exp(x - centre), axis=axes, keepdims=True)) + centre
-    return found if call.get("keepdim", False) else mnp.squeeze(found, axes)
+    result = mnp.log(mnp.sum(mnp.exp(x - centre), axis=axes, keepdims=True)) + centre
+    return result if call.get("keepdim", False) else mnp.squeeze(result, axes)
 
 
 def _cumulative(function: Callable[..., Array]) -> Op:
@@ -315,7 +315,7 @@ def _attention(call: Call) -> Array:
     if call.get("dropout_p", 0.0):
         raise Unsupported("attention with dropout", op=call.name, next_step="Call module.eval() first")
     if call.get("enable_gqa", False) and q.shape[-3] != k.shape[-3]:
-        k, v = (mnp.repeat(each, q.shape[-3] // each.shape[-3], axis=-3) for each in (k, v))
+        k, v = (mnp.repeat(array, q.shape[-3] // array.shape[-3], axis=-3) for array in (k, v))
     mask = call.get("attn_mask")
     if call.get("is_causal", False):
         rows, columns = mnp.arange(q.shape[-2])[:, None], mnp.arange(k.shape[-2])[None, :]
@@ -331,8 +331,8 @@ def _triangle(function: Callable[..., Array]) -> Op:
 
 
 def _ints(call: Call, name: str, rank: int) -> tuple[int, ...]:
-    found = [int(each) for each in (call.get(name) or [])]
-    return tuple(found * rank if len(found) == 1 else found)
+    numbers = [int(number) for number in (call.get(name) or [])]
+    return tuple(numbers * rank if len(numbers) == 1 else numbers)
 
 
 def _convolution(call: Call) -> Array:
@@ -340,7 +340,7 @@ def _convolution(call: Call) -> Array:
     rank = weight.ndim - 2
     bias, groups = call.get("bias"), int(call.get("groups", 1))
     stride, padding, dilation = (_ints(call, name, rank) for name in ("stride", "padding", "dilation"))
-    pairs = [(each, each) for each in padding]
+    pairs = [(width, width) for width in padding]
     if not call.get("transposed", False):
         return nn.conv(x, weight, bias, stride=stride, padding=pairs, dilation=dilation, groups=groups)
     return nn.conv_transpose(
@@ -352,11 +352,11 @@ def _convolution(call: Call) -> Array:
 def _max_pool(rank: int, with_places: bool) -> Op:
     def op(call: Call) -> Any:
         kernel = _ints(call, "kernel_size", rank)
-        found = nn.max_pool(
+        pooled = nn.max_pool(
             call.x, kernel, stride=_ints(call, "stride", rank) or kernel, padding=_ints(call, "padding", rank),
             dilation=_ints(call, "dilation", rank) or 1, ceil_mode=bool(call.get("ceil_mode", False)),
         )  # fmt: skip
-        return [found, PLACES] if with_places else found
+        return [pooled, PLACES] if with_places else pooled
 
     return op
 
@@ -385,44 +385,44 @@ def _layer_norm(call: Call) -> Any:
     x, axes = call.x, tuple(range(call.x.ndim - len(call["normalized_shape"]), call.x.ndim))
     weight, bias, eps = call.get("weight"), call.get("bias"), float(call.get("eps", 1e-5))
     if len(axes) == 1 and weight is not None and bias is not None:
-        found = nn.layer_norm(x, weight, bias, eps=eps)
+        normed = nn.layer_norm(x, weight, bias, eps=eps)
     else:
         centred = x - mnp.mean(x, axis=axes, keepdims=True)
-        found = centred / mnp.sqrt(mnp.mean(centred * centred, axis=axes, keepdims=True) + eps)
-        found = found if weight is None else found * weight
-        found = found if bias is None else found + bias
-    return [found, None, None] if call.name == "native_layer_norm" else found
+        normed = centred / mnp.sqrt(mnp.mean(centred * centred, axis=axes, keepdims=True) + eps)
+        normed = normed if weight is None else normed * weight
+        normed = normed if bias is None else normed + bias
+    return [normed, None, None] if call.name == "native_layer_norm" else normed
 
 
 def _rms_norm(call: Call) -> Array:
     x, axes = call.x, tuple(range(call.x.ndim - len(call["normalized_shape"]), call.x.ndim))
     eps = call.get("eps", float(np.finfo(call.dtype).eps))
-    found = x / mnp.sqrt(mnp.mean(x * x, axis=axes, keepdims=True) + eps)
-    return found if call.get("weight") is None else found * call["weight"]
+    normed = x / mnp.sqrt(mnp.mean(x * x, axis=axes, keepdims=True) + eps)
+    return normed if call.get("weight") is None else normed * call["weight"]
 
 
 def _group_norm(call: Call) -> Any:
     native = call.name == "native_group_norm"
     groups = int(call["group" if native else "num_groups"])
-    found = nn.group_norm(call.x, groups, call.get("weight"), call.get("bias"), eps=float(call.get("eps", 1e-5)))
-    return [found, None, None] if native else found
+    normed = nn.group_norm(call.x, groups, call.get("weight"), call.get("bias"), eps=float(call.get("eps", 1e-5)))
+    return [normed, None, None] if native else normed
 
 
 def _batch_norm(call: Call) -> Any:
     if call.get("training", False):
         raise Unsupported("batch norm that learns", op=call.name, next_step="Call module.eval() first")
-    found = nn.batch_norm(
+    normed = nn.batch_norm(
         call.x, call["running_mean"], call["running_var"], call.get("weight"), call.get("bias"),
         eps=float(call.get("eps", 1e-5)),
     )  # fmt: skip
-    return found if call.name == "batch_norm" else [found, None, None]
+    return normed if call.name == "batch_norm" else [normed, None, None]
 
 
 def _batch_norm_of_itself(call: Call) -> Any:
     """A batch norm by the statistics of x itself, which nobody keeps: an instance norm is made of it."""
     mean, variance = nn.batch_statistics(call.x)
-    found = nn.batch_norm(call.x, mean, variance, call.get("weight"), call.get("bias"), eps=float(call["eps"]))
-    return [found, None, None]
+    normed = nn.batch_norm(call.x, mean, variance, call.get("weight"), call.get("bias"), eps=float(call["eps"]))
+    return [normed, None, None]
 
 
 def _softmax(function: Callable[..., Array]) -> Op:
@@ -655,7 +655,7 @@ OPS: dict[str, Op] = {
     "square": _unary(mnp.square),
     "squeeze": _reshape,
     "stack": lambda call: mnp.stack(
-        [as_result(call, asarray(each)) for each in call["tensors"]], axis=int(call["dim"])
+        [as_result(call, asarray(tensor)) for tensor in call["tensors"]], axis=int(call["dim"])
     ),
     "std": _variance(True, False),
     "sub": _added(-1),

@@ -51,31 +51,31 @@ class Sizes:
     def bound(self, given: Mapping[str, tuple[int, ...]]) -> dict[Any, int]:
         """Numbers for the symbols, by the inputs' shapes; InputError where they do not fit the formulas."""
         sympy = import_module("sympy")  # it comes with torch
-        found: dict[Any, int] = {}
+        sizes: dict[Any, int] = {}
         for name, formulas in self._shapes.items():
             for axis, (formula, size) in enumerate(zip(formulas, given[name], strict=True)):
                 if isinstance(formula, int):
                     continue
                 where = f"the input {name!r} is {size} long along axis {axis}"
-                left = sympy.sympify(formula.xreplace(found))
+                left = sympy.sympify(formula.xreplace(sizes))
                 if left.free_symbols:
                     symbol = min(left.free_symbols, key=str)
-                    solved = [each for each in sympy.solve(left - size, symbol) if each.is_integer and each >= 0]
+                    solved = [root for root in sympy.solve(left - size, symbol) if root.is_integer and root >= 0]
                     if len(solved) != 1:
                         raise InputError(f"{where}, and the program was exported for lengths of {formula}")
-                    found[symbol] = int(solved[0])
+                    sizes[symbol] = int(solved[0])
                 elif int(left) != size:
                     raise InputError(f"{where}, and by the other inputs it is {int(left)}")
                 bounds = self._ranges.get(formula)
                 if bounds is not None and not bool((bounds.lower <= size) & (size <= bounds.upper)):
                     raise InputError(f"{where}, and the program was exported for {bounds.lower} to {bounds.upper}")
-        return found
+        return sizes
 
 
 def concrete(value: Any, bound: Mapping[Any, int]) -> Any:
     """What torch says of a node's result, every formula in it a number."""
     if isinstance(value, (list, tuple)):
-        return [concrete(each, bound) for each in value]
+        return [concrete(item, bound) for item in value]
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return Sized(tuple([concrete(dim, bound) for dim in value.shape]), value.dtype)
     if is_size(value):
@@ -92,7 +92,7 @@ def is_size(value: Any) -> bool:
 def symbols_of(value: Any) -> set[Any]:
     """The symbols in the sizes of what torch says of a node's result."""
     if isinstance(value, (list, tuple)):
-        return {symbol for each in value for symbol in symbols_of(each)}
+        return {symbol for item in value for symbol in symbols_of(item)}
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return {symbol for dim in value.shape for symbol in symbols_of(dim)}
     return set(value.node.expr.free_symbols) if is_size(value) else set()

@@ -16,14 +16,14 @@ def paths(made: Any, name: str = "") -> Iterator[tuple[int, str]]:
     if isinstance(made, int):
         yield made, name or "output"
     elif isinstance(made, Mapping):
-        for key, each in made.items():
-            yield from paths(each, f"{name}.{key}" if name else str(key))
+        for key, item in made.items():
+            yield from paths(item, f"{name}.{key}" if name else str(key))
     elif isinstance(made, tuple) and hasattr(made, "_fields"):
-        for key, each in zip(made._fields, made, strict=True):
-            yield from paths(each, f"{name}.{key}" if name else key)
+        for key, item in zip(made._fields, made, strict=True):
+            yield from paths(item, f"{name}.{key}" if name else key)
     elif isinstance(made, (list, tuple)):
-        for place, each in enumerate(made):
-            yield from paths(each, f"{name}.{place}" if name else f"output_{place}")
+        for place, item in enumerate(made):
+            yield from paths(item, f"{name}.{place}" if name else f"output_{place}")
 
 
 def output_names(torch: Any, program: Any) -> list[str]:
@@ -47,21 +47,21 @@ def origins(torch: Any, program: Any, module: Any) -> list[str]:
     args, named = made
     forward = getattr(module, "forward", None)
     known = list(inspect.signature(forward).parameters) if callable(forward) else []
-    told = {**{known[place] if place < len(known) else f"args[{place}]": each for place, each in enumerate(args)},
+    told = {**{known[place] if place < len(known) else f"args[{place}]": arg for place, arg in enumerate(args)},
             **named}  # fmt: skip
-    found = [""] * count
+    places = [""] * count
     for name, argument in told.items():
         for place, path in _keys(argument, name):
-            found[place] = "" if path == name else path
-    return found
+            places[place] = "" if path == name else path
+    return places
 
 
 def _keys(made: Any, path: str) -> Iterator[tuple[int, str]]:
     if isinstance(made, int):
         yield made, path
     elif isinstance(made, Mapping):
-        for key, each in made.items():
-            yield from _keys(each, f"{path}[{key!r}]")
+        for key, item in made.items():
+            yield from _keys(item, f"{path}[{key!r}]")
     elif isinstance(made, (list, tuple)):
-        for place, each in enumerate(made):
-            yield from _keys(each, f"{path}[{place}]")
+        for place, item in enumerate(made):
+            yield from _keys(item, f"{path}[{place}]")

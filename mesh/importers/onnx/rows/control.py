@@ -125,8 +125,8 @@ def _written_out(
 
 def _scan(call: Call, *inputs: Array | None) -> list[Array]:
     if call.version < 9:
-        return _batched_scan(call, inputs[0], [each for each in inputs[1:] if each is not None])
-    return _scanned(call, [each for each in inputs if each is not None])
+        return _batched_scan(call, inputs[0], [array for array in inputs[1:] if array is not None])
+    return _scanned(call, [array for array in inputs if array is not None])
 
 
 def _scanned(call: Call, inputs: Sequence[Array]) -> list[Array]:
@@ -166,20 +166,20 @@ def _turns(call: Call, body: Graph, state: list[Array], rows: list[Array]) -> tu
         return list(last), list(ys)
     except InputError:  # the turns differ in shape
         pass
-    found: list[tuple[Array, ...]] = []
+    outputs: list[tuple[Array, ...]] = []
     carry = tuple(state)
     for place in range(rows[0].shape[0]):
         carry, y = turn(carry, tuple([row[place] for row in rows]))
-        found.append(y)
-    return list(carry), [mnp.stack(each, 0) for each in zip(*found, strict=True)]
+        outputs.append(y)
+    return list(carry), [mnp.stack(column, 0) for column in zip(*outputs, strict=True)]
 
 
 def _batched_scan(call: Call, lengths: Array | None, inputs: Sequence[Array]) -> list[Array]:
     """Opset 8: every operand has a batch axis in front, and sequences may have lengths."""
     if lengths is not None:
         raise call.unsupported("sequence_lens in opset 8")
-    each = [_scanned(call, [x[place] for x in inputs]) for place in range(inputs[0].shape[0])]
-    return [mnp.stack(column, 0) for column in zip(*each, strict=True)]
+    results = [_scanned(call, [x[place] for x in inputs]) for place in range(inputs[0].shape[0])]
+    return [mnp.stack(column, 0) for column in zip(*results, strict=True)]
 
 
 ROWS: dict[str, Row] = {

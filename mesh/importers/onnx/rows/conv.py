@@ -62,12 +62,12 @@ def _transposed_pads(call: Call, x: Array, strides: Ints, spans: Ints) -> list[t
     if wanted is None:
         pads = call.attr("pads") or (0,) * (2 * rank)
         return [(pads[axis], pads[rank + axis]) for axis in range(rank)]
-    found = []
+    widths = []
     for size, by, span, dim in zip(x.shape[2:], strides, spans, wanted[-rank:], strict=True):
         total = (size - 1) * by + span - dim
         half = total // 2
-        found.append((half, total - half) if auto == "SAME_UPPER" else (total - half, half))
-    return found
+        widths.append((half, total - half) if auto == "SAME_UPPER" else (total - half, half))
+    return widths
 
 
 # -- integers ---------------------------------------------------------------------------------------------

@@ -104,7 +104,7 @@ def _multiplied_elements(x: Array, indices: Array, updates: Array, axis: int) ->
     flat = mnp.ravel(x)
     places = _element_places(indices, x.shape, axis, index_dtype(x.size))
     for step in range(indices.shape[axis]):
-        at, by = (mnp.ravel(mnp.take(each, [step], axis=axis)) for each in (places, updates))
+        at, by = (mnp.ravel(mnp.take(array, [step], axis=axis)) for array in (places, updates))
         product = mnp.multiply(apply("gather", flat, at, axis=0, batch_dims=0), by)
         flat = apply("scatter", flat, at, product, axis=0, mode="set")
     return mnp.reshape(flat, x.shape)
@@ -163,9 +163,9 @@ def _hardmax(call: Call, x: Array) -> Array:
 
 
 def _first_largest(x: Array, axis: int) -> Array:
-    found = mnp.argmax(x, axis, keepdims=True)
-    counter = apply("iota", shape=x.shape, dtype=found.type.dtype.name, axis=axis)
-    return cast(mnp.equal(counter, found), x.type.dtype)
+    place = mnp.argmax(x, axis, keepdims=True)
+    counter = apply("iota", shape=x.shape, dtype=place.type.dtype.name, axis=axis)
+    return cast(mnp.equal(counter, place), x.type.dtype)
 
 
 # -- shapes that depend on values -------------------------------------------------------------------------
@@ -184,16 +184,16 @@ def _non_zero(call: Call, x: Array) -> Array:
 
 def _unique(call: Call, x: Array) -> tuple[Array, ...]:
     axis = call.attr("axis")
-    found, first, inverse, counts = np.unique(
+    distinct, first, inverse, counts = np.unique(
         value_of(x), return_index=True, return_inverse=True, return_counts=True, axis=axis
     )
     inverse = inverse.reshape(-1)
     if not call.attr("sorted", 1):
         order = np.argsort(first)
         rank = np.argsort(order)
-        found = np.take(found, order, axis=0 if axis is None else axis)
+        distinct = np.take(distinct, order, axis=0 if axis is None else axis)
         first, inverse, counts = first[order], rank[inverse], counts[order]
-    return value_array(found), *[value_array(each.astype(np.int64)) for each in (first, inverse, counts)]
+    return value_array(distinct), *[value_array(column.astype(np.int64)) for column in (first, inverse, counts)]
 
 
 ROWS: dict[str, Row] = {

@@ -41,7 +41,7 @@ def _batch(call: Call, x: Array, scale: Array, shift: Array, mean: Array, varian
 
 def _normalised(x: Array, mean: Array, variance: Array, scale: Array, shift: Array, epsilon: float) -> Array:
     mean, variance, scale, shift = (
-        cast(each, F32) if each.type.dtype in (F16, BF16) else each for each in (mean, variance, scale, shift)
+        cast(array, F32) if array.type.dtype in (F16, BF16) else array for array in (mean, variance, scale, shift)
     )
     factor = mnp.divide(scale, mnp.sqrt(mnp.add(variance, epsilon)))
     wide = cast(x, mean.type.dtype)
@@ -57,8 +57,8 @@ def standardised(x: Array, axes: tuple[int, ...], epsilon: float) -> Array:
 
 
 def _instance(call: Call, x: Array, scale: Array, shift: Array) -> Array:
-    found = standardised(x, tuple(range(2, x.ndim)), call.attr("epsilon", 1e-5))
-    return mnp.add(mnp.multiply(found, _per_channel(scale, x.ndim)), _per_channel(shift, x.ndim))
+    normed = standardised(x, tuple(range(2, x.ndim)), call.attr("epsilon", 1e-5))
+    return mnp.add(mnp.multiply(normed, _per_channel(scale, x.ndim)), _per_channel(shift, x.ndim))
 
 
 def _stashed(x: Array, stash: DType) -> Array:
@@ -87,8 +87,8 @@ def _rms(call: Call, x: Array, scale: Array) -> Array:
     axis = normal_axis(call.attr("axis", -1), x.ndim)
     wide = _stashed(x, dtype_numbered(call, call.attr("stash_type", 1)))
     mean = mnp.mean(mnp.square(wide), tuple(range(axis, x.ndim)), keepdims=True)
-    found = mnp.divide(wide, mnp.sqrt(mnp.add(mean, call.attr("epsilon", 1e-5))))
-    return mnp.multiply(cast(found, scale.type.dtype), scale)
+    normed = mnp.divide(wide, mnp.sqrt(mnp.add(mean, call.attr("epsilon", 1e-5))))
+    return mnp.multiply(cast(normed, scale.type.dtype), scale)
 
 
 def _group(call: Call, x: Array, scale: Array, shift: Array) -> Array:
@@ -96,10 +96,10 @@ def _group(call: Call, x: Array, scale: Array, shift: Array) -> Array:
     n, channels = x.shape[:2]
     wide = _stashed(x, dtype_numbered(call, call.attr("stash_type", 1)))
     split = mnp.reshape(wide, (n, groups, -1))
-    found = cast(mnp.reshape(standardised(split, (2,), call.attr("epsilon", 1e-5)), x.shape), x.type.dtype)
+    normed = cast(mnp.reshape(standardised(split, (2,), call.attr("epsilon", 1e-5)), x.shape), x.type.dtype)
     if scale.shape[0] != channels:  # before opset 21: one per group
-        scale, shift = (mnp.repeat(each, channels // groups) for each in (scale, shift))
-    return mnp.add(mnp.multiply(found, _per_channel(scale, x.ndim)), _per_channel(shift, x.ndim))
+        scale, shift = (mnp.repeat(array, channels // groups) for array in (scale, shift))
+    return mnp.add(mnp.multiply(normed, _per_channel(scale, x.ndim)), _per_channel(shift, x.ndim))
 
 
 def _lp(call: Call, x: Array) -> Array:

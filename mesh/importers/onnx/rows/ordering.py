@@ -29,10 +29,10 @@ def _running(function: Callable[..., Array]) -> Row:
         along = normal_axis(int_of(axis), x.ndim)
         reverse, exclusive = call.attr("reverse", 0), bool(call.attr("exclusive", 0))
         given = mnp.flip(x, along) if reverse else x
-        found = function(given, along, dtype=x.type.dtype, include_initial=exclusive)
+        sums = function(given, along, dtype=x.type.dtype, include_initial=exclusive)
         if exclusive:
-            found = found[tuple([slice(dim) for dim in x.shape])]
-        return mnp.flip(found, along) if reverse else found
+            sums = sums[tuple([slice(dim) for dim in x.shape])]
+        return mnp.flip(sums, along) if reverse else sums
 
     return row
 
@@ -47,10 +47,10 @@ def _non_max_suppression(
     shared_max = 0.0 if overlap is None else float(value_of(overlap).reshape(()))
     score_min = None if threshold is None else float(value_of(threshold).reshape(()))
     chosen = [
-        (batch, each, box)
+        (batch, category, box)
         for batch in range(marks.shape[0])
-        for each in range(marks.shape[1])
-        for box in _suppressed(corners[batch], marks[batch, each], limit, shared_max, score_min)
+        for category in range(marks.shape[1])
+        for box in _suppressed(corners[batch], marks[batch, category], limit, shared_max, score_min)
     ]
     return value_array(np.asarray(chosen, np.int64).reshape(-1, 3))
 

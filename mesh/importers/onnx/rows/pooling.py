@@ -59,9 +59,9 @@ def _positions(call: Call, x: Array, places: Sequence[Window]) -> Array:
             index * stride
             for index, stride in zip(np.unravel_index(np.where(inside, table, 0), sizes), strides, strict=True)
         )
-    found = apply("gather", asarray(np.reshape(table, -1).astype(dtype.numpy)), entry, axis=0, batch_dims=0)
+    starts = apply("gather", asarray(np.reshape(table, -1).astype(dtype.numpy)), entry, axis=0, batch_dims=0)
     offsets = (np.arange(x.shape[0] * x.shape[1]) * math.prod(sizes)).reshape(*x.shape[:2], 1).astype(dtype.numpy)
-    flat = mnp.add(found, offsets)
+    flat = mnp.add(starts, offsets)
     return cast(mnp.reshape(flat, (*x.shape[:2], *[window.count for window in places])), I64)
 
 

@@ -70,7 +70,7 @@ def _layer(
                 halves[gates * hidden :],
                 None if peepholes is None else peepholes[direction],
             )
-            start = [_initial(each, direction, batch_first, rows, hidden) for each in given[:states]]
+            start = [_initial(array, direction, batch_first, rows, hidden) for array in given[:states]]
             backwards = call.attr("direction", "forward") == "reverse" or direction == 1
             turn = step(call, weights, _activations(call, direction, defaults))
             y, last = _run(rows, weights.w, turn, start, lengths, backwards)
@@ -78,7 +78,7 @@ def _layer(
             lasts.append(last)
         result = [mnp.stack(ys, 1), *[mnp.stack([last[state] for last in lasts], 0) for state in range(states)]]
         if batch_first:
-            result = [mnp.permute_dims(result[0], (2, 0, 1, 3)), *[mnp.swapaxes(each, 0, 1) for each in result[1:]]]
+            result = [mnp.permute_dims(result[0], (2, 0, 1, 3)), *[mnp.swapaxes(array, 0, 1) for array in result[1:]]]
         return tuple(result)
 
     return row
@@ -115,7 +115,7 @@ def _activations(call: Call, direction: int, defaults: Sequence[str]) -> list[Ac
     names = call.attr("activations") or (*defaults, *defaults)
     chosen = names[direction * len(defaults) : (direction + 1) * len(defaults)]
     alphas, betas = list(call.attr("activation_alpha") or ()), list(call.attr("activation_beta") or ())
-    found = []
+    functions = []
     for place, name in enumerate(chosen):
         if name.lower() not in _ACTIVATIONS:
             raise call.unsupported(f"the activation {name!r}")
@@ -123,8 +123,8 @@ def _activations(call: Call, direction: int, defaults: Sequence[str]) -> list[Ac
         at = direction * len(defaults) + place
         alpha = alphas[at] if at < len(alphas) else alpha
         beta = betas[at] if at < len(betas) else beta
-        found.append(_bound(function, alpha, beta, call.attr("clip")))
-    return found
+        functions.append(_bound(function, alpha, beta, call.attr("clip")))
+    return functions
 
 
 def _bound(

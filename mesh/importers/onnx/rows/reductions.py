@@ -94,8 +94,8 @@ def _position(smallest: bool) -> Row:
         keepdims = bool(call.attr("keepdims", 1))
         if not call.attr("select_last_index", 0):
             return cast(function(x, axis, keepdims=keepdims), I64)
-        found = function(mnp.flip(x, axis), axis, keepdims=keepdims)
-        return cast(mnp.subtract(x.shape[axis] - 1, found), I64)
+        behind = function(mnp.flip(x, axis), axis, keepdims=keepdims)
+        return cast(mnp.subtract(x.shape[axis] - 1, behind), I64)
 
     return row
 

@@ -51,7 +51,7 @@ def _resize(
     if sizes is not None and sizes.size:
         counts, factors = _by_sizes(call, x, along, ints_of(sizes))
     elif scales is not None and scales.size:
-        factors = [float(each) for each in value_of(scales)]
+        factors = [float(scale) for scale in value_of(scales)]
         counts = [math.floor(x.shape[axis] * factor) for axis, factor in zip(along, factors, strict=True)]
     else:
         raise call.unsupported("neither scales nor sizes")
@@ -107,10 +107,10 @@ def _along(call: Call, x: Array, axis: Axis, mode: str) -> Array:
     for tap in range(places.shape[1]):
         if axis.count and not weights[:, tap].any():
             continue
-        found = mnp.take(x, places[:, tap], axis=axis.place)
+        part = mnp.take(x, places[:, tap], axis=axis.place)
         if not (weights[:, tap] == 1).all():
-            found = mnp.multiply(found, value_array(weights[:, tap].reshape(shape).astype(x.type.dtype.numpy)))
-        result = found if result is None else mnp.add(result, found)
+            part = mnp.multiply(part, value_array(weights[:, tap].reshape(shape).astype(x.type.dtype.numpy)))
+        result = part if result is None else mnp.add(result, part)
     assert result is not None
     if not outside.any():
         return result

@@ -63,8 +63,8 @@ def interpolated(
         flat, weight = corner[0]
         for (index, share), dim in zip(corner[1:], x.shape[3:], strict=True):
             flat, weight = mnp.add(mnp.multiply(flat, dim), index), mnp.multiply(weight, share)
-        found = mnp.multiply(apply("gather", rows, flat, axis=1, batch_dims=1), mnp.expand_dims(weight, 2))
-        total = found if total is None else mnp.add(total, found)
+        term = mnp.multiply(apply("gather", rows, flat, axis=1, batch_dims=1), mnp.expand_dims(weight, 2))
+        total = term if total is None else mnp.add(total, term)
     assert total is not None
     return mnp.swapaxes(total, 1, 2)
 
@@ -142,11 +142,11 @@ def _roi_align(call: Call, x: Array, rois: Array, batch: Array) -> Array:
     if ratio > 0:
         return _aligned(call, x, rois, batch, ratio, ratio)
     sizes = np.ceil(_roi_sizes(call, value_of(rois)) / [call.attr("output_height", 1), call.attr("output_width", 1)])
-    each = [
+    pooled = [
         _aligned(call, x, rois[place : place + 1], batch[place : place + 1], max(int(height), 1), max(int(width), 1))
         for place, (height, width) in enumerate(sizes)
     ]
-    return mnp.concat(each, 0)
+    return mnp.concat(pooled, 0)
 
 
 def _half_pixel(call: Call) -> bool:
@@ -179,7 +179,7 @@ def _aligned(call: Call, x: Array, rois: Array, batch: Array, high: int, wide: i
         axes.append(mnp.reshape(mnp.clip(at, 0.0, dim - 1.0), shape))
     assert inside is not None
     points = (regions, outputs[0] * high, outputs[1] * wide)
-    rows, columns = (mnp.reshape(mnp.broadcast_to(each, points), (regions, -1)) for each in axes)
+    rows, columns = (mnp.reshape(mnp.broadcast_to(line, points), (regions, -1)) for line in axes)
     chosen = mnp.take(x, batch, axis=0)
     most = call.attr("mode", "avg") == "max"
     reduce = mnp.max if most else mnp.mean
@@ -191,15 +191,15 @@ def _aligned(call: Call, x: Array, rois: Array, batch: Array, high: int, wide: i
 
 def _largest_share(x: Array, rows: Array, columns: Array) -> Array:
     """The largest of the four weighted neighbours, which is what ONNX takes the maximum of."""
-    found = None
+    largest = None
     flat = mnp.swapaxes(mnp.reshape(x, (*x.shape[:2], -1)), 1, 2)
     down, across = (_neighbours(at, dim, LINEAR, None) for at, dim in zip((rows, columns), x.shape[2:], strict=True))
     for (row, high), (column, wide) in product(down, across):
         index = mnp.add(mnp.multiply(row, x.shape[3]), column)
         share = mnp.multiply(apply("gather", flat, index, axis=1, batch_dims=1), mnp.multiply(high, wide)[:, :, None])
-        found = share if found is None else mnp.maximum(found, share)
-    assert found is not None
-    return mnp.swapaxes(found, 1, 2)
+        largest = share if largest is None else mnp.maximum(largest, share)
+    assert largest is not None
+    return mnp.swapaxes(largest, 1, 2)
 
 
 def _half_away(x: Array) -> Array:

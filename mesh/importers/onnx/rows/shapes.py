@@ -27,9 +27,9 @@ from .elementwise import dtype_numbered
 def _constant(call: Call) -> Array:
     for name, dtype in (("value_float", np.float32), ("value_floats", np.float32),
                         ("value_int", np.int64), ("value_ints", np.int64)):  # fmt: skip
-        found = call.attr(name)
-        if found is not None:
-            return value_array(np.asarray(found, dtype))
+        number = call.attr(name)
+        if number is not None:
+            return value_array(np.asarray(number, dtype))
     value = call.attr("value")
     if value is None:
         value = call.attr("sparse_value")
@@ -51,7 +51,7 @@ def _shape(call: Call, x: Array) -> Array:
 
 def _range(call: Call, start: Array, limit: Array, delta: Array) -> Array:
     dtype = start.type.dtype
-    first, last, step = (value_of(each).reshape(()).item() for each in (start, limit, delta))
+    first, last, step = (value_of(bound).reshape(()).item() for bound in (start, limit, delta))
     if dtype.kind != "f":
         return value_array(np.arange(first, last, step, dtype=dtype.numpy))
     count = max(math.ceil((last - first) / step), 0)
@@ -193,8 +193,8 @@ def _reverse_sequence(call: Call, x: Array, lengths: Array) -> Array:
     steps = apply("iota", shape=(1, rows.shape[1]), dtype=I32.name, axis=1)
     length = cast(lengths, I32).reshape(-1, 1)
     places = mnp.where(mnp.less(steps, length), mnp.subtract(mnp.subtract(length, 1), steps), steps)
-    found = apply("gather", rows, places, axis=1, batch_dims=1)
-    return mnp.moveaxis(found, (0, 1), (batch, time))
+    turned = apply("gather", rows, places, axis=1, batch_dims=1)
+    return mnp.moveaxis(turned, (0, 1), (batch, time))
 
 
 # -- padding ----------------------------------------------------------------------------------------------

@@ -65,8 +65,8 @@ def _mirrored(x: Array, count: int, sign: float) -> Array:
 def transformed(x: Pair, inverse: bool) -> Pair:
     """The discrete Fourier transform along the last axis."""
     count = x[0].shape[-1]
-    found = _split_transform(x, 1 if inverse else -1)
-    return (mnp.divide(found[0], float(count)), mnp.divide(found[1], float(count))) if inverse else found
+    parts = _split_transform(x, 1 if inverse else -1)
+    return (mnp.divide(parts[0], float(count)), mnp.divide(parts[1], float(count))) if inverse else parts
 
 
 def _split_transform(x: Pair, sign: int) -> Pair:
@@ -114,26 +114,26 @@ def _stft(call: Call, signal: Array, step: Array, window: Array | None = None, l
     if window is not None:
         frames = [mnp.multiply(frame, window) for frame in frames]
     whole = (frames[0], frames[1] if len(frames) == 2 else mnp.zeros_like(frames[0]))
-    found = mnp.stack(transformed(whole, False), -1)
-    return found[:, :, : size // 2 + 1] if call.attr("onesided", 1) else found
+    spectrum = mnp.stack(transformed(whole, False), -1)
+    return spectrum[:, :, : size // 2 + 1] if call.attr("onesided", 1) else spectrum
 
 
 def _mel_weight_matrix(call: Call, bins: Array, length: Array, rate: Array, low: Array, high: Array) -> Array:
     count, size, per_s = int_of(bins), int_of(length), int_of(rate)
-    lowest, highest = (float(value_of(each).reshape(())) for each in (low, high))
+    lowest, highest = (float(value_of(bound).reshape(())) for bound in (low, high))
     dtype = dtype_numbered(call, call.attr("output_datatype", 1))
     edges = np.linspace(_mel(lowest), _mel(highest), count + 2, endpoint=False)  # as the standard has it
     hertz = 700 * (10 ** (edges / 2595) - 1)
     places = ((size + 1) * hertz // per_s).astype(int)
     weights = np.zeros((size // 2 + 1, count))
-    for each in range(count):
-        first, middle, last = places[each : each + 3]
+    for band in range(count):
+        first, middle, last = places[band : band + 3]
         if middle == first:
-            weights[middle, each] = 1
+            weights[middle, band] = 1
         else:
-            weights[first : middle + 1, each] = (np.arange(first, middle + 1) - first) / (middle - first)
+            weights[first : middle + 1, band] = (np.arange(first, middle + 1) - first) / (middle - first)
         if last > middle:
-            weights[middle:last, each] = (last - np.arange(middle, last)) / (last - middle)
+            weights[middle:last, band] = (last - np.arange(middle, last)) / (last - middle)
     return cast(value_array(weights), dtype) if dtype is not F64 else value_array(weights)
 
 

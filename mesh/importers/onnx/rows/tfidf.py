@@ -24,10 +24,10 @@ def _tf_idf(call: Call, x: Array) -> Array:
     columns = np.asarray(call.required("ngram_indexes"))
     counts = mnp.zeros((rows.shape[0], int(columns.max()) + 1), dtype=F32)
     for first, grams in _grams(call, pool):
-        found = _counted(call, rows, grams)
-        if found is not None:
+        counted = _counted(call, rows, grams)
+        if counted is not None:
             places = columns[first : first + len(grams)]
-            counts = mnp.add(counts, mnp.matmul(found, np.eye(counts.shape[1], dtype=np.float32)[places]))
+            counts = mnp.add(counts, mnp.matmul(counted, np.eye(counts.shape[1], dtype=np.float32)[places]))
     mode = call.required("mode")
     if mode == "IDF":
         counts = cast(mnp.greater(counts, 0), F32)
