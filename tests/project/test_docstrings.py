@@ -118,7 +118,7 @@ WRONG_OPENINGS = {
         |[A-Z]\w+Error\ (?:after|for|when|where)\b""",
 }
 # How many are left.  This number only falls.
-WRONG_LEFT = 800
+WRONG_LEFT = 520
 
 # What has no such docstring yet.  This table only shrinks: a row whose docstring is right goes.
 TO_DO: list[str] = [
