@@ -450,9 +450,9 @@ def error_of_peer(error: MeshError, name: str) -> MeshError:
         error.node = error.node or name
         return error
     where = error.node or name
-    told = NodeLost("a worker that this one waited for gave up", node=where, op=error.op, cause=str(error))
-    told.next_step = error.next_step
-    return told
+    peer_error = NodeLost("a worker that this one waited for gave up", node=where, op=error.op, cause=str(error))
+    peer_error.next_step = error.next_step
+    return peer_error
 
 
 def from_fields(fields: dict[str, Any]) -> MeshError:

@@ -482,8 +482,8 @@ def check_collective_timeout(seconds: float) -> float:
     if isinstance(seconds, bool) or not isinstance(seconds, numbers.Real):
         raise ConfigError(f"ranks cannot wait {seconds!r} for each other: a positive number of seconds")
     if not 0 < seconds < SECONDS_MAX:
-        given = f"{seconds:g}" if isinstance(seconds, float) else f"{seconds}"[:40]
-        raise ConfigError(f"ranks cannot wait {given} s for each other: a positive number of seconds")
+        shown = f"{seconds:g}" if isinstance(seconds, float) else f"{seconds}"[:40]
+        raise ConfigError(f"ranks cannot wait {shown} s for each other: a positive number of seconds")
     return float(seconds)
 
 

@@ -239,16 +239,16 @@ class Browser:
         now_s = asyncio.get_running_loop().time()
         if len(packet) > ADVERT_BYTES_MAX or not self._budget.take(now_s):
             return
-        said = advert_in(packet)
-        if said is None:
+        advert = advert_in(packet)
+        if advert is None:
             return
-        fields, bucket = fields_of(said.text), bucket_of(self._wall())
-        roles = (role_in(key, said.label, fields, said.port, bucket) for key in self._keys())
+        fields, bucket = fields_of(advert.text), bucket_of(self._wall())
+        roles = (role_in(key, advert.label, fields, advert.port, bucket) for key in self._keys())
         role = next(filter(None, roles), "")
         channel.tally.known += bool(role)
         if role and self._role in ("", role):
-            addresses = dialled(said.hosts, said.port, scope, channel.place)
-            self._know(said.label, role, addresses, said.ttl_s, now_s)
+            addresses = dialled(advert.hosts, advert.port, scope, channel.place)
+            self._know(advert.label, role, addresses, advert.ttl_s, now_s)
 
     def _know(self, label: str, role: str, addresses: Sequence[str], ttl_s: float, now_s: float) -> None:
         if ttl_s <= 0:

@@ -70,10 +70,10 @@ def multicast_interfaces(interfaces: Sequence[Interface], names: Sequence[str] =
     """
     reached = {interface.name for interface in judge(interfaces, names) if interface.addresses}
     spoken = [
-        MulticastInterface(interface.name, version, own, told)
+        MulticastInterface(interface.name, version, own, public)
         for interface in interfaces
         if interface.name in reached
-        for told in [tuple(filter(near, (address.partition("%")[0] for address in interface.addresses)))]
+        for public in [tuple(filter(near, (address.partition("%")[0] for address in interface.addresses)))]
         for version in GROUPS
         if (own := tuple(address for address in interface.addresses if _version(address) == version))
     ]

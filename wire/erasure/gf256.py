@@ -59,13 +59,13 @@ def combined(terms: Iterable[tuple[int, Bytes]], size_bytes: int) -> NDArray[np.
 
 def add(total: NDArray[np.uint8], coefficient: int, content: Bytes) -> None:
     """Add a content by its coefficient to a sum, as far as that goes."""
-    given = np.frombuffer(content, np.uint8)[: total.size]
+    data = np.frombuffer(content, np.uint8)[: total.size]
     if coefficient == 1:
-        total[: given.size] ^= given
+        total[: data.size] ^= data
     elif coefficient:
         row = _products()[coefficient]
-        for start in range(0, given.size, CHUNK_BYTES):
-            part = given[start : start + CHUNK_BYTES]
+        for start in range(0, data.size, CHUNK_BYTES):
+            part = data[start : start + CHUNK_BYTES]
             total[start : start + part.size] ^= row[part]
 
 

@@ -71,8 +71,8 @@ class Code:
 
     def share(self, number: int, blocks: NDArray[Any]) -> NDArray[Any]:
         """One share alone."""
-        made: NDArray[Any] = _combined(self.generator[number : number + 1], blocks)[0]
-        return made
+        combined: NDArray[Any] = _combined(self.generator[number : number + 1], blocks)[0]
+        return combined
 
     def decode(self, shares: Shares) -> NDArray[Any]:
         """The blocks (k, ...) of k shares or more, of all of them by least squares; InputError for fewer."""
@@ -102,9 +102,9 @@ def _generator(n: int, k: int) -> NDArray[np.float64]:
     for turn in range(k // 2):
         frequency = turn + (1 if k % 2 else 0.5)
         columns += [np.cos(frequency * angles), np.sin(frequency * angles)]
-    made = np.stack(columns, axis=1) * math.sqrt(2 / n)
-    made.flags.writeable = False
-    return made
+    scaled = np.stack(columns, axis=1) * math.sqrt(2 / n)
+    scaled.flags.writeable = False
+    return scaled
 
 
 def condition(generator: NDArray[np.float64]) -> float:
@@ -117,8 +117,8 @@ def condition(generator: NDArray[np.float64]) -> float:
 def _combined(rows: NDArray[np.float64], blocks: NDArray[Any]) -> NDArray[Any]:
     """rows (m, k) times blocks (k, ...), in the dtype of the blocks."""
     flat = blocks.reshape(len(blocks), -1)
-    made: NDArray[Any] = rows.astype(blocks.dtype) @ flat
-    return made.reshape(len(rows), *blocks.shape[1:])
+    combined: NDArray[Any] = rows.astype(blocks.dtype) @ flat
+    return combined.reshape(len(rows), *blocks.shape[1:])
 
 
 def _check_floats(array: NDArray[Any]) -> None:
@@ -141,5 +141,5 @@ def blocks_of(tensor: NDArray[Any], k: int, axis: int = 0) -> NDArray[Any]:
 
 def joined(blocks: NDArray[Any], size: int, axis: int = 0) -> NDArray[Any]:
     """The tensor of blocks (k, ...), `size` long along `axis`: the way back of `blocks_of`."""
-    whole = np.concatenate(list(blocks), axis)
-    return np.take(whole, range(size), axis) if whole.shape[axis] != size else whole
+    tensor = np.concatenate(list(blocks), axis)
+    return np.take(tensor, range(size), axis) if tensor.shape[axis] != size else tensor

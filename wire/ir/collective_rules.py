@@ -64,9 +64,9 @@ def permuted_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
     ranks, pairs = _ranks(attrs), attrs["pairs"]
     if len(pairs) % 2 or any(not 0 <= rank < ranks for rank in pairs):
         raise AttrError(f"pairs are source and destination in turn, of {ranks} ranks, got {pairs}")
-    for what, given in (("sends", pairs[::2]), ("receives", pairs[1::2])):
-        if len(set(given)) != len(given):
-            twice = next(rank for place, rank in enumerate(given) if rank in given[:place])
+    for what, ranks_named in (("sends", pairs[::2]), ("receives", pairs[1::2])):
+        if len(set(ranks_named)) != len(ranks_named):
+            twice = next(rank for place, rank in enumerate(ranks_named) if rank in ranks_named[:place])
             raise AttrError(f"rank {twice} {what} twice in the pairs {pairs}")
     return types[0].shape
 
@@ -121,11 +121,11 @@ def _check_blocks(
 ) -> None:
     """Unless the body takes the operands' blocks on a grid.  Every result of an spmd asks that: of hundreds of operands
     each it would be most of the time that tracing takes."""
-    given = []
+    blocks = []
     for text, kind in zip(in_specs, types, strict=True):
         check_spec(spec_of(text), len(kind.shape), axes)
-        given.append(TensorType(local_shape(kind.shape, spec_of(text), axes, sizes), kind.dtype))
-    check_body("the body of spmd", body, given)
+        blocks.append(TensorType(local_shape(kind.shape, spec_of(text), axes, sizes), kind.dtype))
+    check_body("the body of spmd", body, blocks)
     _check_inside(body, dict(zip(axes, sizes, strict=True)))
 
 

@@ -92,8 +92,8 @@ def _scanned_type(attrs: Attrs, types: Types) -> TensorType:
     rows = types[carry + consts :]
     if any(kind.shape[:1] != (length,) for kind in rows):
         raise ShapeError(f"scan over {length} rows takes arrays of that many, got ({_listed(rows)})")
-    given = (*types[: carry + consts], *(TensorType(kind.shape[1:], kind.dtype) for kind in rows))
-    check_body("the body of scan", body, given)
+    body_operands = (*types[: carry + consts], *(TensorType(kind.shape[1:], kind.dtype) for kind in rows))
+    check_body("the body of scan", body, body_operands)
     results = results_of(body)
     _check_carry("scan", results[:carry], types[:carry])
     result = output_of(attrs, results)

@@ -136,10 +136,10 @@ def complex_only(attrs: Attrs, types: Types) -> DType:
 def of_parts(attrs: Attrs, types: Types) -> DType:
     """c64 of two f32, c128 of two f64."""
     dtype = same_dtype(types, "f")
-    whole = _OF_PARTS.get(dtype)
-    if whole is None:
+    complex_dtype = _OF_PARTS.get(dtype)
+    if complex_dtype is None:
         raise DTypeError(f"complex numbers are made of f32 or f64, got {dtype.name}")
-    return whole
+    return complex_dtype
 
 
 _OF_PARTS = {part: whole for whole, part in PARTS.items()}

@@ -67,11 +67,11 @@ def from_text(text: str, limits: Limits = DEFAULT) -> WireGraph:
 
 def _lines(graph: WireGraph, indent: str) -> Iterator[str]:
     yield f"graph {_quoted(graph.name)} {{"
-    told: dict[tuple[str, WireGraph], int] = {}
+    printed: dict[tuple[str, WireGraph], int] = {}
     for index, (node, kind) in enumerate(zip(graph.nodes, graph.types, strict=True)):
-        yield f"{indent}  %{index} = {_node(node, kind, indent + '  ', told)}"
+        yield f"{indent}  %{index} = {_node(node, kind, indent + '  ', printed)}"
         for name in GRAPH_ATTRS.get(node.op, ()):
-            told.setdefault((name, node.attrs[name]), index)
+            printed.setdefault((name, node.attrs[name]), index)
     returned = (f"{_quoted(name)} %{index}" for name, index in zip(graph.output_names, graph.outputs, strict=True))
     yield f"{indent}  return {', '.join(returned)}"
     yield f"{indent}}}"
@@ -79,10 +79,10 @@ def _lines(graph: WireGraph, indent: str) -> Iterator[str]:
 
 def _node(node: Node, kind: TensorType, indent: str, told: dict[tuple[str, WireGraph], int]) -> str:
     kinds = {name: row.rstrip("?") for name, row in OPS[node.op].attrs.items()}
-    said = [name for name in node.attrs if name not in _IN_TYPE]
-    said.sort(key=lambda name: (kinds[name] == "graph", name))
+    attr_names = [name for name in node.attrs if name not in _IN_TYPE]
+    attr_names.sort(key=lambda name: (kinds[name] == "graph", name))
     attrs = []
-    for name in said:
+    for name in attr_names:
         if name == "data":
             attrs.append(f"data={_data(node.attrs['data'], kind)}")
         elif kinds[name] == "graph" and node.op in MULTIPLE and (name, node.attrs[name]) in told:
@@ -254,8 +254,8 @@ class _Reader:
 
     def _finished(self, op: str, attrs: dict[str, Any], kind: TensorType, at: _Token) -> Attrs:
         """The attributes with what the type says, and numbers as bytes."""
-        told = {"shape": kind.shape, "dtype": kind.dtype.name}
-        attrs |= {name: told[name] for name in _IN_TYPE & OPS[op].attrs.keys()}
+        from_type = {"shape": kind.shape, "dtype": kind.dtype.name}
+        attrs |= {name: from_type[name] for name in _IN_TYPE & OPS[op].attrs.keys()}
         if isinstance(attrs.get("data"), list):
             try:
                 attrs["data"] = _packed(attrs["data"], kind.dtype)

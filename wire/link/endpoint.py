@@ -379,8 +379,8 @@ class Endpoint:
             old.replaced()
         self.links[link.peer.node_id] = link
         sockets = {CONTROL: control, BULK: bulk}
-        given = self._tasks, self.timeouts.link_close_s
-        link.attach({channel: _Connection(link, channel, ws, *given) for channel, ws in sockets.items()})
+        shared = self._tasks, self.timeouts.link_close_s
+        link.attach({channel: _Connection(link, channel, ws, *shared) for channel, ws in sockets.items()})
         for waiting in self._awaited.pop(link.link_id, ()):
             if not waiting.done():
                 waiting.set_result(link)

@@ -65,9 +65,9 @@ class Membership:
         try:
             self.credentials.adopt(await self._renewed(address))
         except MeshError as error:
-            said = "has run out" if out else "is of an authority that is replaced"
+            what = "has run out" if out else "is of an authority that is replaced"
             return NotTrusted(
-                f"the certificate of this node {said}, and is not renewed: {error.message}",
+                f"the certificate of this node {what}, and is not renewed: {error.message}",
                 cause=error.cause,
                 next_step=error.next_step or f"The join port must be open: the coordinator's port + {PORT_OFFSET}",
             )
@@ -151,11 +151,11 @@ def remember_coordinator(folder: Path, addresses: Sequence[str]) -> None:
 def coordinator_known(path: Path) -> tuple[str, ...]:
     """What such a file says, nothing where it cannot be read."""
     try:
-        said = json.loads(path.read_bytes())
-        if not isinstance(said, list):
+        addresses = json.loads(path.read_bytes())
+        if not isinstance(addresses, list):
             return ()
-        for address in said:
+        for address in addresses:
             parse_address(address)
     except (OSError, ValueError, AttributeError, RecursionError, ConfigError):  # AttributeError: no text
         return ()
-    return tuple(said)
+    return tuple(addresses)

@@ -38,13 +38,13 @@ async def stay_linked(
     `judged` those after a link only: whoever judges the node's silence says that it is gone.
     """
     waits = endpoint.timeouts.reconnect_first_s, endpoint.timeouts.reconnect_most_s
-    loop, backoff, told = asyncio.get_running_loop(), Backoff(endpoint.chance, *waits), ""
+    loop, backoff, logged = asyncio.get_running_loop(), Backoff(endpoint.chance, *waits), ""
     linked = False
     while True:
         try:
             link = link or await endpoint.reach(addresses())
             await ready(link)
-            told, since_s, linked = "", loop.time(), True
+            logged, since_s, linked = "", loop.time(), True
             await link.wait_closed()
             if loop.time() - since_s >= STABLE_S:
                 backoff.reset()
@@ -54,11 +54,11 @@ async def stay_linked(
         except MeshError as error:
             link = None
             failed(error)
-            if str(error) != told:
-                told = str(error)
+            if str(error) != logged:
+                logged = str(error)
                 where = " and ".join(addresses()) or "nowhere"
                 level = logging.DEBUG if judged and linked else logging.INFO
-                log.log(level, "%s%s", "" if where in told else f"{where}: ", error)
+                log.log(level, "%s%s", "" if where in logged else f"{where}: ", error)
         await asyncio.sleep(backoff.next_s())
 
 

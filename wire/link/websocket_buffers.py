@@ -228,8 +228,8 @@ def _unmask(message: memoryview, mask: bytes) -> None:
     data = np.frombuffer(message, np.uint8)
     lead = min(-data.ctypes.data % 8, len(message))
     words = (len(message) - lead) // 8
-    whole = data[lead : lead + 8 * words].view(np.uint64)
+    words_view = data[lead : lead + 8 * words].view(np.uint64)
     turned = (mask * 4)[lead % 4 : lead % 4 + 8]
-    np.bitwise_xor(whole, np.frombuffer(turned, np.uint64)[0], out=whole)
+    np.bitwise_xor(words_view, np.frombuffer(turned, np.uint64)[0], out=words_view)
     for place in (*range(lead), *range(lead + 8 * words, len(message))):
         message[place] ^= mask[place % 4]

@@ -29,8 +29,8 @@ def narrow(graph: WireGraph, whole: Collection[str] = ()) -> tuple[WireGraph, di
             placed[index] = _within(builder, placed[node.inputs[0]], boxes[node.inputs[0]][0], node, graph.types[index])
         else:
             placed[index] = builder.add(node.op, *[placed[source] for source in node.inputs], **node.attrs)
-    made = builder.build([placed[index] for index in graph.outputs], graph.output_names, graph.name)
-    return made, {graph.nodes[index].attrs["name"]: box for index, box in boxes.items()}
+    narrowed = builder.build([placed[index] for index in graph.outputs], graph.output_names, graph.name)
+    return narrowed, {graph.nodes[index].attrs["name"]: box for index, box in boxes.items()}
 
 
 def _within(builder: GraphBuilder, source: int, low: tuple[int, ...], node: Node, kind: TensorType) -> int:

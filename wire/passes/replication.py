@@ -66,8 +66,8 @@ def through(op: str, attrs: Attrs, operands: Sequence[Over]) -> Over:
     inside = [inner.free_axes for inner in inner_graphs(op, attrs)] if op != "spmd" else []
     known: _Known = {}
     axes = NOWHERE.union(named, *inside, *operands)
-    given = {axis: [ALWAYS if axis in over else 0 for over in operands] for axis in axes}
-    return frozenset(axis for axis in axes if _of_node(op, attrs, given[axis], axis, known)[0])
+    masks = {axis: [ALWAYS if axis in over else 0 for over in operands] for axis in axes}
+    return frozenset(axis for axis in axes if _of_node(op, attrs, masks[axis], axis, known)[0])
 
 
 def _of_graph(graph: WireGraph, axis: str, known: _Known) -> _Reach:
@@ -126,10 +126,12 @@ def _composite(attrs: Attrs, count: int, axis: str, known: _Known) -> _Reach:
 
 
 def _cond(attrs: Attrs, count: int, axis: str, known: _Known) -> _Reach:
-    asked, *given = [2 << place for place in range(count)]
+    asked, *operands_masks = [2 << place for place in range(count)]
     branches = [_of_graph(attrs[name], axis, known) for name in ("then", "otherwise")]
-    results = zip(*[[_composed(result, given) for result in branch.results] for branch in branches], strict=True)
-    inside = _joined([_composed(branch.asked, given) for branch in branches])
+    results = zip(
+        *[[_composed(result, operands_masks) for result in branch.results] for branch in branches], strict=True
+    )
+    inside = _joined([_composed(branch.asked, operands_masks) for branch in branches])
     return _Reach(
         tuple([asked | then | other for then, other in results]), inside | _decisive("cond", attrs, axis, asked)
     )

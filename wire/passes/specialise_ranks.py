@@ -46,14 +46,14 @@ def specialise(body: WireGraph, axes: Axes, sizes: Sizes) -> tuple[WireGraph, ..
         return alike
     kinds = {choices: dict(choices) for choices in by_rank}
     making = {case: _RankGraph(body, choices) for case, choices in kinds.items()}
-    orders = {case: made.order() for case, made in making.items()}
+    orders = {case: rank_graph.order() for case, rank_graph in making.items()}
     if len(set(orders.values())) > 1 or None in orders.values():
         together = _RankGraph(body, {}).order()
         if together is None or any(not body.nodes[index].inputs for index in together):
             return alike
         making |= {case: _RankGraph(body, kinds[case], together) for case, order in orders.items() if order != together}
     one: dict[WireGraph, WireGraph] = {}
-    graphs = {case: made.graph() for case, made in making.items()}
+    graphs = {case: rank_graph.graph() for case, rank_graph in making.items()}
     return tuple(one.setdefault(graphs[case], graphs[case]) for case in by_rank)
 
 
@@ -90,8 +90,8 @@ class _RankGraph:
         self._first_of = _first_of(body)
         self._before = dict(zip(together[1:], together[:-1], strict=True)) if together else {}
         self._builder.blobs.update(body.blobs)
-        given = [self._builder.input(name, *kind) for name, kind in body.input_types.items()]
-        placed = self._place(body, given, (), self._walk())
+        inputs = [self._builder.input(name, *kind) for name, kind in body.input_types.items()]
+        placed = self._place(body, inputs, (), self._walk())
         outputs = [placed[index] for index in body.outputs]
         needed = set(self._builder.order(outputs))
         idle = [nodes[0] for nodes in self._meetings.values() if not needed.intersection(nodes)]
@@ -225,10 +225,10 @@ def _value(node: Node, kind: TensorType, operands: Sequence[Value]) -> Value:
     rule = _VALUES.get(node.op)
     if rule is None or kind.dtype.kind not in "biu" or kind.size > KNOWN_MAX:
         return None
-    given = [operand for operand in operands if operand is not None]
-    if len(given) < len(operands):
+    values = [operand for operand in operands if operand is not None]
+    if len(values) < len(operands):
         return None
-    value = rule(node, kind, given)
+    value = rule(node, kind, values)
     return None if value is None else np.asarray(value, kind.dtype.numpy)
 
 

@@ -51,12 +51,12 @@ def _spmd(builder: GraphBuilder, operands: Sequence[int], attrs: Attrs) -> Value
     """All results of one node."""
     axes, sizes = attrs["axes"], attrs["sizes"]
     ranks = coordinates(sizes)
-    given = []
+    inputs = []
     for operand, text in zip(operands, attrs["in_specs"], strict=True):
         spec = spec_of(text)
         shape = local_shape(builder.types[operand].shape, spec, axes, sizes)
-        given.append([_block(builder, operand, block(spec, axes, sizes, at), shape) for at in ranks])
-    placed = Ranks(builder, axes, sizes).place(attrs["body"], given)
+        inputs.append([_block(builder, operand, block(spec, axes, sizes, at), shape) for at in ranks])
+    placed = Ranks(builder, axes, sizes).place(attrs["body"], inputs)
     results = []
     for values, text in zip(placed, attrs["out_specs"], strict=True):
         spec = spec_of(text)
@@ -116,9 +116,9 @@ class Ranks:
     def _collective(self, node: Node, values: Values) -> Values:
         by_rank: Values = [0] * self.count
         for members in groups(self.axes, self.sizes, node.attrs["axes"]):
-            given = [values[rank] for rank in members] if values else list(range(len(members)))
-            for rank, made in zip(members, _MEANINGS[node.op](self.builder, given, node.attrs), strict=True):
-                by_rank[rank] = made
+            inputs = [values[rank] for rank in members] if values else list(range(len(members)))
+            for rank, output in zip(members, _MEANINGS[node.op](self.builder, inputs, node.attrs), strict=True):
+                by_rank[rank] = output
         return by_rank
 
     def _jointly(self, node: Node, operands: list[Values]) -> Values:
@@ -128,8 +128,8 @@ class Ranks:
         sections = _SECTIONS[node.op](node.attrs, len(operands))
         by_rank: Values = [0] * self.count
         for members in groups(self.axes, self.sizes, over):
-            given = [operands[0][members[0]]] if node.op == "cond" else []
-            given += [operands[place][rank] for section in sections for rank in members for place in section]
+            inputs = [operands[0][members[0]]] if node.op == "cond" else []
+            inputs += [operands[place][rank] for section in sections for rank in members for place in section]
             attrs = dict(node.attrs)
             for name in GRAPH_ATTRS[node.op]:
                 attrs[name] = self._graph_together(node, name, sections, over)
@@ -138,7 +138,7 @@ class Ranks:
                     attrs[name] *= len(members)
             for number, rank in enumerate(members):
                 attrs["output"] = _place_of(node, number, len(members))
-                by_rank[rank] = self.builder.add(node.op, *given, **attrs)
+                by_rank[rank] = self.builder.add(node.op, *inputs, **attrs)
         return by_rank
 
     def _graph_together(self, node: Node, name: str, sections: Sequence[range], over: Axes) -> WireGraph:
@@ -149,14 +149,14 @@ class Ranks:
             inner = GraphBuilder()
             ranks = Ranks(inner, over, sizes)
             kinds = [graph.types[index] for index in graph.inputs]
-            given: list[Values] = [[] for _ in kinds]
+            inputs: list[Values] = [[] for _ in kinds]
             first = 1 if node.op == "cond" else 0
             for section in sections:
                 for _ in range(ranks.count):
                     for place in section:
-                        values = given[place - first]
+                        values = inputs[place - first]
                         values.append(inner.input(f"{place}.{len(values)}", *kinds[place - first]))
-            results = ranks.place(graph, given)
+            results = ranks.place(graph, inputs)
             if name == "test":
                 outputs = results[0][:1]
             else:

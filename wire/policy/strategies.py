@@ -72,12 +72,12 @@ class Strategy:
     @property
     def text(self) -> str:
         """The strategy's form in messages."""
-        given = {
+        settings = {
             setting.name: value
             for setting in _fields(self)
             if (value := getattr(self, setting.name)) != setting.default
         }
-        return f"{self.word} {json.dumps(given, separators=(',', ':'))}" if given else self.word
+        return f"{self.word} {json.dumps(settings, separators=(',', ':'))}" if settings else self.word
 
 
 def _fields(strategy: Any) -> tuple[Field[Any], ...]:
@@ -564,8 +564,8 @@ class DeviceMap(Strategy):
     def text(self) -> str:
         """The strategy's form in messages."""
         rows = [[row.name, row.worker, row.first, row.stop] for row in self.rows]
-        given = {"rows": rows, "reproducible": True} if self.reproducible else rows
-        return f"{self.word} {json.dumps(given, separators=(',', ':'))}"
+        fields = {"rows": rows, "reproducible": True} if self.reproducible else rows
+        return f"{self.word} {json.dumps(fields, separators=(',', ':'))}"
 
     def row_of(self, param: str) -> int | None:
         """Find the row of a param.
@@ -619,22 +619,24 @@ def strategy_of(text: object) -> Strategy:
 
 def _device_map(rest: str) -> DeviceMap:
     try:
-        given = json.loads(rest)
-        made = DeviceMap(reproducible=isinstance(given, dict) and given["reproducible"])
-        listed = given["rows"] if isinstance(given, dict) else given
+        fields = json.loads(rest)
+        device_map = DeviceMap(reproducible=isinstance(fields, dict) and fields["reproducible"])
+        listed = fields["rows"] if isinstance(fields, dict) else fields
         rows = [Row(str(name), str(worker), int(first), int(stop)) for name, worker, first, stop in listed]
     except (ValueError, TypeError, KeyError):
         raise InputError(f"{rest[:200]!r} is no device map", next_step="Make one with DeviceMap()") from None
     for row in rows:
-        made = made._with(row)
-    return made
+        device_map = device_map._with(row)
+    return device_map
 
 
 def _given(kind: Any, rest: str) -> Strategy:
     try:
-        given = json.loads(rest).items()
-        made: Strategy = kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in given})
-        return made
+        settings = json.loads(rest).items()
+        strategy: Strategy = kind(
+            **{name: tuple(value) if isinstance(value, list) else value for name, value in settings}
+        )
+        return strategy
     except (ValueError, TypeError, AttributeError):
         raise InputError(f"{rest[:200]!r} says nothing to the strategy {kind.word!r}") from None
 

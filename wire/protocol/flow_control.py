@@ -201,8 +201,8 @@ class Receiver:
         self._long += frame.payload
         if len(self._long) < frame.total:
             return None
-        whole, self._long = self._long, None
-        return whole
+        message, self._long = self._long, None
+        return message
 
     def credit_due(self) -> int:
         """Bytes to give credit for now (a quarter of the window at a time), else 0."""

@@ -529,8 +529,8 @@ class Peer:
         return [NotifyReceived(frame.body)]
 
     def _on_piece(self, frame: Piece) -> list[Event]:
-        whole = self._receiver.piece(frame)
-        return [] if whole is None else self._handle(decode_long(whole, self.limits))
+        message = self._receiver.piece(frame)
+        return [] if message is None else self._handle(decode_long(message, self.limits))
 
     def _on_stream_open(self, frame: StreamOpen) -> list[Event]:
         self._receiver.add_stream(frame.stream, frame.size)

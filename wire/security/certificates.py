@@ -152,8 +152,8 @@ def member_of(certificate: bytes) -> Member:
     except _BAD as error:
         raise ProtocolError("a certificate names no node", cause=str(error)) from None
     hosts = names.get_values_for_type(x509.DNSName)
-    said = names.get_values_for_type(x509.UniformResourceIdentifier)
-    roles = [uri.removeprefix(_ROLE) for uri in said if uri.startswith(_ROLE)]
+    uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+    roles = [uri.removeprefix(_ROLE) for uri in uris if uri.startswith(_ROLE)]
     if not hosts or hosts[0].split(".")[0] != node_id or len(roles) != 1 or roles[0] not in ROLES:
         raise ProtocolError("a certificate does not name the node whose key it holds")
     return Member(node_id, roles[0], loaded.not_valid_before_utc.timestamp(), loaded.not_valid_after_utc.timestamp())
@@ -242,17 +242,17 @@ class CertificateAuthority:
         number, newer than the last one's whatever the clock does.  It never lapses: one that did would refuse everyone.
         """
         authority = _load(self.certificate)
-        made = authority.not_valid_before_utc + timedelta(seconds=number)
+        issued_at = authority.not_valid_before_utc + timedelta(seconds=number)
         builder = (
             x509.CertificateRevocationListBuilder()
             .issuer_name(authority.subject)
-            .last_update(made)
+            .last_update(issued_at)
             .next_update(authority.not_valid_after_utc)
             .add_extension(x509.CRLNumber(number), critical=False)
             .add_extension(_points_to(authority), critical=False)
         )
         for node_id in sorted(node_ids):
-            entry = x509.RevokedCertificateBuilder().serial_number(_serial(node_id)).revocation_date(made)
+            entry = x509.RevokedCertificateBuilder().serial_number(_serial(node_id)).revocation_date(issued_at)
             builder = builder.add_revoked_certificate(entry.build())
         return builder.sign(self._key, SHA256()).public_bytes(Encoding.DER)
 

@@ -199,11 +199,11 @@ class Credentials:
 
     def _read(self) -> Admitted:
         try:
-            said = json.loads(self._mesh_file.read_bytes())
+            fields = json.loads(self._mesh_file.read_bytes())
             trust = self.files.trust.read_bytes()
             certificate = certificate_from_pem(self.files.certificate.read_bytes())
             (authority, *former), (revoked, *theirs) = certificates_from_pem(trust), revocations_from_pem(trust)
-            grant = Grant(certificate, revoked, str(said["mesh"]), int(said["epoch"]))
+            grant = Grant(certificate, revoked, str(fields["mesh"]), int(fields["epoch"]))
             return self._checked(Admitted(grant, authority, Former(*former, *theirs) if former else None))
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError, MeshError) as error:
             raise ConfigError(
@@ -272,7 +272,7 @@ async def keep_renewed(
 
     It is due, too, once the mesh has a new authority.
     """
-    told = ""
+    logged = ""
     while True:
         due_s = renewal_due_s(credentials.member, chance(-1.0, 1.0))
         while (left_s := due_s - clock()) > 0 and not credentials.outdated:
@@ -280,10 +280,10 @@ async def keep_renewed(
         try:
             member = credentials.adopt(await ask())
             log.info("certificate renewed, good for %.0f h", (member.ends_s - clock()) / 3600)
-            told = ""
+            logged = ""
         except MeshError as error:
-            if str(error) != told:
-                told = str(error)
+            if str(error) != logged:
+                logged = str(error)
                 log.warning("the certificate is not renewed: %s", error)
             expired = clock() >= credentials.member.ends_s
             await sleep(timeouts.certificate_expired_retry_s if expired else timeouts.certificate_retry_s)

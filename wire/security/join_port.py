@@ -292,7 +292,7 @@ class _HungUp(Exception):
 async def _insist(where: str, call: Callable[[], Awaitable[T]], timeouts: Timeouts) -> T:
     """What a call ends with, made again for `join_insist_s` where the other side hangs up on it."""
     loop, call_s, insist_s = asyncio.get_running_loop(), timeouts.join_call_s, timeouts.join_insist_s
-    began_s, until_s, told = loop.time(), loop.time() + insist_s, False
+    began_s, until_s, logged = loop.time(), loop.time() + insist_s, False
     while True:
         try:
             async with asyncio.timeout(call_s):
@@ -303,8 +303,8 @@ async def _insist(where: str, call: Callable[[], Awaitable[T]], timeouts: Timeou
             if loop.time() > until_s:
                 error.told.next_step = error.told.next_step or CROWDED
                 raise error.told from None
-            if not told and loop.time() - began_s > TELL_S:
-                told = True
+            if not logged and loop.time() - began_s > TELL_S:
+                logged = True
                 log.warning("%s hangs up, as with many callers; asking again for %.0f s", where, insist_s - TELL_S)
         await asyncio.sleep(random.SystemRandom().uniform(0.5, 1.5) * AGAIN_S)
 

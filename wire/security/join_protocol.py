@@ -389,8 +389,8 @@ class Listening:
 
 def _granted(where: str, frame: Frame) -> Grant:
     if isinstance(frame, Refusal):
-        said, then = REFUSALS.get(frame.reason, ("it gives a reason that this version does not know", ""))
-        raise JoinRefused(f"{where} does not let this node in: {said}", reason=frame.reason, next_step=then)
+        meaning, then = REFUSALS.get(frame.reason, ("it gives a reason that this version does not know", ""))
+        raise JoinRefused(f"{where} does not let this node in: {meaning}", reason=frame.reason, next_step=then)
     if not isinstance(frame, Grant):
         raise ProtocolError(f"{where} asks where it should answer")
     return frame

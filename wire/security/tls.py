@@ -87,12 +87,12 @@ def secured(sock: socket.socket, files: TLSFiles, name: str, accepting: bool) ->
     other member; with any of them where a caller's name is "".  OSError for anybody else."""
     context = server_context(files) if accepting else client_context(files)
     context.sslsocket_class = NodeSocket
-    made = context.wrap_socket(sock, server_side=accepting, server_hostname=None if accepting else name)
-    assert isinstance(made, NodeSocket)
-    if name not in ("", *made.names):  # a client has asked for it already
-        made.close()
+    node_socket = context.wrap_socket(sock, server_side=accepting, server_hostname=None if accepting else name)
+    assert isinstance(node_socket, NodeSocket)
+    if name not in ("", *node_socket.names):  # a client has asked for it already
+        node_socket.close()
         raise PermissionError("another node of the mesh called than the one that should")
-    return made
+    return node_socket
 
 
 def reload(context: TLSContext, files: TLSFiles) -> None:
@@ -165,12 +165,12 @@ def explain(error: OSError | EOFError, where: str) -> MeshError:
     pass an EOFError for an end before the first byte.
     """
     if isinstance(error, ssl.SSLCertVerificationError):
-        said, then = _VERIFY.get(error.verify_code, ("has a certificate that cannot be trusted", ""))
-        return NotTrusted(f"{where} {said}", cause=error.verify_message, next_step=then)
+        meaning, then = _VERIFY.get(error.verify_code, ("has a certificate that cannot be trusted", ""))
+        return NotTrusted(f"{where} {meaning}", cause=error.verify_message, next_step=then)
     if isinstance(error, ssl.SSLError):
-        for alert, (said, then) in _ALERTS.items():
+        for alert, (meaning, then) in _ALERTS.items():
             if alert in str(error).upper().replace(" ", "_"):
-                return NotTrusted(f"{where} {said}", next_step=then)
+                return NotTrusted(f"{where} {meaning}", next_step=then)
         return ConnectFailed(f"{where} broke off the TLS handshake", cause=str(error))
     if isinstance(error, EOFError):
         return NotTrusted(
@@ -204,10 +204,10 @@ def explain_caller(error: OSError, handshake_s: float) -> str:
         return "a caller gave up the handshake: it may expect another mesh"
     if isinstance(error, ConnectionError):
         return f"a caller did not finish the handshake within {handshake_s:g} s"
-    said = str(error).upper().replace(" ", "_")
+    code = str(error).upper().replace(" ", "_")
     if not isinstance(error, ssl.SSLCertVerificationError):  # then it is we who do not know the caller
         for word, text in _CALLERS.items():
-            if word in said:
+            if word in code:
                 return text
     return explain(error, "a caller").message
 

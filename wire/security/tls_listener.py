@@ -204,12 +204,12 @@ async def _first_record(connection: socket.socket) -> str | None:
     finally:
         loop.remove_reader(connection)
     while True:
-        said = connection.recv(HELLO_BYTES_MAX, socket.MSG_PEEK)
-        if not said:
+        received = connection.recv(HELLO_BYTES_MAX, socket.MSG_PEEK)
+        if not received:
             return ""
-        size = HEADER_BYTES + int.from_bytes(said[3:HEADER_BYTES])
-        if said[:1] != TLS_HANDSHAKE or size > HELLO_BYTES_MAX:
+        size = HEADER_BYTES + int.from_bytes(received[3:HEADER_BYTES])
+        if received[:1] != TLS_HANDSHAKE or size > HELLO_BYTES_MAX:
             return "it does not speak TLS"
-        if len(said) >= max(size, HEADER_BYTES):
+        if len(received) >= max(size, HEADER_BYTES):
             return None
         await asyncio.sleep(LOOK_S)

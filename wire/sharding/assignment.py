@@ -78,8 +78,8 @@ def agreements(rule: Rule, parts: Sequence[Assignment], axes: Axes) -> list[dict
 def sound(rule: Rule, assignment: Assignment, axes: Axes) -> dict[int, tuple[str, ...]]:
     """What of it can be written as layouts: within a dimension, only what stands behind single elements is split."""
     repaired = dict(assignment)
-    for made in (*rule.operands, *rule.results):
-        for factors in made:
+    for dims in (*rule.operands, *rule.results):
+        for factors in dims:
             is_open = False
             for factor in factors:
                 if is_open:

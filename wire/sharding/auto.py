@@ -132,10 +132,10 @@ def _descend(search: _Search, graph: WireGraph, leaves: Mapping[str, Sequence[Di
 
 def _beginnings(graph: WireGraph, leaves: Mapping[str, Sequence[Dims]]) -> Iterator[dict[str, Dims]]:
     """Everything whole; every input by rows; everything by rows."""
-    whole = {name: layouts[0] for name, layouts in leaves.items()}
-    yield whole
+    unsplit = {name: layouts[0] for name, layouts in leaves.items()}
+    yield unsplit
     rows = {name: next(filter(_by_rows, reversed(layouts)), layouts[0]) for name, layouts in leaves.items()}
-    yield {name: rows[name] if name in graph.input_types else whole[name] for name in leaves}
+    yield {name: rows[name] if name in graph.input_types else unsplit[name] for name in leaves}
     yield rows
 
 

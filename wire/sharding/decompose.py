@@ -37,8 +37,8 @@ def _loses(program: Program, wanted: Sequence[Dims], index: int) -> bool:
     rule = program.rules[index]
     assert rule is not None
     tensors = [*zip(program.graph.nodes[index].inputs, rule.operands, strict=True), (index, rule.results[0])]
-    for tensor, made in tensors:
-        kept = projected(rule, made, wanted[tensor], program.axes)
+    for tensor, dims in tensors:
+        kept = projected(rule, dims, wanted[tensor], program.axes)
         if sum(map(len, kept.values())) < sum(map(len, wanted[tensor])):
             return True
     return False

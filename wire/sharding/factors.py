@@ -107,18 +107,18 @@ def _reduce(how: str) -> Row:
 
 def _whole_axis(draft: Draft, attrs: Attrs, types: Types, outs: Types) -> Sides:
     """Sorts, running reductions, and what is joined: all but the axis."""
-    made = [WHOLE if axis == attrs["axis"] else (draft.new(dim),) for axis, dim in enumerate(types[0].shape)]
-    return Sides([made] * len(types), [made])
+    dims = [WHOLE if axis == attrs["axis"] else (draft.new(dim),) for axis, dim in enumerate(types[0].shape)]
+    return Sides([dims] * len(types), [dims])
 
 
 def _argmax(draft: Draft, attrs: Attrs, types: Types, outs: Types) -> Sides:
-    (made,), _, _ = _whole_axis(draft, attrs, types, outs)
-    return Sides([made], [[dim for axis, dim in enumerate(made) if axis != attrs["axis"]]])
+    (dims,), _, _ = _whole_axis(draft, attrs, types, outs)
+    return Sides([dims], [[dim for axis, dim in enumerate(dims) if axis != attrs["axis"]]])
 
 
 def _whole_axes(draft: Draft, attrs: Attrs, types: Types, outs: Types) -> Sides:
-    made = [WHOLE if axis in attrs["axes"] else (draft.new(dim),) for axis, dim in enumerate(types[0].shape)]
-    return Sides([made], [made])
+    dims = [WHOLE if axis in attrs["axes"] else (draft.new(dim),) for axis, dim in enumerate(types[0].shape)]
+    return Sides([dims], [dims])
 
 
 # -- views ------------------------------------------------------------------------------------------------
@@ -164,8 +164,8 @@ def _skip_run(before: Sequence[int], after: Sequence[int], places: list[int], le
 
 
 def _transpose(draft: Draft, attrs: Attrs, types: Types, outs: Types) -> Sides:
-    made = draft.each(types[0].shape)
-    return Sides([made], [[made[axis] for axis in attrs["perm"]]])
+    dims = draft.each(types[0].shape)
+    return Sides([dims], [[dims[axis] for axis in attrs["perm"]]])
 
 
 def _slice(draft: Draft, attrs: Attrs, types: Types, outs: Types) -> Sides:
@@ -173,20 +173,20 @@ def _slice(draft: Draft, attrs: Attrs, types: Types, outs: Types) -> Sides:
 
 
 def _pad(draft: Draft, attrs: Attrs, types: Types, outs: Types) -> Sides:
-    (made,), results, _ = _kept(draft, types[0].shape, outs[0].shape)
-    return Sides([made, []], results)
+    (dims,), results, _ = _kept(draft, types[0].shape, outs[0].shape)
+    return Sides([dims, []], results)
 
 
 def _kept(draft: Draft, before: Sequence[int], after: Sequence[int]) -> Sides:
     """A slice as long as its axis is all of it, and so is what is padded by nothing."""
-    made = [(draft.new(dim),) if dim == size else WHOLE for dim, size in zip(before, after, strict=True)]
-    return Sides([made], [made])
+    dims = [(draft.new(dim),) if dim == size else WHOLE for dim, size in zip(before, after, strict=True)]
+    return Sides([dims], [dims])
 
 
 def _after(draft: Draft, attrs: Attrs, types: Types, outs: Types) -> Sides:
     """What the others are split in does not matter."""
-    made, *others = [draft.each(kind.shape) for kind in types]
-    return Sides([made, *others], [made])
+    dims, *others = [draft.each(kind.shape) for kind in types]
+    return Sides([dims, *others], [dims])
 
 
 # -- contraction ------------------------------------------------------------------------------------------
@@ -250,13 +250,13 @@ def _scatter(draft: Draft, attrs: Attrs, types: Types, outs: Types) -> Sides:
 
 
 def _dynamic_slice(draft: Draft, attrs: Attrs, types: Types, outs: Types) -> Sides:
-    made = _of_window(draft, types[0].shape, outs[0].shape)
-    return Sides([made, [WHOLE]], [made])
+    dims = _of_window(draft, types[0].shape, outs[0].shape)
+    return Sides([dims, [WHOLE]], [dims])
 
 
 def _dynamic_update_slice(draft: Draft, attrs: Attrs, types: Types, outs: Types) -> Sides:
-    made = _of_window(draft, types[0].shape, types[1].shape)
-    return Sides([made, made, [WHOLE]], [made])
+    dims = _of_window(draft, types[0].shape, types[1].shape)
+    return Sides([dims, dims, [WHOLE]], [dims])
 
 
 def _of_window(draft: Draft, shape: Sequence[int], window: Sequence[int]) -> list[tuple[int, ...]]:
@@ -300,9 +300,9 @@ def _scan(draft: Draft, attrs: Attrs, types: Types, outs: Types) -> Sides:
     unified.join(body.inputs[:carry], body.outputs[:carry])
     operands, results = ([unified.made(draft, node) for node in side] for side in (body.inputs, body.outputs))
     before = carry + attrs["consts"]
-    taken = [*operands[:before], *[(WHOLE, *made) for made in operands[before:]]]
-    given = [*results[:carry], *[(WHOLE, *made) for made in results[carry:]]]
-    return Sides(taken, given[: len(outs)], {"body": body.finished(draft)})
+    region_operands = [*operands[:before], *[(WHOLE, *dims) for dims in operands[before:]]]
+    region_results = [*results[:carry], *[(WHOLE, *dims) for dims in results[carry:]]]
+    return Sides(region_operands, region_results[: len(outs)], {"body": body.finished(draft)})
 
 
 class _Graph:

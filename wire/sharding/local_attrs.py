@@ -25,9 +25,9 @@ def local_attrs(
     row = LOCAL.get(op)
     if row is None:
         return dict(attrs)
-    operands = [local_of(kind.shape, made, shards) for kind, made in zip(types, rule.operands, strict=True)]
-    made = rule.results[attrs.get("output", 0)]
-    return {**attrs, **row(attrs, rule, shards, operands, local_of(result.shape, made, shards))}
+    operands = [local_of(kind.shape, dims, shards) for kind, dims in zip(types, rule.operands, strict=True)]
+    dims = rule.results[attrs.get("output", 0)]
+    return {**attrs, **row(attrs, rule, shards, operands, local_of(result.shape, dims, shards))}
 
 
 def local_graph(body: Body, shards: Sequence[int]) -> WireGraph:
@@ -42,8 +42,8 @@ def local_graph(body: Body, shards: Sequence[int]) -> WireGraph:
         types = [graph.types[source] for source in inputs]
         rule = rule_of(op, attrs, types, attrs.get("output", 0) + 1)
         if rule is not None:
-            made = [body.made[source] for source in inputs]
-            inner = _shards_inside(rule, made, body.made[index], attrs.get("output", 0), shards)
+            operand_dims = [body.made[source] for source in inputs]
+            inner = _shards_inside(rule, operand_dims, body.made[index], attrs.get("output", 0), shards)
             attrs = Attrs(local_attrs(op, attrs, rule, inner, types, kind))
         placed.append(builder.add(op, *[placed[source] for source in inputs], **attrs))
     return builder.build([placed[index] for index in graph.outputs], graph.output_names, graph.name)

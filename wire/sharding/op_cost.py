@@ -57,8 +57,8 @@ class Prices:
         """Seconds for a group of nodes, whose operands lie as in `layouts`, and whose results are made complete."""
         axes, first = self._program.axes, group[0]
         cost = self.computing_s(first, rule, assignment)
-        for source, made in zip(self._program.graph.nodes[first].inputs, rule.operands, strict=True):
-            cost += self.moving_s(source, [Layout(layouts[source])], Layout(dims_of(rule, made, assignment, axes)))
+        for source, dims in zip(self._program.graph.nodes[first].inputs, rule.operands, strict=True):
+            cost += self.moving_s(source, [Layout(layouts[source])], Layout(dims_of(rule, dims, assignment, axes)))
         for index in group:
             layout = result_layout(self._program, index, rule, assignment)
             cost += self.settling_s(index, layout, layout.dims)

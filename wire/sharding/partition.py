@@ -109,10 +109,10 @@ class Partitioner:
         outer = Rank(self._axes, self._outer)
         results = []
         for place, index in enumerate(inner):
-            made = outer.add("spmd", *operands, **attrs, output=place)
+            result = outer.add("spmd", *operands, **attrs, output=place)
             for dim, size in enumerate(self._graph.types[index].shape):
-                made = outer.trimmed(made, dim, size)
-            results.append(made)
+                result = outer.trimmed(result, dim, size)
+            results.append(result)
         return results
 
     def _final(self, index: int) -> Held:
@@ -174,9 +174,9 @@ class Partitioner:
         _, inputs, attrs = self._graph.nodes[group[0]]
         in_specs, out_specs = spmd_specs(attrs)
         body: WireGraph = attrs["body"]
-        given = [self._obtained(source, Layout(dims)).index for source, dims in zip(inputs, in_specs, strict=True)]
+        operands = [self._obtained(source, Layout(dims)).index for source, dims in zip(inputs, in_specs, strict=True)]
         names = [body.nodes[index].attrs["name"] for index in body.inputs]
-        outputs = self._rank.builder.graph(body, dict(zip(names, given, strict=True)))
+        outputs = self._rank.builder.graph(body, dict(zip(names, operands, strict=True)))
         for index in group:
             place = self._program.output(index)
             self._held[index] = [Held(outputs[place], Layout(out_specs[place]))]
@@ -198,12 +198,12 @@ class Partitioner:
             if is_special:
                 split = [layout.dims for layout in needed]
                 share = Share(attrs, types, kind, [operand.index for operand in operands], split, layout.dims)
-                made = SPECIAL[op](self._rank, share)
+                result = SPECIAL[op](self._rank, share)
             else:
                 shares = [self._ready(rule, place, held, types[place], shards) for place, held in enumerate(operands)]
                 own = self._graph.nodes[index].attrs
-                made = self._rank.add(op, *shares, **local_attrs(op, own, rule, shards, types, kind))
-            self._held[index] = [Held(made, layout)]
+                result = self._rank.add(op, *shares, **local_attrs(op, own, rule, shards, types, kind))
+            self._held[index] = [Held(result, layout)]
 
     def _ready(self, rule: Rule, place: int, held: Held, kind: Any, shards: Sequence[int]) -> int:
         """An operand whose elements behind the end change no reduction over them."""
@@ -224,8 +224,8 @@ class Partitioner:
         inputs = self._graph.nodes[group[0]].inputs
         parts = [projected(rule, rule.results[self._program.output(index)], self._wanted[index], self._axes)
                  for index in group]  # fmt: skip
-        for source, made in zip(inputs, rule.operands, strict=True):
-            parts += [projected(rule, made, held.layout.dims, self._axes) for held in self._held[source]]
+        for source, dims in zip(inputs, rule.operands, strict=True):
+            parts += [projected(rule, dims, held.layout.dims, self._axes) for held in self._held[source]]
         offers: list[Assignment] = [*agreements(rule, [part for part in parts if part], self._axes), {}]
         kept, partial = self._kept(group[0])
         if kept:
@@ -256,7 +256,7 @@ class Partitioner:
 
     def _needed(self, rule: Rule, option: Option) -> list[Layout]:
         """The layouts that an option needs operands in."""
-        layouts = [Layout(dims_of(rule, made, option.assignment, self._axes)) for made in rule.operands]
+        layouts = [Layout(dims_of(rule, dims, option.assignment, self._axes)) for dims in rule.operands]
         if not option.kept:
             return layouts
         return [

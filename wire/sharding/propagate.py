@@ -55,7 +55,7 @@ def _node(program: Program, prices: Prices, found: list[Dims], index: int) -> li
         return []
     operands = zip(program.graph.nodes[index].inputs, rule.operands, strict=True)
     tensors: list[tuple[int, Made]] = [(index, rule.results[program.output(index)]), *operands]
-    parts = [projected(rule, made, found[tensor], program.axes) for tensor, made in tensors]
+    parts = [projected(rule, dims, found[tensor], program.axes) for tensor, dims in tensors]
     offers = agreements(rule, [part for part in parts if part], program.axes)
     if not offers:
         return []
@@ -63,8 +63,8 @@ def _node(program: Program, prices: Prices, found: list[Dims], index: int) -> li
     if len(offers) > 1:
         best = min(offers, key=lambda offer: prices.node_s([index], rule, offer, found))
     learnt = []
-    for tensor, made in tensors:
-        grown = _grown(found[tensor], dims_of(rule, made, best, program.axes))
+    for tensor, dims in tensors:
+        grown = _grown(found[tensor], dims_of(rule, dims, best, program.axes))
         if tensor not in program.fixed and grown != found[tensor]:
             found[tensor] = grown
             learnt.append(tensor)

@@ -84,8 +84,8 @@ class UnifiedDims:
         self._block(*[of_factor[factor] for factor in (*rule.reduced, *rule.special)])
         for factor in rule.exact:
             self._classes[self._root(of_factor[factor])].exact = True
-        for classes, made in zip(operands, rule.operands, strict=True):
-            for member, factors in zip(classes, made, strict=True):
+        for classes, dims in zip(operands, rule.operands, strict=True):
+            for member, factors in zip(classes, dims, strict=True):
                 self._join(member, self._outermost(of_factor, factors))
         return [self._outermost(of_factor, factors) for factors in rule.results[output]]
 

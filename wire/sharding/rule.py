@@ -84,12 +84,18 @@ class Draft:
         results: Sequence[Dimensions], bodies: Mapping[str, Body],
     ) -> Rule:  # fmt: skip
         """The rule; factors that share a dimension with something else become exact."""
-        taken, given = (tuple([tuple(dims) for dims in many]) for many in (operands, results))
-        for kinds, made in ((types, taken), (outs, given)):
-            for kind, dims in zip(kinds, made, strict=True):
+        operand_dims, result_dims = (tuple([tuple(dims) for dims in many]) for many in (operands, results))
+        for kinds, tensors in ((types, operand_dims), (outs, result_dims)):
+            for kind, dims in zip(kinds, tensors, strict=True):
                 for dim, factors in zip(kind.shape, dims, strict=True):
                     if len(factors) > 1 or any(self._sizes[factor] != dim for factor in factors):
                         self._exact.update(factors)
         return Rule(
-            tuple(self._sizes), taken, given, self._reduced, frozenset(self._special), frozenset(self._exact), bodies
+            tuple(self._sizes),
+            operand_dims,
+            result_dims,
+            self._reduced,
+            frozenset(self._special),
+            frozenset(self._exact),
+            bodies,
         )
