@@ -16,7 +16,7 @@ from mesh.util.units import parse_duration, parse_size
 from wire.addresses import check_name, parse_address, shown
 from wire.discovery.announcements import ROLES, bucket_of, fields_of, key_of_name, near, role_in
 from wire.discovery.mdns import advert_in
-from wire.discovery.multicast_sockets import LOOPBACK, Place, dialled
+from wire.discovery.multicast_sockets import LOOPBACK, MulticastInterface, dialled
 from wire.errors import (
     BlobError,
     ConfigError,
@@ -463,7 +463,7 @@ def adverts(folder: Path) -> Target:
         for role in ROLES
         for ttl_s in (0, 120)
     ]
-    places = (LOOPBACK, Place("eth0", 4, ("10.0.0.1",), ("10.0.0.1",)))
+    places = (LOOPBACK, MulticastInterface("eth0", 4, ("10.0.0.1",), ("10.0.0.1",)))
 
     def attempt(data: bytes) -> bool:
         said = advert_in(data)
