@@ -30,6 +30,7 @@ from wire.ir.ops import (
     tolerance_for,
 )
 from wire.ir.types import Attrs, TensorType
+from wire.units import counted
 from worker.cpu.control import CONTROL
 from worker.cpu.engine import KERNELS, SEVERAL
 
@@ -598,7 +599,7 @@ def test_a_wrong_number_of_operands_is_named(op: str) -> None:
     types, attrs, _ = GOOD[op]
     wrong = [types[:-1], (*types, f32())] if types else [(f32(),)]
     for case in wrong if OPS[op].inputs is not None else []:
-        with pytest.raises(GraphError, match=f"{op} takes {len(types)} inputs, got {len(case)}"):
+        with pytest.raises(GraphError, match=f"{op} takes {counted(len(types), 'input')}, got {len(case)}"):
             inferred(op, case, attrs)
 
 
