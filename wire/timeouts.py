@@ -52,7 +52,7 @@ def _row(
     return field(default=lan, metadata=about)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Timeouts:
     """All in seconds.  The defaults are the preset `lan`.  ConfigError for a value outside its row's bounds."""
 
@@ -98,6 +98,14 @@ class Timeouts:
     )
     link_close_s: float = _row(
         0.2, "For a closing handshake, after which the socket is dropped: some round trips.", wifi=0.5, wan=1.0
+    )
+    link_goodbye_s: float = _row(
+        0.05,
+        "From the end of one of a link's two connections until the link ends: a goodbye on the other one may come "
+        "later.",
+        least=0.0,
+        wifi=0.3,
+        wan=1.0,
     )
     keepalive_idle_s: float = _row(
         2.0, "Silence after which a link in use is pinged; traffic of any kind counts.", wan=5.0
@@ -414,16 +422,25 @@ class Timeouts:
 
     def arguments(self, process: str) -> list[str]:
         """The flags with which a command of a worker or coordinator gets all these times that it reads."""
-        read = names_read_by(process)
-
-        def differences(preset: Timeouts) -> dict[str, float]:
-            return {name: getattr(self, name) for name in read if getattr(self, name) != getattr(preset, name)}
-
-        nearest = min(PRESETS, key=lambda name: len(differences(PRESETS[name])))
-        flags = [] if nearest == DEFAULT_PRESET else ["--preset", nearest]
-        for name, seconds in differences(PRESETS[nearest]).items():
+        preset, others = self._nearest(names_read_by(process))
+        flags = [] if preset == DEFAULT_PRESET else ["--preset", preset]
+        for name, seconds in others.items():
             flags += ["--timeout", f"{name}={seconds!r}"]
         return flags
+
+    def __repr__(self) -> str:
+        preset, others = self._nearest(ROWS)
+        return f"Timeouts({', '.join([repr(preset), *(f'{name}={seconds!r}' for name, seconds in others.items())])})"
+
+    def _nearest(self, names: Iterable[str]) -> tuple[str, dict[str, float]]:
+        """The preset that differs in the fewest of these fields, and the values that it has otherwise."""
+        values = {name: getattr(self, name) for name in names}
+
+        def others(preset: Timeouts) -> dict[str, float]:
+            return {name: seconds for name, seconds in values.items() if seconds != getattr(preset, name)}
+
+        nearest = min(PRESETS, key=lambda name: len(others(PRESETS[name])))
+        return nearest, others(PRESETS[nearest])
 
 
 ROWS = {row.name: row for row in fields(Timeouts)}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import getpass
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from wire.addresses import check_name
@@ -51,7 +51,7 @@ class MeshConfig:
     discover: DiscoverSpec | None = None
     simulate: SimulateSpec | None = None
     timeouts: Timeouts = DEFAULT_TIMEOUTS
-    chosen: tuple[tuple[str, float], ...] = ()  # of these times those that hold whatever the preset
+    chosen: tuple[tuple[str, float], ...] = field(default=(), repr=False)  # of these those that hold with any preset
     token: Token | None = None  # makes this user a client of the mesh where it is none yet
     audit: float = 0.0
     plan_ahead: bool = True

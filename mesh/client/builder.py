@@ -56,7 +56,7 @@ class MeshBuilder:
         self.config = config
 
     def __repr__(self) -> str:
-        said = {field.name: getattr(self.config, field.name) for field in fields(MeshConfig)}
+        said = {field.name: getattr(self.config, field.name) for field in fields(MeshConfig) if field.repr}
         given = [f"{name}={value!r}" for name, value in said.items() if value != getattr(MeshConfig(), name)]
         return f"<MeshBuilder: {', '.join(given) or 'nothing said yet'}>"
 

@@ -103,6 +103,8 @@ def test_the_builder_takes_a_preset_and_single_times_in_any_order() -> None:
         assert builder.config.timeouts == wanted
     kept = Mesh.builder().timeouts(dial_s=DEFAULT_TIMEOUTS.dial_s).preset("wan")
     assert kept.config.timeouts.dial_s == DEFAULT_TIMEOUTS.dial_s, "it was said, though it is the default"
+    said = "timeouts=Timeouts('wan', node_timeout_s=3.0)"
+    assert repr(Mesh.builder().node_timeout(3).preset("wan")) == f"<MeshBuilder: {said}>"
     assert Mesh.builder().heartbeat(0.2).config.timeouts.node_timeout_s == pytest.approx(0.2 * BEATS)
 
 

@@ -34,9 +34,9 @@ from ..protocol.peer import (
 )
 from ..system.shared_memory_handoff import HandoffFiles
 from ..system.tasks import Tasks
+from ..timeouts import Timeouts
 
 log = logging.getLogger("graph_mesh.link")
-GOODBYE_S = 0.05  # from the end of the bulk connection until the link has ended, too
 
 
 class Handler(Protocol):
@@ -76,6 +76,7 @@ class Owner(Protocol):
 
     identity: Identity
     handler: Handler
+    timeouts: Timeouts
     handed: HandoffFiles
 
     def unlinked(self, link: Link) -> None:
@@ -236,7 +237,7 @@ class Link:
     def ended(self, channel: Channel) -> None:
         """A connection is gone.  The end of the bulk one may overtake a goodbye, and last words, on the other."""
         if channel is BULK and not self.closed:
-            self._loop.call_later(GOODBYE_S, self._eof, channel)
+            self._loop.call_later(self._owner.timeouts.link_goodbye_s, self._eof, channel)
         else:
             self._eof(channel)
 
