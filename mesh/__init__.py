@@ -15,4 +15,13 @@ import lazy_loader
 
 from . import _import_check as _import_check  # it explains why another import would fail
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_named, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+
+def __getattr__(name: str) -> object:
+    """A name of the stub, imported now; AttributeError that says what to write in place of one that is not there."""
+    if name in __all__:
+        return _named(name)
+    from .util.instead import lacking
+
+    raise lacking(__name__, name)

@@ -1,7 +1,9 @@
 """The names that users import: the one list of them, by which `__init__.py` imports each when it is first used."""
 
 from . import collectives, errors, nn, numpy, optim, training, tree
+from .backends.worker_process import Worker
 from .client.async_mesh import AsyncMesh
+from .client.builder import MeshBuilder
 from .client.mesh import Mesh
 from .coding import CodedWeights, Coding
 from .core.array import Array
@@ -16,6 +18,7 @@ from .models.load import load
 from .models.model import InputSpec, Model
 from .models.safetensors import load_safetensors, save_safetensors
 from .numpy import random
+from .originals import Coordinator, FaultHandler, HealthMonitor, auto_partition, partition, select
 from .scripts.world import barrier, init, local_rank, rank, shutdown, world_size
 from .spmd.annotations import auto_sharding, on_grid, reshard, shard
 from .spmd.device_transfer import accelerator, cpu, gpu, to_device, transfer_to
@@ -49,17 +52,21 @@ __all__ = [
     "Auto",
     "CodedWeights",
     "Coding",
+    "Coordinator",
     "DataParallel",
     "DataTensor",
     "DeviceMap",
     "DistributedTrainer",
+    "FaultHandler",
     "FullySharded",
     "Function",
     "Grid",
     "Handle",
+    "HealthMonitor",
     "InferenceServer",
     "InputSpec",
     "Mesh",
+    "MeshBuilder",
     "MeshError",
     "Model",
     "PartitionSpec",
@@ -71,7 +78,9 @@ __all__ = [
     "TensorParallel",
     "Traced",
     "WireGraph",
+    "Worker",
     "accelerator",
+    "auto_partition",
     "auto_sharding",
     "barrier",
     "collectives",
@@ -100,6 +109,7 @@ __all__ = [
     "numpy",
     "on_grid",
     "optim",
+    "partition",
     "random",
     "rank",
     "realise",
@@ -107,6 +117,7 @@ __all__ = [
     "reshard",
     "save_safetensors",
     "scan",
+    "select",
     "shard",
     "shard_map",
     "shutdown",

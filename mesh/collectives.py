@@ -13,7 +13,8 @@ Axis names, shapes and reductions that do not fit raise where they are written.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from wire.errors import InputError, ShapeError
 from wire.ir.collective_rules import REDUCTIONS
@@ -27,11 +28,26 @@ from .spmd.shard_map import current_grid
 from .transforms.pytree_functions import as_array
 from .util.annotation_checks import checked
 from .util.argument_checks import axis_of, integer, items, number, pairs_of
+from .util.did_you_mean import spelt
+from .util.instead import lacking
 
 OPS = ("sum", "mean", *[name for name in REDUCTIONS if name != "sum"])
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-@checked
+def _by_ranks(function: F) -> F:
+    """A function that ranks call together: who is no rank is told what to write, before anything else is looked at."""
+    within = checked(spelt(function))
+
+    @wraps(function)
+    def called(*args: Any, **named: Any) -> Any:
+        current_grid(function.__name__)
+        return within(*args, **named)
+
+    return cast(F, called)
+
+
+@_by_ranks
 def all_reduce(
     x: Any, axes: Names, op: str = "sum", weight: Operand | None = None, names: Iterable[str] | None = None
 ) -> Any:
@@ -95,7 +111,7 @@ def all_reduce(
     return _each(x, lambda value: mnp.divide(reduced(mnp.multiply(value, own), "sum"), total))
 
 
-@checked
+@_by_ranks
 def all_gather(x: Operand, axes: Names | PartitionSpec, axis: int | None = None, tiled: bool = True) -> Array:
     """Join the arrays of a group of ranks; every rank of it gets the result.
 
@@ -144,7 +160,7 @@ def all_gather(x: Operand, axes: Names | PartitionSpec, axis: int | None = None,
     return apply("all_gather", value, **group, axis=_normal(0 if axis is None else axis, value, "all_gather"))
 
 
-@checked
+@_by_ranks
 def reduce_scatter(x: Operand, axes: Names, axis: int = 0, op: str = "sum") -> Array:
     """Reduce the arrays of a group of ranks; each rank of it gets its block of the result.
 
@@ -189,7 +205,7 @@ def reduce_scatter(x: Operand, axes: Names, axis: int = 0, op: str = "sum") -> A
     return mnp.divide(block, axis_size(axes)) if op == "mean" else block
 
 
-@checked
+@_by_ranks
 def all_to_all(x: Operand, axes: Names, split_axis: int, concat_axis: int, tiled: bool = True) -> Array:
     """Exchange blocks: block i along `split_axis` goes to rank i of the group.
 
@@ -246,6 +262,7 @@ def all_to_all(x: Operand, axes: Names, split_axis: int, concat_axis: int, tiled
     return mnp.squeeze(apply("all_to_all", spread, **group, split_axis=old, concat_axis=new), axis=old)
 
 
+@_by_ranks
 def permute(x: Any, axes: Names, pairs: Sequence[tuple[int, int]]) -> Any:
     """Send values between ranks of a group, by pairs of source and destination.
 
@@ -282,6 +299,7 @@ def permute(x: Any, axes: Names, pairs: Sequence[tuple[int, int]]) -> Any:
     return _each(x, lambda value: apply("permute", value, **group, pairs=flat))
 
 
+@_by_ranks
 def shift(x: Any, axes: Names, by: int = 1) -> Any:
     """Send values around the ring of a group.
 
@@ -316,6 +334,7 @@ def shift(x: Any, axes: Names, by: int = 1) -> Any:
     return permute(x, axes, [(rank, (rank + by) % ranks) for rank in range(ranks)])
 
 
+@_by_ranks
 def send(x: Any, axes: Names, source: int, destination: int) -> Any:
     """Send a value from one rank of a group to another.  All ranks of the group call it.
 
@@ -351,6 +370,7 @@ def send(x: Any, axes: Names, source: int, destination: int) -> Any:
     return permute(x, axes, [(source, destination)])
 
 
+@_by_ranks
 def broadcast(x: Any, axes: Names, root: int = 0) -> Any:
     """Give every rank of a group what one of them has.
 
@@ -387,6 +407,7 @@ def broadcast(x: Any, axes: Names, root: int = 0) -> Any:
     return _each(x, lambda value: apply("broadcast_from", value, **group, root=int(root)))
 
 
+@_by_ranks
 def axis_index(axes: Names) -> Array:
     """Return this rank's number in its group.
 
@@ -416,6 +437,7 @@ def axis_index(axes: Names) -> Array:
     return apply("axis_index", **_group("axis_index", axes))
 
 
+@_by_ranks
 def axis_size(axes: Names) -> int:
     """Return the number of ranks in a group.
 
@@ -443,6 +465,16 @@ def axis_size(axes: Names) -> int:
     Array([0.5, 0.5], dtype=float64)
     """
     return current_grid("axis_size").size(axes)
+
+
+ppermute = permute  # what JAX and MAX call them (docs/originals.md)
+distributed_broadcast = broadcast
+
+
+if not TYPE_CHECKING:  # which would take any name then
+
+    def __getattr__(name: str) -> Any:
+        raise lacking(__name__, name)
 
 
 # -- helpers ----------------------------------------------------------------------------------------------
@@ -485,7 +517,9 @@ __all__ = [
     "axis_index",
     "axis_size",
     "broadcast",
+    "distributed_broadcast",
     "permute",
+    "ppermute",
     "reduce_scatter",
     "send",
     "shift",

@@ -226,11 +226,11 @@ def _draft(
     graph: WireGraph, profiles: Profiles, budgets: Profiles, strategy: str, known: int
 ) -> tuple[Plan, Prediction]:
     """The best plan under these budgets, or the one that lacks least; the profiles have the real ones."""
-    model = CostModel(graph, budgets)
+    model, assignment, asked = CostModel(graph, budgets), None, strategy_of(strategy)
+    if isinstance(asked, DeviceMap):
+        model, assignment = placed(model, asked)
     partitioner = Partitioner(model)
-    asked = strategy_of(strategy)
-    assignment = placed(model, asked) if isinstance(asked, DeviceMap) else partitioner.best(strategy)[1]
-    prediction, sketches = model.arrange(assignment)
+    prediction, sketches = model.arrange(partitioner.best(strategy)[1] if assignment is None else assignment)
     parts, place = parts_of(model, sketches)
     outputs = tuple(output_source(graph, index, place) for index in graph.outputs)
     plan = plan_of(graph, parts, profiles, strategy, outputs, prediction)
@@ -301,13 +301,15 @@ def _relays(profiles: Profiles, plan: Plan) -> list[str]:
 
 
 def _detours(model: CostModel, sketches: Sequence[PartSketch]) -> list[str]:
-    """What does not run on a worker's first device, and why."""
+    """What does not run on a worker's first device though nobody said so, and why."""
     workers = model.profiles.workers
     found: dict[str, None] = {}
     for part in sketches:
         worker, device = part.site
         if device:
-            for index in (model.index.units[unit] for unit in part.units):
+            for index in (
+                model.index.units[unit] for unit in part.units if model.index.units[unit] not in model.pinned
+            ):
                 what = f"{model.graph.nodes[index].op} on {model.graph.types[index].dtype.name}"
                 first, other = workers[worker].devices[0].engine, workers[worker].devices[device].engine
                 found[f"{workers[worker].name} computes {what} on {other}, because its {first} device cannot"] = None

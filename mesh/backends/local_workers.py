@@ -67,11 +67,14 @@ class LocalWorkers:
         self._processes: list[asyncio.subprocess.Process] = []
         self._logs: dict[int, Path] = {}
 
-    async def start(self, devices: Sequence[Sequence[str]]) -> list[LocalWorker]:
-        """One worker per entry, each with the devices named there; ConnectFailed with the log of each that fails."""
+    async def start(self, devices: Sequence[Sequence[str]], names: Sequence[str] = ()) -> list[LocalWorker]:
+        """One worker per entry, each with the devices named there; ConnectFailed with the log of each that fails.
+
+        `names` are theirs: local-0, local-1, ... unless said."""
         self._folder = SharedDir.create(Path(tempfile.gettempdir()))
         weakref.finalize(self, self._folder.close)
-        starts = [self._start_one(f"local-{index}", names) for index, names in enumerate(devices)]
+        called = names or [f"local-{index}" for index in range(len(devices))]
+        starts = [self._start_one(name, its) for name, its in zip(called, devices, strict=True)]
         try:
             return await gather_all(starts)
         except BaseException:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -28,9 +29,10 @@ from ..core.backend import Backend, Started, Stateful, Work
 from ..core.call_arguments import taken
 from ..core.handle import Handle
 from ..core.node import Node
-from ..functions.build_options import HERE, Building, building
+from ..functions.build_options import HERE, Building, building, forced
 from ..functions.compiled import Callee, Compiled, CompiledFunction, handle_of
 from ..functions.step_trace import Stepping
+from ..scripts.world import rank, world_size
 from ..util.annotation_checks import instance
 from ..util.argument_checks import check_function
 from .builder import MeshBuilder
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
 
 REPLAY_BYTES = 64 << 20  # of feeds, held for a state that nobody copies
 OWN = ("strategy", "mode", "copies")  # what calls take for themselves
-OWN_OF_COMPILE = (*OWN, "name", "cache", "build_dir", "force")
+OWN_OF_COMPILE = (*OWN, "name", "cache", "build_dir", "force", "use_cached_if_exists")
 OWN_OF_SESSIONS = (*OWN, "every", "ahead")
 
 
@@ -324,6 +326,7 @@ class AsyncMesh:
         cache: bool = True,
         build_dir: str | Path | None = None,
         force: bool = False,
+        use_cached_if_exists: bool = True,
         **named: Any,
     ) -> Callable[..., Any]:
         """Trace `fn` once, for arguments of the examples' shapes and dtypes, as `Mesh.compile` does.
@@ -348,6 +351,8 @@ class AsyncMesh:
             Where to write each graph, as NAME-HASH.wire and as text.
         force : bool, optional
             Whether the first call compiles its graph anew, whatever the caches have.
+        use_cached_if_exists : bool, optional
+            The opposite of `force`, by another name.
         **named : pytree
             Example arguments of `fn` by name.
 
@@ -361,7 +366,9 @@ class AsyncMesh:
         InputError
             If `fn` cannot be called or traced with these arguments.
         """
-        function = self.function(fn, strategy, building(mode, name, cache, build_dir, force), copies)
+        function = self.function(
+            fn, strategy, building(mode, name, cache, build_dir, forced(force, use_cached_if_exists)), copies
+        )
         function.form_for(taken(fn, examples, named, OWN_OF_COMPILE))
 
         async def compiled(*args: Any, **named: Any) -> Any:
@@ -526,6 +533,11 @@ class AsyncMesh:
 
     # -- what Mesh shares
 
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop it was made on."""
+        return self._loop
+
     def form(
         self,
         fn: Callable[..., Any] | WireGraph,
@@ -577,6 +589,8 @@ class AsyncMesh:
         CompiledFunction
             The function.
         """
+        if how.folder is not None and world_size() > 1:
+            how = replace(how, folder=how.folder / f"rank_{rank()}")
         return CompiledFunction(fn, text_of(strategy, self._reproducible), how, self._copies_of(copies))
 
     def _copies_of(self, copies: str | None) -> str:

@@ -52,6 +52,7 @@ class MeshBuilder:
     <MeshBuilder: mesh='home', addresses=(('192.168.1.7', 7100),), ...>
     """
 
+    @checked
     def __init__(self, config: MeshConfig = MeshConfig()) -> None:
         self.config = config
 

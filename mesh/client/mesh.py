@@ -28,10 +28,10 @@ from wire.policy.strategies import Strategy
 from ..backends.config import MeshConfig
 from ..core.backend import Running, Started, Work
 from ..core.call_arguments import taken
-from ..core.loop_thread import LoopThread
+from ..core.loop_thread import LoopElsewhere, LoopThread
 from ..core.node import Node
 from ..core.realise import Evaluator, reset_evaluator, set_evaluator
-from ..functions.build_options import Building, building
+from ..functions.build_options import Building, building, forced
 from ..functions.compiled import Callee, Compiled
 from ..functions.step_trace import Stepping
 from ..util.annotation_checks import checked
@@ -79,8 +79,10 @@ class Mesh:
     """
 
     @checked
-    def __init__(self, config: MeshConfig) -> None:
-        self._loop = LoopThread(_loop_for(config))
+    def __init__(self, config: MeshConfig | None = None) -> None:
+        if config is None:
+            raise InputError("a Mesh is built of nodes", next_step="Write mesh.Mesh.builder().local(2).build()")
+        self._loop: LoopThread = LoopThread(_loop_for(config))
         self._token: Token[Evaluator | None] | None = None
         try:
             self._async = self._loop.wait(AsyncMesh.connect(config))
@@ -276,6 +278,7 @@ class Mesh:
         cache: bool = True,
         build_dir: str | Path | None = None,
         force: bool = False,
+        use_cached_if_exists: bool = True,
         **named: Any,
     ) -> Callable[..., Any]:
         """Trace `fn` once, for arguments of the examples' shapes and dtypes.
@@ -299,10 +302,13 @@ class Mesh:
         cache : bool, optional
             Whether to keep what was traced.  If not, each call is traced anew, as `run` does.
         build_dir : str or Path, optional
-            Where to write each graph as NAME-HASH.wire, which `mesh-coord plan` and `submit` take, and as text.
+            Where to write each graph as NAME-HASH.wire, which `mesh-coord plan` and `submit` take, and as text.  A
+            rank of several writes to `build_dir/rank_N`.
         force : bool, optional
             Whether the first call compiles its graph anew, whatever the caches in memory and on disk have, and replaces
             that.
+        use_cached_if_exists : bool, optional
+            The opposite of `force`, by another name.
         **named : pytree
             Example arguments of `fn` by name.
 
@@ -325,7 +331,7 @@ class Mesh:
         ...     double(np.arange(3.0))
         array([0., 2., 4.])
         """
-        how = building(mode, name, cache, build_dir, force)
+        how = building(mode, name, cache, build_dir, forced(force, use_cached_if_exists))
         function = self._async.function(fn, strategy, how, copies)
         function.form_for(taken(fn, examples, named, OWN_OF_COMPILE))
 
@@ -673,6 +679,13 @@ class Mesh:
 
     def _started(self, form: Compiled, inputs: Mapping[str, NDArray[Any]], work: Work) -> _Waiter:
         return _Waiter(self, lambda: self._async.start(form, inputs, work))
+
+
+def for_threads(mesh: AsyncMesh) -> Mesh:
+    """Return an AsyncMesh as other threads than its loop's use it."""
+    view = Mesh.__new__(Mesh)
+    view._loop, view._token, view._async = LoopElsewhere(mesh.loop), None, mesh
+    return view
 
 
 class Job:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import signal
+import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +18,7 @@ from wire.policy.strategies import RANKS_MAX
 from wire.timeouts import COLLECTIVE_TIMEOUT_S, check_collective_timeout
 
 from .exit_codes import INTERRUPTED
+from .flags import port
 
 if TYPE_CHECKING:
     from ..scripts.hostfile import Host
@@ -25,6 +29,13 @@ GRACE_S = 5.0
 def launch_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-n", type=int, metavar="N", help="the number of ranks (default: the slots of the hostfile)")
     parser.add_argument("--hostfile", metavar="FILE", help="the machines to start them on by ssh, and how many on each")
+    parser.add_argument("--nodes", type=int, metavar="N", help="the number of machines of the hostfile (default: all)")
+    parser.add_argument(
+        "--gpus-per-node", type=int, metavar="N", help="the number of ranks on each (default: its slots)"
+    )
+    master = "for command lines of other launchers: ranks meet through this command, so it names this machine"
+    parser.add_argument("--master-addr", metavar="HOST", help=master)
+    parser.add_argument("--master-port", type=port, metavar="PORT", help="likewise; no port is opened")
     waits = f"seconds that ranks wait for each other (default: {COLLECTIVE_TIMEOUT_S:g})"
     parser.add_argument("--collective-timeout", type=float, default=COLLECTIVE_TIMEOUT_S, metavar="S", help=waits)
     grace = f"seconds after which ranks that do not end are killed (default: {GRACE_S:g})"
@@ -41,9 +52,10 @@ def launch(options: argparse.Namespace) -> int:
 async def _launch(options: argparse.Namespace) -> int:
     from ..scripts.launcher import Launch, Launcher, merged
 
+    _check_master(options)
     show = _as_json if options.json else merged(sys.stdout, sys.stderr)
     timeout_s = check_collective_timeout(options.collective_timeout)
-    wanted = Launch(options.script, tuple(options.arguments), _hosts(options), timeout_s, options.grace)
+    wanted = Launch(options.script, tuple(options.arguments), hosts_of(options), timeout_s, options.grace)
     launcher = Launcher(wanted, show)
     came: list[int] = []
 
@@ -67,17 +79,57 @@ async def _launch(options: argparse.Namespace) -> int:
     return code
 
 
-def _hosts(options: argparse.Namespace) -> tuple[Host, ...]:
+def hosts_of(options: argparse.Namespace) -> tuple[Host, ...]:
+    """The host of every rank; ConfigError if the flags do not say so."""
     from ..scripts.hostfile import Host, ranks_on, read_hostfile
 
     count: int | None = options.n
-    if count is not None and not 1 <= count <= RANKS_MAX:
-        raise ConfigError(f"-n {count}: a script has at least one rank, and at most {RANKS_MAX}")
+    nodes: int | None = options.nodes
+    each: int | None = options.gpus_per_node
+    for flag, number in (("-n", count), ("--nodes", nodes), ("--gpus-per-node", each)):
+        if number is not None and not 1 <= number <= RANKS_MAX:
+            raise ConfigError(f"{flag} {number}: a script has at least one rank, and at most {RANKS_MAX}")
+    if count is not None and (nodes, each) != (None, None):
+        raise ConfigError(
+            "-n is how many ranks there are in all, and --nodes and --gpus-per-node say so in another way",
+            next_step="Leave out -n, or these",
+        )
     if options.hostfile:
-        return ranks_on(read_hostfile(Path(options.hostfile)), count)
-    if count is None:
+        hosts = read_hostfile(Path(options.hostfile))
+        if nodes is not None and nodes > len(hosts):
+            raise ConfigError(f"--nodes {nodes}: {options.hostfile} names {len(hosts)}", next_step="Add hosts to it")
+        return ranks_on([replace(host, slots=each or host.slots) for host in hosts[:nodes]], count)
+    if nodes is not None and nodes > 1:
+        raise ConfigError(f"--nodes {nodes}: which machines?", next_step="Name them in a --hostfile, one per line")
+    if (count := count or each) is None:
         raise ConfigError("how many ranks?", next_step="Say -n N, or name a --hostfile")
     return (Host("localhost", count),) * count
+
+
+def _check_master(options: argparse.Namespace) -> None:
+    """ConfigError if a rank of another machine is to be the one that others meet at; a line that nobody needs to."""
+    host: str | None = options.master_addr
+    if host is not None and not _is_here(host):
+        raise ConfigError(
+            f"--master-addr {host} is not this machine, and ranks meet through the command that starts them",
+            next_step=f"Type it on {host}, or leave out --master-addr and --master-port",
+        )
+    if (host, options.master_port) != (None, None) and not options.quiet:
+        print("mesh-coord: --master-addr and --master-port are not needed, ranks meet through this command",
+              file=sys.stderr)  # fmt: skip
+
+
+def _is_here(host: str) -> bool:
+    """Whether an address of this machine has that name."""
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+        for family, kind, protocol, _, address in found:
+            with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as bound:
+                bound.bind(address)  # others' addresses cannot be
+                return True
+    except (OSError, UnicodeError):
+        return False
+    return False
 
 
 def _as_json(who: int | str, stream: str, line: str) -> None:

@@ -79,6 +79,33 @@ class LoopThread:
         self._loop.close()
 
 
+class LoopElsewhere(LoopThread):
+    """A loop that runs already, for other threads than its own, which would wait for itself."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._lock = threading.Lock()
+
+    @property
+    def stopped(self) -> bool:
+        return self._loop.is_closed()
+
+    def check_running(self) -> None:
+        if self.stopped:
+            raise _closed()
+
+    def check_may_wait(self) -> None:
+        with contextlib.suppress(RuntimeError):  # no loop runs in this thread
+            if asyncio.get_running_loop() is self._loop:
+                raise ConfigError(
+                    "what waits for an AsyncMesh cannot be called on its loop",
+                    next_step="Call it in another thread: await asyncio.to_thread(trainer.fit, data)",
+                )
+
+    def stop(self) -> None:
+        """Nothing: whoever runs the loop stops it."""
+
+
 async def _cancel_all() -> None:
     """End every other task, and let those who wait for one that ended hear of it."""
     left = asyncio.all_tasks() - {asyncio.current_task()}

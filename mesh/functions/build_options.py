@@ -58,6 +58,13 @@ def building(
     return Building(mode, name, cache, None if build_dir is None else Path(build_dir).expanduser(), force)
 
 
+def forced(force: bool, use_cached_if_exists: bool) -> bool:
+    """Whether to compile anew, by either of two names."""
+    if not isinstance(use_cached_if_exists, bool):
+        raise InputError(f"use_cached_if_exists is True or False, not {use_cached_if_exists!r}")
+    return force if use_cached_if_exists else True
+
+
 def check_local(graph: WireGraph) -> None:
     """Raise GraphError if a graph, or one inside it, has ranks that exchange tensors, or values for other devices."""
     for op, _, attrs in graph.nodes:

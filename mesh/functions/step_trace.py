@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -108,6 +108,10 @@ class Stepping:
         made.work = Work(self.graph, bindings, self.work.strategy, self.work.copies)
         return made
 
+    def place(self, strategy: str) -> None:
+        """Have its session go by another strategy."""
+        self.work = replace(self.work, strategy=strategy)
+
     @property
     def graph(self) -> WireGraph:
         return self._traced.graph
@@ -116,6 +120,11 @@ class Stepping:
     def paths(self) -> Mapping[str, str]:
         """The path in the state of each carried tensor, by its name."""
         return {name: self._leaves[index].path for name, index in self._by_name.items()}
+
+    @property
+    def places(self) -> Mapping[str, str]:
+        """Of all of the state, by its name among the graph's params the path in the state."""
+        return {name: leaf.path for name, leaf in zip(self._names(self._traced), self._leaves, strict=True)}
 
     @property
     def state_bytes(self) -> int:

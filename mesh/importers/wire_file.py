@@ -7,12 +7,11 @@ from pathlib import Path
 
 from wire.errors import InputError
 from wire.ir.file import load_params
-from wire.ir.graph import GraphBuilder, WireGraph
+from wire.ir.graph import WireGraph
 
 from ..core.array import Array
 from ..models.model import InputSpec, Model, Value, parted
-from ..numpy.promotion import asarray
-from ..transforms.step_list import call_graph
+from ..transforms.graph_function import graph_function, without_params
 
 
 def load(path: Path) -> Model:
@@ -23,24 +22,13 @@ def load(path: Path) -> Model:
         raise InputError(
             f"{path} has no value of the param {missing[0]!r}", next_step="Save it with graph.save(path, params)"
         )
-    plain = _with_inputs_only(graph)
+    names, computed = without_params(graph).input_types, graph_function(graph)
 
     def function(params: Mapping[str, Array], inputs: Mapping[str, Value]) -> dict[str, Array]:
         given = {**params, **inputs}
-        outputs = call_graph(plain, *[asarray(given[name]) for name in plain.input_types])
+        outputs = computed(*[given[name] for name in names])
         return dict(zip(graph.output_names, outputs, strict=True))
 
     inputs = [InputSpec(name, kind.dtype, kind.shape) for name, kind in graph.input_types.items()]
     trained, buffers = parted(params)
     return Model(graph.name, function, inputs, graph.output_names, trained, buffers=buffers)
-
-
-def _with_inputs_only(graph: WireGraph) -> WireGraph:
-    """The same graph, its params made inputs."""
-    builder = GraphBuilder()
-    builder.blobs.update(graph.blobs)
-    placed: list[int] = []
-    for node in graph.nodes:
-        op = "input" if node.op == "param" else node.op
-        placed.append(builder.add(op, *[placed[source] for source in node.inputs], **node.attrs))
-    return builder.build([placed[index] for index in graph.outputs], graph.output_names, graph.name)

@@ -12,18 +12,21 @@ made of.
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from wire.errors import ConfigError, InputError
+from wire.ir.graph import WireGraph
 
 from ..client.async_mesh import AsyncMesh
 from ..client.mesh import Mesh
 from ..core.call_arguments import taken
 from ..models.load import load
 from ..models.model import Model
+from ..transforms.graph_function import graph_function
 from ..util.did_you_mean import optioned, spelt
 from .generation_runner import Generating, text_of
 from .replies import Prompt, Reply, Request, Stop
@@ -31,7 +34,7 @@ from .request_runner import Answering, is_batched
 from .settings import Options, choice
 from .tokenizer import Tokenizer
 
-Source = str | Path | Model | Callable[..., Any]
+Source = str | Path | Model | WireGraph | Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,7 @@ class AsyncInferenceServer:
         self,
         name: str,
         model: Source,
+        mesh: AsyncMesh | None = None,
         *,
         max_batch: int = 8,
         max_wait_ms: float = 2.0,
@@ -83,10 +87,13 @@ class AsyncInferenceServer:
         mode: str = "auto",
         copies: str | None = None,
     ) -> None:
-        """Serve a model, a path to one, or a function, under a name; see `Options` for what the options mean.
+        """Serve a model, a path to one, a function or a graph, under a name; see `Options` for what the options mean.
 
-        Weights go to the workers when they are first needed.  InputError for a name that is taken.
+        Weights go to the workers when they are first needed.  A graph takes any number of rows: it is computed in
+        blocks of as many as it was traced for.  `mesh` need not be given, and may be this server's own.  InputError for
+        a name that is taken.
         """
+        _check_mesh(mesh, self._mesh)
         options = Options(max_batch, max_wait_ms, queue, replicas, chunk, batched, strategy, mode, copies)
         await self.serve(name, model, options)
 
@@ -99,7 +106,7 @@ class AsyncInferenceServer:
             raise InputError(f"a model is called {name!r} already", next_step="Unload it first, or choose another name")
         self._loading.add(name)
         try:
-            loaded = await asyncio.to_thread(_loaded, model)
+            loaded = await asyncio.to_thread(_loaded, model, options.batched is not False)
             self._check_open()
             self._models[name] = _Served(self._mesh, loaded, options)
         finally:
@@ -195,6 +202,7 @@ class InferenceServer:
         self,
         name: str,
         model: Source,
+        mesh: Mesh | None = None,
         *,
         max_batch: int = 8,
         max_wait_ms: float = 2.0,
@@ -206,10 +214,13 @@ class InferenceServer:
         mode: str = "auto",
         copies: str | None = None,
     ) -> None:
-        """Serve a model, a path to one, or a function, under a name; see `Options` for what the options mean.
+        """Serve a model, a path to one, a function or a graph, under a name; see `Options` for what the options mean.
 
-        Weights go to the workers when they are first needed.  InputError for a name that is taken.
+        Weights go to the workers when they are first needed.  A graph takes any number of rows: it is computed in
+        blocks of as many as it was traced for.  `mesh` need not be given, and may be this server's own.  InputError for
+        a name that is taken.
         """
+        _check_mesh(mesh, self._mesh)
         options = Options(max_batch, max_wait_ms, queue, replicas, chunk, batched, strategy, mode, copies)
         self._mesh.wait(self._async.serve(name, model, options))
 
@@ -330,13 +341,44 @@ class _Served:
         await asyncio.gather(*(each.close() for each in self._generating))
 
 
-def _loaded(source: Source) -> Model | Callable[..., Any]:
+def _check_mesh(given: object, own: Mesh | AsyncMesh) -> None:
+    if given is not None and given is not own:
+        raise InputError(
+            f"this server serves on {own!r}, not on {given!r:.60}", next_step="Leave it out, or make a server on it"
+        )
+
+
+def _loaded(source: Source, by_rows: bool) -> Model | Callable[..., Any]:
+    """What answers; a graph as a function, of any number of rows where they do not depend on each other."""
+    if isinstance(source, WireGraph):
+        return _graph_model(source, by_rows)
     model = load(source) if isinstance(source, str | Path) else source
     if isinstance(model, Model):
         _ = model.handles  # hashed now, and not while somebody waits
     elif not callable(model):
-        raise InputError(f"{model!r} is no model", next_step="Give a path, a mesh.Model or a function")
+        raise InputError(f"{model!r} is no model", next_step="Give a path, a mesh.Model, a function or a graph")
     return model
+
+
+def _graph_model(graph: WireGraph, by_rows: bool) -> Callable[..., Any]:
+    """A graph as a function of its inputs, as `Mesh.run` calls one."""
+    if graph.param_types:
+        raise InputError(
+            f"the graph has the param {next(iter(graph.param_types))!r}, and not its value",
+            next_step="Load the function that it was traced of, or the file of graph.save(path, params)",
+        )
+    computed = graph_function(graph, tuple(graph.input_types) if by_rows else ())
+
+    def answer(*inputs: Any) -> Any:
+        outputs = computed(*inputs)
+        return outputs[0] if len(outputs) == 1 else dict(zip(graph.output_names, outputs, strict=True))
+
+    model: Any = answer
+    model.__name__ = graph.name or "graph"
+    names = [name if name.isidentifier() else f"input_{at}" for at, name in enumerate(graph.input_types)]
+    places = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+    model.__signature__ = inspect.Signature(places)
+    return answer
 
 
 async def _soon(call: Callable[[], Any]) -> Any:

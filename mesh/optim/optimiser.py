@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from functools import wraps
 from textwrap import shorten
-from typing import Any, NamedTuple, ParamSpec
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
 
 from wire.errors import InputError
 from wire.ir.dtypes import BF16, F16, F32
@@ -20,6 +20,7 @@ from .. import tree
 from ..core.array import Array, Operand, weakened
 from ..numpy.promotion import asarray, cast
 from ..util.argument_checks import said
+from ..util.instead import lacking
 
 P = ParamSpec("P")
 SHOWN_MAX = 120
@@ -34,6 +35,11 @@ class Optimiser(_Pair):
     """A pair of pure functions."""
 
     made_by = ""  # the call that made it, for people
+
+    if not TYPE_CHECKING:  # which would take any name then
+
+        def __getattr__(self, name: str) -> Any:
+            raise lacking("mesh.optim.Optimiser", name)
 
     def __repr__(self) -> str:
         return f"<Optimiser: {self.made_by or getattr(self.update, '__name__', 'of functions')}>"

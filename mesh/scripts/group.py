@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partialmethod
 from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar
@@ -33,6 +34,7 @@ from worker.collectives.group import Group as Runtime
 
 from .. import tree
 from ..util.argument_checks import axis_of, integer, number, pairs_of, said
+from ..util.did_you_mean import spelt
 from .channels import Mailboxes
 from .listening_ports import Door
 from .named_groups import agreed, in_buffers
@@ -111,6 +113,7 @@ class Group:
 
     # -- operations
 
+    @spelt
     def all_reduce(self, x: Any, op: str = "sum", weight: float | None = None, timeout_s: float | None = None) -> Any:
         """The reduction of all ranks' values, on every rank: `op` is one of sum, mean, prod, min, max, and, or.
 
@@ -131,6 +134,7 @@ class Group:
         reduced = in_buffers(leaves, lambda array: self._reduced(array, op, weight, timeout_s))
         return tree.unflatten(structure, [reduced[path] for path, _ in arrays])
 
+    @spelt
     def all_gather(self, x: Any, axis: int = 0, tiled: bool = True, timeout_s: float | None = None) -> Array:
         """All ranks' arrays joined along `axis`, or with tiled=False stacked along a new one."""
         array = _native(x)
@@ -139,6 +143,7 @@ class Group:
         at = _axis(axis, array)
         return self._do("all_gather", lambda group: group.all_gather(array, at), timeout_s)
 
+    @spelt
     def reduce_scatter(self, x: Any, axis: int = 0, op: str = "sum", timeout_s: float | None = None) -> Array:
         """The reduction of all ranks' arrays, of which each rank gets its block along `axis`."""
         if op not in OPS:
@@ -148,6 +153,7 @@ class Group:
         made = self._do("reduce_scatter", lambda group: group.reduce_scatter(array, at, name), timeout_s)
         return _divided(made, self.size) if op == "mean" else made
 
+    @spelt
     def all_to_all(
         self, x: Any, split_axis: int = 0, concat_axis: int = 0, tiled: bool = True, timeout_s: float | None = None
     ) -> Array:
@@ -166,33 +172,45 @@ class Group:
         made = self._do("all_to_all", lambda group: group.all_to_all(rows, 0, 0), timeout_s)
         return np.moveaxis(made, 0, joined)
 
+    @spelt
     def broadcast(self, x: Any, root: int = 0, timeout_s: float | None = None) -> Array:
         """What rank `root` has; x has its shape and dtype on every rank."""
         self._check(root)
         array = _native(x)
         return self._do("broadcast", lambda group: group.broadcast_from(array, root), timeout_s)
 
+    @spelt
     def permute(self, x: Any, pairs: Sequence[tuple[int, int]], timeout_s: float | None = None) -> Array:
         """Send by `pairs` of source and destination; a rank that nobody sends to has zeros."""
         array, among = _native(x), pairs_of(pairs, self.size)
         return self._do("permute", lambda group: group.permute(array, among), timeout_s)
 
+    @spelt
     def send(self, x: Any, to: int, timeout_s: float | None = None) -> None:
         """Give an array to rank `to`, which calls `recv`; returns when it has it.  Other ranks take no part."""
         self._check(to, own="sent to")
         array = _native(x)
         self._do("send", lambda group: group.send(array, to), timeout_s)
 
+    @spelt
     def recv(self, shape: Sequence[int], dtype: DTypeLike, source: int, timeout_s: float | None = None) -> Array:
         """What rank `source` sends, which must be of this shape and dtype: both ranks raise where it is not."""
         self._check(source, own="received from")
         kind = _type(shape, dtype)
         return self._do("recv", lambda group: group.receive(kind, source), timeout_s)
 
+    @spelt
+    def recv_like(self, x: Any, source: int, timeout_s: float | None = None) -> Array:
+        """What rank `source` sends, which must have the shape and dtype of x."""
+        like = _native(x)
+        return self.recv(like.shape, like.dtype, source, timeout_s)
+
+    @spelt
     def barrier(self, timeout_s: float | None = None) -> None:
         """Return when all ranks have come; DeadlineExceeded names the missing."""
         self._do("barrier", lambda group: group.barrier(), timeout_s)
 
+    @spelt
     def split(self, color: int | None, key: int = 0, timeout_s: float | None = None) -> Group | None:
         """The group of the ranks with the same `color`, in the order of `key`, or of their ranks where that is equal.
 
@@ -212,6 +230,15 @@ class Group:
             if wire.line is not None:
                 wire.line.close()
         self._boxes.remove()
+
+    # -- what MLX, JAX and MAX call them (docs/originals.md)
+
+    all_sum = partialmethod(all_reduce, op="sum")
+    all_max = partialmethod(all_reduce, op="max")
+    all_min = partialmethod(all_reduce, op="min")
+    sum_scatter = partialmethod(reduce_scatter, op="sum")
+    ppermute = permute
+    distributed_broadcast = broadcast
 
     # -- how
 

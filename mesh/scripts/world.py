@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from wire.errors import ConfigError
 from wire.system.shared_memory import SharedDir
 
+from ..util.did_you_mean import spelt
 from .rendezvous import Meeting, Note
 from .settings import RankSettings, told
 
@@ -51,11 +52,14 @@ _world: World | None = None
 _lock = threading.Lock()
 
 
+@spelt
 def init(
     rank: int | None = None,
     world_size: int | None = None,
     rendezvous: str | Path | None = None,
     timeout_s: float | None = None,
+    *,
+    strict: bool = False,
 ) -> Group:
     """Join the world: wait for all ranks of this program, and return the group of them.
 
@@ -72,6 +76,8 @@ def init(
         A folder of this machine, the same for all ranks and for no other program.
     timeout_s : float, optional
         Seconds to wait for the other ranks, here and in each operation of the group.
+    strict : bool, optional
+        Whether a process that nobody launched is an error.
 
     Returns
     -------
@@ -81,7 +87,7 @@ def init(
     Raises
     ------
     ConfigError
-        If an argument is not possible, or this process has joined as another rank.
+        If an argument is not possible, this process has joined as another rank, or with `strict` nobody launched it.
     DeadlineExceeded
         If ranks did not come in time; it names them.
 
@@ -95,11 +101,15 @@ def init(
     >>> mesh.shutdown()
     """
     global _world
+    if not isinstance(strict, bool):
+        raise ConfigError(f"strict is True or False, not {strict!r}")
     with _lock:
         if not isinstance(rendezvous, str | Path | None):
             raise ConfigError(f"rendezvous is the path of a folder, not {rendezvous!r}")
         meeting = None if rendezvous is None else str(rendezvous)
         settings = told().changed(rank=rank, size=world_size, meeting=meeting, timeout_s=timeout_s)
+        if strict and settings.size == 1 and not settings.meeting:
+            raise ConfigError("nobody launched this process", next_step="Start it: mesh-coord launch -n 4 script.py")
         if _world is None:
             _world = _begin(settings)
             atexit.register(_at_exit)

@@ -19,10 +19,12 @@ from wire.ir.device_names import DeviceName
 from .. import tree
 from ..core.array import apply
 from ..transforms.pytree_functions import as_array
+from ..util.did_you_mean import spelt
 from .annotations import shard
 from .grid import Grid, PartitionSpec
 
 
+@spelt
 def transfer_to(x: Any, device: Any = None, sharding: Any = None, grid: Grid | None = None) -> Any:
     """Say on which device x is to be, or how it is to be split.  Its value stays the same.
 
@@ -31,7 +33,8 @@ def transfer_to(x: Any, device: Any = None, sharding: Any = None, grid: Grid | N
     x : Array or pytree of Array
         The tensor.
     device : str or Node, optional
-        "cpu", "gpu", a Node or the name of a worker, or "NAME:INDEX" for one of its devices.
+        "cpu", "gpu", a Node or the name of a worker, or "NAME:INDEX" for one of its devices.  With neither a device nor
+        a sharding, x stays where it is.
     sharding : PartitionSpec, optional
         How to split it, in place of a device.
     grid : Grid, optional
@@ -45,7 +48,7 @@ def transfer_to(x: Any, device: Any = None, sharding: Any = None, grid: Grid | N
     Raises
     ------
     InputError
-        If both a device and a sharding are given or neither, or something is no device.
+        If both a device and a sharding are given, or something is no device.
     NoSuchDevice
         If the device is not there when the program is placed.
 
@@ -58,9 +61,11 @@ def transfer_to(x: Any, device: Any = None, sharding: Any = None, grid: Grid | N
     >>> "sim-1" in preview.workers
     True
     """
-    if (device is None) == (sharding is None):
-        raise InputError("transfer_to takes a device or a sharding, and one of them")
+    if device is None and sharding is None:
+        return x
     if sharding is not None:
+        if device is not None:
+            raise InputError("transfer_to takes a device or a sharding, and not both of them")
         if not isinstance(sharding, PartitionSpec):
             raise InputError(f"a {type(sharding).__name__} is no PartitionSpec")
         return shard(x, sharding, grid)
@@ -70,6 +75,7 @@ def transfer_to(x: Any, device: Any = None, sharding: Any = None, grid: Grid | N
 to_device = transfer_to
 
 
+@spelt
 def cpu(x: Any) -> Any:
     """Say that x is to be on a device of the cpu engine.  Its value stays the same.
 
@@ -94,6 +100,7 @@ def cpu(x: Any) -> Any:
     return _on(x, DeviceName("cpu"))
 
 
+@spelt
 def gpu(x: Any) -> Any:
     """Say that x is to be on a device of the wgsl engine.  Its value stays the same.
 
@@ -125,7 +132,8 @@ def gpu(x: Any) -> Any:
     return _on(x, DeviceName("gpu"))
 
 
-def accelerator(x: Any, id: int = 0) -> Any:  # what others call it
+@spelt
+def accelerator(x: Any, id: int | None = None, *, device_id: int | None = None) -> Any:  # what others call it
     """Say that x is to be on an accelerator.  Its value stays the same.
 
     Parameters
@@ -133,7 +141,9 @@ def accelerator(x: Any, id: int = 0) -> Any:  # what others call it
     x : Array or pytree of Array
         The tensor.
     id : int, optional
-        Which of all devices that are no cpu, in the order of workers' names.
+        Which of all devices that are no cpu, in the order of workers' names; the first unless said.
+    device_id : int, optional
+        Another name of `id`.
 
     Returns
     -------
@@ -143,7 +153,7 @@ def accelerator(x: Any, id: int = 0) -> Any:  # what others call it
     Raises
     ------
     InputError
-        If it is not a number from 0.
+        If it is not a number from 0, or given by both names.
     NoSuchDevice
         If there is no such device when the program is placed.
 
@@ -155,9 +165,12 @@ def accelerator(x: Any, id: int = 0) -> Any:  # what others call it
     >>> graph.nodes[1].attrs["device"]
     'accelerator 1'
     """
-    if type(id) is not int or not 0 <= id < 1_000_000:
-        raise InputError(f"accelerators are numbered from 0, got {id!r}")
-    return _on(x, DeviceName("accelerator", id))
+    if id is not None and device_id is not None:
+        raise InputError("id and device_id are two names of one argument", next_step="Give one of them")
+    number = next((given for given in (id, device_id) if given is not None), 0)
+    if type(number) is not int or not 0 <= number < 1_000_000:
+        raise InputError(f"accelerators are numbered from 0, got {number!r}")
+    return _on(x, DeviceName("accelerator", number))
 
 
 def _on(x: Any, device: DeviceName) -> Any:

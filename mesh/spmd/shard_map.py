@@ -39,11 +39,17 @@ def current_grid(asker: str) -> Grid:
     """Return the grid whose ranks run the function that is being traced; InputError if there is none."""
     current = _GRID.get()
     if current is None:
+        whole = "; mesh.shard(x, PartitionSpec()) gives every device all of x" if asker in TO_ALL else ""
         raise InputError(
-            f"{asker} is what ranks of a grid do together, and there is no grid here",
-            next_step="Call it in a function that is given to mesh.shard_map",
+            f"{asker} is what ranks of a grid do together, and there is no grid here: outside of mesh.shard_map a "
+            "value is one tensor, also where mesh.shard has split it",
+            next_step=f"Call it in a function of blocks: mesh.shard_map(lambda block: mesh.collectives.{asker}(block, "
+            f"...), grid, in_specs, out_specs)(x){whole}",
         )
     return current
+
+
+TO_ALL = ("all_gather", "broadcast")  # after which every rank has the same, whole
 
 
 def inside_ranks() -> bool:

@@ -4,6 +4,7 @@
         found.loss, found.owners        # which workers have the gradient of which param
         found.add((x, y))               # those of another batch come to them
         gradients = found.fetch()       # and only now they travel
+        trainer.step_with(found)        # a step of the optimiser
 
 It is a session whose state are params and gradients, and whose step changes the latter.
 """
@@ -18,19 +19,24 @@ from typing import Any
 
 import numpy as np
 
-from wire.errors import InputError
+from wire.errors import ExecuteFailed, InputError
 from wire.policy.pipeline_schedules import SCHEDULES
-from wire.policy.strategies import DataParallel, Pipeline, Split, Strategy
+from wire.policy.strategies import DataParallel, DeviceMap, Pipeline, Split, Strategy
 
 from .. import numpy as mnp
 from .. import tree
 from ..client.mesh import Mesh
 from ..core.array import Array
+from ..core.backend import Work
 from ..functions.step_trace import Stepping
+from ..numpy.promotion import asarray
+from ..tracing.trace import trace_full
 from ..util.annotation_checks import checked
 from ..util.units import counted
 from .data import Cursor, Rows, Shares, batch_of, padded, rows_of
-from .gradients import in_turn, interleaved, of_rows, step_key
+from .gradients import finite, in_turn, interleaved, of_rows, step_key
+from .layer_placement import place_layers
+from .step import updated
 from .step_config import Recipe
 from .worker_group import LocalGroup, SessionGroup, WorkerGroup, live_workers, stages_for
 
@@ -55,6 +61,42 @@ def gradient_step(recipe: Recipe, whole: bool, rows_apart: bool) -> Step:
         return {**state, "gradients": tree.map(summed, gradients, state["gradients"])}, loss
 
     return step
+
+
+def stepped(recipe: Recipe, state: Mapping[str, Any], gradients: Any) -> dict[str, Any]:
+    """A trainer's state after one step of the optimiser with these gradients, computed in this process.
+
+    InputError if they are not like the params, ExecuteFailed if they hold NaN or Inf.
+    """
+    from ..core.inprocess import evaluate
+
+    state, gradients = dict(state), _like_params(gradients, state["params"])
+
+    def step(state: Any, gradients: Any) -> tuple[Any, Any]:
+        flags = finite((asarray(np.float32(0)), gradients))[None]
+        return updated(recipe, state, state, asarray(np.float32(0)), gradients, flags)
+
+    traced = trace_full(step, state, gradients)
+    bound = traced.bind(state, gradients)
+    following, told = traced.unflatten(evaluate(Work(traced.graph, bound.params, "single"), bound.inputs))
+    if not told["good"]:
+        raise ExecuteFailed("the gradients hold NaN or Inf; they changed nothing", next_step="Look at the data")
+    return dict(following)
+
+
+def _like_params(gradients: Any, params: Any) -> Any:
+    """Gradients in the order of the params; InputError naming the first that is missing or of another shape."""
+    given = dict(tree.flatten_with_paths(gradients)[0])
+    found = []
+    for path, param in tree.flatten_with_paths(params)[0]:
+        if path not in given or np.shape(given[path]) != param.shape:
+            what = f"has the shape {np.shape(given[path])}, not {param.shape}" if path in given else "is missing"
+            raise InputError(
+                f"the gradient of {path or 'the params'!r} {what}",
+                next_step="Give what forward_backward gave, or a tree like trainer.params",
+            )
+        found.append(np.asarray(given[path], param.dtype))
+    return tree.unflatten(tree.flatten(params)[1], found)
 
 
 class Gradients:
@@ -83,6 +125,8 @@ class Gradients:
         first = self._arguments(batch, 0)
         stepping = Stepping(gradient_step(recipe, whole, self._shares.pads(self._rows)), state, first, text)
         self._paths = stepping.paths
+        if isinstance(strategy, DeviceMap) and workers:
+            place_layers(stepping, strategy)
         if workers:
             assert mesh is not None
             opened = mesh.open_session(stepping, copies, 10)

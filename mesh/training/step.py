@@ -67,7 +67,7 @@ def _single_step(recipe: Recipe, whole: bool, rows_apart: bool) -> Step:
             loss, gradients = interleaved(recipe.accumulate, compute, parts)
         else:
             loss, gradients = in_turn(recipe, recipe.accumulate, compute, parts)
-        return _updated(recipe, state, state, loss, gradients, _finite_flag(loss, gradients))
+        return updated(recipe, state, state, loss, gradients, _finite_flag(loss, gradients))
 
     return step
 
@@ -97,7 +97,7 @@ def _data_parallel_step(recipe: Recipe, ranks: int, rows_apart: bool, unlike: Sh
         else:
             head = collectives.all_reduce(head, gradient_exchange.AXIS)
             gradients, unsent = gradient_exchange.summed(recipe, gradients, unsent)
-        return _updated(recipe, {**state, "unsent": unsent}, state, head[0], gradients, head[1:])
+        return updated(recipe, {**state, "unsent": unsent}, state, head[0], gradients, head[1:])
 
     return _on_ranks(local, ranks)
 
@@ -136,7 +136,7 @@ def _sharded_step(recipe: Recipe, ranks: int, rows_apart: bool, unlike: Shares |
         flags = collectives.all_gather(flag, gradient_exchange.AXIS) if ranks > 1 else flag
         loss, gradients = gradient_exchange.combined(stacked, blocks, recipe.shards)
         gradients = tree.map(lambda leaf, param: mnp.astype(leaf, param.dtype), gradients, state["params"])
-        return _updated(recipe, state, state, loss, gradients, flags)
+        return updated(recipe, state, state, loss, gradients, flags)
 
     return _on_ranks(local, ranks)
 
@@ -250,7 +250,7 @@ def _with_zeros(leaf: Array, rows: int) -> Array:
     return mnp.concatenate([leaf, mnp.zeros((rows, *leaf.shape[1:]), leaf.dtype)])
 
 
-def _updated(recipe: Recipe, after: Any, before: Any, loss: Array, gradients: Any, flags: Array) -> tuple[Any, Any]:
+def updated(recipe: Recipe, after: Any, before: Any, loss: Array, gradients: Any, flags: Array) -> tuple[Any, Any]:
     """The next state and the report; the state stays as it was `before` if anything is NaN or Inf."""
     norm = optim.global_norm(gradients)
     good = mnp.logical_and(mnp.all(flags > 0), mnp.logical_and(mnp.isfinite(loss), mnp.isfinite(norm)))

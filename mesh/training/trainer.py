@@ -15,20 +15,24 @@ from typing import Any
 import numpy as np
 
 from wire.errors import InputError
+from wire.ir.graph import WireGraph
 from wire.policy.pipeline_schedules import SCHEDULES
 from wire.policy.strategies import Pipeline, Strategy, strategy_of
 
 from .. import tree
-from ..client.mesh import Mesh
+from ..client.async_mesh import AsyncMesh
+from ..client.mesh import Mesh, for_threads
 from ..client.session import check_copies
 from ..optim import Optimiser, adam
 from ..util.annotation_checks import truth
 from ..util.argument_checks import integer, items, said
+from ..util.did_you_mean import spelt
 from ..util.units import counted
-from .backward import Gradients
+from .backward import Gradients, stepped
 from .checkpoint import Checkpoints, filled
 from .data import Cursor, data_of
 from .fit_loop import FitOptions, Run
+from .graph_loss import graph_loss
 from .progress import Callback, History, Progress
 from .step import first_state
 from .step_config import Compression, Recipe
@@ -43,11 +47,15 @@ class DistributedTrainer:
     It gives one loss per row, or the mean over rows, which costs more where rows do not come out even.  A loss with an
     argument `key` gets a key of its own for every step and part.  `deterministic` is True, or the number of shards that
     every batch has: the weights are then the same to the bit for any number of workers of one type of processor.
+
+    The loss may be a graph of (params, *batch), for any number of rows (`graph_loss.py`): what it gives is the loss of
+    each row, or where the batch has targets after what it takes, the model's answer, and the loss their squared error.
     """
 
+    @spelt
     def __init__(
         self,
-        loss: Callable[..., Any],
+        loss: Callable[..., Any] | WireGraph,
         params: Any,
         *,
         optimizer: Optimiser | None = None,
@@ -60,6 +68,14 @@ class DistributedTrainer:
         bucket_bytes: int = 4 << 20,
         seed: int = 0,
     ) -> None:
+        if isinstance(loss, int | float | np.number):
+            raise InputError(
+                f"a loss is a function of params and a batch, not {loss!r}",
+                next_step=f"A learning rate is the optimiser's: DistributedTrainer(loss, params, optimizer="
+                f"optim.sgd({loss!r}))",
+            )
+        if isinstance(loss, WireGraph):
+            loss = graph_loss(loss, params)
         shards = _shards(deterministic)
         integer(seed, "the seed", -(2**63), 2**63)
         self._strategy = strategy if isinstance(strategy, Strategy) else strategy_of(strategy)
@@ -93,11 +109,15 @@ class DistributedTrainer:
         """How many steps were made."""
         return self._step
 
-    def distribute(self, mesh: Mesh | None) -> DistributedTrainer:
+    @spelt
+    def distribute(self, mesh: Mesh | AsyncMesh | None) -> DistributedTrainer:
         """Use the workers of a mesh; None: this process.  Returns the trainer.
 
+        With an AsyncMesh use the trainer in another thread than its loop's: await asyncio.to_thread(trainer.fit, x).
         InputError if the mesh is reproducible, and the weights would follow how many workers there are.
         """
+        if isinstance(mesh, AsyncMesh):
+            mesh = for_threads(mesh)
         if mesh is not None and not isinstance(mesh, Mesh):
             raise InputError(f"a trainer uses a Mesh, not a {type(mesh).__name__}", next_step="Build it with build()")
         if mesh is not None and mesh.reproducible:
@@ -105,6 +125,7 @@ class DistributedTrainer:
         self._mesh = mesh
         return self
 
+    @spelt
     def fit(
         self,
         data: Any,
@@ -175,11 +196,83 @@ class DistributedTrainer:
             for bar in shown:
                 bar.close()
 
+    @spelt
     def forward_backward(self, batch: Any, *, copies: str = "none") -> Gradients:
         """The gradients of the mean loss of a batch, which stay with the workers that have the params that they are of,
         stages of a pipeline for example; the params stay as they are.  Close it, or use it as a context manager."""
         check_copies(copies)
         return Gradients(self.recipe, self._strategy, self._mesh, self.params, batch, copies)
+
+    @spelt
+    def step_with(self, gradients: Any) -> None:
+        """Change the params by one step of the optimiser.
+
+        The gradients are fetched, since the trainer holds the params and the optimiser's state in this process.
+
+        Parameters
+        ----------
+        gradients : Gradients or pytree of array
+            What `forward_backward` returned, or gradients with the structure of the params.
+
+        Raises
+        ------
+        InputError
+            If a gradient is missing, or has another shape than its param.
+        ExecuteFailed
+            If the gradients hold NaN or Inf, which changes nothing.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import mesh
+        >>> trainer = mesh.DistributedTrainer(lambda w, x: (w * x) ** 2, np.float32(3), optimizer=mesh.optim.sgd(0.1))
+        >>> with trainer.forward_backward((np.ones(4, np.float32),)) as gradients:
+        ...     trainer.step_with(gradients)
+        >>> trainer.params, trainer.step
+        (array(2.4, dtype=float32), 1)
+        """
+        given = gradients.fetch() if isinstance(gradients, Gradients) else gradients
+        self._state = stepped(self.recipe, self._state, given)
+        self._step += 1
+
+    @spelt
+    def fit_distributed(self, data: Any, targets: Any, **options: Any) -> History:
+        """Train on data and targets: another name of `fit((data, targets), ...)`.
+
+        Parameters
+        ----------
+        data : array
+            The rows.
+        targets : array
+            A target for each row.
+        **options
+            Those of `fit`.
+
+        Returns
+        -------
+        History
+            What happened.
+
+        Raises
+        ------
+        InputError
+            If a graph is given, which is an argument of the trainer, or as `fit` raises it.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import mesh
+        >>> x = np.ones((4, 1), np.float32)
+        >>> graph = mesh.trace(lambda w, x: x @ w, np.zeros((1, 1), np.float32), x)
+        >>> trainer = mesh.DistributedTrainer(graph, np.zeros((1, 1), np.float32), optimizer=mesh.optim.sgd(0.25))
+        >>> trainer.fit_distributed(x, x, epochs=2).losses
+        [1.0, 0.25]
+        """
+        if isinstance(data, WireGraph):
+            raise InputError(
+                "the graph is the trainer's", next_step="Write DistributedTrainer(graph, params).fit((data, targets))"
+            )
+        return self.fit((data, targets), **options)
 
     def save(self, folder: str | Path, keep: int = 3) -> Path:
         """Write a checkpoint now."""

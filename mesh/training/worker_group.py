@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wire.policy.batch_shares import Portions, by_speed, ranks_of
-from wire.policy.strategies import Auto, DataParallel, Pipeline, Ranks, Split, Strategy
+from wire.policy.strategies import Auto, DataParallel, DeviceMap, Pipeline, Ranks, Split, Strategy, strategy_of
 
 from .. import tree
 from ..client.elastic_session import Elastic
@@ -25,6 +25,7 @@ from ..errors import InputError, PlacementError
 from ..functions.step_trace import Stepping
 from .data import Data, Rows, Shares, padded
 from .gradient_exchange import memory_size
+from .layer_placement import place_layers
 from .step import training_step
 from .step_config import Recipe
 
@@ -216,6 +217,8 @@ def form_group(
         session = mesh.elastic_session(elastic, copies, every)
         return SessionGroup(session, True, partial(feed.begin, session), feed.rows_by_rank)
     stepping: Stepping = traced(choice.ranks, choice.strategy)
+    if isinstance(layers := strategy_of(choice.strategy), DeviceMap):
+        place_layers(stepping, layers)
     portions: Portions = choice.ranks
     if choice.by_speed and choice.ranks > 1:
         portions = _portions_by_speed(mesh, stepping, choice.ranks, feed.pieces())

@@ -116,7 +116,7 @@ DIRECTIONS: dict[str, set[str]] = {
     "mesh/_import_check.py": set(),
     "mesh/errors.py": set(),
     "mesh/util": set(),
-    "mesh": {"mesh/_import_check.py"},
+    "mesh": {"mesh/_import_check.py", "mesh/util"},
     "mesh/tree.py": {"mesh/util"},
     "mesh/core": {"mesh/tree.py", "mesh/util"},
     "mesh/backends": {"mesh/core", "mesh/util"},
@@ -132,7 +132,16 @@ DIRECTIONS: dict[str, set[str]] = {
     "mesh/models": {"mesh/core", "mesh/nn", "mesh/numpy", "mesh/tracing", "mesh/util"},
     "mesh/functions": {"mesh/core", "mesh/models", "mesh/numpy", "mesh/tracing", "mesh/tree.py", "mesh/util"},
     "mesh/importers": {"mesh/core", "mesh/models", "mesh/nn", "mesh/numpy", "mesh/transforms", "mesh/util"},
-    "mesh/client": {"mesh/backends", "mesh/core", "mesh/functions", "mesh/simulation", "mesh/tree.py", "mesh/util"},
+    "mesh/client": {
+        "mesh/backends",
+        "mesh/core",
+        "mesh/functions",
+        "mesh/scripts",
+        "mesh/simulation",
+        "mesh/tree.py",
+        "mesh/util",
+    },
+    "mesh/originals.py": {"mesh/client", "mesh/core", "mesh/numpy", "mesh/util"},
     "mesh/coding": {"mesh/client", "mesh/core", "mesh/nn", "mesh/numpy", "mesh/tracing", "mesh/tree.py", "mesh/util"},
     "mesh/demo": {"mesh/client", "mesh/core", "mesh/importers", "mesh/util"},
     "mesh/inference": {
@@ -157,6 +166,7 @@ DIRECTIONS: dict[str, set[str]] = {
         "mesh/numpy",
         "mesh/optim",
         "mesh/spmd",
+        "mesh/tracing",
         "mesh/transforms",
         "mesh/tree.py",
         "mesh/util",
@@ -184,6 +194,7 @@ AGAINST = {
 # Every import of ours inside a function, by its reason.
 LATE: dict[str, set[str]] = {
     # Programs begin fast, and need no library of what they do not do.
+    "mesh/__init__.py": {"mesh/util/instead.py"},
     "mesh/backends/connect.py": {"mesh/backends/auto_join.py"},
     "mesh/backends/enrolment.py": {"coordinator/authority/authority.py", "wire/discovery/mdns.py"},
     "mesh/client/async_mesh.py": {"mesh/backends/connect.py", "mesh/core/inprocess.py", "mesh/simulation/backend.py"},
@@ -224,6 +235,7 @@ LATE: dict[str, set[str]] = {
     "worker/devices/registry.py": {"worker/cpu/__init__.py", "worker/wgsl/device.py", "worker/wgsl/engine.py"},
     # Whoever computes in this process loads an engine, and nobody else.
     "mesh/core/realise.py": {"mesh/core/inprocess.py"},
+    "mesh/training/backward.py": {"mesh/core/inprocess.py"},
     "mesh/training/worker_group.py": {"mesh/core/inprocess.py"},
     # Methods of a class, over modules that are made of that class.
     "mesh/core/array.py": {"mesh/core/realise.py"},

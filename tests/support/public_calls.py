@@ -32,6 +32,7 @@ NOT_CALLED = {
     "mesh.shutdown": "it ends that",
     "mesh.barrier": "it waits for ranks",
     "mesh.AsyncMesh": "it is made by the builder",
+    "mesh.Worker": "it starts a process; tests/e2e/test_programs_of_others.py gives it what is wrong",
 }
 GRID = mesh.Grid((1,), ("a",))
 IMAGE = np.ones((1, 2, 4, 4), np.float32)
@@ -92,6 +93,8 @@ def instances(alone: Mesh) -> dict[str, tuple[Any, tuple[str, ...]]]:
         "Mesh": (alone, ("close", "wait")),
         "AsyncMesh": (on_loop(alone, alone.on_loop), ()),
         "Builder": (Mesh.builder(), ("build", "build_async")),
+        "HealthMonitor": (mesh.HealthMonitor(alone), ()),
+        "FaultHandler": (mesh.FaultHandler(), ()),
         "Job": (alone.submit(mnp.sum, X), ()),
         "Session": (session, ("close",)),
         "Step": (session.step(X), ()),

@@ -11,6 +11,7 @@ row in `_KINDS`, and what it means in coordinator/planning/planner.py.
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 from dataclasses import Field, dataclass, field, fields, replace
@@ -179,9 +180,11 @@ class Pipeline(Strategy):
             value = getattr(self, name)
             if type(value) is not int or not least <= value <= RANKS_MAX:
                 raise InputError(f"{name} of a pipeline is an int from {least} to {RANKS_MAX}, not {value!r}")
-        if not isinstance(self.schedule, str) or self.schedule not in SCHEDULES:
+        schedule = self.schedule.lower() if isinstance(self.schedule, str) else ""  # papers write GPipe and 1F1B
+        if schedule not in SCHEDULES:
             names = ", ".join(SCHEDULES)
             raise InputError(f"schedule={self.schedule!r} is not known", next_step=f"Choose one of {names}")
+        object.__setattr__(self, "schedule", schedule)
         if self.data > self.micro_batches:
             raise InputError(f"{self.micro_batches} micro-batches leave some of {self.data} copies without work")
         Strategy.__post_init__(self)
@@ -477,6 +480,9 @@ class DeviceMap(Strategy):
     the argument before it.  What has no params is computed where its operands are.  Every param must be in exactly one
     row, and every row must have a param.
 
+    A worker is given by its name, or as a Node of `mesh.nodes`; "NAME:INDEX" is one of its devices, as for
+    `mesh.to_device`.
+
     Parameters
     ----------
     rows : tuple of Row, optional
@@ -590,6 +596,7 @@ class DeviceMap(Strategy):
 
 _KINDS = (Auto, Single, Pipeline, Ranks, DataParallel, TensorParallel, FullySharded, DataTensor, DeviceMap)
 _ALL: dict[str, type[Strategy]] = {cls.word: cls for cls in _KINDS}
+_CLASSES = {cls.__name__.lower(): cls for cls in _KINDS if cls is not DeviceMap}  # their other names
 STRATEGIES = tuple(word for word, kind in _ALL.items() if kind is not DeviceMap)  # those that a name says all of
 FOR_ANY_GRAPH = tuple(cls.word for cls in (Auto, Single, Pipeline))
 
@@ -604,17 +611,35 @@ def text_of(strategy: str | Strategy, reproducible: bool = False) -> str:
 
 
 def strategy_of(text: object) -> Strategy:
-    """The strategy that a text means; InputError if there is none like that."""
+    """The strategy that a text means; InputError if there is none like that.
+
+    Beside its word a strategy has the name of its class, however that is written: "data_parallel", "DataParallel".
+    """
     word, _, rest = text.partition(" ") if isinstance(text, str) else ("", "", "")
+    if isinstance(text, str) and (named := _CLASSES.get(_letters(text))) is not None:
+        return named()
     known = _ALL.get(word)
     if known is DeviceMap:
         return _device_map(rest)
     if known is not None and rest and _fields(known):
         return _given(known, rest)
     if known is None or rest:
-        names = ", ".join(map(repr, STRATEGIES))
-        raise InputError(f"strategy={text!r} is not known", next_step=f"Choose one of {names}, or a DeviceMap")
+        raise InputError(f"strategy={text!r} is not known", next_step=_instead_of(text))
     return known()
+
+
+def _instead_of(text: object) -> str:
+    """What to write in place of what names no strategy."""
+    if isinstance(text, str) and _letters(text) == "modelparallel":
+        return "Say which layers are where with a DeviceMap: DeviceMap().layer('embed', 'anna'), or choose 'pipeline'"
+    near = difflib.get_close_matches(text, STRATEGIES, n=1) if isinstance(text, str) else []
+    meant = f"Did you mean {near[0]!r}? " if near else ""
+    return f"{meant}Choose one of {', '.join(map(repr, STRATEGIES))}, or a DeviceMap"
+
+
+def _letters(name: str) -> str:
+    """A name in small letters, without what joins its words."""
+    return name.replace("_", "").replace("-", "").replace(" ", "").lower()
 
 
 def _device_map(rest: str) -> DeviceMap:

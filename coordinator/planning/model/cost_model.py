@@ -103,9 +103,16 @@ class CostModel:
     long it takes there; -1, -1 and infinity where the worker cannot.  `able` are by unit the workers that can.
     """
 
-    def __init__(self, graph: WireGraph, profiles: Profiles, index: GraphIndex | None = None) -> None:
+    def __init__(
+        self,
+        graph: WireGraph,
+        profiles: Profiles,
+        index: GraphIndex | None = None,
+        pinned: Mapping[int, DeviceName] | None = None,
+    ) -> None:
         self.graph = graph
         self.profiles = profiles
+        self.pinned = {**(pinned or {}), **pins(graph)}  # by node: the device it is to be computed on
         self.index = index or GraphIndex.of(graph)
         names = [worker.node_id for worker in profiles.workers]
         self.links: list[list[Link]] = [[profiles.link(a, b) for b in names] for a in names]
@@ -123,11 +130,11 @@ class CostModel:
 
     def _devices(self) -> list[list[int]]:
         """The device that each worker has for each unit, or -1.  Every kind of demand is looked up once."""
-        pinned = pins(self.graph)
-        check(pinned, self.profiles)
+        check(self.pinned, self.profiles)
         demands: dict[tuple[Needs, DeviceName | None], int] = {}  # numbered as they come
         asked = [
-            demands.setdefault((needs(self.graph, node), pinned.get(node)), len(demands)) for node in self.index.units
+            demands.setdefault((needs(self.graph, node), self.pinned.get(node)), len(demands))
+            for node in self.index.units
         ]
         devices = []
         for worker in self.profiles.workers:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from wire.errors import InputError, NoSuchDevice, PlacementError
+from wire.ir.device_names import DeviceName
 from wire.policy.strategies import DeviceMap
 
 from ..model.cost_model import CostModel
@@ -20,21 +21,18 @@ def named(profiles: Profiles, layers: DeviceMap) -> Profiles:
     InputError for a map of none."""
     if not layers.rows:
         raise InputError("the device map is empty", next_step='Add layers: DeviceMap().layer("", WORKER) is everything')
-    wanted = {row.worker: None for row in layers.rows}
-    found = {name: each for each in profiles.workers for name in (each.node_id, each.name)}
-    for name in wanted:
-        if name not in found:
-            known = ", ".join(sorted(each.name for each in profiles.workers))
-            raise NoSuchDevice(f"there is no worker {name!r}", next_step=f"There are {known}")
-    return replace(profiles, workers=tuple(dict.fromkeys(found[name] for name in wanted)))
+    found = [profiles.workers[_site(profiles, row.worker)[0]] for row in layers.rows]
+    return replace(profiles, workers=tuple(dict.fromkeys(found)))
 
 
-def placed(model: CostModel, layers: DeviceMap) -> list[int]:
-    """A worker per unit, of those that the map names; InputError for a param in no row and for a row without params,
-    PlacementError for a worker that cannot compute what it is given."""
+def placed(model: CostModel, layers: DeviceMap) -> tuple[CostModel, list[int]]:
+    """A worker per unit, of those that the map names, and the cost model with the devices that it names.
+
+    InputError for a param in no row and for a row without params, PlacementError for a worker that cannot compute what
+    it is given.
+    """
     rows = _rows_of_params(model, layers)
-    places = {name: place for place, each in enumerate(model.profiles.workers) for name in (each.node_id, each.name)}
-    workers = [places[row.worker] for row in layers.rows]
+    sites = [_site(model.profiles, row.worker) for row in layers.rows]
     found: list[int | None] = []
     for unit, operands in enumerate(model.index.operands):
         mine = [rows[leaf] for leaf in model.index.leaves[unit] if leaf in rows]
@@ -45,17 +43,40 @@ def placed(model: CostModel, layers: DeviceMap) -> list[int]:
             found[unit] = min(
                 (row for each in model.index.consumers[unit] if (row := found[each]) is not None), default=0
             )
-    assignment = [workers[row or 0] for row in found]
+    where = [sites[row or 0] for row in found]
+    devices = {
+        model.index.units[unit]: DeviceName("worker", device, model.profiles.workers[worker].node_id)
+        for unit, (worker, device) in enumerate(where)
+        if device >= 0
+    }
+    if devices:
+        model = CostModel(model.graph, model.profiles, model.index, devices)
+    assignment = [worker for worker, _ in where]
     for unit, worker in enumerate(assignment):
         if model.device[worker][unit] < 0:
             node = model.graph.nodes[model.index.units[unit]]
-            name = model.profiles.workers[worker].name
             raise PlacementError(
-                f"{name} cannot compute {node.op}, which the device map places there",
+                f"{layers.rows[found[unit] or 0].worker} cannot compute {node.op}, which the device map places there",
                 op=f"{node.op} (node {model.index.units[unit]})",
                 next_step="Place that layer on a worker that supports it",
             )
-    return assignment
+    return model, assignment
+
+
+def _site(profiles: Profiles, name: str) -> tuple[int, int]:
+    """The place of a worker among the profiles, and the device of it that is named, -1 for any; NoSuchDevice."""
+    places = {name: place for place, each in enumerate(profiles.workers) for name in (each.node_id, each.name)}
+    if name in places:
+        return places[name], -1
+    worker, _, index = name.rpartition(":")
+    if worker in places and index.isdecimal():
+        devices = profiles.workers[places[worker]].devices
+        if int(index) in [device.index for device in devices]:
+            return places[worker], int(index)
+        known = ", ".join(f"{worker}:{device.index} ({device.engine})" for device in devices)
+        raise NoSuchDevice(f"there is no device {name!r}", next_step=f"There are {known}")
+    known = ", ".join(sorted(each.name for each in profiles.workers))
+    raise NoSuchDevice(f"there is no worker {name!r}", next_step=f"There are {known}")
 
 
 def _rows_of_params(model: CostModel, layers: DeviceMap) -> dict[int, int]:
@@ -68,6 +89,11 @@ def _rows_of_params(model: CostModel, layers: DeviceMap) -> dict[int, int]:
         raise InputError(f"the device map has no layer for {missing[0]!r}{more}", next_step="Add it to a layer")
     unknown = [str(row) for index, row in enumerate(layers.rows) if row.name and index not in rows.values()]
     if unknown:
-        known = ", ".join(sorted(names.values())[:4]) or "none"
+        if not names:
+            raise InputError(
+                f"no param belongs to layer {unknown[0]!r}: the program has no params, but arrays that come with it",
+                next_step="Put the weights first: params = mesh.put(params)",
+            )
+        known = ", ".join(sorted(names.values())[:4])
         raise InputError(f"no param belongs to layer {unknown[0]!r}", next_step=f"The params are {known}, ...")
     return {index: row for index, row in rows.items() if row is not None}

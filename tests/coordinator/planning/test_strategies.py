@@ -57,6 +57,23 @@ def test_every_layer_is_where_the_map_says() -> None:
     assert np.array_equal(output, expected)
 
 
+def test_layers_are_on_the_devices_of_one_machine_that_the_map_says() -> None:
+    two = near(worker(0, device(0, 1.0, 1.0), device(1, 1e-3, 1e-3, engine="wgsl")), *THREE.workers[1:])
+    layers = DeviceMap().layers("blocks.0..12", "worker-0:1").layer("embed", "worker-0:0").layer("head", "worker-0")
+    plan = make_plan(stack(), two, layers.text)
+    assert [(part.node, part.device) for part in plan.parts] == [("node-0", 0), ("node-0", 1), ("node-0", 0)]
+    assert not [reason for reason in plan.reasons if "because" in reason], "it was asked for"
+    (output,) = run_plan(plan, {"x": X}, WEIGHTS)
+    (expected,) = run_plan(make_plan(stack(), THREE, "single"), {"x": X}, WEIGHTS)
+    assert np.array_equal(output, expected)
+    with pytest.raises(
+        NoSuchDevice, match=r"no device 'worker-0:2'. There are worker-0:0 \(cpu\), worker-0:1 \(wgsl\)"
+    ):
+        make_plan(stack(), two, DeviceMap().layer("", "worker-0:2").text)
+    with pytest.raises(NoSuchDevice, match="no worker 'worker-0:x'"):
+        make_plan(stack(), two, DeviceMap().layer("", "worker-0:x").text)
+
+
 def test_a_map_of_everything_is_one_worker_whatever_others_could_do() -> None:
     fast = near(worker(0, device(0, 1.0, 1.0)), worker(1, device(0, 1e3, 1e3)))
     assert {part.node for part in make_plan(stack(), fast, DeviceMap().layer("", "worker-0").text).parts} == {"node-0"}
@@ -117,6 +134,28 @@ def test_a_strategy_has_a_text_and_comes_back_from_it() -> None:
     for strategy in (Auto(), Single(), Pipeline(), DeviceMap(), WHOLE):
         assert strategy_of(strategy.text) == strategy and text_of(strategy) == strategy.text
     assert text_of("single") == "single"
+
+
+def test_a_strategy_has_the_name_of_its_class_too() -> None:
+    for name in ("data_parallel", "data-parallel", "DataParallel", "DATA_PARALLEL", "data parallel"):
+        assert text_of(name) == "data"
+    assert [text_of(name) for name in ("tensor_parallel", "fully_sharded", "Auto")] == [
+        "tensor",
+        "fully-sharded",
+        "auto",
+    ]
+    with pytest.raises(InputError, match=r"'datas' is not known. Did you mean 'data'\? Choose one of"):
+        strategy_of("datas")
+    with pytest.raises(InputError, match=r"DeviceMap\(\).layer"):
+        strategy_of("model_parallel")
+
+
+@pytest.mark.parametrize(("written", "schedule"), [("GPipe", "gpipe"), ("1F1B", "1f1b"), ("PipeDream", "pipedream")])
+def test_a_schedule_is_written_as_in_its_paper(written: str, schedule: str) -> None:
+    assert Pipeline(4, 8, written) == Pipeline(4, 8, schedule)
+    assert strategy_of(Pipeline(4, 8, written).text).text == Pipeline(4, 8, schedule).text
+    with pytest.raises(InputError, match=r"schedule='chimera' is not known. Choose one of gpipe"):
+        Pipeline(4, 8, "chimera")
 
 
 @pytest.mark.parametrize("text", ["", "fastest", "single 3", "placed", "placed [1]", 'placed [["a","b"]]', 7, None])

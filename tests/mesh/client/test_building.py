@@ -84,14 +84,26 @@ def test_with_force_the_first_call_compiles_anew(simulated: Mesh) -> None:
 
     simulated.compile(work, X, strategy="single")(X)
     found = []
-    for force in (False, True, True):
-        compiled = simulated.compile(work, X, strategy="single", force=force)
+    for force in ({}, {"force": True}, {"use_cached_if_exists": False}):
+        compiled = simulated.compile(work, X, strategy="single", **force)
         for _ in range(2):
             np.testing.assert_allclose(compiled(X), np.tanh(X) * 3, rtol=1e-6)
             found.append(compiled_on_workers(simulated))
     assert found == [0, 0, 1, 0, 1, 0]
     with pytest.raises(InputError, match="force is True or False"):
         simulated.compile(work, X, force="yes")
+    with pytest.raises(InputError, match="use_cached_if_exists is True or False"):
+        simulated.compile(work, X, use_cached_if_exists=None)
+
+
+def test_a_rank_of_several_writes_to_a_folder_of_its_own(
+    simulated: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable, value in (("RANK", "1"), ("WORLD_SIZE", "3"), ("RENDEZVOUS", str(tmp_path / "meeting"))):
+        monkeypatch.setenv(f"MESH_{variable}", value)
+    simulated.compile(plain, X, name="kernel", build_dir=tmp_path / "made")
+    assert [path.name for path in (tmp_path / "made").iterdir()] == ["rank_1"]
+    assert len(list((tmp_path / "made" / "rank_1").glob("kernel-*"))) == 2
 
 
 def test_a_mode_that_is_not_known_is_refused(simulated: Mesh) -> None:

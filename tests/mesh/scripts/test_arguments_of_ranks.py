@@ -122,7 +122,7 @@ INSIDE: list[tuple[str, Callable[[Any], Any]]] = [
     ("axis of reduce_scatter", lambda x: collectives.reduce_scatter(x, "dp", None)),
     ("axis of all_to_all", lambda x: collectives.all_to_all(x, "dp", "x", 0)),
     ("shift", lambda x: collectives.shift(x, "dp", 0.5)),
-    ("rank of permute", lambda x: collectives.send(x, "dp", "a", 1)),
+    ("source of send is an int, not 'a'", lambda x: collectives.send(x, "dp", "a", 1)),
     ("root of broadcast", lambda x: collectives.broadcast(x, "dp", "x")),
     ("root of broadcast", lambda x: collectives.broadcast(x, "dp", None)),
     *[("permute", lambda x, pairs=pairs: collectives.permute(x, "dp", pairs)) for pairs in BAD_PAIRS],

@@ -14,6 +14,7 @@ from support.processes.commands import COMES_TRUE_S
 from support.processes.launching import runs
 from support.waiting import until
 
+from mesh.commands import launch
 from mesh.commands.coord import parser
 from mesh.scripts.agent import Ranks
 from mesh.scripts.hostfile import Host, parse, ranks_on, read_hostfile
@@ -114,6 +115,12 @@ def test_a_rank_is_what_it_is_told_without_a_launcher() -> None:
         (["script.py"], "how many ranks"),
         (["-n", "0", "script.py"], "at least one rank"),
         (["-n", "2", "no/such/script.py"], "no script no/such/script.py"),
+        (["--nodes", "0", "script.py"], "--nodes 0: a script has at least one rank"),
+        (["--nodes", "2", "--gpus-per-node", "4", "script.py"], "--nodes 2: which machines.*Name them in a --hostfile"),
+        (["-n", "4", "--gpus-per-node", "4", "script.py"], "-n is how many ranks there are in all.*Leave out -n"),
+        (["--hostfile", "hosts.txt", "--nodes", "3", "script.py"], "--nodes 3: hosts.txt names 2.*Add hosts"),
+        (["-n", "2", "--master-addr", "192.0.2.7", "script.py"], "192.0.2.7 is not this machine.*Type it on 192.0.2.7"),
+        (["-n", "2", "--master-addr", "no such name", "script.py"], "is not this machine"),
         (["-n", "5000000", "script.py"], "at most 4096"),
         (["-n", "2", "--grace", "-1", "script.py"], "a grace of -1 s"),
         (["-n", "2", "--grace", "nan", "script.py"], "a grace of nan s"),
@@ -126,9 +133,30 @@ def test_what_cannot_be_launched_is_a_mistake_of_who_typed_it(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "script.py").touch()
+    (tmp_path / "hosts.txt").write_text("localhost\nanna slots=3\n")
     options = parser().parse_args(["launch", *arguments])
     with pytest.raises(ConfigError, match=text):
         options.run(options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hosts"),
+    [
+        (["--gpus-per-node", "3"], ["localhost"] * 3),
+        (["--nodes", "1", "--gpus-per-node", "2"], ["localhost"] * 2),
+        (["--hostfile", "hosts.txt", "--nodes", "1"], ["localhost"]),
+        (["--hostfile", "hosts.txt", "--nodes", "2"], ["localhost", *["anna"] * 3]),
+        (["--hostfile", "hosts.txt", "--nodes", "2", "--gpus-per-node", "2"], ["localhost"] * 2 + ["anna"] * 2),
+        (["--hostfile", "hosts.txt", "--gpus-per-node", "1"], ["localhost", "anna"]),
+    ],
+)
+def test_machines_and_ranks_on_each_may_be_said_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], hosts: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hosts.txt").write_text("localhost\nanna slots=3\n")
+    options = parser().parse_args(["launch", *arguments, "script.py"])
+    assert [host.name for host in launch.hosts_of(options)] == hosts
 
 
 def test_lines_of_ranks_stay_whole(capsys: pytest.CaptureFixture[str]) -> None:

@@ -63,6 +63,8 @@ def without_devices(graph: WireGraph) -> WireGraph:
         (lambda x: transfer_to(x, device="worker-2:2"), [("2", 2)]),
         (lambda x: accelerator(x, 0), [("1", 0)]),
         (lambda x: accelerator(x, 2), [("2", 1)]),
+        (lambda x: accelerator(x, id=1), [("2", 0)]),
+        (lambda x: accelerator(x, device_id=2), [("2", 1)]),
     ],
 )
 def test_what_is_computed_of_a_value_is_computed_where_it_is(move: Any, where: Any) -> None:
@@ -98,17 +100,23 @@ def test_a_device_that_is_not_there_is_an_error_on_a_mesh_and_without_one() -> N
 
 def test_a_device_or_a_sharding_and_one_of_them() -> None:
     grid, spec = Grid((2,), ("dp",)), PartitionSpec("dp")
-    for how in ({}, {"device": "cpu", "sharding": spec}):
-        with pytest.raises(InputError, match="one of them"):
-            mesh.trace(lambda x, how=how: transfer_to(x, **how), X)
+    with pytest.raises(InputError, match="not both"):
+        mesh.trace(lambda x: transfer_to(x, device="cpu", sharding=spec), X)
+    assert to_device(X) is X, "with neither it stays where it is"
     asked = mesh.trace(lambda x: transfer_to(x, sharding=spec, grid=grid), X)
     assert [node.op for node in asked.nodes if node.op != "input"] == ["constraint"]
-    for wrong in ("", 3, None):
+    for wrong in ("", 3):
         with pytest.raises(InputError):
             mesh.trace(lambda x, wrong=wrong: to_device(x, wrong), X)
     for number in (-1, True, "0"):
         with pytest.raises(InputError):
             mesh.trace(lambda x, number=number: accelerator(x, number), X)
+        with pytest.raises(InputError):
+            mesh.trace(lambda x, number=number: accelerator(x, device_id=number), X)
+    with pytest.raises(InputError, match="two names of one argument"):
+        accelerator(X, 1, device_id=1)
+    with pytest.raises(InputError, match=r"unexpected keyword argument 'device'.*Did you mean 'device_id'"):
+        accelerator(X, device=0)  # type: ignore[call-arg]
     with pytest.raises(InputError, match="no PartitionSpec"):
         mesh.trace(lambda x: transfer_to(x, sharding="dp"), X)
 

@@ -1,0 +1,75 @@
+"""Names that other programs have and this one has not, and what to write in their place.
+
+One table for all who are asked for such a name: a module's or a class's `__getattr__` raises `lacking(owner, name)`.
+To add a name: one row, which docs/originals.md then has to have, too.
+"""
+
+from __future__ import annotations
+
+_RUN = "Write m.run(model, params, x, strategy=mesh.DeviceMap().layer('embed', 'anna')) on a mesh m"
+_GROUP = "Ranks of a script are a group: world = mesh.init(), and then world.{0}"
+_REDUCE = "Write all_reduce(x, 'dp', '{0}') in a function that is given to mesh.shard_map"
+
+INSTEAD: dict[str, str] = {
+    # the Rust mesh
+    "mesh.NodeId": "A worker goes by its name, or by its Node of mesh.nodes",
+    "mesh.AllReduce": "Write mesh.collectives.all_reduce(x, 'dp', 'mean')",
+    "mesh.ReduceOp": "Name the reduction: all_reduce(x, 'dp', 'mean')",
+    "mesh.Placement": "A placement is a strategy: mesh.DataParallel(), mesh.Pipeline(stages=4), mesh.DeviceMap()",
+    "mesh.GraphPartition": "mesh.partition(graph, m) returns a PlanPreview, which has parts",
+    "mesh.strategies": "They are names of mesh itself: mesh.DataParallel(), mesh.Pipeline(stages=4), mesh.DeviceMap()",
+    "mesh.coding": "Write mesh.Coding and mesh.CodedWeights",
+    "mesh.simulation": "Write m = Mesh.builder().simulate(4).build(), and m.simulation",
+    **dict.fromkeys(
+        ["mesh.HealthMonitor.register", "mesh.HealthMonitor.heartbeat"], "Workers join and beat by themselves"
+    ),
+    **dict.fromkeys(
+        ["mesh.HealthMonitor.with_suspect_threshold", "mesh.HealthMonitor.with_dead_threshold"],
+        "Write Mesh.builder().node_timeout(seconds), of which a worker is suspect after a third",
+    ),
+    # the tracing compiler
+    "mesh.CPU": "Name the device: mesh.to_device(x, 'cpu'), or mesh.cpu(x)",
+    "mesh.Accelerator": "Name the device: mesh.to_device(x, 'gpu'), or mesh.accelerator(x, 0)",
+    "mesh.DeviceMesh": "Axes of devices are a Grid: mesh.Grid((2, 4), ('dp', 'tp'))",
+    "mesh.DimSpec": "A PartitionSpec has an entry for each dimension: mesh.PartitionSpec('dp', None)",
+    "mesh.collectives.recv": "In a graph a send gives what was sent: send(x, 'dp', source, destination)",
+    "mesh.collectives.psum": _REDUCE.format("sum"),
+    "mesh.collectives.pmean": _REDUCE.format("mean"),
+    "mesh.collectives.pmax": _REDUCE.format("max"),
+    "mesh.collectives.pmin": _REDUCE.format("min"),
+    # the distributed array package
+    "mesh.all_sum": _GROUP.format("all_sum(x)"),
+    "mesh.all_max": _GROUP.format("all_max(x)"),
+    "mesh.all_min": _GROUP.format("all_min(x)"),
+    "mesh.all_gather": _GROUP.format("all_gather(x)"),
+    "mesh.sum_scatter": _GROUP.format("sum_scatter(x)"),
+    "mesh.send": _GROUP.format("send(x, to)"),
+    "mesh.recv": _GROUP.format("recv(shape, dtype, source)"),
+    "mesh.recv_like": _GROUP.format("recv_like(x, source)"),
+    "mesh.is_available": "mesh.init() always gives a group, of one rank where nobody launched the script",
+    "mesh.collectives.all_sum": _REDUCE.format("sum"),
+    "mesh.collectives.all_max": _REDUCE.format("max"),
+    "mesh.collectives.all_min": _REDUCE.format("min"),
+    "mesh.collectives.sum_scatter": "Write reduce_scatter(x, 'dp') in a function that is given to mesh.shard_map",
+    "mesh.collectives.recv_like": "In a graph a send gives what was sent: send(x, 'dp', source, destination)",
+    # the compile-and-cache tracer
+    "mesh.DeviceKernel": "Write kernel = m.compile(fn, *examples, name='kernel') on a mesh m",
+    "mesh.DeviceTensor": "Arrays stay on a mesh as handles: w = m.put(array)",
+    # the typed tensor language
+    "mesh.ModelParallel": _RUN,
+    "mesh.Device": "A worker goes by its name, and 'NAME:1' is its second device: DeviceMap().layer('embed', 'anna:1')",
+    "mesh.Schedule": "Name the schedule: mesh.Pipeline(stages=4, micro_batches=8, schedule='gpipe')",
+    "mesh.optim.Optimiser.step": "Write trainer.step_with(trainer.forward_backward(batch)), or in a step of your own "
+    "updates, state = optimizer.update(gradients, state, params)",
+    "mesh.optim.Optimiser.zero_grad": "Gradients are values, and begin anew: grad and forward_backward give new ones",
+    "mesh.Elastic": "Write trainer.fit(data, min_nodes=2, max_nodes=8, checkpoint='checkpoints/', every=1000)",
+}
+
+
+def lacking(owner: str, name: str) -> AttributeError:
+    """That `owner`, such as "mesh", has no such name, and what to write in its place, where that is known."""
+    instead = INSTEAD.get(f"{owner}.{name}")
+    return AttributeError(f"{owner} has no attribute {name!r}" + (f". {instead}" if instead else ""))
+
+
+__all__ = ["INSTEAD", "lacking"]
