@@ -7,21 +7,18 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support.processes import site as sites
 from support.processes.commands import (
     PATIENT_S,
-    Daemon,
     client_of,
     daemon,
     environment,
-    node_states,
     run,
     until_they_work,
-    wait_for,
 )
 
 import mesh.numpy as mnp
@@ -33,15 +30,7 @@ X = np.linspace(-1, 1, 32, dtype=np.float32).reshape(4, 8)
 MIB = 1 << 20
 
 
-@dataclass(slots=True)
-class Site:
-    folder: Path
-    env: dict[str, str]
-    coordinator: Daemon
-
-    def ask(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return run("coord", *words, env=self.env, cwd=self.folder)
-
+class Site(sites.Site):
     def still_serves(self) -> bool:
         done = self.ask("submit", "good.wire", "--input", "x=x.npy", "--output", "served")
         return done.returncode == 0 and np.array_equal(np.load(self.folder / "served" / "output.npy"), X + 1)
@@ -50,15 +39,9 @@ class Site:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("bad")
-    env = environment(folder, MESH_NAME="bad-input")
     made_wrong(folder)
-    serve = ("coord", "serve", "--port", "0", "--no-mdns", "--node-timeout", f"{PATIENT_S:g}")
-    with daemon(*serve, env=env, log=folder / "coordinator.log") as coordinator:
-        env["MESH_ADDRESS"] = coordinator.address
-        words = ("worker", "--port", "0", "--no-mdns", "--device", "cpu", "--peer", coordinator.address, "--name", "w")
-        with daemon(*words, env=env, log=folder / "w.log"):
-            wait_for(lambda: node_states(coordinator) == {"w": "healthy"})
-            yield Site(folder, env, coordinator)
+    with sites.site(folder, "bad-input", ("w",), Site) as made:
+        yield made
 
 
 def made_wrong(folder: Path) -> None:

@@ -11,13 +11,13 @@ import socket
 import subprocess
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.compare import assert_as_promised
-from support.processes.commands import PATIENT_S, Daemon, command, daemon, environment, node_states, run, wait_for
+from support.processes import site as sites
+from support.processes.commands import PATIENT_S, command, daemon, environment, node_states, run, wait_for
 
 import mesh.numpy as mnp
 from coordinator.workers.failure_detector import HealthConfig
@@ -31,16 +31,7 @@ X = np.linspace(-1, 1, 32, dtype=np.float32).reshape(4, 8)
 W = np.linspace(0, 1, 24, dtype=np.float32).reshape(8, 3)
 
 
-@dataclass(slots=True)
-class Served:
-    folder: Path
-    env: dict[str, str]
-    coordinator: Daemon
-    workers: list[Daemon]
-
-    def ask(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-        return run("coord", *arguments, env={**self.env, **env}, cwd=self.folder)
-
+class Served(sites.Site):
     def submit(self, *more: str) -> subprocess.CompletedProcess[str]:
         return self.ask("submit", "g.wire", "--input", "x=x.npy", "--input", "w=w.npy", *more)
 
@@ -48,22 +39,12 @@ class Served:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("served")
-    env = environment(folder, MESH_NAME="commands")
     graph = trace(lambda x, w: {"y": mnp.tanh(x @ w), "total": mnp.sum(x)}, X, W)
     graph.save(folder / "g.wire")
     np.save(folder / "x.npy", X)
     np.save(folder / "w.npy", W)
-    serve = ("coord", "serve", "--port", "0", "--no-mdns", "--node-timeout", f"{PATIENT_S:g}")
-    with daemon(*serve, env=env, log=folder / "coord.log") as coordinator:
-        env["MESH_ADDRESS"] = coordinator.address
-        arguments = ("worker", "--port", "0", "--no-mdns", "--device", "cpu", "--peer", coordinator.address)
-        with (
-            daemon(*arguments, "--name", "one", env=env, log=folder / "one.log") as one,
-            daemon(*arguments, "--name", "two", env=env, log=folder / "two.log") as two,
-        ):
-            found = Served(folder, env, coordinator, [one, two])
-            wait_for(lambda: len(node_states(coordinator)) == 2)
-            yield found
+    with sites.site(folder, "commands", kind=Served) as made:
+        yield made
 
 
 # -- asking
@@ -78,7 +59,9 @@ def test_nodes_are_shown_as_a_table_and_as_json(served: Served) -> None:
         ["two", "healthy", "cpu"],
     ]
     rows = json.loads(served.ask("nodes", "--json").stdout)
-    assert {row["name"]: row["pid"] for row in rows} == {row.ready["name"]: row.process.pid for row in served.workers}
+    assert {row["name"]: row["pid"] for row in rows} == {
+        name: each.process.pid for name, each in served.workers.items()
+    }
     assert all(row["devices"][0]["gflops"] > 0 for row in rows)
     assert [row["without_gpu"] for row in rows] == ["asked", "asked"]
     assert table.stdout.count("(no GPU: --device cpu)") == 2
@@ -96,7 +79,7 @@ def test_the_topology_is_shown_as_tables_and_as_a_drawing(served: Served) -> Non
 
 def test_the_times_of_the_judge_are_told_at_start_and_with_v(served: Served) -> None:
     times = HealthConfig.from_node_timeout(PATIENT_S).describe()
-    assert times in (served.folder / "coord.log").read_text()
+    assert times in served.coordinator.log.read_text()
     header, one, two, told, *rest = served.ask("nodes", "-v").stdout.splitlines()
     assert "one computes on its processor: it was started with --device cpu" in rest
     assert told == times

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,42 +16,21 @@ from support.processes.commands import (
     Daemon,
     asked,
     command,
-    daemon,
     environment,
     node_states,
     run,
     wait_for,
 )
+from support.processes.site import Site, site
 
 from mesh.commands import exit_codes
 
-SERVE = ("coord", "serve", "--port", "0", "--no-mdns", "--node-timeout", f"{PATIENT_S:g}")
-WORKER = ("worker", "--port", "0", "--no-mdns", "--device", "cpu")
-
-
-@dataclass(slots=True)
-class Patient:
-    """A coordinator with the workers one and two, and an environment that finds it."""
-
-    env: dict[str, str]
-    coordinator: Daemon
-    workers: dict[str, Daemon]
-
 
 @pytest.fixture(scope="module")
-def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Patient]:
-    folder = tmp_path_factory.mktemp("patient")
-    env = environment(folder, MESH_NAME="patient")
-    with ExitStack() as stack:
-        coordinator = stack.enter_context(daemon(*SERVE, env=env, log=folder / "coordinator.log"))
-        env["MESH_ADDRESS"] = coordinator.address
-        peer = ("--peer", coordinator.address)
-        workers = {
-            name: stack.enter_context(daemon(*WORKER, *peer, "--name", name, env=env, log=folder / f"{name}.log"))
-            for name in ("one", "two")
-        }
-        wait_for(lambda: len(_probed(coordinator)) == 6)
-        yield Patient(env, coordinator, workers)
+def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with site(tmp_path_factory.mktemp("patient"), "patient") as made:
+        wait_for(lambda: len(_probed(made.coordinator)) == 6)
+        yield made
 
 
 def _probed(coordinator: Daemon) -> set[tuple[str, str]]:
@@ -79,7 +56,7 @@ def problems(said: dict[str, Any]) -> list[str]:
     return [finding["name"] for finding in said["findings"] if finding["level"] == "problem"]
 
 
-def test_all_is_well(patient: Patient) -> None:
+def test_all_is_well(patient: Site) -> None:
     """Warnings depend on the machine that runs the tests; what the mesh itself is made of, does not."""
     code, said = examined(patient.env)
     assert (code, said["ok"], problems(said)) == (exit_codes.OK, True, [])
@@ -100,7 +77,7 @@ def test_all_is_well(patient: Patient) -> None:
     assert not names(said) & {"processor-only", "adapter-none"}, "and no driver is missed"
 
 
-def test_it_is_told_as_a_table_the_pairs_and_what_to_do(patient: Patient) -> None:
+def test_it_is_told_as_a_table_the_pairs_and_what_to_do(patient: Site) -> None:
     done = run("coord", "doctor", env=patient.env)
     assert done.returncode == exit_codes.OK, done.stdout + done.stderr
     lines = done.stdout.splitlines()
@@ -110,7 +87,7 @@ def test_it_is_told_as_a_table_the_pairs_and_what_to_do(patient: Patient) -> Non
     assert lines[warned + 1].startswith("  to do: mesh-worker ")
 
 
-def test_a_worker_that_was_killed_is_a_problem_with_its_name(patient: Patient) -> None:
+def test_a_worker_that_was_killed_is_a_problem_with_its_name(patient: Site) -> None:
     patient.workers["two"].stop(signal.SIGKILL)
     wait_for(lambda: node_states(patient.coordinator)["two"] == "dead")
     code, said = examined(patient.env)
@@ -125,7 +102,7 @@ def test_a_worker_that_was_killed_is_a_problem_with_its_name(patient: Patient) -
     assert fix.startswith("  to do: mesh-worker")
 
 
-def test_without_a_coordinator_it_says_so_and_looks_at_this_machine(tmp_path: Path, patient: Patient) -> None:
+def test_without_a_coordinator_it_says_so_and_looks_at_this_machine(tmp_path: Path, patient: Site) -> None:
     nobody = {**patient.env, "MESH_ADDRESS": "127.0.0.1:9"}  # a member, but nobody listens there
     code, said = examined(nobody)
     assert (code, problems(said)) == (exit_codes.FAILED, ["no-coordinator"])

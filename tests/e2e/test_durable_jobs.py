@@ -15,20 +15,19 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from support.endless import endless
+from support.processes import site as sites
 from support.processes.commands import (
-    PATIENT_S,
     RUN_S,
     Daemon,
     asked,
     command,
-    daemon,
     environment,
     job_log,
     jobs,
@@ -66,13 +65,9 @@ SHORT, ENDLESS = layers(1), trace(endless, X, X)
 TIMES = (200, 2_000, 10_000, 40_000)  # of layers: the first may be over at once, the last take half a minute
 
 
-@contextmanager
-def serving(folder: Path, port: int, *more: str) -> Iterator[Daemon]:
+def serving(folder: Path, port: int, *more: str) -> AbstractContextManager[Daemon]:
     """`mesh-coord serve` on a port, with what it kept in the folder."""
-    env = environment(folder, MESH_NAME=MESH)
-    words = ("coord", "serve", "--port", str(port), "--no-mdns", "--node-timeout", f"{PATIENT_S:g}", *more)
-    with daemon(*words, env=env, log=folder / "coordinator.log") as made:
-        yield made
+    return sites.serving(folder, environment(folder, MESH_NAME=MESH), *more, port=port)
 
 
 @contextmanager

@@ -10,23 +10,20 @@ import signal
 import subprocess
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from support.endless import endless
+from support.processes import site as sites
 from support.processes.commands import (
-    PATIENT_S,
     RUN_S,
-    Daemon,
     asked,
     command,
     daemon,
     environment,
-    job_log,
     jobs,
     node_states,
     run,
@@ -40,37 +37,18 @@ from mesh.backends.remote import Remote
 from mesh.commands import exit_codes
 from mesh.functions.compiled import handle_of
 
-SERVE = ("coord", "serve", "--port", "0", "--no-mdns", "--node-timeout", f"{PATIENT_S:g}")
-WORKER = ("worker", "--port", "0", "--no-mdns", "--device", "cpu")
 X = np.full((512, 512), 0.01, np.float32)
 
 
-@dataclass(slots=True)
-class Site:
-    """A coordinator with two workers, graphs to run there, and an environment that finds it."""
-
-    folder: Path
-    env: dict[str, str]
-    coordinator: Daemon
-    workers: list[Daemon]
-
-    def ask(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return run("coord", *arguments, env=self.env, cwd=self.folder)
-
-    def json(self, *arguments: str) -> Any:
-        done = self.ask(*arguments, "--json")
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+class Site(sites.Site):
+    """With graphs to run there."""
 
     def submit(self, graph: str, *more: str) -> list[str]:
         """The words that submit a graph of the one input x."""
         return ["submit", f"{graph}.wire", "--input", "x=x.npy", "--output", f"out-{graph}", *more]
 
-    def state(self, job: str) -> str:
-        return jobs(self.coordinator)[job]
-
     def began(self, job: str) -> bool:
-        return "began" in job_log(self.coordinator, job)
+        return "began" in self.log_of(job)
 
 
 def repeated(times: int) -> Callable[[Any], Any]:
@@ -89,17 +67,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         trace(repeated(times), X).save(folder / f"{name}.wire")
     trace(endless, X).save(folder / "endless.wire")
     np.save(folder / "x.npy", X)
-    env = environment(folder, MESH_NAME="serve")
-    with ExitStack() as stack:
-        coordinator = stack.enter_context(daemon(*SERVE, env=env, log=folder / "coordinator.log"))
-        env["MESH_ADDRESS"] = coordinator.address
-        peer = ("--peer", coordinator.address)
-        workers = [
-            stack.enter_context(daemon(*WORKER, *peer, "--name", name, env=env, log=folder / f"{name}.log"))
-            for name in ("one", "two")
-        ]
-        made = Site(folder, env, coordinator, workers)
-        wait_for(lambda: len(node_states(coordinator)) == 2)
+    with sites.site(folder, "serve", kind=Site) as made:
         yield made
 
 
@@ -259,8 +227,8 @@ def test_large_outputs_of_a_worker_without_shared_memory_come_as_streams(site: S
     """As they do from another machine: a throttled worker shares no memory."""
     env = {**site.env, **environment(tmp_path, MESH_NAME="elsewhere")}
     log = tmp_path / "coordinator.log"
-    with daemon(*SERVE, env=env, log=log) as coordinator:
-        words = (*WORKER, "--peer", coordinator.address, "--throttle", "delay=1ms")
+    with sites.serving(tmp_path, env) as coordinator:
+        words = (*sites.WORKER, "--peer", coordinator.address, "--throttle", "delay=1ms")
         with daemon(*words, "--name", "far", env=env, log=tmp_path / "far.log"):
             wait_for(lambda: node_states(coordinator) == {"far": "healthy"})
             given = np.random.default_rng(0).standard_normal((256, 256))
@@ -331,8 +299,9 @@ def test_results_and_inputs_of_many_jobs_are_not_held_open(site: Site, at_home: 
 
 
 def test_a_second_coordinator_for_the_same_worker_is_refused_and_told_who_has_it(site: Site, at_home: None) -> None:
-    worker = site.workers[0].address
-    second = run("coord", *SERVE[1:], "--host", "127.0.0.1", "--peer", worker, "--name", "second", env=site.env)
+    worker = site.workers["one"].address
+    words = ("--port", "0", "--host", "127.0.0.1", "--peer", worker, "--name", "second")
+    second = run("coord", *sites.SERVE[1:], *words, env=site.env)
     assert second.returncode == exit_codes.UNREACHABLE
     told = "this worker serves coordinator coordinator [worker one]. Stop that one, or use its workers"
     assert second.stderr.splitlines()[-1] == f"mesh-coord: {told}"
@@ -342,7 +311,7 @@ def test_a_second_coordinator_for_the_same_worker_is_refused_and_told_who_has_it
 
 
 def test_asking_a_worker_instead_of_a_coordinator_says_what_to_name(site: Site) -> None:
-    asked = site.ask("nodes", "--coordinator", site.workers[0].address)
+    asked = site.ask("nodes", "--coordinator", site.workers["one"].address)
     assert asked.returncode == exit_codes.USAGE
     assert "is a worker, not a coordinator" in asked.stderr
 
@@ -361,7 +330,7 @@ def test_without_workers_a_job_waits_a_while_and_then_says_what_to_start(site: S
     env = environment(tmp_path, MESH_NAME="empty")
     trace(repeated(1), X).save(tmp_path / "short.wire")
     np.save(tmp_path / "x.npy", X)
-    with daemon(*SERVE, env=env, log=tmp_path / "coordinator.log") as coordinator:
+    with sites.serving(tmp_path, env) as coordinator:
         env["MESH_ADDRESS"] = coordinator.address
         failed = run("coord", *site.submit("short"), env=env, cwd=tmp_path)
         assert failed.returncode == exit_codes.UNREACHABLE

@@ -8,25 +8,22 @@ from __future__ import annotations
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 from support.endless import endless
+from support.processes import site as sites
 from support.processes.commands import (
-    PATIENT_S,
     Daemon,
     asked,
     command,
     daemon,
     environment,
-    job_log,
     jobs,
     node_states,
-    run,
     wait_for,
 )
 from support.promised import within
@@ -53,20 +50,12 @@ def long_chain(times: int) -> Callable[[mnp.Array], mnp.Array]:
     return work
 
 
-@dataclass(slots=True)
-class Site:
-    folder: Path
-    env: dict[str, str]
-    coordinator: Daemon
-    workers: dict[str, Daemon]
-
+class Site(sites.Site):
     def submit(self, begun: str = "began") -> str:
         """A job cut across both workers, detached; its id once its log says that a part of it runs."""
         words = ("submit", "long.wire", "--strategy", "pipeline", "--input", "x=x.npy", "--output", "out")
-        done = run("coord", *words, "--detach", env=self.env, cwd=self.folder)
-        assert done.returncode == 0, done.stderr
-        job = done.stdout.split()[1].rstrip(";")
-        wait_for(lambda: begun in job_log(self.coordinator, job))
+        job: str = self.json(*words, "--detach")["job"]
+        wait_for(lambda: begun in self.log_of(job))
         return job
 
 
@@ -74,24 +63,10 @@ class Site:
 def serving(folder: Path, work: Callable[[mnp.Array], mnp.Array]) -> Iterator[Site]:
     """A coordinator with the workers a and b, and the graph of a job for them."""
     folder.mkdir(exist_ok=True)
-    env = environment(folder, MESH_NAME="shutdown")
     trace(work, X).save(folder / "long.wire")
     np.save(folder / "x.npy", X)
-    with ExitStack() as stack:
-        coordinator = stack.enter_context(coordinating(folder, env, "0"))
-        env["MESH_ADDRESS"] = coordinator.address
-        words = ("worker", "--port", "0", "--no-mdns", "--device", "cpu", "--peer", coordinator.address)
-        workers = {
-            name: stack.enter_context(daemon(*words, "--name", name, env=env, log=folder / f"{name}.log"))
-            for name in ("a", "b")
-        }
-        wait_for(lambda: len(node_states(coordinator)) == 2)
-        yield Site(folder, env, coordinator, workers)
-
-
-def coordinating(folder: Path, env: dict[str, str], port: str) -> AbstractContextManager[Daemon]:
-    words = ("coord", "serve", "--port", port, "--no-mdns", "--node-timeout", f"{PATIENT_S:g}")
-    return daemon(*words, env=env, log=folder / f"coordinator-{port}.log")
+    with sites.site(folder, "shutdown", ("a", "b"), Site) as made:
+        yield made
 
 
 def stop(each: Daemon, number: int) -> None:
@@ -136,12 +111,12 @@ def handed_back(folder: Path, times: int, number: int) -> bool:
     with serving(folder, long_chain(times)) as site:
         job = site.submit("began a")
         stop(site.workers["a"], number)
-        in_the_middle = jobs(site.coordinator)[job] == "running"
-        done = run("coord", "result", job, "--output", "out", env=site.env, cwd=folder)
+        in_the_middle = site.state(job) == "running"
+        done = site.ask("result", job, "--output", "out")
         assert done.returncode == 0, done.stderr
         wait_for(lambda: node_states(site.coordinator) == {"a": "dead", "b": "healthy"})
         left = f"left: asked to stop by {signal.Signals(number).name}"
-        in_the_middle = in_the_middle and left in job_log(site.coordinator, job)
+        in_the_middle = in_the_middle and left in site.log_of(job)
         (output,) = (folder / "out").iterdir()
         assert np.isfinite(np.load(output)).all()
         stop(site.workers["b"], number)  # idle
@@ -162,13 +137,12 @@ def test_a_coordinator_in_the_middle_of_a_job_frees_its_workers_for_the_next_one
         told = attached.communicate(timeout=HANGS_S)[1]
         assert attached.returncode == exit_codes.UNREACHABLE, told
         assert "Traceback" not in told
-        port = str(site.coordinator.ready["port"])
-        with coordinating(tmp_path, site.env, port) as again:
+        with sites.serving(tmp_path, site.env, port=site.coordinator.ready["port"]) as again:
             wait_for(lambda: node_states(again) == {"a": "healthy", "b": "healthy"})
             asked(again, lambda remote: remote.cancel(job))  # it goes on otherwise
             trace(lambda x: x + 1, X).save(tmp_path / "short.wire")
             words = ("submit", "short.wire", "--input", "x=x.npy", "--output", "again")
-            done = run("coord", *words, env=site.env, cwd=tmp_path)
+            done = site.ask(*words)
             assert done.returncode == 0, done.stderr
             for each in (*site.workers.values(), again):
                 stop(each, number)

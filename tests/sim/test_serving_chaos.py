@@ -6,14 +6,10 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
-from functools import partial
 
 import pytest
-from support.by_seed import asked, run_seeds
+from support.by_seed import run_trials
 from support.simulated.serving_chaos import Trial
-
-HANGS_S = 240.0  # of real time: no seed takes so long
 
 
 @pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 300), marks=pytest.mark.long)], ids=str)
@@ -22,12 +18,5 @@ def test_every_seed_ends_as_it_should(seeds: range) -> None:
         assert "sim-0 starts" in Trial(seed).run()
 
 
-def ends_of(seed: int, only: str) -> Counter[str]:
-    trial = Trial(seed, only)
-    trial.run()
-    return trial.ends
-
-
 if __name__ == "__main__":
-    count, first, way = asked()
-    sys.exit(run_seeds(count, first, partial(ends_of, only=way), HANGS_S))
+    sys.exit(run_trials(Trial))

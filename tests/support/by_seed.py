@@ -8,8 +8,10 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from typing import Protocol
 
 TOLD_EVERY_S = 60.0
+HANGS_S = 240.0  # of real time: no seed takes so long
 
 
 def run_seeds(count: int, first: int, run: Callable[[int], Counter[str]], hangs_s: float) -> int:
@@ -34,6 +36,26 @@ def run_seeds(count: int, first: int, run: Callable[[int], Counter[str]], hangs_
         print(f"{often:6} {words}")
     print(f"{count} seeds from {first}, {time.monotonic() - began_s:.0f} s; failed: {failed}", flush=True)
     return 1 if failed else 0
+
+
+class Trial(Protocol):
+    """What a seed draws; `run` raises for what must not be, and `ends` counts in words what came of it."""
+
+    ends: Counter[str]
+
+    def run(self) -> str: ...
+
+
+def run_trials(make: Callable[[int, str], Trial], hangs_s: float = HANGS_S) -> int:
+    """As `run_seeds`, of the trials that the command line asks for: `make` gives that of a seed, in one way or any."""
+    count, first, way = asked()
+
+    def ends_of(seed: int) -> Counter[str]:
+        trial = make(seed, way)
+        trial.run()
+        return trial.ends
+
+    return run_seeds(count, first, ends_of, hangs_s)
 
 
 def asked() -> tuple[int, int, str]:

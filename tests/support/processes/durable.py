@@ -11,8 +11,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,10 @@ from mesh.backends.remote import Remote
 from wire.errors import MeshError
 from wire.security.join_port import PORT_OFFSET
 
-from .commands import ROOT, Daemon, daemon, environment
+from .commands import ROOT, Daemon, environment
+from .site import working
 
 MESH = "durable"
-WORKER = ("worker", "--port", "0", "--no-mdns", "--device", "cpu")
 SMALL, LARGE = (4, 8), (64, 64)  # the second does not fit into an entry: its values are files
 CHECKED_MAX = 600  # of the jobs that were promised, so many are asked for at the end: older ones may be forgotten
 PATIENCE_S = 240.0
@@ -50,16 +50,10 @@ def free_port() -> int:
     raise AssertionError("no port is free")
 
 
-@contextmanager
-def workers(folder: Path, port: int, count: int) -> Iterator[list[Daemon]]:
+def workers(folder: Path, port: int, count: int) -> AbstractContextManager[dict[str, Daemon]]:
     """Workers that dial a port until a coordinator is there, and again whenever it is gone."""
-    env = environment(folder, MESH_NAME=MESH)
-    peer = ("--peer", f"127.0.0.1:{port}")
-    with ExitStack() as stack:
-        yield [
-            stack.enter_context(daemon(*WORKER, *peer, "--name", f"w{place}", env=env, log=folder / f"w{place}.log"))
-            for place in range(count)
-        ]
+    names = [f"w{place}" for place in range(count)]
+    return working(folder, environment(folder, MESH_NAME=MESH), f"127.0.0.1:{port}", names)
 
 
 def home(folder: Path) -> str:

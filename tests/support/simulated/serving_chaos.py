@@ -121,14 +121,9 @@ class Trial:
             np.testing.assert_allclose(found, tower_of(x), rtol=1e-5, atol=1e-6)
 
     async def _play(self, chaos: Chaos) -> None:
-        while chaos.faults < self.told["faults"] and not chaos.over:
-            await asyncio.sleep(chaos.random.uniform(*chaos.rest_s))
-            if not chaos.over:
-                chaos.faults += 1
-                await chaos.random.choice(ALL_FAULTS)(chaos)
+        await chaos.play(ALL_FAULTS, self.told["faults"])
         await asyncio.sleep(30.0)
-        if not chaos.over:
-            chaos.settle()
+        chaos.end()
 
     async def _tried(self, ask: Callable[[], Awaitable[Any]]) -> Any:
         """What comes of it; None for an error that may be."""

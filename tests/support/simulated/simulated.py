@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -157,13 +158,19 @@ class Chaos:
     over: bool = False
     _later: set[asyncio.Task[None]] = field(default_factory=set)
 
-    async def play(self) -> None:
-        """One fault after another until `over`."""
-        while not self.over:
+    async def play(self, kinds: Sequence[Fault] = (), most: float = math.inf) -> None:
+        """One fault after another until `over`, or until there were so many; of these kinds, or of FAULTS."""
+        while self.faults < most and not self.over:
             await asyncio.sleep(self.random.uniform(*self.rest_s))
             if not self.over:
                 self.faults += 1
-                await self.random.choice(FAULTS)(self)
+                await self.random.choice(kinds or FAULTS)(self)
+
+    def end(self) -> None:
+        """Settle, if nobody has."""
+        if not self.over:
+            self.cluster.tell("mischief is over")
+            self.settle()
 
     def settle(self) -> None:
         """Heal what is broken and start what is down."""

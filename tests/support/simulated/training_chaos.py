@@ -315,7 +315,7 @@ class _Watch:
         """No more mischief."""
 
         async def settle() -> None:
-            self._end()
+            self.chaos.end()
 
         if not self.mesh._loop.stopped:
             self.mesh._loop.wait(settle())
@@ -324,22 +324,13 @@ class _Watch:
         assert not self.hung, "it hangs"
 
     async def _play(self) -> None:
-        while self.chaos.faults < self.faults and not self.chaos.over:
-            await asyncio.sleep(self.chaos.random.uniform(*self.chaos.rest_s))
-            if not self.chaos.over:
-                self.chaos.faults += 1
-                await self.chaos.random.choice(ALL_FAULTS)(self.chaos)
+        await self.chaos.play(ALL_FAULTS, self.faults)
         await asyncio.sleep(self.chaos.random.choice((0.5, 5.0, 30.0)))
-        self._end()
-
-    def _end(self) -> None:
-        if not self.chaos.over:
-            self.chaos.cluster.tell("mischief is over")
-            self.chaos.settle()
+        self.chaos.end()
 
     async def _limit(self) -> None:
         await asyncio.sleep(SETTLE_S)
-        self._end()
+        self.chaos.end()
         await asyncio.sleep(HANGS_S - SETTLE_S)
         self.hung = True
         self.chaos.cluster.tell("IT HANGS")
