@@ -466,7 +466,7 @@ def check_name_of_time(name: str, known: Iterable[str] = ROWS) -> str:
 
 def timeouts_of(preset: str, values: Mapping[str, object]) -> Timeouts:
     """A preset with some fields set otherwise; ConfigError for a preset or a name that there is not."""
-    if preset not in PRESETS:
+    if not isinstance(preset, str) or preset not in PRESETS:
         raise ConfigError(f"there is no preset {preset!r}", next_step=f"The presets are {', '.join(PRESETS)}")
     return PRESETS[preset].with_values(values)
 

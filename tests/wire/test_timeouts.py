@@ -143,6 +143,8 @@ def test_a_time_that_another_process_reads_is_refused_with_its_name() -> None:
         Mesh.builder().timeouts(nodetimeout=3)
     with pytest.raises(ConfigError, match=r"there is no preset 'moon'.*lan, wifi, wan, test"):
         Mesh.builder().preset("moon")
+    with pytest.raises(ConfigError, match=r"there is no preset \['lan'\]"):
+        Mesh.builder().preset(["lan"])  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="dial_s is a number of seconds, not 'x'"):
         Mesh.builder().timeouts(dial_s="x")  # type: ignore[arg-type]
 
