@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias, Union
 
 import numpy as np
+import numpy.typing as npt
 from numpy.typing import ArrayLike, NDArray
 
 from wire.errors import DTypeError, InputError, ShapeError
@@ -21,7 +22,7 @@ from wire.ir.dtypes import C64, C128, F32, F64, DType, dtype_of
 from wire.ir.graph import Node, infer
 from wire.ir.types import NO_ATTRS, Attrs, TensorType
 
-from .array_api_device import DLPACK_CPU, MESH, Device, check_device
+from .array_api_device import DLPACK_CPU, MESH, Device, DeviceLike, check_device
 from .expression import Expression, Tensor, computable, made_outside, traced_argument
 from .handle import Handle
 from .typed import Typed
@@ -30,6 +31,9 @@ Operand: TypeAlias = Union["Array", Handle, ArrayLike]
 """What functions take: an Array, a handle, a numpy array, a Python scalar, or nested lists of numbers."""
 
 Axis: TypeAlias = int | Sequence[int] | None
+
+DTypeLike: TypeAlias = npt.DTypeLike | DType | None
+"""What functions take for a dtype: what numpy takes for one, or ours; None is the default."""
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {}
 DECLINED: Any = NotImplemented  # of an operator: let the other operand try
@@ -210,7 +214,7 @@ class Array(Typed):
 
     # -- methods, as numpy's ------------------------------------------------------------------------------
 
-    def astype(self, dtype: Any, *, copy: bool = True) -> Array:
+    def astype(self, dtype: DTypeLike, *, copy: bool = True) -> Array:
         return self._call("astype", dtype, copy=copy)
 
     def reshape(self, *shape: Any) -> Array:
@@ -235,10 +239,10 @@ class Array(Typed):
 
     # `out` is there for numpy's own functions, which pass it on: np.sum(x) is x.sum()
 
-    def sum(self, axis: Axis = None, dtype: Any = None, out: None = None, *, keepdims: bool = False) -> Array:
+    def sum(self, axis: Axis = None, dtype: DTypeLike = None, out: None = None, *, keepdims: bool = False) -> Array:
         return self._reduced("sum", out, axis=axis, dtype=dtype, keepdims=keepdims)
 
-    def prod(self, axis: Axis = None, dtype: Any = None, out: None = None, *, keepdims: bool = False) -> Array:
+    def prod(self, axis: Axis = None, dtype: DTypeLike = None, out: None = None, *, keepdims: bool = False) -> Array:
         return self._reduced("prod", out, axis=axis, dtype=dtype, keepdims=keepdims)
 
     def max(self, axis: Axis = None, out: None = None, *, keepdims: bool = False) -> Array:
@@ -247,13 +251,13 @@ class Array(Typed):
     def min(self, axis: Axis = None, out: None = None, *, keepdims: bool = False) -> Array:
         return self._reduced("min", out, axis=axis, keepdims=keepdims)
 
-    def mean(self, axis: Axis = None, dtype: Any = None, out: None = None, *, keepdims: bool = False) -> Array:
+    def mean(self, axis: Axis = None, dtype: DTypeLike = None, out: None = None, *, keepdims: bool = False) -> Array:
         return self._as(dtype)._reduced("mean", out, axis=axis, keepdims=keepdims)
 
     def var(
         self,
         axis: Axis = None,
-        dtype: Any = None,
+        dtype: DTypeLike = None,
         out: None = None,
         ddof: float = 0,
         *,
@@ -265,7 +269,7 @@ class Array(Typed):
     def std(
         self,
         axis: Axis = None,
-        dtype: Any = None,
+        dtype: DTypeLike = None,
         out: None = None,
         ddof: float = 0,
         *,
@@ -305,10 +309,10 @@ class Array(Typed):
     def argsort(self, axis: int | None = -1) -> Array:
         return self._call("argsort", axis)
 
-    def cumsum(self, axis: int | None = None, dtype: Any = None) -> Array:
+    def cumsum(self, axis: int | None = None, dtype: DTypeLike = None) -> Array:
         return self._call("cumsum", axis, dtype)
 
-    def cumprod(self, axis: int | None = None, dtype: Any = None) -> Array:
+    def cumprod(self, axis: int | None = None, dtype: DTypeLike = None) -> Array:
         return self._call("cumprod", axis, dtype)
 
     def nonzero(self) -> tuple[Array, ...]:
@@ -323,7 +327,7 @@ class Array(Typed):
 
     # -- values -------------------------------------------------------------------------------------------
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         value = self._value_for("np.asarray()")
         return np.array(value, dtype=dtype, copy=copy)
 
@@ -346,7 +350,7 @@ class Array(Typed):
     def __dlpack_device__(self) -> tuple[int, int]:
         return DLPACK_CPU  # values come to this process
 
-    def to_device(self, device: Any, /, *, stream: Any = None) -> Array:
+    def to_device(self, device: DeviceLike, /, *, stream: Any = None) -> Array:
         """This array, as every device is the mesh; InputError for any other."""
         check_device(device)
         return renamed(self)
@@ -418,7 +422,7 @@ class Array(Typed):
             raise InputError(f"{name} has no out=", next_step="Write out[...] = x." + name + "()")
         return self._call(name, **kwargs)
 
-    def _as(self, dtype: Any) -> Array:
+    def _as(self, dtype: DTypeLike) -> Array:
         return self if dtype is None else self.astype(dtype)
 
     def _scalar_for(self, asker: str) -> Any:

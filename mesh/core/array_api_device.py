@@ -7,7 +7,7 @@ an array's device says only that, and values that are asked for come to this pro
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 from wire.errors import InputError
 
@@ -34,11 +34,14 @@ class Device:
         return self.name
 
 
+DeviceLike: TypeAlias = Device | str | None
+"""What functions take for a device: None is wherever arrays are by default, which is the mesh, too."""
+
 MESH = Device("mesh")
 DLPACK_CPU = (1, 0)  # kDLCPU, the first: where values are once they are asked for
 
 
-def check_device(device: Any) -> None:
+def check_device(device: DeviceLike) -> None:
     """Raise InputError unless `device` is the mesh, or None for the default."""
     if device is not None and not (isinstance(device, Device | str) and device in (MESH, MESH.name)):
         raise InputError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from wire.errors import InputError
 from wire.ir.types import TensorType
@@ -54,7 +54,7 @@ class Handle(Typed):
         self.name = name
         self.local = local
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         if self.local is None:
             raise InputError(
                 f"the tensor {self.name or self.address.hex()[:16]!r} lies on the mesh only",

@@ -15,8 +15,8 @@ import numpy as np
 from wire.errors import InputError
 from wire.ir.dtypes import BF16, F16, F32, F64, I32, PARTS, DType, promote
 
-from ..core.array import Array, Operand, apply, renamed, strong, value_array
-from ..core.array_api_device import check_device
+from ..core.array import Array, DTypeLike, Operand, apply, renamed, strong, value_array
+from ..core.array_api_device import DeviceLike, check_device
 from ..util.annotation_checks import checked
 from ..util.argument_checks import said
 from . import elementwise, manipulation, promotion
@@ -24,7 +24,7 @@ from .manipulation import Shape, broadcast_to, to_shape
 from .promotion import cast, common_dtype, inexact, is_python_scalar, like, scalar, to_dtype
 
 
-def full(shape: Shape, fill_value: Operand, dtype: Any = None, *, device: Any = None) -> Array:
+def full(shape: Shape, fill_value: Operand, dtype: DTypeLike = None, *, device: DeviceLike = None) -> Array:
     """`shape` filled with one value; the dtype is the value's own if not given."""
     check_device(device)
     if dtype is not None and is_python_scalar(fill_value):
@@ -32,43 +32,45 @@ def full(shape: Shape, fill_value: Operand, dtype: Any = None, *, device: Any = 
     return broadcast_to(promotion.asarray(fill_value, dtype), shape)
 
 
-def zeros(shape: Shape, dtype: Any = None, *, device: Any = None) -> Array:
+def zeros(shape: Shape, dtype: DTypeLike = None, *, device: DeviceLike = None) -> Array:
     """`shape` filled with 0, float32 by default."""
     return full(shape, 0, dtype=F32 if dtype is None else dtype, device=device)
 
 
-def ones(shape: Shape, dtype: Any = None, *, device: Any = None) -> Array:
+def ones(shape: Shape, dtype: DTypeLike = None, *, device: DeviceLike = None) -> Array:
     """`shape` filled with 1, float32 by default."""
     return full(shape, 1, dtype=F32 if dtype is None else dtype, device=device)
 
 
-def empty(shape: Shape, dtype: Any = None, *, device: Any = None) -> Array:
+def empty(shape: Shape, dtype: DTypeLike = None, *, device: DeviceLike = None) -> Array:
     """Zeros of `shape`, as `zeros` makes them: there is no uninitialised memory to look at."""
     return zeros(shape, dtype=dtype, device=device)
 
 
-def full_like(x: Operand, fill_value: Operand, dtype: Any = None, *, device: Any = None) -> Array:
+def full_like(x: Operand, fill_value: Operand, dtype: DTypeLike = None, *, device: DeviceLike = None) -> Array:
     """x's shape and, unless given, dtype, filled with one value."""
     array = promotion.asarray(x)
     return full(array.shape, fill_value, dtype=array.type.dtype if dtype is None else dtype, device=device)
 
 
-def zeros_like(x: Operand, dtype: Any = None, *, device: Any = None) -> Array:
+def zeros_like(x: Operand, dtype: DTypeLike = None, *, device: DeviceLike = None) -> Array:
     """x's shape and, unless given, dtype, filled with 0."""
     return full_like(x, 0, dtype=dtype, device=device)
 
 
-def ones_like(x: Operand, dtype: Any = None, *, device: Any = None) -> Array:
+def ones_like(x: Operand, dtype: DTypeLike = None, *, device: DeviceLike = None) -> Array:
     """x's shape and, unless given, dtype, filled with 1."""
     return full_like(x, 1, dtype=dtype, device=device)
 
 
-def empty_like(x: Operand, dtype: Any = None, *, device: Any = None) -> Array:
+def empty_like(x: Operand, dtype: DTypeLike = None, *, device: DeviceLike = None) -> Array:
     """Zeros of x's shape, as `zeros_like` makes them."""
     return zeros_like(x, dtype=dtype, device=device)
 
 
-def arange(start: float, stop: float | None = None, step: float = 1, dtype: Any = None, *, device: Any = None) -> Array:
+def arange(
+    start: float, stop: float | None = None, step: float = 1, dtype: DTypeLike = None, *, device: DeviceLike = None
+) -> Array:
     """start, start + step, ... below stop (above it for a negative step); arange(n) counts from 0.
 
     int32 (int64 or uint64 where a number needs it) if all bounds are integers, else float32, unless given.
@@ -93,7 +95,13 @@ def arange(start: float, stop: float | None = None, step: float = 1, dtype: Any 
 
 @checked
 def linspace(
-    start: Operand, stop: Operand, num: int = 50, endpoint: bool = True, *, dtype: Any = None, device: Any = None
+    start: Operand,
+    stop: Operand,
+    num: int = 50,
+    endpoint: bool = True,
+    *,
+    dtype: DTypeLike = None,
+    device: DeviceLike = None,
 ) -> Array:
     """`num` evenly spaced numbers from start to stop, stop included unless endpoint is False; float32 by default."""
     check_device(device)
@@ -112,7 +120,9 @@ def linspace(
     return cast(result, wanted) if wanted.kind in "fc" else cast(elementwise.floor(result), wanted)
 
 
-def eye(n_rows: int, n_cols: int | None = None, *, k: int = 0, dtype: Any = None, device: Any = None) -> Array:
+def eye(
+    n_rows: int, n_cols: int | None = None, *, k: int = 0, dtype: DTypeLike = None, device: DeviceLike = None
+) -> Array:
     """Ones on diagonal k of a matrix of zeros, float32 by default."""
     check_device(device)
     shape = (n_rows, n_rows if n_cols is None else n_cols)
@@ -151,7 +161,7 @@ def meshgrid(*arrays: Operand, indexing: str = "xy") -> list[Array]:
 
 
 @checked
-def asarray(value: Operand, dtype: Any = None, *, device: Any = None, copy: bool | None = None) -> Array:
+def asarray(value: Operand, dtype: DTypeLike = None, *, device: DeviceLike = None, copy: bool | None = None) -> Array:
     """`value` as an Array: lists and Python scalars take the default dtypes, arrays keep theirs.
 
     An Array is given back itself unless its dtype changes or `copy` is True.  numpy arrays that somebody could still
@@ -165,7 +175,7 @@ def asarray(value: Operand, dtype: Any = None, *, device: Any = None, copy: bool
 
 
 @checked
-def array(value: Operand, dtype: Any = None, *, copy: bool | None = True) -> Array:
+def array(value: Operand, dtype: DTypeLike = None, *, copy: bool | None = True) -> Array:
     """numpy's name of `asarray`, which makes a name of its own unless `copy` is not True."""
     return asarray(value, dtype, copy=copy)
 
@@ -176,7 +186,7 @@ def copy(x: Operand) -> Array:
 
 
 @checked
-def from_dlpack(x: Any, *, device: Any = None, copy: bool | None = None) -> Array:
+def from_dlpack(x: Any, *, device: DeviceLike = None, copy: bool | None = None) -> Array:
     """The array of another library, from its memory if nobody can change it there, or if copy is False; else a copy."""
     check_device(device)
     if isinstance(x, Array):
@@ -191,7 +201,7 @@ def from_dlpack(x: Any, *, device: Any = None, copy: bool | None = None) -> Arra
 # -- helpers ----------------------------------------------------------------------------------------------
 
 
-def _uncopied(value: Any, dtype: Any) -> Array:
+def _uncopied(value: Any, dtype: DTypeLike) -> Array:
     """ValueError, as the standard asks, where only a copy would do."""
     if isinstance(value, (np.ndarray, np.generic)):
         result = value_array(np.asarray(value), shared=True)

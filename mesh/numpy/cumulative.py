@@ -6,12 +6,10 @@ Sums of bools and narrow integers are int32 (uint32), as those of `sum`.
 
 from __future__ import annotations
 
-from typing import Any
-
 from wire.errors import InputError
 from wire.ir.dtypes import BOOL, I32
 
-from ..core.array import Array, Operand, apply
+from ..core.array import Array, DTypeLike, Operand, apply
 from ..util.annotation_checks import checked
 from . import manipulation
 from .promotion import asarray, cast, scalar
@@ -19,23 +17,27 @@ from .reductions import normal_axis, sum_dtype
 
 
 @checked
-def cumulative_sum(x: Operand, axis: int | None = None, *, dtype: Any = None, include_initial: bool = False) -> Array:
+def cumulative_sum(
+    x: Operand, axis: int | None = None, *, dtype: DTypeLike = None, include_initial: bool = False
+) -> Array:
     """The sum of each element and all before it along `axis`; with `include_initial` a 0 comes first."""
     return _cumulative("cumsum", 0, x, _only_axis(x, axis), dtype, include_initial)
 
 
 @checked
-def cumulative_prod(x: Operand, axis: int | None = None, *, dtype: Any = None, include_initial: bool = False) -> Array:
+def cumulative_prod(
+    x: Operand, axis: int | None = None, *, dtype: DTypeLike = None, include_initial: bool = False
+) -> Array:
     """The product of each element and all before it along `axis`; with `include_initial` a 1 comes first."""
     return _cumulative("cumprod", 1, x, _only_axis(x, axis), dtype, include_initial)
 
 
-def cumsum(x: Operand, axis: int | None = None, dtype: Any = None) -> Array:
+def cumsum(x: Operand, axis: int | None = None, dtype: DTypeLike = None) -> Array:
     """numpy's `cumulative_sum`: over the flattened x if axis is None."""
     return _cumulative("cumsum", 0, *_flat_if_none(asarray(x, dtype), axis), dtype, False)
 
 
-def cumprod(x: Operand, axis: int | None = None, dtype: Any = None) -> Array:
+def cumprod(x: Operand, axis: int | None = None, dtype: DTypeLike = None) -> Array:
     """numpy's `cumulative_prod`: over the flattened x if axis is None."""
     return _cumulative("cumprod", 1, *_flat_if_none(asarray(x, dtype), axis), dtype, False)
 
@@ -111,7 +113,7 @@ def _flat_if_none(x: Operand, axis: int | None) -> tuple[Array, int]:
     return (manipulation.ravel(x), 0) if axis is None else (asarray(x), axis)
 
 
-def _cumulative(op: str, first: int, x: Operand, axis: int, dtype: Any, include_initial: bool) -> Array:
+def _cumulative(op: str, first: int, x: Operand, axis: int, dtype: DTypeLike, include_initial: bool) -> Array:
     array = asarray(x, dtype)
     place = normal_axis(axis, array.ndim)
     result = apply(op, array if dtype is not None else cast(array, sum_dtype(array.type.dtype)), axis=place)

@@ -16,8 +16,8 @@ import numpy as np
 from wire.errors import DTypeError, InputError
 from wire.ir.dtypes import PARTS, DType
 
-from ..core.array import Array, Operand, renamed
-from ..core.array_api_device import check_device
+from ..core.array import Array, DTypeLike, Operand, renamed
+from ..core.array_api_device import DeviceLike, check_device
 from ..core.handle import Handle
 from .promotion import asarray, common_dtype, is_python_scalar, to_dtype
 
@@ -70,7 +70,7 @@ def iinfo(type: Any) -> np.iinfo[Any]:
     return np.iinfo(dtype.numpy)
 
 
-def astype(x: Operand, dtype: Any, *, copy: builtins.bool = True, device: Any = None) -> Array:
+def astype(x: Operand, dtype: DTypeLike, *, copy: builtins.bool = True, device: DeviceLike = None) -> Array:
     """x in another dtype: floats to integers truncate and saturate, NaN becomes 0, to bool is x != 0; complex numbers
     become complex or bool (DTypeError for a real dtype: take `real`, `imag` or `abs`).
 
@@ -101,7 +101,7 @@ def can_cast(from_: Any, to: Any) -> builtins.bool:
         return False
 
 
-def isdtype(dtype: Any, kind: Any) -> builtins.bool:
+def isdtype(dtype: DTypeLike, kind: Any) -> builtins.bool:
     """True if dtype is of the kind: a dtype, "bool", "integral", "real floating", "numeric", ... or a tuple of them."""
     if isinstance(kind, tuple):
         return any(isdtype(dtype, one) for one in kind)

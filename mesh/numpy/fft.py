@@ -15,8 +15,8 @@ from typing import Any
 from wire.errors import InputError
 from wire.ir.dtypes import C64, C128, F32, F64, I32
 
-from ..core.array import Array, Operand, apply
-from ..core.array_api_device import check_device
+from ..core.array import Array, DTypeLike, Operand, apply
+from ..core.array_api_device import DeviceLike, check_device
 from ..util.annotation_checks import checked
 from ..util.units import counted
 from . import complexes, elementwise, manipulation, padding
@@ -152,7 +152,7 @@ def irfft2(x: Operand, s: Sizes = None, axes: Axes = (-2, -1), norm: str | None 
 
 
 @checked
-def fftfreq(n: int, d: float = 1.0, *, dtype: Any = None, device: Any = None) -> Array:
+def fftfreq(n: int, d: float = 1.0, *, dtype: DTypeLike = None, device: DeviceLike = None) -> Array:
     """The frequency of each element of a transform of n samples that are `d` apart, float32 by default."""
     count = _count(n)
     steps = apply("iota", shape=(count,), dtype=I32.name, axis=0)
@@ -161,7 +161,7 @@ def fftfreq(n: int, d: float = 1.0, *, dtype: Any = None, device: Any = None) ->
 
 
 @checked
-def rfftfreq(n: int, d: float = 1.0, *, dtype: Any = None, device: Any = None) -> Array:
+def rfftfreq(n: int, d: float = 1.0, *, dtype: DTypeLike = None, device: DeviceLike = None) -> Array:
     """`fftfreq` for `rfft`, none below 0."""
     steps = apply("iota", shape=(_count(n) // 2 + 1,), dtype=I32.name, axis=0)
     return _per_length(steps, n * d, dtype, device)
@@ -246,7 +246,7 @@ def _sized(x: Array, size: int, axis: int) -> Array:
     return x if size == dim else padding.pad(x, [(0, size - dim if at == axis else 0) for at in range(x.ndim)])
 
 
-def _per_length(steps: Array, length: float, dtype: Any, device: Any) -> Array:
+def _per_length(steps: Array, length: float, dtype: DTypeLike, device: DeviceLike) -> Array:
     check_device(device)
     return elementwise.divide(cast(steps, F32 if dtype is None else to_dtype(dtype)), length)
 

@@ -9,7 +9,7 @@ import numpy as np
 from wire.ir.dtypes import BF16, C64, DTYPES, F16, F32, I32
 from wire.limits import DEFAULT
 
-from ..core.array_api_device import MESH, Device, check_device
+from ..core.array_api_device import MESH, Device, DeviceLike, check_device
 from . import dtypes as _dtypes
 
 
@@ -26,12 +26,12 @@ class Info:
         """The mesh."""
         return MESH
 
-    def default_dtypes(self, *, device: Any = None) -> dict[str, np.dtype[Any]]:
+    def default_dtypes(self, *, device: DeviceLike = None) -> dict[str, np.dtype[Any]]:
         """The dtypes of Python numbers and of indices."""
         check_device(device)
         return {"real floating": F32.numpy, "complex floating": C64.numpy, "integral": I32.numpy, "indexing": I32.numpy}
 
-    def dtypes(self, *, device: Any = None, kind: Any = None) -> dict[str, np.dtype[Any]]:
+    def dtypes(self, *, device: DeviceLike = None, kind: Any = None) -> dict[str, np.dtype[Any]]:
         """The standard's dtypes of a kind ("bool", "integral", ..., or a tuple of them; all if None), by name."""
         check_device(device)
         every = {dtype.numpy.name: dtype.numpy for dtype in DTYPES if dtype not in (F16, BF16)}

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from wire.errors import InputError, ShapeError
 
-from ..core.array import Array, Operand, apply
+from ..core.array import Array, DTypeLike, Operand, apply
 from ..core.multi_output import several
 from ..util.annotation_checks import checked
 from ..util.argument_checks import said
@@ -416,7 +416,7 @@ def outer(x1: Operand, x2: Operand) -> Array:
 
 
 @checked
-def trace(x: Operand, *, offset: int = 0, dtype: Any = None) -> Array:
+def trace(x: Operand, *, offset: int = 0, dtype: DTypeLike = None) -> Array:
     """The sum of diagonal `offset` of the last two axes, in `dtype` or as `sum` has it."""
     return reductions.sum(diagonal(asarray(x, dtype), offset), -1, dtype=dtype)
 
@@ -453,7 +453,7 @@ def _check_square(name: str, array: Array) -> None:
         raise ShapeError(f"{name} needs square matrices, got shape {array.shape}")
 
 
-def _identity(like: Array, dtype: Any = None) -> Array:
+def _identity(like: Array, dtype: DTypeLike = None) -> Array:
     return eye(like.shape[-1], dtype=dtype or like.type.dtype)
 
 

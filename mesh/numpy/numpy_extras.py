@@ -15,7 +15,7 @@ import numpy as np
 from wire.errors import InputError, ShapeError
 from wire.ir.dtypes import I32
 
-from ..core.array import Array, Operand, apply, renamed
+from ..core.array import Array, DTypeLike, Operand, apply, renamed
 from ..util.annotation_checks import checked
 from ..util.argument_checks import items, native
 from . import (
@@ -145,12 +145,12 @@ def delete(x: Operand, obj: Any, axis: int | None = None) -> Array:
 # -- making -----------------------------------------------------------------------------------------------
 
 
-def identity(n: int, dtype: Any = None) -> Array:
+def identity(n: int, dtype: DTypeLike = None) -> Array:
     """The n x n matrix with ones on its diagonal."""
     return creation.eye(n, dtype=dtype)
 
 
-def tri(N: int, M: int | None = None, k: int = 0, dtype: Any = None) -> Array:  # numpy's names
+def tri(N: int, M: int | None = None, k: int = 0, dtype: DTypeLike = None) -> Array:  # numpy's names
     """Ones on and below diagonal k, zeros above."""
     return creation.tril(creation.ones((N, N if M is None else M), dtype=dtype), k=k)
 
@@ -203,7 +203,7 @@ def geomspace(start: Operand, stop: Operand, num: int = 50, endpoint: bool = Tru
     return elementwise.exp2(creation.linspace(elementwise.log2(first), elementwise.log2(last), num, endpoint=endpoint))
 
 
-def indices(dimensions: Sequence[int], dtype: Any = None) -> Array:
+def indices(dimensions: Sequence[int], dtype: DTypeLike = None) -> Array:
     """The coordinates of every position of a shape, one int32 array per axis, stacked."""
     shape = to_shape(dimensions)
     every = [apply("iota", shape=shape, dtype=I32.name, axis=axis) for axis in range(len(shape))]

@@ -19,7 +19,7 @@ import numpy as np
 from wire.errors import DTypeError, InputError
 from wire.ir.dtypes import BOOL, BY_NAME, C64, C128, F32, F64, I32, I64, U64, DType, dtype_of, promote
 
-from ..core.array import WIDER, Array, Operand, apply, handle_array, literal, strong, value_array
+from ..core.array import WIDER, Array, DTypeLike, Operand, apply, handle_array, literal, strong, value_array
 from ..core.handle import Handle
 from ..util.argument_checks import items, said
 
@@ -65,7 +65,7 @@ def is_python_scalar(value: object) -> bool:
     return isinstance(value, (bool, int, float, complex)) and not isinstance(value, np.generic)
 
 
-def asarray(value: Operand, dtype: Any = None) -> Array:
+def asarray(value: Operand, dtype: DTypeLike = None) -> Array:
     """`value` as an Array: lists and Python scalars take the default dtypes, numpy arrays keep theirs.
 
     With `dtype`, Python's numbers go into it at full precision.  InputError for those that it cannot hold.

@@ -21,7 +21,7 @@ import numpy as np
 from wire.errors import DTypeError, InputError, ShapeError
 from wire.ir.dtypes import F32, F64, U32, U64, DType
 
-from ..core.array import Array, Operand, apply, value_array
+from ..core.array import Array, DTypeLike, Operand, apply, value_array
 from ..util.annotation_checks import checked
 from ..util.argument_checks import integer, native
 from . import elementwise, indexing, manipulation, reductions
@@ -135,7 +135,7 @@ def fold_in(key: Operand, data: Operand) -> Array:
 
 
 @checked
-def bits(key: Operand, shape: Shape = (), dtype: Any = np.uint32) -> Array:
+def bits(key: Operand, shape: Shape = (), dtype: DTypeLike = np.uint32) -> Array:
     """Draw random bits.
 
     Parameters
@@ -180,7 +180,7 @@ def bits(key: Operand, shape: Shape = (), dtype: Any = np.uint32) -> Array:
 
 @checked
 def uniform(
-    key: Operand, shape: Shape = (), dtype: Any = np.float32, minval: Operand = 0.0, maxval: Operand = 1.0
+    key: Operand, shape: Shape = (), dtype: DTypeLike = np.float32, minval: Operand = 0.0, maxval: Operand = 1.0
 ) -> Array:
     """Draw from the uniform distribution over [minval, maxval).
 
@@ -224,7 +224,7 @@ def uniform(
 
 
 @checked
-def normal(key: Operand, shape: Shape = (), dtype: Any = np.float32) -> Array:
+def normal(key: Operand, shape: Shape = (), dtype: DTypeLike = np.float32) -> Array:
     """Draw from the standard normal distribution.
 
     Parameters
@@ -259,7 +259,9 @@ def normal(key: Operand, shape: Shape = (), dtype: Any = np.float32) -> Array:
 
 
 @checked
-def truncated_normal(key: Operand, lower: float, upper: float, shape: Shape = (), dtype: Any = np.float32) -> Array:
+def truncated_normal(
+    key: Operand, lower: float, upper: float, shape: Shape = (), dtype: DTypeLike = np.float32
+) -> Array:
     """Draw from the standard normal distribution, given that it is in [lower, upper].
 
     Parameters
@@ -337,7 +339,7 @@ def bernoulli(key: Operand, p: Operand = 0.5, shape: Shape | None = None) -> Arr
 
 
 @checked
-def randint(key: Operand, shape: Shape, low: int, high: int, dtype: Any = np.int32) -> Array:
+def randint(key: Operand, shape: Shape, low: int, high: int, dtype: DTypeLike = np.int32) -> Array:
     """Draw integers from low to high - 1, all with the same probability.
 
     Parameters
@@ -388,7 +390,7 @@ def randint(key: Operand, shape: Shape, low: int, high: int, dtype: Any = np.int
 
 
 @checked
-def exponential(key: Operand, shape: Shape = (), dtype: Any = np.float32) -> Array:
+def exponential(key: Operand, shape: Shape = (), dtype: DTypeLike = np.float32) -> Array:
     """Draw from the exponential distribution of mean 1.
 
     Parameters
@@ -423,7 +425,7 @@ def exponential(key: Operand, shape: Shape = (), dtype: Any = np.float32) -> Arr
 
 
 @checked
-def gumbel(key: Operand, shape: Shape = (), dtype: Any = np.float32) -> Array:
+def gumbel(key: Operand, shape: Shape = (), dtype: DTypeLike = np.float32) -> Array:
     """Draw from the standard Gumbel distribution.
 
     The position of the largest of logits plus this noise is a draw with probabilities softmax(logits).
@@ -620,7 +622,7 @@ def _words(key: Array, shape: tuple[int, ...]) -> Array:
     return apply("random_bits", key, shape=shape)
 
 
-def _float(dtype: Any) -> DType:
+def _float(dtype: DTypeLike) -> DType:
     kind = to_dtype(dtype)
     if kind.kind != "f":
         raise DTypeError(f"random numbers of this distribution have a float dtype, got {kind.name}")

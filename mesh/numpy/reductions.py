@@ -14,7 +14,7 @@ from typing import Any
 from wire.errors import InputError
 from wire.ir.dtypes import BF16, BOOL, F16, F32, I32, PARTS, U32, DType
 
-from ..core.array import Array, Operand, apply, renamed
+from ..core.array import Array, DTypeLike, Operand, apply, renamed
 from ..util.annotation_checks import checked
 from ..util.argument_checks import said
 from . import elementwise
@@ -46,13 +46,13 @@ def normal_axes(axis: Axis, ndim: int) -> tuple[int, ...]:
 
 
 @checked
-def sum(x: Operand, axis: Axis = None, dtype: Any = None, *, keepdims: bool = False) -> Array:
+def sum(x: Operand, axis: Axis = None, dtype: DTypeLike = None, *, keepdims: bool = False) -> Array:
     """The sum, in `dtype` or x's own (at least 32 bits for integers)."""
     return _accumulate("reduce_sum", x, axis, dtype, keepdims)
 
 
 @checked
-def prod(x: Operand, axis: Axis = None, dtype: Any = None, *, keepdims: bool = False) -> Array:
+def prod(x: Operand, axis: Axis = None, dtype: DTypeLike = None, *, keepdims: bool = False) -> Array:
     """The product, in `dtype` or x's own (at least 32 bits for integers)."""
     return _accumulate("reduce_prod", x, axis, dtype, keepdims)
 
@@ -147,7 +147,7 @@ def _wide(dtype: DType) -> DType:
     return F32 if dtype in (F16, BF16) else dtype
 
 
-def _accumulate(op: str, x: Operand, axis: Axis, dtype: Any, keepdims: bool) -> Array:
+def _accumulate(op: str, x: Operand, axis: Axis, dtype: DTypeLike, keepdims: bool) -> Array:
     array = asarray(x, dtype)
     axes = normal_axes(axis, array.ndim)
     return _reduce(op, array if dtype is not None else cast(array, sum_dtype(array.type.dtype)), axes, keepdims)

@@ -27,7 +27,7 @@ from wire.ir.types import Attrs, TensorType
 from wire.ir.verify import check_bound
 
 from .. import tree
-from ..core.array import Array, argument, handle_array
+from ..core.array import Array, DTypeLike, argument, handle_array
 from ..core.backend import Work
 from ..core.call_arguments import apart, called, check_call, taken
 from ..core.expression import Expression, Tensor, pending, traced_argument, tracing
@@ -71,7 +71,7 @@ class ShapeDtype(Typed):
     __slots__ = ("type",)
     __tree_leaf__: ClassVar[bool] = True
 
-    def __init__(self, shape: Sequence[int], dtype: Any = np.float32) -> None:
+    def __init__(self, shape: Sequence[int], dtype: DTypeLike = np.float32) -> None:
         self.type = TensorType(to_shape(shape), to_dtype(dtype))
 
     def __repr__(self) -> str:
@@ -495,7 +495,7 @@ def _kind_of(leaf: Any) -> str:
     return f"the class {leaf.__name__}" if isinstance(leaf, type) else f"a {type(leaf).__name__}"
 
 
-def _known_dtype(name: str, dtype: Any) -> DType:
+def _known_dtype(name: str, dtype: DTypeLike) -> DType:
     try:
         if isinstance(dtype, np.dtype):
             return dtype_of(dtype)
