@@ -26,6 +26,7 @@ from .numpy.promotion import asarray
 from .spmd.grid import Names, PartitionSpec
 from .spmd.shard_map import current_grid
 from .transforms.pytree_functions import as_array
+from .tree import PyTree
 from .util.annotation_checks import checked
 from .util.argument_checks import axis_of, integer, items, number, pairs_of
 from .util.did_you_mean import spelt
@@ -40,7 +41,7 @@ def _by_ranks(function: F) -> F:
     within = checked(spelt(function))
 
     @wraps(function)
-    def called(*args: Any, **named: Any) -> Any:
+    def called(*args: PyTree, **named: PyTree) -> PyTree:
         current_grid(function.__name__)
         return within(*args, **named)
 
@@ -49,8 +50,8 @@ def _by_ranks(function: F) -> F:
 
 @_by_ranks
 def all_reduce(
-    x: Any, axes: Names, op: str = "sum", weight: Operand | None = None, names: Iterable[str] | None = None
-) -> Any:
+    x: PyTree, axes: Names, op: str = "sum", weight: Operand | None = None, names: Iterable[str] | None = None
+) -> PyTree:
     """Reduce the values of a group of ranks; every rank of it gets the result.
 
     Parameters
@@ -263,7 +264,7 @@ def all_to_all(x: Operand, axes: Names, split_axis: int, concat_axis: int, tiled
 
 
 @_by_ranks
-def permute(x: Any, axes: Names, pairs: Sequence[tuple[int, int]]) -> Any:
+def permute(x: PyTree, axes: Names, pairs: Sequence[tuple[int, int]]) -> PyTree:
     """Send values between ranks of a group, by pairs of source and destination.
 
     Parameters
@@ -300,7 +301,7 @@ def permute(x: Any, axes: Names, pairs: Sequence[tuple[int, int]]) -> Any:
 
 
 @_by_ranks
-def shift(x: Any, axes: Names, by: int = 1) -> Any:
+def shift(x: PyTree, axes: Names, by: int = 1) -> PyTree:
     """Send values around the ring of a group.
 
     Parameters
@@ -335,7 +336,7 @@ def shift(x: Any, axes: Names, by: int = 1) -> Any:
 
 
 @_by_ranks
-def send(x: Any, axes: Names, source: int, destination: int) -> Any:
+def send(x: PyTree, axes: Names, source: int, destination: int) -> PyTree:
     """Send a value from one rank of a group to another.  All ranks of the group call it.
 
     Parameters
@@ -371,7 +372,7 @@ def send(x: Any, axes: Names, source: int, destination: int) -> Any:
 
 
 @_by_ranks
-def broadcast(x: Any, axes: Names, root: int = 0) -> Any:
+def broadcast(x: PyTree, axes: Names, root: int = 0) -> PyTree:
     """Give every rank of a group what one of them has.
 
     Parameters
@@ -486,7 +487,7 @@ def _group(asker: str, axes: Names) -> dict[str, tuple[Any, ...]]:
     return {"axes": names, "sizes": tuple([grid.shape[name] for name in names])}
 
 
-def _each(x: Any, fn: Callable[[Array], Array]) -> Any:
+def _each(x: PyTree, fn: Callable[[Array], Array]) -> PyTree:
     """Apply `fn` to every leaf."""
     leaves, structure = tree.flatten_with_paths(x)
     return tree.unflatten(structure, [fn(as_array(leaf, path or "the value")) for path, leaf in leaves])

@@ -17,7 +17,7 @@ import dataclasses
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from wire.errors import InputError
 
@@ -74,6 +74,9 @@ class Tree:
 
 LEAF = Tree(None)
 
+PyTree: TypeAlias = Any
+"""A nest of containers; the function that takes one says what its leaves are."""
+
 
 class Keywords(dict[str, Any]):
     """The arguments that a call gives by name: the last of its tuple of arguments, and no argument that is a dict.
@@ -86,7 +89,7 @@ class Keywords(dict[str, Any]):
     """
 
 
-def flatten(value: Any) -> tuple[list[Any], Tree]:
+def flatten(value: PyTree) -> tuple[list[Any], Tree]:
     """Take a pytree apart.
 
     Parameters
@@ -112,7 +115,7 @@ def flatten(value: Any) -> tuple[list[Any], Tree]:
     return leaves, _flatten(value, leaves)
 
 
-def flatten_with_paths(value: Any) -> tuple[list[tuple[str, Any]], Tree]:
+def flatten_with_paths(value: PyTree) -> tuple[list[tuple[str, Any]], Tree]:
     """Take a pytree apart, with the path of each leaf.
 
     Parameters
@@ -171,7 +174,7 @@ def unflatten(structure: Tree, leaves: Sequence[Any]) -> Any:
     return _unflatten(structure, iter(leaves))
 
 
-def map(fn: Callable[..., Any], value: Any, *others: Any) -> Any:
+def map(fn: Callable[..., Any], value: PyTree, *others: PyTree) -> PyTree:
     """Apply a function to every leaf.
 
     Parameters
@@ -210,7 +213,7 @@ def map(fn: Callable[..., Any], value: Any, *others: Any) -> Any:
     return _unflatten(structure, iter([fn(*row) for row in zip(*columns, strict=True)]))
 
 
-def ordered(value: Any, structure: Tree) -> Any:
+def ordered(value: PyTree, structure: Tree) -> PyTree:
     """Put the keys of dicts in the order of a structure.
 
     Parameters
@@ -244,7 +247,7 @@ def ordered(value: Any, structure: Tree) -> Any:
 
 
 @checked
-def spread(prefix: Any, structure: Tree, leaves: bool = True) -> list[Any]:
+def spread(prefix: PyTree, structure: Tree, leaves: bool = True) -> list[Any]:
     """Return one value for each leaf of a structure, from a tree that may end earlier.
 
     Parameters
@@ -287,7 +290,7 @@ def spread(prefix: Any, structure: Tree, leaves: bool = True) -> list[Any]:
     return [value for child, below in pairs for value in spread(child, below, leaves)]
 
 
-def leaves(value: Any) -> list[Any]:
+def leaves(value: PyTree) -> list[Any]:
     """Return the leaves of a pytree in order.
 
     Parameters
@@ -309,7 +312,7 @@ def leaves(value: Any) -> list[Any]:
     return flatten(value)[0]
 
 
-def structure(value: Any) -> Tree:
+def structure(value: PyTree) -> Tree:
     """Return the structure of a pytree.
 
     Parameters
@@ -455,7 +458,7 @@ def _split_sequence(value: Sequence[Any]) -> Parts:
     return tuple(range(len(value))), value, ()
 
 
-def _split_dataclass(value: Any) -> Parts:
+def _split_dataclass(value: PyTree) -> Parts:
     fields = dataclasses.fields(value)
     static = tuple((field.name, getattr(value, field.name)) for field in fields if field.metadata.get("static"))
     names = tuple(field.name for field in fields if not field.metadata.get("static"))
@@ -522,7 +525,7 @@ def _container_of(cls: type) -> _Container | None:
     return _BY_CLASS[cls]
 
 
-def _flatten(value: Any, leaves: list[Any]) -> Tree:
+def _flatten(value: PyTree, leaves: list[Any]) -> Tree:
     cls = type(value)
     container = _container_of(cls)
     if container is None:

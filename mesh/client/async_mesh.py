@@ -33,6 +33,7 @@ from ..functions.build_options import HERE, Building, building, forced
 from ..functions.compiled import Callee, Compiled, CompiledFunction, handle_of
 from ..functions.step_trace import Stepping
 from ..scripts.world import rank, world_size
+from ..tree import PyTree
 from ..util.annotation_checks import instance
 from ..util.argument_checks import check_function
 from .builder import MeshBuilder
@@ -175,7 +176,7 @@ class AsyncMesh:
         """
         return self._backend.live()
 
-    async def put(self, value: Any) -> Any:
+    async def put(self, value: PyTree) -> PyTree:
         """Hold the arrays of a pytree on the mesh, as `Mesh.put` does.
 
         Parameters
@@ -203,11 +204,11 @@ class AsyncMesh:
         self,
         fn: Callable[..., Any] | WireGraph,
         /,
-        *args: Any,
+        *args: PyTree,
         strategy: str | Strategy = "auto",
         copies: str | None = None,
         what_if_dies: str = "",
-        **named: Any,
+        **named: PyTree,
     ) -> PlanPreview:
         """Plan a call without running it, as `Mesh.plan` does.
 
@@ -261,12 +262,12 @@ class AsyncMesh:
         self,
         fn: Callable[..., Any] | WireGraph,
         /,
-        *args: Any,
+        *args: PyTree,
         strategy: str | Strategy = "auto",
         mode: str = "auto",
         copies: str | None = None,
-        **named: Any,
-    ) -> Any:
+        **named: PyTree,
+    ) -> PyTree:
         """Compute `fn(*args, **named)` on the mesh, as `Mesh.run` does.
 
         Parameters
@@ -318,7 +319,7 @@ class AsyncMesh:
         self,
         fn: Callable[..., Any] | WireGraph,
         /,
-        *examples: Any,
+        *examples: PyTree,
         strategy: str | Strategy = "auto",
         mode: str = "auto",
         copies: str | None = None,
@@ -327,7 +328,7 @@ class AsyncMesh:
         build_dir: str | Path | None = None,
         force: bool = False,
         use_cached_if_exists: bool = True,
-        **named: Any,
+        **named: PyTree,
     ) -> Callable[..., Any]:
         """Trace `fn` once, for arguments of the examples' shapes and dtypes, as `Mesh.compile` does.
 
@@ -371,7 +372,7 @@ class AsyncMesh:
         )
         function.form_for(taken(fn, examples, named, OWN_OF_COMPILE))
 
-        async def compiled(*args: Any, **named: Any) -> Any:
+        async def compiled(*args: PyTree, **named: PyTree) -> PyTree:
             return await self._await(*function.bind(taken(fn, args, named)))
 
         return Callee(fn, name, self, compiled)
@@ -380,11 +381,11 @@ class AsyncMesh:
         self,
         fn: Callable[..., Any] | WireGraph,
         /,
-        *args: Any,
+        *args: PyTree,
         strategy: str | Strategy = "auto",
         mode: str = "auto",
         copies: str | None = None,
-        **named: Any,
+        **named: PyTree,
     ) -> AsyncJob:
         """Begin what `run` does, and return at once, as `Mesh.submit` does.
 
@@ -420,15 +421,15 @@ class AsyncMesh:
     async def session(
         self,
         step_fn: Callable[..., Any],
-        state: Any,
+        state: PyTree,
         /,
-        *examples: Any,
+        *examples: PyTree,
         copies: str = "",
         every: int = 10,
         ahead: int | None = None,
         strategy: str | Strategy = "auto",
         mode: str = "auto",
-        **named: Any,
+        **named: PyTree,
     ) -> AsyncSession:
         """Begin a session, as `Mesh.session` does.
 
@@ -599,7 +600,7 @@ class AsyncMesh:
     def stepping(
         self,
         fn: Callable[..., Any],
-        state: Any,
+        state: PyTree,
         examples: tuple[Any, ...],
         strategy: str | Strategy,
         mode: str,

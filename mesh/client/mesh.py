@@ -34,6 +34,7 @@ from ..core.realise import Evaluator, reset_evaluator, set_evaluator
 from ..functions.build_options import Building, building, forced
 from ..functions.compiled import Callee, Compiled
 from ..functions.step_trace import Stepping
+from ..tree import PyTree
 from ..util.annotation_checks import checked
 from ..util.argument_checks import items, said
 from .async_mesh import OWN, OWN_OF_COMPILE, OWN_OF_SESSIONS, AsyncMesh
@@ -121,7 +122,7 @@ class Mesh:
         """Every worker, by name, with its present state."""
         return self._loop.wait(self._async.nodes())
 
-    def put(self, value: Any) -> Any:
+    def put(self, value: PyTree) -> PyTree:
         """Hold the arrays of a pytree on the mesh.
 
         A handle that is an argument of a call is never hashed or sent again.  Its bytes go to a worker once, when they
@@ -159,11 +160,11 @@ class Mesh:
         self,
         fn: Callable[..., Any] | WireGraph,
         /,
-        *args: Any,
+        *args: PyTree,
         strategy: str | Strategy = "auto",
         copies: str | None = None,
         what_if_dies: str = "",
-        **named: Any,
+        **named: PyTree,
     ) -> PlanPreview:
         """Plan a call without running it.
 
@@ -210,12 +211,12 @@ class Mesh:
         self,
         fn: Callable[..., Any] | WireGraph,
         /,
-        *args: Any,
+        *args: PyTree,
         strategy: str | Strategy = "auto",
         mode: str = "auto",
         copies: str | None = None,
-        **named: Any,
-    ) -> Any:
+        **named: PyTree,
+    ) -> PyTree:
         """Compute `fn(*args, **named)` on the mesh.
 
         Parameters
@@ -270,7 +271,7 @@ class Mesh:
         self,
         fn: Callable[..., Any] | WireGraph,
         /,
-        *examples: Any,
+        *examples: PyTree,
         strategy: str | Strategy = "auto",
         mode: str = "auto",
         copies: str | None = None,
@@ -279,7 +280,7 @@ class Mesh:
         build_dir: str | Path | None = None,
         force: bool = False,
         use_cached_if_exists: bool = True,
-        **named: Any,
+        **named: PyTree,
     ) -> Callable[..., Any]:
         """Trace `fn` once, for arguments of the examples' shapes and dtypes.
 
@@ -335,7 +336,7 @@ class Mesh:
         function = self._async.function(fn, strategy, how, copies)
         function.form_for(taken(fn, examples, named, OWN_OF_COMPILE))
 
-        def compiled(*args: Any, **named: Any) -> Any:
+        def compiled(*args: PyTree, **named: PyTree) -> PyTree:
             return self._wait(*function.bind(taken(fn, args, named)))
 
         return Callee(fn, name, self, compiled)
@@ -344,11 +345,11 @@ class Mesh:
         self,
         fn: Callable[..., Any] | WireGraph,
         /,
-        *args: Any,
+        *args: PyTree,
         strategy: str | Strategy = "auto",
         mode: str = "auto",
         copies: str | None = None,
-        **named: Any,
+        **named: PyTree,
     ) -> Job:
         """Begin what `run` does, and return at once.
 
@@ -436,15 +437,15 @@ class Mesh:
     def session(
         self,
         step_fn: Callable[..., Any],
-        state: Any,
+        state: PyTree,
         /,
-        *examples: Any,
+        *examples: PyTree,
         copies: str = "",
         every: int = 10,
         ahead: int | None = None,
         strategy: str | Strategy = "auto",
         mode: str = "auto",
-        **named: Any,
+        **named: PyTree,
     ) -> Session:
         """Begin a session: a step function whose state stays on the workers (docs/sessions.md).
 
@@ -804,7 +805,7 @@ class Session:
         """The session of the mesh's backend."""
         return self._async.running
 
-    def step(self, *args: Any, **named: Any) -> Step:
+    def step(self, *args: PyTree, **named: PyTree) -> Step:
         """Begin one step.  Several may be in flight; they are done in the order of these calls.
 
         A step that fails for good leaves the state as it was.  Steps that were begun after it are Cancelled.

@@ -22,6 +22,7 @@ from wire.policy.redundancy import OF_SESSIONS, copies_of
 
 from ..core.backend import Feeds, Running, Started
 from ..functions.step_trace import Stepping
+from ..tree import PyTree
 from ..util.argument_checks import integer
 from ..util.units import counted, size_text
 
@@ -84,7 +85,7 @@ class AsyncSession:
         carried = f"{counted(len(self.stepping.carries), 'tensor')} carried, {size_text(self.stepping.state_bytes)}"
         return f"{what}: {carried}{', closed' if self._closing else ''}"
 
-    def step(self, *args: Any, **named: Any) -> asyncio.Future[Any]:
+    def step(self, *args: PyTree, **named: PyTree) -> asyncio.Future[Any]:
         """Begin one step.  Several may be in flight; they are done in the order of these calls.
 
         A step that fails for good leaves the state as it was.  Steps that were begun after it are Cancelled.

@@ -20,6 +20,7 @@ from ..core.call_arguments import apart
 from ..core.handle import Handle
 from ..models.model import Model
 from ..tracing.trace import Bound, Kind, Part, Parts, Traced, leaf_type, named_arguments, trace_full
+from ..tree import PyTree
 from ..util.lru_cache import GRAPHS_BYTES, GRAPHS_COUNT, Latest, graph_bytes
 from ..util.units import counted
 from .build_options import Building
@@ -193,7 +194,7 @@ class Callee:
         self._mesh = mesh
         self._call = call
 
-    def __call__(self, *args: Any, **named: Any) -> Any:
+    def __call__(self, *args: PyTree, **named: PyTree) -> PyTree:
         """The result; that of an AsyncMesh is awaited."""
         return self._call(*args, **named)
 
@@ -230,14 +231,14 @@ def _by_name(graph: WireGraph, args: tuple[Any, ...]) -> dict[str, Any]:
     return {**placed, **named}
 
 
-def _fixed(name: str, value: Any, kind: TensorType) -> NDArray[Any]:
+def _fixed(name: str, value: PyTree, kind: TensorType) -> NDArray[Any]:
     array = np.asarray(value)
     if array.shape != kind.shape or dtype_of(array) is not kind.dtype:
         raise InputError(f"the input {name!r} is {array.dtype}{list(array.shape)}, expected {kind}")
     return np.ascontiguousarray(array).reshape(kind.shape)
 
 
-def _fixed_param(name: str, value: Any, kind: TensorType) -> Param:
+def _fixed_param(name: str, value: PyTree, kind: TensorType) -> Param:
     if isinstance(value, Handle):
         if value.type != kind:
             raise InputError(f"the param {name!r} is {value.type}, expected {kind}")

@@ -38,6 +38,7 @@ from ..core.call_arguments import called, positional, taken
 from ..core.expression import computable
 from ..core.realise import current_evaluator
 from ..tracing.trace import Part
+from ..tree import PyTree
 from ..util.annotation_checks import instance, several, whole
 from .compiled import CompiledFunction
 
@@ -86,7 +87,7 @@ class Function:
         self._compiled = CompiledFunction(fn, strategy)
         self._buckets = _Buckets(fn, buckets, sorted(sizes), out_axes) if buckets else None
 
-    def __call__(self, *args: Any, **keywords: Any) -> Any:
+    def __call__(self, *args: PyTree, **keywords: PyTree) -> PyTree:
         """The result as Arrays with values; errors as for `mesh.trace` and `Mesh.run`."""
         args = (positional if self._buckets else taken)(self._fn, args, keywords)
         leaves = tree.leaves(args)

@@ -33,7 +33,7 @@ from ..core.handle import Handle
 from ..numpy import reshape
 from ..numpy.promotion import asarray
 from ..tracing.trace import Traced, trace_full
-from ..tree import Tree
+from ..tree import PyTree, Tree
 from ..util.argument_checks import check_function
 from .compiled import handle_of
 
@@ -65,7 +65,7 @@ class Stepping:
     """A step function for one state and arguments like the examples."""
 
     def __init__(
-        self, fn: Callable[..., Any], state: Any, examples: Sequence[Any], strategy: str, copies: str = "checkpoint"
+        self, fn: Callable[..., Any], state: PyTree, examples: Sequence[Any], strategy: str, copies: str = "checkpoint"
     ) -> None:
         leaves, self._structure = tree.flatten_with_paths(state)
         check_function(fn, "what a session calls")
@@ -96,7 +96,7 @@ class Stepping:
         bindings |= {name: handle for name, handle in self._bound(examples).params.items() if name not in bindings}
         self.work = Work(self._traced.graph, bindings, strategy, copies)
 
-    def starting(self, state: Any) -> Stepping:
+    def starting(self, state: PyTree) -> Stepping:
         """The same steps from another state; InputError if its structure, or the shape or dtype of a leaf, differs."""
         values, structure = tree.flatten(tree.ordered(state, self._structure))
         _check_structure(self._structure, structure)
@@ -219,7 +219,7 @@ class Stepping:
     def _trace(self, fn: Callable[..., Any], examples: Sequence[Any]) -> Traced:
         """The graph from the leaves as the workers have them to outputs, what is told, and what is carried."""
 
-        def step(state: list[Any], *args: Any, **named: Any) -> Any:
+        def step(state: list[Any], *args: PyTree, **named: PyTree) -> PyTree:
             own = [reshape(value, leaf.first.type.shape) if leaf.pad else value
                    for leaf, value in zip(self._leaves, state, strict=True)]  # fmt: skip
             following, outputs = self._called(fn, own, args, named)

@@ -28,6 +28,7 @@ from ..core.array import Array, apply
 from ..core.call_arguments import positional
 from ..tracing.trace import trace_full
 from ..transforms.pytree_functions import as_array, same_structure
+from ..tree import PyTree
 from ..util.argument_checks import integer, said
 from .grid import Grid, PartitionSpec, check_grid
 from .shard_map import inside_ranks
@@ -70,7 +71,7 @@ def on_grid(grid: Grid) -> Iterator[Grid]:
         _GRID.reset(token)
 
 
-def shard(x: Any, spec: Any, grid: Grid | None = None) -> Any:
+def shard(x: PyTree, spec: Any, grid: Grid | None = None) -> PyTree:
     """Say how x is to be split over a grid.  Its value stays the same.
 
     A dimension that the spec does not name, or says None of, is whole on every rank.  Dimensions need not divide
@@ -133,7 +134,7 @@ def _lying(array: Array, spec: Any, grid: Grid, name: str) -> Array:
     return apply("constraint", array, axes=grid.names, sizes=grid.sizes, spec=text)
 
 
-def reshard(x: Any, spec: Any, grid: Grid | None = None) -> Any:
+def reshard(x: PyTree, spec: Any, grid: Grid | None = None) -> PyTree:
     """Say how x is to be split over a grid: the old name of `shard`.
 
     Parameters
@@ -230,8 +231,8 @@ class AutoSharding:
 
 
 def auto_sharding(
-    fn: Callable[..., Any], grid: Grid, /, *examples: Any, rates: Rates | None = None,
-    memory_bytes: int | None = None, tries_max: int = TRIES_MAX, **named: Any,
+    fn: Callable[..., Any], grid: Grid, /, *examples: PyTree, rates: Rates | None = None,
+    memory_bytes: int | None = None, tries_max: int = TRIES_MAX, **named: PyTree,
 ) -> AutoSharding:  # fmt: skip
     """Choose the layouts of a function's arguments that make it fastest on a grid.
 

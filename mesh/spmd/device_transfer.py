@@ -19,13 +19,14 @@ from wire.ir.device_names import DeviceName
 from .. import tree
 from ..core.array import apply
 from ..transforms.pytree_functions import as_array
+from ..tree import PyTree
 from ..util.did_you_mean import spelt
 from .annotations import shard
 from .grid import Grid, PartitionSpec
 
 
 @spelt
-def transfer_to(x: Any, device: Any = None, sharding: Any = None, grid: Grid | None = None) -> Any:
+def transfer_to(x: PyTree, device: Any = None, sharding: Any = None, grid: Grid | None = None) -> PyTree:
     """Say on which device x is to be, or how it is to be split.  Its value stays the same.
 
     Parameters
@@ -76,7 +77,7 @@ to_device = transfer_to
 
 
 @spelt
-def cpu(x: Any) -> Any:
+def cpu(x: PyTree) -> PyTree:
     """Say that x is to be on a device of the cpu engine.  Its value stays the same.
 
     Parameters
@@ -101,7 +102,7 @@ def cpu(x: Any) -> Any:
 
 
 @spelt
-def gpu(x: Any) -> Any:
+def gpu(x: PyTree) -> PyTree:
     """Say that x is to be on a device of the wgsl engine.  Its value stays the same.
 
     Parameters
@@ -133,7 +134,7 @@ def gpu(x: Any) -> Any:
 
 
 @spelt
-def accelerator(x: Any, id: int | None = None, *, device_id: int | None = None) -> Any:  # what others call it
+def accelerator(x: PyTree, id: int | None = None, *, device_id: int | None = None) -> PyTree:  # what others call it
     """Say that x is to be on an accelerator.  Its value stays the same.
 
     Parameters
@@ -173,7 +174,7 @@ def accelerator(x: Any, id: int | None = None, *, device_id: int | None = None) 
     return _on(x, DeviceName("accelerator", number))
 
 
-def _on(x: Any, device: DeviceName) -> Any:
+def _on(x: PyTree, device: DeviceName) -> PyTree:
     pairs, structure = tree.flatten_with_paths(x)
     leaves = [apply("transfer", as_array(leaf, path or "x"), device=str(device)) for path, leaf in pairs]
     return tree.unflatten(structure, leaves)

@@ -27,6 +27,7 @@ from ..core.multi_output import several
 from ..transforms.collective_rules import is_made_again
 from ..transforms.pytree_functions import Flat, same_structure
 from ..transforms.step_list import captured_by
+from ..tree import PyTree
 from ..util.annotation_checks import truth
 from ..util.argument_checks import check_function
 from ..util.units import counted
@@ -117,7 +118,7 @@ def shard_map(
     truth(check, "check of shard_map")
 
     @wraps(f)
-    def mapped(*args: Any) -> Any:
+    def mapped(*args: PyTree) -> PyTree:
         flat = Flat(f, args)
         per_argument = in_specs if isinstance(in_specs, tuple | list) else (in_specs,) * len(args)
         if len(per_argument) != len(args):

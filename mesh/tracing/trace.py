@@ -37,7 +37,7 @@ from ..core.realise import current_evaluator
 from ..core.typed import Typed
 from ..numpy.manipulation import to_shape
 from ..numpy.promotion import as_numpy, asarray, is_array_like, is_python_scalar, to_dtype
-from ..tree import Tree
+from ..tree import PyTree, Tree
 from ..util.argument_checks import said
 from .capture_checks import check_kept, warn_of_constants, watching_chance
 
@@ -112,7 +112,7 @@ class Part:
 
     __slots__ = ("kind", "leaves", "settled")
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: PyTree) -> None:
         self.leaves, structure = tree.flatten(value)
         known = [leaf.type if type(leaf) is Handle else _argument("", leaf) for leaf in self.leaves]
         self.kind = Kind(structure, tuple(known))
@@ -131,7 +131,7 @@ class Parts:
         """One part for each argument."""
         return tuple([self._of(value) for value in args])
 
-    def _of(self, value: Any) -> Part:
+    def _of(self, value: PyTree) -> Part:
         entry = self._settled.get(id(value))
         if entry is not None:
             return entry[1]
@@ -185,7 +185,7 @@ class Traced:
     arguments: tuple[Argument, ...]
     handles: Mapping[str, Handle] = field(default_factory=dict)
 
-    def bind(self, *args: Any) -> Bound:
+    def bind(self, *args: PyTree) -> Bound:
         """Name the inputs and params of a call.
 
         Parameters
@@ -260,7 +260,7 @@ class Traced:
         return tree.unflatten(self.out_tree, outputs)
 
 
-def trace(fn: Callable[..., Any], /, *examples: Any, **named: Any) -> WireGraph:
+def trace(fn: Callable[..., Any], /, *examples: PyTree, **named: PyTree) -> WireGraph:
     """Trace a function: call it with arrays that have no values, and write down what it does.
 
     Parameters
@@ -301,7 +301,7 @@ def trace(fn: Callable[..., Any], /, *examples: Any, **named: Any) -> WireGraph:
     return trace_full(fn, *examples, **named).graph
 
 
-def trace_full(fn: Callable[..., Any], /, *examples: Any, **named: Any) -> Traced:
+def trace_full(fn: Callable[..., Any], /, *examples: PyTree, **named: PyTree) -> Traced:
     """Trace a function, and keep what is needed to call the graph like the function.
 
     Parameters
@@ -386,7 +386,7 @@ def named_arguments(fn: Callable[..., Any], examples: Sequence[Any]) -> tuple[tu
     return tuple([_argument(name, leaf) for name, leaf in zip(names, leaves, strict=True)]), in_tree
 
 
-def evaluate(fn: Callable[..., Any], /, *args: Any, **named: Any) -> Any:
+def evaluate(fn: Callable[..., Any], /, *args: PyTree, **named: PyTree) -> PyTree:
     """Compute `fn(*args, **named)` as one graph, by the mesh in use or in this process.
 
     Parameters

@@ -23,7 +23,7 @@ from ..core.array import Array, strong
 from ..core.multi_output import several
 from ..numpy.promotion import asarray, cast
 from ..numpy.promotion import operands as alike
-from ..tree import Tree
+from ..tree import PyTree, Tree
 from ..util.annotation_checks import truth
 from ..util.argument_checks import check_function, integer, native
 from .pytree_functions import as_array, in_64_bits
@@ -33,7 +33,7 @@ from .step_list import Inner, captured_by, run
 Function = Callable[..., Any]
 
 
-def cond(pred: Any, then: Function, otherwise: Function, *operands: Any) -> Any:
+def cond(pred: Any, then: Function, otherwise: Function, *operands: PyTree) -> PyTree:
     """Compute `then(*operands)` if `pred` is true, else `otherwise(*operands)`; the other one is not computed.
 
     Parameters
@@ -86,7 +86,7 @@ def cond(pred: Any, then: Function, otherwise: Function, *operands: Any) -> Any:
     return first.unflatten(several("cond", [asked, *given.arrays, *captured], **graphs))
 
 
-def while_loop(test: Function, body: Function, init: Any) -> Any:
+def while_loop(test: Function, body: Function, init: PyTree) -> PyTree:
     """Repeat `carry = body(carry)` while `test(carry)` is true.
 
     There is no reverse derivative, since the number of turns is not known ahead; `scan`, and `fori_loop` between Python
@@ -137,7 +137,7 @@ def while_loop(test: Function, body: Function, init: Any) -> Any:
     return carry.tree_of(several("while", [*carry.arrays, *captured], **graphs))
 
 
-def fori_loop(lower: Any, upper: Any, body: Function, init: Any) -> Any:
+def fori_loop(lower: Any, upper: Any, body: Function, init: PyTree) -> PyTree:
     """Repeat `carry = body(i, carry)` for i from `lower` to `upper - 1`.
 
     Between Python ints it is a scan, and has derivatives.  Else it is a while_loop.
@@ -186,7 +186,7 @@ def fori_loop(lower: Any, upper: Any, body: Function, init: Any) -> Any:
     return result
 
 
-def scan(f: Function, init: Any, xs: Any, length: int | None = None, reverse: bool = False) -> tuple[Any, Any]:
+def scan(f: Function, init: PyTree, xs: PyTree, length: int | None = None, reverse: bool = False) -> tuple[Any, Any]:
     """Repeat `carry, y = f(carry, x)` for every row x, and stack the y.
 
     Parameters
@@ -242,7 +242,7 @@ def scan(f: Function, init: Any, xs: Any, length: int | None = None, reverse: bo
     return carry.tree_of(results[:count]), tree.unflatten(body.structure.children[1], results[count:])
 
 
-def map(f: Function, xs: Any) -> Any:
+def map(f: Function, xs: PyTree) -> PyTree:
     """Apply a function to every row, one after the other; `mesh.vmap` does all at once.
 
     Parameters
@@ -284,7 +284,7 @@ class _Leaves:
         self.structure = structure
 
     @staticmethod
-    def of(value: Any, what: str) -> _Leaves:
+    def of(value: PyTree, what: str) -> _Leaves:
         """The leaves of an argument."""
         leaves, structure = tree.flatten_with_paths(value)
         return _Leaves([as_array(leaf, tree.join(what, path)) for path, leaf in leaves], structure)

@@ -18,6 +18,7 @@ from .. import numpy as mnp
 from .. import tree
 from ..core.array import Array
 from ..core.call_arguments import positional
+from ..tree import PyTree
 from ..util.argument_checks import check_function
 from .jvp_rules import Tangents
 from .pytree_functions import Flat, as_array, fitting, in_64_bits, same_structure, zeros_for_none
@@ -28,7 +29,7 @@ from .vmap_rules import Flags, batch_of, repeated
 Function = Callable[..., Any]
 
 
-def stop_gradient(x: Any) -> Any:
+def stop_gradient(x: PyTree) -> PyTree:
     """Make x a constant for every derivative.
 
     Parameters
@@ -85,7 +86,7 @@ def custom_vjp(fn: Function, forward: Function, backward: Function) -> Function:
         check_function(own, f"{what} of custom_vjp")
 
     @wraps(fn)
-    def function(*args: Any, **keywords: Any) -> Any:
+    def function(*args: PyTree, **keywords: PyTree) -> PyTree:
         flat = Flat(fn, positional(fn, args, keywords))
         passes = _Passes(flat, forward, backward)
         primal, ahead = flat.fit(flat.run_as(flat), flat.run_as(passes.ahead))
@@ -138,7 +139,7 @@ def custom_jvp(fn: Function, tangent: Function) -> Function:
         check_function(own, f"{what} of custom_jvp")
 
     @wraps(fn)
-    def function(*args: Any, **keywords: Any) -> Any:
+    def function(*args: PyTree, **keywords: PyTree) -> PyTree:
         flat = Flat(fn, positional(fn, args, keywords))
         moving = tuple([place for place, array in enumerate(flat.arrays) if is_continuous(array.type)])
         primal, moved = _run_with_tangents(flat, tangent, moving)

@@ -21,6 +21,7 @@ from .. import numpy as mnp
 from .. import tree
 from ..core.array import Array, literal
 from ..core.call_arguments import apart, check_call, taken
+from ..tree import PyTree
 from ..util.annotation_checks import truth
 from ..util.argument_checks import check_function, integer, items
 from ..util.units import counted
@@ -33,7 +34,7 @@ from .vmap_rules import batch, repeated
 Function = Callable[..., Any]
 
 
-def vjp(fn: Function, *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
+def vjp(fn: Function, *primals: PyTree, has_aux: bool = False) -> tuple[Any, ...]:
     """Compute a function, and the function that pulls cotangents back (reverse mode).
 
     Parameters
@@ -74,7 +75,7 @@ def vjp(fn: Function, *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
     result, aux = flat.results(outputs)
     count = flat.out_tree.leaf_count
 
-    def pull(cotangent: Any) -> Any:
+    def pull(cotangent: PyTree) -> PyTree:
         given = same_structure(flat.out_tree, cotangent, "the cotangent")
         cotangents = [
             None
@@ -122,7 +123,7 @@ def grad(fn: Function, argnums: int | Sequence[int] = 0, has_aux: bool = False) 
     both = value_and_grad(fn, argnums, has_aux)
 
     @wraps(fn)
-    def gradient(*args: Any, **keywords: Any) -> Any:
+    def gradient(*args: PyTree, **keywords: PyTree) -> PyTree:
         value, slope = both(*args, **keywords)
         return (slope, value[1]) if has_aux else slope
 
@@ -163,7 +164,7 @@ def value_and_grad(fn: Function, argnums: int | Sequence[int] = 0, has_aux: bool
     several, places = _chosen(argnums)
 
     @wraps(fn)
-    def value_and_gradient(*args: Any, **keywords: Any) -> Any:
+    def value_and_gradient(*args: PyTree, **keywords: PyTree) -> PyTree:
         flat = _of_arguments(fn, places, args, keywords, has_aux)
         _check_continuous("grad", flat)
         outputs, pull_back = backward_of(flat.run(), flat.arrays)
@@ -264,7 +265,7 @@ def jacobian(fn: Function, argnums: int | Sequence[int] = 0, mode: str | None = 
     several, places = _chosen(argnums)
 
     @wraps(fn)
-    def derivatives(*args: Any, **keywords: Any) -> Any:
+    def derivatives(*args: PyTree, **keywords: PyTree) -> PyTree:
         flat = _of_arguments(fn, places, args, keywords, False)
         _check_continuous("jacobian", flat, "f")
         inner = flat.run()
@@ -335,7 +336,7 @@ def _of_arguments(
     places = tuple([place % len(args) for place in argnums])
     others = [arrays_in(value) if place not in places else value for place, value in enumerate(args)]
 
-    def of_some(*chosen: Any, **keywords: Any) -> Any:
+    def of_some(*chosen: PyTree, **keywords: PyTree) -> PyTree:
         every = list(others)
         for place, value in zip(places, chosen, strict=True):
             every[place] = value

@@ -18,7 +18,7 @@ from ..core.handle import Handle
 from ..numpy.creation import zeros_like
 from ..numpy.promotion import asarray, cast, is_python_scalar
 from ..tracing.trace import OUTPUT, argument_names, leaf_type
-from ..tree import Tree
+from ..tree import PyTree, Tree
 from ..util.annotation_checks import truth
 from .step_list import Function, Inner, run
 
@@ -119,7 +119,7 @@ def in_64_bits(arrays: Sequence[Array], places: Collection[int]) -> list[Array]:
     return [cast(array, WIDER[array.type.dtype]) if at in places else array for at, array in enumerate(arrays)]
 
 
-def arrays_in(value: Any) -> Any:
+def arrays_in(value: PyTree) -> PyTree:
     """`value` with its arrays and handles as Arrays; anything else stays what it is."""
     if not any(isinstance(leaf, _ARRAYS) for leaf in tree.leaves(value)):
         return value
@@ -129,7 +129,7 @@ def arrays_in(value: Any) -> Any:
 _ARRAYS = (Handle, np.ndarray, np.generic)
 
 
-def fitting(value: Any, like: Array, what: str) -> Array:
+def fitting(value: PyTree, like: Array, what: str) -> Array:
     """`value` as an Array of the type of `like`; a Python scalar adapts.  InputError if it does not fit."""
     array = as_array(value, what)
     if array.weak or (like.weak and array.type.dtype.kind == like.type.dtype.kind):
@@ -139,7 +139,7 @@ def fitting(value: Any, like: Array, what: str) -> Array:
     return array
 
 
-def same_structure(expected: Tree, value: Any, what: str, prefix: bool = False) -> list[Any]:
+def same_structure(expected: Tree, value: PyTree, what: str, prefix: bool = False) -> list[Any]:
     """The leaves of `value`, None standing for all below it, and with `prefix` any leaf; InputError if it has another
     structure."""
     try:

@@ -10,6 +10,7 @@ from typing import Any
 from .. import tree
 from ..core.array import Array, apply
 from ..core.call_arguments import taken
+from ..tree import PyTree
 from ..util.argument_checks import check_function
 from .jvp_rules import Tangents, forward_of
 from .pytree_functions import Flat
@@ -50,7 +51,7 @@ def remat(fn: Callable[..., Any]) -> Callable[..., Any]:
     check_function(fn, "what remat computes again")
 
     @wraps(fn)
-    def function(*args: Any, **keywords: Any) -> Any:
+    def function(*args: PyTree, **keywords: PyTree) -> PyTree:
         flat = Flat(fn, taken(fn, args, keywords))
         inner = flat.run()
         captured = captured_by(inner)

@@ -16,6 +16,7 @@ from .. import numpy as mnp
 from .. import tree
 from ..core.array import Array
 from ..core.call_arguments import check_call
+from ..tree import PyTree
 from ..util.argument_checks import check_function, native
 from ..util.units import counted
 from .pytree_functions import Flat, parameter_names, same_structure
@@ -55,7 +56,7 @@ def vmap(fn: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callabl
     check_function(fn, "what vmap maps")
 
     @wraps(fn)
-    def mapped(*args: Any, **keywords: Any) -> Any:
+    def mapped(*args: PyTree, **keywords: PyTree) -> PyTree:
         check_call(fn, args, keywords)
         flat = Flat(
             lambda *given: fn(*given[:-1], **given[-1]),

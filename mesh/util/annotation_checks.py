@@ -161,6 +161,7 @@ _INTS = Kind(wholes, frozenset({int}))
 _FUNCTION = Kind(function, frozenset({FunctionType}))
 _KINDS: dict[str, Kind | None] = {
     "Any": None,
+    "PyTree": None,
     "int": _INT,
     "float": Kind(real, frozenset({float})),
     "bool": Kind(truth, frozenset({bool})),

@@ -15,6 +15,7 @@ jaxprs".
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -105,7 +106,7 @@ def _itself(x: Any) -> Any:
     return x
 
 
-def _example(jax: Any, where: str, leaf: Any) -> Any:
+def _example(jax: ModuleType, where: str, leaf: Any) -> Any:
     """An example as JAX sees it: its type; our Arrays and handles by theirs alone."""
     if hasattr(leaf, "__tree_leaf__"):
         leaf = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)

@@ -13,7 +13,8 @@ import mmap
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import NamedTuple
 
 MAPPED_BYTES_MIN = 4096  # smaller weights are read
 _VARINT, _EIGHT, _BYTES, _FOUR = 0, 1, 2, 5  # how a field is written
@@ -36,7 +37,7 @@ class _NotUnderstood(ValueError):
     """These bytes are not what protobuf writes."""
 
 
-def slim_bytes(path: Path, onnx: Any, mapped_bytes_min: int = MAPPED_BYTES_MIN) -> bytes:
+def slim_bytes(path: Path, onnx: ModuleType, mapped_bytes_min: int = MAPPED_BYTES_MIN) -> bytes:
     """The file's bytes with weights of at least `mapped_bytes_min` named instead; OSError if it cannot be read."""
     with path.open("rb") as file:
         try:
@@ -52,7 +53,7 @@ def slim_bytes(path: Path, onnx: Any, mapped_bytes_min: int = MAPPED_BYTES_MIN) 
         return data[:] if smaller is None else smaller
 
 
-def _path(onnx: Any) -> tuple[int, ...]:
+def _path(onnx: ModuleType) -> tuple[int, ...]:
     """The numbers of the fields from a model to its initialisers."""
     return onnx.ModelProto.GRAPH_FIELD_NUMBER, onnx.GraphProto.INITIALIZER_FIELD_NUMBER
 
@@ -70,7 +71,7 @@ def _without(data: mmap.mmap, message: _Field, path: tuple[int, ...], slim: Slim
     return b"".join([*pieces, data[copied : message.stop]]) if pieces else None
 
 
-def _named(data: mmap.mmap, tensor: _Field, onnx: Any, bytes_min: int) -> bytes | None:
+def _named(data: mmap.mmap, tensor: _Field, onnx: ModuleType, bytes_min: int) -> bytes | None:
     """A TensorProto with its raw_data named; None if it has none, has too little, or says itself where its data are."""
     proto = onnx.TensorProto
     fields = list(_fields(data, tensor.body, tensor.stop))

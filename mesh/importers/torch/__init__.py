@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -124,7 +125,7 @@ class _Weights:
     tied: dict[str, str]
 
 
-def _weights(torch: Any, program: Any) -> _Weights:
+def _weights(torch: ModuleType, program: Any) -> _Weights:
     """The tensors of a program: one that is there by several names counts once."""
     weights = _Weights({}, {}, {})
     first: dict[Any, str] = {}
@@ -155,7 +156,7 @@ def _check_unchanged(program: Any, name: str, training: bool) -> None:
         )  # fmt: skip
 
 
-def _exported(torch: Any, module: Any, examples: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+def _exported(torch: ModuleType, module: Any, examples: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
     try:
         with torch.no_grad():
             return torch.export.export(module, *torch.utils._pytree.tree_map(_example(torch), (examples, dict(named))))
@@ -175,7 +176,7 @@ HINTS = {  # by what is in torch's message
 }
 
 
-def _example(torch: Any) -> Any:
+def _example(torch: ModuleType) -> Any:
     """Arrays of other libraries as tensors; anything else as it is."""
 
     def tensor(leaf: Any) -> Any:
@@ -185,7 +186,7 @@ def _example(torch: Any) -> Any:
     return tensor
 
 
-def _decomposed(torch: Any, program: Any) -> Any:
+def _decomposed(torch: ModuleType, program: Any) -> Any:
     """The program with every op taken apart for which there is no row."""
     table = torch.export.default_decompositions()
     for op in list(table):
@@ -246,7 +247,7 @@ def _results(program: Any) -> Sequence[Any]:
     return next(list(node.args[0]) for node in program.graph.nodes if node.op == "output")
 
 
-def _array(torch: Any, tensor: Any) -> NDArray[Any]:
+def _array(torch: ModuleType, tensor: Any) -> NDArray[Any]:
     """A tensor's memory as numpy sees it."""
     plain = tensor.detach().cpu().contiguous()
     if plain.dtype == torch.bfloat16:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
+from types import ModuleType
 from typing import Any
 
 
@@ -26,7 +27,7 @@ def paths(made: Any, name: str = "") -> Iterator[tuple[int, str]]:
             yield from paths(item, f"{name}.{place}" if name else f"output_{place}")
 
 
-def output_names(torch: Any, program: Any) -> list[str]:
+def output_names(torch: ModuleType, program: Any) -> list[str]:
     """A name for each output, in their order; one that no path gives, or that is given twice, is "output_" and its
     place."""
     count = len(program.graph_signature.output_specs)
@@ -39,7 +40,7 @@ def output_names(torch: Any, program: Any) -> list[str]:
     return [named.get(place, "output" if count == 1 else f"output_{place}") for place in range(count)]
 
 
-def origins(torch: Any, program: Any, module: Any) -> list[str]:
+def origins(torch: ModuleType, program: Any, module: Any) -> list[str]:
     """The place of each input within the arguments of `forward` ("d['k']"), "" for one that is an argument itself."""
     spec = program.call_spec.in_spec
     count = spec.num_leaves
