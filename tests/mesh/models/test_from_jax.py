@@ -292,7 +292,7 @@ def test_everything_that_is_not_known_is_listed_at_once() -> None:
     def unknown(x: Any) -> Any:
         return jax.lax.scan(lambda c, a: (c, jax.lax.bessel_i1e(a)), x, x)[1], jax.lax.igamma(x, x)
 
-    with pytest.raises(Unsupported, match=r"unknown uses the primitive bessel_i1e \(1 times\), the primitive igamma"):
+    with pytest.raises(Unsupported, match=r"unknown uses the primitive bessel_i1e \(1 time\), the primitive igamma"):
         mesh.from_jax(unknown, X[0])
 
 
