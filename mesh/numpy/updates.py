@@ -28,7 +28,26 @@ class At:
 
 
 class Place:
-    """The elements of an array at a key; each method returns a new array with them changed."""
+    """The elements of an array at a key; each method returns a new array with them changed.
+
+    A position that is named several times gets every update, and of `set` the last one.
+
+    Parameters
+    ----------
+    array : Array
+        The array, which stays as it is.
+    key : index
+        What x[key] takes.
+
+    Examples
+    --------
+    >>> import mesh.numpy as mnp
+    >>> x = mnp.asarray([1, 2, 3])
+    >>> x.at[0].set(9), x.at[mnp.asarray([1, 1])].add(5)
+    (Array([9, 2, 3], dtype=int32), Array([ 1, 12,  3], dtype=int32))
+    >>> x.at[:2].max(2), x.at[1:].min(2)
+    (Array([2, 2, 3], dtype=int32), Array([1, 2, 2], dtype=int32))
+    """
 
     __slots__ = ("_array", "_key")
 
@@ -37,19 +56,63 @@ class Place:
         self._key = key
 
     def set(self, values: Operand) -> Array:
-        """Return x with x[key] = values."""
+        """Replace the elements.
+
+        Parameters
+        ----------
+        values : Array
+            The new elements, broadcast to the shape of x[key].
+
+        Returns
+        -------
+        Array
+            The new array.
+        """
         return self._scatter(values, "set")
 
     def add(self, values: Operand) -> Array:
-        """Return x with values added to x[key]; a position that is named several times gets every one."""
+        """Add to the elements.
+
+        Parameters
+        ----------
+        values : Array
+            What to add, broadcast to the shape of x[key].
+
+        Returns
+        -------
+        Array
+            The new array.
+        """
         return self._scatter(values, "add")
 
     def max(self, values: Operand) -> Array:
-        """Return x with the larger of x[key] and values there."""
+        """Replace elements that are smaller.
+
+        Parameters
+        ----------
+        values : Array
+            The least elements, broadcast to the shape of x[key].
+
+        Returns
+        -------
+        Array
+            The new array.
+        """
         return self._scatter(values, "max")
 
     def min(self, values: Operand) -> Array:
-        """Return x with the smaller of x[key] and values there."""
+        """Replace elements that are larger.
+
+        Parameters
+        ----------
+        values : Array
+            The largest elements, broadcast to the shape of x[key].
+
+        Returns
+        -------
+        Array
+            The new array.
+        """
         return self._scatter(values, "min")
 
     def _scatter(self, values: Operand, mode: str) -> Array:

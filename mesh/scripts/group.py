@@ -77,9 +77,43 @@ class Neighbours:
 
 
 class Group:
-    """Rank `rank` of `size`; `ranks` are the members' numbers in the world, in the order of their ranks here.
+    """Ranks of a script that exchange numpy arrays; `mesh.init` returns the group of all, and `split` makes others.
 
-    Whatever waits for others takes a `timeout_s`, without it the group's own: DeadlineExceeded names who is missing.
+    All ranks of a group call the same methods in the same order.  A method waits for the other ranks for at most
+    `timeout_s`, or the group's own time, and raises DeadlineExceeded, which names the missing ranks.  After an error
+    the group is over.
+
+    Parameters
+    ----------
+    name : str
+        What the ranks' mailboxes are called.
+    ranks : sequence of int
+        The members' numbers in the world, in the order of their ranks here.
+    number : int
+        This process's number in the world.
+    neighbours : Neighbours
+        Where the other ranks are.
+    timeout_s : float
+        Seconds to wait in each method.
+    ready : callable
+        It returns once all ranks have made their mailboxes.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mesh
+    >>> world = mesh.init()  # of one rank, since no launcher started this process
+    >>> world.all_reduce({"w": np.ones(2)}, "mean")
+    {'w': array([1., 1.])}
+    >>> x = np.arange(2.0)
+    >>> world.all_gather(x), world.reduce_scatter(x), world.all_to_all(x)
+    (array([0., 1.]), array([0., 1.]), array([0., 1.]))
+    >>> world.broadcast(x), world.permute(x, [(0, 0)])
+    (array([0., 1.]), array([0., 1.]))
+    >>> row = world.split(color=0)
+    >>> row.barrier()
+    >>> row.close()
+    >>> mesh.shutdown()
     """
 
     def __init__(
@@ -115,11 +149,32 @@ class Group:
 
     @spelt
     def all_reduce(self, x: Any, op: str = "sum", weight: float | None = None, timeout_s: float | None = None) -> Any:
-        """The reduction of all ranks' values, on every rank: `op` is one of sum, mean, prod, min, max, and, or.
+        """Reduce the values of all ranks; every rank gets the result.
 
-        x is an array, or a pytree such as a dict of parameters: its leaves are reduced by their names, in whatever
-        order a rank has them, and a name that a rank lacks is an InputError on all ranks.  `weight`, a number of this
-        rank's, makes a mean the weighted one.
+        The leaves of a pytree are reduced by their names, in whatever order a rank has them.
+
+        Parameters
+        ----------
+        x : array or pytree of arrays
+            This rank's value; of the same shapes on all ranks.
+        op : {"sum", "mean", "prod", "min", "max", "and", "or"}, optional
+            The reduction.
+        weight : float, optional
+            This rank's weight in a weighted mean.
+        timeout_s : float, optional
+            Seconds to wait for the other ranks.
+
+        Returns
+        -------
+        numpy.ndarray or pytree of numpy.ndarray
+            The reduction, of the shape of `x`.
+
+        Raises
+        ------
+        InputError
+            If the op is not known, a weight does not belong to a mean, or a rank lacks a name; then it is on all ranks.
+        DeadlineExceeded
+            If ranks did not come in time; it names them.
         """
         if op not in OPS:
             raise InputError(f"all_reduce has no op {op!r}", next_step=f"Choose one of {', '.join(OPS)}")
@@ -136,7 +191,31 @@ class Group:
 
     @spelt
     def all_gather(self, x: Any, axis: int = 0, tiled: bool = True, timeout_s: float | None = None) -> Array:
-        """All ranks' arrays joined along `axis`, or with tiled=False stacked along a new one."""
+        """Join the arrays of all ranks; every rank gets the result.
+
+        Parameters
+        ----------
+        x : array, (..., length, ...)
+            This rank's block.
+        axis : int, optional
+            The dimension along which blocks are joined.
+        tiled : bool, optional
+            Whether blocks are joined along `axis`.  If not, they are stacked along a new one.
+        timeout_s : float, optional
+            Seconds to wait for the other ranks.
+
+        Returns
+        -------
+        numpy.ndarray, (..., size * length, ...)
+            The blocks in the order of ranks.
+
+        Raises
+        ------
+        ShapeError
+            If there is no such axis, or ranks differ in shape.
+        DeadlineExceeded
+            If ranks did not come in time; it names them.
+        """
         array = _native(x)
         if not tiled:
             array = np.expand_dims(array, axis_of(axis, array.ndim + 1, "all_gather", list(array.shape), ShapeError))
@@ -145,7 +224,33 @@ class Group:
 
     @spelt
     def reduce_scatter(self, x: Any, axis: int = 0, op: str = "sum", timeout_s: float | None = None) -> Array:
-        """The reduction of all ranks' arrays, of which each rank gets its block along `axis`."""
+        """Reduce the arrays of all ranks; each rank gets its block of the result.
+
+        Parameters
+        ----------
+        x : array, (..., size * length, ...)
+            This rank's array.
+        axis : int, optional
+            The dimension that is cut into a block for each rank.
+        op : {"sum", "mean", "prod", "min", "max", "and", "or"}, optional
+            The reduction.
+        timeout_s : float, optional
+            Seconds to wait for the other ranks.
+
+        Returns
+        -------
+        numpy.ndarray, (..., length, ...)
+            This rank's block.
+
+        Raises
+        ------
+        InputError
+            If the op is not known.
+        ShapeError
+            If the dimension cannot be cut evenly.
+        DeadlineExceeded
+            If ranks did not come in time; it names them.
+        """
         if op not in OPS:
             raise InputError(f"reduce_scatter has no op {op!r}", next_step=f"Choose one of {', '.join(OPS)}")
         array, name = _native(x), "sum" if op == "mean" else op
@@ -157,10 +262,33 @@ class Group:
     def all_to_all(
         self, x: Any, split_axis: int = 0, concat_axis: int = 0, tiled: bool = True, timeout_s: float | None = None
     ) -> Array:
-        """Block i along `split_axis` goes to rank i; what comes is joined along `concat_axis`.
+        """Exchange blocks: block i along `split_axis` goes to rank i.
 
-        With tiled=False `split_axis` has one row for each rank, and is gone afterwards; what comes is stacked along a
-        new axis.
+        Parameters
+        ----------
+        x : array
+            This rank's array.
+        split_axis : int, optional
+            The dimension that is cut into a block for each rank.
+        concat_axis : int, optional
+            The dimension along which the received blocks are joined.
+        tiled : bool, optional
+            Whether blocks keep `split_axis`.  If not, it has one row for each rank and is dropped, and what is received
+            is stacked along a new axis.
+        timeout_s : float, optional
+            Seconds to wait for the other ranks.
+
+        Returns
+        -------
+        numpy.ndarray
+            The received blocks.
+
+        Raises
+        ------
+        ShapeError
+            If the dimension cannot be cut into a block for each rank.
+        DeadlineExceeded
+            If ranks did not come in time; it names them.
         """
         array = _native(x)
         split, joined = _axis(split_axis, array), _axis(concat_axis, array)
@@ -174,27 +302,130 @@ class Group:
 
     @spelt
     def broadcast(self, x: Any, root: int = 0, timeout_s: float | None = None) -> Array:
-        """What rank `root` has; x has its shape and dtype on every rank."""
+        """Give every rank what one of them has.
+
+        Parameters
+        ----------
+        x : array
+            This rank's array; of the same shape and dtype on all ranks.
+        root : int, optional
+            The rank whose array it is.
+        timeout_s : float, optional
+            Seconds to wait for the other ranks.
+
+        Returns
+        -------
+        numpy.ndarray
+            The array of the root.
+
+        Raises
+        ------
+        InputError
+            If there is no such rank.
+        DeadlineExceeded
+            If ranks did not come in time; it names them.
+        """
         self._check(root)
         array = _native(x)
         return self._do("broadcast", lambda group: group.broadcast_from(array, root), timeout_s)
 
     @spelt
     def permute(self, x: Any, pairs: Sequence[tuple[int, int]], timeout_s: float | None = None) -> Array:
-        """Send by `pairs` of source and destination; a rank that nobody sends to has zeros."""
+        """Send arrays between ranks, by pairs of source and destination.
+
+        Parameters
+        ----------
+        x : array
+            What this rank sends.
+        pairs : sequence of (int, int)
+            Sources and destinations.
+        timeout_s : float, optional
+            Seconds to wait for the other ranks.
+
+        Returns
+        -------
+        numpy.ndarray
+            What this rank receives; zeros if nothing is sent to it.
+
+        Raises
+        ------
+        InputError
+            If a rank is twice a source or twice a destination.
+        DeadlineExceeded
+            If ranks did not come in time; it names them.
+        """
         array, among = _native(x), pairs_of(pairs, self.size)
         return self._do("permute", lambda group: group.permute(array, among), timeout_s)
 
     @spelt
     def send(self, x: Any, to: int, timeout_s: float | None = None) -> None:
-        """Give an array to rank `to`, which calls `recv`; returns when it has it.  Other ranks take no part."""
+        """Give an array to one rank, which calls `recv`.  Other ranks take no part.
+
+        Parameters
+        ----------
+        x : array
+            What to send.
+        to : int
+            The rank that receives it.
+        timeout_s : float, optional
+            Seconds to wait until it has it.
+
+        Raises
+        ------
+        InputError
+            If there is no such rank, or it is this one.
+        DeadlineExceeded
+            If the rank did not come in time.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import mesh
+        >>> world = mesh.init()
+        >>> if world.size > 1:
+        ...     world.send(np.ones(3), to=1) if world.rank == 0 else world.recv((3,), np.float64, source=0)
+        >>> mesh.shutdown()
+        """
         self._check(to, own="sent to")
         array = _native(x)
         self._do("send", lambda group: group.send(array, to), timeout_s)
 
     @spelt
     def recv(self, shape: Sequence[int], dtype: DTypeLike, source: int, timeout_s: float | None = None) -> Array:
-        """What rank `source` sends, which must be of this shape and dtype: both ranks raise where it is not."""
+        """Receive an array that one rank sends.
+
+        Parameters
+        ----------
+        shape : sequence of int
+            Its shape; if it has another, both ranks raise.
+        dtype : dtype
+            Its dtype; if it has another, both ranks raise.
+        source : int
+            The rank that sends it.
+        timeout_s : float, optional
+            Seconds to wait for it.
+
+        Returns
+        -------
+        numpy.ndarray
+            The array.
+
+        Raises
+        ------
+        InputError
+            If there is no such rank, or it is this one, or what is sent differs in shape or dtype.
+        DeadlineExceeded
+            If the rank did not come in time.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import mesh
+        >>> world = mesh.init()
+        >>> if world.size > 1:
+        ...     world.send(np.ones(3), to=1) if world.rank == 0 else world.recv((3,), np.float64, source=0)
+        >>> mesh.shutdown()
+        """
         self._check(source, own="received from")
         kind = _type(shape, dtype)
         return self._do("recv", lambda group: group.receive(kind, source), timeout_s)
@@ -207,14 +438,44 @@ class Group:
 
     @spelt
     def barrier(self, timeout_s: float | None = None) -> None:
-        """Return when all ranks have come; DeadlineExceeded names the missing."""
+        """Wait until all ranks have called this.
+
+        Parameters
+        ----------
+        timeout_s : float, optional
+            Seconds to wait for the other ranks.
+
+        Raises
+        ------
+        DeadlineExceeded
+            If ranks did not come in time; it names them.
+        """
         self._do("barrier", lambda group: group.barrier(), timeout_s)
 
     @spelt
     def split(self, color: int | None, key: int = 0, timeout_s: float | None = None) -> Group | None:
-        """The group of the ranks with the same `color`, in the order of `key`, or of their ranks where that is equal.
+        """Make a group of the ranks with the same color.  All ranks of this group call it.
 
-        All ranks of this group call it; those with the colour None get None.
+        Parameters
+        ----------
+        color : int or None
+            Which group this rank is in; None for none.
+        key : int, optional
+            The order of ranks in the new group; where it is equal, that of this group.
+        timeout_s : float, optional
+            Seconds to wait for the other ranks.
+
+        Returns
+        -------
+        Group or None
+            The new group; None for a rank without a color.
+
+        Raises
+        ------
+        InputError
+            If the color or the key is not possible.
+        DeadlineExceeded
+            If ranks did not come in time; it names them.
         """
         if not isinstance(color, (int, np.integer, NoneType)) or not isinstance(key, (int, np.integer)):
             raise InputError(f"a colour is an int or None, and a key an int, not {color!r} and {key!r}")

@@ -65,14 +65,34 @@ async def connect_simulated(config: MeshConfig, spec: SimulateSpec) -> Simulated
 
 
 class Simulation:
-    """Injects faults into a simulated Mesh, whose workers are called sim-0, sim-1 and so on.
+    """The controls of a simulated mesh, whose workers are called sim-0, sim-1, ...; `Mesh.simulation` returns it.
 
-        with Mesh.builder().simulate(3).build() as mesh:
-            job = mesh.submit(fn, x)
-            mesh.simulation.kill("sim-1")
-            job.result()
+    Every method raises ConfigError if there is no such worker.
 
-    Every method raises ConfigError for a worker there is not.
+    Parameters
+    ----------
+    cluster : Cluster
+        The simulated workers.
+    loop : LoopThread
+        The mesh's event loop, whose clock is virtual.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mesh
+    >>> with mesh.Mesh.builder().simulate(3, seed=7).build() as m:
+    ...     job = m.submit(lambda x: x + 1, np.zeros(2))
+    ...     m.simulation.kill("sim-1")
+    ...     y = job.result()
+    ...     m.simulation.start("sim-1")
+    ...     m.simulation.slow("sim-2", 4.0)
+    ...     m.simulation.silence("sim-2")
+    ...     m.simulation.block("sim-0", "coordinator")
+    ...     m.simulation.heal()
+    ...     m.simulation.wait(10.0)
+    ...     lines = m.simulation.transcript().splitlines()
+    >>> y, len(lines) > 0
+    (array([1., 1.]), True)
     """
 
     def __init__(self, cluster: Cluster, loop: LoopThread) -> None:
@@ -85,51 +105,166 @@ class Simulation:
         return self._do(lambda: asyncio.get_running_loop().time())
 
     def kill(self, name: str) -> None:
-        """Kill a worker, as `kill -9` does: its connections end without a word."""
+        """Kill a worker, as `kill -9` does: its connections end without a word.
+
+        Parameters
+        ----------
+        name : str
+            The worker.
+        """
         self._do(lambda: self._cluster.kill(name))
 
     def start(self, name: str) -> None:
-        """Start a worker again that was killed or left."""
+        """Start a worker again that was killed or left.
+
+        Parameters
+        ----------
+        name : str
+            The worker.
+        """
         self._do(lambda: self._cluster.start(name))
 
     def leave(self, name: str) -> None:
-        """Have a worker leave, as SIGTERM does: it hands its work back and ends."""
+        """Make a worker leave, as SIGTERM does: it hands its work back and ends.
+
+        Parameters
+        ----------
+        name : str
+            The worker.
+
+        Examples
+        --------
+        >>> import mesh
+        >>> with mesh.Mesh.builder().simulate(2).build() as m:
+        ...     m.simulation.leave("sim-1")
+        ...     m.simulation.wait(5.0)
+        ...     [node.name for node in m.nodes if node.state == "healthy"]
+        ['sim-0']
+        """
         self._do(lambda: self._cluster.leave(name))
 
     def pause(self, name: str) -> None:
-        """Pause a worker, as `mesh-worker pause` does: it hands its work back, stays, and takes none."""
+        """Pause a worker, as `mesh-worker pause` does: it hands its work back, stays, and takes none.
+
+        Parameters
+        ----------
+        name : str
+            The worker.
+
+        Examples
+        --------
+        >>> import mesh
+        >>> with mesh.Mesh.builder().simulate(2).build() as m:
+        ...     m.simulation.pause("sim-1")
+        ...     m.simulation.wait(1.0)
+        ...     m.nodes[1].state
+        'paused'
+        """
         self._do(lambda: self._cluster.pause(name))
 
     def resume(self, name: str) -> None:
-        """End a pause, as `mesh-worker resume` does."""
+        """End a pause, as `mesh-worker resume` does.
+
+        Parameters
+        ----------
+        name : str
+            The worker.
+
+        Examples
+        --------
+        >>> import mesh
+        >>> with mesh.Mesh.builder().simulate(2).build() as m:
+        ...     m.simulation.pause("sim-1")
+        ...     m.simulation.wait(1.0)
+        ...     m.simulation.resume("sim-1")
+        ...     m.simulation.wait(1.0)
+        ...     m.nodes[1].state
+        'healthy'
+        """
         self._do(lambda: self._cluster.resume(name))
 
     def sleep(self, name: str) -> None:
-        """Close the machine's lid: its worker hands its work back, and then nothing gets to it or from it."""
+        """Close the machine's lid: its worker hands its work back, and then nothing reaches it or leaves it.
+
+        Parameters
+        ----------
+        name : str
+            The worker.
+
+        Examples
+        --------
+        >>> import mesh
+        >>> with mesh.Mesh.builder().simulate(2).build() as m:
+        ...     m.simulation.sleep("sim-1")
+        ...     m.simulation.wait(5.0)
+        ...     m.simulation.wake("sim-1")
+        """
         self._do(lambda: self._cluster.sleep(name))
 
     def wake(self, name: str) -> None:
-        """Open the lid again."""
+        """Open the lid again.
+
+        Parameters
+        ----------
+        name : str
+            The worker.
+
+        Examples
+        --------
+        >>> import mesh
+        >>> with mesh.Mesh.builder().simulate(2).build() as m:
+        ...     m.simulation.sleep("sim-1")
+        ...     m.simulation.wait(5.0)
+        ...     m.simulation.wake("sim-1")
+        """
         self._do(lambda: self._cluster.wake(name))
 
     def silence(self, name: str) -> None:
-        """Pull the worker's cable: nothing gets to it or from it, and nobody is told."""
+        """Pull the worker's cable: nothing reaches it or leaves it, and no other process is told.
+
+        Parameters
+        ----------
+        name : str
+            The worker.
+        """
         self._do(lambda: self._cluster.silence(name))
 
     def block(self, source: str, target: str) -> None:
-        """Nothing gets from one host to another, in this direction; the coordinator's host is "coordinator"."""
+        """Stop all traffic from one host to another, in this direction.
+
+        Parameters
+        ----------
+        source : str
+            The host that sends: a worker's name, or "coordinator".
+        target : str
+            The host that would receive.
+        """
         self._do(lambda: self._cluster.block(source, target))
 
     def heal(self) -> None:
-        """The network is whole again."""
+        """Make the network whole again."""
         self._do(self._cluster.heal)
 
     def slow(self, name: str, times: float) -> None:
-        """The worker takes so many times as long as its figures say."""
+        """Make a worker slower than its figures say.
+
+        Parameters
+        ----------
+        name : str
+            The worker.
+        times : float
+            It takes so many times as long.
+        """
         self._do(lambda: self._cluster.slow(name, times))
 
     def wait(self, seconds: float) -> None:
-        """Let so much virtual time pass."""
+        """Let virtual time pass.
+
+        Parameters
+        ----------
+        seconds : float
+            Seconds of the virtual clock.
+        """
 
         async def sleep() -> None:
             loop = asyncio.get_running_loop()
@@ -140,7 +275,13 @@ class Simulation:
         self._loop.wait(sleep())
 
     def transcript(self) -> str:
-        """What happened so far, a line per event; the same for the same seed and program."""
+        """Write down what happened so far; it is the same for the same seed and program.
+
+        Returns
+        -------
+        str
+            A line for each event.
+        """
         return self._do(self._cluster.transcript)
 
     def _do(self, work: Callable[[], T]) -> T:

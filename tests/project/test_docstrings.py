@@ -31,6 +31,7 @@ import inspect
 import re
 from collections.abc import Iterator
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,8 @@ PUBLIC = (
     "mesh.tree",
 )
 NUMPYS = {"mesh.numpy": np, "mesh.numpy.fft": np.fft, "mesh.numpy.linalg": np.linalg}
+# Classes that public calls return without an annotation that is imported at run time.
+RETURNED = ("mesh.numpy.updates.Place", "mesh.scripts.group.Group", "mesh.simulation.backend.Simulation")
 # Classes that public methods return, and that only the code of mesh uses.
 MACHINERY = frozenset(
     {"Bound", "Compiled", "CompiledFunction", "ElasticSession", "Running", "Started", "Stepping", "Work"}
@@ -367,7 +370,7 @@ def public_names() -> dict[str, Any]:
     """What users call, by the module and name of its definition."""
     named: dict[str, Any] = {}
     standard = {name.rpartition(".")[2] for names in STANDARD.values() for name in names.split()}
-    waiting = []
+    waiting = [getattr(import_module(module), name) for module, _, name in (path.rpartition(".") for path in RETURNED)]
     for module in PUBLIC:
         for name in module_of(module).__all__:
             numpys = module in NUMPYS and (hasattr(NUMPYS[module], name) or name in standard)
