@@ -108,7 +108,9 @@ class Group:
     >>> x = np.arange(2.0)
     >>> world.all_gather(x), world.reduce_scatter(x), world.all_to_all(x)
     (array([0., 1.]), array([0., 1.]), array([0., 1.]))
-    >>> world.broadcast(x), world.permute(x, [(0, 0)])
+    >>> world.broadcast(x), world.distributed_broadcast(x)
+    (array([0., 1.]), array([0., 1.]))
+    >>> world.permute(x, [(0, 0)]), world.ppermute(x, [(0, 0)])
     (array([0., 1.]), array([0., 1.]))
     >>> row = world.split(color=0)
     >>> row.barrier()
@@ -432,7 +434,39 @@ class Group:
 
     @spelt
     def recv_like(self, x: Any, source: int, timeout_s: float | None = None) -> Array:
-        """What rank `source` sends, which must have the shape and dtype of x."""
+        """Receive an array that one rank sends, of the shape and dtype of another array.
+
+        Parameters
+        ----------
+        x : array
+            An array of the shape and dtype that is sent.
+        source : int
+            The rank that sends it.
+        timeout_s : float, optional
+            Seconds to wait for it.
+
+        Returns
+        -------
+        numpy.ndarray
+            The array.
+
+        Raises
+        ------
+        InputError
+            If there is no such rank, or it is this one, or what is sent differs in shape or dtype.
+        DeadlineExceeded
+            If the rank did not come in time.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import mesh
+        >>> world = mesh.init()
+        >>> x = np.ones(3)
+        >>> if world.size > 1:
+        ...     world.send(x, to=1) if world.rank == 0 else world.recv_like(x, source=0)
+        >>> mesh.shutdown()
+        """
         like = _native(x)
         return self.recv(like.shape, like.dtype, source, timeout_s)
 
