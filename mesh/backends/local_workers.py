@@ -70,11 +70,12 @@ class LocalWorkers:
     async def start(self, devices: Sequence[Sequence[str]], names: Sequence[str] = ()) -> list[LocalWorker]:
         """One worker per entry, each with the devices named there; ConnectFailed with the log of each that fails.
 
-        `names` are theirs: local-0, local-1, ... unless said."""
+        `names` are theirs, by default local-0, local-1 and so on.
+        """
         self._folder = SharedDir.create(Path(tempfile.gettempdir()))
         weakref.finalize(self, self._folder.close)
-        called = names or [f"local-{index}" for index in range(len(devices))]
-        starts = [self._start_one(name, its) for name, its in zip(called, devices, strict=True)]
+        names = names or [f"local-{index}" for index in range(len(devices))]
+        starts = [self._start_one(*worker) for worker in zip(names, devices, strict=True)]
         try:
             return await gather_all(starts)
         except BaseException:

@@ -55,8 +55,8 @@ class Worker:
     @spelt
     def __init__(self, name: str = "worker", *, device: str | Sequence[str] = "auto", mesh: str = "") -> None:
         self.name = check_name("worker", name)
-        each = [device] if isinstance(device, str) else [*items(device, "of names of devices")]
-        devices = [name for names in devices_per_worker(len(each), each) for name in names]
+        asked = [device] if isinstance(device, str) else [*items(device, "of names of devices")]
+        devices = [name for names in devices_per_worker(len(asked), asked) for name in names]
         mesh = default_mesh_name() if isinstance(mesh, str) and not mesh else check_name("mesh", mesh)
         self._process = LocalWorkers(mesh, members=at_home(mesh))
         self._loop = LoopThread(asyncio.new_event_loop())

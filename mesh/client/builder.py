@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from wire.addresses import check_name, parse_address
 from wire.errors import ConfigError
@@ -24,6 +24,7 @@ from ..backends.config import DiscoverSpec, LocalSpec, MeshConfig, SimulateSpec
 from ..backends.enrolment import ask_for_token
 from ..util.annotation_checks import checked
 from ..util.argument_checks import integer, number
+from ..util.instead import lacking
 from ..util.units import check_fraction, parse_size
 
 if TYPE_CHECKING:
@@ -55,6 +56,11 @@ class MeshBuilder:
     @checked
     def __init__(self, config: MeshConfig = MeshConfig()) -> None:
         self.config = config
+
+    if not TYPE_CHECKING:  # which would take any name then
+
+        def __getattr__(self, name: str) -> Any:
+            raise lacking("mesh.MeshBuilder", name)
 
     def __repr__(self) -> str:
         said = {field.name: getattr(self.config, field.name) for field in fields(MeshConfig) if field.repr}

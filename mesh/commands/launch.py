@@ -85,11 +85,11 @@ def hosts_of(options: argparse.Namespace) -> tuple[Host, ...]:
 
     count: int | None = options.n
     nodes: int | None = options.nodes
-    each: int | None = options.gpus_per_node
-    for flag, number in (("-n", count), ("--nodes", nodes), ("--gpus-per-node", each)):
+    per_node: int | None = options.gpus_per_node
+    for flag, number in (("-n", count), ("--nodes", nodes), ("--gpus-per-node", per_node)):
         if number is not None and not 1 <= number <= RANKS_MAX:
             raise ConfigError(f"{flag} {number}: a script has at least one rank, and at most {RANKS_MAX}")
-    if count is not None and (nodes, each) != (None, None):
+    if count is not None and (nodes, per_node) != (None, None):
         raise ConfigError(
             "-n is how many ranks there are in all, and --nodes and --gpus-per-node say so in another way",
             next_step="Leave out -n, or these",
@@ -98,10 +98,10 @@ def hosts_of(options: argparse.Namespace) -> tuple[Host, ...]:
         hosts = read_hostfile(Path(options.hostfile))
         if nodes is not None and nodes > len(hosts):
             raise ConfigError(f"--nodes {nodes}: {options.hostfile} names {len(hosts)}", next_step="Add hosts to it")
-        return ranks_on([replace(host, slots=each or host.slots) for host in hosts[:nodes]], count)
+        return ranks_on([replace(host, slots=per_node or host.slots) for host in hosts[:nodes]], count)
     if nodes is not None and nodes > 1:
         raise ConfigError(f"--nodes {nodes}: which machines?", next_step="Name them in a --hostfile, one per line")
-    if (count := count or each) is None:
+    if (count := count or per_node) is None:
         raise ConfigError("how many ranks?", next_step="Say -n N, or name a --hostfile")
     return (Host("localhost", count),) * count
 
@@ -122,8 +122,8 @@ def _check_master(options: argparse.Namespace) -> None:
 def _is_here(host: str) -> bool:
     """Whether an address of this machine has that name."""
     try:
-        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
-        for family, kind, protocol, _, address in found:
+        addresses = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+        for family, kind, protocol, _, address in addresses:
             with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as bound:
                 bound.bind(address)  # others' addresses cannot be
                 return True

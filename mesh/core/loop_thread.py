@@ -88,7 +88,7 @@ class LoopElsewhere(LoopThread):
 
     @property
     def stopped(self) -> bool:
-        return self._loop.is_closed()
+        return not self._loop.is_running()
 
     def check_running(self) -> None:
         if self.stopped:

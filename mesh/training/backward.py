@@ -64,7 +64,7 @@ def gradient_step(recipe: Recipe, whole: bool, rows_apart: bool) -> Step:
 
 
 def stepped(recipe: Recipe, state: Mapping[str, Any], gradients: Any) -> dict[str, Any]:
-    """A trainer's state after one step of the optimiser with these gradients, computed in this process.
+    """Return a trainer's state after one step of the optimiser with these gradients, computed in this process.
 
     InputError if they are not like the params, ExecuteFailed if they hold NaN or Inf.
     """
@@ -85,18 +85,18 @@ def stepped(recipe: Recipe, state: Mapping[str, Any], gradients: Any) -> dict[st
 
 
 def _like_params(gradients: Any, params: Any) -> Any:
-    """Gradients in the order of the params; InputError naming the first that is missing or of another shape."""
-    given = dict(tree.flatten_with_paths(gradients)[0])
-    found = []
+    """Return gradients in the order of the params; InputError naming the first that is missing or of another shape."""
+    by_path = dict(tree.flatten_with_paths(gradients)[0])
+    leaves = []
     for path, param in tree.flatten_with_paths(params)[0]:
-        if path not in given or np.shape(given[path]) != param.shape:
-            what = f"has the shape {np.shape(given[path])}, not {param.shape}" if path in given else "is missing"
+        if path not in by_path or np.shape(by_path[path]) != param.shape:
+            what = f"has the shape {np.shape(by_path[path])}, not {param.shape}" if path in by_path else "is missing"
             raise InputError(
                 f"the gradient of {path or 'the params'!r} {what}",
                 next_step="Give what forward_backward gave, or a tree like trainer.params",
             )
-        found.append(np.asarray(given[path], param.dtype))
-    return tree.unflatten(tree.flatten(params)[1], found)
+        leaves.append(np.asarray(by_path[path], param.dtype))
+    return tree.unflatten(tree.flatten(params)[1], leaves)
 
 
 class Gradients:

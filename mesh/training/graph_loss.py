@@ -45,27 +45,27 @@ def graph_loss(graph: WireGraph, params: Any) -> Callable[..., Array]:
     computed = graph_function(graph, rows)
 
     def loss(params: Any, *batch: Any) -> Array:
-        given = tree.leaves(batch)
-        if len(given) not in (len(rows), len(rows) + 1):
+        arrays = tree.leaves(batch)
+        if len(arrays) not in (len(rows), len(rows) + 1):
             raise InputError(
-                f"a batch of {len(given)} arrays, and the graph takes {len(rows)} ({', '.join(rows)})",
+                f"a batch of {len(arrays)} arrays, and the graph takes {len(rows)} ({', '.join(rows)})",
                 next_step="Give those, and targets for a squared error: fit((x, y))",
             )
-        arguments = dict(zip((*names, *rows), (*tree.leaves(params), *given), strict=False))
-        (found,) = computed(*[arguments[name] for name in types])
-        return found if len(given) == len(rows) else _squared_error(found, asarray(given[-1]))
+        arguments = dict(zip((*names, *rows), (*tree.leaves(params), *arrays), strict=False))
+        (answer,) = computed(*[arguments[name] for name in types])
+        return answer if len(arrays) == len(rows) else _squared_error(answer, asarray(arrays[-1]))
 
     loss.__name__ = graph.name or "graph"
     return loss
 
 
-def _squared_error(found: Array, targets: Array) -> Array:
+def _squared_error(answer: Array, targets: Array) -> Array:
     """The mean over all but the rows."""
-    if found.shape != targets.shape:
+    if answer.shape != targets.shape:
         raise InputError(
-            f"the graph gives {found.type}, and the targets are {targets.type}", next_step="Give them the same shape"
+            f"the graph gives {answer.type}, and the targets are {targets.type}", next_step="Give them the same shape"
         )
-    return mnp.mean((found - targets) ** 2, axis=tuple(range(1, found.ndim)))
+    return mnp.mean((answer - targets) ** 2, axis=tuple(range(1, answer.ndim)))
 
 
 __all__ = ["graph_loss"]

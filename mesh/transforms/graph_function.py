@@ -37,18 +37,18 @@ def graph_function(graph: WireGraph, rows: Collection[str] = ()) -> Callable[...
         return call_graph(plain, *arrays)
 
     def function(*arrays: Any) -> list[Array]:
-        given = dict(zip(types, map(asarray, arrays), strict=True))
-        deeper, count = _seen(given, types, rows, sized)
-        values = list(given.values())
+        values = dict(zip(types, map(asarray, arrays), strict=True))
+        deeper, count = _seen(values, types, rows, sized)
+        in_axes = tuple([0 if name in rows else None for name in types])
         if not deeper and count in (sized, 0):
-            return whole(*values)
+            return whole(*values.values())
         if deeper:
-            found: list[Array] = vmap(whole, in_axes=tuple([0 if name in rows else None for name in types]))(*values)
-            return found
+            by_row: list[Array] = vmap(whole, in_axes=in_axes)(*values.values())
+            return by_row
         blocks = -(-count // sized)
-        cut = [_in_blocks(value, blocks, sized) if name in rows else value for name, value in given.items()]
-        made: list[Array] = vmap(whole, in_axes=tuple([0 if name in rows else None for name in types]))(*cut)
-        return [mnp.reshape(each, (blocks * sized, *each.shape[2:]))[:count] for each in made]
+        cut = [_in_blocks(value, blocks, sized) if name in rows else value for name, value in values.items()]
+        by_block: list[Array] = vmap(whole, in_axes=in_axes)(*cut)
+        return [mnp.reshape(block, (blocks * sized, *block.shape[2:]))[:count] for block in by_block]
 
     return function
 
@@ -72,11 +72,11 @@ def _rows_of(graph: WireGraph, rows: Collection[str]) -> int:
 
 
 def _seen(
-    given: Mapping[str, Array], types: Mapping[str, TensorType], rows: Collection[str], sized: int
+    arrays: Mapping[str, Array], types: Mapping[str, TensorType], rows: Collection[str], sized: int
 ) -> tuple[bool, int]:
     """Whether arrays have an axis for rows that the graph has not, and how many rows they have (0: as in the graph)."""
     counts: dict[tuple[bool, int], str] = {}
-    for name, array in given.items():
+    for name, array in arrays.items():
         wanted, shape = types[name], array.shape
         if array.dtype != wanted.dtype.numpy:
             raise InputError(
@@ -95,7 +95,7 @@ def _seen(
         elif name in rows:
             counts[False, 0] = name
     if len(counts) > 1:
-        said = " and ".join(f"{name!r} is {given[name].type}" for name in counts.values())
+        said = " and ".join(f"{name!r} is {arrays[name].type}" for name in counts.values())
         raise ShapeError(f"the inputs of the graph do not have the same rows: {said}")
     return next(iter(counts), (False, 0))
 

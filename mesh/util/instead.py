@@ -21,6 +21,10 @@ INSTEAD: dict[str, str] = {
     "mesh.coding": "Write mesh.Coding and mesh.CodedWeights",
     "mesh.simulation": "Write m = Mesh.builder().simulate(4).build(), and m.simulation",
     **dict.fromkeys(
+        [f"mesh.MeshBuilder.{name}" for name in ("run", "plan", "put", "compile", "submit", "session", "nodes")],
+        "Build the mesh first: with Mesh.builder().local(2).build() as m",
+    ),
+    **dict.fromkeys(
         ["mesh.HealthMonitor.register", "mesh.HealthMonitor.heartbeat"], "Workers join and beat by themselves"
     ),
     **dict.fromkeys(

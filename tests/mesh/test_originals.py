@@ -92,6 +92,7 @@ ASKED = """
 import importlib, json, sys
 import mesh, mesh.optim, numpy
 objects = {"mesh": mesh, "mesh.collectives": mesh.collectives, "mesh.optim.Optimiser": mesh.optim.sgd(0.1)}
+objects["mesh.MeshBuilder"] = mesh.Mesh.builder()
 with mesh.Mesh.builder().simulate(1).build() as m:
     objects["mesh.HealthMonitor"] = mesh.HealthMonitor(m)
 said = {}
