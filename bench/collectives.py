@@ -1,10 +1,10 @@
 """All-reduce of f32 among processes of this machine, beside torch's gloo and OpenMPI in the same run.
 
-    python bench/collectives.py [--tcp | --tls | --mailboxes] [--torch PYTHON] [--mpi PYTHON] [--rounds 5]
+    python bench/collectives.py [--tcp | --tls | --ring-buffers] [--torch PYTHON] [--mpi PYTHON] [--rounds 5]
 
-Ours is what engine hosts of one machine do, a step per call: small tensors go through mailboxes, large ones are copied
-to where all can read them, as tensors that no collective made there are, and the result is read where it lies.  With
-`--mailboxes` all go through mailboxes, as in rank scripts.
+Ours is what engine hosts of one machine do, a step per call.  Small tensors go through ring buffers.  Large ones are
+copied into shared arenas, as operands that were not computed there are, and the result is read in place.  With
+`--ring-buffers` all go through ring buffers, as in rank scripts.
 
 `--torch` is a Python that has torch, `--mpi` one that has mpi4py, with mpirun on the path; without them, they are left
 out.  Rounds alternate; in a round each of them starts its processes anew and does every size.  A figure is the median
@@ -59,9 +59,9 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--algorithm", default="", help="of ours; chosen by size if not given")
-    parser.add_argument("--mailboxes", action="store_true", help="large tensors of ours too")
-    parser.add_argument("--letters", type=int, default=0)
-    parser.add_argument("--letter-kib", type=int, default=0)
+    parser.add_argument("--ring-buffers", action="store_true", help="large tensors of ours too")
+    parser.add_argument("--slots", type=int, default=0)
+    parser.add_argument("--slot-kib", type=int, default=0)
     parser.add_argument("--peer", choices=PEERS, help=argparse.SUPPRESS)
     parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
@@ -129,14 +129,14 @@ def ours(chosen: argparse.Namespace) -> Figures:
     sys.path[:0] = [str(HERE.parent.parent), str(HERE.parent.parent / "tests")]
     from support.ranks import Processes
 
-    from worker.collectives.ring_buffer import LETTER_BYTES, LETTERS
-    from worker.collectives.shared_arena import GIVEN_BYTES_MAX
+    from worker.collectives.ring_buffer import SLOT_BYTES, SLOTS
+    from worker.collectives.shared_arena import OPERAND_BYTES_MAX
 
     base = "/dev/shm" if os.path.isdir("/dev/shm") else None
     with tempfile.TemporaryDirectory(dir=base) as folder:
-        letters, letter_bytes = chosen.letters or LETTERS, chosen.letter_kib * KIB or LETTER_BYTES
-        shelf = 0 if chosen.mailboxes or chosen.algorithm else GIVEN_BYTES_MAX
-        ranks = Processes(chosen.processes, Path(folder), letters, letter_bytes, shelf)
+        slots, slot_bytes = chosen.slots or SLOTS, chosen.slot_kib * KIB or SLOT_BYTES
+        arena = 0 if chosen.ring_buffers or chosen.algorithm else OPERAND_BYTES_MAX
+        ranks = Processes(chosen.processes, Path(folder), slots, slot_bytes, arena)
         try:
             return {size: slowest(ranks.ask(our_rank, size, rounds, chosen.algorithm)) for size, rounds in SIZES}
         finally:
@@ -151,8 +151,8 @@ def our_rank(group: Any, size: int, rounds: int, algorithm: str) -> list[float]:
     array = np.ones(size // 4, np.float32)
 
     def reduce() -> Any:
-        wires = group.wires
-        wires.begin(wires.tag + 1, lambda: False)  # a result lasts for a step
+        channels = group.channels
+        channels.begin(channels.tag + 1, lambda: False)  # a result lasts for a step
         return group.all_reduce(array)
 
     assert (reduce() == group.size).all()

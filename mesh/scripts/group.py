@@ -2,7 +2,7 @@
 
 All ranks of a group call the same methods in the same order.  One that calls another method, or with another shape or
 dtype, raises on every rank, with both; so does a rank that does not come in time, or whose process ends.  A group on
-which that happened is over: letters of it may be under way.  Groups have mailboxes of their own, so several may be
+which that happened is over: messages of it may be in flight.  Groups have ring buffers of their own, so several may be
 used at once, each by a thread.
 
 Part of the composition root: it reaches the runtime in `worker/collectives/`.  To add an operation: a method of the
@@ -35,7 +35,7 @@ from worker.collectives.group import Group as Runtime
 from .. import tree
 from ..util.argument_checks import axis_of, integer, number, pairs_of, said
 from ..util.did_you_mean import spelt
-from .channels import Mailboxes
+from .channels import GroupChannels
 from .listening_ports import Door
 from .named_groups import agreed, in_buffers
 from .rendezvous import Meeting, Note
@@ -61,12 +61,12 @@ class Neighbours:
         """Whether a rank is on another machine."""
         return bool(self.hosts) and self.hosts[rank] != self.hosts[self.meeting.rank]
 
-    def connect(self, group: str, ranks: Collection[int], letter_bytes: int, timeout_s: float) -> dict[int, Connection]:
+    def connect(self, group: str, ranks: Collection[int], slot_bytes: int, timeout_s: float) -> dict[int, Connection]:
         """Connections to ranks on other machines."""
         if not ranks:
             return {}
         assert self.door is not None
-        return self.door.connect(group, {rank: self.notes[rank] for rank in ranks}, letter_bytes, timeout_s)
+        return self.door.connect(group, {rank: self.notes[rank] for rank in ranks}, slot_bytes, timeout_s)
 
     def directories(self) -> dict[int, Path]:
         return {rank: Path(note.directory) for rank, note in self.notes.items()}
@@ -134,14 +134,14 @@ class Group:
         others = [rank for rank in self.ranks if rank != number]
         self._far = [rank for rank in others if neighbours.far(rank)]
         near = [rank for rank in others if not neighbours.far(rank)]
-        self._boxes = Mailboxes(neighbours.own, name, self.ranks, number, near)
-        self._boxes.make()
+        self._group_channels = GroupChannels(neighbours.own, name, self.ranks, number, near)
+        self._group_channels.make()
         ready()
-        connections = neighbours.connect(name, self._far, self._boxes.letter_bytes, timeout_s)
+        connections = neighbours.connect(name, self._far, self._group_channels.slot_bytes, timeout_s)
         called = {rank: neighbours.called(rank) for rank in others}
-        self._wires = self._boxes.open(neighbours.directories(), connections, called)
-        self._wires.begin(1, self._stopped)
-        self._runtime = Runtime(self._wires, self.ranks, self.rank)
+        self._channels = self._group_channels.open(neighbours.directories(), connections, called)
+        self._channels.begin(1, self._stopped)
+        self._runtime = Runtime(self._channels, self.ranks, self.rank)
         self.barrier()  # from here on all have opened what they read: a rank may end
 
     def __repr__(self) -> str:
@@ -519,12 +519,12 @@ class Group:
         return self._do("split", lambda group: self._split(group, color, key), timeout_s)
 
     def close(self) -> None:
-        """Free the mailboxes; nothing more can be done with the group."""
+        """Free the ring buffers; nothing more can be done with the group."""
         self._over = self._over or ConfigError("this group is closed")
-        for wire in self._wires.wires.values():
-            if wire.line is not None:
-                wire.line.close()
-        self._boxes.remove()
+        for channel in self._channels.peers.values():
+            if channel.remote is not None:
+                channel.remote.close()
+        self._group_channels.remove()
 
     # -- what MLX, JAX and MAX call them (docs/originals.md)
 
@@ -543,7 +543,7 @@ class Group:
         with self._lock:
             if self._over is not None:
                 raise self._ended(self._over)
-            self._wires.deadline_s = within_s
+            self._channels.deadline_s = within_s
             try:
                 return work(self._runtime)
             except MeshError as error:
@@ -558,10 +558,10 @@ class Group:
         self._over = error
         if self._far:
             self._neighbours.meeting.give_up(self._name, error)
-        self._wires.fail(error)
+        self._channels.fail(error)
 
     def _stopped(self) -> bool:
-        """Asked while this rank waits: raises why a rank of another machine gave up, which no mailbox tells."""
+        """Asked while this rank waits: raises why a rank of another machine gave up, which no ring buffer tells."""
         if self._far and time.monotonic() > self._looked_s + LOOK_S:
             self._looked_s = time.monotonic()
             error = self._neighbours.meeting.given_up(self._name, self._far)
@@ -609,7 +609,7 @@ class Group:
 
 
 _Barrier = Callable[[], None]
-"""Returns once all ranks of a group have made their mailboxes."""
+"""Returns once all ranks of a group have made their ring buffers."""
 
 
 def _native(x: Any) -> Array:

@@ -52,7 +52,7 @@ class Door:
         return int(self._listener.getsockname()[1])
 
     def connect(
-        self, group: str, others: Mapping[int, Note], letter_bytes: int, timeout_s: float
+        self, group: str, others: Mapping[int, Note], slot_bytes: int, timeout_s: float
     ) -> dict[int, Connection]:
         """A connection with each of these ranks, who do the same: those with lower numbers are called.
 
@@ -62,7 +62,7 @@ class Door:
         sockets = {rank: self._call(group, rank, others[rank], until_s) for rank in sorted(others) if rank < self.rank}
         sockets |= self._accept(group, {rank for rank in others if rank > self.rank}, until_s, timeout_s)
         return {
-            rank: Connection(sock, 1, letter_bytes, NodeSocket.NOT_YET, gathers=False) for rank, sock in sockets.items()
+            rank: Connection(sock, 1, slot_bytes, NodeSocket.NOT_YET, gathers=False) for rank, sock in sockets.items()
         }
 
     def close(self) -> None:

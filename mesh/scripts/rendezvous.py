@@ -2,7 +2,7 @@
 
 A note is written whole or not at all.  One that a dead process of this machine left is not believed, so the folder may
 be used again; whoever made the folder removes it.  Where ranks are on several machines, each has such a folder, and the
-agents copy notes from one to the others (`agent.py`).  It does not know what is in a mailbox, or behind a door.
+agents copy notes from one to the others (`agent.py`).  It does not know what is in a ring buffer, or behind a door.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NAME = re.compile(r"(?:rank|failed-[0-9a-f]{16})-(?P<rank>\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What one rank wrote down: its directory of mailboxes, its machine, and its listener's address, if it has one."""
+    """What one rank wrote down: its directory of ring buffers, its machine, and its listener's address if any."""
 
     directory: str
     host: str = ""

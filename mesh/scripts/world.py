@@ -229,7 +229,7 @@ def _begin(settings: RankSettings) -> World:
     notes: dict[int, Note] = {}
 
     def meet() -> None:
-        """All ranks have made their mailboxes when they come."""
+        """All ranks have made their ring buffers when they come."""
         if settings.size > 1:
             where = (door.addresses, door.port) if door is not None else ()
             meeting.come(Note(str(own.path), host, *where))

@@ -1,8 +1,8 @@
 """Gang rendezvous: the ranks of a gang in a simulation, computed together once all their devices came to it.
 
 Every host of a simulation is in one process and on one loop, so none may wait for another one.  A part of a gang is put
-aside instead, and when the last of its ranks has come, all are computed at once, each in a thread, over the mailboxes
-that their daemons made.  Results do not depend on how the threads run.
+aside instead, and when the last of its ranks has come, all are computed at once, each in a thread, over the ring
+buffers that their daemons made.  Results do not depend on how the threads run.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class _Present:
     message: hm.ExecutePart
 
     @property
-    def mailboxes(self) -> frozenset[tuple[str, int]]:
-        """The mailboxes that it writes to at this step; its peers know it by them."""
-        return frozenset((peer.outbox, self.message.tag) for peer in self.gang.peers if peer is not None)
+    def buffers(self) -> frozenset[tuple[str, int]]:
+        """The ring buffers that it writes to at this step; its peers know it by them."""
+        return frozenset((peer.outgoing, self.message.tag) for peer in self.gang.peers if peer is not None)
 
 
 class Rendezvous:
@@ -64,9 +64,9 @@ class Rendezvous:
         """All ranks of the gang by number, if all are here."""
         gang_ranks = []
         for peer in here.gang.peers:
-            key = None if peer is None else (peer.inbox, here.message.tag)
+            key = None if peer is None else (peer.incoming, here.message.tag)
             ranks = [
-                waiting for waiting in self._present if (waiting is here if key is None else key in waiting.mailboxes)
+                waiting for waiting in self._present if (waiting is here if key is None else key in waiting.buffers)
             ]
             if not ranks:
                 return None
@@ -76,12 +76,12 @@ class Rendezvous:
 
 def _together(ranks: list[_Present]) -> list[hm.FromHost | None]:
     answers: list[hm.FromHost | None] = [None] * len(ranks)
-    inboxes = tuple(present.host.shared_dir for present in ranks)
+    directories = tuple(present.host.shared_dir for present in ranks)
 
     def work(rank: int) -> None:
         original = ranks[rank].message
         message = hm.ExecutePart(
-            original.run, original.prepared, original.inputs, original.outputs, original.tag, inboxes
+            original.run, original.prepared, original.inputs, original.outputs, original.tag, directories
         )
         answers[rank] = ranks[rank].host.compute(message)
 

@@ -157,8 +157,8 @@ class _PacedCollectives:
         """What this engine waits for takes no core."""
         return False
 
-    def room(self, kind: TensorType) -> NDArray[Any] | None:
-        return self._inner.room(kind)
+    def allocate(self, kind: TensorType) -> NDArray[Any] | None:
+        return self._inner.allocate(kind)
 
     def start(self, op: str, attrs: Attrs, operand: NDArray[Any] | None, meanwhile: bool = True) -> Pending:
         self._pace.until(next(self._left, 0))  # 0: inside a loop, whose turns are not counted one by one

@@ -1,4 +1,4 @@
-"""Collectives between real processes, over mailboxes that are files."""
+"""Collectives between real processes, over ring buffers that are files."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def differing(group: Group) -> None:
 
 
 def waiting(group: Group, deadline_s: float) -> None:
-    group.wires.deadline_s = deadline_s
+    group.channels.deadline_s = deadline_s
     group.barrier()
 
 
 def test_ranks_agree_to_the_bit_fail_together_and_outlive_the_death_of_one(tmp_path: Path) -> None:
-    ranks = Processes(3, tmp_path, letters=3, letter_bytes=1 << 14)
+    ranks = Processes(3, tmp_path, slots=3, slot_bytes=1 << 14)
     try:
         for seed in range(2):
             assert ranks.ask(many, seed) == [expected(3, seed)] * 3

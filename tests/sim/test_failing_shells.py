@@ -70,17 +70,17 @@ def test_the_inputs_of_a_part_that_cannot_reach_its_gang_are_freed() -> None:
         daemon, program = daemon_of(cluster), doubled()
         await cluster.coordinator.call(program, {"x": LARGE})
         await asyncio.sleep(1)
-        before, asked = files_of(daemon), daemon._bridge.inboxes
+        before, asked = files_of(daemon), daemon._bridge.directories
 
         def gone(prepared: int) -> tuple[str, ...]:
-            daemon._bridge.inboxes = asked  # type: ignore[method-assign]
-            raise NodeLost("the test has no inboxes")
+            daemon._bridge.directories = asked  # type: ignore[method-assign]
+            raise NodeLost("the test has no directories")
 
-        daemon._bridge.inboxes = gone  # type: ignore[method-assign]
+        daemon._bridge.directories = gone  # type: ignore[method-assign]
         (found,), _ = await cluster.coordinator.call(program, {"x": LARGE})
         assert (found == 2).all()
         await asyncio.sleep(1)
-        assert daemon._bridge.inboxes == asked, "it was asked for"
+        assert daemon._bridge.directories == asked, "it was asked for"
         assert files_of(daemon) == before
 
     simulate(scenario, devices=[Device()])
@@ -216,7 +216,7 @@ def reduced(x: Any) -> Any:
     return blocks(x)
 
 
-@pytest.mark.parametrize("name", ["prepare", "inboxes"])
+@pytest.mark.parametrize("name", ["prepare", "directories"])
 def test_a_gang_without_mailboxes_ends_its_call(name: str) -> None:
     with Mesh.builder().mesh("sim").simulate(3).build() as mesh:
         for size, fault in zip((9, 12, 15), FAULTS, strict=True):  # another gang each time

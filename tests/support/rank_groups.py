@@ -1,4 +1,4 @@
-"""Ranks of scripts as threads of this process, each with mailboxes of its own."""
+"""Ranks of scripts as threads of this process, each with ring buffers of its own."""
 
 from __future__ import annotations
 

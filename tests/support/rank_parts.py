@@ -1,4 +1,4 @@
-"""The body of an spmd node computed by ranks apart, each with an engine of its own, over mailboxes in this process."""
+"""The body of an spmd node computed by separate ranks, each with its own engine, over ring buffers in memory."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from support.ranks import HANGS_S, wires_in_memory
+from support.ranks import HANGS_S, channels_in_memory
 
 from wire.ir.graph import WireGraph
 from wire.ir.grids import block, coordinates, parts, spec_of
-from worker.collectives.rank import Ranks
+from worker.collectives.rank import RankCollectives
 from worker.cpu.engine import CpuEngine
 from worker.engine.protocol import Engine, never
 
@@ -48,11 +48,11 @@ def each_by_itself(
     """What each rank of a grid makes with its own graph of its own inputs, twice."""
     engines: list[Engine] = [first or CpuEngine(), *(CpuEngine() for _ in bodies[1:])]
     executables = [engine.compile(body) for engine, body in zip(engines, bodies, strict=True)]
-    wires = wires_in_memory(len(bodies))
+    channels = channels_in_memory(len(bodies))
     results: list[Any] = [None] * len(bodies)
 
     def work(rank: int) -> None:
-        ranks = Ranks(wires[rank], axes, sizes, rank)
+        ranks = RankCollectives(channels[rank], axes, sizes, rank)
         for tag in (1, 2):
             ranks.begin(tag, never)
             results[rank] = engines[rank].run(executables[rank], given[rank], never, ranks)

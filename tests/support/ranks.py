@@ -1,4 +1,4 @@
-"""Ranks of a group: as threads of this process, or each as a process of its own, over mailboxes in memory or files."""
+"""Ranks of a group: threads of this process, or a process each, over ring buffers in memory or in files."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from numpy.typing import NDArray
 
 from wire.errors import MeshError, from_fields
 from wire.ir.dtypes import BF16, BOOL, F16, F32, DType
-from worker.collectives.channels import Wire, Wires
+from worker.collectives.channels import Channel, Channels
 from worker.collectives.connection import Connection
 from worker.collectives.executor import REDUCTIONS
 from worker.collectives.group import Group
-from worker.collectives.remote_channel import Line
+from worker.collectives.remote_channel import RemoteChannel
 from worker.collectives.ring_buffer import (
-    LETTER_BYTES,
-    LETTERS,
-    Inbox,
-    Outbox,
-    Patience,
-    lay_out,
+    SLOT_BYTES,
+    SLOTS,
+    RingReader,
+    RingWriter,
+    SpinWait,
+    initialise,
     short_sleeps,
     size_of,
 )
-from worker.collectives.shared_arena import Shelf
+from worker.collectives.shared_arena import SharedArena
 
 Array = NDArray[Any]
 
@@ -44,39 +44,43 @@ Body = Callable[..., Any]  # (group, *arguments), at module level where ranks ar
 HANGS_S = 240.0  # nothing here takes so long, however busy the machine
 
 
-def in_threads(n: int, body: Body, letters: int = 4, letter_bytes: int = 256, tag: int = 1, **how: Any) -> list[Any]:
-    """What `body(group, rank)` gives or raises on every rank; mailboxes are small, so that they fill."""
-    wires = wires_in_memory(n, letters, letter_bytes)
-    return on_wires(wires, body, tag, **how)
+def in_threads(n: int, body: Body, slots: int = 4, slot_bytes: int = 256, tag: int = 1, **how: Any) -> list[Any]:
+    """What `body(group, rank)` gives or raises on every rank; ring buffers are small, so that they fill."""
+    channels = channels_in_memory(n, slots, slot_bytes)
+    return on_channels(channels, body, tag, **how)
 
 
-def wires_in_memory(n: int, letters: int = 4, letter_bytes: int = 256) -> list[Wires]:
-    """Each rank's mailboxes."""
-    boxes = {(i, j): mailbox(letters, letter_bytes) for i in range(n) for j in range(n) if i != j}
+def channels_in_memory(n: int, slots: int = 4, slot_bytes: int = 256) -> list[Channels]:
+    """Each rank's ring buffers."""
+    buffers = {(i, j): ring_buffer(slots, slot_bytes) for i in range(n) for j in range(n) if i != j}
     return [
-        Wires(
-            {other: Wire(Outbox(boxes[rank, other]), Inbox(boxes[other, rank])) for other in range(n) if other != rank},
-            patience=Patience(0),
-            letter_bytes=letter_bytes,
+        Channels(
+            {
+                other: Channel(RingWriter(buffers[rank, other]), RingReader(buffers[other, rank]))
+                for other in range(n)
+                if other != rank
+            },
+            spin_wait=SpinWait(0),
+            slot_bytes=slot_bytes,
         )
         for rank in range(n)
     ]
 
 
-def on_wires(wires: Sequence[Wires], body: Body, tag: int = 1, ranks: int = 0, **how: Any) -> list[Any]:
-    """The same on mailboxes that may have been used before, by the first of so many ranks, or all."""
-    results: list[Any] = [None] * len(wires)
+def on_channels(channels: Sequence[Channels], body: Body, tag: int = 1, ranks: int = 0, **how: Any) -> list[Any]:
+    """The same on ring buffers that may have been used before, by the first of so many ranks, or all."""
+    results: list[Any] = [None] * len(channels)
 
     def work(rank: int) -> None:
-        wires[rank].begin(tag, lambda: False)
+        channels[rank].begin(tag, lambda: False)
         try:
-            results[rank] = body(Group(wires[rank], range(ranks or len(wires)), rank, **how), rank)
+            results[rank] = body(Group(channels[rank], range(ranks or len(channels)), rank, **how), rank)
         except Exception as error:
             results[rank] = error
             if hasattr(error, "to_fields"):
-                wires[rank].fail(error)
+                channels[rank].fail(error)
 
-    at_once(work, len(wires))
+    at_once(work, len(channels))
     return results
 
 
@@ -90,17 +94,19 @@ def at_once(work: Callable[[int], None], n: int) -> None:
     assert not any(thread.is_alive() for thread in threads), "ranks wait for each other"
 
 
-def connect(wires: Sequence[Wires], pairs: Iterable[tuple[int, int]], number: int = 7) -> list[tuple[Line, Line]]:
-    """Lay a line between these ranks, if there is none, and make a connection on it; the two ends of each."""
+def connect(
+    channels: Sequence[Channels], pairs: Iterable[tuple[int, int]], number: int = 7
+) -> list[tuple[RemoteChannel, RemoteChannel]]:
+    """Make a connection between these ranks.  Returns the two remote channels of each."""
     made = []
     for pair in pairs:
         ends = []
         for here, there, sock in zip(pair, reversed(pair), sockets(), strict=True):
-            wire = wires[here].wires[there]
-            wire.line, wire.bridged = wire.line or Line(), True
-            assert wire.line.calling()
-            wire.line.called(Connection(sock, number, wires[here].letter_bytes))
-            ends.append(wire.line)
+            channel = channels[here].peers[there]
+            channel.remote, channel.bridged = channel.remote or RemoteChannel(), True
+            assert channel.remote.start_connecting()
+            channel.remote.finish_connecting(Connection(sock, number, channels[here].slot_bytes))
+            ends.append(channel.remote)
         made.append((ends[0], ends[1]))
     return made
 
@@ -112,10 +118,10 @@ def sockets() -> tuple[socket.socket, socket.socket]:
         return caller, listener.accept()[0]
 
 
-def mailbox(letters: int, letter_bytes: int) -> memoryview:
-    """An empty mailbox in this process."""
-    buffer = memoryview(mmap.mmap(-1, size_of(letters, letter_bytes)))
-    lay_out(buffer, letters, letter_bytes)
+def ring_buffer(slots: int, slot_bytes: int) -> memoryview:
+    """An empty ring buffer in this process."""
+    buffer = memoryview(mmap.mmap(-1, size_of(slots, slot_bytes)))
+    initialise(buffer, slots, slot_bytes)
     return buffer
 
 
@@ -150,24 +156,24 @@ def assert_same(results: list[Any], expected: Array | list[Array]) -> None:
 
 
 class Processes:
-    """n ranks, each a process, over mailboxes that are files in `folder`; `ask` has all of them run a function.
+    """n ranks, each a process, over ring buffers that are files in `folder`; `ask` has all of them run a function.
 
-    Functions go by name, and arguments and results as Python literals, a line each.  With `given_bytes` each has a
-    shelf on which it gives so much.
+    Functions go by name, and arguments and results as Python literals, a line each.  With `operand_bytes` each has a
+    arena on which it gives so much.
     """
 
     def __init__(
-        self, n: int, folder: Path, letters: int = LETTERS, letter_bytes: int = LETTER_BYTES, given_bytes: int = 0
+        self, n: int, folder: Path, slots: int = SLOTS, slot_bytes: int = SLOT_BYTES, operand_bytes: int = 0
     ) -> None:
         for path in (_path(folder, i, j) for i in range(n) for j in range(n) if i != j):
-            path.write_bytes(bytes(size_of(letters, letter_bytes)))
-            lay_out(mapped(path), letters, letter_bytes)
-        for rank in range(n if given_bytes else 0):
-            with open(folder / _shelf(rank), "wb") as file:
-                os.posix_fallocate(file.fileno(), 0, given_bytes * (1 if rank else 2))
+            path.write_bytes(bytes(size_of(slots, slot_bytes)))
+            initialise(mapped(path), slots, slot_bytes)
+        for rank in range(n if operand_bytes else 0):
+            with open(folder / _arena(rank), "wb") as file:
+                os.posix_fallocate(file.fileno(), 0, operand_bytes * (1 if rank else 2))
         self.processes = [
             subprocess.Popen(
-                [sys.executable, __file__, str(rank), str(n), str(folder), str(letter_bytes), str(given_bytes)],
+                [sys.executable, __file__, str(rank), str(n), str(folder), str(slot_bytes), str(operand_bytes)],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -210,7 +216,7 @@ def _path(folder: Path, source: int, target: int) -> Path:
     return folder / f"{source}-{target}"
 
 
-def _shelf(rank: int) -> str:
+def _arena(rank: int) -> str:
     return f"{rank:032x}"
 
 
@@ -220,27 +226,27 @@ def mapped(path: Path) -> memoryview:
         return memoryview(mmap.mmap(file.fileno(), 0))
 
 
-def _serve(rank: int, n: int, folder: Path, letter_bytes: int, given_bytes: int) -> None:
+def _serve(rank: int, n: int, folder: Path, slot_bytes: int, operand_bytes: int) -> None:
     short_sleeps()
     ends = {
-        other: Wire(
-            Outbox(mapped(_path(folder, rank, other))),
-            Inbox(mapped(_path(folder, other, rank)), lambda name: mapped(folder / name)),
+        other: Channel(
+            RingWriter(mapped(_path(folder, rank, other))),
+            RingReader(mapped(_path(folder, other, rank)), lambda name: mapped(folder / name)),
         )
         for other in range(n)
         if other != rank
     }
-    wires = Wires(ends, letter_bytes=letter_bytes, lays=bool(given_bytes))
-    if given_bytes:
-        readers = [wire.outbox for wire in ends.values()]
-        wires.shelf = Shelf(_shelf(rank), mapped(folder / _shelf(rank)), given_bytes, readers)
+    channels = Channels(ends, slot_bytes=slot_bytes, uses_arena=bool(operand_bytes))
+    if operand_bytes:
+        readers = [channel.writer for channel in ends.values()]
+        channels.arena = SharedArena(_arena(rank), mapped(folder / _arena(rank)), operand_bytes, readers)
     for line in sys.stdin:
         file, name, arguments = ast.literal_eval(line)
-        wires.begin(wires.tag + 1, lambda: False)
+        channels.begin(channels.tag + 1, lambda: False)
         try:
-            answer = (_function(file, name)(Group(wires, range(n), rank), *arguments), None)
+            answer = (_function(file, name)(Group(channels, range(n), rank), *arguments), None)
         except MeshError as error:
-            wires.fail(error)
+            channels.fail(error)
             answer = (None, error.to_fields())
         print(repr(answer), flush=True)
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 from support.part_costs import part_costs
-from support.ranks import connect, on_wires, wires_in_memory
+from support.ranks import channels_in_memory, connect, on_channels
 
 from mesh.simulation.throttled_engine import ThrottledEngine
-from worker.collectives.rank import Ranks
+from worker.collectives.rank import RankCollectives
 from worker.cpu.engine import CpuEngine
 from worker.engine.protocol import never
 
@@ -44,22 +44,22 @@ def test_a_part_tells_its_reading_and_packing(engine: Any, read_s: float, tmp_pa
 
 def summed(group: Any, rank: int) -> int:
     group.all_reduce(X)
-    return int(group.wires.sent_bytes)
+    return int(group.channels.sent_bytes)
 
 
-@pytest.mark.parametrize("lines", [(), ((0, 1),), ((0, 1), (0, 2), (1, 2))], ids=["mailboxes", "both", "connections"])
-def test_bytes_to_other_ranks_are_those_of_an_all_reduce_whichever_way_they_go(lines: Any) -> None:
-    wires = wires_in_memory(3)
-    connect(wires, lines)
-    assert sum(on_wires(wires, summed, algorithm="ring")) == 2 * 2 * X.nbytes
+@pytest.mark.parametrize("pairs", [(), ((0, 1),), ((0, 1), (0, 2), (1, 2))], ids=["rings", "both", "connections"])
+def test_bytes_to_other_ranks_are_those_of_an_all_reduce_whichever_way_they_go(pairs: Any) -> None:
+    channels = channels_in_memory(3)
+    connect(channels, pairs)
+    assert sum(on_channels(channels, summed, algorithm="ring")) == 2 * 2 * X.nbytes
 
 
 @pytest.mark.parametrize("meanwhile", [False, True])
 def test_a_step_tells_what_it_sent_and_what_it_packed_while_it_waited(meanwhile: bool) -> None:
-    wires, told = wires_in_memory(2), [(0.0, 0.0, 0)] * 2
+    channels, told = channels_in_memory(2), [(0.0, 0.0, 0)] * 2
 
     def work(rank: int) -> None:
-        ranks = Ranks(wires[rank], ("dp",), (2,), rank)
+        ranks = RankCollectives(channels[rank], ("dp",), (2,), rank)
         for tag in (1, 2):
             ranks.begin(tag, never)
             assert ranks.costs == (0.0, 0.0, 0)
@@ -75,6 +75,6 @@ def test_a_step_tells_what_it_sent_and_what_it_packed_while_it_waited(meanwhile:
         thread.start()
     for thread in threads:
         thread.join()
-    for waited_s, packed_s, sent_bytes in told:
+    for waited_s, copy_s, sent_bytes in told:
         assert sent_bytes == X.nbytes
-        assert packed_s == 0.0 if meanwhile else 0.0 < packed_s <= waited_s
+        assert copy_s == 0.0 if meanwhile else 0.0 < copy_s <= waited_s

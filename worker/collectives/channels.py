@@ -1,7 +1,8 @@
-"""A process's wires to other ranks: a mailbox each way, with a line beside them where the rank is on another machine.
+"""Channels: how a process reaches the other ranks, each through a ring buffer in either direction.
 
-Whoever gives up tells all others why (`Wires.fail`), so no rank waits for one that will not come; nothing of a step
-that was given up can be taken for the next one's, since every letter carries the step's tag.
+For a rank on another machine the daemons carry what is in the ring buffers, until there is a connection beside them.  A
+rank that fails tells all others why (`Channels.fail`), so none waits for one that will not come.  Every message carries
+the number of its step, so a message of a step that failed is never taken for one of the next step.
 """
 
 from __future__ import annotations
@@ -14,84 +15,79 @@ from typing import Any
 from wire.errors import Cancelled, DeadlineExceeded, MeshError, error_of_peer, from_fields
 from wire.timeouts import COLLECTIVE_TIMEOUT_S, DEFAULT_TIMEOUTS
 
-from .remote_channel import Line
-from .ring_buffer import LETTER_BYTES, Inbox, Outbox, Patience
-from .shared_arena import Shelf
+from .remote_channel import RemoteChannel
+from .ring_buffer import SLOT_BYTES, RingReader, RingWriter, SpinWait
+from .shared_arena import SharedArena
 
 
 @dataclass(slots=True)
-class Wire:
-    """Both mailboxes between this rank and another; `bridged` where the daemons carry what is in them, unless there is
-    a connection on the `line`."""
+class Channel:
+    """The ring buffers to and from another rank.  If `bridged`, the daemons carry what is in them, unless there is a
+    connection on `remote`."""
 
-    outbox: Outbox
-    inbox: Inbox
+    writer: RingWriter
+    reader: RingReader
     name: str = ""  # of the worker at the other end
     bridged: bool = False
     alive: Callable[[], bool] = lambda: True  # whether the process at the other end runs, where that can be seen
-    line: Line | None = None
+    remote: RemoteChannel | None = None
 
 
 @dataclass(slots=True)
-class Wires:
-    """A process's mailboxes, by any key of the other end, and the step they are used for."""
+class Channels:
+    """A process's channels, by any key of the other end, and the step that they are used for."""
 
-    wires: Mapping[Any, Wire]
-    ring: Callable[[], None] = lambda: None  # tell the daemon that bridged mailboxes have changed
+    peers: Mapping[Any, Channel]
+    notify: Callable[[], None] = lambda: None  # tell the daemon that bridged ring buffers have changed
     tag: int = 0
     stopped: Callable[[], bool] = lambda: False
-    letter_bytes: int = LETTER_BYTES  # the same on all ranks: tensors are cut by it
+    slot_bytes: int = SLOT_BYTES  # the same on all ranks, since it determines how tensors are cut into chunks
     deadline_s: float = COLLECTIVE_TIMEOUT_S
-    failure_reason_s: float = DEFAULT_TIMEOUTS.rank_failure_reason_s  # for why a connection ended: the daemons bring it
-    patience: Patience = field(default_factory=Patience)
-    lays: bool = False  # large tensors lie on shelves, if there is room: the same on all ranks
-    shelf: Shelf | None = None
-    packed_s: float = 0.0  # in this step: values were copied into mailboxes
-    sent_bytes: int = 0  # likewise, of values
+    failure_reason_s: float = DEFAULT_TIMEOUTS.rank_failure_reason_s  # to learn why a connection ended
+    spin_wait: SpinWait = field(default_factory=SpinWait)
+    uses_arena: bool = False  # large tensors are reduced in shared arenas, if there is room: the same on all ranks
+    arena: SharedArena | None = None
+    copy_s: float = 0.0  # time in this step for copying values into ring buffers and the arena
+    sent_bytes: int = 0  # values sent in this step
 
     def begin(self, tag: int, stopped: Callable[[], bool]) -> None:
-        """A new step: tags grow, from 1."""
+        """Begin a step.  Tags grow, from 1."""
         self.tag, self.stopped = tag, stopped
-        self.packed_s, self.sent_bytes = 0.0, 0
-        if self.shelf is not None:
-            self.shelf.begin()
-        for wire in self.wires.values():
-            wire.outbox.resume()
-            wire.inbox.resume()
-        lines = [(wire.line, wire.outbox) for wire in self.wires.values() if wire.line is not None]
-        if sum(line.begin(tag, outbox) for line, outbox in lines):
-            self.ring()
+        self.copy_s, self.sent_bytes = 0.0, 0
+        if self.arena is not None:
+            self.arena.begin()
+        for channel in self.peers.values():
+            channel.writer.resume()
+            channel.reader.resume()
+        remotes = [(channel.remote, channel.writer) for channel in self.peers.values() if channel.remote is not None]
+        if sum(remote.begin(tag, writer) for remote, writer in remotes):
+            self.notify()
 
     def end(self) -> None:
-        """The step is over."""
-        self.stopped = lambda: False  # it held on to who began the step, who has these wires
+        """End the step."""
+        self.stopped = lambda: False  # the last one refers to whoever began the step, who refers to these channels
 
     def fail(self, error: MeshError) -> None:
-        """Tell everybody that this end gives the step up."""
+        """Give the step up, and tell all other ranks why."""
         text = json.dumps({**error.to_fields(), "cause": error.cause[:500], "next_step": error.next_step[:500]})
         if len(text.encode()) > 2500:
             text = json.dumps({"code": error.code, "message": error.message[:500], "node": error.node})
-        for wire in self.wires.values():
-            wire.outbox.fail(self.tag, text.encode())
-            if wire.line is not None:
-                wire.line.hang_up()
-        self.ring()
+        for channel in self.peers.values():
+            channel.writer.fail(self.tag, text.encode())
+            if channel.remote is not None:
+                channel.remote.disconnect()
+        self.notify()
 
     def check(self, waited_s: float, missing: Callable[[], str]) -> None:
-        """Raise if it is no use to wait any longer: cancelled, given up elsewhere, or past the deadline."""
+        """Raise if waiting is no use any more: the run was stopped, another rank failed, or the time is over."""
         if self.stopped():
             raise Cancelled("the run was stopped while it waited for other ranks")
-        for wire in self.wires.values():
-            told = wire.inbox.failure(self.tag)
-            if told is not None:
-                raise _theirs(told, wire.name)
+        for channel in self.peers.values():
+            failure = channel.reader.failure(self.tag)
+            if failure is not None:
+                raise error_of_peer(from_fields(json.loads(failure)), channel.name)
         if waited_s > self.deadline_s:
             raise DeadlineExceeded(
                 f"waited {self.deadline_s:g} s for {missing()}",
                 next_step="See whether it is well, or allow more time: docs/collectives.md says how",
             )
-
-
-def _theirs(told: bytes, name: str) -> MeshError:
-    """The error of a rank that gave up, for one that waited for it."""
-    return error_of_peer(from_fields(json.loads(told)), name)

@@ -1,13 +1,10 @@
-"""A connection of their own between two ranks on different machines: letters without mailboxes and without copies.
+"""A connection between two ranks on different machines: messages over a socket, without ring buffers and copies.
 
     | envelope | bytes of payload (8, little-endian) | payload | envelope | ...
 
-What is sent goes from the tensor to the socket, and what comes from the socket to where it is needed; the kernel's
-buffers are the ring.  Nothing here waits: `post` queues what the socket does not take, `push` tries again, `arrived`
-and `fill` take what is there.  Bytes that were posted must not change before `idle`.
-
-It does not know ranks, or how the connection was made (`remote_channel.py`).  Once it has `ended` nothing brings it
-back.
+A message is sent from the tensor itself, and received where it is needed.  Nothing here waits: `post` queues what the
+socket does not accept, `push` tries again, and `arrived` and `fill` take what has come.  Bytes that were posted must
+not change until the connection is `idle`.  Once it has `ended`, it stays so.
 """
 
 from __future__ import annotations
@@ -29,16 +26,18 @@ from wire.limits import KIB
 from .ring_buffer import ENVELOPE_BYTES, tag_of
 
 JOINED_BYTES_MAX = 16 * KIB  # a copy of so much is cheaper than another call of the kernel
-PARTS_MAX = 16  # of one call
+BUFFERS_MAX = 16  # of one call
 HEAD_BYTES = ENVELOPE_BYTES + 8
 
 NOT_YET: tuple[type[BaseException], ...] = (BlockingIOError, InterruptedError)
 
 
 class Connection:
-    """One end.  `number` is the same at both and at no other connection of the pair; `not_yet` what the socket raises
-    when it has nothing or takes nothing; `gathers` whether it can send several buffers at once; `payload_bytes_max` is
-    what a letter may bring, and more ends the connection."""
+    """One end.  `number` is the same at both ends, and differs between the connections of a pair of ranks.
+
+    `not_yet` are the exceptions that the socket raises when it would block, and `gathers` says whether it can send
+    several buffers at once.  A message with more than `payload_bytes_max` ends the connection.
+    """
 
     def __init__(
         self,
@@ -58,8 +57,8 @@ class Connection:
         self._gathers = gathers
         self._queue: deque[memoryview] = deque()
         self._head = memoryview(bytearray(HEAD_BYTES))
-        self._read = 0  # of a letter's head and payload
-        self._size = 0  # of both; 0: not known yet
+        self._read = 0  # bytes of a message's head and payload
+        self._size = 0  # bytes of both; 0: not known yet
         self._payload_bytes_max = payload_bytes_max
         self._scratch: NDArray[np.uint8] | None = None
 
@@ -67,7 +66,7 @@ class Connection:
         return self._socket.fileno()
 
     def close(self) -> None:
-        """The other end sees the end of what it has not read; nothing more goes or comes."""
+        """End the connection.  What was posted and has not left is lost."""
         self.ended = True
         self._queue.clear()
         self._socket.close()
@@ -80,7 +79,7 @@ class Connection:
         return not self._queue
 
     def post(self, envelope: bytes, payload: memoryview) -> None:
-        """Send a letter, at once as far as the socket takes it."""
+        """Send a message: as much as the socket accepts now, and the rest with `push`."""
         head = envelope + payload.nbytes.to_bytes(8, "little")
         if payload.nbytes > JOINED_BYTES_MAX:
             self._queue += (memoryview(head), payload)
@@ -89,21 +88,21 @@ class Connection:
         self.push()
 
     def push(self) -> bool:
-        """Send what waits, as far as the socket takes it; whether nothing is left."""
+        """Send what is queued, as much as the socket accepts.  Returns whether nothing is left."""
         queue = self._queue
         try:
             while queue and not self.ended:
                 if self._gathers and len(queue) > 1:
-                    self._left(self._socket.sendmsg(list(itertools.islice(queue, PARTS_MAX))))
+                    self._advance(self._socket.sendmsg(list(itertools.islice(queue, BUFFERS_MAX))))
                 else:
-                    self._left(self._socket.send(queue[0]))
+                    self._advance(self._socket.send(queue[0]))
         except self._not_yet:
             pass
         except OSError:
             self.close()
         return not queue
 
-    def _left(self, count: int) -> None:
+    def _advance(self, count: int) -> None:
         queue = self._queue
         while count and count >= len(queue[0]):
             count -= len(queue.popleft())
@@ -113,7 +112,7 @@ class Connection:
     # -- receiving
 
     def arrived(self) -> memoryview | None:
-        """The envelope of the next letter, once its head is there."""
+        """The envelope of the next message, once its head is there; None before."""
         if not self._size:
             if not self._take(self._head, HEAD_BYTES):
                 return None
@@ -126,11 +125,12 @@ class Connection:
 
     @property
     def payload_bytes(self) -> int:
-        """Of the letter that arrived."""
+        """The size of the payload of the message that arrived."""
         return self._size - HEAD_BYTES
 
     def fill(self, target: memoryview) -> bool:
-        """Take the payload of the letter that arrived, which has just the size of `target`; whether all is there."""
+        """Receive the payload of the message that arrived into `target`, which has its size.  Returns whether it is
+        complete."""
         return self._take(target, self._size, HEAD_BYTES)
 
     def scratch(self) -> NDArray[np.uint8]:
@@ -140,14 +140,14 @@ class Connection:
         return self._scratch
 
     def drop_before(self, tag: int) -> None:
-        """Take what is there of letters of earlier steps, which were given up, and notice the end behind them."""
+        """Drop messages of earlier steps, which failed, and notice if the connection ended behind them."""
         while (envelope := self.arrived()) is not None and tag_of(envelope) < tag:
             if not self.fill(self.scratch()[: self.payload_bytes].data):
                 return
             self.release()
 
     def release(self) -> None:
-        """Done with the letter, whose payload was taken."""
+        """Go on to the next message, once the payload of this one was received."""
         self._read = self._size = 0
 
     def _take(self, target: memoryview, until: int, skipped: int = 0) -> bool:
@@ -165,16 +165,16 @@ class Connection:
 
 
 def wait_for(reading: Connection | None, writing: Sequence[Connection], timeout_s: float) -> None:
-    """Until one of them can be read or written to, or has ended, or the time is over."""
+    """Wait until one of the connections can be read or written to or has ended, or until the time is over."""
     wanted: dict[int, int] = {}
-    for each in writing:
-        wanted[each.fileno()] = _OUT
+    for connection in writing:
+        wanted[connection.fileno()] = _OUT
     if reading is not None and not reading.ended:
         wanted[reading.fileno()] = wanted.get(reading.fileno(), 0) | _IN
     _wait({handle: events for handle, events in wanted.items() if handle >= 0}, timeout_s)
 
 
-_IN, _OUT = 1, 4  # as poll has them on every system that has it
+_IN, _OUT = 1, 4  # poll's values, on every system that has it
 
 
 def _poll(wanted: dict[int, int], timeout_s: float) -> None:
@@ -185,7 +185,7 @@ def _poll(wanted: dict[int, int], timeout_s: float) -> None:
 
 
 def _select(wanted: dict[int, int], timeout_s: float) -> None:
-    """On Windows, which has no poll."""
+    """Wait on Windows, which has no poll."""
     if not wanted:
         time.sleep(timeout_s)
         return

@@ -1,12 +1,12 @@
-"""Makes the connections between engine hosts of different machines, as the daemons of both say
+"""The connector: makes connections to engine hosts on other machines, as the daemons of both arrange it
 (`worker/daemon/collective_rendezvous.py`).
 
-One host expects a call: it opens a port until the caller has come, for a while.  The other one calls there.  Both show
-what only these two know, since it went over the daemons' link: the caller a key, used once, and who expects it that it
-knows the key.  In a mesh with a token both prove before that they are the nodes they should be, by mutual TLS with the
-nodes' own certificates, as links do; without one the port is on loopback, as the daemon's is.
+One host listens on a port until the other has connected, for a while at most.  The two share a key, which is used once
+and went over the daemons' link: the one that connects sends it, and the one that listens answers with a hash of it.  In
+a mesh with a token both prove before that they are the right nodes, by mutual TLS with the nodes' own certificates, as
+links do.  Without a token the port is on loopback, as the daemon's is.
 
-Whatever goes wrong ends the attempt, and letters go through mailboxes as before.
+An attempt that fails changes nothing: messages go on through ring buffers.
 """
 
 from __future__ import annotations
@@ -22,104 +22,105 @@ from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 
-from ..engine.host_messages import Call, Expect, Expecting, FromHost, NodeTLS, Parted
+from ..engine.host_messages import Connect, Disconnected, FromHost, Listen, Listening, NodeTLS
 from .connection import Connection
-from .remote_channel import Line
+from .remote_channel import RemoteChannel
 
 log = logging.getLogger("graph_mesh.worker")
 KEY_BYTES = 32
 
 
-class Lines:
-    """The lines of one engine host, by the name of the mailbox that it writes to; `send` tells the daemon."""
+class Connector:
+    """The remote channels of one engine host, by the name of the ring buffer that it writes to.  `send` sends a message
+    to the daemon."""
 
     def __init__(self, send: Callable[[FromHost], None] = lambda _message: None) -> None:
         self._send = send
-        self._lines: dict[str, Line] = {}
+        self._remotes: dict[str, RemoteChannel] = {}
 
-    def line(self, mailbox: str) -> Line:
-        """The line beside a mailbox: the same for all who ask."""
-        found = self._lines.get(mailbox)
-        if found is None:
-            found = self._lines[mailbox] = Line(partial(self._send, Parted(mailbox)))
-        return found
+    def remote(self, buffer: str) -> RemoteChannel:
+        """The remote channel beside a ring buffer: the same one each time."""
+        remote = self._remotes.get(buffer)
+        if remote is None:
+            remote = self._remotes[buffer] = RemoteChannel(partial(self._send, Disconnected(buffer)))
+        return remote
 
-    def keep(self, mailboxes: Collection[str]) -> None:
-        """End all other lines: their plans are over."""
-        for mailbox in [each for each in self._lines if each not in mailboxes]:
-            self._lines.pop(mailbox).close()
+    def keep_only(self, buffers: Collection[str]) -> None:
+        """Close all other remote channels: their plans are over."""
+        for buffer in [buffer for buffer in self._remotes if buffer not in buffers]:
+            self._remotes.pop(buffer).close()
 
-    def begin(self, message: Expect | Call) -> None:
+    def begin(self, message: Listen | Connect) -> None:
         """Make a connection, in a thread, unless there is one."""
-        line = self.line(message.mailbox)
-        if line.calling():
-            threading.Thread(target=self._attempt, args=(line, message), name="calling", daemon=True).start()
+        remote = self.remote(message.buffer)
+        if remote.start_connecting():
+            threading.Thread(target=self._attempt, args=(remote, message), name="connecting", daemon=True).start()
 
-    def _attempt(self, line: Line, message: Expect | Call) -> None:
+    def _attempt(self, remote: RemoteChannel, message: Listen | Connect) -> None:
         connection = None
         try:
-            connection = self._expect(message) if isinstance(message, Expect) else _call(message)
+            connection = self._listen(message) if isinstance(message, Listen) else _connect(message)
         except OSError as error:
-            log.info("no connection to another rank's host, so the daemons carry its letters: %s", error)
+            log.info("no connection to another rank's host, so the daemons carry its messages: %s", error)
         finally:
-            line.called(connection)
+            remote.finish_connecting(connection)
         if connection is None:
-            self._send(Parted(message.mailbox))
+            self._send(Disconnected(message.buffer))
 
-    def _expect(self, message: Expect) -> Connection | None:
+    def _listen(self, message: Listen) -> Connection | None:
         with listening_on(message.host) as listener:
-            self._send(Expecting(message.mailbox, message.key, listener.getsockname()[1]))
+            self._send(Listening(message.buffer, message.key, listener.getsockname()[1]))
             until_s = time.monotonic() + message.wait_s
             while (left_s := until_s - time.monotonic()) > 0:
                 listener.settimeout(left_s)
                 caller, where = listener.accept()
                 try:
-                    return _answered(caller, message)
+                    return _accept(caller, message)
                 except OSError as error:
                     log.info("turned away a caller from %s: %s", where[0], error)
                     caller.close()
         return None
 
 
-def _answered(caller: socket.socket, message: Expect) -> Connection:
-    """The connection with a caller that knows the key; OSError for any other."""
+def _accept(caller: socket.socket, message: Listen) -> Connection:
+    """The connection with a caller that knows the key.  OSError for any other caller."""
     caller.settimeout(message.proof_s)
-    proved = _proved(caller, message.tls, accepting=True)
-    if not hmac.compare_digest(received(proved, KEY_BYTES), message.key):
+    secured = _secured(caller, message.tls, accepting=True)
+    if not hmac.compare_digest(received(secured, KEY_BYTES), message.key):
         raise PermissionError("it does not know the key")
-    proved.sendall(_answer(message.key))
-    return _connection(proved, message.key, message.letter_bytes)
+    secured.sendall(_answer(message.key))
+    return _connection(secured, message.key, message.slot_bytes)
 
 
-def _call(message: Call) -> Connection:
+def _connect(message: Connect) -> Connection:
     there = socket.create_connection((message.host, message.port), message.proof_s)
     try:
-        there.settimeout(message.wait_s)  # the other end may have strangers before us
-        proved = _proved(there, message.tls, accepting=False)
-        proved.sendall(message.key)
-        if not hmac.compare_digest(received(proved, KEY_BYTES), _answer(message.key)):
+        there.settimeout(message.wait_s)  # the other end may turn away others before
+        secured = _secured(there, message.tls, accepting=False)
+        secured.sendall(message.key)
+        if not hmac.compare_digest(received(secured, KEY_BYTES), _answer(message.key)):
             raise PermissionError("who answered does not know the key")
     except OSError:
         there.close()
         raise
-    return _connection(proved, message.key, message.letter_bytes)
+    return _connection(secured, message.key, message.slot_bytes)
 
 
 def _answer(key: bytes) -> bytes:
-    """What shows that the key is known."""
+    """The hash of the key by which the listening end shows that it knows it."""
     return hashlib.blake2b(key, digest_size=KEY_BYTES, person=b"expected").digest()
 
 
-def _connection(sock: socket.socket, key: bytes, letter_bytes: int) -> Connection:
+def _connection(sock: socket.socket, key: bytes, slot_bytes: int) -> Connection:
     number = int.from_bytes(hashlib.blake2b(key, digest_size=4, person=b"number").digest(), "little") or 1
     not_yet: tuple[type[BaseException], ...] | None = getattr(type(sock), "NOT_YET", None)
     if not_yet is not None:  # TLS
-        return Connection(sock, number, letter_bytes, not_yet, gathers=False)
-    return Connection(sock, number, letter_bytes)
+        return Connection(sock, number, slot_bytes, not_yet, gathers=False)
+    return Connection(sock, number, slot_bytes)
 
 
-def _proved(sock: socket.socket, tls: NodeTLS | None, accepting: bool) -> socket.socket:
-    """The socket, within TLS where the mesh has it, with just the node at the other end that `tls` names."""
+def _secured(sock: socket.socket, tls: NodeTLS | None, accepting: bool) -> socket.socket:
+    """The socket, within TLS if the mesh has it.  OSError if the node at the other end is not the one in `tls`."""
     if tls is None:
         return sock
     from wire.security.tls import TLSFiles, secured  # loads cryptography, which other hosts are open without
@@ -128,18 +129,18 @@ def _proved(sock: socket.socket, tls: NodeTLS | None, accepting: bool) -> socket
 
 
 def received(sock: socket.socket, count: int) -> bytes:
-    """So many bytes; ConnectionResetError if the other end hangs up before."""
-    found = b""
-    while len(found) < count:
-        data = sock.recv(count - len(found))
+    """Receive `count` bytes.  ConnectionResetError if the connection ends before."""
+    received_bytes = b""
+    while len(received_bytes) < count:
+        data = sock.recv(count - len(received_bytes))
         if not data:
             raise ConnectionResetError("it hung up")
-        found += data
-    return found
+        received_bytes += data
+    return received_bytes
 
 
 def listening_on(host: str) -> socket.socket:
-    """A port of the system's choice, for "::" on IPv4 as well."""
+    """Listen on a port that the system chooses.  For "::" it listens on IPv4 as well."""
     if host != "::":
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host.strip("[]"), 0), family=family)

@@ -1,13 +1,14 @@
-"""One operation of a group on one rank: the moves of a program, performed on numpy arrays.
+"""The executor: performs one collective operation on one rank, which is a schedule (`schedule.py`) over numpy arrays.
 
-Letters go through mailboxes, or over a connection: then from the tensor itself, and to where they are combined.  While
-it waits for one rank, it keeps sending to all.  It does not know algorithms, nor how tensors are cut.
+Messages go through ring buffers, or over a connection: then they are sent from the tensor itself, and received where
+they are combined.  While it waits for one rank, it keeps sending to all.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
@@ -16,12 +17,13 @@ from numpy.typing import NDArray
 from wire.errors import Cancelled, ConnectFailed, DTypeError, GraphError, MeshError, NodeLost, ProtocolError, ShapeError
 from wire.ir.types import TensorType
 
-from .channels import Wire, Wires
+from .channels import Channel, Channels
 from .connection import Connection, wait_for
-from .remote_channel import Line
-from .ring_buffer import CARRIED_SLEEP_S_MIN, SLEEP_S_MAX, SLEEP_SHARE, Envelope, Inbox, crossing, tag_of
+from .remote_channel import RemoteChannel
+from .ring_buffer import BRIDGED_SLEEP_S_MIN, SLEEP_S_MAX, SLEEP_SHARE, Envelope, RingReader, switch_number, tag_of
+from .schedule import CombineChunk, Schedule, SendChunk
 
-POLL_S_MIN, POLL_S_MAX = 1e-3, 20e-3  # from one look for a rank that gave up to the next
+POLL_S_MIN, POLL_S_MAX = 1e-3, 20e-3  # between two checks whether a rank gave up
 REDUCTIONS: dict[str, np.ufunc] = {
     "sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum,
     "and": np.bitwise_and, "or": np.bitwise_or,
@@ -33,321 +35,350 @@ OPERATION_CODES = {name: code for code, name in enumerate(OPERATIONS)}
 REDUCTION_CODES = {name: code for code, name in enumerate(("", *REDUCTIONS))}
 
 
-class Run:
-    """One operation under way on rank `rank` of those that `ranks` lead to: what is `given` becomes what is `made`."""
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """What to perform: the flat `operand` becomes the flat `result`.  Every message begins with `envelope`, and chunks
+    are combined with `combine`, if it is a reduction."""
+
+    envelope: bytes
+    operand: NDArray[Any]
+    result: NDArray[Any]
+    schedule: Schedule
+    combine: np.ufunc | None = None
+
+
+class Executor:
+    """One operation in progress on rank `rank`.  `peers` are the channels to the other ranks, None for itself."""
 
     __slots__ = (
-        "_all", "_came", "_changed", "_combine", "_envelope", "_given", "_heard", "_lines", "_made", "_moves",
-        "_posted", "_rank", "_told", "_used", "_wires",
+        "_channels", "_combine_with", "_envelope", "_operand", "_peers", "_rank", "_received_from",
+        "_received_remotely", "_remotes", "_result", "_rings_changed", "_schedule", "_sending", "_sent_locally",
+        "_sent_remotely",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        wires: Wires,
-        ranks: Sequence[Wire | None],
-        rank: int,
-        envelope: bytes,
-        given: NDArray[Any],
-        made: NDArray[Any],
-        combine: np.ufunc | None,
-        moves: Sequence[tuple[Any, ...]] = (),
-    ) -> None:
-        self._moves = moves  # of which those that combine say from whom letters come
-        self._came: set[int] = set()
-        self._all = wires
-        self._wires = ranks
+    def __init__(self, channels: Channels, peers: Sequence[Channel | None], rank: int, operation: Operation) -> None:
+        self._channels = channels
+        self._peers = peers
         self._rank = rank
-        self._lines = [wire.line for wire in ranks if wire is not None and wire.line is not None]
-        self._envelope = envelope
-        self._given = given
-        self._made = made
-        self._combine = combine
-        self._used: set[int] = set()  # by mailbox
-        self._changed = False
-        self._posted: list[tuple[int, int, int]] = []  # what may not have left: to whom, and which part of the result
-        self._told: set[int] = set()  # to whom over a connection
-        self._heard: set[int] = set()  # from whom over a connection
+        self._envelope = operation.envelope
+        self._operand = operation.operand
+        self._result = operation.result
+        self._schedule = operation.schedule
+        self._combine_with = operation.combine
+        self._remotes = [peer.remote for peer in peers if peer is not None and peer.remote is not None]
+        self._rings_changed = False  # bridged ring buffers, since their daemon was notified
+        self._sending: list[tuple[int, int, int]] = []  # rank, start, stop: chunks of the result that may not have left
+        self._sent_locally: set[int] = set()  # ranks that got something through a ring buffer
+        self._sent_remotely: set[int] = set()  # ranks that got something over a connection
+        self._received_remotely: set[int] = set()  # ranks from which something came over a connection
+        self._received_from: set[int] = set()
 
-    def send(self, to: int, made: bool, start: int, stop: int) -> None:
-        wire = self._wires[to]
-        assert wire is not None
-        data = (self._made if made else self._given)[start:stop]
-        self._all.sent_bytes += (stop - start) * self._given.itemsize
-        if wire.line is not None and wire.line.out is not None:
-            self._told.add(to)
-            self._posted.append((to, start, stop) if made else (to, 0, 0))
-            values = data.astype(self._given.dtype, casting="same_kind", copy=False)
-            wire.line.post(self._envelope, values.view(np.uint8).data)
+    def perform(self) -> None:
+        """Perform the schedule.  Afterwards operand and result may change."""
+        with np.errstate(all="ignore"):
+            for move in self._schedule.moves:
+                if isinstance(move, SendChunk):
+                    self._send(move)
+                else:
+                    self._combine(move)
+        if self._schedule.acknowledged:
+            self._await_acknowledgements()
+        self._notify_daemon()
+        if self._sending:
+            self._flush(0, 0, everything=True)
+
+    # -- moves
+
+    def _send(self, move: SendChunk) -> None:
+        channel = self._channel(move.to)
+        start, stop, dtype = move.start, move.stop, self._operand.dtype
+        data = (self._result if move.of_result else self._operand)[start:stop]
+        self._channels.sent_bytes += (stop - start) * dtype.itemsize
+        if channel.remote is not None and channel.remote.outgoing is not None:
+            self._sent_remotely.add(move.to)
+            self._sending.append((move.to, start, stop) if move.of_result else (move.to, 0, 0))
+            values = data.astype(dtype, casting="same_kind", copy=False)
+            channel.remote.post(self._envelope, values.view(np.uint8).data)
             return
-        outbox = wire.outbox
-        if outbox.full:
-            self._wait(lambda: not outbox.full, (to,), reading=True)
+        writer = channel.writer
+        if writer.full:
+            self._wait(lambda: not writer.full, (move.to,), for_reader=True)
         if stop > start:
             began_s = time.perf_counter()
-            np.copyto(outbox.letter(self._given.dtype)[: stop - start], data, casting="same_kind")
-            self._all.packed_s += time.perf_counter() - began_s
-        outbox.publish(self._envelope, (stop - start) * self._given.itemsize)
-        self._changed |= wire.bridged
-        self._used.add(to)
+            np.copyto(writer.slot(dtype)[: stop - start], data, casting="same_kind")
+            self._channels.copy_s += time.perf_counter() - began_s
+        writer.publish(self._envelope, (stop - start) * dtype.itemsize)
+        self._rings_changed |= channel.bridged
+        self._sent_locally.add(move.to)
 
-    def say(self, to: int, said: bytes, lends: bool = False) -> None:
-        """A short letter to a rank of this machine; `lends` as Outbox.say has it."""
-        wire = self._wires[to]
-        assert wire is not None
-        outbox = wire.outbox
-        if outbox.full:
-            self._wait(lambda: not outbox.full, (to,), reading=True)
-        outbox.say(self._envelope, said, lends)
+    def _combine(self, move: CombineChunk) -> None:
+        out = self._result[move.start : move.stop]
+        if self._sending:
+            self._flush(move.start, move.stop)
+        total, release_total = self._term(move, 0, out)
+        for place in range(1, len(move.sources)):
+            values, release = self._term(move, place, out)
+            assert self._combine_with is not None
+            self._combine_with(total, values, out=out, dtype=out.dtype)
+            release_total()
+            release()
+            total, release_total = out, _nothing
+        if total is not out:
+            np.copyto(out, total, casting="same_kind")
+        release_total()
 
-    def hear(self, source: int, size_bytes: int) -> Inbox:
-        """The mailbox that has the next letter, so long, of a rank of this machine; it is to be released."""
-        letter = self._arrived(source, (source,))
-        self._came.add(source)
-        assert isinstance(letter, Inbox)
-        self._check_size(source, letter.size_bytes, size_bytes)
-        return letter
+    def _term(self, move: CombineChunk, place: int, out: NDArray[Any]) -> tuple[NDArray[Any], Callable[[], None]]:
+        """The chunk of the source at `place`, and what to call once it was used."""
+        source = move.sources[place]
+        if source == self._rank:
+            return (out if move.of_result else self._operand[move.own_start : move.own_stop]), _nothing
+        into_out = not place and not move.of_result and out.dtype == self._operand.dtype
+        return self._receive(source, move.sources[place:], out.size, out if into_out else None)
 
-    def combine(self, start: int, stop: int, of: tuple[int, ...], own_start: int, own_stop: int, made: bool) -> None:
-        out = self._made[start:stop]
-        if self._posted:
-            self._let_go(start, stop)
-        first: Any = None
-        behind: Callable[[], None] | None = None  # of whose letter `first` is
-        combine, rank = self._combine, self._rank
-        for place, each in enumerate(of):
-            done: Callable[[], None] | None = None
-            if each == rank:
-                values = out if made else self._given[own_start:own_stop]
-            else:
-                fits = not place and not made and out.dtype == self._given.dtype
-                values, done = self._values(each, of[place:], stop - start, out if fits else None)
-            if place == 0:
-                first, behind = values, done
-                continue
-            assert combine is not None
-            combine(first, values, out=out, dtype=out.dtype)
-            if behind is not None:
-                behind()
-            if done is not None:
-                done()
-            first, behind = out, None
-        if len(of) == 1:
-            if first is not out:
-                np.copyto(out, first, casting="same_kind")
-            if behind is not None:
-                behind()
+    def _await_acknowledgements(self) -> None:
+        """Wait until all that was sent was taken: whoever takes it may object.  The two ends of a connection exchange
+        empty messages for that.  A ring buffer shows how far it was read."""
+        sent_remotely, sent_locally = tuple(self._sent_remotely), tuple(self._sent_locally)
+        for source in tuple(self._received_remotely):
+            self._send(SendChunk(source, 0, 0, of_result=False))
+        for to in sent_remotely:
+            _, release = self._receive(to, (to,), 0, None)
+            release()
+        for to in sent_locally:
+            self._await_read(to)
 
-    def ring(self) -> None:
-        """Have what changed in bridged mailboxes carried."""
-        if self._changed:
-            self._changed = False
-            self._all.ring()
+    def _await_read(self, to: int) -> None:
+        writer = self._channel(to).writer
+        if writer.read != writer.written:
+            self._wait(lambda: writer.read == writer.written, (to,), for_reader=True)
 
-    def leave(self) -> None:
-        """What was sent leaves: the tensors may change from now on."""
-        self.ring()
-        if self._posted:
-            self._let_go(0, 0, everything=True)
+    # -- short messages between ranks of one machine, for `shared_reduce.py`
 
-    def settle(self) -> None:
-        """Wait until all that was sent is taken: whoever takes it may object.  Over a connection an empty letter says
-        so; the daemons tell of mailboxes themselves."""
-        told, used = tuple(self._told), tuple(self._used)
-        for source in tuple(self._heard):
-            self.send(source, False, 0, 0)
-        for to in told:
-            self._values(to, (to,), 0, None)[1]()
-        for to in used:
-            wire = self._wires[to]
-            assert wire is not None
-            outbox = wire.outbox
-            if outbox.read != outbox.written:
-                self._wait(lambda outbox=outbox: outbox.read == outbox.written, (to,), reading=True)  # type: ignore[misc]
+    def send_short(self, to: int, data: bytes, lends: bool = False) -> None:
+        """Send a short message; `lends` as RingWriter.write has it."""
+        writer = self._channel(to).writer
+        if writer.full:
+            self._wait(lambda: not writer.full, (to,), for_reader=True)
+        writer.write(self._envelope, data, lends)
 
-    def _values(
-        self, source: int, of: tuple[int, ...], count: int, place: NDArray[Any] | None
+    def receive_short(self, source: int, size_bytes: int) -> RingReader:
+        """Wait for the next message, of so many bytes.  Returns the ring buffer that has it, to be released."""
+        message = self._arrived(source, (source,))
+        self._received_from.add(source)
+        assert isinstance(message, RingReader)
+        self._check_size(source, message.size_bytes, size_bytes)
+        return message
+
+    # -- receiving
+
+    def _receive(
+        self, source: int, waited_for: tuple[int, ...], count: int, target: NDArray[Any] | None
     ) -> tuple[NDArray[Any], Callable[[], None]]:
-        """So many elements that a rank sent, and what to do once they were used; where they come over a connection, in
-        `place` if that is given."""
-        letter = self._arrived(source, of)
-        self._came.add(source)
-        if isinstance(letter, Inbox):
-            wire = self._wires[source]
-            if wire is not None and not wire.bridged:
-                self._check_size(source, letter.size_bytes, count * self._given.itemsize)
-            return letter.payload(self._given.dtype)[:count], letter.release
-        self._heard.add(source)
-        self._line(source).took()
-        size = count * self._given.itemsize
-        self._check_size(source, letter.payload_bytes, size)
-        values = letter.scratch()[:size].view(self._given.dtype) if place is None else place
-        self._fill(source, letter, values.view(np.uint8).data)
-        return values, letter.release
+        """The next `count` elements from a rank, and what to call once they were used.  Over a connection they are
+        received into `target`, if that is given."""
+        message = self._arrived(source, waited_for)
+        self._received_from.add(source)
+        size_bytes = count * self._operand.itemsize
+        if isinstance(message, RingReader):
+            if not self._channel(source).bridged:
+                self._check_size(source, message.size_bytes, size_bytes)
+            return message.payload(self._operand.dtype)[:count], message.release
+        self._received_remotely.add(source)
+        self._remote(source).mark_received()
+        self._check_size(source, message.payload_bytes, size_bytes)
+        values = message.scratch()[:size_bytes].view(self._operand.dtype) if target is None else target
+        self._fill(source, message, values.view(np.uint8).data)
+        return values, message.release
 
-    def _check_size(self, source: int, found: int, expected: int) -> None:
-        if found != expected:
-            raise ProtocolError(f"{self._called(source)} sent {found} bytes, expected {expected}")
+    def _check_size(self, source: int, size_bytes: int, expected_bytes: int) -> None:
+        if size_bytes != expected_bytes:
+            raise ProtocolError(f"{self._name(source)} sent {size_bytes} bytes, expected {expected_bytes}")
 
-    def _arrived(self, source: int, of: tuple[int, ...]) -> Inbox | Connection:
-        """Where the next letter of this operation from a rank is, once it is there."""
-        wire = self._wires[source]
-        assert wire is not None
-        waited_for = tuple(each for each in of if each != self._rank)
+    def _arrived(self, source: int, sources: tuple[int, ...]) -> RingReader | Connection:
+        """Wait for the next message of this operation from a rank.  Returns what has it; `sources` are for errors."""
+        channel = self._channel(source)
+        waited_for = tuple(rank for rank in sources if rank != self._rank)
         while True:
-            over = wire.line.into if wire.line is not None else None
-            letter = wire.inbox if over is None else over
-            envelope = self._next_envelope(letter, waited_for)
+            connection = channel.remote.incoming if channel.remote is not None else None
+            message = channel.reader if connection is None else connection
+            envelope = self._next_envelope(message, waited_for)
             if envelope is None:
-                self._ended(source, wire)
+                self._connection_ended(source, channel)
             elif envelope == self._envelope:
-                self._changed |= over is None and wire.bridged  # for it will be released
-                return letter
-            elif wire.line is not None and (number := crossing(envelope)):
-                wire.inbox.release()
-                self._changed = True
-                self._cross(source, wire.line, number, tag_of(envelope))
+                self._rings_changed |= connection is None and channel.bridged  # for it will be released
+                return message
+            elif channel.remote is not None and (number := switch_number(envelope)):
+                channel.reader.release()
+                self._rings_changed = True
+                self._switch(source, channel.remote, number, tag_of(envelope))
             else:
-                self._skip(source, letter, envelope)
+                self._skip(source, message, envelope)
 
-    def _next_envelope(self, letter: Inbox | Connection, ranks: tuple[int, ...]) -> bytes | None:
-        """None if the connection has ended."""
-        if isinstance(letter, Inbox):
-            if letter.empty:
-                self._wait(lambda: not letter.empty, ranks)
-            return letter.envelope
-        if letter.arrived() is None and not letter.ended:
-            self._wait(lambda: letter.arrived() is not None or letter.ended, ranks, over=letter)
-        found = letter.arrived()
-        return None if found is None else bytes(found)
+    def _next_envelope(self, message: RingReader | Connection, ranks: tuple[int, ...]) -> bytes | None:
+        """The next message's envelope; None if the connection has ended."""
+        if isinstance(message, RingReader):
+            if message.empty:
+                self._wait(lambda: not message.empty, ranks)
+            return message.envelope
+        if message.arrived() is None and not message.ended:
+            self._wait(lambda: message.arrived() is not None or message.ended, ranks, connection=message)
+        envelope = message.arrived()
+        return None if envelope is None else bytes(envelope)
 
-    def _skip(self, source: int, letter: Inbox | Connection, envelope: bytes) -> None:
-        """Drop a letter of a step that was given up; raise for any other."""
-        tag, mine = tag_of(envelope), self._all.tag
-        if tag == mine:
-            raise self._differs(source, Envelope.unpack(envelope))
-        if tag > mine:
-            raise Cancelled(f"{self._called(source)} went on to another step")
-        if isinstance(letter, Connection):
-            self._fill(source, letter, letter.scratch()[: letter.payload_bytes].data)
-        letter.release()
+    def _skip(self, source: int, message: RingReader | Connection, envelope: bytes) -> None:
+        """Drop a message of a step that was given up; raise for any other."""
+        tag, own_tag = tag_of(envelope), self._channels.tag
+        if tag == own_tag:
+            raise self._mismatch(source, Envelope.unpack(envelope))
+        if tag > own_tag:
+            raise Cancelled(f"{self._name(source)} went on to another step")
+        if isinstance(message, Connection):
+            self._fill(source, message, message.scratch()[: message.payload_bytes].data)
+        message.release()
 
-    def _cross(self, source: int, line: Line, number: int, tag: int) -> None:
-        """From here on letters come over the connection of that number, which may be about to stand at this end.  One
-        that ended with an earlier step, when the marker was made, has no more of them."""
-        if not line.knows(number):
-            self._wait(lambda: line.knows(number), (source,))
-        if not line.cross(number) and tag == self._all.tag:
-            self._broken(source)
+    def _switch(self, source: int, remote: RemoteChannel, number: int, tag: int) -> None:
+        """From here on messages come over the connection of that number.  This end may not have made it yet, and it may
+        have ended with the earlier step in which the other end switched: then it brings no more."""
+        if not remote.is_decided(number):
+            self._wait(lambda: remote.is_decided(number), (source,))
+        if not remote.switch_incoming(number) and tag == self._channels.tag:
+            self._raise_disconnected(source)
 
     def _fill(self, source: int, connection: Connection, target: memoryview) -> None:
-        """Take a payload; what ends the connection before its end ends the step."""
+        """Receive a payload.  If the connection ends before, the step fails."""
         if not connection.fill(target):
-            self._wait(lambda: connection.fill(target) or connection.ended, (source,), over=connection)
+            self._wait(lambda: connection.fill(target) or connection.ended, (source,), connection=connection)
             if connection.ended and not connection.fill(target):
-                self._broken(source)
+                self._raise_disconnected(source)
 
-    def _ended(self, source: int, wire: Wire) -> None:
-        """The connection that letters came over ended between two of them: the mailbox has the others, unless some of
-        this step are lost with it."""
-        assert wire.line is not None
-        if wire.line.used(self._all.tag):
-            self._broken(source)
-        wire.line.into = None
+    def _connection_ended(self, source: int, channel: Channel) -> None:
+        """A connection ended between two messages.  The next ones are in the ring buffer, unless some of this step may
+        be lost with it."""
+        assert channel.remote is not None
+        if channel.remote.may_have_lost(self._channels.tag):
+            self._raise_disconnected(source)
+        channel.remote.incoming = None
 
-    def _broken(self, rank: int) -> NoReturn:
-        """Raise why a connection ended, once that is heard; ConnectFailed if it is not."""
-        wires, began_s = self._all, time.monotonic()
-        while time.monotonic() < began_s + wires.failure_reason_s:
-            wires.check(0.0, str)
+    def _raise_disconnected(self, rank: int) -> NoReturn:
+        """Raise the reason why a connection ended, once it comes; ConnectFailed if it does not."""
+        began_s = time.monotonic()
+        while time.monotonic() < began_s + self._channels.failure_reason_s:
+            self._channels.check(0.0, str)
             time.sleep(POLL_S_MIN)
-        wire = self._wires[rank]
-        raise ConnectFailed(f"the connection to {self._called(rank)} broke off", node=wire.name if wire else "")
+        peer = self._peers[rank]
+        raise ConnectFailed(f"the connection to {self._name(rank)} broke off", node=peer.name if peer else "")
 
-    def _let_go(self, start: int, stop: int, everything: bool = False) -> None:
-        """Wait until what was sent of a part of the result, or everything, has left."""
-        connections = {to: self._line(to).out for to, _, _ in self._posted}
-        left = [to for to, connection in connections.items() if connection is None or connection.ended]
-        if left:
-            self._broken(left[0])
-        busy = {to for to, connection in connections.items() if connection is not None and not connection.idle}
-        self._posted = [each for each in self._posted if each[0] in busy]
-        held = [connections[to] for to, a, b in self._posted if everything or (a < stop and start < b)]
-        if held:
-            self._wait(lambda: all(each is None or each.idle for each in held), ())
-            self._let_go(start, stop, everything)
+    # -- waiting
 
-    def _line(self, rank: int) -> Line:
-        wire = self._wires[rank]
-        assert wire is not None and wire.line is not None
-        return wire.line
+    def _notify_daemon(self) -> None:
+        """Have the daemon carry what changed in bridged ring buffers."""
+        if self._rings_changed:
+            self._rings_changed = False
+            self._channels.notify()
+
+    def _flush(self, start: int, stop: int, everything: bool = False) -> None:
+        """Wait until the chunks of elements [start, stop) of the result have left, or `everything` that was sent."""
+        connections = {to: self._connection_to(to) for to, _, _ in self._sending}
+        self._sending = [chunk for chunk in self._sending if not connections[chunk[0]].idle]
+        blocking = [connections[to] for to, a, b in self._sending if everything or (a < stop and start < b)]
+        if blocking:
+            self._wait(lambda: all(connection.idle for connection in blocking), ())
+            self._flush(start, stop, everything)
+
+    def _connection_to(self, rank: int) -> Connection:
+        """The connection over which a rank was sent something.  Raises if it has ended meanwhile."""
+        connection = self._remote(rank).outgoing
+        if connection is None or connection.ended:
+            self._raise_disconnected(rank)
+        return connection
 
     def _wait(
         self,
         ready: Callable[[], bool],
         ranks: tuple[int, ...],
-        reading: bool = False,
-        over: Connection | None = None,
+        for_reader: bool = False,
+        connection: Connection | None = None,
     ) -> None:
-        """Until `ready()`, which takes letters from these ranks, `over` a connection, or that the one of them has been
-        `reading` ours."""
-        self.ring()
+        """Wait until `ready()`.  That takes a message from `ranks`, over `connection` if given, or, `for_reader`, that
+        the one rank reads what this one wrote."""
+        self._notify_daemon()
 
         def missing() -> str:
-            expected = {each for move in self._moves if len(move) == 6 for each in move[2]} - self._came
-            silent = [rank for rank in sorted(expected | {*ranks}) if self._silent(rank)]
-            return ", ".join(self._called(rank) for rank in silent or ranks)
+            expected = self._schedule.sources - self._received_from
+            silent = [rank for rank in sorted(expected | {*ranks}) if self._is_silent(rank)]
+            return ", ".join(self._name(rank) for rank in silent or ranks)
 
-        def look(waited_s: float) -> None:
-            self._all.check(waited_s, missing)
+        def check(waited_s: float) -> None:
+            self._channels.check(waited_s, missing)
             for rank in ranks:
-                wire = self._wires[rank]
-                if wire is None or wire.alive() or not (not ready() if reading else wire.inbox.empty):
+                peer = self._peers[rank]
+                if peer is None or peer.alive() or not (not ready() if for_reader else peer.reader.empty):
                     continue
-                self._all.check(waited_s, missing)  # it may have said why
-                raise NodeLost(f"{self._called(rank)} has ended, and others wait for it", node=wire.name)
+                self._channels.check(waited_s, missing)  # it may have said why
+                raise NodeLost(f"{self._name(rank)} has ended, and others wait for it", node=peer.name)
 
-        if any(line.out is not None for line in self._lines):
-            self._wait_by_socket(ready, look, over, bool(ranks))
+        if any(remote.outgoing is not None for remote in self._remotes):
+            self._wait_and_send(ready, check, connection, bool(ranks))
         else:
-            self._all.patience.wait(ready, look)
+            self._channels.spin_wait.wait(ready, check)
 
-    def _wait_by_socket(
-        self, ready: Callable[[], bool], look: Callable[[float], None], over: Connection | None, mailboxes: bool
+    def _wait_and_send(
+        self, ready: Callable[[], bool], check: Callable[[float], None], connection: Connection | None, in_rings: bool
     ) -> None:
-        """The same where letters leave by connections meanwhile.  What is waited for comes `over` one of these or is in
-        `mailboxes`, or it is that they leave."""
+        """Wait while messages leave over connections.  The one waited for comes over `connection`, or, `in_rings`,
+        through a ring buffer; with neither, nothing is waited for but that messages leave."""
         began_s = time.monotonic()
         while True:
-            writing = [line.out for line in self._lines if line.out is not None and not line.out.push()]
+            outgoing = [remote.outgoing for remote in self._remotes if remote.outgoing is not None]
+            sending = [connection for connection in outgoing if not connection.push()]
             if ready():
                 return
             waited_s = time.monotonic() - began_s
-            look(waited_s)
-            if over is not None or not mailboxes:
-                wait_for(over, writing, min(POLL_S_MIN + waited_s * SLEEP_SHARE, POLL_S_MAX))
+            check(waited_s)
+            if connection is not None or not in_rings:
+                wait_for(connection, sending, min(POLL_S_MIN + waited_s * SLEEP_SHARE, POLL_S_MAX))
             else:
-                time.sleep(min(CARRIED_SLEEP_S_MIN + waited_s * SLEEP_SHARE, SLEEP_S_MAX))
+                time.sleep(min(BRIDGED_SLEEP_S_MIN + waited_s * SLEEP_SHARE, SLEEP_S_MAX))
 
-    def _silent(self, rank: int) -> bool:
-        """Whether there is no letter from a rank."""
-        wire = self._wires[rank]
-        over = wire.line.into if wire is not None and wire.line is not None else None
-        return wire is not None and wire.inbox.empty and (over is None or over.arrived() is None)
+    # -- helpers
 
-    def _called(self, rank: int) -> str:
-        wire = self._wires[rank]
-        return f"rank {rank}" + (f" ({wire.name})" if wire is not None and wire.name else "")
+    def _channel(self, rank: int) -> Channel:
+        channel = self._peers[rank]
+        assert channel is not None
+        return channel
 
-    def _differs(self, source: int, theirs: Envelope) -> MeshError:
+    def _remote(self, rank: int) -> RemoteChannel:
+        remote = self._channel(rank).remote
+        assert remote is not None
+        return remote
+
+    def _is_silent(self, rank: int) -> bool:
+        """Whether there is no message from another rank."""
+        peer = self._peers[rank]
+        if peer is None:
+            return False
+        connection = peer.remote.incoming if peer.remote is not None else None
+        return peer.reader.empty and (connection is None or connection.arrived() is None)
+
+    def _name(self, rank: int) -> str:
+        peer = self._peers[rank]
+        return f"rank {rank}" + (f" ({peer.name})" if peer is not None and peer.name else "")
+
+    def _mismatch(self, source: int, theirs: Envelope) -> MeshError:
+        """The error for two ranks that perform different operations."""
         mine = Envelope.unpack(self._envelope)
         cls = GraphError
         if (mine.operation, mine.group, mine.reduction) == (theirs.operation, theirs.group, theirs.reduction):
             cls = ShapeError if mine.shape != theirs.shape else DTypeError
-        there, here = _shown(theirs), _shown(mine)
-        return cls(f"{self._called(source)} is in {there}, rank {self._rank} in {here}")
+        there, here = _text(theirs), _text(mine)
+        return cls(f"{self._name(source)} is in {there}, rank {self._rank} in {here}")
 
 
-def _shown(envelope: Envelope) -> str:
+def _nothing() -> None:
+    pass
+
+
+def _text(envelope: Envelope) -> str:
     kind = TensorType(envelope.shape, envelope.dtype)
     names = {code: name for name, code in REDUCTION_CODES.items()}
     operation = OPERATIONS[envelope.operation] if envelope.operation < len(OPERATIONS) else "?"

@@ -1,4 +1,4 @@
-"""Opening the mailboxes of a part of a gang in an engine host: files that the daemons made."""
+"""Opening the channels of a rank in its engine host: ring buffers in files that the daemons made."""
 
 from __future__ import annotations
 
@@ -9,55 +9,57 @@ from functools import partial
 from wire.system.shared_memory import share
 
 from ..engine.host_messages import RankOf
-from .channels import Wire, Wires
+from .channels import Channel, Channels
 from .progress import Progress
-from .rank import Ranks
-from .remote_channel import Line
-from .ring_buffer import LETTER_BYTES, Inbox, Outbox, short_sleeps
-from .shared_arena import Laid, Shelf
+from .rank import RankCollectives
+from .remote_channel import RemoteChannel
+from .ring_buffer import SLOT_BYTES, RingReader, RingWriter, short_sleeps
+from .shared_arena import ArenaFile, SharedArena
 
 
-def ranks_of(
+def open_rank(
     gang: RankOf,
     own: str,
-    inboxes: Sequence[str],
-    ring: Callable[[], None],
+    directories: Sequence[str],
+    notify: Callable[[], None],
     progress: Progress | None = None,
-    line: Callable[[str], Line] | None = None,
-    shelf: Laid | None = None,
-) -> Ranks:
-    """Outboxes are in the directory `own`; the inbox from rank r is in `inboxes[r]`, or where that is "" in `own`, and
-    then the daemon carries both, unless there is a connection on the `line` beside the outbox.  `shelf` is this
-    rank's, if it has one.  BlobMissing where the other end is gone."""
-    wires = {}
-    for rank, (peer, directory) in enumerate(zip(gang.peers, inboxes, strict=True)):
+    remote: Callable[[str], RemoteChannel] | None = None,
+    arena: ArenaFile | None = None,
+) -> RankCollectives:
+    """The collectives of a rank.  BlobMissing if another rank's files are gone.
+
+    The ring buffers to write to are in the directory `own`, and the one to read from rank r is in `directories[r]`.
+    Where that is "", rank r is on another machine: the ring buffer is in `own`, the daemon carries it and is told of
+    changes by `notify`, and `remote` returns the remote channel beside it.  `arena` is this rank's shared arena.
+    """
+    peers = {}
+    for rank, (peer, directory) in enumerate(zip(gang.peers, directories, strict=True)):
         if peer is not None:
-            outbox = Outbox(share(own, peer.outbox))
-            inbox = Inbox(share(directory or own, peer.inbox), partial(share, directory))
-            beside = line(peer.outbox) if line is not None and not directory else None
-            wires[rank] = Wire(outbox, inbox, peer.name, bridged=not directory, line=beside)
-    letter_bytes = {wire.outbox.letter_bytes for wire in wires.values()}
+            writer = RingWriter(share(own, peer.outgoing))
+            reader = RingReader(share(directory or own, peer.incoming), partial(share, directory))
+            beside = remote(peer.outgoing) if remote is not None and not directory else None
+            peers[rank] = Channel(writer, reader, peer.name, bridged=not directory, remote=beside)
     short_sleeps()
-    ringing = ring if any(wire.bridged for wire in wires.values()) else _silence
-    together = Wires(
-        wires,
-        ringing,
-        letter_bytes=min(letter_bytes, default=LETTER_BYTES),
+    channels = Channels(
+        peers,
+        notify if any(channel.bridged for channel in peers.values()) else _no_daemon,
+        slot_bytes=min((channel.writer.slot_bytes for channel in peers.values()), default=SLOT_BYTES),
         deadline_s=gang.timeout_s,
         failure_reason_s=gang.failure_reason_s,
+        uses_arena=True,
     )
-    readers = [wire.outbox for wire in wires.values() if not wire.bridged]
-    together.lays = True
-    if shelf is not None:
-        together.shelf = Shelf(*shelf, readers)
-    return Ranks(together, gang.axes, gang.sizes, gang.rank, gang.bytes_per_s, progress, is_crowded(1 + len(readers)))
+    writers = [channel.writer for channel in peers.values() if not channel.bridged]
+    if arena is not None:
+        channels.arena = SharedArena(*arena, writers)
+    crowded = is_crowded(1 + len(writers))
+    return RankCollectives(channels, gang.axes, gang.sizes, gang.rank, gang.bytes_per_s, progress, crowded)
 
 
 def is_crowded(ranks: int) -> bool:
-    """Whether so many ranks of this machine have fewer than two cores each: one that computes, and one that moves."""
+    """Whether so many ranks on this machine have fewer than two cores each: one to compute, and one to move bytes."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return 2 * ranks > cores
 
 
-def _silence() -> None:
-    """No daemon carries anything."""
+def _no_daemon() -> None:
+    pass

@@ -1,8 +1,8 @@
-"""Operations under way: performed one after the other, by a thread of its own or by who waits for one.
+"""Progress of collectives: operations in flight, performed one after the other, in a thread or by the one who waits.
 
-A part starts a collective as soon as its operand is there and computes on; the thread moves the bytes meanwhile.  Who
-needs a result at once performs it in its own thread instead: a switch between threads costs more than a small tensor.
-It does not know what the operations do.
+A part starts a collective as soon as its operand is there, and computes on while the thread moves the bytes.  A caller
+that needs a result at once performs the operation in its own thread, since a switch between threads costs more than a
+small tensor.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-IDLE_S = 1.0  # after which the thread ends: parts come and go
+IDLE_S = 1.0  # of idleness, after which the thread ends
 
 Work = Callable[[bool], NDArray[Any]]
-"""Performs an operation; the argument says whether somebody waits for it."""
+"""Performs an operation.  The argument says whether somebody waits for it."""
 
 
 class Pending:
-    """An operation that was started; made by Progress."""
+    """An operation that Progress has started."""
 
     def __init__(self, progress: Progress, work: Work) -> None:
         self._progress = progress
@@ -35,8 +35,10 @@ class Pending:
         return self._work is None
 
     def result(self) -> NDArray[Any]:
-        """What it gave, once it is done; raises what it raised, which is the caller's then: his frame has this, and the
-        error leads to his frame."""
+        """Wait until the operation is done.  Returns its result, or raises its error.
+
+        The error is forgotten here, since it refers to the caller's frame by its traceback, and that frame to this.
+        """
         self._progress.until(self)
         if self._error is not None:
             error, self._error = self._error, None
@@ -57,17 +59,17 @@ class Pending:
 
 
 class Progress:
-    """Operations in the order in which they were started."""
+    """The operations in flight, in the order in which they were started."""
 
     def __init__(self) -> None:
         self._waiting: deque[Pending] = deque()
         self._changed = threading.Condition()
         self._busy = False
         self._thread: threading.Thread | None = None
-        self.waited_s = 0.0  # by whoever starts operations; set back by whoever reads it
+        self.waited_s = 0.0  # by callers, for operations; whoever reads it resets it
 
     def start(self, work: Work, meanwhile: bool) -> Pending:
-        """Begin an operation; `meanwhile` has the thread perform it while the caller goes on."""
+        """Start an operation.  With `meanwhile` the thread performs it while the caller goes on."""
         pending = Pending(self, work)
         with self._changed:
             self._waiting.append(pending)
@@ -79,14 +81,14 @@ class Progress:
         return pending
 
     def until(self, wanted: Pending) -> None:
-        """Return once an operation is done; `waited_s` counts that."""
+        """Return once an operation is done.  The time counts as `waited_s`."""
         began_s = time.perf_counter()
         while not wanted.done:
             self.advance(wanted)
         self.waited_s += time.perf_counter() - began_s
 
     def advance(self, wanted: Pending) -> None:
-        """Perform the next operation, or wait for who performs one, unless `wanted` is done."""
+        """Perform the next operation, or wait while another thread performs one, unless `wanted` is done."""
         with self._changed:
             if wanted.done:
                 return
@@ -97,7 +99,7 @@ class Progress:
         self._perform(pending, waited_for=True)
 
     def finish(self) -> None:
-        """Perform what was started and is not done."""
+        """Perform all operations that are not done."""
         while True:
             with self._changed:
                 last = self._waiting[-1] if self._waiting else None
@@ -107,7 +109,7 @@ class Progress:
         self._idle()
 
     def drop(self) -> None:
-        """Forget what was started, and wait for what is being performed."""
+        """Drop all operations that have not begun, and wait for the one in progress."""
         with self._changed:
             self._waiting.clear()
         self._idle()
@@ -138,4 +140,4 @@ class Progress:
                         return
                 pending = self._take()
             self._perform(pending, waited_for=False)
-            del pending  # it has a value, which nobody may hold for this thread
+            del pending  # this thread must not keep its result alive

@@ -1,12 +1,10 @@
-"""A shelf: memory of a rank that the other ranks of its machine map, so that large tensors need no mailbox.
+"""A shared arena: memory of a rank that the other ranks of its machine map, so that large tensors are not copied.
 
-It has two halves, both filled from the front in every step.  In the first lies what this rank *gives*: an operand made
-there, or copied.  It is lent by letters (`Outbox.say`); the next step puts nothing there before all of them are
-released, so nothing is written over that somebody reads, whatever became of the step before.  In the second, which only
-the first rank has, all ranks *make* a result together.  They begin with that once all of them are in the same step,
-so nobody reads the result of an earlier one any more.
-
-It does not know groups, operations, nor who made the file.
+An arena has two halves, which are filled from the front in every step.  In the first are the rank's *operands*: tensors
+that were computed there, or copied.  Messages lend them to the other ranks (`RingWriter.write`).  The next step puts
+nothing there before all these messages are released, so nothing is overwritten that somebody still reads, whatever
+became of the step before.  The second half, which only rank 0 has, is for *results*, which all ranks make together.
+They begin with that once all of them are in the same step, so nobody still reads a result of an earlier one.
 """
 
 from __future__ import annotations
@@ -24,88 +22,88 @@ from wire.ir.graph import WireGraph
 from wire.ir.types import TensorType
 from wire.limits import KIB, MIB
 
-from .ring_buffer import Outbox
+from .ring_buffer import RingWriter
 
-GIVEN_BYTES_MAX = 64 * MIB
-LAID = "all_reduce"  # the collective whose operands lie there
-TENSOR_BYTES_MIN = 64 * KIB  # a smaller one is sooner copied than told of
+OPERAND_BYTES_MAX = 64 * MIB
+ARENA_OP = "all_reduce"  # the collective that uses arenas
+TENSOR_BYTES_MIN = 64 * KIB  # to copy a smaller one is faster than to lend it
 # Bytes: a page, since sums take 1.5 times as long if they are written a bit further in their page than they are read.
 ALIGNMENT = 4096
 
 
-class Laid(NamedTuple):
-    """A shelf's file: its name, its memory, and how many bytes of that are the first half."""
+class ArenaFile(NamedTuple):
+    """The file of an arena: its name, its memory, and the bytes of the half for operands."""
 
     name: str
     memory: memoryview
-    given_bytes: int
+    operand_bytes: int
 
 
-class Shelf:
-    """That of a rank: `name` is the file's, `given_bytes` the size of the first half; `readers` are the mailboxes to
-    all who may read there."""
+class SharedArena:
+    """The arena of a rank.  `name` is its file's, `operand_bytes` the size of the half for operands, and `writers` lead
+    to all ranks that map it."""
 
-    def __init__(self, name: str, buffer: memoryview, given_bytes: int, readers: Sequence[Outbox]) -> None:
+    def __init__(self, name: str, buffer: memoryview, operand_bytes: int, writers: Sequence[RingWriter]) -> None:
         self.name = name
         self.buffer = buffer
         self._bytes = np.frombuffer(buffer, np.uint8)
         self._address: int = self._bytes.ctypes.data
-        self._given_bytes = given_bytes
-        self._readers = readers
-        self._given = self._made = 0  # bytes in this step, of the first half and of the second
-        self._taking = threading.Lock()
+        self._operand_bytes = operand_bytes
+        self._writers = writers
+        self._operands_end = self._results_end = 0  # bytes in use in this step, of each half
+        self._allocating = threading.Lock()
 
     def begin(self) -> None:
-        """A new step: this rank needs nothing of the one before."""
-        self._given = self._made = 0
+        """Begin a step: this rank no longer needs the tensors of the one before."""
+        self._operands_end = self._results_end = 0
 
-    def room(self, kind: TensorType) -> NDArray[Any] | None:
-        """Memory for a tensor that this rank gives in this step; None if there is none."""
-        first = self._room(kind.size_bytes)
-        if first is None:
+    def allocate(self, kind: TensorType) -> NDArray[Any] | None:
+        """Memory for an operand of this step; None if there is no room."""
+        start = self._allocate(kind.size_bytes)
+        if start is None:
             return None
-        return self._bytes[first : first + kind.size_bytes].view(kind.dtype.numpy).reshape(kind.shape)
+        return self._bytes[start : start + kind.size_bytes].view(kind.dtype.numpy).reshape(kind.shape)
 
-    def place_of(self, array: NDArray[Any]) -> int | None:
-        """Where a contiguous tensor lies that this rank gives: it was made there, or is copied now.  None if there is
-        no room."""
-        first: int | None = array.__array_interface__["data"][0] - self._address
-        if first is not None and first >= 0 and first + array.nbytes <= self._given:
-            return first
-        first = self._room(array.nbytes)
-        if first is not None:
-            self._bytes[first : first + array.nbytes] = array.reshape(-1).view(np.uint8)
-        return first
+    def operand_offset(self, array: NDArray[Any]) -> int | None:
+        """The offset of a contiguous operand, which is copied here unless it was computed here; None if there is no
+        room."""
+        start: int | None = array.__array_interface__["data"][0] - self._address
+        if start is not None and start >= 0 and start + array.nbytes <= self._operands_end:
+            return start
+        start = self._allocate(array.nbytes)
+        if start is not None:
+            self._bytes[start : start + array.nbytes] = array.reshape(-1).view(np.uint8)
+        return start
 
-    def place_for(self, size_bytes: int) -> int | None:
-        """Where a result of all ranks comes; None if there is no room."""
-        first = self._given_bytes + self._made
-        if first + size_bytes > self._bytes.size:
+    def result_offset(self, size_bytes: int) -> int | None:
+        """The offset of a new result of all ranks; None if there is no room."""
+        start = self._operand_bytes + self._results_end
+        if start + size_bytes > self._bytes.size:
             return None
-        self._made += _rounded(size_bytes)
-        return first
+        self._results_end += _aligned(size_bytes)
+        return start
 
-    def _room(self, size_bytes: int) -> int | None:
-        with self._taking:
-            first, end = self._given, self._given + _rounded(size_bytes)
-            if end > self._given_bytes or (not first and any(reader.lent for reader in self._readers)):
+    def _allocate(self, size_bytes: int) -> int | None:
+        with self._allocating:
+            start, end = self._operands_end, self._operands_end + _aligned(size_bytes)
+            if end > self._operand_bytes or (not start and any(writer.lent for writer in self._writers)):
                 return None
-            self._given = end
-        return first
+            self._operands_end = end
+        return start
 
 
-def is_laid(kind: TensorType) -> bool:
-    """Whether an operand may lie there: halves are combined in f32, and rounded once."""
+def fits_arena(kind: TensorType) -> bool:
+    """Whether tensors of a type are reduced in arenas.  Halves are not, since they are combined in f32."""
     return kind.size_bytes >= TENSOR_BYTES_MIN and kind.dtype not in (F16, BF16)
 
 
-def given_bytes(graph: WireGraph, ranks: int) -> int:
-    """What one of so many ranks gives in a step that lies there; 0 if no tensor is large.  What loops exchange has what
-    is left."""
-    whole = [node for node in graph.nodes if node.op == LAID and math.prod(node.attrs["sizes"]) == ranks]
-    kinds = [graph.types[node.inputs[0]] for node in whole]
-    return min(sum(_rounded(kind.size_bytes) for kind in kinds if is_laid(kind)), GIVEN_BYTES_MAX)
+def operand_bytes(graph: WireGraph, ranks: int) -> int:
+    """The size of the half for operands that one of so many ranks needs for a graph; 0 if no tensor is large.
+    Collectives in loops use what is left."""
+    nodes = [node for node in graph.nodes if node.op == ARENA_OP and math.prod(node.attrs["sizes"]) == ranks]
+    kinds = [graph.types[node.inputs[0]] for node in nodes]
+    return min(sum(_aligned(kind.size_bytes) for kind in kinds if fits_arena(kind)), OPERAND_BYTES_MAX)
 
 
-def _rounded(size_bytes: int) -> int:
+def _aligned(size_bytes: int) -> int:
     return -(-size_bytes // ALIGNMENT) * ALIGNMENT

@@ -1,9 +1,10 @@
-"""all_reduce of a large tensor by the ranks of one machine, where it lies: on their shelves (`shared_arena.py`).
+"""all_reduce of a large tensor by the ranks of one machine, in their shared arenas (`shared_arena.py`).
 
-Each rank tells all others where its tensor is, and the first one where the result comes.  Each combines its region of
-all tensors there, in the order of the ranks, and tells the others that it has.  So nothing is copied, and all ranks
-have the same memory for a result, which is read only and lasts for this step.  It is the algorithm "direct"
-(`algorithms.py`), to the bit.  Where one rank has no room, or cannot map what another has, all go on with letters.
+Each rank tells all others where its operand is, and rank 0 also where the result goes.  Each then combines its region
+of all operands, in the order of the ranks, and tells the others when it is done.  So nothing is copied, and all ranks
+share the memory of the result, which is read only and lasts for this step.  The bits are those of the algorithm
+"direct" (`algorithms.py`).  If one rank has no room, or cannot map another's arena, all of them use ring buffers
+instead.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from numpy.typing import NDArray
 from wire.errors import BlobCorrupt, BlobMissing, OutOfMemory
 
 from .algorithms import Region, even, others
-from .channels import Wires
-from .executor import Run
+from .channels import Channels
+from .executor import Executor
 
 BLOCK_BYTES = 64 << 10  # combined at a time: sums stay in the cache
 _OFFER = struct.Struct("<16sqq")
@@ -31,75 +32,79 @@ _DONE, _NOT_DONE = b"+", b"-"
 
 @dataclass(frozen=True, slots=True)
 class _Offer:
-    """A rank's shelf, and where on it are its tensor, and of the first rank the result."""
+    """A rank's arena, the offset of its operand there, and, for rank 0, the offset of the result."""
 
-    shelf: str
-    given: int
-    made: int
+    arena: str
+    operand: int
+    result: int
 
     def pack(self) -> bytes:
-        return _OFFER.pack(bytes.fromhex(self.shelf), self.given, self.made)
+        return _OFFER.pack(bytes.fromhex(self.arena), self.operand, self.result)
 
     @classmethod
     def unpack(cls, packed: bytes) -> _Offer:
-        name, given, made = _OFFER.unpack(packed)
-        return cls(name.hex(), given, made)
+        name, operand, result = _OFFER.unpack(packed)
+        return cls(name.hex(), operand, result)
 
 
 _NO_OFFER = _Offer("", _NOWHERE, _NOWHERE)
 
 
-def reduced(run: Run, wires: Wires, rank: int, n: int, given: NDArray[Any], combine: np.ufunc) -> NDArray[Any] | None:
-    """What all ranks' flat tensors make; None if not all have room."""
-    regions, mine, shelf = even(given.size, n), _NO_OFFER, wires.shelf
-    if shelf is not None:
+def reduce_in_arenas(
+    executor: Executor, channels: Channels, rank: int, n: int, operand: NDArray[Any], combine: np.ufunc
+) -> NDArray[Any] | None:
+    """The flat operands of all n ranks combined; None if one of the ranks could not take part."""
+    regions, own, arena = even(operand.size, n), _NO_OFFER, channels.arena
+    if arena is not None:
         began_s = time.perf_counter()
-        places = shelf.place_of(given), 0 if rank else shelf.place_for(given.nbytes)
-        wires.packed_s += time.perf_counter() - began_s
-        mine = _Offer(shelf.name, *(_NOWHERE if each is None else each for each in places))
+        offsets = arena.operand_offset(operand), 0 if rank else arena.result_offset(operand.nbytes)
+        channels.copy_s += time.perf_counter() - began_s
+        own = _Offer(arena.name, *(_NOWHERE if offset is None else offset for offset in offsets))
     for to in others(rank, n):
-        run.say(to, mine.pack(), lends=True)
-    inboxes = {source: run.hear(source, _OFFER.size) for source in others(rank, n)}
-    offers = {source: _Offer.unpack(inbox.said(_OFFER.size)) for source, inbox in inboxes.items()} | {rank: mine}
-    if shelf is None or any(_NOWHERE in (each.given, each.made) for each in offers.values()):
-        for inbox in inboxes.values():
-            inbox.release()
+        executor.send_short(to, own.pack(), lends=True)
+    readers = {source: executor.receive_short(source, _OFFER.size) for source in others(rank, n)}
+    offers = {source: _Offer.unpack(reader.data(_OFFER.size)) for source, reader in readers.items()} | {rank: own}
+    if arena is None or any(_NOWHERE in (offer.operand, offer.result) for offer in offers.values()):
+        for reader in readers.values():
+            reader.release()
         return None
 
-    def flat(owner: int, first: int) -> NDArray[Any]:
-        memory = shelf.buffer if owner == rank else inboxes[owner].file(offers[owner].shelf)
-        if not 0 <= first <= len(memory) - given.nbytes:
-            raise BlobCorrupt(f"rank {owner} has {len(memory)} bytes, and none at {first} for {given.nbytes}")
-        return np.frombuffer(memory, given.dtype, given.size, first)
+    def tensor_at(owner: int, offset: int) -> NDArray[Any]:
+        memory = arena.buffer if owner == rank else readers[owner].file(offers[owner].arena)
+        if not 0 <= offset <= len(memory) - operand.nbytes:
+            raise BlobCorrupt(f"rank {owner} has {len(memory)} bytes, and none at {offset} for {operand.nbytes}")
+        return np.frombuffer(memory, operand.dtype, operand.size, offset)
 
     try:
-        made, tensors = flat(0, offers[0].made), [flat(source, offers[source].given) for source in range(n)]
+        result = tensor_at(0, offers[0].result)
+        operands = [tensor_at(source, offers[source].operand) for source in range(n)]
     except (BlobMissing, OutOfMemory):
-        said = _NOT_DONE
+        outcome = _NOT_DONE
     else:
-        said = _DONE
-        _combine(tensors, made, regions[rank], combine)
-    for inbox in inboxes.values():
-        inbox.release()
+        outcome = _DONE
+        _combine(operands, result, regions[rank], combine)
+    for reader in readers.values():
+        reader.release()
     for to in others(rank, n):
-        run.say(to, said)
-        wires.sent_bytes += sum((regions[each][1] - regions[each][0]) * given.itemsize for each in (rank, to))
-    done = {said}
+        executor.send_short(to, outcome)
+        moved = [regions[owner][1] - regions[owner][0] for owner in (rank, to)]
+        channels.sent_bytes += sum(moved) * operand.itemsize
+    outcomes = {outcome}
     for source in others(rank, n):
-        inbox = run.hear(source, len(_DONE))
-        done.add(inbox.said(len(_DONE)))
-        inbox.release()
-    if done != {_DONE}:
+        reader = executor.receive_short(source, len(_DONE))
+        outcomes.add(reader.data(len(_DONE)))
+        reader.release()
+    if outcomes != {_DONE}:
         return None
-    made.flags.writeable = False
-    return made
+    result.flags.writeable = False
+    return result
 
 
-def _combine(tensors: Sequence[NDArray[Any]], made: NDArray[Any], region: Region, combine: np.ufunc) -> None:
-    """By rank, a block after the other."""
-    size = BLOCK_BYTES // made.itemsize
-    for first in range(*region, size):
-        block = slice(first, min(first + size, region[1]))
-        out, before = made[block], tensors[0][block]
-        for tensor in tensors[1:]:
-            before = combine(before, tensor[block], out=out, dtype=out.dtype)
+def _combine(operands: Sequence[NDArray[Any]], result: NDArray[Any], region: Region, combine: np.ufunc) -> None:
+    """Combine a region of the operands, in the order of the ranks, one block after the other."""
+    size = BLOCK_BYTES // result.itemsize
+    for start in range(*region, size):
+        block = slice(start, min(start + size, region[1]))
+        out, total = result[block], operands[0][block]
+        for operand in operands[1:]:
+            total = combine(total, operand[block], out=out, dtype=out.dtype)

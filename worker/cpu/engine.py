@@ -345,7 +345,7 @@ class _Run:
 
     def _perform(self, call: _Call, operands: list[NDArray[Any]]) -> NDArray[Any]:
         try:
-            if call.room and self.collectives and (room := self.collectives.room(call.result)) is not None:
+            if call.room and self.collectives and (room := self.collectives.allocate(call.result)) is not None:
                 return _canonical(INTO[call.node.op](call.node.attrs, operands, call.result, room))
             if call.over >= 0 and _is_alone(operands, call.over):
                 return np.asarray(IN_PLACE[call.node.op](*operands, out=operands[call.over]))

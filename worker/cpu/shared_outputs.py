@@ -13,7 +13,7 @@ from wire.ir.dtypes import F32, F64
 from wire.ir.graph import WireGraph
 from wire.ir.types import Attrs, TensorType
 
-from ..collectives.shared_arena import LAID, is_laid
+from ..collectives.shared_arena import ARENA_OP, fits_arena
 from .elementwise import IN_PLACE, Array
 from .structural import concat, dot
 
@@ -33,7 +33,7 @@ INTO: dict[str, IntoKernel] = {
 def in_rooms(graph: WireGraph) -> frozenset[int]:
     """The nodes whose results are made in such memory, if there is any: what collectives take as it is, and no output
     is."""
-    given = {_made_by(graph, node.inputs[0]) for node in graph.nodes if node.op == LAID}
+    given = {_made_by(graph, node.inputs[0]) for node in graph.nodes if node.op == ARENA_OP}
     kept = {_made_by(graph, output) for output in graph.outputs}
     return frozenset(index for index in given - kept if _fits(graph, index))
 
@@ -46,4 +46,4 @@ def _made_by(graph: WireGraph, index: int) -> int:
 
 def _fits(graph: WireGraph, index: int) -> bool:
     kind = graph.types[index]
-    return graph.nodes[index].op in INTO and kind.dtype in (F32, F64) and is_laid(kind)
+    return graph.nodes[index].op in INTO and kind.dtype in (F32, F64) and fits_arena(kind)

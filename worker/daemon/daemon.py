@@ -90,7 +90,7 @@ from . import state_folder as state_folder
 from .blob_fetcher import BlobFetcher, RemoteBlobs
 from .blob_store import BlobStore
 from .collective_bridge import Bridge
-from .collective_rendezvous import calls_of
+from .collective_rendezvous import host_connections_of
 from .device_reports import devices_text, memory_bytes_of, ready_fields, without_ops
 from .engine_hosts import EngineHosts
 from .environment import REAL, EngineHost, Environment
@@ -172,8 +172,8 @@ class Daemon:
         self.pauses = PauseWatch(PauseFiles(self._folder.path), self._feed, self._duty)
         remote = RemoteBlobs(self._endpoint, self._exchange, self._owner_id, self._worker_links.linked)
         self._fetcher = BlobFetcher(self._identity.node_id, self._store, remote, self._feed)
-        calls = calls_of(config, credentials, self._tell_host) if environment.signals else None
-        self._bridge = Bridge(self._endpoint.links, self._shared, calls, config.timeouts)
+        connections = host_connections_of(config, credentials, self._tell_host) if environment.signals else None
+        self._bridge = Bridge(self._endpoint.links, self._shared, connections, config.timeouts)
         self._sender = TensorSender(self._endpoint, self._worker_links.relay, self._feed)
         self._snapshots = SnapshotWriter(self._store, str(self._shared.path), self._tell_host, self._feed)
         self._parity = ParityBuilder(self._store, remote, self._owner_id)
@@ -717,7 +717,7 @@ class Daemon:
     def _execute(self, action: ev.Execute) -> None:
         wanted = tuple(hm.Wanted(wish.keep, wish.copies) for wish in action.outputs)
         try:
-            gang = action.step + 1, self._bridge.inboxes(action.prepared)
+            gang = action.step + 1, self._bridge.directories(action.prepared)
             inputs, self._written[action.device] = host_inputs_of(action.inputs, self._shared)
         except Exception:
             for use in action.inputs:
@@ -742,7 +742,7 @@ class Daemon:
     def _host_said(self, host: EngineHost, message: hm.FromHost) -> None:
         device = host.device
         match message:
-            case hm.Rang() | hm.Expecting() | hm.Parted():
+            case hm.BuffersChanged() | hm.Listening() | hm.Disconnected():
                 self._bridge.host_said(device, message)
             case hm.Executed(run, compute_s, outputs, exchange_s, readback_s, encode_s, sent_bytes):
                 made = tuple(made_of(output, device, str(self._shared.path)) for output in outputs)

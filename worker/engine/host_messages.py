@@ -1,9 +1,9 @@
-"""What the daemon and an engine host say to each other over the host's stdin and stdout.
+"""The messages between the daemon and an engine host, over the host's stdin and stdout.
 
 Each message is a msgspec Struct as a msgpack array, preceded by its length as 4 little-endian bytes.  Tensors up to
-`INLINE_BYTES_MAX` ride along, those of one message up to `INLINE_TOTAL_BYTES_MAX`; others are files of the daemon's
-shared-memory directory, or stay in the host under a number.  To add a message, add a class and name it in `ToHost` or
-`FromHost`; both ends are always the same version.
+`INLINE_BYTES_MAX`, and up to `INLINE_TOTAL_BYTES_MAX` per message, are in the message.  Larger ones are files of the
+daemon's shared-memory directory, or stay in the host under a number.  To add a message, add a class and name it in
+`ToHost` or `FromHost`; both ends are always the same version.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from wire.timeouts import COLLECTIVE_TIMEOUT_S, DEFAULT_TIMEOUTS
 from .protocol import EngineInfo, Measured
 
 T = TypeVar("T")
-MESSAGE_BYTES_MAX = 64 * MIB  # the largest graph, or the inline tensors of a part and what is said of them, fit well in
+MESSAGE_BYTES_MAX = 64 * MIB  # room for the largest graph, and for the inline tensors of a part
 INLINE_TOTAL_BYTES_MAX = 16 * MIB
 STOP_BYTES = 8
 _LENGTH = struct.Struct("<I")
@@ -39,10 +39,10 @@ class _Message(Struct, frozen=True, array_like=True, tag=True):
 class Open(_Message, frozen=True, array_like=True, tag=True):
     """The first message: open `device`, as `devices.open_engine` reads it.  Answered by Opened or OpenFailed.
 
-    `memory_bytes` is the budget for params and working memory (0: what the engine says); the engine may keep kernels in
-    `cache_dir`; measurements of devices are kept in `measured_dir`; outputs are left in the daemon's `shared_dir`.  Its
-    file `stop_file` holds the number of the run to give up (8 bytes, little-endian): the host reads no messages while
-    it computes, but it looks there.  The host says Alive every `beat_s`, and ends when `parent_pid` is no longer its
+    `memory_bytes` is the budget for params and working memory (0: what the engine says).  The engine may keep kernels
+    in `cache_dir`.  Measurements of devices are in `measured_dir`.  Outputs are left in the daemon's `shared_dir`.  Its
+    file `stop_file` holds the number of the run to stop (8 bytes, little-endian): while it computes, the host reads no
+    messages, but it looks there.  The host sends Alive every `beat_s`, and ends when `parent_pid` is no longer its
     parent.
     """
 
@@ -65,30 +65,30 @@ class BoundParam(Struct, frozen=True, array_like=True):
 
 
 class RankPeer(Struct, frozen=True, array_like=True):
-    """Another rank of a gang: the files of the mailboxes to and from it, and its worker, for people."""
+    """Another rank of a gang: the files of the ring buffers to it and from it, and the name of its worker."""
 
-    outbox: str
-    inbox: str
+    outgoing: str
+    incoming: str
     name: str
 
 
 class RankOf(Struct, frozen=True, array_like=True):
-    """Which rank of which grid a part is; `peers` are by rank, None for itself, and so is `bytes_per_s`, what each can
-    send, or empty if that is alike.  They wait for each other so long.  `shelf` is what the names begin with of files
-    that the host shares with the others (`worker/collectives/shared_arena.py`)."""
+    """The rank that a part is in a grid.  `peers` are by rank, None for itself.  `bytes_per_s` is what each rank can
+    send, empty if that is alike.  `arena_prefix` is the beginning of the names of the host's arena files
+    (`worker/collectives/shared_arena.py`)."""
 
     axes: tuple[str, ...]
     sizes: tuple[int, ...]
     rank: int
     peers: tuple[RankPeer | None, ...]
     bytes_per_s: tuple[float, ...] = ()
-    timeout_s: float = COLLECTIVE_TIMEOUT_S
-    shelf: str = ""
-    failure_reason_s: float = DEFAULT_TIMEOUTS.rank_failure_reason_s  # for why a connection to one of them ended
+    timeout_s: float = COLLECTIVE_TIMEOUT_S  # for which ranks wait for each other
+    arena_prefix: str = ""
+    failure_reason_s: float = DEFAULT_TIMEOUTS.rank_failure_reason_s  # to learn why a connection to one of them ended
 
 
 class PreparePart(_Message, frozen=True, array_like=True, tag=True):
-    """Compile a graph and bind its params; `consts` gives the file of every blob that may be a constant of it."""
+    """Compile a graph and bind its params.  `consts` has the file of every blob that may be a constant of it."""
 
     prepared: int
     graph: bytes
@@ -99,17 +99,17 @@ class PreparePart(_Message, frozen=True, array_like=True, tag=True):
     consts: dict[bytes, str]
     force: bool
     gang: RankOf | None = None
-    kept_bytes: int = 0  # of the budget, that the daemon keeps for other workers
+    kept_bytes: int = 0  # of the budget: content that the daemon keeps for other workers
 
 
 class Unprepare(_Message, frozen=True, array_like=True, tag=True):
-    """This binding is no longer used; what only it used may be evicted."""
+    """Forget a prepared part.  What only it used may be evicted."""
 
     prepared: int
 
 
 class Unbind(_Message, frozen=True, array_like=True, tag=True):
-    """These inputs come with every run from now on, and what was bound to them is not needed any more."""
+    """Unbind inputs of a part: they come with every run from now on."""
 
     prepared: int
     positions: tuple[int, ...]
@@ -117,7 +117,7 @@ class Unbind(_Message, frozen=True, array_like=True, tag=True):
 
 class Input(Struct, frozen=True, array_like=True):
     """A tensor for input `position`: `data`, or the file `name` in `directory`, or the kept tensor `kept`.  With `last`
-    the file is deleted and the kept tensor freed once they are read."""
+    the file is deleted, or the kept tensor freed, once it was read."""
 
     position: int
     dtype: str
@@ -130,22 +130,22 @@ class Input(Struct, frozen=True, array_like=True):
 
 
 class Wanted(Struct, frozen=True, array_like=True):
-    """What should become of an output: keep it under a number (0: do not); how many copies leave the host."""
+    """What to do with an output: keep it under the number `keep` (0: do not), and hand out so many copies."""
 
     keep: int
     copies: int
 
 
 class ExecutePart(_Message, frozen=True, array_like=True, tag=True):
-    """Run a part.  For one of a gang, `tag` is the step's number, from 1, and `inboxes` says for every rank in whose
-    directory the mailbox from it is; "" for those on other machines, whose mailboxes the daemons carry."""
+    """Run a part.  For a rank of a gang, `tag` is the step's number, from 1, and `directories` has, for every rank, the
+    directory of the ring buffer from it; "" for a rank on another machine, whose ring buffer the daemons carry."""
 
     run: int
     prepared: int
     inputs: tuple[Input, ...]
     outputs: tuple[Wanted, ...]
     tag: int = 0
-    inboxes: tuple[str, ...] = ()
+    directories: tuple[str, ...] = ()
 
 
 class NodeTLS(Struct, frozen=True, array_like=True):
@@ -157,28 +157,28 @@ class NodeTLS(Struct, frozen=True, array_like=True):
     name: str
 
 
-class Expect(_Message, frozen=True, array_like=True, tag=True):
-    """The host of the rank that `mailbox` leads to will call, with this key: open a port on `host`, say Expecting, and
-    use the connection for letters of at most so many bytes.  It comes within `wait_s`, and proves within `proof_s` who
-    it is."""
+class Listen(_Message, frozen=True, array_like=True, tag=True):
+    """Listen on `host` for the host of the rank that the ring buffer `buffer` leads to, which will connect with this
+    key.  Answered by Listening.  Messages have payloads of at most
+    `slot_bytes`.  The other host connects within `wait_s`, and proves who it is within `proof_s`."""
 
-    mailbox: str
+    buffer: str
     key: bytes
     host: str
-    letter_bytes: int
+    slot_bytes: int
     tls: NodeTLS | None = None
     wait_s: float = DEFAULT_TIMEOUTS.rank_call_s
     proof_s: float = DEFAULT_TIMEOUTS.rank_proof_s
 
 
-class Call(_Message, frozen=True, array_like=True, tag=True):
-    """It expects a call there, as Expect has it."""
+class Connect(_Message, frozen=True, array_like=True, tag=True):
+    """Connect to a host that listens."""
 
-    mailbox: str
+    buffer: str
     key: bytes
     host: str
     port: int
-    letter_bytes: int
+    slot_bytes: int
     tls: NodeTLS | None = None
     wait_s: float = DEFAULT_TIMEOUTS.rank_call_s
     proof_s: float = DEFAULT_TIMEOUTS.rank_proof_s
@@ -191,34 +191,35 @@ class Forget(_Message, frozen=True, array_like=True, tag=True):
 
 
 class Export(_Message, frozen=True, array_like=True, tag=True):
-    """Hand out a copy of a kept tensor.  Answered by Exported."""
+    """Export a copy of a kept tensor.  Answered by Exported."""
 
     number: int
     kept: int
 
 
 class FreeUnused(_Message, frozen=True, array_like=True, tag=True):
-    """Free what is kept in case it is asked for again, and give freed memory back to the system."""
+    """Free whatever is only cached, and return freed memory to the system."""
 
 
-ToHost = Open | PreparePart | Unprepare | Unbind | ExecutePart | Expect | Call | Forget | Export | FreeUnused
+ToHost = Open | PreparePart | Unprepare | Unbind | ExecutePart | Listen | Connect | Forget | Export | FreeUnused
 
 
 # -- host -> daemon ---------------------------------------------------------------------------------------
 
 
 class Device(Struct, frozen=True, array_like=True):
-    """What its engine tells of it, and what was measured."""
+    """A device, as its engine describes it, with measurements."""
 
     info: EngineInfo
     figures: Measured
 
 
 class Opened(_Message, frozen=True, array_like=True, tag=True):
-    """The device is open; None if there is none that fits a selection that may come up empty, and then why."""
+    """The device is open.  None if the selection may come up empty and no device fits it; then `without_gpu` says
+    why."""
 
     device: Device | None
-    without_gpu: str = ""  # as wire/protocol/missing_gpu.py has it
+    without_gpu: str = ""  # a text of wire/protocol/missing_gpu.py
 
 
 class OpenFailed(_Message, frozen=True, array_like=True, tag=True):
@@ -229,7 +230,7 @@ class Prepared(_Message, frozen=True, array_like=True, tag=True):
     prepared: int
     compile_s: float
     from_cache: bool
-    working_bytes: int = 0  # what runs of it need besides params
+    working_bytes: int = 0  # that its runs need besides params
 
 
 class PrepareFailed(_Message, frozen=True, array_like=True, tag=True):
@@ -238,8 +239,8 @@ class PrepareFailed(_Message, frozen=True, array_like=True, tag=True):
 
 
 class Output(Struct, frozen=True, array_like=True):
-    """An output: its bytes, or one file per wished copy, or neither if only a kept tensor was wished; the kept
-    tensor's number."""
+    """An output: its bytes, or one file per copy, or neither if it was only to be kept; and the kept tensor's
+    number."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -252,9 +253,9 @@ class Executed(_Message, frozen=True, array_like=True, tag=True):
     run: int
     compute_s: float
     outputs: tuple[Output, ...]
-    exchange_s: float = 0.0  # that a rank waited for others, or for what they send
+    exchange_s: float = 0.0  # for which a rank waited for other ranks
     readback_s: float = 0.0  # of compute_s: from the device's memory to the host's
-    encode_s: float = 0.0  # what is sent was copied to where it leaves from
+    encode_s: float = 0.0  # for copying what is sent
     sent_bytes: int = 0  # to other ranks
 
 
@@ -264,29 +265,29 @@ class ExecuteFailed(_Message, frozen=True, array_like=True, tag=True):
 
 
 class Exported(_Message, frozen=True, array_like=True, tag=True):
-    """The copy, or why there is none."""
+    """The exported copy, or why there is none."""
 
     number: int
     output: Output | None
     error: dict[str, str] = {}
 
 
-class Rang(_Message, frozen=True, array_like=True, tag=True):
-    """Mailboxes that the daemon carries have changed: letters to send, or letters that were read."""
+class BuffersChanged(_Message, frozen=True, array_like=True, tag=True):
+    """Ring buffers that the daemon carries have changed: messages were written, or read."""
 
 
-class Expecting(_Message, frozen=True, array_like=True, tag=True):
-    """A port is open for the host of the rank that `mailbox` leads to, if it knows the key."""
+class Listening(_Message, frozen=True, array_like=True, tag=True):
+    """A port is open for the host of the rank that `buffer` leads to, if it knows the key."""
 
-    mailbox: str
+    buffer: str
     key: bytes
     port: int
 
 
-class Parted(_Message, frozen=True, array_like=True, tag=True):
-    """The connection beside a mailbox has ended, or has not come about."""
+class Disconnected(_Message, frozen=True, array_like=True, tag=True):
+    """The connection beside a ring buffer has ended, or could not be made."""
 
-    mailbox: str
+    buffer: str
 
 
 class Alive(_Message, frozen=True, array_like=True, tag=True):
@@ -294,8 +295,8 @@ class Alive(_Message, frozen=True, array_like=True, tag=True):
 
 
 FromHost = (
-    Opened | OpenFailed | Prepared | PrepareFailed | Executed | ExecuteFailed | Exported | Rang
-    | Expecting | Parted | Alive
+    Opened | OpenFailed | Prepared | PrepareFailed | Executed | ExecuteFailed | Exported | BuffersChanged
+    | Listening | Disconnected | Alive
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()
@@ -304,18 +305,18 @@ _from_host: msgspec.msgpack.Decoder[FromHost] = msgspec.msgpack.Decoder(FromHost
 
 
 def pack(message: ToHost | FromHost) -> bytes:
-    """The message with its length before it."""
+    """The encoded message, preceded by its length."""
     body = _encoder.encode(message)
     return _LENGTH.pack(len(body)) + body
 
 
 def unpack_to_host(body: bytes | memoryview) -> ToHost:
-    """FrameError for anything that is not a message of the daemon."""
+    """Decode a message of the daemon.  FrameError if it is none."""
     return _unpack(_to_host, body, "the daemon")
 
 
 def unpack_from_host(body: bytes | memoryview) -> FromHost:
-    """FrameError for anything that is not a message: the host's memory is damaged, and it must go."""
+    """Decode a message of a host.  FrameError if it is none: the host's memory is damaged, and it must go."""
     return _unpack(_from_host, body, "the engine host")
 
 
@@ -327,13 +328,13 @@ def _unpack(decoder: msgspec.msgpack.Decoder[T], body: bytes | memoryview, sende
 
 
 class Splitter:
-    """Cuts a byte stream into message bodies."""
+    """Splits a byte stream into message bodies."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The bodies that are complete with `data`; FrameError for an impossible length."""
+        """The message bodies that `data` completes.  FrameError for an impossible length."""
         buffer = self._buffer
         buffer += data
         start = 0

@@ -43,7 +43,7 @@ class Collectives(Protocol):
         """Whether the ranks of this machine leave no cores for threads of their own that move what they exchange."""
         ...
 
-    def room(self, kind: TensorType) -> NDArray[Any] | None:
+    def allocate(self, kind: TensorType) -> NDArray[Any] | None:
         """Memory where other ranks can read a tensor that is to be a collective's operand; None if there is none.  It
         lasts for this run, so an output that lies there has to be copied."""
         ...

@@ -1,4 +1,4 @@
-"""Two daemons' bridges between mailboxes, and a network between them that the test drives."""
+"""Two daemons' bridges between ring buffers, and a network between them that the test drives."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from wire.ir.types import Attrs
 from wire.protocol.messages import Gang, Member, Message, PlanKey
 from wire.system.shared_memory import SharedDir
 from wire.timeouts import DEFAULT_TIMEOUTS, Timeouts
-from worker.collectives.open_channels import ranks_of
-from worker.collectives.rank import Ranks
+from worker.collectives.open_channels import open_rank
+from worker.collectives.rank import RankCollectives
 from worker.daemon.collective_bridge import Bridge
 from worker.engine.protocol import never
 
@@ -127,22 +127,22 @@ class Network:
         return results
 
 
-def prepared(network: Network, plan: PlanKey = PLAN) -> list[Ranks]:
+def prepared(network: Network, plan: PlanKey = PLAN) -> list[RankCollectives]:
     """Both ranks of a gang, as their hosts have them."""
     loop, found = asyncio.get_running_loop(), []
     for rank, node in enumerate(network.nodes.values()):
         told = node.bridge.prepare(7, plan, Gang(("dp",), (2,), rank, MEMBERS))
-        inboxes = node.bridge.inboxes(7)
-        assert inboxes[1 - rank] == ""
+        directories = node.bridge.directories(7)
+        assert directories[1 - rank] == ""
 
         def ring(bridge: Bridge = node.bridge) -> None:
-            loop.call_soon_threadsafe(bridge.rang, 0)
+            loop.call_soon_threadsafe(bridge.buffers_changed, 0)
 
-        found.append(ranks_of(told, str(node.shared.path), inboxes, ring))
+        found.append(open_rank(told, str(node.shared.path), directories, ring))
     return found
 
 
-def reducing(ranks: list[Ranks], arrays: list[Any], tag: int) -> Callable[[int], Any]:
+def reducing(ranks: list[RankCollectives], arrays: list[Any], tag: int) -> Callable[[int], Any]:
     def work(rank: int) -> bytes:
         ranks[rank].begin(tag, never)
         found = ranks[rank].start("all_reduce", SUM, arrays[rank], meanwhile=False).result()

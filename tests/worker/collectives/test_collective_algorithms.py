@@ -1,4 +1,4 @@
-"""Every collective's program, played for all its ranks at once by chance: it ends, with few letters, and is right."""
+"""Every collective's program, played for all its ranks at once by chance: it ends, with few slots, and is right."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from worker.collectives.algorithms import (
     ALL_REDUCE,
     BY_RANK,
     COSTS,
-    FAR,
-    LETTERS_MIN,
+    REMOTE,
     SHARED,
+    SLOTS_MIN,
     Program,
     Send,
     choose,
-    piece_of,
+    chunk_of,
     shares,
     steps,
 )
@@ -29,13 +29,13 @@ from worker.collectives.algorithms import (
 Values = list[Any]
 
 
-def play(programs: Sequence[Program], given: Sequence[Values], piece_max: int, seed: int, letters: int) -> list[Values]:
+def play(programs: Sequence[Program], given: Sequence[Values], chunk_max: int, seed: int, slots: int) -> list[Values]:
     """The results of all ranks.  Strings are combined by writing them one after the other in brackets, so a result
-    tells the order.  Ranks take turns by chance, and a mailbox holds `letters` messages."""
+    tells the order.  Ranks take turns by chance, and a ring buffer has `slots` slots."""
     chance, n = random.Random(seed), len(programs)
     boxes: dict[tuple[int, int], deque[Values]] = {(i, j): deque() for i in range(n) for j in range(n)}
     made = [[None] * max((stop for _, stop in program.result), default=0) for program in programs]
-    counts = [program.pieces(piece_max) for program in programs]
+    counts = [program.chunks(chunk_max) for program in programs]
     todo = [deque(steps(program, count)) for program, count in zip(programs, counts, strict=True)]
     got: list[list[Values]] = [[] for _ in programs]
 
@@ -46,20 +46,20 @@ def play(programs: Sequence[Program], given: Sequence[Values], piece_max: int, s
         return before != (len(todo[rank]), len(got[rank]))
 
     def perform(rank: int) -> bool:
-        step, piece = todo[rank][0]
-        program, pieces = programs[rank], counts[rank]
+        step, chunk = todo[rank][0]
+        program, chunks = programs[rank], counts[rank]
         if isinstance(step, Send):
-            if len(boxes[rank, step.to]) >= letters:
+            if len(boxes[rank, step.to]) >= slots:
                 return False
-            start, stop = piece_of((program.result if step.made else program.given)[step.region], piece, pieces)
-            boxes[rank, step.to].append((made if step.made else given)[rank][start:stop])
+            start, stop = chunk_of((program.result if step.of_result else program.operand)[step.region], chunk, chunks)
+            boxes[rank, step.to].append((made if step.of_result else given)[rank][start:stop])
         else:
-            start, stop = piece_of(program.result[step.region], piece, pieces)
-            while len(got[rank]) < len(step.of):
-                source = step.of[len(got[rank])]
+            start, stop = chunk_of(program.result[step.region], chunk, chunks)
+            while len(got[rank]) < len(step.sources):
+                source = step.sources[len(got[rank])]
                 if source == rank:
-                    from_, to = piece_of(program.given[step.own], piece, pieces)
-                    got[rank].append(made[rank][start:stop] if step.made else given[rank][from_:to])
+                    from_, to = chunk_of(program.operand[step.own], chunk, chunks)
+                    got[rank].append(made[rank][start:stop] if step.of_result else given[rank][from_:to])
                 elif boxes[source, rank]:
                     got[rank].append(boxes[source, rank].popleft())
                 else:
@@ -95,7 +95,7 @@ def test_an_all_reduce_combines_every_rank_once_on_every_rank(name: str, n: int)
     for count in (0, 1, n - 1, n, 40):
         for seed in range(2):
             programs = [ALL_REDUCE[name](rank, n, count, (1,) * n) for rank in range(n)]
-            results = play(programs, given(n, count), 3, seed, LETTERS_MIN)
+            results = play(programs, given(n, count), 3, seed, SLOTS_MIN)
             assert all(result == results[0] for result in results), "ranks have different results"
             letters = [sorted(value.strip("()").replace("(", "").replace(")", "")) for value in results[0]]
             assert letters == [[str(rank) for rank in range(n)]] * count
@@ -128,13 +128,13 @@ def test_the_other_collectives(n: int, seed: int) -> None:
         ),
     ]
     for make, values, expected in cases:
-        assert play([make(rank) for rank in range(n)], values, 3, seed, LETTERS_MIN) == expected
+        assert play([make(rank) for rank in range(n)], values, 3, seed, SLOTS_MIN) == expected
 
 
 def test_unequal_shares_change_who_combines_and_nothing_else() -> None:
     for weights in ((1, 0, 2, 0.5), (0, 0, 0, 1), (0.25,) * 4):
         programs = [algorithms.direct(rank, 4, 50, weights) for rank in range(4)]
-        assert play(programs, given(4, 50), 3, 1, LETTERS_MIN) == [["(((01)2)3)"] * 50] * 4
+        assert play(programs, given(4, 50), 3, 1, SLOTS_MIN) == [["(((01)2)3)"] * 50] * 4
 
 
 def test_shares_are_even_on_equal_links_and_done_together_on_others() -> None:
@@ -151,7 +151,7 @@ def test_shares_are_even_on_equal_links_and_done_together_on_others() -> None:
 
 
 def test_small_tensors_go_at_once_and_large_ones_in_shares() -> None:
-    for path in (SHARED, FAR):
+    for path in (SHARED, REMOTE):
         assert choose(4, 64, path) == "exchange"
         assert choose(4, 64 << 20, path) in ("direct", "chain")
         for n in (2, 4, 9):

@@ -1,4 +1,4 @@
-"""The daemons' bridge between mailboxes of two machines, over links that reorder, end and come back."""
+"""The daemons' bridge between ring buffers of two machines, over links that reorder, end and come back."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def network(tmp_path: Path) -> AsyncIterator[Network]:
         node.shared.close()
 
 
-async def test_letters_arrive_in_any_order_and_are_read_in_theirs(network: Network) -> None:
+async def test_messages_arrive_in_any_order_and_are_read_in_theirs(network: Network) -> None:
     ranks = prepared(network)
     for tag, size in enumerate((3, 5000, 3_000_000), 1):
         arrays = [np.random.default_rng([rank, tag]).standard_normal(size).astype(np.float32) for rank in (0, 1)]
@@ -59,7 +59,7 @@ async def test_who_gives_up_is_heard_on_the_other_machine_and_the_next_step_is_c
     assert await network.run(good) == [(arrays[0] + arrays[1]).tobytes()] * 2
 
 
-async def test_mailboxes_go_with_the_last_part_that_has_them(network: Network) -> None:
+async def test_ring_buffers_go_with_the_last_part_that_has_them(network: Network) -> None:
     prepared(network)
     node = network.nodes["a"]
     second = Gang(("tp",), (2,), 0, (Member("a", 2, 0), Member("b", 3, 0)))
@@ -72,7 +72,7 @@ async def test_mailboxes_go_with_the_last_part_that_has_them(network: Network) -
     assert {path.name for path in node.shared.path.iterdir()} == {"lock"}
 
 
-async def test_letters_of_a_plan_that_is_over_or_without_a_place_are_refused(network: Network) -> None:
+async def test_messages_of_a_plan_that_is_over_or_without_a_place_are_refused(network: Network) -> None:
     prepared(network)
     bridge, link = network.nodes["b"].bridge, Link(network, "a", "b")
     mine, other = name_of(PLAN, MEMBERS[0], MEMBERS[1]), name_of(PlanKey(9, 9), MEMBERS[0], MEMBERS[1])
@@ -92,4 +92,4 @@ async def test_a_gang_whose_workers_are_not_linked_is_an_error_that_says_so(netw
     bridge = network.nodes["a"].bridge
     bridge.prepare(7, PLAN, Gang(("dp",), (2,), 0, MEMBERS))
     with pytest.raises(ConnectFailed, match="no link"):
-        bridge.inboxes(7)
+        bridge.directories(7)

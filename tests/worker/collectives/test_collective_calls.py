@@ -14,22 +14,22 @@ from typing import Any
 import numpy as np
 import pytest
 from support.machines.bridges import MEMBERS, PLAN, Network, Node, reducing
-from support.ranks import on_wires, wires_in_memory
+from support.ranks import channels_in_memory, on_channels
 from support.tls import MESH, Card, authority, card
 
 from mesh.simulation.throttled_worker import throttled
 from wire.protocol.messages import Gang
 from wire.security.certificates import server_name
 from wire.timeouts import DEFAULT_TIMEOUTS, Timeouts
-from worker.collectives.connector import KEY_BYTES, Lines
-from worker.collectives.open_channels import ranks_of
-from worker.collectives.remote_channel import Line
+from worker.collectives.connector import KEY_BYTES, Connector
+from worker.collectives.open_channels import open_rank
+from worker.collectives.remote_channel import RemoteChannel
 from worker.config import WorkerConfig
-from worker.daemon.collective_rendezvous import Calls, calls_of
+from worker.daemon.collective_rendezvous import HostConnections, host_connections_of
 from worker.daemon.environment import REAL
-from worker.engine.host_messages import Call, Expect, Expecting, FromHost, NodeTLS, Parted
+from worker.engine.host_messages import Connect, Disconnected, FromHost, Listen, Listening, NodeTLS
 
-KEY, MAILBOX = bytes(range(KEY_BYTES)), "box"
+KEY, BUFFER = bytes(range(KEY_BYTES)), "box"
 
 
 class Ends:
@@ -37,58 +37,58 @@ class Ends:
 
     def __init__(self) -> None:
         self.told: queue.Queue[FromHost] = queue.Queue()
-        self.first, self.second = Lines(self.told.put), Lines()
+        self.first, self.second = Connector(self.told.put), Connector()
 
     def expect(
         self, tls: NodeTLS | None = None, host: str = "127.0.0.1", wait_s: float = 120.0, proof_s: float = 60.0
     ) -> int:
         """The port where it does."""
-        self.first.begin(Expect(MAILBOX, KEY, host, 256, tls, wait_s, proof_s))
+        self.first.begin(Listen(BUFFER, KEY, host, 256, tls, wait_s, proof_s))
         told = self.told.get(timeout=60.0)
-        while isinstance(told, Parted):
+        while isinstance(told, Disconnected):
             told = self.told.get(timeout=60.0)
-        assert isinstance(told, Expecting) and told.key == KEY and told.mailbox == MAILBOX
+        assert isinstance(told, Listening) and told.key == KEY and told.buffer == BUFFER
         return told.port
 
-    def call(self, port: int, key: bytes = KEY, tls: NodeTLS | None = None, host: str = "127.0.0.1") -> Line:
-        """The caller's line, once the call has come to something or to nothing."""
-        self.second.begin(Call(MAILBOX, key, host, port, 256, tls, 120.0, 60.0))
-        line = self.second.line(MAILBOX)
-        settled(line)
-        return line
+    def call(self, port: int, key: bytes = KEY, tls: NodeTLS | None = None, host: str = "127.0.0.1") -> RemoteChannel:
+        """The caller's remote channel, once the call has come to something or to nothing."""
+        self.second.begin(Connect(BUFFER, key, host, port, 256, tls, 120.0, 60.0))
+        remote = self.second.remote(BUFFER)
+        settled(remote)
+        return remote
 
     @property
     def connected(self) -> bool:
         """Whether both have the same connection, and nothing else."""
-        lines = self.first.line(MAILBOX), self.second.line(MAILBOX)
-        settled(lines[0])
-        numbers = [line._newest.number for line in lines if line._newest is not None]
+        remotes = self.first.remote(BUFFER), self.second.remote(BUFFER)
+        settled(remotes[0])
+        numbers = [remote._newest.number for remote in remotes if remote._newest is not None]
         return len(numbers) == 2 and len(set(numbers)) == 1
 
     def reduce(self) -> None:
         """Something, by way of the connection."""
-        wires = wires_in_memory(2)
-        for rank, lines in enumerate((self.first, self.second)):
-            wires[rank].wires[1 - rank].line = lines.line(MAILBOX)
+        channels = channels_in_memory(2)
+        for rank, remotes in enumerate((self.first, self.second)):
+            channels[rank].peers[1 - rank].remote = remotes.remote(BUFFER)
         for tag in (1, 2):
-            found = on_wires(wires, lambda group, rank: group.all_reduce(np.full(5000, rank + 1.0)).sum(), tag)
+            found = on_channels(channels, lambda group, rank: group.all_reduce(np.full(5000, rank + 1.0)).sum(), tag)
             assert found == [15_000.0] * 2
-        assert self.first.line(MAILBOX).into is not None
+        assert self.first.remote(BUFFER).incoming is not None
 
 
 @pytest.fixture
 def ends() -> Iterator[Ends]:
     made = Ends()
     yield made
-    made.first.keep(())
-    made.second.keep(())
+    made.first.keep_only(())
+    made.second.keep_only(())
 
 
-def settled(line: Line) -> None:
+def settled(remote: RemoteChannel) -> None:
     """Wait until nobody makes a connection on it."""
     waiting = threading.Event()
     for _ in range(60_000):
-        if not line._calling:
+        if not remote._connecting:
             return
         waiting.wait(0.001)
     raise AssertionError("an attempt does not end")
@@ -142,10 +142,10 @@ def test_a_caller_with_another_key_gets_nothing_and_takes_nobody_for_the_right_o
 
 def test_nobody_answers_and_nobody_comes(ends: Ends) -> None:
     port = ends.expect(wait_s=0.05)
-    first = ends.first.line(MAILBOX)
+    first = ends.first.remote(BUFFER)
     settled(first)
     assert first._newest is None
-    assert ends.told.get(timeout=60.0) == Parted(MAILBOX)  # the daemons try again
+    assert ends.told.get(timeout=60.0) == Disconnected(BUFFER)  # the daemons try again
     assert ends.call(port)._newest is None
     ends.call(ends.expect())  # the next attempt may come to something
     assert ends.connected
@@ -153,13 +153,13 @@ def test_nobody_answers_and_nobody_comes(ends: Ends) -> None:
 
 def test_a_connection_for_a_plan_that_is_over_is_closed(ends: Ends) -> None:
     port = ends.expect()
-    ends.second.line(MAILBOX)
-    ends.second.begin(Call(MAILBOX, KEY, "127.0.0.1", port, 256))
-    line = ends.second.line(MAILBOX)
-    ends.second.keep(())
-    settled(line)
-    assert line._newest is None
-    assert ends.second.line(MAILBOX) is not line
+    ends.second.remote(BUFFER)
+    ends.second.begin(Connect(BUFFER, KEY, "127.0.0.1", port, 256))
+    remote = ends.second.remote(BUFFER)
+    ends.second.keep_only(())
+    settled(remote)
+    assert remote._newest is None
+    assert ends.second.remote(BUFFER) is not remote
 
 
 # -- within TLS
@@ -195,18 +195,20 @@ class Daemons(Network):
 
     def __init__(self, folder: Path, timeouts: Timeouts = DEFAULT_TIMEOUTS) -> None:
         super().__init__(folder, timeouts=timeouts)
-        self.lines: dict[str, Lines] = {}
+        self.connectors: dict[str, Connector] = {}
         loop = asyncio.get_running_loop()
         for name, node in self.nodes.items():
 
             def said(message: FromHost, node: Node = node) -> None:
                 loop.call_soon_threadsafe(node.bridge.host_said, 0, message)
 
-            self.lines[name] = Lines(said)
-            node.bridge._calls = Calls(lambda _device, message, name=name: self.tell(name, message), "127.0.0.1")
+            self.connectors[name] = Connector(said)
+            node.bridge._connections = HostConnections(
+                lambda _device, message, name=name: self.tell(name, message), "127.0.0.1"
+            )
 
     def tell(self, name: str, message: Any) -> None:
-        self.lines[name].begin(message)
+        self.connectors[name].begin(message)
 
     def connect(self) -> None:
         super().connect()
@@ -220,10 +222,10 @@ class Daemons(Network):
             told = node.bridge.prepare(7, PLAN, Gang(("dp",), (2,), rank, MEMBERS))
 
             def ring(node: Node = node) -> None:
-                loop.call_soon_threadsafe(node.bridge.rang, 0)
+                loop.call_soon_threadsafe(node.bridge.buffers_changed, 0)
 
             own = str(node.shared.path)
-            found[name] = ranks_of(told, own, node.bridge.inboxes(7), ring, line=self.lines[name].line)
+            found[name] = open_rank(told, own, node.bridge.directories(7), ring, remote=self.connectors[name].remote)
         return [found[name] for name in sorted(found)]
 
     async def until(self, ready: Callable[[], bool]) -> None:
@@ -235,13 +237,13 @@ class Daemons(Network):
             await asyncio.sleep(0.001)
         raise AssertionError("the daemons have nothing more to say")
 
-    def standing(self) -> bool:
-        lines = [line for each in self.lines.values() for line in each._lines.values()]
-        return len(lines) == 2 and all(line._newest is not None and not line._newest.ended for line in lines)
+    def over_connection(self) -> bool:
+        remotes = [remote for each in self.connectors.values() for remote in each._remotes.values()]
+        return len(remotes) == 2 and all(remote._newest is not None and not remote._newest.ended for remote in remotes)
 
     def close(self) -> None:
         for name, node in self.nodes.items():
-            self.lines[name].keep(())
+            self.connectors[name].keep_only(())
             node.bridge.close()
             node.shared.close()
 
@@ -263,7 +265,7 @@ async def test_whoever_is_prepared_first_the_hosts_are_connected(tmp_path: Path,
         network.prepared(order[0])
         await network.until(lambda: not network.flying)
         network.prepared(order[1])
-        await network.until(network.standing)
+        await network.until(network.over_connection)
     finally:
         network.close()
 
@@ -277,13 +279,13 @@ async def test_a_link_that_comes_later_and_a_connection_that_ended_are_made_up_f
         network.cut()
         network.connect()
         network.deliver = lambda: deliver(network)  # type: ignore[method-assign]
-        await network.until(network.standing)
-        (line,) = network.lines["a"]._lines.values()
-        line.hang_up()
-        await network.until(lambda: not network.standing())
-        (other,) = network.lines["b"]._lines.values()
-        other.hang_up()
-        await network.until(network.standing)
+        await network.until(network.over_connection)
+        (remote,) = network.connectors["a"]._remotes.values()
+        remote.disconnect()
+        await network.until(lambda: not network.over_connection())
+        (other,) = network.connectors["b"]._remotes.values()
+        other.disconnect()
+        await network.until(network.over_connection)
         arrays = [np.full(9000, rank, np.float32) for rank in (0, 1)]
         results: list[Any] = [None, None]
 
@@ -314,9 +316,11 @@ async def test_no_host_is_told_to_call_where_memory_is_shared_or_links_are_slowe
     finally:
         network.close()
     config = WorkerConfig.local("w", "test", tmp_path)
-    assert calls_of(config, None, lambda _device, _message: None) is not None
+    assert host_connections_of(config, None, lambda _device, _message: None) is not None
     for text in ("rate=20Mbit/s", "delay=5ms"):
         slowed, _ = throttled(config, REAL, text)
-        assert calls_of(slowed, None, lambda _device, _message: None) is None
+        assert host_connections_of(slowed, None, lambda _device, _message: None) is None
     paced, _ = throttled(config, REAL, "flops=1e9")
-    assert calls_of(paced, None, lambda _device, _message: None) is not None, "its links are as fast as others'"
+    assert host_connections_of(paced, None, lambda _device, _message: None) is not None, (
+        "its links are as fast as others'"
+    )

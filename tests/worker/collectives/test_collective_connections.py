@@ -1,4 +1,4 @@
-"""Letters over connections between hosts: the same results as by mailboxes, whoever crosses when, and what breaks."""
+"""Messages over connections between hosts: the results are those of ring buffers, whenever each end switches."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.ranks import connect, on_wires, sockets, wires_in_memory
+from support.ranks import channels_in_memory, connect, on_channels, sockets
 
 from wire.errors import Cancelled, ConnectFailed, DTypeError, OutOfMemory, ShapeError
 from wire.ir.dtypes import BF16, F16, F32, F64, I32, DType
 from wire.ir.types import TensorType
 from worker.collectives.algorithms import ALL_REDUCE
-from worker.collectives.channels import Wires
+from worker.collectives.channels import Channels
 from worker.collectives.connection import HEAD_BYTES, Connection
 from worker.collectives.group import Group
-from worker.collectives.ring_buffer import ENVELOPE_BYTES, tagged
+from worker.collectives.ring_buffer import ENVELOPE_BYTES, with_tag
 
 
 def every(n: int) -> list[tuple[int, int]]:
@@ -32,12 +32,12 @@ def values(n: int, count: int, dtype: DType = F32) -> list[Any]:
     return [(drawn.standard_normal(count) * 9).astype(dtype.numpy) for _ in range(n)]
 
 
-def connected(n: int, pairs: list[tuple[int, int]] | None = None, letter_bytes: int = 256) -> list[Wires]:
-    wires = wires_in_memory(n, letter_bytes=letter_bytes)
-    connect(wires, every(n) if pairs is None else pairs)
-    for each in wires:
+def connected(n: int, pairs: list[tuple[int, int]] | None = None, slot_bytes: int = 256) -> list[Channels]:
+    channels = channels_in_memory(n, slot_bytes=slot_bytes)
+    connect(channels, every(n) if pairs is None else pairs)
+    for each in channels:
         each.failure_reason_s = 0.01  # reasons are there, or never come
-    return wires
+    return channels
 
 
 def raised(results: list[Any], kind: type[Exception]) -> None:
@@ -47,16 +47,16 @@ def raised(results: list[Any], kind: type[Exception]) -> None:
 
 @pytest.mark.parametrize("name", ALL_REDUCE)
 @pytest.mark.parametrize("dtype", [F32, F16, BF16, I32], ids=lambda dtype: dtype.name)
-def test_every_algorithm_gives_the_bits_that_it_gives_by_mailboxes(name: str, dtype: DType) -> None:
+def test_every_algorithm_gives_the_bits_that_it_gives_by_ring_buffers(name: str, dtype: DType) -> None:
     for n, count in ((2, 301), (3, 1), (4, 0), (5, 1000)):
         arrays = values(n, count, dtype)
 
         def body(group: Group, rank: int, arrays: list[Any] = arrays) -> bytes:
             return group.all_reduce(arrays[rank]).tobytes()
 
-        expected = on_wires(wires_in_memory(n), body, algorithm=name)
+        expected = on_channels(channels_in_memory(n), body, algorithm=name)
         for pairs in (every(n), every(n)[1:]):  # without the first, two ranks share a machine
-            assert on_wires(connected(n, pairs), body, algorithm=name) == expected
+            assert on_channels(connected(n, pairs), body, algorithm=name) == expected
 
 
 def all_kinds(group: Group, rank: int) -> list[bytes]:
@@ -79,137 +79,145 @@ def all_kinds(group: Group, rank: int) -> list[bytes]:
 
 
 def test_every_operation_over_connections_and_where_only_some_have_one() -> None:
-    expected = on_wires(wires_in_memory(3), all_kinds)
+    expected = on_channels(channels_in_memory(3), all_kinds)
     assert all(isinstance(each, list) for each in expected)
     for pairs in (every(3), [(0, 2)], [(1, 2), (0, 1)]):
-        wires = connected(3, pairs)
+        channels = connected(3, pairs)
         for tag in (1, 2, 5):
-            assert on_wires(wires, all_kinds, tag) == expected
+            assert on_channels(channels, all_kinds, tag) == expected
 
 
 def test_large_pieces_that_no_socket_takes_at_once() -> None:
     arrays = values(3, 2_000_000)
-    wires = connected(3, letter_bytes=1 << 18)
+    channels = connected(3, slot_bytes=1 << 18)
     total = (arrays[0] + arrays[1] + arrays[2]).tobytes()
     for tag, name in enumerate(("direct", "exchange", "chain"), 1):
-        results = on_wires(wires, lambda group, rank: group.all_reduce(arrays[rank]).tobytes(), tag, algorithm=name)
+        results = on_channels(
+            channels, lambda group, rank: group.all_reduce(arrays[rank]).tobytes(), tag, algorithm=name
+        )
         assert results == [total] * 3
 
 
-def test_either_end_crosses_when_it_knows_of_the_connection() -> None:
-    wires = wires_in_memory(2)
+def test_either_end_switches_when_it_knows_of_the_connection() -> None:
+    channels = channels_in_memory(2)
     arrays = values(2, 700)
     total = (arrays[0] + arrays[1]).tobytes()
 
     def body(group: Group, rank: int) -> bytes:
         return group.all_reduce(arrays[rank]).tobytes()
 
-    assert on_wires(wires, body, 1) == [total] * 2
-    ((here, there),) = connect(wires, every(2))
+    assert on_channels(channels, body, 1) == [total] * 2
+    ((here, there),) = connect(channels, every(2))
     newest, there._newest = there._newest, None  # its thread has not come so far
-    there._calling = True
-    assert on_wires(wires[:1], lambda _group, _rank: None, 2) == [None]
-    assert here.out is not None and there.out is None
-    waiting = threading.Thread(target=there.called, args=(newest,))
+    there._connecting = True
+    assert on_channels(channels[:1], lambda _group, _rank: None, 2) == [None]
+    assert here.outgoing is not None and there.outgoing is None
+    waiting = threading.Thread(target=there.finish_connecting, args=(newest,))
     results: list[Any] = []
-    work = threading.Thread(target=lambda: results.extend(on_wires(wires, body, 3)))
+    work = threading.Thread(target=lambda: results.extend(on_channels(channels, body, 3)))
     work.start()
     waiting.start()
     work.join(60.0)
     assert results == [total] * 2
-    assert on_wires(wires, body, 4) == [total] * 2
-    assert here.out is here.into is not None and there.out is there.into is not None
+    assert on_channels(channels, body, 4) == [total] * 2
+    assert here.outgoing is here.incoming is not None and there.outgoing is there.incoming is not None
 
 
 def test_ranks_that_differ_hear_so_over_connections_too() -> None:
-    wires = connected(2)
-    raised(on_wires(wires, lambda group, rank: group.all_reduce(np.zeros(3 + rank))), ShapeError)
-    raised(on_wires(wires, lambda group, rank: group.broadcast_from(np.zeros(3 + rank), 0), 2), ShapeError)
-    wires = connected(2)
-    raised(on_wires(wires, lambda group, rank: group.all_reduce(np.zeros(3, ("f4", "f8")[rank]))), DTypeError)
+    channels = connected(2)
+    raised(on_channels(channels, lambda group, rank: group.all_reduce(np.zeros(3 + rank))), ShapeError)
+    raised(on_channels(channels, lambda group, rank: group.broadcast_from(np.zeros(3 + rank), 0), 2), ShapeError)
+    channels = connected(2)
+    raised(on_channels(channels, lambda group, rank: group.all_reduce(np.zeros(3, ("f4", "f8")[rank]))), DTypeError)
 
 
-def step(wires: list[Wires], tag: int) -> None:
+def step(channels: list[Channels], tag: int) -> None:
     """One that is right, whatever was before."""
-    arrays = values(len(wires), 999)
+    arrays = values(len(channels), 999)
     total = arrays[0]
     for array in arrays[1:]:
         total = total + array
-    results = on_wires(wires, lambda group, rank: group.all_reduce(arrays[rank]).tobytes(), tag)
-    assert results == [total.tobytes()] * len(wires)
+    results = on_channels(channels, lambda group, rank: group.all_reduce(arrays[rank]).tobytes(), tag)
+    assert results == [total.tobytes()] * len(channels)
 
 
-def test_a_rank_that_gives_up_ends_the_step_and_its_connections_and_the_next_step_goes_by_mailboxes() -> None:
-    wires = connected(3)
-    step(wires, 1)
+def test_a_rank_that_gives_up_ends_the_step_and_its_connections_and_the_next_step_goes_by_ring_buffers() -> None:
+    channels = connected(3)
+    step(channels, 1)
 
     def gives_up(group: Group, rank: int) -> None:
         if rank == 1:
             raise OutOfMemory("no room")
         group.all_reduce(np.zeros(5000, np.float32))
 
-    raised(on_wires(wires, gives_up, 2), OutOfMemory)
+    raised(on_channels(channels, gives_up, 2), OutOfMemory)
     for tag in (3, 4):
-        step(wires, tag)
-        assert all(wire.line is not None and wire.line.out is None for each in wires for wire in each.wires.values())
-    connect(wires, every(3), number=9)
-    for tag in (5, 6):
-        step(wires, tag)
+        step(channels, tag)
         assert all(
-            wire.line is not None and wire.line.into is not None for each in wires for wire in each.wires.values()
+            channel.remote is not None and channel.remote.outgoing is None
+            for each in channels
+            for channel in each.peers.values()
+        )
+    connect(channels, every(3), number=9)
+    for tag in (5, 6):
+        step(channels, tag)
+        assert all(
+            channel.remote is not None and channel.remote.incoming is not None
+            for each in channels
+            for channel in each.peers.values()
         )
 
 
 def test_who_was_not_in_the_step_that_was_given_up_finds_the_end_of_its_connections() -> None:
-    wires = connected(3)
-    step(wires, 1)
+    channels = connected(3)
+    step(channels, 1)
     for rank in (0, 2):  # rank 1 never begins step 2
-        wires[rank].begin(2, lambda: False)
-        line = wires[rank].wires[1].line
-        assert line is not None
-        line.post(tagged(bytes(ENVELOPE_BYTES), 2), memoryview(bytes(100)))
-        wires[rank].fail(Cancelled("stopped"))
-    step(wires, 3)
+        channels[rank].begin(2, lambda: False)
+        remote = channels[rank].peers[1].remote
+        assert remote is not None
+        remote.post(with_tag(bytes(ENVELOPE_BYTES), 2), memoryview(bytes(100)))
+        channels[rank].fail(Cancelled("stopped"))
+    step(channels, 3)
 
 
 @pytest.mark.parametrize("bytes_sent", [0, 20, HEAD_BYTES, HEAD_BYTES + 4000])
 def test_a_connection_that_breaks_off_in_a_step_fails_it_and_not_the_next(bytes_sent: int) -> None:
-    """The other end sends so many bytes of a letter, and is gone: its machine lost power, say."""
-    wires = connected(2, letter_bytes=1 << 14)
-    step(wires, 1)
+    """The other end sends so many bytes of a message, and is gone: its machine lost power, say."""
+    channels = connected(2, slot_bytes=1 << 14)
+    step(channels, 1)
     array = np.zeros(3000, np.float32)
 
     def breaks(group: Group, rank: int) -> Any:
         if rank == 0:
             return group.all_reduce(array)
-        line = group.wires.wires[0].line
-        assert line is not None and line.out is not None
+        remote = group.channels.peers[0].remote
+        assert remote is not None and remote.outgoing is not None
         envelope = group._envelope("all_reduce", "sum", TensorType(array.shape, F32))
-        letter = envelope + array.nbytes.to_bytes(8, "little") + array.tobytes()
-        while line.out.arrived() is None:  # the other end is in the step, and has not seen the end before it
+        message = envelope + array.nbytes.to_bytes(8, "little") + array.tobytes()
+        while remote.outgoing.arrived() is None:  # the other end is in the step, and has not seen the end before it
             time.sleep(0.001)
-        line.out._socket.setblocking(True)
-        line.out._socket.sendall(letter[:bytes_sent])
-        line.hang_up()
+        remote.outgoing._socket.setblocking(True)
+        remote.outgoing._socket.sendall(message[:bytes_sent])
+        remote.disconnect()
         return None
 
-    results = on_wires(wires, breaks, 2)
+    results = on_channels(channels, breaks, 2)
     assert isinstance(results[0], ConnectFailed), results[0]
-    step(wires, 3)
+    step(channels, 3)
 
 
 def test_a_cut_connection_is_named() -> None:
-    wires = connected(3, letter_bytes=1 << 14)
-    step(wires, 1)
-    wires[0].wires[2].name = "porch"
+    channels = connected(3, slot_bytes=1 << 14)
+    step(channels, 1)
+    channels[0].peers[2].name = "porch"
     cut = threading.Barrier(2)
 
     def body(group: Group, rank: int) -> Any:
         if rank == 2:
-            group.all_reduce(np.zeros(10, np.float32))  # the others hold the first letter of the second one
-            line = group.wires.wires[0].line
-            assert line is not None
-            line.hang_up()
+            group.all_reduce(np.zeros(10, np.float32))  # the others hold the first message of the second one
+            remote = group.channels.peers[0].remote
+            assert remote is not None
+            remote.disconnect()
             cut.wait(60.0)
             return None
         group.all_reduce(np.zeros(10, np.float32))
@@ -217,7 +225,7 @@ def test_a_cut_connection_is_named() -> None:
             cut.wait(60.0)
         return group.all_reduce(np.zeros(30_000, np.float32))
 
-    results = on_wires(wires, body, 2)
+    results = on_channels(channels, body, 2)
     assert isinstance(results[0], ConnectFailed)
     assert "rank 2 (porch)" in str(results[0])
 
@@ -227,47 +235,47 @@ def test_whatever_is_cut_when_each_step_is_right_or_fails_and_the_next_one_is_as
     for seed in seeds:
         chance = random.Random(seed)
         n = chance.choice((2, 3, 4))
-        wires = wires_in_memory(n, letter_bytes=chance.choice((256, 4096)))
+        channels = channels_in_memory(n, slot_bytes=chance.choice((256, 4096)))
         for tag in range(1, 10):
             for number, pair in enumerate(every(n)):
-                if chance.random() < 0.4 and not any(stands(wires, *ends) for ends in (pair, pair[::-1])):
-                    connect(wires, [pair], 100 * tag + number)
+                if chance.random() < 0.4 and not any(stands(channels, *ends) for ends in (pair, pair[::-1])):
+                    connect(channels, [pair], 100 * tag + number)
             cuts = chance.random() < 0.4
             results = chaotic(
-                wires, tag, chance.randrange(n) if cuts else None, chance.randrange(n), chance.randrange(4)
+                channels, tag, chance.randrange(n) if cuts else None, chance.randrange(n), chance.randrange(4)
             )
             errors = [each for each in results if each is not None]
             assert all(isinstance(each, ConnectFailed) for each in errors), errors
             assert cuts or not errors, "nothing was cut in this step"
 
 
-def stands(wires: list[Wires], here: int, there: int) -> bool:
-    line = wires[here].wires[there].line
-    return line is not None and line._newest is not None and not line._newest.ended
+def stands(channels: list[Channels], here: int, there: int) -> bool:
+    remote = channels[here].peers[there].remote
+    return remote is not None and remote._newest is not None and not remote._newest.ended
 
 
-def chaotic(wires: list[Wires], tag: int, cutter: int | None, to: int, at: int) -> list[Any]:
+def chaotic(channels: list[Channels], tag: int, cutter: int | None, to: int, at: int) -> list[Any]:
     """A step of collectives, before the `at`-th of which a rank cuts the connection to another; the errors of ranks."""
-    arrays = values(len(wires), 3000)
+    arrays = values(len(channels), 3000)
     total = arrays[0]
     for array in arrays[1:]:
         total = total + array
 
     def body(group: Group, rank: int) -> None:
         for place, name in enumerate(("direct", "exchange", "chain", "star")):
-            line = group.wires.wires[to].line if rank == cutter != to and place == at else None
-            if line is not None:
-                line.hang_up()
+            remote = group.channels.peers[to].remote if rank == cutter != to and place == at else None
+            if remote is not None:
+                remote.disconnect()
             group.algorithm = name
             assert group.all_reduce(arrays[rank]).tobytes() == total.tobytes()
             assert (
                 group.broadcast_from(arrays[rank], place % group.size).tobytes() == arrays[place % group.size].tobytes()
             )
 
-    return on_wires(wires, body, tag)
+    return on_channels(channels, body, tag)
 
 
-def test_a_letter_that_says_it_is_larger_than_any_ends_the_connection() -> None:
+def test_a_message_that_says_it_is_larger_than_any_ends_the_connection() -> None:
     here, there = sockets()
     connection = Connection(here, 1, 1000)
     there.sendall(bytes(ENVELOPE_BYTES) + (1001).to_bytes(8, "little"))
@@ -276,21 +284,21 @@ def test_a_letter_that_says_it_is_larger_than_any_ends_the_connection() -> None:
     there.close()
 
 
-def test_letters_come_in_any_cut_and_the_end_within_one_is_noticed() -> None:
+def test_messages_come_in_any_cut_and_the_end_within_one_is_noticed() -> None:
     here, there = sockets()
     connection, envelope = Connection(here, 1, 1000), bytes(range(ENVELOPE_BYTES))
-    letter = envelope + (5).to_bytes(8, "little") + b"hello"
+    message = envelope + (5).to_bytes(8, "little") + b"hello"
     for cut in (1, ENVELOPE_BYTES, HEAD_BYTES, HEAD_BYTES + 2):
-        there.sendall(letter[:cut])
+        there.sendall(message[:cut])
         connection.arrived()
-        there.sendall(letter[cut:])
+        there.sendall(message[cut:])
         until(lambda: connection.arrived() is not None)
         assert bytes(connection.arrived() or b"") == envelope
         target = memoryview(bytearray(connection.payload_bytes))
         until(lambda target=target: connection.fill(target))
         assert bytes(target) == b"hello"
         connection.release()
-    there.sendall(letter[:-1])
+    there.sendall(message[:-1])
     there.close()
     until(lambda: connection.arrived() is not None)
     target = memoryview(bytearray(5))

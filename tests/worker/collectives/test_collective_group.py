@@ -1,4 +1,4 @@
-"""Groups over real mailboxes in one process, a thread per rank: every operation and dtype, and what goes wrong."""
+"""Groups over real ring buffers in one process, a thread per rank: every operation and dtype, and what goes wrong."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.ranks import assert_same, folded, in_threads, mailbox, on_wires, values, wires_in_memory
+from support.ranks import assert_same, channels_in_memory, folded, in_threads, on_channels, ring_buffer, values
 
 from wire.errors import (
     BlobCorrupt,
@@ -27,7 +27,7 @@ from wire.ir.types import TensorType
 from worker.collectives.algorithms import ALL_REDUCE, BY_RANK
 from worker.collectives.executor import REDUCTIONS
 from worker.collectives.group import REDUCES, Group
-from worker.collectives.ring_buffer import Envelope, Inbox, Outbox
+from worker.collectives.ring_buffer import Envelope, RingReader, RingWriter
 
 Array = NDArray[Any]
 
@@ -35,9 +35,9 @@ Array = NDArray[Any]
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
 def test_every_reduction_of_every_dtype_that_has_it(dtype: DType) -> None:
     arrays = values(3, (37, 5), dtype)
-    wires = wires_in_memory(3)
+    channels = channels_in_memory(3)
     for tag, reduction in enumerate(REDUCTIONS, 1):
-        results = on_wires(wires, lambda group, rank, by=reduction: group.all_reduce(arrays[rank], by), tag)
+        results = on_channels(channels, lambda group, rank, by=reduction: group.all_reduce(arrays[rank], by), tag)
         if dtype.name in REDUCES[reduction]:
             assert_same(results, folded(arrays, reduction))
         else:
@@ -155,7 +155,7 @@ def test_ranks_that_differ_all_hear_how(body: Callable[[Group, int], Any], kind:
 def test_who_gives_up_ends_the_wait_of_all_and_the_next_step_is_clean() -> None:
     n = 3
     arrays = values(n, (500,))
-    wires = wires_in_memory(n, letters=3)
+    channels = channels_in_memory(n, slots=3)
 
     def one_fails(group: Group, rank: int) -> Any:
         if rank == 1:
@@ -163,83 +163,83 @@ def test_who_gives_up_ends_the_wait_of_all_and_the_next_step_is_clean() -> None:
         return group.all_reduce(arrays[rank])
 
     for tag in (1, 3, 4):
-        for result in on_wires(wires, one_fails, tag):
+        for result in on_channels(channels, one_fails, tag):
             assert isinstance(result, OutOfMemory)
             assert result.node == "b"
-    assert_same(on_wires(wires, lambda group, rank: group.all_reduce(arrays[rank]), 5), folded(arrays, "sum"))
+    assert_same(on_channels(channels, lambda group, rank: group.all_reduce(arrays[rank]), 5), folded(arrays, "sum"))
 
 
 def test_missing_ranks_are_named_at_the_deadline() -> None:
-    wires = wires_in_memory(3)
-    for each in wires:
+    channels = channels_in_memory(3)
+    for each in channels:
         each.begin(1, lambda: False)
-    wires[0].deadline_s = 0.01
-    wires[0].wires[2].name = "worker-2"
+    channels[0].deadline_s = 0.01
+    channels[0].peers[2].name = "worker-2"
     waiting: list[Exception] = []
 
     def other() -> None:
         try:
-            Group(wires[1], range(3), 1).barrier()
+            Group(channels[1], range(3), 1).barrier()
         except DeadlineExceeded as error:
             waiting.append(error)
 
     thread = threading.Thread(target=other, daemon=True)
     thread.start()
-    while wires[0].wires[1].inbox.empty:
+    while channels[0].peers[1].reader.empty:
         thread.join(0.001)
     with pytest.raises(DeadlineExceeded, match=r"waited 0.01 s for rank 2 \(worker-2\)") as caught:
-        Group(wires[0], range(3), 0).barrier()
-    wires[0].fail(caught.value)
+        Group(channels[0], range(3), 0).barrier()
+    channels[0].fail(caught.value)
     thread.join(60.0)
     assert "rank 2 (worker-2)" in str(waiting[0])
 
 
 def test_a_rank_that_is_stopped_gives_up_and_so_do_those_that_wait_for_it() -> None:
-    wires = wires_in_memory(2)
+    channels = channels_in_memory(2)
     stop = threading.Event()
 
     def body(group: Group, rank: int) -> Any:
-        group.wires.stopped = stop.is_set
+        group.channels.stopped = stop.is_set
         if rank == 0:
             stop.set()
             return None
         return group.barrier()
 
-    results = on_wires(wires, body)
+    results = on_channels(channels, body)
     assert isinstance(results[1], Cancelled)
 
 
 @pytest.mark.parametrize("operation", ["barrier", "all_reduce", "all_gather"])
 def test_all_that_are_missing_are_named_and_nobody_else(operation: str) -> None:
-    wires = wires_in_memory(5)
+    channels = channels_in_memory(5)
 
     def asked(rank: int) -> None:
-        group = Group(wires[rank], range(5), rank)
+        group = Group(channels[rank], range(5), rank)
         with pytest.raises(DeadlineExceeded, match=r"for rank 1, rank 3, rank 4\.") as caught:
             group.barrier() if operation == "barrier" else getattr(group, operation)(np.zeros(1, np.float32))
-        wires[rank].fail(caught.value)
+        channels[rank].fail(caught.value)
 
     for rank in (0, 2):
-        wires[rank].begin(1, lambda: False)
+        channels[rank].begin(1, lambda: False)
     came = threading.Thread(target=asked, args=(2,), daemon=True)
     came.start()
-    while wires[0].wires[2].inbox.empty:
+    while channels[0].peers[2].reader.empty:
         came.join(0.001)
-    wires[0].deadline_s = 0.01
+    channels[0].deadline_s = 0.01
     asked(0)
     came.join(60.0)
     assert not came.is_alive()
 
 
 def test_a_rank_whose_process_ended_is_not_waited_for_and_what_it_sent_before_is_taken() -> None:
-    wires = wires_in_memory(3)
-    wires[2].begin(1, lambda: False)
-    last = threading.Thread(target=Group(wires[2], range(3), 2).barrier, daemon=True)
+    channels = channels_in_memory(3)
+    channels[2].begin(1, lambda: False)
+    last = threading.Thread(target=Group(channels[2], range(3), 2).barrier, daemon=True)
     last.start()
     for each in (0, 1):
-        while wires[each].wires[2].inbox.empty:
+        while channels[each].peers[2].reader.empty:
             last.join(0.001)
-        wires[each].wires[2].name, wires[each].wires[2].alive = "worker-2", lambda: False
+        channels[each].peers[2].name, channels[each].peers[2].alive = "worker-2", lambda: False
     taken: list[int] = []
 
     def body(group: Group, rank: int) -> None:
@@ -247,65 +247,65 @@ def test_a_rank_whose_process_ended_is_not_waited_for_and_what_it_sent_before_is
         taken.append(rank)
         group.barrier()
 
-    results = on_wires(wires[:2], body, ranks=3)
+    results = on_channels(channels[:2], body, ranks=3)
     assert sorted(taken) == [0, 1]
     assert all(isinstance(each, NodeLost) for each in results)
     assert "rank 2 (worker-2) has ended" in str(results[0])
 
 
 def test_who_went_on_to_the_next_step_is_not_waited_for() -> None:
-    wires = wires_in_memory(2)
-    ahead = Group(wires[1], range(2), 1)
-    wires[1].begin(7, lambda: False)
+    channels = channels_in_memory(2)
+    ahead = Group(channels[1], range(2), 1)
+    channels[1].begin(7, lambda: False)
     thread = threading.Thread(target=ahead.barrier, daemon=True)
     thread.start()
-    wires[0].begin(6, lambda: False)
+    channels[0].begin(6, lambda: False)
     with pytest.raises(Cancelled, match="another step"):
-        Group(wires[0], range(2), 0).barrier()
-    wires[0].begin(7, lambda: False)
-    Group(wires[0], range(2), 0).barrier()
+        Group(channels[0], range(2), 0).barrier()
+    channels[0].begin(7, lambda: False)
+    Group(channels[0], range(2), 0).barrier()
     thread.join(60.0)
     assert not thread.is_alive()
 
 
 def test_groups_within_a_mesh_run_one_after_the_other() -> None:
     """A 2 x 2 grid: rows, columns, and all."""
-    wires = wires_in_memory(4)
+    channels = channels_in_memory(4)
 
     def body(group: Group, rank: int) -> Any:
-        row = Group(wires[rank], [rank // 2 * 2, rank // 2 * 2 + 1], rank % 2, number=1)
-        column = Group(wires[rank], [rank % 2, rank % 2 + 2], rank // 2, number=2)
+        row = Group(channels[rank], [rank // 2 * 2, rank // 2 * 2 + 1], rank % 2, number=1)
+        column = Group(channels[rank], [rank % 2, rank % 2 + 2], rank // 2, number=2)
         mine = np.asarray([float(10**rank)])
         return [float(each.all_reduce(mine)[0]) for each in (row, column, group)]
 
-    assert on_wires(wires, body) == [[11, 101, 1111], [11, 1010, 1111], [1100, 101, 1111], [1100, 1010, 1111]]
+    assert on_channels(channels, body) == [[11, 101, 1111], [11, 1010, 1111], [1100, 101, 1111], [1100, 1010, 1111]]
 
 
-def test_a_mailbox_hands_letters_over_in_order_and_no_others() -> None:
-    buffer = mailbox(3, 64)
-    outbox, inbox = Outbox(buffer), Inbox(buffer)
+def test_a_ring_buffer_hands_messages_over_in_order_and_no_others() -> None:
+    buffer = ring_buffer(3, 64)
+    writer, reader = RingWriter(buffer), RingReader(buffer)
     envelopes = [Envelope(tag, 2, 1, 0, F32, (tag, 3)) for tag in range(1, 8)]
     for round_ in range(0, 6, 3):
-        assert inbox.empty
+        assert reader.empty
         for envelope in envelopes[round_ : round_ + 3]:
-            assert not outbox.full
-            outbox.letter(F32.numpy)[:2] = envelope.tag
-            outbox.publish(envelope.pack(), 8)
-        assert outbox.full
-        assert inbox.written == round_ + 3
+            assert not writer.full
+            writer.slot(F32.numpy)[:2] = envelope.tag
+            writer.publish(envelope.pack(), 8)
+        assert writer.full
+        assert reader.written == round_ + 3
         for envelope in envelopes[round_ : round_ + 3]:
-            assert Envelope.unpack(inbox.envelope) == envelope
-            assert inbox.payload(F32.numpy)[:2].tolist() == [envelope.tag] * 2
-            inbox.release()
-        assert outbox.read == outbox.written
-    assert inbox.failure(5) is None
-    outbox.fail(5, b"why")
-    assert inbox.failure(5) == b"why"
-    assert inbox.failure(6) is None
+            assert Envelope.unpack(reader.envelope) == envelope
+            assert reader.payload(F32.numpy)[:2].tolist() == [envelope.tag] * 2
+            reader.release()
+        assert writer.read == writer.written
+    assert reader.failure(5) is None
+    writer.fail(5, b"why")
+    assert reader.failure(5) == b"why"
+    assert reader.failure(6) is None
 
 
-def test_what_is_no_mailbox_is_refused() -> None:
-    with pytest.raises(BlobCorrupt, match="no mailbox"):
-        Inbox(memoryview(bytearray(8192)))
+def test_what_is_no_ring_buffer_is_refused() -> None:
+    with pytest.raises(BlobCorrupt, match="no ring buffer"):
+        RingReader(memoryview(bytearray(8192)))
     with pytest.raises(BlobCorrupt, match="no envelope"):
         Envelope.unpack(b"\xff" * 128)

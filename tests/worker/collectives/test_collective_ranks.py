@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from support.cases.spmd_cases import CASES, DTYPES
 from support.rank_parts import by_ranks
-from support.ranks import at_once, wires_in_memory
+from support.ranks import at_once, channels_in_memory
 
 from coordinator.planning.model.profiles import Link, Profiles
 from coordinator.planning.spmd.collective_cost import sending_rates
@@ -22,7 +22,7 @@ from wire.ir.graph import GraphBuilder, WireGraph
 from wire.ir.types import Attrs
 from worker.collectives.algorithms import shares
 from worker.collectives.open_channels import is_crowded
-from worker.collectives.rank import Ranks
+from worker.collectives.rank import RankCollectives
 from worker.cpu.engine import compile_graph, evaluate, run
 from worker.engine.protocol import never
 
@@ -106,8 +106,8 @@ def test_ranks_are_crowded_where_they_have_fewer_than_two_cores_each() -> None:
 
 
 def test_a_rank_that_fails_ends_its_own_collectives_and_those_of_all() -> None:
-    wires = wires_in_memory(2)
-    first, second = (Ranks(wires[rank], ("dp",), (2,), rank) for rank in range(2))
+    channels = channels_in_memory(2)
+    first, second = (RankCollectives(channels[rank], ("dp",), (2,), rank) for rank in range(2))
     first.begin(1, never)
     second.begin(1, never)
     executable, given = compile_graph(summed(3)), [np.ones(4, np.float32)]
@@ -129,7 +129,7 @@ def test_a_rank_that_fails_ends_its_own_collectives_and_those_of_all() -> None:
     assert raised[0].node == "b"
     outputs: dict[int, list[Array]] = {}
 
-    def again(rank: int, ranks: Ranks) -> None:
+    def again(rank: int, ranks: RankCollectives) -> None:
         ranks.begin(2, never)
         outputs[rank] = run(executable, given, never, ranks)
         ranks.end()
@@ -143,8 +143,8 @@ def test_a_rank_that_fails_ends_its_own_collectives_and_those_of_all() -> None:
 
 
 def test_a_part_that_is_stopped_stops_waiting() -> None:
-    wires = wires_in_memory(2)
-    ranks = Ranks(wires[0], ("dp",), (2,), 0)
+    channels = channels_in_memory(2)
+    ranks = RankCollectives(channels[0], ("dp",), (2,), 0)
     stopped = threading.Event()
     ranks.begin(1, stopped.is_set)
     pending = ranks.start("all_reduce", summed(1).nodes[-2].attrs, np.ones(4, np.float32))
@@ -155,13 +155,13 @@ def test_a_part_that_is_stopped_stops_waiting() -> None:
 
 
 def test_ranks_on_unequal_links_combine_unequal_shares_of_the_same_bits() -> None:
-    wires = wires_in_memory(3)
+    channels = channels_in_memory(3)
     arrays = [np.random.default_rng(rank).standard_normal(5000).astype(np.float32) for rank in range(3)]
     attrs = Attrs({"axes": ("dp",), "sizes": (3,), "reduction": "sum"})
     results: dict[int, Array] = {}
 
     def work(rank: int) -> None:
-        ranks = Ranks(wires[rank], ("dp",), (3,), rank, (1e9, 1e9, 2e8))
+        ranks = RankCollectives(channels[rank], ("dp",), (3,), rank, (1e9, 1e9, 2e8))
         ranks.begin(1, never)
         assert ranks._group(("dp",)).shares == shares([1e9, 1e9, 2e8])
         ranks._group(("dp",)).algorithm = "direct"

@@ -15,7 +15,7 @@ from wire.ir.types import Attrs
 from wire.protocol.messages import Gang, Member, PlanKey
 from wire.system.shared_memory import SharedDir
 from wire.timeouts import COLLECTIVE_TIMEOUT_S
-from worker.collectives.open_channels import ranks_of
+from worker.collectives.open_channels import open_rank
 from worker.daemon.collective_bridge import Bridge
 from worker.engine.protocol import never
 
@@ -41,7 +41,7 @@ def test_a_rank_waits_so_long_and_then_names_the_rank_and_its_worker(tmp_path: P
         told = bridge.prepare(0, PLAN, gang)
         bridge.prepare(1, PLAN, Gang(("dp",), (2,), 1, MEMBERS))
         assert told.timeout_s == 0.01
-        ranks = ranks_of(told, str(shared.path), bridge.inboxes(0), lambda: None)
+        ranks = open_rank(told, str(shared.path), bridge.directories(0), lambda: None)
         ranks.begin(1, never)
         with pytest.raises(DeadlineExceeded, match=r"waited 0.01 s for rank 1 \(a\)"):
             ranks.start("all_reduce", SUM, np.ones(3, np.float32)).result()

@@ -1,4 +1,4 @@
-"""What ranks write into each other's mailboxes when they exchange gradients, counted where it is written."""
+"""What ranks write into each other's ring buffers when they exchange gradients, counted where it is written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mesh import optim
 from mesh.training import TopK
 from mesh.training.gradient_exchange import AXIS, summed
 from mesh.training.step_config import Recipe
-from worker.collectives.ring_buffer import Outbox
+from worker.collectives.ring_buffer import RingWriter
 
 RANKS, SIZE = 3, 12_000
 GRADIENTS = np.random.default_rng(5).standard_normal((RANKS, SIZE)).astype(np.float32)
@@ -35,9 +35,9 @@ def exchanged(compression: Any) -> tuple[int, Any]:
     graph = mesh.trace(mapped, *given.values())
     sizes: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
-        publish = Outbox.publish
+        publish = RingWriter.publish
         patch.setattr(
-            Outbox, "publish", lambda box, envelope, size: (sizes.append(size), publish(box, envelope, size))[1]
+            RingWriter, "publish", lambda box, envelope, size: (sizes.append(size), publish(box, envelope, size))[1]
         )
         names = [graph.nodes[index].attrs["name"] for index in graph.inputs]
         (total,) = by_ranks(graph, dict(zip(names, given.values(), strict=True)))

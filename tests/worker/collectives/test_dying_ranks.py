@@ -10,24 +10,24 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.ranks import wires_in_memory
+from support.ranks import channels_in_memory
 
 from wire.errors import MeshError, NodeLost
-from worker.collectives.channels import Wires
+from worker.collectives.channels import Channels
 from worker.collectives.group import Group
 
-COUNT = 24  # elements: a letter of each region for up to 4 ranks
+COUNT = 24  # elements: a message of each region for up to 4 ranks
 
 
 class Killed(Exception):
     """The rank's process ended."""
 
 
-def dies_after(wires: Wires, letters: int) -> None:
-    """The next letter after so many is never sent, nor anything else."""
-    left = [letters]
-    for wire in wires.wires.values():
-        wire.outbox.publish = _counted(wire.outbox.publish, left)  # type: ignore[method-assign]
+def dies_after(channels: Channels, messages: int) -> None:
+    """The next message after so many is never sent, nor anything else."""
+    left = [messages]
+    for channel in channels.peers.values():
+        channel.writer.publish = _counted(channel.writer.publish, left)  # type: ignore[method-assign]
 
 
 def _counted(publish: Any, left: list[int]) -> Any:
@@ -40,23 +40,23 @@ def _counted(publish: Any, left: list[int]) -> Any:
     return counted
 
 
-def reduced(wires: list[Wires], ranks: list[int], arrays: list[Any], algorithm: str, tag: int) -> dict[int, Any]:
+def reduced(channels: list[Channels], ranks: list[int], arrays: list[Any], algorithm: str, tag: int) -> dict[int, Any]:
     """What each of these ranks has or hears."""
     found: dict[int, Any] = {}
 
     def work(rank: int) -> None:
-        wires[rank].begin(tag, lambda: False)
+        channels[rank].begin(tag, lambda: False)
         try:
-            group = Group(wires[rank], ranks, ranks.index(rank), algorithm=algorithm)
+            group = Group(channels[rank], ranks, ranks.index(rank), algorithm=algorithm)
             found[rank] = group.all_reduce(arrays[rank].copy())
         except Killed as end:
             found[rank] = end
             for other in ranks:
                 if other != rank:
-                    wires[other].wires[rank].alive = lambda: False
+                    channels[other].peers[rank].alive = lambda: False
         except MeshError as error:
             found[rank] = error
-            wires[rank].fail(error)
+            channels[rank].fail(error)
 
     threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in ranks]
     for thread in threads:
@@ -75,12 +75,12 @@ def test_a_rank_that_dies_in_any_phase_is_named_and_the_step_is_done_without_it(
     phases = {"ring": 2 * (n - 1), "direct": 2 * (n - 1), "exchange": n - 1}[algorithm]
     for dead in range(n):
         for phase in range(phases):
-            wires = wires_in_memory(n)
+            channels = channels_in_memory(n)
             for rank in range(n):
-                for other, wire in wires[rank].wires.items():
-                    wire.name = f"worker-{other}"
-            dies_after(wires[dead], phase)
-            found = reduced(wires, list(range(n)), arrays, algorithm, tag=1)
+                for other, channel in channels[rank].peers.items():
+                    channel.name = f"worker-{other}"
+            dies_after(channels[dead], phase)
+            found = reduced(channels, list(range(n)), arrays, algorithm, tag=1)
             assert isinstance(found.pop(dead), Killed), f"{algorithm} has no phase {phase}"
             lost = [each for each in found.values() if isinstance(each, NodeLost)]
             done = [each for each in found.values() if not isinstance(each, MeshError)]
@@ -91,6 +91,6 @@ def test_a_rank_that_dies_in_any_phase_is_named_and_the_step_is_done_without_it(
                 np.testing.assert_array_equal(each, np.sum(before, axis=0))
             assert all(np.array_equal(array, was) for array, was in zip(arrays, before, strict=True)), "given as it was"
             left = [rank for rank in range(n) if rank != dead]
-            again = reduced(wires, left, arrays, algorithm, tag=2)
+            again = reduced(channels, left, arrays, algorithm, tag=2)
             for result in again.values():
                 np.testing.assert_array_equal(result, sum(before[rank] for rank in left))

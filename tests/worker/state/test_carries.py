@@ -52,7 +52,7 @@ from wire.protocol.messages import (
     Target,
 )
 from wire.system.shared_memory import SharedDir, take
-from worker.collectives.rank import Ranks
+from worker.collectives.rank import RankCollectives
 from worker.cpu import CpuEngine
 from worker.engine import host_messages as hm
 from worker.engine_host.host import Host
@@ -476,7 +476,10 @@ def test_other_ranks_hear_of_the_run_that_failed_and_not_of_what_follows_it(tmp_
 
     host = Host(CpuEngine(), shared, memoryview(bytearray(8)), 1 << 30)
     host.handle(hm.PreparePart(1, graph.hash, graph.encoded, 1, 1, (), {}, False))
-    host._prepared[1].gang, host._prepared[1].ranks = hm.RankOf(("dp",), (1,), 0, ()), ((), cast(Ranks, Rank()))
+    host._prepared[1].gang, host._prepared[1].ranks = (
+        hm.RankOf(("dp",), (1,), 0, ()),
+        ((), cast(RankCollectives, Rank())),
+    )
     wrong = hm.Input(0, "f32", (3,), True, bytes(12))
     for run, given in ((1, wrong), (2, hm.Input(0, "f32", (2,), False, kept=1))):
         said = host.handle(hm.ExecutePart(run, 1, (given,), (hm.Wanted(run, 0),)))
