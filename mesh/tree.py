@@ -242,8 +242,8 @@ def ordered(value: PyTree, structure: Tree) -> PyTree:
     if set(keys) != set(structure.keys):
         return value
     by_key = dict(zip(keys, children, strict=True))
-    made = [ordered(by_key[key], child) for key, child in zip(structure.keys, structure.children, strict=True)]
-    return container.build(Tree(structure.kind, structure.keys, structure.children, static), made)
+    in_order = [ordered(by_key[key], child) for key, child in zip(structure.keys, structure.children, strict=True)]
+    return container.build(Tree(structure.kind, structure.keys, structure.children, static), in_order)
 
 
 @checked
@@ -467,10 +467,10 @@ def _split_dataclass(value: PyTree) -> Parts:
 
 def _build_dataclass(tree: Tree, children: list[Any]) -> Any:
     assert tree.kind is not None
-    made: Any = object.__new__(tree.kind)  # not through __init__: its checks are for users, not for tracers
+    instance: Any = object.__new__(tree.kind)  # not through __init__: its checks are for users, not for tracers
     for name, child in (*zip(tree.keys, children, strict=True), *tree.static):
-        object.__setattr__(made, name, child)
-    return made
+        object.__setattr__(instance, name, child)
+    return instance
 
 
 def _is_frozen_class(cls: type) -> bool:

@@ -629,9 +629,9 @@ class AsyncMesh:
             The traced step, with its first state.
         """
         how, asked = building(mode), text_of(strategy, self._reproducible)
-        made = Stepping(fn, state, examples, asked, self._copies_of(copies))
-        how.built(made.work.graph)
-        return made
+        traced = Stepping(fn, state, examples, asked, self._copies_of(copies))
+        how.built(traced.work.graph)
+        return traced
 
     def open_session(
         self,

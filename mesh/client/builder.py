@@ -64,8 +64,8 @@ class MeshBuilder:
 
     def __repr__(self) -> str:
         said = {field.name: getattr(self.config, field.name) for field in fields(MeshConfig) if field.repr}
-        given = [f"{name}={value!r}" for name, value in said.items() if value != getattr(MeshConfig(), name)]
-        return f"<MeshBuilder: {', '.join(given) or 'nothing said yet'}>"
+        changed = [f"{name}={value!r}" for name, value in said.items() if value != getattr(MeshConfig(), name)]
+        return f"<MeshBuilder: {', '.join(changed) or 'nothing said yet'}>"
 
     def node(self, address: str) -> MeshBuilder:
         """Add a worker, or the coordinator, at an address.

@@ -59,10 +59,10 @@ class Elastic:
         """The arguments of a step, which `args` gives for any portions; about so much is held for them."""
         return Feeds(self, args, nbytes)
 
-    def _checked(self, made: Stepping) -> Stepping:
-        if (made.carries, made.told) != (self.first.carries, self.first.told):
+    def _checked(self, stepping: Stepping) -> Stepping:
+        if (stepping.carries, stepping.told) != (self.first.carries, self.first.told):
             raise InputError("with another number of workers a step has another state")
-        return made
+        return stepping
 
 
 @dataclass(slots=True)

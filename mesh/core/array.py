@@ -215,43 +215,55 @@ class Array(Typed):
     # -- methods, as numpy's ------------------------------------------------------------------------------
 
     def astype(self, dtype: DTypeLike, *, copy: bool = True) -> Array:
+        """Return the elements in another dtype, as `mnp.astype` does."""
         return self._call("astype", dtype, copy=copy)
 
     def reshape(self, *shape: Any) -> Array:
+        """Return the elements in another shape, row-major; one size may be -1, for what is left."""
         return self._call("reshape", shape[0] if len(shape) == 1 else shape)
 
     def transpose(self, *axes: Any) -> Array:
+        """Return the array with its axes in this order, or reversed."""
         if not axes or axes == (None,):
             return self.T
         return self._call("permute_dims", axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes)
 
     def squeeze(self, axis: int | Sequence[int] | None = None) -> Array:
+        """Return the array without these axes of size 1, or without any such."""
         return self._call("squeeze", axis)
 
     def swapaxes(self, axis1: int, axis2: int) -> Array:
+        """Return the array with two axes exchanged."""
         return self._call("swapaxes", axis1, axis2)
 
     def ravel(self) -> Array:
+        """Return the elements in one axis, row-major."""
         return self._call("reshape", -1)
 
     def flatten(self) -> Array:
+        """Return the elements in one axis, row-major."""
         return self._call("reshape", -1)
 
     # `out` is there for numpy's own functions, which pass it on: np.sum(x) is x.sum()
 
     def sum(self, axis: Axis = None, dtype: DTypeLike = None, out: None = None, *, keepdims: bool = False) -> Array:
+        """Return the sum over the axes, or over all."""
         return self._reduced("sum", out, axis=axis, dtype=dtype, keepdims=keepdims)
 
     def prod(self, axis: Axis = None, dtype: DTypeLike = None, out: None = None, *, keepdims: bool = False) -> Array:
+        """Return the product over the axes, or over all."""
         return self._reduced("prod", out, axis=axis, dtype=dtype, keepdims=keepdims)
 
     def max(self, axis: Axis = None, out: None = None, *, keepdims: bool = False) -> Array:
+        """Return the largest element over the axes, or over all."""
         return self._reduced("max", out, axis=axis, keepdims=keepdims)
 
     def min(self, axis: Axis = None, out: None = None, *, keepdims: bool = False) -> Array:
+        """Return the smallest element over the axes, or over all."""
         return self._reduced("min", out, axis=axis, keepdims=keepdims)
 
     def mean(self, axis: Axis = None, dtype: DTypeLike = None, out: None = None, *, keepdims: bool = False) -> Array:
+        """Return the mean over the axes, or over all."""
         return self._as(dtype)._reduced("mean", out, axis=axis, keepdims=keepdims)
 
     def var(
@@ -264,6 +276,7 @@ class Array(Typed):
         correction: float = 0,
         keepdims: bool = False,
     ) -> Array:
+        """Return the variance over the axes, or over all; `ddof` and `correction` lessen the number of elements."""
         return self._as(dtype)._reduced("var", out, axis=axis, correction=correction, ddof=ddof, keepdims=keepdims)
 
     def std(
@@ -276,53 +289,68 @@ class Array(Typed):
         correction: float = 0,
         keepdims: bool = False,
     ) -> Array:
+        """Return the standard deviation over the axes, or over all; `ddof` and `correction` as for `var`."""
         return self._as(dtype)._reduced("std", out, axis=axis, correction=correction, ddof=ddof, keepdims=keepdims)
 
     def any(self, axis: Axis = None, out: None = None, *, keepdims: bool = False) -> Array:
+        """Return whether an element is true, over the axes or over all."""
         return self._reduced("any", out, axis=axis, keepdims=keepdims)
 
     def all(self, axis: Axis = None, out: None = None, *, keepdims: bool = False) -> Array:
+        """Return whether every element is true, over the axes or over all."""
         return self._reduced("all", out, axis=axis, keepdims=keepdims)
 
     def argmax(self, axis: int | None = None, *, keepdims: bool = False) -> Array:
+        """Return the int32 position of the first largest element along the axis, or in the flattened array."""
         return self._call("argmax", axis=axis, keepdims=keepdims)
 
     def argmin(self, axis: int | None = None, *, keepdims: bool = False) -> Array:
+        """Return the int32 position of the first smallest element along the axis, or in the flattened array."""
         return self._call("argmin", axis=axis, keepdims=keepdims)
 
     def clip(self, min: Operand | None = None, max: Operand | None = None) -> Array:
+        """Return the elements within bounds: smaller ones become `min`, larger ones `max`."""
         return self._call("clip", min, max)
 
     def round(self, decimals: int = 0) -> Array:
+        """Return the elements rounded to so many decimals; halves go to the even neighbour."""
         return self._call("round", decimals)
 
     def take(self, indices: Operand, axis: int | None = None) -> Array:
+        """Return the elements at these positions along the axis, or in the flattened array."""
         return self._call("take", indices, axis=axis)
 
     def repeat(self, repeats: Any, axis: int | None = None) -> Array:
+        """Return each element repeated along the axis, or in the flattened array."""
         return self._call("repeat", repeats, axis=axis)
 
     def sort(self, axis: int = -1) -> None:
-        """Sorts this array in place, as numpy's method does; `mnp.sort` gives a new one."""
+        """Sort this array in place, as numpy's method does; `mnp.sort` returns a new one."""
         self._become(FUNCTIONS["sort"](self, axis))
 
     def argsort(self, axis: int | None = -1) -> Array:
+        """Return the int32 positions that sort the array along the axis, or the flattened array."""
         return self._call("argsort", axis)
 
     def cumsum(self, axis: int | None = None, dtype: DTypeLike = None) -> Array:
+        """Return the sum of each element and all before it along the axis, or in the flattened array."""
         return self._call("cumsum", axis, dtype)
 
     def cumprod(self, axis: int | None = None, dtype: DTypeLike = None) -> Array:
+        """Return the product of each element and all before it along the axis, or in the flattened array."""
         return self._call("cumprod", axis, dtype)
 
     def nonzero(self) -> tuple[Array, ...]:
+        """Return the int32 positions of the elements that are not zero, by axis; the values must be known."""
         result: tuple[Array, ...] = FUNCTIONS["nonzero"](self)
         return result
 
     def copy(self) -> Array:
+        """Return an array of the same value, which `x[key] = v` does not change."""
         return renamed(self)
 
     def conj(self) -> Array:
+        """Return the complex conjugate."""
         return self._call("conj")
 
     # -- values -------------------------------------------------------------------------------------------

@@ -45,8 +45,8 @@ def taken(fn: Any, args: Sequence[Any], keywords: Mapping[str, Any], own: Sequen
 
 def called(fn: Function, args: Sequence[Any]) -> Any:
     """What `fn` gives for arguments as `taken` has them."""
-    given, keywords = apart(args)
-    return fn(*given, **keywords)
+    placed, keywords = apart(args)
+    return fn(*placed, **keywords)
 
 
 def apart(args: Sequence[Any]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:

@@ -96,8 +96,11 @@ class Evaluating:
     ) -> Sequence[NDArray[Any]]:
         """The outputs, in graph order.  `spent` are params that nobody needs after this: outputs may take their memory.
         They are as they were if this raises."""
-        given = {**self.params, **params, **inputs}
-        return run(self._executable, [Lent(given[name]) if name in spent else given[name] for name in self._names])
+        values_by_name = {**self.params, **params, **inputs}
+        return run(
+            self._executable,
+            [Lent(values_by_name[name]) if name in spent else values_by_name[name] for name in self._names],
+        )
 
 
 def _check_devices(graph: WireGraph) -> None:

@@ -220,12 +220,12 @@ def handle_of(array: Any, name: str = "") -> Handle:
 def _by_name(graph: WireGraph, args: tuple[Any, ...]) -> dict[str, Any]:
     """Arguments of a graph: one dict by name, or positional in the order of its inputs, then params, and by name."""
     names = [*graph.input_types, *graph.param_types]
-    given, named = apart(args)
-    if len(given) == 1 and isinstance(given[0], Mapping):
-        return {**given[0], **named}
-    if len(given) > len(names) or (len(given) < len(names) and not named):
-        raise InputError(f"the graph takes {counted(len(names), 'input')} ({', '.join(names)}), got {len(given)}")
-    placed = dict(zip(names, given, strict=False))
+    placed_args, named = apart(args)
+    if len(placed_args) == 1 and isinstance(placed_args[0], Mapping):
+        return {**placed_args[0], **named}
+    if len(placed_args) > len(names) or (len(placed_args) < len(names) and not named):
+        raise InputError(f"the graph takes {counted(len(names), 'input')} ({', '.join(names)}), got {len(placed_args)}")
+    placed = dict(zip(names, placed_args, strict=False))
     if twice := placed.keys() & named.keys():
         raise InputError(f"the input {min(twice)!r} is given twice")
     return {**placed, **named}

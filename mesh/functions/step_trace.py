@@ -100,13 +100,13 @@ class Stepping:
         """The same steps from another state; InputError if its structure, or the shape or dtype of a leaf, differs."""
         values, structure = tree.flatten(tree.ordered(state, self._structure))
         _check_structure(self._structure, structure)
-        made = copy(self)
-        made._leaves = [self._other(leaf, _handle(leaf.path, value))
+        other = copy(self)
+        other._leaves = [self._other(leaf, _handle(leaf.path, value))
                         for leaf, value in zip(self._leaves, values, strict=True)]  # fmt: skip
-        firsts = {name: leaf.padded for name, leaf in zip(self._names(self._traced), made._leaves, strict=True)}
+        firsts = {name: leaf.padded for name, leaf in zip(self._names(self._traced), other._leaves, strict=True)}
         bindings = {name: firsts.get(name, handle) for name, handle in self.work.bindings.items()}
-        made.work = Work(self.graph, bindings, self.work.strategy, self.work.copies)
-        return made
+        other.work = Work(self.graph, bindings, self.work.strategy, self.work.copies)
+        return other
 
     def place(self, strategy: str) -> None:
         """Have its session go by another strategy."""
@@ -206,14 +206,14 @@ class Stepping:
         count = len(self._leaves)
         outputs, following = graph.outputs[:-count], graph.outputs[-count:]
         roles: list[str | None] = []
-        for param, made in zip(mine, following, strict=True):
+        for param, following_node in zip(mine, following, strict=True):
             others = {*outputs, *(source for source, own in zip(following, mine, strict=True) if own != source)}
-            if param is not None and made == param:
+            if param is not None and following_node == param:
                 roles.append(FIXED)
             elif param is not None and (param in read or param in others):
-                roles.append(None if graph.nodes[made].op in LEAVES or param in others else CARRIED)
+                roles.append(None if graph.nodes[following_node].op in LEAVES or param in others else CARRIED)
             else:
-                roles.append(None if graph.nodes[made].op == "param" else TOLD)
+                roles.append(None if graph.nodes[following_node].op == "param" else TOLD)
         return roles
 
     def _trace(self, fn: Callable[..., Any], examples: Sequence[Any]) -> Traced:

@@ -115,19 +115,19 @@ def einsum(subscripts: str, *arrays: Operand) -> Array:
     """
     if not isinstance(subscripts, str):
         raise InputError(f"einsum takes subscripts first, such as 'ij,jk->ik', not {said(subscripts)}")
-    given = operands(*arrays)
-    terms, kept = _parse(subscripts, given)
-    pending = [_diagonals(array, labels) for array, labels in zip(given, terms, strict=True)]
+    tensors = operands(*arrays)
+    terms, kept = _parse(subscripts, tensors)
+    pending = [_diagonals(array, labels) for array, labels in zip(tensors, terms, strict=True)]
     for label in {label for term in pending for label in term.labels}:
         dims = {term.dim(label) for term in pending if label in term.labels} - {1}
         if len(dims) > 1:
             raise ShapeError(f"einsum {subscripts!r}: {label!r} has the dimensions {sorted(dims)}")
     while len(pending) > 1:
         first, second = min(combinations(pending, 2), key=lambda pair: _product_size(pair, pending, kept))
-        rest = [term for term in pending if term is not first and term is not second]
-        labels = _still_needed(first, second, rest, kept)
-        pending = [*rest, Labelled(contract(first, second, labels), labels)]
-    return _as_bool_if(given[0], _arranged(_summed(pending[0], kept), kept))
+        others = [term for term in pending if term is not first and term is not second]
+        labels = _still_needed(first, second, others, kept)
+        pending = [*others, Labelled(contract(first, second, labels), labels)]
+    return _as_bool_if(tensors[0], _arranged(_summed(pending[0], kept), kept))
 
 
 def _parse(subscripts: str, arrays: Sequence[Array]) -> tuple[list[Labels], Labels]:
@@ -177,8 +177,8 @@ def _diagonals(array: Array, labels: Labels) -> Labelled:
     return Labelled(array, labels)
 
 
-def _still_needed(first: Labelled, second: Labelled, rest: Sequence[Labelled], kept: Labels) -> Labels:
-    needed = {*kept, *[label for term in rest for label in term.labels]}
+def _still_needed(first: Labelled, second: Labelled, others: Sequence[Labelled], kept: Labels) -> Labels:
+    needed = {*kept, *[label for term in others for label in term.labels]}
     return tuple([label for label in dict.fromkeys((*first.labels, *second.labels)) if label in needed])
 
 

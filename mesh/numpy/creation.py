@@ -77,11 +77,11 @@ def arange(
     """
     check_device(device)
     first, last = (0, start) if stop is None else (start, stop)
-    given = (first, last, step)
-    first, last, step = (_number(bound, "arange") for bound in given)
+    bounds = (first, last, step)
+    first, last, step = (_number(bound, "arange") for bound in bounds)
     if step == 0:
         raise InputError("arange needs a step other than 0")
-    wanted = _natural(given) if dtype is None else to_dtype(dtype)
+    wanted = _natural(bounds) if dtype is None else to_dtype(dtype)
     if wanted.kind in "iu" and all(bound == int(bound) for bound in (first, last, step)):
         first, last, step = int(first), int(last), int(step)
     counter = F32 if wanted in (F16, BF16) else wanted
@@ -148,14 +148,14 @@ def meshgrid(*arrays: Operand, indexing: str = "xy") -> list[Array]:
     """Coordinate arrays of 1-d coordinates; "xy" puts the second array's axis first, "ij" keeps the order."""
     if indexing not in ("xy", "ij"):
         raise InputError(f"indexing is 'xy' or 'ij', got {indexing!r}")
-    given = [manipulation.ravel(array) for array in arrays]
-    rank = len(given)
+    axes = [manipulation.ravel(array) for array in arrays]
+    rank = len(axes)
     places = list(range(rank))
     if indexing == "xy" and rank > 1:
         places[0], places[1] = 1, 0
     shaped = [
         manipulation.reshape(array, [array.size if axis == place else 1 for axis in range(rank)])
-        for array, place in zip(given, places, strict=True)
+        for array, place in zip(axes, places, strict=True)
     ]
     return manipulation.broadcast_arrays(*shaped)
 

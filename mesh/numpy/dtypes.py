@@ -51,8 +51,8 @@ class finfo:
     dtype: np.dtype[Any]
 
     def __init__(self, type: Any) -> None:
-        given = _dtype_of(type)
-        dtype = PARTS.get(given, given)
+        asked = _dtype_of(type)
+        dtype = PARTS.get(asked, asked)
         if dtype.kind != "f":
             raise DTypeError(f"finfo needs a float or complex dtype, got {dtype.name}")
         info: Any = ml_dtypes.finfo(dtype.numpy)  # type: ignore[no-untyped-call]

@@ -30,13 +30,13 @@ from .reductions import normal_axis
 def getitem(x: Operand, key: Any) -> Array:
     """x[key] with numpy's rules."""
     array = asarray(x)
-    given = [_item(item) for item in (key if isinstance(key, tuple) else (key,))]
-    items = _expanded(array, given)
+    key_items = [_item(item) for item in (key if isinstance(key, tuple) else (key,))]
+    items = _expanded(array, key_items)
     if any(isinstance(item, Array | _Flag) for item in items):
         items = [_index_literal(item) if isinstance(item, int) else item for item in items]
     basic = _Basic(array, items)
     result = basic.apply(array)
-    return _advanced(result, basic.gathers, _are_apart(given)) if basic.gathers else result
+    return _advanced(result, basic.gathers, _are_apart(key_items)) if basic.gathers else result
 
 
 def take(x: Operand, indices: Operand, axis: int | None = None) -> Array:
@@ -185,14 +185,14 @@ def _are_apart(items: list[Any]) -> bool:
 def _expanded(array: Array, items: list[Any]) -> list[Any]:
     """The key with one item per axis and None: masks as integer arrays, Ellipsis and missing axes as full slices."""
     items = list(items)
-    given = sum(_axes_of(item) for item in items)
-    if given > array.ndim:
-        raise InputError(f"{given} indices for an array of {counted(array.ndim, 'dimension')}")
+    count = sum(_axes_of(item) for item in items)
+    if count > array.ndim:
+        raise InputError(f"{count} indices for an array of {counted(array.ndim, 'dimension')}")
     dots = [place for place, item in enumerate(items) if item is Ellipsis]
     if len(dots) > 1:
         raise InputError("an index has at most one Ellipsis (...)")
     at = dots[0] if dots else len(items)
-    items[at : at + 1] = [slice(None)] * (array.ndim - given)
+    items[at : at + 1] = [slice(None)] * (array.ndim - count)
     return _without_masks(array, items)
 
 

@@ -30,8 +30,8 @@ Shape = int | Sequence[int]
 def to_shape(shape: Any) -> tuple[int, ...]:
     """A shape given as an int or a sequence of ints."""
     try:
-        given = (shape,) if hasattr(shape, "__index__") else tuple(shape)
-        return tuple([operator.index(dim) for dim in given])
+        sizes = (shape,) if hasattr(shape, "__index__") else tuple(shape)
+        return tuple([operator.index(dim) for dim in sizes])
     except TypeError as error:
         raise InputError(f"a shape is made of ints, got {shape!r}") from error
 
@@ -61,8 +61,8 @@ def ravel(x: Operand) -> Array:
 def permute_dims(x: Operand, axes: Sequence[int] | None = None) -> Array:
     """x with axis i taken from axis axes[i]; all reversed if axes is None."""
     array = asarray(x)
-    given = range(array.ndim)[::-1] if axes is None else items(axes, "as axes")
-    perm = tuple([normal_axis(axis, array.ndim) for axis in given])
+    order = range(array.ndim)[::-1] if axes is None else items(axes, "as axes")
+    perm = tuple([normal_axis(axis, array.ndim) for axis in order])
     return renamed(array) if perm == tuple(range(array.ndim)) else apply("transpose", array, perm=perm)
 
 
@@ -98,10 +98,10 @@ def moveaxis(x: Operand, source: Shape, destination: Shape) -> Array:
 def expand_dims(x: Operand, axis: Shape = 0) -> Array:
     """A dimension of 1 at each position `axis` of the result."""
     array = asarray(x)
-    given = to_shape(axis)
-    places = normal_axes(given, array.ndim + len(given))
+    added = to_shape(axis)
+    places = normal_axes(added, array.ndim + len(added))
     dims = iter(array.shape)
-    return reshape(array, [1 if place in places else next(dims) for place in range(array.ndim + len(given))])
+    return reshape(array, [1 if place in places else next(dims) for place in range(array.ndim + len(added))])
 
 
 def squeeze(x: Operand, axis: int | Sequence[int] | None = None) -> Array:
@@ -132,9 +132,9 @@ def broadcast_shapes(*shapes: Shape) -> tuple[int, ...]:
 
 def broadcast_arrays(*arrays: Operand) -> list[Array]:
     """All arrays broadcast to their common shape."""
-    given = [asarray(array) for array in arrays]
-    shape = broadcast_shapes(*[array.shape for array in given])
-    return [broadcast_to(array, shape) for array in given]
+    converted = [asarray(array) for array in arrays]
+    shape = broadcast_shapes(*[array.shape for array in converted])
+    return [broadcast_to(array, shape) for array in converted]
 
 
 def flip(x: Operand, axis: int | Sequence[int] | None = None) -> Array:
@@ -164,20 +164,20 @@ def roll(x: Operand, shift: Shape, axis: Shape | None = None) -> Array:
 @checked
 def concat(arrays: Sequence[Operand], axis: int | None = 0) -> Array:
     """Arrays joined along an existing axis; flattened first if axis is None."""
-    given = parts(arrays)
+    pieces = parts(arrays)
     if axis is None:
-        given, axis = [ravel(array) for array in given], 0
-    place = normal_axis(axis, given[0].ndim)
-    return renamed(given[0]) if len(given) == 1 else apply("concat", *given, axis=place)
+        pieces, axis = [ravel(array) for array in pieces], 0
+    place = normal_axis(axis, pieces[0].ndim)
+    return renamed(pieces[0]) if len(pieces) == 1 else apply("concat", *pieces, axis=place)
 
 
 @checked
 def stack(arrays: Sequence[Operand], axis: int = 0) -> Array:
     """Arrays of one shape joined along a new axis."""
-    given = parts(arrays)
-    if len({array.shape for array in given}) > 1:
-        raise ShapeError(f"stack needs arrays of one shape, got {', '.join(str(array.shape) for array in given)}")
-    return concat([expand_dims(array, axis) for array in given], axis)
+    pieces = parts(arrays)
+    if len({array.shape for array in pieces}) > 1:
+        raise ShapeError(f"stack needs arrays of one shape, got {', '.join(str(array.shape) for array in pieces)}")
+    return concat([expand_dims(array, axis) for array in pieces], axis)
 
 
 def unstack(x: Operand, axis: int = 0) -> tuple[Array, ...]:

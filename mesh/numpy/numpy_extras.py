@@ -46,8 +46,8 @@ def vstack(arrays: Sequence[Operand]) -> Array:
 @checked
 def hstack(arrays: Sequence[Operand]) -> Array:
     """Arrays joined along their second axis, vectors along their first."""
-    given = [manipulation.atleast_1d(array) for array in operands(*arrays)]
-    return concat(given, 0 if given and given[0].ndim == 1 else 1)
+    pieces = [manipulation.atleast_1d(array) for array in operands(*arrays)]
+    return concat(pieces, 0 if pieces and pieces[0].ndim == 1 else 1)
 
 
 @checked
@@ -59,8 +59,8 @@ def dstack(arrays: Sequence[Operand]) -> Array:
 @checked
 def column_stack(arrays: Sequence[Operand]) -> Array:
     """Vectors, and the columns of matrices, as columns of one matrix."""
-    given = operands(*arrays)
-    return concat([reshape(array, (-1, 1)) if array.ndim < 2 else array for array in given], 1)
+    columns = operands(*arrays)
+    return concat([reshape(array, (-1, 1)) if array.ndim < 2 else array for array in columns], 1)
 
 
 def atleast_3d(x: Operand) -> Array:
@@ -118,10 +118,10 @@ def fliplr(x: Operand) -> Array:
 def rot90(x: Operand, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Array:
     """x turned k quarters from the first axis towards the second."""
     array = asarray(x)
-    given = [normal_axis(axis, array.ndim) for axis in items(axes, "as the axes of rot90")]
-    if len(given) != 2:
+    plane = [normal_axis(axis, array.ndim) for axis in items(axes, "as the axes of rot90")]
+    if len(plane) != 2:
         raise InputError(f"rot90 turns two axes, got {axes}")
-    first, second = given
+    first, second = plane
     if first == second:
         raise InputError(f"rot90 turns two different axes, got {axes}")
     if k % 4 == 2:
@@ -227,10 +227,10 @@ def fmod(x1: Operand, x2: Operand) -> Array:
     """The remainder with the sign of x1."""
     left, right = operands(x1, x2)
     if left.type.dtype.kind != "f":  # the smallest integer has no size
-        rest = elementwise.remainder(left, right)
-        other_sign = elementwise.not_equal(elementwise.less(rest, 0), elementwise.less(left, 0))
-        apart = elementwise.logical_and(elementwise.not_equal(rest, 0), other_sign)
-        return elementwise.where(apart, elementwise.subtract(rest, right), rest)
+        remainder = elementwise.remainder(left, right)
+        other_sign = elementwise.not_equal(elementwise.less(remainder, 0), elementwise.less(left, 0))
+        apart = elementwise.logical_and(elementwise.not_equal(remainder, 0), other_sign)
+        return elementwise.where(apart, elementwise.subtract(remainder, right), remainder)
     below = elementwise.signbit(left)  # -0.0 too
     size = elementwise.where(below, elementwise.negative(left), left)  # abs has no slope at 0
     size = elementwise.remainder(size, elementwise.abs(right))

@@ -95,14 +95,14 @@ def operands(*values: Operand) -> list[Array]:
     """Arrays of one common dtype; shapes stay as they are."""
     if not values:
         raise InputError("a function of arrays needs one array or more")
-    first, *rest = arrays = [
+    first, *others = arrays = [
         value if is_python_scalar(value) or isinstance(value, Array) else _numbers(value) or _as_array(value)
         for value in values
     ]
     if (
         isinstance(first, Array)
         and not first.weak
-        and all(isinstance(x, Array) and x.type.dtype is first.type.dtype for x in rest)
+        and all(isinstance(x, Array) and x.type.dtype is first.type.dtype for x in others)
     ):
         return arrays  # type: ignore[return-value]  # the common case: nothing to do
     dtype, weak = common_dtype(arrays)
@@ -112,8 +112,8 @@ def operands(*values: Operand) -> list[Array]:
 def parts(values: Sequence[Operand]) -> list[Array]:
     """`operands` for the parts of one array: Python scalars among them make no array that adapts to other dtypes."""
     values = items(values, "of the arrays to join")
-    given = operands(*values)
-    return given if all(isinstance(value, Array) for value in values) else [strong(array) for array in given]
+    converted = operands(*values)
+    return converted if all(isinstance(value, Array) for value in values) else [strong(array) for array in converted]
 
 
 def floats(*values: Operand) -> list[Array]:
@@ -136,10 +136,10 @@ def inexact(*values: Operand) -> list[Array]:
 
 def common_dtype(values: Iterable[Any]) -> tuple[DType, bool]:
     """The dtype that `values` (Arrays and Python scalars) promote to, and whether all of them are weak."""
-    given = [*values]
-    weak = [_weak_dtype(value) for value in given if _is_weak(value)]
+    operands = [*values]
+    weak = [_weak_dtype(value) for value in operands if _is_weak(value)]
     strong = [
-        value.dtype if isinstance(value, _Numbers) else value.type.dtype for value in given if not _is_weak(value)
+        value.dtype if isinstance(value, _Numbers) else value.type.dtype for value in operands if not _is_weak(value)
     ]
     highest = max(weak, key=lambda dtype: (_RANK[dtype.kind], dtype.itemsize), default=None)
     if not strong:

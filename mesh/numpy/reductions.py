@@ -38,10 +38,10 @@ def normal_axes(axis: Axis, ndim: int) -> tuple[int, ...]:
     """All axes meant by `axis`, counted from the front, each once."""
     if axis is None:
         return tuple(range(ndim))
-    given = axis if isinstance(axis, Sequence) else (axis,)
-    axes = tuple([normal_axis(number, ndim) for number in given])
+    listed = axis if isinstance(axis, Sequence) else (axis,)
+    axes = tuple([normal_axis(number, ndim) for number in listed])
     if len(set(axes)) != len(axes):
-        raise InputError(f"an axis stands twice in {tuple(given)}")
+        raise InputError(f"an axis stands twice in {tuple(listed)}")
     return axes
 
 

@@ -41,13 +41,13 @@ def argsort(x: Operand, axis: int | None = -1, *, descending: bool = False, stab
 @checked
 def lexsort(keys: Sequence[Operand], axis: int = -1) -> Array:
     """The indices that sort by the last key, equal ones by the key before it, and so on."""
-    given = [asarray(key) for key in items(keys, "as the keys of lexsort")]
-    if not given:
+    columns = [asarray(key) for key in items(keys, "as the keys of lexsort")]
+    if not columns:
         raise InputError("lexsort needs one key or more")
-    if len({key.shape for key in given}) > 1:
-        raise ShapeError(f"lexsort needs keys of one shape, got {', '.join(str(key.shape) for key in given)}")
-    order = argsort(given[0], axis)
-    for key in given[1:]:
+    if len({key.shape for key in columns}) > 1:
+        raise ShapeError(f"lexsort needs keys of one shape, got {', '.join(str(key.shape) for key in columns)}")
+    order = argsort(columns[0], axis)
+    for key in columns[1:]:
         order = indexing.picked(order, argsort(indexing.picked(key, order, axis), axis), axis)
     return order
 
@@ -146,12 +146,12 @@ def quantile(x: Operand, q: Any, axis: Axis = None, *, method: str = "linear", k
     if not ((shares >= 0) & (shares <= 1)).all():
         raise InputError(f"quantiles lie in [0, 1], got {q}")
     axes = normal_axes(axis, array.ndim)
-    rest = [place for place in range(array.ndim) if place not in axes]
-    dims = [array.shape[place] for place in rest]
+    others = [place for place in range(array.ndim) if place not in axes]
+    dims = [array.shape[place] for place in others]
     length = math.prod([array.shape[place] for place in axes])
     if length == 0:
         raise ShapeError(f"a quantile over an empty axis has no value: shape {array.shape}, axes {axes}")
-    rows = manipulation.reshape(manipulation.permute_dims(array, [*rest, *axes]), (*dims, length))
+    rows = manipulation.reshape(manipulation.permute_dims(array, [*others, *axes]), (*dims, length))
     ordered = cast(sort(rows), _wide(array.type.dtype))
     between = _between(ordered, shares.reshape(-1) * (length - 1), method)
     result = cast(elementwise.where(elementwise.isnan(ordered[..., -1:]), math.nan, between), array.type.dtype)

@@ -142,9 +142,9 @@ def _fits_under(mask: Array, new: Array, array: Array) -> bool:
 
 
 def _masked(array: Array, mask: Array, new: Array, mode: str) -> Array:
-    rest = array.shape[mask.ndim :]
-    new = manipulation.broadcast_to(_without_leading_ones(new, len(rest)), rest)
-    chosen = manipulation.reshape(mask, (*mask.shape, *[1] * len(rest)))
+    below = array.shape[mask.ndim :]
+    new = manipulation.broadcast_to(_without_leading_ones(new, len(below)), below)
+    chosen = manipulation.reshape(mask, (*mask.shape, *[1] * len(below)))
     combine = _COMBINE.get(mode)
     return elementwise.where(chosen, new if combine is None else combine(array, new), array)
 

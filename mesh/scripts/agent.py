@@ -40,10 +40,10 @@ Tell = Callable[[dict[str, Any]], None]
 
 
 def main() -> None:
-    told = _lines()
-    job = next(told, None)
+    orders = _lines()
+    job = next(orders, None)
     if job is not None:
-        asyncio.run(_run(job, told))
+        asyncio.run(_run(job, orders))
 
 
 def _lines() -> Iterator[dict[str, Any]]:

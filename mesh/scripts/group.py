@@ -257,8 +257,8 @@ class Group:
             raise InputError(f"reduce_scatter has no op {op!r}", next_step=f"Choose one of {', '.join(OPS)}")
         array, name = _native(x), "sum" if op == "mean" else op
         at = _axis(axis, array)
-        made = self._do("reduce_scatter", lambda group: group.reduce_scatter(array, at, name), timeout_s)
-        return _divided(made, self.size) if op == "mean" else made
+        block = self._do("reduce_scatter", lambda group: group.reduce_scatter(array, at, name), timeout_s)
+        return _divided(block, self.size) if op == "mean" else block
 
     @spelt
     def all_to_all(
@@ -299,8 +299,8 @@ class Group:
         if array.shape[split] != self.size:
             raise ShapeError(f"all_to_all with tiled=False sends one row to each of {self.size} ranks: {array.shape}")
         rows = np.moveaxis(array, split, 0)
-        made = self._do("all_to_all", lambda group: group.all_to_all(rows, 0, 0), timeout_s)
-        return np.moveaxis(made, 0, joined)
+        received = self._do("all_to_all", lambda group: group.all_to_all(rows, 0, 0), timeout_s)
+        return np.moveaxis(received, 0, joined)
 
     @spelt
     def broadcast(self, x: Any, root: int = 0, timeout_s: float | None = None) -> Array:
@@ -513,9 +513,9 @@ class Group:
         """
         if not isinstance(color, (int, np.integer, NoneType)) or not isinstance(key, (int, np.integer)):
             raise InputError(f"a colour is an int or None, and a key an int, not {color!r} and {key!r}")
-        for what, given in (("a colour", color or 0), ("a key", key)):
-            if not -(2**63) <= given < 2**63:
-                raise InputError(f"{what} has 64 bits at most, not {given}")
+        for what, value in (("a colour", color or 0), ("a key", key)):
+            if not -(2**63) <= value < 2**63:
+                raise InputError(f"{what} has 64 bits at most, not {value}")
         return self._do("split", lambda group: self._split(group, color, key), timeout_s)
 
     def close(self) -> None:
@@ -592,14 +592,14 @@ class Group:
             weighed = array.astype(kind) * own.astype(kind)
             return _divided(self._do("all_reduce", lambda group: group.all_reduce(weighed), timeout_s), total)
         name = "sum" if op == "mean" else op
-        made = self._do("all_reduce", lambda group: group.all_reduce(array, name), timeout_s)
-        return _divided(made, self.size) if op == "mean" else made
+        reduction = self._do("all_reduce", lambda group: group.all_reduce(array, name), timeout_s)
+        return _divided(reduction, self.size) if op == "mean" else reduction
 
     def _split(self, group: Runtime, color: int | None, key: int) -> Group | None:
         self._splits += 1
         asked = np.asarray([[color is not None, color or 0, key]], np.int64)
-        given = group.all_gather(asked).tolist()
-        members = sorted((key, rank) for rank, (wanted, its, key) in enumerate(given) if wanted and its == color)
+        colours = group.all_gather(asked).tolist()
+        members = sorted((key, rank) for rank, (wanted, its, key) in enumerate(colours) if wanted and its == color)
         if color is None:
             group.barrier()
             return None
@@ -622,9 +622,9 @@ def _native(x: Any) -> Array:
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
-def _divided(made: Array, by: Any) -> Array:
+def _divided(total: Array, by: Any) -> Array:
     """The quotient as numpy has it, but a float keeps its dtype."""
-    return np.asarray(made / np.asarray(by).astype(made.dtype if made.dtype.kind not in "biu" else np.float64))
+    return np.asarray(total / np.asarray(by).astype(total.dtype if total.dtype.kind not in "biu" else np.float64))
 
 
 def _type(shape: Sequence[int], dtype: DTypeLike) -> TensorType:

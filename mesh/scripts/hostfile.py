@@ -80,20 +80,20 @@ def _host(words: list[str], where: str) -> Host:
     name, *pairs = words
     if "=" in name or name.startswith("-"):
         raise ConfigError(f"{where}: {name!r} is no host", next_step="A line begins with the name of a host")
-    given: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if key not in _KEYS or not equals:
             raise ConfigError(f"{where}: {key!r} is no key of a host", next_step=f"It takes {', '.join(_KEYS)}")
-        if key in given:
+        if key in fields:
             raise ConfigError(f"{where}: {key} stands there twice")
         try:
-            given[key] = _KEYS[key](value)
+            fields[key] = _KEYS[key](value)
         except ValueError as error:
             raise ConfigError(f"{where}: {key} is {value!r}, {error}") from None
-    host = Host(name, **given)
+    host = Host(name, **fields)
     for key in OF_SSH if host.here else ():
-        if key in given:
+        if key in fields:
             raise ConfigError(f"{where}: {key}= is for ssh, and {name} starts directly", next_step=f"Leave {key}= out")
     return host
 

@@ -109,11 +109,11 @@ class Launcher:
         except FileNotFoundError as error:
             raise ConfigError(f"{host.name} needs ssh, which is not here", cause=str(error)) from None
         self._agents[host.name] = agent
-        told = {rank: {**settings.environment(), "PYTHONUNBUFFERED": "1"} for rank, settings in ranks.items()}
+        environments = {rank: {**settings.environment(), "PYTHONUNBUFFERED": "1"} for rank, settings in ranks.items()}
         python = sys.executable if host.here else host.python or "python3"
         command = [python, self._launch.script, *self._launch.arguments]
         folder = host.folder or str(Path.cwd())
-        job = {"command": command, "folder": folder, "ranks": told, "grace_s": self._launch.grace_s}
+        job = {"command": command, "folder": folder, "ranks": environments, "grace_s": self._launch.grace_s}
         self._say(agent, {**job, "passport": passport})
 
     async def _attend(self, name: str, agent: asyncio.subprocess.Process) -> None:

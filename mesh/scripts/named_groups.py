@@ -76,8 +76,8 @@ def in_buffers(leaves: Mapping[str, Array], reduced: Callable[[Array], Array]) -
     results: dict[str, Array] = {}
     for dtype in sorted(kinds, key=str):
         names = kinds[dtype]
-        made = reduced(np.concatenate([leaves[name].reshape(-1) for name in names]))
+        buffer = reduced(np.concatenate([leaves[name].reshape(-1) for name in names]))
         ends = np.cumsum([leaves[name].size for name in names])[:-1]
-        for name, part in zip(names, np.split(made, ends), strict=True):
+        for name, part in zip(names, np.split(buffer, ends), strict=True):
             results[name] = part.reshape(leaves[name].shape)
     return results

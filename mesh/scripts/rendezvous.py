@@ -144,5 +144,5 @@ def _read(path: Path) -> dict[str, str] | None:
 def _note(fields: Mapping[str, Any] | None) -> Note | None:
     if fields is None:
         return None
-    given = {field.name: fields[field.name] for field in dataclasses.fields(Note) if field.name in fields}
-    return Note(**given | {"addresses": tuple(given.get("addresses", ()))})
+    values = {field.name: fields[field.name] for field in dataclasses.fields(Note) if field.name in fields}
+    return Note(**values | {"addresses": tuple(values.get("addresses", ()))})

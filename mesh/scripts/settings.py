@@ -37,9 +37,9 @@ class RankSettings:
         """The variables that tell this."""
         return {variable: str(self._text(field)) for variable, field in VARIABLES.items()}
 
-    def changed(self, **given: Any) -> RankSettings:
+    def changed(self, **changes: Any) -> RankSettings:
         """The settings with those of these that are not None, checked; all ranks are on this machine unless said."""
-        wanted = {name: value for name, value in given.items() if value is not None}
+        wanted = {name: value for name, value in changes.items() if value is not None}
         settings = replace(self, **wanted)
         if not settings.hosts and ("rank" in wanted or "size" in wanted):
             settings = replace(settings, local_rank=settings.rank, local_size=settings.size)
@@ -63,13 +63,13 @@ VARIABLES = {
 
 def told(environment: Mapping[str, str] = os.environ) -> RankSettings:
     """What the environment says; ConfigError naming the variable that makes no sense."""
-    given = {field: _read(name, environment[name]) for name, field in VARIABLES.items() if environment.get(name)}
-    alone = {"rank", "size"} - given.keys()
+    values = {field: _read(name, environment[name]) for name, field in VARIABLES.items() if environment.get(name)}
+    alone = {"rank", "size"} - values.keys()
     if len(alone) == 1:
         missing = next(name for name, field in VARIABLES.items() if field in alone)
         raise ConfigError(f"{missing} is not set, but its partner is: a rank needs both", next_step=_HOW)
-    local = {name: given.pop(name) for name in ("local_rank", "local_size") if name in given}
-    return replace(RankSettings().changed(**given), **local)
+    local = {name: values.pop(name) for name in ("local_rank", "local_size") if name in values}
+    return replace(RankSettings().changed(**values), **local)
 
 
 _HOW = "Start ranks with: mesh-coord launch -n 4 script.py"

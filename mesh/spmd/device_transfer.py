@@ -168,7 +168,7 @@ def accelerator(x: PyTree, id: int | None = None, *, device_id: int | None = Non
     """
     if id is not None and device_id is not None:
         raise InputError("id and device_id are two names of one argument", next_step="Give one of them")
-    number = next((given for given in (id, device_id) if given is not None), 0)
+    number = next((candidate for candidate in (id, device_id) if candidate is not None), 0)
     if type(number) is not int or not 0 <= number < 1_000_000:
         raise InputError(f"accelerators are numbered from 0, got {number!r}")
     return _on(x, DeviceName("accelerator", number))

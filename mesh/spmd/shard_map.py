@@ -126,8 +126,8 @@ def shard_map(
         specs = _specs(
             same_structure(flat.in_tree, tuple(per_argument), "in_specs", prefix=True), flat.names, "in_specs"
         )
-        given = list(zip(specs, flat.arrays, flat.names, strict=True))
-        types = [spec.local(grid, array.type, f"the argument {name!r}") for spec, array, name in given]
+        placed_arguments = list(zip(specs, flat.arrays, flat.names, strict=True))
+        types = [spec.local(grid, array.type, f"the argument {name!r}") for spec, array, name in placed_arguments]
         with _ranks_of(grid):
             inner = flat.run(types)
         captured = captured_by(inner, again=is_made_again)
@@ -139,7 +139,7 @@ def shard_map(
             texts.append(spec_text(spec.on(grid, len(tensor.type.shape), f"the result {name!r}")))
             if check and not differs <= frozenset(spec.axes):
                 raise _may_differ(name, spec, sorted(differs - frozenset(spec.axes)))
-        whole = [spec_text(spec.on(grid, array.ndim, name)) for spec, array, name in given]
+        whole = [spec_text(spec.on(grid, array.ndim, name)) for spec, array, name in placed_arguments]
         whole += [spec_text(((),) * len(tensor.type.shape)) for tensor in captured]
         results = several(
             "spmd",

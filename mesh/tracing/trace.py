@@ -365,15 +365,15 @@ def _widened(
     if not any(tensor.wide for tensor in declared):
         return tuple(arguments), list(declared)
     needed = {id(tensor) for tensor in pending([array.tensor for array in outputs])}
-    given: list[tuple[Argument, Tensor]] = []
+    pairs: list[tuple[Argument, Tensor]] = []
     for leaf, tensor in zip(arguments, declared, strict=True):
         wide = tensor.wide
         if wide is None or id(wide) not in needed:
-            given.append((leaf, tensor))
+            pairs.append((leaf, tensor))
             continue
         tensor.expression = Expression("cast", (wide,), Attrs({"dtype": tensor.type.dtype.name}))
-        given.append((replace(leaf, type=wide.type), wide))
-    return tuple([leaf for leaf, _ in given]), [tensor for _, tensor in given]
+        pairs.append((replace(leaf, type=wide.type), wide))
+    return tuple([leaf for leaf, _ in pairs]), [tensor for _, tensor in pairs]
 
 
 def named_arguments(fn: Callable[..., Any], examples: Sequence[Any]) -> tuple[tuple[Argument, ...], Tree]:

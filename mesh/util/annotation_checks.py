@@ -61,9 +61,9 @@ def checked(fn: F) -> F:
 
     def looked_at(args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         names = [*places, *[more] * (len(args) - len(places))]
-        given = [taken(name, value) for name, value in zip(names, args, strict=False)]
+        values = [taken(name, value) for name, value in zip(names, args, strict=False)]
         return fn(
-            *given, **{name: taken(name, value) if name in passing else value for name, value in keywords.items()}
+            *values, **{name: taken(name, value) if name in passing else value for name, value in keywords.items()}
         )
 
     @wraps(fn)

@@ -78,8 +78,8 @@ def pairs_of(pairs: Any, ranks: int) -> list[tuple[int, int]]:
         if not (0 <= source < ranks and 0 <= destination < ranks):
             raise InputError(f"permute from {source} to {destination}: the group has {ranks} ranks")
         checked.append((source, destination))
-    for what, given in (("source", [a for a, _ in checked]), ("destination", [b for _, b in checked])):
-        twice = [rank for place, rank in enumerate(given) if rank in given[:place]]
+    for what, ranks_of_pairs in (("source", [a for a, _ in checked]), ("destination", [b for _, b in checked])):
+        twice = [rank for place, rank in enumerate(ranks_of_pairs) if rank in ranks_of_pairs[:place]]
         if twice:
             raise InputError(f"permute has the {what} {twice[0]} twice in {checked}")
     return checked
