@@ -143,10 +143,10 @@ def tokenizer() -> Any:
         from tokenizers import Tokenizer
     except ImportError:
         raise ConfigError("the package tokenizers is not installed", next_step=INSTALL) from None
-    made = Tokenizer.from_file(str(model_folder() / "tokenizer.json"))
-    made.no_padding()
-    made.enable_truncation(TOKENS_MAX)
-    return made
+    words = Tokenizer.from_file(str(model_folder() / "tokenizer.json"))
+    words.no_padding()
+    words.enable_truncation(TOKENS_MAX)
+    return words
 
 
 def model_folder() -> Path:

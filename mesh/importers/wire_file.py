@@ -25,8 +25,8 @@ def load(path: Path) -> Model:
     names, computed = without_params(graph).input_types, graph_function(graph)
 
     def function(params: Mapping[str, Array], inputs: Mapping[str, Value]) -> dict[str, Array]:
-        given = {**params, **inputs}
-        outputs = computed(*[given[name] for name in names])
+        values = {**params, **inputs}
+        outputs = computed(*[values[name] for name in names])
         return dict(zip(graph.output_names, outputs, strict=True))
 
     inputs = [InputSpec(name, kind.dtype, kind.shape) for name, kind in graph.input_types.items()]

@@ -288,15 +288,17 @@ def spmd_jvp(forward: Transform, inputs: list[Array], tangents: Maybe, **attrs: 
     moved: list[int] = []
 
     def both(*arrays: Array) -> list[Array]:
-        own, told = arrays[: len(inputs)], dict(zip(moving, arrays[len(inputs) :], strict=True))
-        outputs, moves = forward(function_of(grid.body), own, [told.get(place) for place in range(len(inputs))])
+        own, by_place = arrays[: len(inputs)], dict(zip(moving, arrays[len(inputs) :], strict=True))
+        outputs, moves = forward(function_of(grid.body), own, [by_place.get(place) for place in range(len(inputs))])
         moved[:] = [place for place, tangent in enumerate(moves) if tangent is not None]
         return [*outputs, *[tangent for tangent in moves if tangent is not None]]
 
     specs = [*grid.in_specs, *[grid.in_specs[place] for place in moving]]
     inner = grid.run(both, [*grid.types, *[grid.types[place] for place in moving]], specs)
-    told = [tangent for tangent in tangents if tangent is not None]
-    results = grid.node(inner, [*inputs, *told], specs, [*grid.out_specs, *[grid.out_specs[at] for at in moved]])
+    tangents_present = [tangent for tangent in tangents if tangent is not None]
+    results = grid.node(
+        inner, [*inputs, *tangents_present], specs, [*grid.out_specs, *[grid.out_specs[at] for at in moved]]
+    )
     count = len(grid.out_specs)
     moved_by_place = dict(zip(moved, results[count:], strict=True))
     return results[:count], [moved_by_place.get(place) for place in range(count)]
@@ -351,20 +353,20 @@ class _Reverse:
         self.ahead = grid.run(ahead, grid.types, grid.in_specs)
         self._sort_residuals([at for at, kind in enumerate(types_of(grid.body)) if is_smooth(kind)])
 
-    def _back(self, given: Sequence[int]) -> tuple[Inner, list[int]]:
+    def _back(self, where: Sequence[int]) -> tuple[Inner, list[int]]:
         """The backward pass from the cotangents of some results, and of which operands it gives any."""
         grid, outputs = self.grid, types_of(self.grid.body)
         reached: list[int] = []
 
         def back(*arrays: Array) -> list[Array]:
-            told = {at: self._share(array, grid.out_specs[at]) for at, array in zip(given, arrays, strict=True)}
-            pulled = dict(zip(self.chosen, self._pull([told.get(at) for at in range(len(outputs))]), strict=True))
+            shares = {at: self._share(array, grid.out_specs[at]) for at, array in zip(where, arrays, strict=True)}
+            pulled = dict(zip(self.chosen, self._pull([shares.get(at) for at in range(len(outputs))]), strict=True))
             reached[:] = [at for at, cotangent in pulled.items() if cotangent is not None]
             return [
                 self._total(cotangent, grid.in_specs[at]) for at, cotangent in pulled.items() if cotangent is not None
             ]
 
-        return grid.run(back, [outputs[at] for at in given], [grid.out_specs[at] for at in given]), reached
+        return grid.run(back, [outputs[at] for at in where], [grid.out_specs[at] for at in where]), reached
 
     def _share(self, array: Array, spec: str) -> Array:
         """What a rank gets of the cotangent of a result that all copies have."""
@@ -375,14 +377,14 @@ class _Reverse:
         """The cotangent of an operand, of those of its copies."""
         return array if self.grid.copies(spec) == 1 else summed(array, **self.grid.whole(spec))
 
-    def _sort_residuals(self, given: Sequence[int]) -> None:
+    def _sort_residuals(self, where: Sequence[int]) -> None:
         """What the backward pass takes of the forward one at most: operands, and what the ranks must keep."""
         place = {id(tensor): at for at, tensor in enumerate(self.ahead.arguments)}
-        residuals = captured_by(self._back(given)[0])
+        residuals = captured_by(self._back(where)[0])
         whole = Inner(self.ahead.arguments, [*self.ahead.outputs, *residuals], self.ahead.born)
-        made = {id(tensor) for step in whole.steps for _, tensor in step.outputs}
+        computed = {id(tensor) for step in whole.steps for _, tensor in step.outputs}
         self.again = [(tensor, place[id(tensor)]) for tensor in residuals if id(tensor) in place]
-        self.kept = [tensor for tensor in residuals if id(tensor) in made]
+        self.kept = [tensor for tensor in residuals if id(tensor) in computed]
         self.kept_specs = [self._spec_of(tensor) for tensor in self.kept]
 
     def _spec_of(self, tensor: Tensor) -> str:
@@ -400,23 +402,23 @@ class _Reverse:
 
     def backward_node(self, results: list[Array], cotangents: Maybe) -> list[Array | None]:
         grid, count = self.grid, len(self.grid.out_specs)
-        told = {at: cotangent for at, cotangent in enumerate(cotangents) if cotangent is not None}
-        own, reached = self._back(list(told))
+        present = {at: cotangent for at, cotangent in enumerate(cotangents) if cotangent is not None}
+        own, reached = self._back(list(present))
         if not reached:
             return [None] * len(self.inputs)
         again = [(tensor, self.inputs[at], grid.in_specs[at]) for tensor, at in self.again]
         arguments = [*own.arguments, *self.kept, *[tensor for tensor, _, _ in again]]
         whole = Inner(arguments, own.outputs, own.born)
         types = [tensor.type for tensor in arguments]
-        rows = slice(len(told), len(told) + len(self.kept))
+        rows = slice(len(present), len(present) + len(self.kept))
         types[rows] = [_row(kind) for kind in types[rows]]
-        specs = [*[grid.out_specs[at] for at in told], *self.kept_specs, *[spec for _, _, spec in again]]
+        specs = [*[grid.out_specs[at] for at in present], *self.kept_specs, *[spec for _, _, spec in again]]
 
         def back(*arrays: Array) -> list[Array]:
             pairs = zip(arrays, arguments, strict=True)
             return whole.call(*[mnp.reshape(array, tensor.type.shape) for array, tensor in pairs])
 
-        operands = [*told.values(), *results[count:], *[operand for _, operand, _ in again]]
+        operands = [*present.values(), *results[count:], *[operand for _, operand, _ in again]]
         inner = grid.run(back, types, specs)
         by_place = dict(
             zip(reached, grid.node(inner, operands, specs, [grid.in_specs[at] for at in reached]), strict=True)

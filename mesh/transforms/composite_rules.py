@@ -67,13 +67,13 @@ def _cofactors(x: Array, det: Array) -> Array:
     size = x.shape[-1]
     one, apart = mnp.eye(size, dtype=x.dtype), mnp.diag(mnp.astype(mnp.arange(1, size + 1), x.dtype))
     inverse = t(mnp.linalg.inv(mnp.where(is_singular, one, x)))
-    given = mnp.where(is_singular, x, apart)
-    u, s, vh = mnp.linalg.svd(stop_gradient(given) if mnp.iscomplexobj(x) else given)
+    shifted = mnp.where(is_singular, x, apart)
+    u, s, vh = mnp.linalg.svd(stop_gradient(shifted) if mnp.iscomplexobj(x) else shifted)
     others = mnp.prod(mnp.where(mnp.eye(size, dtype="bool"), 1, s[..., None, :]), -1)
     signs = mnp.linalg.det(u) * mnp.linalg.det(vh)
     of_singular = mnp.conj(mnp.matmul(u * others[..., None, :], vh)) * signs[..., None, None]
     if mnp.iscomplexobj(x):  # whose vectors turn infinitely fast where a singular value is 0: the derivative is NaN
-        moved = mnp.sum(mnp.abs(given - stop_gradient(given)) ** 2, (-2, -1), keepdims=True)
+        moved = mnp.sum(mnp.abs(shifted - stop_gradient(shifted)) ** 2, (-2, -1), keepdims=True)
         of_singular = of_singular + 0 * mnp.sqrt(mnp.where(is_singular, moved, 1))
     return mnp.where(is_singular, of_singular, det[..., None, None] * inverse)
 

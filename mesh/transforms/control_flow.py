@@ -70,11 +70,11 @@ def cond(pred: Any, then: Function, otherwise: Function, *operands: PyTree) -> P
     if asked.shape:
         raise InputError(f"cond is asked with one bool, got {asked.type}", next_step="Reduce it: any() or all()")
     asked = asked if asked.type.dtype is BOOL else mnp.not_equal(asked, 0)
-    given = _Leaves.of(operands, "operands")
-    branches = [_Body(fn, given, name) for fn, name in ((then, "then"), (otherwise, "otherwise"))]
+    leaves = _Leaves.of(operands, "operands")
+    branches = [_Body(fn, leaves, name) for fn, name in ((then, "then"), (otherwise, "otherwise"))]
     first, second = branches
     wide = first.needed_wide | second.needed_wide
-    given = given.in_64_bits(wide)
+    leaves = leaves.in_64_bits(wide)
     for branch in branches:
         branch.widen(wide)
     if first.structure != second.structure:
@@ -83,7 +83,7 @@ def cond(pred: Any, then: Function, otherwise: Function, *operands: PyTree) -> P
         _agree(first, second, place, path)
     captured = _union([branch.captured for branch in branches])
     graphs = {branch.name: branch.graph(captured) for branch in branches}
-    return first.unflatten(several("cond", [asked, *given.arrays, *captured], **graphs))
+    return first.unflatten(several("cond", [asked, *leaves.arrays, *captured], **graphs))
 
 
 def while_loop(test: Function, body: Function, init: PyTree) -> PyTree:
@@ -306,15 +306,15 @@ class _Leaves:
 class _Body:
     """A function that was run once on arguments like `given`, for the attribute `name` of a node."""
 
-    def __init__(self, fn: Function, given: _Leaves, name: str, rows: Sequence[Array] = ()) -> None:
+    def __init__(self, fn: Function, taken: _Leaves, name: str, rows: Sequence[Array] = ()) -> None:
         self.name = name
         self.structure = tree.LEAF
-        types = [*[array.type for array in given.arrays], *[row_of(array.type) for array in rows]]
-        weak = [array.weak for array in (*given.arrays, *rows)]
+        types = [*[array.type for array in taken.arrays], *[row_of(array.type) for array in rows]]
+        weak = [array.weak for array in (*taken.arrays, *rows)]
 
         def flat(*leaves: Array) -> list[Array]:
-            arguments = tree.unflatten(given.structure, leaves[: len(given.arrays)])
-            results, self.structure = tree.flatten_with_paths(fn(*arguments, *leaves[len(given.arrays) :]))
+            arguments = tree.unflatten(taken.structure, leaves[: len(taken.arrays)])
+            results, self.structure = tree.flatten_with_paths(fn(*arguments, *leaves[len(taken.arrays) :]))
             return [as_array(leaf, tree.join(f"the result of {name}", path)) for path, leaf in results]
 
         self._inner = run(flat, types, weak, widens=True)

@@ -54,20 +54,24 @@ def cond_vjp(backward: Transform, inputs: list[Array], wanted: list[bool], **att
     results = several("cond", inputs, **attrs)
 
     def pull(cotangents: Maybe) -> list[Array | None]:
-        given = [place for place, cotangent in enumerate(cotangents) if cotangent is not None]
+        present = [place for place, cotangent in enumerate(cotangents) if cotangent is not None]
 
         def of(graph: WireGraph) -> Function:
             def branch(*arrays: Array) -> list[Array]:
-                own, told = list(arrays[: len(operands)]), dict(zip(given, arrays[len(operands) :], strict=True))
+                own, by_result = list(arrays[: len(operands)]), dict(zip(present, arrays[len(operands) :], strict=True))
                 _, pull_branch = backward(function_of_some(graph, own, chosen), [own[place] for place in chosen])
-                pulled = pull_branch([told.get(place) for place in range(len(results))])
+                pulled = pull_branch([by_result.get(place) for place in range(len(results))])
                 return filled(pulled, [own[place] for place in chosen])
 
             return branch
 
-        told = [cotangent for cotangent in cotangents if cotangent is not None]
+        cotangents_present = [cotangent for cotangent in cotangents if cotangent is not None]
         by_place = dict(
-            zip(chosen, _cond(asked, [*operands, *told], {n: of(g) for n, g in attrs.items()}), strict=True)
+            zip(
+                chosen,
+                _cond(asked, [*operands, *cotangents_present], {n: of(g) for n, g in attrs.items()}),
+                strict=True,
+            )
         )
         return [None, *[by_place.get(place) for place in range(len(operands))]]
 
@@ -82,14 +86,14 @@ def cond_jvp(forward: Transform, inputs: list[Array], tangents: Maybe, **attrs: 
 
     def of(graph: WireGraph) -> Function:
         def branch(*arrays: Array) -> list[Array]:
-            own, told = arrays[: len(operands)], dict(zip(moving, arrays[len(operands) :], strict=True))
-            outputs, moves = forward(function_of(graph), own, [told.get(place) for place in range(len(operands))])
+            own, by_place = arrays[: len(operands)], dict(zip(moving, arrays[len(operands) :], strict=True))
+            outputs, moves = forward(function_of(graph), own, [by_place.get(place) for place in range(len(operands))])
             return [*outputs, *filled([moves[place] for place in floats], [outputs[place] for place in floats])]
 
         return branch
 
-    told = [move for move in tangents[1:] if move is not None]
-    results = _cond(asked, [*operands, *told], {name: of(graph) for name, graph in attrs.items()})
+    tangents_present = [move for move in tangents[1:] if move is not None]
+    results = _cond(asked, [*operands, *tangents_present], {name: of(graph) for name, graph in attrs.items()})
     count = len(attrs["then"].outputs)
     moved = dict(zip(floats, results[count:], strict=True))
     return results[:count], [moved.get(place) for place in range(count)]
@@ -145,9 +149,9 @@ def while_jvp(forward: Transform, inputs: list[Array], tangents: Maybe, test: Wi
         carry = [*inputs[:count], *picked(moves, moving)]
 
         def turn(*arrays: Array) -> list[Array]:
-            own, told, fixed, beside = split(arrays, [count, sum(moving), len(still), sum(still)])
+            own, moves_of_carry, fixed, beside = split(arrays, [count, sum(moving), len(still), sum(still)])
             outputs, moved = forward(
-                function_of(body), [*own, *fixed], [*put_back(told, moving), *put_back(beside, still)]
+                function_of(body), [*own, *fixed], [*put_back(moves_of_carry, moving), *put_back(beside, still)]
             )
             seen[:] = are_known(moved)
             return [*outputs, *filled(picked(moved, moving), picked(outputs, moving))]
@@ -236,19 +240,19 @@ def scan_jvp(
 ) -> Any:
     """A scan of values and their tangents."""
     own = split(inputs, [carry, consts, len(inputs) - carry - consts])
-    moves, *told = split(tangents, [carry, consts, len(inputs) - carry - consts])
-    fixed, rows = map(are_known, told)
+    moves, *moves_of_others = split(tangents, [carry, consts, len(inputs) - carry - consts])
+    fixed, rows = map(are_known, moves_of_others)
     floats = [is_smooth(kind) for kind in types_of(body)[carry:]]
 
     def turned(moving: list[bool]) -> Any:
         seen: list[bool] = []
         begun = filled(picked(moves, moving), picked(own[0], moving))
-        groups = [own[0], begun, own[1], picked(told[0], fixed), own[2], picked(told[1], rows)]
+        groups = [own[0], begun, own[1], picked(moves_of_others[0], fixed), own[2], picked(moves_of_others[1], rows)]
 
         def turn(*arrays: Array) -> list[Array]:
             at, at_told, by, by_told, of, of_told = split(arrays, [len(group) for group in groups])
-            given = [*put_back(at_told, moving), *put_back(by_told, fixed), *put_back(of_told, rows)]
-            outputs, moved = forward(function_of(body), [*at, *by, *of], given)
+            moves_of_all = [*put_back(at_told, moving), *put_back(by_told, fixed), *put_back(of_told, rows)]
+            outputs, moved = forward(function_of(body), [*at, *by, *of], moves_of_all)
             seen[:] = are_known(moved[:carry])
             kept = [filled(picked(moved[part], flags), picked(outputs[part], flags))
                     for part, flags in ((slice(carry), moving), (slice(carry, None), floats))]  # fmt: skip
@@ -277,18 +281,18 @@ def scan_vmap(
 
     def turned(flags: list[bool]) -> Any:
         seen: list[bool] = []
-        given = spread_some(size, inputs[:carry], batched[:carry], flags)
+        carried = spread_some(size, inputs[:carry], batched[:carry], flags)
 
         def turn(*arrays: Array) -> list[Array]:
             outputs, marks = batch(function_of(body), size, arrays, [*flags, *batched[carry:]])
             seen[:] = marks
             return spread_some(size, outputs, marks, [*flags, *marks[carry:]])
 
-        types = [array.type for array in (*given, *inputs[carry:first])]
-        return run(turn, [*types, *[row_of(array.type) for array in rows]]), seen, given
+        types = [array.type for array in (*carried, *inputs[carry:first])]
+        return run(turn, [*types, *[row_of(array.type) for array in rows]]), seen, carried
 
-    flags, (inner, seen, given) = _settled(list(batched[:carry]), turned)
-    results = _scan(inner, [*given, *inputs[carry:first], *rows], carry, consts, **attrs)
+    flags, (inner, seen, carried) = _settled(list(batched[:carry]), turned)
+    results = _scan(inner, [*carried, *inputs[carry:first], *rows], carry, consts, **attrs)
     stacked = [mnp.moveaxis(array, 1, 0) if flag else array
                for array, flag in zip(results[carry:], seen[carry:], strict=True)]  # fmt: skip
     return [*results[:carry], *stacked], [*flags, *seen[carry:]]
@@ -332,15 +336,17 @@ class _Reverse:
         self.ahead = run(ahead, kinds)
 
         def back(*arrays: Array) -> list[Array]:
-            carried, sums, told = split(arrays, [len(self.carried), len(self.constant), len(self.given)])
-            cotangents = dict(zip((*self.carried, *self.given), (*carried, *told), strict=True))
+            carried, sums, of_outputs = split(arrays, [len(self.carried), len(self.constant), len(self.given)])
+            cotangents = dict(zip((*self.carried, *self.given), (*carried, *of_outputs), strict=True))
             pulled = pull([cotangents.get(place) for place in range(len(outputs))])
             full = filled(pulled, [Array(self.ahead.arguments[place]) for place in chosen])
             ahead, more, rows = split(full, [len(self.carried), len(self.constant), len(self.rows)])
             return [*ahead, *[apply("add", a, b) for a, b in zip(sums, more, strict=True)], *rows]
 
-        told = [kinds[place] for place in (*self.carried, *self.constant)] + [outputs[place] for place in self.given]
-        self.back = run(back, told)
+        kinds_taken = [kinds[place] for place in (*self.carried, *self.constant)] + [
+            outputs[place] for place in self.given
+        ]
+        self.back = run(back, kinds_taken)
         self._sort_residuals()
 
     def _sort_residuals(self) -> None:
@@ -348,12 +354,12 @@ class _Reverse:
         place = {id(tensor): at for at, tensor in enumerate(self.ahead.arguments)}
         residuals = captured_by(self.back)
         whole = Inner(self.ahead.arguments, [*self.ahead.outputs, *residuals], self.ahead.born)
-        made = {id(tensor) for step in whole.steps for _, tensor in step.outputs}
-        given = [(tensor, place.get(id(tensor), -1)) for tensor in residuals]
+        computed = {id(tensor) for step in whole.steps for _, tensor in step.outputs}
+        placed = [(tensor, place.get(id(tensor), -1)) for tensor in residuals]
         first = self.carry + self.consts
-        self.kept = [tensor for tensor, at in given if id(tensor) in made or 0 <= at < self.carry]
-        self.fixed = [(tensor, self.inputs[at]) for tensor, at in given if self.carry <= at < first]
-        self.again = [(tensor, self.inputs[at]) for tensor, at in given if at >= first]
+        self.kept = [tensor for tensor, at in placed if id(tensor) in computed or 0 <= at < self.carry]
+        self.fixed = [(tensor, self.inputs[at]) for tensor, at in placed if self.carry <= at < first]
+        self.again = [(tensor, self.inputs[at]) for tensor, at in placed if at >= first]
 
     def forward_scan(self, **attrs: int) -> list[Array]:
         """The results, then the kept rows."""
@@ -364,11 +370,11 @@ class _Reverse:
         kept = results[len(self.ahead.outputs) :]
         start = [zeros_unless(cotangents[place], results[place]) for place in self.carried]
         sums = [mnp.zeros_like(self.inputs[place]) for place in self.constant]
-        told = [zeros_unless(cotangents[place], results[place]) for place in self.given]
+        cotangents_of_rows = [zeros_unless(cotangents[place], results[place]) for place in self.given]
         state = len(start) + len(sums)
         own = self.back.arguments
         arguments = [*own[:state], *[a for a, _ in self.fixed], *own[state:], *self.kept, *[a for a, _ in self.again]]
-        operands = [*start, *sums, *[b for _, b in self.fixed], *told, *kept, *[b for _, b in self.again]]
+        operands = [*start, *sums, *[b for _, b in self.fixed], *cotangents_of_rows, *kept, *[b for _, b in self.again]]
         inner = Inner(arguments, self.back.outputs, self.back.born)
         pulled = _scan(inner, operands, state, len(self.fixed), length=length, reverse=1 - reverse)
         places = dict(zip((*self.carried, *self.constant, *self.rows), pulled, strict=True))
@@ -381,8 +387,8 @@ def _scan(inner: Inner, operands: Sequence[Array], carry: int, consts: int, **at
     at = carry + consts
     whole = Inner((*inner.arguments[:at], *captured, *inner.arguments[at:]), inner.outputs, inner.born)
     outside = [Array(tensor) for tensor in captured]
-    given = [*operands[:at], *outside, *operands[at:]]
-    return several("scan", given, body=whole.graph(), carry=carry, consts=consts + len(outside), **attrs)
+    every = [*operands[:at], *outside, *operands[at:]]
+    return several("scan", every, body=whole.graph(), carry=carry, consts=consts + len(outside), **attrs)
 
 
 # -- helpers ----------------------------------------------------------------------------------------------
@@ -392,8 +398,8 @@ def _settled(flags: list[bool], turned: Callable[[list[bool]], Any]) -> tuple[li
     """The flags of the carry after any number of turns, and what `turned` makes of them: it gives an inner function and
     which of the carry a turn gives, first of all."""
     while True:
-        made = turned(flags)
-        grown = [a or b for a, b in zip(flags, made[1], strict=False)]
+        traced = turned(flags)
+        grown = [a or b for a, b in zip(flags, traced[1], strict=False)]
         if grown == flags:
-            return flags, made
+            return flags, traced
         flags = grown

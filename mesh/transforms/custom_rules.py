@@ -194,14 +194,14 @@ class _CustomVjp:
     def vjp(self, inputs: list[Array], wanted: Flags) -> tuple[list[Array], Pull]:
         own, count = len(inputs) - self.captured, len(self.primal.outputs)
         _check_closed(self.name, wanted[own:])
-        made = self.ahead.call(*inputs)
+        outputs = self.ahead.call(*inputs)
 
         def pull(cotangents: Cotangents) -> list[Array | None]:
-            filled = zeros_for_none(cotangents, made[:count])
-            pulled = iter(self.back.call(*made[count:], *filled, *inputs[own:]))
+            filled = zeros_for_none(cotangents, outputs[:count])
+            pulled = iter(self.back.call(*outputs[count:], *filled, *inputs[own:]))
             return [next(pulled) if place in self.places else None for place in range(len(inputs))]
 
-        return made[:count], pull
+        return outputs[:count], pull
 
     def jvp(self, inputs: list[Array], tangents: Tangents) -> tuple[list[Array], list[Array | None]]:
         raise UnknownOp(
@@ -254,8 +254,8 @@ class _CustomJvp:
         _check_closed(self.name, wanted[own:])
         still = [mnp.zeros_like(inputs[place]) for place in self.moving]
 
-        def tangents(*given: Array) -> list[Array]:
-            return self.moved.call(*inputs[:own], *given, *inputs[own:])[count:]
+        def tangents(*moves: Array) -> list[Array]:
+            return self.moved.call(*inputs[:own], *moves, *inputs[own:])[count:]
 
         _, pull_tangents = backward(tangents, still)  # linear, so it is the same anywhere
         floats = [place for place, tensor in enumerate(self.primal.outputs) if is_continuous(tensor.type)]
@@ -269,10 +269,10 @@ class _CustomJvp:
     def jvp(self, inputs: list[Array], tangents: Tangents) -> tuple[list[Array], list[Array | None]]:
         own, count = len(inputs) - self.captured, len(self.primal.outputs)
         _check_closed(self.name, [tangent is not None for tangent in tangents[own:]])
-        given = zeros_for_none([tangents[place] for place in self.moving], [inputs[place] for place in self.moving])
-        made = self.moved.call(*inputs[:own], *given, *inputs[own:])
-        moved = iter(made[count:])
-        return made[:count], [next(moved) if is_continuous(result.type) else None for result in made[:count]]
+        moves = zeros_for_none([tangents[place] for place in self.moving], [inputs[place] for place in self.moving])
+        outputs = self.moved.call(*inputs[:own], *moves, *inputs[own:])
+        moved = iter(outputs[count:])
+        return outputs[:count], [next(moved) if is_continuous(result.type) else None for result in outputs[:count]]
 
     def vmap(self, size: int, inputs: list[Array], batched: Flags) -> tuple[list[Array], list[bool]]:
         own = len(inputs) - self.captured
@@ -298,28 +298,28 @@ class _Passes:
 
     def ahead(self, *leaves: Array) -> list[Array]:
         """The results' leaves, then the residuals that are Arrays."""
-        made = _pair(self._forward(*self._flat.arguments(leaves)), "the forward pass of a custom_vjp", "residuals")
-        results = same_structure(self._flat.out_tree, made[0], "the forward pass's result")
-        self._residuals, self._structure = tree.flatten(made[1])
+        returned = _pair(self._forward(*self._flat.arguments(leaves)), "the forward pass of a custom_vjp", "residuals")
+        results = same_structure(self._flat.out_tree, returned[0], "the forward pass's result")
+        self._residuals, self._structure = tree.flatten(returned[1])
         kept = [leaf for leaf in self._residuals if isinstance(leaf, Array)]
         return [*[as_array(leaf, "result") for leaf in results], *kept]
 
     def back(self, *leaves: Array) -> list[Array]:
         """The cotangents of arguments, at `places`, from residuals and cotangents of the result."""
-        given = iter(leaves)
-        residuals = [next(given) if isinstance(leaf, Array) else leaf for leaf in self._residuals]
-        cotangent = tree.unflatten(self._flat.out_tree, list(given))
+        values = iter(leaves)
+        residuals = [next(values) if isinstance(leaf, Array) else leaf for leaf in self._residuals]
+        cotangent = tree.unflatten(self._flat.out_tree, list(values))
         returned = self._backward(tree.unflatten(self._structure, residuals), cotangent)
         cotangents = same_structure(self._flat.in_tree, returned, "what the backward pass gives")
-        made = {
+        by_place = {
             place: fitting(value, argument, f"the cotangent of {name!r}")
             for place, (value, argument, name) in enumerate(
                 zip(cotangents, self._flat.arrays, self._flat.names, strict=True)
             )
             if value is not None and is_continuous(argument.type)
         }
-        self.places = list(made)
-        return list(made.values())
+        self.places = list(by_place)
+        return list(by_place.values())
 
 
 def _run_with_tangents(flat: Flat, tangent: Function, moving: Sequence[int]) -> tuple[Inner, Inner]:
@@ -362,8 +362,8 @@ def _with_tangents(tangent: Function, flat: Flat, moving: Sequence[int]) -> Call
         moves: list[Any] = [None] * count
         for place, array in zip(moving, leaves[count:], strict=True):
             moves[place] = array
-        made = tangent(flat.arguments(leaves[:count]), flat.arguments(moves))
-        result, moved = _pair(made, "the tangent function of a custom_jvp", "tangent")
+        returned = tangent(flat.arguments(leaves[:count]), flat.arguments(moves))
+        result, moved = _pair(returned, "the tangent function of a custom_jvp", "tangent")
         results = [as_array(leaf, "result") for leaf in same_structure(flat.out_tree, result, "the result")]
         derivatives = [
             mnp.zeros_like(result) if value is None else fitting(value, result, "the tangent")

@@ -76,12 +76,12 @@ def vjp(fn: Function, *primals: PyTree, has_aux: bool = False) -> tuple[Any, ...
     count = flat.out_tree.leaf_count
 
     def pull(cotangent: PyTree) -> PyTree:
-        given = same_structure(flat.out_tree, cotangent, "the cotangent")
+        cotangents_of_leaves = same_structure(flat.out_tree, cotangent, "the cotangent")
         cotangents = [
             None
             if value is None or not is_continuous(output.type)
             else fitting(value, output, f"the cotangent of {name!r}")
-            for value, output, name in zip(given, outputs, flat.out_names, strict=False)
+            for value, output, name in zip(cotangents_of_leaves, outputs, flat.out_names, strict=False)
         ]
         pulled = pull_back([*cotangents, *[None] * (len(outputs) - count)])
         return flat.arguments(_filled(pulled, flat.arrays))
@@ -217,10 +217,10 @@ def jvp(fn: Function, primals: Sequence[Any], tangents: Sequence[Any], has_aux: 
     check_function(fn, "what jvp differentiates")
     flat = Flat(fn, primals, has_aux=has_aux)
     inner = flat.run()
-    given = same_structure(flat.in_tree, tuple(tangents), "the tangents")
+    tangents_of_leaves = same_structure(flat.in_tree, tuple(tangents), "the tangents")
     moving = [
         None if value is None or not is_continuous(primal.type) else fitting(value, primal, f"the tangent of {name!r}")
-        for value, primal, name in zip(given, flat.arrays, flat.names, strict=True)
+        for value, primal, name in zip(tangents_of_leaves, flat.arrays, flat.names, strict=True)
     ]
     outputs, moved = forward_of(inner, flat.arrays, moving)
     result, aux = flat.results(outputs)
@@ -320,8 +320,8 @@ def hessian(fn: Function, argnums: int | Sequence[int] = 0) -> Function:
 def _chosen(argnums: Any) -> tuple[bool, tuple[int, ...]]:
     """Whether `argnums` are several, and the places of arguments that they give."""
     several = isinstance(argnums, Iterable)
-    given = items(argnums, "as argnums") if several else [argnums]
-    return several, tuple([integer(number, "argnums") for number in given])
+    listed = items(argnums, "as argnums") if several else [argnums]
+    return several, tuple([integer(number, "argnums") for number in listed])
 
 
 def _of_arguments(

@@ -54,15 +54,15 @@ def vjp(
     results = results_of(op, inputs, **attrs)
 
     def pull(cotangents: Tangents) -> list[Array | None]:
-        made: list[int] = []
+        moving: list[int] = []
 
         def tangents_of(moved: Array) -> list[Array]:
             moves = TANGENTS[op](inputs, results, [moved], **attrs)
-            made.extend(place for place, move in enumerate(moves) if move is not None)
+            moving.extend(place for place, move in enumerate(moves) if move is not None)
             return [move for move in moves if move is not None]
 
         _, transposed = backward(tangents_of, [mnp.zeros_like(inputs[0])])
-        pulled: list[Array | None] = transposed([cotangents[place] for place in made])
+        pulled: list[Array | None] = transposed([cotangents[place] for place in moving])
         return pulled
 
     return results, pull

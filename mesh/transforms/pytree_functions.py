@@ -42,8 +42,8 @@ class Flat:
         roots: Sequence[str] = (),
     ) -> None:
         leaves, self.in_tree = tree.flatten(tuple(args))
-        given, by_name = apart(args)
-        check_call(fn, given, {**by_name, **(keywords or {})})
+        placed, by_name = apart(args)
+        check_call(fn, placed, {**by_name, **(keywords or {})})
         self.names = argument_names(fn, self.in_tree) if not roots else [
             tree.join(root, path)
             for root, child in zip(roots, self.in_tree.children, strict=True)
@@ -66,8 +66,8 @@ class Flat:
         pairs, self.out_tree = tree.flatten_with_paths(result)
         others, self.aux_tree = tree.flatten(aux)
         self.out_names = [path or OUTPUT for path, _ in pairs]
-        given = zip((*[leaf for _, leaf in pairs], *others), (*self.out_names, *["aux"] * len(others)), strict=True)
-        return [_result(leaf, name) for leaf, name in given]
+        named = zip((*[leaf for _, leaf in pairs], *others), (*self.out_names, *["aux"] * len(others)), strict=True)
+        return [_result(leaf, name) for leaf, name in named]
 
     def run(self, types: Sequence[TensorType] = ()) -> Inner:
         """What `fn` does with the arguments; `types` are those it gets where it does not get all of them."""

@@ -24,10 +24,10 @@ def function_of_some(graph: WireGraph, arrays: list[Array], chosen: Sequence[int
     """The graph as a function of some of its arguments."""
 
     def fn(*some: Array) -> list[Array]:
-        given = list(arrays)
+        every = list(arrays)
         for place, array in zip(chosen, some, strict=True):
-            given[place] = array
-        return call_graph(graph, *given)
+            every[place] = array
+        return call_graph(graph, *every)
 
     return fn
 

@@ -80,8 +80,8 @@ class _Remat:
 
     def vjp(self, inputs: list[Array], wanted: Flags) -> tuple[list[Array], Pull]:
         def pull(cotangents: Cotangents) -> list[Array | None]:
-            given = [cotangent for cotangent in cotangents if cotangent is not None]
-            later = [apply("after", array, *given) for array in inputs]
+            present = [cotangent for cotangent in cotangents if cotangent is not None]
+            later = [apply("after", array, *present) for array in inputs]
             pulled = backward_of(self.inner, later)[1](cotangents)
             every = [cotangent for cotangent in pulled if cotangent is not None]
             return [None if one is None else _behind(one, every) for one in pulled]

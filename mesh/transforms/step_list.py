@@ -181,18 +181,18 @@ def call_graph(graph: WireGraph, *arrays: Array) -> list[Array]:
     if isinstance(graph.origin, Inner):
         return graph.origin.call(*arrays)
     check_types(arrays, [graph.types[node] for node in graph.inputs])
-    given = iter(arrays)
-    made: list[Array] = []
+    following = iter(arrays)
+    values: list[Array] = []
     for node, type in zip(graph.nodes, graph.types, strict=True):
         if node.op == "input":
-            made.append(next(given))
+            values.append(next(following))
         elif node.op == "const":
             value = const_value(node, graph.blobs)
-            made.append(literal(value, type.dtype) if "data" in node.attrs else value_array(value))
+            values.append(literal(value, type.dtype) if "data" in node.attrs else value_array(value))
         else:
-            inputs = tuple([made[place].tensor for place in node.inputs])
-            made.append(Array(Tensor(Expression(node.op, inputs, node.attrs), type)))
-    return [made[place] for place in graph.outputs]
+            inputs = tuple([values[place].tensor for place in node.inputs])
+            values.append(Array(Tensor(Expression(node.op, inputs, node.attrs), type)))
+    return [values[place] for place in graph.outputs]
 
 
 def looked_up(tensors: Sequence[Tensor], environment: Mapping[int, Array]) -> list[Array]:
@@ -222,12 +222,12 @@ def check_types(arrays: Sequence[Array], types: Sequence[TensorType]) -> None:
 def marked(mark: Mark, inputs: Sequence[Array], results: Sequence[Array]) -> list[Array]:
     """`results` as they are, which transforms take for those of `mark` of `inputs`."""
     tensors = tuple([array.tensor for array in inputs])
-    made = []
+    results_marked = []
     for place, result in enumerate(results):
         attrs = Attrs({MARK: mark, OUTPUT: place})
         expression = Expression(mark.name, tensors, attrs, None, result.tensor)
-        made.append(Array(Tensor(expression, result.type, result.weak, None, result.tensor.wide)))
-    return made
+        results_marked.append(Array(Tensor(expression, result.type, result.weak, None, result.tensor.wide)))
+    return results_marked
 
 
 OUTPUT = "output"  # the attribute that says which of several results a node is

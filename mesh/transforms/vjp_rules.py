@@ -124,9 +124,9 @@ def _pull_back(
     for tensor, cotangent in zip(inner.outputs, cotangents, strict=True):
         give(tensor, cotangent)
     for step, pull in reversed(tape):
-        given = [totals.pop(id(tensor), None) for _, tensor in step.outputs]
-        if any(cotangent is not None for cotangent in given):
-            for tensor, cotangent in zip(step.inputs, pull(given), strict=True):
+        cotangents_of_step = [totals.pop(id(tensor), None) for _, tensor in step.outputs]
+        if any(cotangent is not None for cotangent in cotangents_of_step):
+            for tensor, cotangent in zip(step.inputs, pull(cotangents_of_step), strict=True):
                 give(tensor, cotangent)
     return [totals.get(id(tensor)) for tensor in inner.arguments]
 

@@ -59,7 +59,7 @@ def vmap(fn: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callabl
     def mapped(*args: PyTree, **keywords: PyTree) -> PyTree:
         check_call(fn, args, keywords)
         flat = Flat(
-            lambda *given: fn(*given[:-1], **given[-1]),
+            lambda *leading: fn(*leading[:-1], **leading[-1]),
             (*args, keywords),
             roots=(*parameter_names(fn, len(args)), ""),
         )
@@ -110,8 +110,8 @@ def _size(axes: list[int | None], flat: Flat) -> int:
     if not sizes:
         raise InputError("vmap needs one argument at least that is mapped over", next_step="Set in_axes")
     if len(set(sizes.values())) > 1:
-        told = ", ".join(f"{name!r} has {size}" for name, size in sizes.items())
-        raise InputError(f"the mapped axes differ in size: {told}")
+        listed = ", ".join(f"{name!r} has {size}" for name, size in sizes.items())
+        raise InputError(f"the mapped axes differ in size: {listed}")
     return next(iter(sizes.values()))
 
 

@@ -49,11 +49,11 @@ def load(folder: Path) -> Model:
     """
     file = folder / "config.json"
     settings = read_json(file)
-    told = settings.get("model_type")
-    kind = KINDS.get(told) if isinstance(told, str) else None
+    model_type = settings.get("model_type")
+    kind = KINDS.get(model_type) if isinstance(model_type, str) else None
     if kind is None:
         known = f"Known: {', '.join(KINDS)}"
-        raise Unsupported(f"{folder} holds a model of the type {told!r}", next_step=f"{known}. {ELSE}")
+        raise Unsupported(f"{folder} holds a model of the type {model_type!r}", next_step=f"{known}. {ELSE}")
     config = Config(settings, kind.keys, file)
     if config.architecture and config.architecture not in kind.architectures:
         raise config.unknown("architectures", settings["architectures"], kind.architectures)
@@ -78,9 +78,10 @@ def _account(kind: Kind, family: Family, weights: Arrays, folder: Path) -> Array
             next_step=f"{ELSE}; or save the model again with save_pretrained, without them",
         )
     if dropped:
-        told = next(what for pattern, what in kind.dropped.items() if left_out(dropped, {pattern: ""}))
+        what_is_left = next(what for pattern, what in kind.dropped.items() if left_out(dropped, {pattern: ""}))
         warnings.warn(
-            f"of {folder} only the encoder is loaded, not {told} ({counted(len(dropped), 'weight')})", stacklevel=4
+            f"of {folder} only the encoder is loaded, not {what_is_left} ({counted(len(dropped), 'weight')})",
+            stacklevel=4,
         )
     return {name: array for name, array in weights.items() if name in read}
 
@@ -88,8 +89,8 @@ def _account(kind: Kind, family: Family, weights: Arrays, folder: Path) -> Array
 def _ends(config: Config, folder: Path) -> tuple[int, ...]:
     """The tokens that end a text: generation_config.json says so, or config.json."""
     file = folder / "generation_config.json"
-    told = read_json(file).get("eos_token_id") if file.exists() else None
-    ends = config["eos_token_id"] if told is None else told
+    own_ends = read_json(file).get("eos_token_id") if file.exists() else None
+    ends = config["eos_token_id"] if own_ends is None else own_ends
     return tuple(int(end) for end in (ends if isinstance(ends, list) else [ends]) if isinstance(end, int))
 
 

@@ -88,9 +88,9 @@ def heads_of(
     Where the same weight shows several, the class that config.json names decides, else their order.  InputError if a
     head of that class is not there.
     """
-    told = config.architecture.removeprefix(name)
-    promised = [row for row in rows if told in row.architectures]
-    made: dict[str, Top] = {}
+    ending = config.architecture.removeprefix(name)
+    promised = [row for row in rows if ending in row.architectures]
+    heads: dict[str, Top] = {}
     for row in promised:
         missing = row.needs not in outputs or row.shown_by not in weights
         if missing:
@@ -100,9 +100,9 @@ def heads_of(
                 next_step=f'Write "architectures": ["{name}Model"] to load the model without this head',
             )
     for row in [*promised, *rows]:
-        if row.output not in made and row.needs in outputs and row.shown_by in weights:
-            made[row.output] = row.make(config, weights, prefix)
-    return made
+        if row.output not in heads and row.needs in outputs and row.shown_by in weights:
+            heads[row.output] = row.make(config, weights, prefix)
+    return heads
 
 
 def architectures(name: str, rows: tuple[Head, ...]) -> tuple[str, ...]:

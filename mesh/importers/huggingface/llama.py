@@ -57,7 +57,7 @@ def llama(config: Config, weights: Arrays) -> Family:
     eps, act = config.number("rms_norm_eps"), config.activation("hidden_act")
     rates, windows = rotary_rates(config, size), form.windows(config, layers)
     qkv_bias, out_bias, mlp_bias = (
-        config.flag(told) if isinstance(told, str) else told for told in (form.qkv_bias, form.out_bias, form.mlp_bias)
+        config.flag(flag) if isinstance(flag, str) else flag for flag in (form.qkv_bias, form.out_bias, form.mlp_bias)
     )
     prefix = prefix_of(weights, config, "norm.weight", "model.", "")
     causal = is_causal(config, weights, prefix)
@@ -143,20 +143,20 @@ def _windows_by_layer(config: Config, layers: int) -> Windows:
 
 def rotary_rates(config: Config, size: int) -> NDArray[np.float32]:
     """Radians per position of each pair, f32 (size / 2,)."""
-    key, given = "rope_scaling", config["rope_scaling"]
-    if not given:
-        key, given = "rope_parameters", config["rope_parameters"] or {}
-    if not isinstance(given, Mapping):
-        raise InputError(f"{config.file}: {key} is an object, got {given!r:.60}")
-    kind = given.get("rope_type", given.get("type", "default"))
+    key, scaling = "rope_scaling", config["rope_scaling"]
+    if not scaling:
+        key, scaling = "rope_parameters", config["rope_parameters"] or {}
+    if not isinstance(scaling, Mapping):
+        raise InputError(f"{config.file}: {key} is an object, got {scaling!r:.60}")
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind not in SCALINGS:
         raise config.unknown(f"{key}.rope_type", kind, SCALINGS)
     names, scaled = SCALINGS[kind]
-    strange = sorted(given.keys() - {"rope_type", "type", "rope_theta", *names})
+    strange = sorted(scaling.keys() - {"rope_type", "type", "rope_theta", *names})
     if strange:
         known = [f"{', '.join(names) or 'none'} of rope_type {kind!r}"]
-        raise config.unknown(f"{key}.{strange[0]}", given[strange[0]], known)
-    settings = {"rope_theta": config.number("rope_theta"), **given}
+        raise config.unknown(f"{key}.{strange[0]}", scaling[strange[0]], known)
+    settings = {"rope_theta": config.number("rope_theta"), **scaling}
     if "original_max_position_embeddings" in names:
         settings.setdefault("original_max_position_embeddings", config.integer("max_position_embeddings"))
     numbers = {}
@@ -169,12 +169,16 @@ def rotary_rates(config: Config, size: int) -> NDArray[np.float32]:
     return np.asarray(scaled(rates, numbers), np.float32)
 
 
-def _llama3(rates: NDArray[np.float64], given: Mapping[str, float]) -> NDArray[np.float64]:
+def _llama3(rates: NDArray[np.float64], scaling: Mapping[str, float]) -> NDArray[np.float64]:
     """Slow pairs are slowed by `factor`, quick ones stay, those between are mixed."""
     waves = 2 * math.pi / rates
-    old, low, high = given["original_max_position_embeddings"], given["low_freq_factor"], given["high_freq_factor"]
+    old, low, high = (
+        scaling["original_max_position_embeddings"],
+        scaling["low_freq_factor"],
+        scaling["high_freq_factor"],
+    )
     mix = np.clip((old / waves - low) / (high - low), 0, 1)
-    return (1 - mix) * rates / given["factor"] + mix * rates
+    return (1 - mix) * rates / scaling["factor"] + mix * rates
 
 
 Scaling = Callable[[NDArray[np.float64], Mapping[str, float]], NDArray[np.float64]]

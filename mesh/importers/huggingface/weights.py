@@ -58,9 +58,9 @@ class Weights:
             )
         wanted = tuple([self._sizes[dim] if isinstance(dim, str) else dim for dim in shape])
         if tensor.shape != wanted:
-            told = ", ".join(f"{dim} = {self._sizes[dim]}" if isinstance(dim, str) else str(dim) for dim in shape)
+            expected = ", ".join(f"{dim} = {self._sizes[dim]}" if isinstance(dim, str) else str(dim) for dim in shape)
             raise InputError(
-                f"{self._prefix + name} is {list(tensor.shape)} in the files, and [{told}] by config.json",
+                f"{self._prefix + name} is {list(tensor.shape)} in the files, and [{expected}] by config.json",
                 next_step="Mend config.json, or save the model again with save_pretrained",
             )
         return tensor
@@ -101,11 +101,11 @@ def read_by(function: Function, inputs: tuple[InputSpec, ...], weights: Arrays) 
     """The names of the weights that the function reads, by a run on their types with one row of one token."""
     types = {name: TensorType(array.shape, dtype_of(array)) for name, array in weights.items()}
     noted = Noted({name: argument("param", name, kind) for name, kind in types.items()})
-    given = {}
+    arguments = {}
     for spec in inputs:
         shape = tuple([dim if isinstance(dim, int) else 1 for dim in spec.shape])
-        given[spec.name] = argument("input", spec.name, TensorType(shape, spec.dtype))
-    function(noted, given)
+        arguments[spec.name] = argument("input", spec.name, TensorType(shape, spec.dtype))
+    function(noted, arguments)
     return noted.read & weights.keys()
 
 
@@ -177,14 +177,14 @@ def read_json(file: Path) -> dict[str, Any]:
 
 def _renamed(weights: Arrays) -> Arrays:
     """The tensors by the names that transformers gives them."""
-    made: Arrays = {}
+    renamed: Arrays = {}
     for name, array in weights.items():
         for old, new in RENAMED.items():
             name = name.replace(old, new)
-        if name in made:
+        if name in renamed:
             raise InputError(f"the files have the weight {name!r} by two names", next_step="Save the model again")
-        made[name] = array
-    return made
+        renamed[name] = array
+    return renamed
 
 
 def _alike(left: NDArray[Any], right: NDArray[Any]) -> bool:
@@ -192,6 +192,6 @@ def _alike(left: NDArray[Any], right: NDArray[Any]) -> bool:
 
 
 def _narrowed(array: NDArray[Any], dtype: DType) -> NDArray[Any]:
-    made = array.astype(dtype.numpy)
-    made.flags.writeable = False
-    return made
+    narrow = array.astype(dtype.numpy)
+    narrow.flags.writeable = False
+    return narrow

@@ -88,10 +88,10 @@ def from_jax(fn: Callable[..., Any], *examples: Any) -> Callable[..., Any]:
         leaves, structure = jax.tree_util.tree_flatten(args)
         if structure != in_tree:
             raise InputError(f"the arguments differ in structure: imported with {in_tree}, called with {structure}")
-        given = [
+        fitted = [
             _fitting(leaf, kind, place, narrowed) for place, (leaf, kind) in enumerate(zip(leaves, kinds, strict=True))
         ]
-        results = call(closed.jaxpr, [asarray(constant) for constant in constants], given)
+        results = call(closed.jaxpr, [asarray(constant) for constant in constants], fitted)
         return jax.tree_util.tree_unflatten(out_tree, results)
 
     imported.__name__ = getattr(fn, "__name__", "imported")

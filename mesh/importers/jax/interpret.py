@@ -92,8 +92,8 @@ def check_supported(jaxpr: Any, name: str) -> None:
         for reason in reasons:
             missing[reason] = missing.get(reason, 0) + 1
     if missing:
-        told = ", ".join(f"{reason} ({counted(count, 'time')})" for reason, count in sorted(missing.items()))
-        raise Unsupported(f"{name} uses {told}", next_step="Write these parts with mesh.numpy, or leave them outside")
+        listed = ", ".join(f"{reason} ({counted(count, 'time')})" for reason, count in sorted(missing.items()))
+        raise Unsupported(f"{name} uses {listed}", next_step="Write these parts with mesh.numpy, or leave them outside")
 
 
 def _replaces(update: Any) -> bool:

@@ -109,16 +109,16 @@ def _resolved(node: Any, attributes: Mapping[str, Any]) -> Any:
     del copy.attribute[:]
     for attribute in node.attribute:
         if attribute.ref_attr_name:
-            given = attributes.get(attribute.ref_attr_name)
-            if given is None:
+            value = attributes.get(attribute.ref_attr_name)
+            if value is None:
                 continue
-            made = copy.attribute.add()
-            made.CopyFrom(given)
-            made.name = attribute.name
+            resolved = copy.attribute.add()
+            resolved.CopyFrom(value)
+            resolved.name = attribute.name
         else:
-            made = copy.attribute.add()
-            made.CopyFrom(attribute)
-            for subgraph in (*([made.g] if made.HasField("g") else []), *made.graphs):
+            resolved = copy.attribute.add()
+            resolved.CopyFrom(attribute)
+            for subgraph in (*([resolved.g] if resolved.HasField("g") else []), *resolved.graphs):
                 inner = [_resolved(inner_node, attributes) for inner_node in subgraph.node]
                 del subgraph.node[:]
                 subgraph.node.extend(inner)

@@ -145,8 +145,8 @@ class Reader:
         expected = math.prod(shape) * dtype.itemsize
         length = _size(where.get("length", str(expected)))
         if offset is None or length != expected or min(shape, default=0) < 0:
-            told = ", ".join(f"{key} {value}" for key, value in where.items())
-            raise InputError(f"the weights {proto.name!r} of shape {list(shape)} are {expected} bytes, not {told}")
+            listed = ", ".join(f"{key} {value}" for key, value in where.items())
+            raise InputError(f"the weights {proto.name!r} of shape {list(shape)} are {expected} bytes, not {listed}")
         if not path.is_file():
             raise InputError(f"the weights {proto.name!r} lie in {path}, which does not exist")
         if path.stat().st_size < offset + expected:

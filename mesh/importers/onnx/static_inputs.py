@@ -113,7 +113,7 @@ def _carried(node: Node, body: Graph) -> Iterable[tuple[str, str]]:
     else:
         count = len(body.inputs) - node.attributes.get("num_scan_inputs", len(body.inputs))
         pairs = zip(body.inputs[:count], body.outputs[:count], strict=False)
-    return [(given.name, result.name) for given, result in pairs]
+    return [(carried.name, result.name) for carried, result in pairs]
 
 
 def _decisive(node: Node, body: Graph) -> set[str]:

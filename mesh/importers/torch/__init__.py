@@ -209,10 +209,10 @@ def _check_supported(program: Any, name: str, training: bool) -> None:
         if node.op == "call_function" and _name(node.target) not in OPS and _name(node.target) not in IGNORED:
             counts[str(node.target)] = counts.get(str(node.target), 0) + 1
     if counts:
-        told = ", ".join(f"{op} ({counted(count, 'time')})" for op, count in sorted(counts.items()))
+        listed = ", ".join(f"{op} ({counted(count, 'time')})" for op, count in sorted(counts.items()))
         hint = "Export the module to ONNX, or write this part with mesh.numpy"
         raise Unsupported(
-            f"{name} uses {told}",
+            f"{name} uses {listed}",
             next_step=f"Call module.eval() first, which leaves dropout out; else: {hint}" if training else hint,
         )
 

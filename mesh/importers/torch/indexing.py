@@ -55,8 +55,10 @@ def scattered(mode: str) -> Op:
             raise Unsupported(f"scatter with the reduction {how!r} of {x.type.dtype.name}", op=call.name)
         places = _places(x, call.array("index"), axis)
         source, shape = asarray(call.get("src", call.get("value"))), call.array("index").shape
-        given = source[tuple([slice(0, dim) for dim in shape])] if source.ndim else mnp.broadcast_to(source, shape)
-        rows = mnp.reshape(cast(given, x.type.dtype), (-1,))
+        source_rows = (
+            source[tuple([slice(0, dim) for dim in shape])] if source.ndim else mnp.broadcast_to(source, shape)
+        )
+        rows = mnp.reshape(cast(source_rows, x.type.dtype), (-1,))
         which = mode if how is None else _MODES[how]
 
         def done(into: Array, updates: Array, mode: str) -> Array:

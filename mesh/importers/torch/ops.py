@@ -452,14 +452,14 @@ def _bilinear(call: Call) -> Array:
     """Along one axis after the other, as a product with the matrix of weights."""
     x, aligned = call.x, bool(call["align_corners"])
     for axis, size in enumerate(call.shape[2:], 2):
-        given = x.shape[axis]
+        length = x.shape[axis]
         if aligned:
-            at = np.arange(size) * ((given - 1) / max(size - 1, 1))
+            at = np.arange(size) * ((length - 1) / max(size - 1, 1))
         else:
-            at = np.maximum((np.arange(size) + 0.5) * (given / size) - 0.5, 0)
-        low = np.minimum(np.floor(at).astype(int), given - 1)
-        high, share = np.minimum(low + 1, given - 1), at - low
-        weights = np.zeros((size, given), call.dtype)
+            at = np.maximum((np.arange(size) + 0.5) * (length / size) - 0.5, 0)
+        low = np.minimum(np.floor(at).astype(int), length - 1)
+        high, share = np.minimum(low + 1, length - 1), at - low
+        weights = np.zeros((size, length), call.dtype)
         np.add.at(weights, (np.arange(size), low), 1 - share)
         np.add.at(weights, (np.arange(size), high), share)
         x = mnp.moveaxis(mnp.matmul(mnp.moveaxis(x, axis, -1), mnp.asarray(weights.T)), -1, axis)

@@ -48,12 +48,12 @@ class Sizes:
         """The input's, names for what is free."""
         return tuple([dim if isinstance(dim, int) else self._names[dim] for dim in self._shapes[name]])
 
-    def bound(self, given: Mapping[str, tuple[int, ...]]) -> dict[Any, int]:
+    def bound(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[Any, int]:
         """Numbers for the symbols, by the inputs' shapes; InputError where they do not fit the formulas."""
         sympy = import_module("sympy")  # it comes with torch
         sizes: dict[Any, int] = {}
         for name, formulas in self._shapes.items():
-            for axis, (formula, size) in enumerate(zip(formulas, given[name], strict=True)):
+            for axis, (formula, size) in enumerate(zip(formulas, shapes[name], strict=True)):
                 if isinstance(formula, int):
                     continue
                 where = f"the input {name!r} is {size} long along axis {axis}"
@@ -79,8 +79,8 @@ def concrete(value: Any, bound: Mapping[Any, int]) -> Any:
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return Sized(tuple([concrete(dim, bound) for dim in value.shape]), value.dtype)
     if is_size(value):
-        made = import_module("sympy").sympify(value.node.expr.xreplace(dict(bound)))
-        return int(made) if made.is_integer else bool(made) if made.is_Boolean else float(made)
+        number = import_module("sympy").sympify(value.node.expr.xreplace(dict(bound)))
+        return int(number) if number.is_integer else bool(number) if number.is_Boolean else float(number)
     return value
 
 

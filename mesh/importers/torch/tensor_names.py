@@ -12,18 +12,18 @@ from types import ModuleType
 from typing import Any
 
 
-def paths(made: Any, name: str = "") -> Iterator[tuple[int, str]]:
+def paths(result: Any, name: str = "") -> Iterator[tuple[int, str]]:
     """The leaves, which are ints, of a nested structure with their paths."""
-    if isinstance(made, int):
-        yield made, name or "output"
-    elif isinstance(made, Mapping):
-        for key, item in made.items():
+    if isinstance(result, int):
+        yield result, name or "output"
+    elif isinstance(result, Mapping):
+        for key, item in result.items():
             yield from paths(item, f"{name}.{key}" if name else str(key))
-    elif isinstance(made, tuple) and hasattr(made, "_fields"):
-        for key, item in zip(made._fields, made, strict=True):
+    elif isinstance(result, tuple) and hasattr(result, "_fields"):
+        for key, item in zip(result._fields, result, strict=True):
             yield from paths(item, f"{name}.{key}" if name else key)
-    elif isinstance(made, (list, tuple)):
-        for place, item in enumerate(made):
+    elif isinstance(result, (list, tuple)):
+        for place, item in enumerate(result):
             yield from paths(item, f"{name}.{place}" if name else f"output_{place}")
 
 
@@ -33,8 +33,8 @@ def output_names(torch: ModuleType, program: Any) -> list[str]:
     count = len(program.graph_signature.output_specs)
     named: dict[int, str] = {}
     if program.call_spec.out_spec is not None:
-        made = torch.utils._pytree.tree_unflatten(list(range(count)), program.call_spec.out_spec)
-        for place, name in paths(made):
+        result = torch.utils._pytree.tree_unflatten(list(range(count)), program.call_spec.out_spec)
+        for place, name in paths(result):
             if name not in named.values():
                 named[place] = name
     return [named.get(place, "output" if count == 1 else f"output_{place}") for place in range(count)]
@@ -44,25 +44,25 @@ def origins(torch: ModuleType, program: Any, module: Any) -> list[str]:
     """The place of each input within the arguments of `forward` ("d['k']"), "" for one that is an argument itself."""
     spec = program.call_spec.in_spec
     count = spec.num_leaves
-    made: tuple[Any, dict[str, Any]] = torch.utils._pytree.tree_unflatten(list(range(count)), spec)
-    args, named = made
+    arguments: tuple[Any, dict[str, Any]] = torch.utils._pytree.tree_unflatten(list(range(count)), spec)
+    args, named = arguments
     forward = getattr(module, "forward", None)
     known = list(inspect.signature(forward).parameters) if callable(forward) else []
-    told = {**{known[place] if place < len(known) else f"args[{place}]": arg for place, arg in enumerate(args)},
+    by_path = {**{known[place] if place < len(known) else f"args[{place}]": arg for place, arg in enumerate(args)},
             **named}  # fmt: skip
     places = [""] * count
-    for name, argument in told.items():
+    for name, argument in by_path.items():
         for place, path in _keys(argument, name):
             places[place] = "" if path == name else path
     return places
 
 
-def _keys(made: Any, path: str) -> Iterator[tuple[int, str]]:
-    if isinstance(made, int):
-        yield made, path
-    elif isinstance(made, Mapping):
-        for key, item in made.items():
+def _keys(value: Any, path: str) -> Iterator[tuple[int, str]]:
+    if isinstance(value, int):
+        yield value, path
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
             yield from _keys(item, f"{path}[{key!r}]")
-    elif isinstance(made, (list, tuple)):
-        for place, item in enumerate(made):
+    elif isinstance(value, (list, tuple)):
+        for place, item in enumerate(value):
             yield from _keys(item, f"{path}[{place}]")

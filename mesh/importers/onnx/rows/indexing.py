@@ -115,15 +115,15 @@ def _scatter_nd(call: Call, x: Array, indices: Array, updates: Array) -> Array:
     dims, rest = x.shape[:depth], x.shape[depth:]
     places = mnp.ravel(_flat(indices, dims))
     rows = mnp.reshape(x, (math.prod(dims), *rest))
-    given = mnp.reshape(updates, (places.shape[0], *rest))
+    rows_of_updates = mnp.reshape(updates, (places.shape[0], *rest))
     if call.attr("reduction", "none") == "mul":
         for step in range(places.shape[0]):
             at = places[step : step + 1]
-            product = mnp.multiply(apply("gather", rows, at, axis=0, batch_dims=0), given[step : step + 1])
+            product = mnp.multiply(apply("gather", rows, at, axis=0, batch_dims=0), rows_of_updates[step : step + 1])
             rows = apply("scatter", rows, at, product, axis=0, mode="set")
         return mnp.reshape(rows, x.shape)
     mode = _MODES[call.attr("reduction", "none")]
-    return mnp.reshape(apply("scatter", rows, places, like(given, rows), axis=0, mode=mode), x.shape)
+    return mnp.reshape(apply("scatter", rows, places, like(rows_of_updates, rows), axis=0, mode=mode), x.shape)
 
 
 def _tensor_scatter(call: Call, past: Array, update: Array, write: Array | None = None) -> Array:

@@ -76,11 +76,11 @@ def _layer(call: Call, x: Array, scale: Array, shift: Array | None = None) -> tu
     centred = mnp.subtract(wide, mean)
     deviation = mnp.reciprocal(mnp.sqrt(mnp.add(mnp.mean(mnp.square(centred), axes, keepdims=True), epsilon)))
     last = axes == (x.ndim - 1,) and scale.shape == x.shape[-1:] and shift is not None and shift.shape == scale.shape
-    told = cast(mean, stash), cast(deviation, stash)
+    statistics = cast(mean, stash), cast(deviation, stash)
     if last and wide.type.dtype is x.type.dtype and shift is not None:
-        return nn.layer_norm(x, scale, shift, eps=epsilon), *told
+        return nn.layer_norm(x, scale, shift, eps=epsilon), *statistics
     result = mnp.multiply(cast(mnp.multiply(centred, deviation), x.type.dtype), scale)
-    return result if shift is None else mnp.add(result, shift), *told
+    return result if shift is None else mnp.add(result, shift), *statistics
 
 
 def _rms(call: Call, x: Array, scale: Array) -> Array:

@@ -28,8 +28,8 @@ def _running(function: Callable[..., Array]) -> Row:
     def row(call: Call, x: Array, axis: Array) -> Array:
         along = normal_axis(int_of(axis), x.ndim)
         reverse, exclusive = call.attr("reverse", 0), bool(call.attr("exclusive", 0))
-        given = mnp.flip(x, along) if reverse else x
-        sums = function(given, along, dtype=x.type.dtype, include_initial=exclusive)
+        ordered = mnp.flip(x, along) if reverse else x
+        sums = function(ordered, along, dtype=x.type.dtype, include_initial=exclusive)
         if exclusive:
             sums = sums[tuple([slice(dim) for dim in x.shape])]
         return mnp.flip(sums, along) if reverse else sums

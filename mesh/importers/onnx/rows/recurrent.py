@@ -58,8 +58,8 @@ def _layer(
         batch_first = bool(call.attr("layout", 0))
         rows = mnp.swapaxes(x, 0, 1) if batch_first else x
         directions, hidden = w.shape[0], r.shape[2]
-        given = [*initial, *[None] * 3]
-        peepholes = given[2] if states == 2 else None
+        states_and_peepholes = [*initial, *[None] * 3]
+        peepholes = states_and_peepholes[2] if states == 2 else None
         ys, lasts = [], []
         for direction in range(directions):
             halves = mnp.zeros((2 * gates * hidden,), dtype=x.type.dtype) if bias is None else bias[direction]
@@ -70,7 +70,7 @@ def _layer(
                 halves[gates * hidden :],
                 None if peepholes is None else peepholes[direction],
             )
-            start = [_initial(array, direction, batch_first, rows, hidden) for array in given[:states]]
+            start = [_initial(array, direction, batch_first, rows, hidden) for array in states_and_peepholes[:states]]
             backwards = call.attr("direction", "forward") == "reverse" or direction == 1
             turn = step(call, weights, _activations(call, direction, defaults))
             y, last = _run(rows, weights.w, turn, start, lengths, backwards)
@@ -84,10 +84,10 @@ def _layer(
     return row
 
 
-def _initial(given: Array | None, direction: int, batch_first: bool, rows: Array, hidden: int) -> Array:
-    if given is None:
+def _initial(start: Array | None, direction: int, batch_first: bool, rows: Array, hidden: int) -> Array:
+    if start is None:
         return mnp.zeros((rows.shape[1], hidden), dtype=rows.type.dtype)
-    return given[:, direction] if batch_first else given[direction]
+    return start[:, direction] if batch_first else start[direction]
 
 
 def _run(
@@ -155,12 +155,12 @@ def _gru_step(call: Call, weights: Weights, activations: list[Activation]) -> St
 
     def step(share: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
         (h,) = state
-        given = share + weights.w_bias
-        both = given[:, : 2 * hidden] + h @ weights.r[: 2 * hidden].T + weights.r_bias[: 2 * hidden]
+        share_of_x = share + weights.w_bias
+        both = share_of_x[:, : 2 * hidden] + h @ weights.r[: 2 * hidden].T + weights.r_bias[: 2 * hidden]
         update, reset = f(both[:, :hidden]), f(both[:, hidden:])
         r, r_bias = weights.r[2 * hidden :].T, weights.r_bias[2 * hidden :]
         past = reset * (h @ r + r_bias) if inner else (reset * h) @ r + r_bias
-        new = g(given[:, 2 * hidden :] + past)
+        new = g(share_of_x[:, 2 * hidden :] + past)
         return ((1 - update) * new + update * h,)
 
     return step

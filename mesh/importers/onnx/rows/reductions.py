@@ -25,10 +25,10 @@ def reduction(reducer: Reducer, before: Callable[[Array], Array] = lambda x: x) 
     """A row that reduces by `reducer(x, axes, keepdims)`, after `before` on every element."""
 
     def row(call: Call, x: Array, axes: Array | None = None) -> Array:
-        given = call.ints("axes", axes)
-        if not given and call.attr("noop_with_empty_axes", 0):
+        listed = call.ints("axes", axes)
+        if not listed and call.attr("noop_with_empty_axes", 0):
             return before(x)  # elementwise parts of the op still apply
-        along = normal_axes(given or None, x.ndim)
+        along = normal_axes(listed or None, x.ndim)
         return reducer(before(x), along, bool(call.attr("keepdims", 1)))
 
     return row

@@ -72,14 +72,14 @@ def _by_sizes(call: Call, x: Array, along: Sequence[int], sizes: Sequence[int]) 
 
 
 def _upsample(call: Call, x: Array, scales: Array | None = None) -> Array:
-    given = call.attr("scales")
+    factors = call.attr("scales")
     if scales is not None:
-        given = value_of(scales).tolist()
-    elif given is None:
-        given = (1.0, 1.0, call.required("height_scale"), call.required("width_scale"))
+        factors = value_of(scales).tolist()
+    elif factors is None:
+        factors = (1.0, 1.0, call.required("height_scale"), call.required("width_scale"))
     axes = [
         Axis(place, dim, math.floor(dim * factor), factor, (0.0, 1.0))
-        for place, (dim, factor) in enumerate(zip(x.shape, given, strict=True))
+        for place, (dim, factor) in enumerate(zip(x.shape, factors, strict=True))
     ]
     return _resized(call, x, axes)
 

@@ -26,8 +26,8 @@ Pair = tuple[Array, Array]  # real and imaginary parts
 
 
 def _dft(call: Call, x: Array, length: Array | None = None, axis: Array | None = None) -> Array:
-    given = call.attr("axis", 1) if call.version < 20 else -2 if axis is None else int_of(axis)
-    place = normal_axis(given, x.ndim)
+    asked = call.attr("axis", 1) if call.version < 20 else -2 if axis is None else int_of(axis)
+    place = normal_axis(asked, x.ndim)
     inverse, onesided = bool(call.attr("inverse", 0)), bool(call.attr("onesided", 0))
     rows = mnp.moveaxis(x, place, -2)
     count = rows.shape[-2] if length is None else int_of(length)

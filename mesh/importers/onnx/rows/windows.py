@@ -42,8 +42,8 @@ def windows(call: Call, sizes: Sequence[int], kernel: Sequence[int]) -> list[Win
     strides, dilations = (tuple(call.attr(name) or (1,) * rank) for name in ("strides", "dilations"))
     if min((*kernel, *strides, *dilations), default=1) < 1:
         raise InputError(f"windows of {tuple(kernel)}, every {strides}, with gaps of {dilations}, are none")
-    given = tuple(call.attr("pads") or (0,) * (2 * rank))
-    pairs: Any = list(zip(given[:rank], given[rank:], strict=True))
+    widths = tuple(call.attr("pads") or (0,) * (2 * rank))
+    pairs: Any = list(zip(widths[:rank], widths[rank:], strict=True))
     spans, ceil = extents(kernel, dilations), bool(call.attr("ceil_mode", 0))
     padding = pads(_AUTO.get(call.attr("auto_pad", "NOTSET"), pairs), sizes, spans, strides)
     rows = zip(sizes, kernel, strides, dilations, spans, padding, strict=True)
