@@ -237,7 +237,7 @@ class Executor:
         message.release()
 
     def _switch(self, source: int, remote: RemoteChannel, number: int, tag: int) -> None:
-        """From here on messages come over the connection of that number.  This end may not have made it yet, and it may
+        """Receive over the connection of that number from here on.  This end may not have made it yet.  It may also
         have ended with the earlier step in which the other end switched: then it brings no more."""
         if not remote.is_decided(number):
             self._wait(lambda: remote.is_decided(number), (source,))

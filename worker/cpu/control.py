@@ -41,9 +41,9 @@ def _scan(attrs: Attrs, operands: list[Array], run: Run) -> list[Array]:
     kinds = [body.types[index] for index in body.outputs[count:]]
     stacked = [np.empty((length, *kind.shape), kind.dtype.numpy) for kind in kinds]
     for at in reversed(range(length)) if attrs["reverse"] else range(length):
-        found = run("body", [*carry, *constants, *(array[at] for array in rows)])
-        carry = found[:count]
-        for array, row in zip(stacked, found[count:], strict=True):
+        results = run("body", [*carry, *constants, *(array[at] for array in rows)])
+        carry = results[:count]
+        for array, row in zip(stacked, results[count:], strict=True):
             array[at] = row
     return [*carry, *stacked]
 

@@ -68,12 +68,12 @@ def conv(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
     w = w.reshape(groups, w.shape[0] // groups, *w.shape[1:])
     axes = _axes(attrs, w.shape[3:], out.shape[2:])
     if all(len(phases) == 1 and phases[0].reads.taps == taps for phases, taps in zip(axes, w.shape[3:], strict=True)):
-        found = _correlated(x, w, [phases[0].reads for phases in axes])
+        result = _correlated(x, w, [phases[0].reads for phases in axes])
     else:
-        found = np.zeros((x.shape[0], *w.shape[:2], *out.shape[2:]), x.dtype)
+        result = np.zeros((x.shape[0], *w.shape[:2], *out.shape[2:]), x.dtype)
         for phases in itertools.product(*axes):
-            _put(found, x, w, phases)
-    return found.reshape(out.shape).astype(out.dtype.numpy, copy=False)
+            _put(result, x, w, phases)
+    return result.reshape(out.shape).astype(out.dtype.numpy, copy=False)
 
 
 def _axes(attrs: Attrs, taps: Sequence[int], places: Sequence[int]) -> list[tuple[_Phases, ...]]:
@@ -105,7 +105,7 @@ def _phases(taps: int, places: int, stride: int, low: int, spread: int, reach: i
     )
 
 
-def _put(found: Array, x: Array, w: Array, axes: Sequence[_Phases]) -> None:
+def _put(result: Array, x: Array, w: Array, axes: Sequence[_Phases]) -> None:
     """What phases that read alike give, put to their places of `found`, which are zero before."""
     firsts = list(itertools.product(*(axis.firsts for axis in axes)))
     places, taps = ([_every(first, axes, side) for first in firsts] for side in (0, 1))
@@ -113,14 +113,14 @@ def _put(found: Array, x: Array, w: Array, axes: Sequence[_Phases]) -> None:
         makers = w.shape[1]
         together = _correlated(x, np.concatenate([w[mine] for mine in taps], axis=1), [axis.reads for axis in axes])
         for number, here in enumerate(places):
-            into = found[here]
+            into = result[here]
             windows = [slice(count) for count in into.shape[3:]]
             into[...] = together[:, :, number * makers : (number + 1) * makers, *windows]
     if w.dtype.kind in "fc" and not np.isfinite(w).all():  # the other taps meet zeros, and make NaN of them
         for here, mine in zip(places, taps, strict=True):
             others = w * 0
             others[mine] = 0
-            found[here] += others.sum(tuple(range(2, w.ndim))).reshape(*w.shape[:2], *[1] * len(axes))
+            result[here] += others.sum(tuple(range(2, w.ndim))).reshape(*w.shape[:2], *[1] * len(axes))
 
 
 def _every(first: Sequence[tuple[int, int]], axes: Sequence[_Phases], side: int) -> Any:
@@ -138,7 +138,7 @@ def _correlated(x: Array, w: Array, axes: Sequence[_Reads]) -> Array:
         into = result[samples, groups, :, *places]
         into = into.reshape(*into.shape[:3], -1)  # a view: a block's places follow each other
         for number, (channels, *mine) in enumerate(_boxes((x.shape[2], *taps), part)):
-            read = [axis.part(*each) for axis, *each in zip(axes, places, mine, strict=True)]
+            read = [axis.part(*position) for axis, *position in zip(axes, places, mine, strict=True)]
             right = _matrices(_windows(x[samples, groups, channels], read), beside)
             left = w[groups, :, channels, *mine].reshape(into.shape[1], into.shape[2], -1)
             if number == 0 and into.shape[0] == 1:
@@ -153,8 +153,8 @@ def _correlated(x: Array, w: Array, axes: Sequence[_Reads]) -> Array:
 
 
 def _matrices(windows: Array, beside: bool) -> Array:
-    """Of each group its windows (n, groups, c, *taps, *windows) as a matrix, a column for each; for a while only, as
-    the next have the same memory."""
+    """The windows (n, groups, c, *taps, *windows) of each group as a matrix with a column per window.  The next call
+    reuses its memory."""
     rank = (windows.ndim - 3) // 2
     taps, places = range(3, 3 + rank), range(3 + rank, 3 + 2 * rank)
     groups, summed = windows.shape[1], math.prod(windows.shape[2 : 3 + rank])
@@ -201,8 +201,8 @@ def _windows(x: Array, axes: Sequence[_Reads]) -> Array:
 def _sizes(
     counts: tuple[int, ...], taps: tuple[int, ...], windows: tuple[int, ...], item_bytes: int
 ) -> tuple[Sequence[int], Sequence[int]]:
-    """Of a block, whose windows are copied at once: (samples, groups, *places).  And of what is summed of a window in
-    one product: (channels, *taps).  `counts` are those of samples, groups, channels and makers."""
+    """The sizes of a block whose windows are copied at once, (samples, groups, *places), and of the slice of a window
+    that one product sums, (channels, *taps).  `counts` are those of samples, groups, channels and makers."""
     samples, groups, channels, makers = counts
     part = _largest((channels, *taps), SUMMED_MAX)
     columns = max(1, BLOCK_BYTES // (max(math.prod(part), makers) * item_bytes))

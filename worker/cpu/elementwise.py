@@ -149,8 +149,8 @@ def _select(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
     condition, taken, other = operands
     chosen = np.asarray(condition if condition.dtype == np.bool_ else condition > 0)
     if not chosen.ndim:
-        found = taken if chosen else other
-        return found if found.shape == out.shape else np.broadcast_to(found, out.shape)
+        chosen_operand = taken if chosen else other
+        return chosen_operand if chosen_operand.shape == out.shape else np.broadcast_to(chosen_operand, out.shape)
     if chosen.size < MASKED_MIN or out.dtype.itemsize not in _WORDS:
         return np.where(chosen, taken, other).astype(out.dtype.numpy, copy=False)
     # By bits, since numpy branches at each element: eight times as fast where it cannot be guessed which is taken.

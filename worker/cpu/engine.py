@@ -206,8 +206,8 @@ def compile_graph(
     calls: list[_Call | _Turn | _Meeting] = []
     constants = []
     for place, (index, node) in enumerate(computed):
-        held = {each for source in node.inputs for each in (source, same[source])}
-        frees = tuple({each for each in held if last_use[each] == index and each not in kept})
+        held = {operand for source in node.inputs for operand in (source, same[source])}
+        frees = tuple({operand for operand in held if last_use[operand] == index and operand not in kept})
         if node.op == "const":
             constants.append((index, _canonical(const_value(node, flat.blobs))))
         elif node.op == "iota" and flat.types[index].size_bytes <= IOTA_BYTES_MAX:
@@ -242,7 +242,7 @@ def _in_order(graph: WireGraph) -> list[tuple[int, Node]]:
     order = list(enumerate(graph.nodes))
     if any(meets(node.op, node.attrs) for node in graph.nodes):
         stage = stages(graph.nodes)
-        order.sort(key=lambda each: stage[each[0]])
+        order.sort(key=lambda call: stage[call[0]])
     return order
 
 
@@ -259,12 +259,12 @@ def _turn(graph: WireGraph, index: int, frees: tuple[int, ...], mine: Collection
     node = graph.nodes[index]
     names = GRAPH_ATTRS.get(node.op, ())
     graphs = {name: compile_graph(node.attrs[name], mine, updated_bytes_min) for name in names}
-    outputs = tuple((each, graph.nodes[each].attrs["output"]) for each in graph.siblings[index])
+    outputs = tuple((sibling, graph.nodes[sibling].attrs["output"]) for sibling in graph.siblings[index])
     return _Turn(SEVERAL[node.op], node, graphs, outputs, frees)
 
 
 def _arguments(graph: WireGraph, flat: WireGraph) -> tuple[int | None, ...]:
-    """Where the inputs and params of `graph` went: a body may read its operands in another order, or not at all."""
+    """The positions of the inputs and params of `graph` in `flat`; None for those that the body does not read."""
     places = {flat.nodes[index].attrs["name"]: index for index in (*flat.inputs, *flat.params)}
     return tuple(places.get(graph.nodes[index].attrs["name"]) for index in (*graph.inputs, *graph.params))
 
@@ -276,7 +276,7 @@ def run(
     collectives: Collectives | None = None,
 ) -> list[NDArray[Any]]:
     """Perform a schedule; Cancelled between two calls once `stopped()`, also inside loops."""
-    given = [_canonical(each.array if isinstance(each, Lent) else each) for each in inputs]
+    given = [_canonical(value.array if isinstance(value, Lent) else value) for value in inputs]
     writing = Writing(inputs, given, [value for _, value in executable.constants])
     with np.errstate(all="ignore"):
         try:
@@ -349,10 +349,10 @@ class _Run:
                 return _canonical(INTO[call.node.op](call.node.attrs, operands, call.result, room))
             if call.over >= 0 and _is_alone(operands, call.over):
                 return np.asarray(IN_PLACE[call.node.op](*operands, out=operands[call.over]))
-            if call.into and (found := self.writing.updated(call.node.op, call.node.attrs, operands)) is not None:
-                return found
-            found = call.kernel(call.node.attrs, operands, call.result)
-            return found if found.strides == call.strides and found.flags.aligned else _canonical(found)
+            if call.into and (result := self.writing.updated(call.node.op, call.node.attrs, operands)) is not None:
+                return result
+            result = call.kernel(call.node.attrs, operands, call.result)
+            return result if result.strides == call.strides and result.flags.aligned else _canonical(result)
         except MeshError:
             raise
         except MemoryError as error:
@@ -413,7 +413,7 @@ def _peak_bytes(graph: WireGraph, calls: Sequence[_Call | _Turn | _Meeting]) -> 
     for call in calls:
         if isinstance(call, _Turn):
             made = graph.siblings[call.outputs[0][0]]
-            inner = max((each.memory_bytes for each in call.graphs.values()), default=0)
+            inner = max((inner_graph.memory_bytes for inner_graph in call.graphs.values()), default=0)
         else:
             made, inner = (call.index,), scratch_bytes(graph, call.index)
         alive += sum(graph.types[index].size_bytes for index in made if graph.nodes[index].op != "after")

@@ -34,8 +34,8 @@ UNKNOWN: Memory = "unknown"
 
 @dataclass(frozen=True, slots=True)
 class Spare:
-    """Of a schedule: the updates that may be written over, and of each cond the operands that its branches may write
-    over, counted without the first, which chooses."""
+    """What a schedule may overwrite: the operands of updates, and, for each cond, the operands that its branches may
+    overwrite.  These are counted without the first one, which chooses."""
 
     updates: frozenset[int] = frozenset()
     operands: Mapping[int, frozenset[int]] | None = None
@@ -63,7 +63,7 @@ def _operands(uses: _Uses, cond: int) -> Iterator[int]:
 
 
 class _Uses:
-    """When each value is read the last time, and who reaches which memory."""
+    """The last reads of values, and the memory that each node's value may lie in."""
 
     def __init__(self, graph: WireGraph, order: Sequence[int], mine: frozenset[int]) -> None:
         self.graph = graph
@@ -87,7 +87,7 @@ class _Uses:
         """Whether a node may write over its operand in this place."""
         inputs, now = self.graph.nodes[index].inputs, self._made[index]
         mine = self._reach[inputs[place]]
-        others = frozenset().union(*(self._reach[each] for at, each in enumerate(inputs) if at != place))
+        others = frozenset().union(*(self._reach[operand] for at, operand in enumerate(inputs) if at != place))
         if mine & (others | self._barred):
             return False
         return all(
@@ -99,23 +99,25 @@ class _Uses:
 
 
 def _reach(graph: WireGraph) -> Reach:
-    found: list[frozenset[Memory]] = []
-    first = {each: group[0] for group in graph.siblings.values() for each in group}
+    memories: list[frozenset[Memory]] = []
+    first = {sibling: group[0] for group in graph.siblings.values() for sibling in group}
     branches: dict[int, list[tuple[WireGraph, Reach]]] = {}
     for index, (op, inputs, attrs) in enumerate(graph.nodes):
-        operands: frozenset[Memory] = frozenset().union(*(found[source] for source in inputs))
+        operands: frozenset[Memory] = frozenset().union(*(memories[source] for source in inputs))
         if op in ("input", "param") or op in FRESH:
-            found.append(frozenset({index}))
+            memories.append(frozenset({index}))
         elif op == "cond":
             group = first[index]
             if group not in branches:
                 branches[group] = [_inside(attrs[name]) for name in GRAPH_ATTRS["cond"]]
-            found.append(_chosen(group, attrs["output"], branches[group], [found[each] for each in inputs[1:]]))
+            memories.append(
+                _chosen(group, attrs["output"], branches[group], [memories[operand] for operand in inputs[1:]])
+            )
         elif op in MULTIPLE or op in COLLECTIVES or not inputs:
-            found.append(operands | {UNKNOWN})
+            memories.append(operands | {UNKNOWN})
         else:
-            found.append(operands)
-    return found
+            memories.append(operands)
+    return memories
 
 
 def _inside(branch: WireGraph) -> tuple[WireGraph, Reach]:
@@ -125,7 +127,7 @@ def _inside(branch: WireGraph) -> tuple[WireGraph, Reach]:
     names = [branch.nodes[index].attrs["name"] for index in (*branch.inputs, *branch.params)]
     places = {index: names.index(flat.nodes[index].attrs["name"]) for index in (*flat.inputs, *flat.params)}
     said: list[frozenset[Memory]] = [
-        frozenset(("operand", places[each]) if each in places else each for each in reach[output])
+        frozenset(("operand", places[memory]) if memory in places else memory for memory in reach[output])
         for output in flat.outputs
     ]
     return flat, said

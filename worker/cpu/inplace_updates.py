@@ -33,10 +33,10 @@ class Writing:
         times = Counter(map(id, roots))
         self._foreign = {id(root_of(array)) for array in foreign}
         self._lent: dict[int, Lent] = {}
-        for each, root, array in zip(inputs, roots, given, strict=True):
-            alone = isinstance(each, Lent) and times[id(root)] == 1 and root is root_of(each.array)
+        for operand, root, array in zip(inputs, roots, given, strict=True):
+            alone = isinstance(operand, Lent) and times[id(root)] == 1 and root is root_of(operand.array)
             if alone and id(root) not in self._foreign and _is_whole(root, array):
-                self._lent[id(root)] = each
+                self._lent[id(root)] = operand
             else:
                 self._foreign.add(id(root))
 

@@ -46,13 +46,13 @@ def _or_nan(function: Callable[..., Sequence[Array]], operands: list[Array]) -> 
 
 
 def _cholesky(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
-    (found,) = _each(lambda x: [np.linalg.cholesky(x)], _wide(operands[0]))
-    return found.astype(out.dtype.numpy, copy=False)
+    (factor,) = _each(lambda x: [np.linalg.cholesky(x)], _wide(operands[0]))
+    return factor.astype(out.dtype.numpy, copy=False)
 
 
 def _solve(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
-    (found,) = _each(lambda a, b: [np.linalg.solve(a, b)], *map(_wide, operands))
-    return found.astype(out.dtype.numpy, copy=False)
+    (solution,) = _each(lambda a, b: [np.linalg.solve(a, b)], *map(_wide, operands))
+    return solution.astype(out.dtype.numpy, copy=False)
 
 
 def _qr(x: Array, attrs: Attrs) -> Sequence[Array]:
@@ -111,9 +111,9 @@ def _several(function: Callable[[Array, Attrs], Sequence[Array]]) -> Several:
 
     def row(attrs: Attrs, operands: list[Array], run: Run) -> list[Array]:
         (x,) = operands
-        found = _each(lambda matrices: function(matrices, attrs), _wide(x))
+        factors = _each(lambda matrices: function(matrices, attrs), _wide(x))
         return [array.astype(x.dtype, copy=False) if x.dtype.itemsize == 2 and array.dtype.kind == "f" else array
-                for array in found]  # fmt: skip
+                for array in factors]  # fmt: skip
 
     return row
 

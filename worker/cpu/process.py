@@ -45,9 +45,11 @@ def arithmetic() -> str:
     """
     import numpy as np
 
-    loaded = [each for each in threadpool_info() if each["user_api"] == "blas"]
-    numpys = [each for each in loaded if "numpy" in each["filepath"]] or loaded  # scipy brings one of its own
-    of_blas = " ".join(f"{each['internal_api']} {each['version']} {each.get('architecture', '')}" for each in numpys)
+    loaded = [library for library in threadpool_info() if library["user_api"] == "blas"]
+    numpys = [library for library in loaded if "numpy" in library["filepath"]] or loaded  # scipy brings one of its own
+    of_blas = " ".join(
+        f"{library['internal_api']} {library['version']} {library.get('architecture', '')}" for library in numpys
+    )
     of_numpy = f"numpy {np.__version__} {instructions()}".strip()
     return ", ".join(filter(None, (of_numpy, of_blas, f"{' '.join(platform.libc_ver())} {platform.machine()}".strip())))
 
@@ -56,5 +58,5 @@ def instructions() -> str:
     """The newest vector instructions that numpy chooses loops by here, "" for those that it was built for."""
     from numpy._core import _multiarray_umath  # type: ignore[attr-defined]  # numpy.show_runtime only prints it
 
-    found = [name for name in _multiarray_umath.__cpu_dispatch__ if _multiarray_umath.__cpu_features__[name]]
-    return found[-1] if found else ""
+    features = [name for name in _multiarray_umath.__cpu_dispatch__ if _multiarray_umath.__cpu_features__[name]]
+    return features[-1] if features else ""

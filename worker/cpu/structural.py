@@ -51,8 +51,8 @@ _WIDER = {F32: F64.numpy, C64: C128.numpy}
 def _cumulative(function: Any) -> Kernel:
     def kernel(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
         wider = np.float32 if _narrow(out) else _WIDER.get(out.dtype, out.dtype.numpy)
-        found = function.accumulate(operands[0].astype(wider, copy=False), axis=attrs["axis"])
-        return np.asarray(found).astype(out.dtype.numpy, copy=False)
+        sums = function.accumulate(operands[0].astype(wider, copy=False), axis=attrs["axis"])
+        return np.asarray(sums).astype(out.dtype.numpy, copy=False)
 
     return kernel
 

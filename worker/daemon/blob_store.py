@@ -82,8 +82,8 @@ class BlobStore:
         return tuple(itertools.islice(reversed(self._entries), LISTED_MAX))
 
     async def find(self, blob: bytes, size_bytes: int | None = None) -> str | None:
-        """Where the content is: "resident" if it was used before in this process, "disk" if it was not, None if it is
-        not here or damaged (and then no longer kept)."""
+        """Look for content.  Returns "resident" if it was used before in this process, "disk" if not, and None if it is
+        not here, or is damaged and therefore removed."""
         entry = self._entries.get(blob)
         if entry is None:
             return None
@@ -164,7 +164,8 @@ class BlobStore:
                     self._remove(blob)
 
     def discard(self, blobs: Iterable[bytes]) -> None:
-        """Whoever put these will not pin them: what is not kept goes, at once or with the last that pinned it."""
+        """Remove content that will not be pinned by whoever put it, at once or once nobody pins it, unless it is
+        kept."""
         for blob in blobs:
             entry = self._entries.get(blob)
             if entry is None:
@@ -187,15 +188,15 @@ class BlobStore:
             raise ConfigError(
                 f"cannot make the folder {folder.path}", cause=str(error), next_step="Name another with --cache-dir"
             ) from None
-        found = []
+        held = []
         with os.scandir(folder.path) as listing:
             for item in listing:
                 if not _FILE_NAME.fullmatch(item.name):
                     _remove_if_abandoned(Path(item.path))
                     continue
                 status = item.stat(follow_symlinks=False)
-                found.append((status.st_mtime, item.name, status.st_size))
-        for _, name, size_bytes in sorted(found):
+                held.append((status.st_mtime, item.name, status.st_size))
+        for _, name, size_bytes in sorted(held):
             self._entries[bytes.fromhex(name)] = _Entry(size_bytes, folder, checked=False)
             folder.used_bytes += size_bytes
         self._make_room(folder, 0)

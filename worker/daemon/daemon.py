@@ -205,7 +205,7 @@ class Daemon:
         self._performers = self._performers_by_action()
 
     def _performers_by_action(self) -> dict[type, Callable[[Any], object]]:
-        """Who performs which action of the machine."""
+        """The method that performs each action of the machine."""
         return {
             ev.Reply: self._reply,
             ev.Refuse: self._refuse,
@@ -326,13 +326,13 @@ class Daemon:
         self._feed(ev.SleepAsked())
 
     def _fall_asleep(self) -> Awaitable[None]:
-        """The same; to be awaited is that the coordinator has heard of it."""
+        """Go to sleep.  The result is to be awaited: the coordinator has been told then."""
         link = self._endpoint.links.get(self._owner_id())
         self.sleep()
         return self._last_words(link)
 
     async def _last_words(self, link: Link | None) -> None:
-        """Until the coordinator, who has heard that we leave, ends the link."""
+        """Wait until the coordinator ends the link, as it does once it is told that this worker leaves."""
         if link is not None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(link.wait_closed(), LAST_WORDS_S)
@@ -386,7 +386,7 @@ class Daemon:
             self._failed(action, as_error(f"{doing(action)} failed", fault))
 
     def _failed(self, action: ev.Action, error: MeshError) -> None:
-        """Whoever waits for what an action brings hears that it failed."""
+        """Tell whoever waits for an action's answer that it failed."""
         if isinstance(action, ev.Reply | ev.ReplyRan | ev.ReplyJoined):
             self._refuse(ev.Refuse(action.request, error))
         elif (event := failure_of(action, error)) is not None:
@@ -769,7 +769,9 @@ class Daemon:
 
     def _give_up_device(self, action: ev.GiveUpDevice) -> None:
         log.error("device %d %s", action.device, action.reason)
-        self._reports = tuple(without_ops(each) if each.index == action.device else each for each in self._reports)
+        self._reports = tuple(
+            without_ops(report) if report.index == action.device else report for report in self._reports
+        )
         self._notify(action.node, Devices(self._reports, f"device {action.device} {action.reason}"[:4096]))
 
     # -- actions: the end

@@ -36,7 +36,7 @@ def memory_bytes_of(reports: tuple[DeviceReport, ...]) -> int:
 
 def devices_text(reports: Sequence[DeviceReport]) -> str:
     """The devices for people."""
-    return ", ".join(f"{each.engine} {each.adapter} ({each.gflops:.0f} GFLOP/s)" for each in reports)
+    return ", ".join(f"{report.engine} {report.adapter} ({report.gflops:.0f} GFLOP/s)" for report in reports)
 
 
 def ready_fields(
@@ -51,5 +51,5 @@ def ready_fields(
         "address": address,
         "port": port,
         "pid": pid,
-        "devices": [{"index": each.index, "engine": each.engine, "adapter": each.adapter} for each in reports],
+        "devices": [{"index": report.index, "engine": report.engine, "adapter": report.adapter} for report in reports],
     }

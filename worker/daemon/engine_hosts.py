@@ -50,12 +50,12 @@ class EngineHosts:
     async def start(self, selections: Sequence[str]) -> None:
         """Begin to open these devices; `opened` says what came of it."""
         looks, folder = self._environment.looks, self._config.measured_folder
-        if all(each == "cpu" for each in selections):
+        if all(selection == "cpu" for selection in selections):
             self.without_gpu = ASKED
         elif BEST in selections and (why := await asyncio.to_thread(looks.found_none, folder)):
             self.without_gpu = why
-            selections = [each for each in selections if each != BEST]
-        await asyncio.gather(*(self._start(each) for each in selections))
+            selections = [selection for selection in selections if selection != BEST]
+        await asyncio.gather(*(self._start(selection) for selection in selections))
 
     async def _start(self, selection: str) -> None:
         host = self._host(selection)

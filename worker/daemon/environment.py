@@ -32,7 +32,7 @@ from ..state.worker_state import WorkerState
 
 
 class EngineHost(Protocol):
-    """Whoever computes on one device.  `opened` becomes its first message: the device, or why there is none."""
+    """The engine host of one device.  `opened` becomes its first message: the device, or why there is none."""
 
     selection: str
     device: int  # its number among the worker's devices, once it is one

@@ -1,4 +1,4 @@
-"""Who may end a worker's daemon from outside, besides signals: the parent that closes its stdin, or dies."""
+"""Parent watch: a worker's daemon ends when its parent closes its stdin, or dies."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class PauseFiles:
         self._duty = folder / "duty"
 
     def wish(self) -> str:
-        """Who wants the worker paused, "" for nobody.  Whatever this user writes into the file, it is a pause."""
+        """The text of the file: who wants the worker paused, "" for nobody.  Any text counts as a pause."""
         try:
             text = self._wish.read_text(errors="replace").strip()
         except OSError:

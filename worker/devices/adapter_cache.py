@@ -77,15 +77,17 @@ def _wgpu() -> str:
 
 def _drivers(root: Path, variables: Mapping[str, str]) -> Iterator[tuple[str, int, int]]:
     """The files by which Vulkan's loader finds drivers."""
-    folders = [root / each.removeprefix("/") for each in DRIVERS]
-    folders += [Path(each) for each in variables.get("XDG_DATA_DIRS", "").split(os.pathsep) if each]
+    folders = [root / path.removeprefix("/") for path in DRIVERS]
+    folders += [Path(path) for path in variables.get("XDG_DATA_DIRS", "").split(os.pathsep) if path]
     folders += [Path(variables[name]) for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME") if variables.get(name)]
-    folders += [Path(variables["HOME"], *each) for each in ((".local", "share"), (".config",)) if variables.get("HOME")]
+    folders += [
+        Path(variables["HOME"], *parts) for parts in ((".local", "share"), (".config",)) if variables.get("HOME")
+    ]
     for folder in dict.fromkeys(folders):
         for file in folder.glob("vulkan/icd.d/*"):
             with contextlib.suppress(OSError):
-                found = file.stat()
-                yield str(file), found.st_mtime_ns, found.st_size
+                stat = file.stat()
+                yield str(file), stat.st_mtime_ns, stat.st_size
 
 
 def _devices(root: Path) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Which devices a machine has and which of them a worker opens.
+"""The registry of devices: those that a machine has, and those of them that a worker opens.
 
 A selection is "cpu", "wgsl" (the best adapter, software ones included), "best" (the best adapter that is not software,
 or none), an adapter's number or a part of its name, or the name of an engine registered under `graph_mesh.engines`.
@@ -103,8 +103,10 @@ def adapters() -> list[DeviceRow]:
             raise
         return []
     return [
-        DeviceRow(str(found.index), "wgsl", found.name, found.backend, found.driver, found.type, found.software)
-        for found in list_adapters()
+        DeviceRow(
+            str(adapter.index), "wgsl", adapter.name, adapter.backend, adapter.driver, adapter.type, adapter.software
+        )
+        for adapter in list_adapters()
     ]
 
 

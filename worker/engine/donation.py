@@ -46,8 +46,8 @@ class Lent:
 
 def take_back(array: NDArray[Any], undo: Sequence[Undo]) -> None:
     """Undo what was written, the last first; `array` is contiguous."""
-    for each in reversed(undo):
-        np.moveaxis(array.reshape(each.shape), each.axis, 0)[each.index] = each.old
+    for update in reversed(undo):
+        np.moveaxis(array.reshape(update.shape), update.axis, 0)[update.index] = update.old
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,23 +103,23 @@ class Versions:
     def drop(self, number: int) -> None:
         """Forget a value, if it is here; the one before it has its memory again if nothing came after."""
         earlier = self._earlier.pop(number, None)
-        found = self._outgrown.pop(number, None)
-        if found is not None:
-            del self._earlier[found.later]
+        outgrown = self._outgrown.pop(number, None)
+        if outgrown is not None:
+            del self._earlier[outgrown.later]
         array = self._whole.pop(number, None)
         if earlier is None:
             return
         before = self._outgrown.pop(earlier)
-        if found is not None:
-            self._outgrown[earlier] = _Outgrown(found.later, (*before.undo, *found.undo), before.shape)
-            self._earlier[found.later] = earlier
+        if outgrown is not None:
+            self._outgrown[earlier] = _Outgrown(outgrown.later, (*before.undo, *outgrown.undo), before.shape)
+            self._earlier[outgrown.later] = earlier
         else:
             assert array is not None, "whoever has the memory of another is here"
             take_back(array, before.undo)
             self._whole[earlier] = array.reshape(before.shape)
 
     def _copy(self, number: int) -> NDArray[Any]:
-        found = self._outgrown[number]
-        array = self._copy(found.later) if found.later in self._outgrown else self._whole[found.later].copy()
-        take_back(array, found.undo)
-        return array.reshape(found.shape)
+        outgrown = self._outgrown[number]
+        array = self._copy(outgrown.later) if outgrown.later in self._outgrown else self._whole[outgrown.later].copy()
+        take_back(array, outgrown.undo)
+        return array.reshape(outgrown.shape)

@@ -79,13 +79,13 @@ class Watchdog:
         return ""
 
     def _excuse(self, now: float) -> None:
-        """Of a long time without a check one beat counts."""
+        """Forgive a long time without a check: only one beat of it counts."""
         checked_s, self._checked_s = self._checked_s, now
         away_s = 0.0 if checked_s is None else now - checked_s - self.beat_s
         if away_s <= self.beat_s:
             return
-        for each in self._asked:
-            each.since_s = min(now, each.since_s + away_s)
+        for work in self._asked:
+            work.since_s = min(now, work.since_s + away_s)
         if self._stopped is not None:
             run, at_s = self._stopped
             self._stopped = run, min(now, at_s + away_s)

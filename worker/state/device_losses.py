@@ -69,7 +69,7 @@ class DeviceLosses:
         return [action for index, effects in due for action in self._perform(effects, index, None, now)]
 
     def deadlines(self) -> list[float]:
-        """When hosts are to be started."""
+        """The times at which hosts are to be started."""
         devices = () if self._shared.availability.leaving else self._shared.devices
         return [at_s for device in devices if (at_s := device.recovery.restart_at_s) is not None]
 

@@ -90,7 +90,7 @@ class DeviceQueue:
 
     @property
     def busy_since_s(self) -> float | None:
-        """When the host began with what it does now; None if it has nothing to do."""
+        """The time at which the host began with what it does now; None if it has nothing to do."""
         return None if self._now is None else self.since_s
 
     def start(self, run: int, inputs: tuple[Use, ...], now: float) -> None:

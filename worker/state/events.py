@@ -253,7 +253,7 @@ class BlobNotMade:
 
 @dataclass(frozen=True, slots=True)
 class RequestGone:
-    """Whoever asked no longer waits for the answer."""
+    """Nobody waits for the answer of a request any more."""
 
     request: int
 
@@ -318,7 +318,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class MemoryLeft:
-    """So much of the machine's memory can be had by whoever asks, as the system says."""
+    """The machine's free memory, as the system estimates it, and its total memory."""
 
     free_bytes: int
     total_bytes: int

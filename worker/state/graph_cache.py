@@ -8,7 +8,7 @@ from wire.protocol.messages import Deploy
 
 
 class GraphCache:
-    """At most `bytes_max` of encoded graphs.  The least recently used are evicted first."""
+    """Encoded graphs, `bytes_max` at most.  The least recently used are evicted first."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max

@@ -47,7 +47,7 @@ class LostLinks:
             self._unreported.add(node)
 
     def linked(self, node: str, steps: Iterable[tuple[PlanKey, int]], now: float) -> None:
-        """There is a link to `node`, which may replace one that ended."""
+        """A link to `node` was made.  It may replace one that ended."""
         if node in self._missing:
             self._missing.remove(node)
             self._unreported.discard(node)

@@ -22,7 +22,7 @@ Readers = dict[tuple[int, int], list[Slot]]  # (producing part, its output) -> s
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where an output goes: once to each other worker, to positions of the graph's outputs, to slots here."""
+    """The targets of an output: other workers, once each; positions of the graph's outputs; slots of this worker."""
 
     nodes: tuple[tuple[str, int, int], ...]
     positions: tuple[int, ...]

@@ -255,7 +255,7 @@ class Steps:
     # -- links
 
     def linked(self, node: str, now: float) -> None:
-        """There is a link to a node, perhaps a new one."""
+        """A link to a node was made, or was there already."""
         self.lost_links.linked(node, self._plans.steps_with(node), now)
 
     def unlinked(self, node: str, silent: bool, now: float) -> list[ev.Action]:

@@ -110,7 +110,7 @@ class WorkerState:
 
     @property
     def paused(self) -> str:
-        """Who paused the worker, "" for nobody."""
+        """The one who paused the worker, "" for nobody."""
         return self._availability.paused
 
     @property
@@ -229,8 +229,8 @@ class WorkerState:
         return [*actions, ev.CloseLink(owner.node, reason)] if close else actions
 
     def _memory_left(self, event: ev.MemoryLeft, now: float) -> list[ev.Action]:
-        """If the machine runs short of memory, drop the oldest plan of a silent coordinator.  It is told of the others
-        when it joins again."""
+        """Drop the oldest plan of a silent coordinator if the machine runs short of memory.  The coordinator learns
+        which plans are left when it joins again."""
         owner, short = self.owner, shortage(event)
         if owner is None or not self._lease.lapsed or not self._plans or not short:
             return []

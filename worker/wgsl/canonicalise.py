@@ -35,7 +35,7 @@ DOT_TILE_MIN = 2  # a dot with fewer rows or columns is a multiply and a reducti
 
 
 def canonicalise(graph: WireGraph, profile: Profile) -> WireGraph:
-    """The same computation in the form the other passes expect; Unsupported names an op, dtype or size."""
+    """Rewrite a graph to the form that the other passes expect.  Unsupported names an op, dtype or size."""
     rewriter = Rewriter(profile)
     inputs = {graph.nodes[index].attrs["name"]: index for index in graph.inputs}
     bindings = {name: rewriter.builder.input(name, *graph.types[index]) for name, index in inputs.items()}
@@ -44,8 +44,8 @@ def canonicalise(graph: WireGraph, profile: Profile) -> WireGraph:
 
 
 def _in_order(graph: WireGraph) -> WireGraph:
-    """Whoever takes an `after` takes its first operand: the order of nodes, which later passes keep, says the rest, and
-    nothing is merged any more."""
+    """Replace every `after` by its first operand.  Later passes keep the order of nodes, and merge none, so the order
+    that it asked for holds."""
     instead = list(range(len(graph.nodes)))
     nodes = []
     for index, node in enumerate(graph.nodes):
@@ -81,8 +81,8 @@ class Rewriter:
         if type_.size == 0 and node.op not in ("param", "const"):
             return self.builder.const(np.zeros(type_.shape, type_.dtype.numpy))
         rule = RULES.get(node.op)
-        found = rule(self, node, list(inputs), type_) if rule else None
-        return self.builder.add(node.op, *inputs, **node.attrs) if found is None else found
+        replacement = rule(self, node, list(inputs), type_) if rule else None
+        return self.builder.add(node.op, *inputs, **node.attrs) if replacement is None else replacement
 
     def add(self, op: str, *inputs: int, **attrs: Any) -> int:
         """A new node, itself subject to the rules."""
@@ -300,13 +300,13 @@ def _argsort(rewriter: Rewriter, node: Node, inputs: list[int], type_: TensorTyp
     last = math.nan if dtype.kind == "f" else identity_of("reduce_min", dtype)
     fill = rewriter.filled(last, dtype)
     source = rewriter.add("pad", source, fill, low=(0, 0), high=(0, width - length), interior=(0, 0))
-    found = rewriter.add("argsort", source, axis=1)
-    found = rewriter.add("slice", found, start=(0, 0), stop=(rows, length), step=(1, 1))
-    found = rewriter.add("reshape", found, shape=(*(shape[place] for place in outer), length))
+    sorted_index = rewriter.add("argsort", source, axis=1)
+    sorted_index = rewriter.add("slice", sorted_index, start=(0, 0), stop=(rows, length), step=(1, 1))
+    sorted_index = rewriter.add("reshape", sorted_index, shape=(*(shape[place] for place in outer), length))
     back = [0] * len(shape)
     for place, old in enumerate((*outer, axis)):
         back[old] = place
-    return rewriter.add("transpose", found, perm=tuple(back))
+    return rewriter.add("transpose", sorted_index, perm=tuple(back))
 
 
 # -- contraction ------------------------------------------------------------------------------------------
@@ -391,7 +391,7 @@ def _windows(rewriter: Rewriter, x: int, kernel: Sequence[int], places: Sequence
     spatial = len(kernel)
     widths = {"low": attrs["low"], "high": attrs["high"], "interior": [spread - 1 for spread in attrs["lhs_dilation"]]}
     fill = rewriter.filled(0, rewriter.dtype(x))
-    found = rewriter.add("pad", x, fill, **{name: (0, 0, *widths[name]) for name in widths})
+    windows = rewriter.add("pad", x, fill, **{name: (0, 0, *widths[name]) for name in widths})
     for axis in range(spatial - 1, -1, -1):
         shape = (kernel[axis], places[axis])
         factors = attrs["rhs_dilation"][axis], attrs["stride"][axis]
@@ -399,9 +399,9 @@ def _windows(rewriter: Rewriter, x: int, kernel: Sequence[int], places: Sequence
             rewriter.add("mul", rewriter.add("iota", shape=shape, dtype=U32.name, axis=place), rewriter.filled(by, U32))
             for place, by in enumerate(factor if dim > 1 else 1 for factor, dim in zip(factors, shape, strict=True))
         ]
-        found = rewriter.add("gather", found, rewriter.add("add", *steps), axis=2 + axis, batch_dims=0)
+        windows = rewriter.add("gather", windows, rewriter.add("add", *steps), axis=2 + axis, batch_dims=0)
     perm = (0, 1, *range(2, 2 + 2 * spatial, 2), *range(3, 3 + 2 * spatial, 2))
-    return rewriter.add("transpose", found, perm=perm)
+    return rewriter.add("transpose", windows, perm=perm)
 
 
 class _Side:

@@ -60,24 +60,24 @@ def schedule(graph: WireGraph) -> Schedule:
     later = {index for first, group in flat.siblings.items() for index in group if index != first}
     steps: list[Segment | Turn] = []
     for stage in range(max(stages, default=0) + 1):
-        here = [index for index, each in enumerate(stages) if each == stage]
+        here = [index for index, other_stage in enumerate(stages) if other_stage == stage]
         turns = [index for index in here if flat.nodes[index].op in BETWEEN and index not in later]
         made = _segment(flat, stages, stage, turns)
         if made.outputs:
             steps.append(made)
         for index in turns:
             group = flat.siblings.get(index, ())
-            outputs = tuple((each, flat.nodes[each].attrs["output"]) for each in group) or ((index, 0),)
+            outputs = tuple((sibling, flat.nodes[sibling].attrs["output"]) for sibling in group) or ((index, 0),)
             steps.append(Turn(flat.nodes[index], flat.nodes[index].inputs, outputs))
     last = {value: at for at, step in enumerate(steps) for value in step.inputs}
     return Schedule(flat, tuple(steps), {**last, **dict.fromkeys(flat.outputs, len(steps))})
 
 
 def _stages(graph: WireGraph) -> list[int]:
-    found = stages_of(graph.nodes)
-    end = max(found, default=0) + any(graph.nodes[index].op in BETWEEN for index in graph.outputs)
+    node_stages = stages_of(graph.nodes)
+    end = max(node_stages, default=0) + any(graph.nodes[index].op in BETWEEN for index in graph.outputs)
     return [end if node.op in ANYWHERE and index in graph.outputs else stage
-            for index, (node, stage) in enumerate(zip(graph.nodes, found, strict=True))]  # fmt: skip
+            for index, (node, stage) in enumerate(zip(graph.nodes, node_stages, strict=True))]  # fmt: skip
 
 
 def _segment(graph: WireGraph, stages: Sequence[int], stage: int, turns: Iterable[int]) -> Segment:

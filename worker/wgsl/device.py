@@ -188,7 +188,7 @@ class Device:
         return Memory(raw, size, usage)
 
     def _free_unused(self) -> None:
-        """So the pool is what is in use, and not all that ever was."""
+        """Destroy pooled buffers that no run has used of late."""
         for pooled in self._free.values():
             unused = sum(memory.given <= self._runs - _POOL_RUNS for memory in pooled)
             for memory in pooled[:unused]:
@@ -205,16 +205,16 @@ class Device:
     def pipeline(self, text: str) -> Any:
         """The compute pipeline of a shader's `main`; equal text is one pipeline."""
         self._check_open()
-        found = self._pipelines.get(text)
-        if found is None:
+        pipeline = self._pipelines.get(text)
+        if pipeline is None:
             with translated("compiling a kernel", CompileFailed):
                 module = self._device.create_shader_module(code=text)
-                found = self._device.create_compute_pipeline(
+                pipeline = self._device.create_compute_pipeline(
                     layout="auto", compute={"module": module, "entry_point": "main"}
                 )
-            self._pipelines[text] = found
-            self._fresh.add(found)
-        return found
+            self._pipelines[text] = pipeline
+            self._fresh.add(pipeline)
+        return pipeline
 
     def forget(self, text: str) -> None:
         """Drop a shader's pipeline, so that it is compiled anew."""
@@ -287,7 +287,7 @@ class Device:
         return results
 
     def _tidy_up(self) -> None:
-        """After a run; what is given back now and then are holes that others touched, 0.2 ms."""
+        """Clean up after a run.  Now and then that returns freed memory to the system, which takes 0.2 ms."""
         self._runs += 1
         now_and_then = not self._runs % _POOL_RUNS
         if now_and_then:
@@ -326,8 +326,8 @@ class Device:
         """Dispatches that follow each other are one pass."""
         for copies, group in groupby(commands, lambda command: isinstance(command, Copy)):
             if copies:
-                for each in group:
-                    _encode_copy(encoder, each)
+                for copy in group:
+                    _encode_copy(encoder, copy)
             else:
                 self._encode_pass(encoder, group)
 
@@ -407,13 +407,13 @@ def _translate(doing: str, error: Exception, otherwise: type[EngineError]) -> En
 def _ranked() -> list[Any]:
     """Adapters, best first; per GPU only its best backend (equal GPUs stay apart)."""
     _leave_out_opengl()
-    found = [a for a in wgpu.gpu.enumerate_adapters_sync() if a.info["backend_type"] in _BACKENDS]
+    adapters = [a for a in wgpu.gpu.enumerate_adapters_sync() if a.info["backend_type"] in _BACKENDS]
     best: dict[tuple[Any, ...], int] = {}
-    for adapter in found:
+    for adapter in adapters:
         key = _same_gpu(adapter)
         place = _BACKENDS.index(adapter.info["backend_type"])
         best[key] = min(best.get(key, place), place)
-    kept = [a for a in found if _BACKENDS.index(a.info["backend_type"]) == best[_same_gpu(a)]]
+    kept = [a for a in adapters if _BACKENDS.index(a.info["backend_type"]) == best[_same_gpu(a)]]
     return sorted(kept, key=lambda adapter: _TYPES.index(_type(adapter)))
 
 

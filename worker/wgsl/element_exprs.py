@@ -47,10 +47,10 @@ class Elements:
     def at(self, node: int, index: Index) -> Expr:
         """The element of `node` at `index`, one coordinate per axis."""
         key = (node, index)
-        found = self._seen.get(key)
-        if found is None:
-            found = self._seen[key] = self._compute(node, index)
-        return found
+        expr = self._seen.get(key)
+        if expr is None:
+            expr = self._seen[key] = self._compute(node, index)
+        return expr
 
     def shape(self, node: int) -> tuple[int, ...]:
         return self.graph.types[node].shape

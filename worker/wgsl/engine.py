@@ -79,10 +79,10 @@ class WgslEngine:
         return self._compile(graph, force)
 
     def _compile(self, graph: WireGraph, force: bool) -> WgslExecutable | ControlExecutable:
-        found = None if force else self._executables.get(graph.hash)
-        if found is not None:
-            found.from_cache = True
-            return found
+        executable = None if force else self._executables.get(graph.hash)
+        if executable is not None:
+            executable.from_cache = True
+            return executable
         plain = unroll(graph)
         turns = plain.has_control or plain.free_axes
         made = self._in_steps(plain, force) if turns else self._straight(plain, force)
@@ -138,7 +138,7 @@ class WgslEngine:
         stopped: Stopped = never,
         collectives: Collectives | None = None,
     ) -> list[NDArray[Any]]:
-        """As Engine.run; what was submitted to a device cannot be taken back, so only what loops can be stopped."""
+        """Implement Engine.run.  Submitted work cannot be taken back, so only programs with loops can be stopped."""
         assert isinstance(executable, (WgslExecutable, ControlExecutable)), "an executable of this engine"
         if len(inputs) != len(executable.inputs):
             raise InputError(f"expected {counted(len(executable.inputs), 'input')}, got {len(inputs)}")
@@ -151,7 +151,7 @@ class WgslEngine:
 
     @property
     def readback_s(self) -> float:
-        """As engine.readback_s has it."""
+        """The seconds so far for bringing tensors from the device's memory to the host's."""
         return self._device.readback_s
 
     def measure(self) -> Measured:

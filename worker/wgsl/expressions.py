@@ -58,10 +58,10 @@ class Builder:
         """The expression with these parts; ranges are not part of its identity."""
         args = tuple(args)
         key = (op, tuple(arg.uid for arg in args), dtype, type(attr), attr)
-        found = self._interned.get(key)
-        if found is None:
-            found = self._interned[key] = Expr(len(self._interned), op, args, dtype, attr, lo, hi)
-        return found
+        expr = self._interned.get(key)
+        if expr is None:
+            expr = self._interned[key] = Expr(len(self._interned), op, args, dtype, attr, lo, hi)
+        return expr
 
     def __len__(self) -> int:
         return len(self._interned)
@@ -135,10 +135,10 @@ class Builder:
 
     def _remembered(self, op: str, compute: Callable[[Expr, int], Expr], index: Expr, by: int) -> Expr:
         key = (op, index.uid, by)
-        found = self._divisions.get(key)
-        if found is None:
-            found = self._divisions[key] = compute(index, by)
-        return found
+        quotient = self._divisions.get(key)
+        if quotient is None:
+            quotient = self._divisions[key] = compute(index, by)
+        return quotient
 
     def _div(self, index: Expr, by: int) -> Expr:
         const, terms = terms_of(index)

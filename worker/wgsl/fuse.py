@@ -185,14 +185,14 @@ class _Fuser:
 
     def classes_of(self, index: int, users: list[int]) -> set[object]:
         """Labels of the different index maps `index` is needed under."""
-        found: set[object] = set()
+        labels: set[object] = set()
         for consumer in users:
             own = self.classes[consumer]
             same = self.graph.nodes[consumer].op in ELEMENTWISE and (
                 self.graph.types[consumer].shape == self.graph.types[index].shape
             )
-            found |= own if same else {(label, consumer) for label in own}
-        return found
+            labels |= own if same else {(label, consumer) for label in own}
+        return labels
 
     def as_prologue(self, index: int) -> bool:
         node = self.graph.nodes[index]

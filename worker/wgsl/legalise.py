@@ -1,4 +1,4 @@
-"""Which WGSL text computes each scalar op, by the dtype of its registers.
+"""Legalisation: the WGSL text that computes each scalar op, by the dtype of its registers.
 
 `text_of(expr, args)` is the one door.  Where WGSL's own operator means what the op table says, the row is that
 operator; otherwise it calls a function of `polyfills.py`.  To add an op or a dtype: a row.

@@ -35,7 +35,7 @@ def lower(graph: WireGraph, known: Shaders) -> Program:
 
 
 def _shaders(graph: WireGraph, known: Shaders) -> list[Shader]:
-    """Of all groups, in order; groups are made smaller where their text would be too long."""
+    """The shaders of all groups, in order.  Groups are made smaller if their text would be too long."""
     *larger, smallest = WEIGHTS_MAX
     for weight_max in larger:
         try:

@@ -1,4 +1,4 @@
-"""Which intermediate tensors share memory: linear scan over the dispatches, best fit.
+"""Memory planning: intermediate tensors share buffers, by a linear scan over the dispatches with best fit.
 
 A tensor lives from the dispatch that first stores it to the last that binds it; outputs live to the end.  Two tensors
 of one dispatch never share a slot, so a kernel never reads what it is writing.

@@ -369,12 +369,12 @@ _NAME = re.compile(r"\bgm_[a-z0-9_]+")
 
 
 def _definitions() -> dict[str, str]:
-    found: dict[str, str] = {}
+    functions: dict[str, str] = {}
     for block in re.split(r"\n(?=fn |var<)", TEXT.strip()):
         name = _NAME.search(block)
         assert name is not None
-        found[name.group()] = block
-    return found
+        functions[name.group()] = block
+    return functions
 
 
 FUNCTIONS: dict[str, str] = _definitions()

@@ -46,8 +46,8 @@ class Shaders:
     def of(self, graph: WireGraph, group: Group) -> list[Shader]:
         """The group's shaders, in order; their buffers are numbers of `graph`'s nodes."""
         part = cut(graph, group)
-        found = self._known.pop(part.key, None)
-        self._known[part.key] = found or lower_cut(part, self.profile)
+        known = self._known.pop(part.key, None)
+        self._known[part.key] = known or lower_cut(part, self.profile)
         if len(self._known) > SHADERS_MAX:
             self._known.popitem(last=False)
         return [

@@ -88,8 +88,8 @@ class _Sort:
             body += [StoreShared("keys", place, self._key(spot, index)), StoreShared("indices", place, index)]
         body += [Barrier(), network]
         for place, spot in zip(places, spots, strict=True):
-            found = build.make("shared", [place], "u32", "indices")
-            body.append(Store(self.root, spot, (build.make("cast", [found], "i32", "u32"),)))
+            index = build.make("shared", [place], "u32", "indices")
+            body.append(Store(self.root, spot, (build.make("cast", [index], "i32", "u32"),)))
         shared = (Shared("keys", "u32", self.block), Shared("indices", "u32", self.block))
         return Kernel(name, groups, self.invocations, tuple(body), self.frame.dtypes, shared)
 
@@ -152,8 +152,8 @@ class _Sort:
     def _index(self, name: str, spot: Expr, body: list[Statement]) -> Expr:
         """The index that lies at a position of the result."""
         own = self.build.var(name, self.length)
-        found = self.build.make("read", [spot], "i32", self.root)
-        body.append(Let(own, self.build.make("cast", [found], "u32", "i32")))
+        value = self.build.make("read", [spot], "i32", self.root)
+        body.append(Let(own, self.build.make("cast", [value], "u32", "i32")))
         return own
 
     def _key(self, spot: Expr, index: Expr) -> Expr:
