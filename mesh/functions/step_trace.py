@@ -123,7 +123,7 @@ class Stepping:
 
     @property
     def places(self) -> Mapping[str, str]:
-        """Of all of the state, by its name among the graph's params the path in the state."""
+        """The path in the state of each of its tensors, by the tensor's name among the graph's params."""
         return {name: leaf.path for name, leaf in zip(self._names(self._traced), self._leaves, strict=True)}
 
     @property

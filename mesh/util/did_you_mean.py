@@ -43,7 +43,7 @@ def spelt(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def optioned(function: Callable[P, T]) -> Callable[P, T]:
-    """As `spelt`; a keyword that the function does not have is told of as an option."""
+    """`spelt` for options: an unknown keyword is called an option in the error."""
     parameters, call = _parameters(function), spelt(function)
     known = {parameter.name for parameter in parameters}
     options = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]

@@ -71,7 +71,7 @@ INSTEAD: dict[str, str] = {
 
 
 def lacking(owner: str, name: str) -> AttributeError:
-    """That `owner`, such as "mesh", has no such name, and what to write in its place, where that is known."""
+    """The error for a name that `owner`, such as "mesh", has not.  It says what to write instead, if that is known."""
     instead = INSTEAD.get(f"{owner}.{name}")
     return AttributeError(f"{owner} has no attribute {name!r}" + (f". {instead}" if instead else ""))
 

@@ -272,7 +272,7 @@ class WireGraph:
 
 
 class GraphBuilder:
-    """Builds a WireGraph node by node.  Equal nodes are one node; types are known at once.
+    """A builder of a WireGraph, node by node.  Equal nodes are one node; types are known at once.
 
         builder = GraphBuilder()
         x = builder.input("x", (2, 3), F32)
@@ -423,7 +423,7 @@ FIRST_NEEDED = frozenset({"concat", "after"})  # variadic ops that take one oper
 
 
 def check_arity(op: str, count: int, limits: Limits) -> None:
-    """LimitExceeded or GraphError unless `op` takes `count` inputs."""
+    """Raise LimitExceeded or GraphError unless `op` takes `count` inputs."""
     expected = OPS[op].inputs
     if expected is None:
         if (op in FIRST_NEEDED and count == 0) or count > limits.variadic_inputs_max:
@@ -433,7 +433,7 @@ def check_arity(op: str, count: int, limits: Limits) -> None:
 
 
 def check_type(result: TensorType, limits: Limits) -> None:
-    """LimitExceeded or ShapeError unless a tensor of this type may exist; all sums are exact Python ints."""
+    """Raise LimitExceeded or ShapeError unless a tensor of this type may exist; all sums are exact Python ints."""
     shape = result.shape
     if len(shape) > limits.rank_max:
         raise LimitExceeded(f"rank {len(shape)} exceeds {limits.rank_max}")

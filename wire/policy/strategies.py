@@ -159,8 +159,10 @@ class Pipeline(Strategy):
     InputError
         If a number is not possible, or the schedule is not known.
 
-    Notes ----- gpipe is of Huang et al., GPipe, NeurIPS 2019; 1f1b of Narayanan et al., Memory-Efficient
-    Pipeline-Parallel DNN Training, ICML 2021; pipedream of Narayanan et al., PipeDream, SOSP 2019.
+    Notes
+    -----
+    gpipe is of Huang et al., GPipe, NeurIPS 2019; 1f1b of Narayanan et al., Memory-Efficient Pipeline-Parallel DNN
+    Training, ICML 2021; pipedream of Narayanan et al., PipeDream, SOSP 2019.
 
     Examples
     --------
