@@ -202,8 +202,8 @@ class MeshBuilder:
 
         Parameters
         ----------
-        name : {"lan", "wifi", "wan", "test"}
-            The network; "lan" is the default of a mesh.
+        name : {"lan", "wifi", "wan", "test", "local"}
+            The network; "lan" is the default of a mesh, and "local" is the same.
 
         Returns
         -------

@@ -58,7 +58,9 @@ class ShapeDtype(Typed):
     Raises
     ------
     InputError
-        If that is no shape or no dtype.
+        If that is no shape.
+    DTypeError
+        If that is no dtype.
 
     Examples
     --------
