@@ -71,7 +71,7 @@ def all_paused() -> MeshError:
 
 def paused_at_its_machine() -> MeshError:
     drive = worker.Driver()
-    drive(ev.PauseWished(MACHINE))
+    drive(ev.PauseFileChanged(MACHINE))
     return worker.one(ev.Refuse, drive(ev.PauseAsked(worker.COORD, drive.request(), False))).error
 
 

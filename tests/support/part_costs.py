@@ -25,7 +25,7 @@ def part_costs(engine: Engine, folder: Path, x: NDArray[np.float32]) -> tuple[hm
         host = Host(engine, shared, memoryview(bytearray(8)), 1 << 30)
         host.handle(hm.PreparePart(1, graph.hash, graph.encoded, 1, 1, (), {}, False))
         given = hm.Input(0, F32.name, x.shape, True, None, str(shared.path), shared.write([x]))
-        told = host.handle(hm.ExecutePart(1, 1, (given,), (hm.Wanted(0, 1),)))
+        told = host.handle(hm.ExecutePart(1, 1, (given,), (hm.OutputRequest(0, 1),)))
         assert isinstance(told, hm.Executed), told
         (file,) = told.outputs[0].files
         return told, np.frombuffer(take(str(shared.path), file, x.nbytes, unlink=True), np.float32).copy()

@@ -69,7 +69,7 @@ class Story:
             self.errors.append(error)
             return False
         given = hm.Input(0, F32.name, (SIDE, SIDE), True, None, str(self.shared.path), name)
-        wanted = (hm.Wanted(2 * number, 2), hm.Wanted(2 * number + 1, 2))
+        wanted = (hm.OutputRequest(2 * number, 2), hm.OutputRequest(2 * number + 1, 2))
         answer = self.host.handle(hm.ExecutePart(number, 1, (given,), wanted))
         if not self.said(answer):
             return False
@@ -108,9 +108,9 @@ def test_many_small_tensors_fit_into_a_message_or_go_by_files(tmp_path: Path) ->
     host = Host(CpuEngine(), shared, memoryview(bytearray(8)), 1 << 30)
     host.handle(hm.PreparePart(1, graph.hash, graph.encoded, count, count, (), {}, False))
     data = [np.full(kind.shape, number, np.float32).tobytes() for number in range(count)]
-    uses = [ev.Use(number, ev.Inline("f32", kind.shape, each), True) for number, each in enumerate(data)]
+    uses = [ev.RunInput(number, ev.Inline("f32", kind.shape, each), True) for number, each in enumerate(data)]
     given, files = host_inputs_of(uses, shared)
-    asked = hm.pack(hm.ExecutePart(1, 1, given, (hm.Wanted(0, 2),) * count))
+    asked = hm.pack(hm.ExecutePart(1, 1, given, (hm.OutputRequest(0, 2),) * count))
     answer = host.handle(hm.unpack_to_host(asked[4:]))
     assert isinstance(answer, hm.Executed)
     assert max(len(asked), len(hm.pack(answer))) < INLINE_TOTAL_BYTES_MAX + 200 * count < hm.MESSAGE_BYTES_MAX
@@ -124,7 +124,7 @@ def test_many_small_tensors_fit_into_a_message_or_go_by_files(tmp_path: Path) ->
 
 def test_inputs_for_which_there_is_no_room_leave_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shared = SharedDir.create(tmp_path)
-    use = ev.Use(0, ev.Inline("u8", (INLINE_BYTES_MAX,), bytes(INLINE_BYTES_MAX)), True)
+    use = ev.RunInput(0, ev.Inline("u8", (INLINE_BYTES_MAX,), bytes(INLINE_BYTES_MAX)), True)
     write, wrote = SharedDir.write, list[str]()
 
     def full(directory: SharedDir, *given: Any) -> str:

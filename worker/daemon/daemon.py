@@ -715,7 +715,7 @@ class Daemon:
         self._hosts[action.device].send(hm.Unprepare(action.prepared))
 
     def _execute(self, action: ev.Execute) -> None:
-        wanted = tuple(hm.Wanted(wish.keep, wish.copies) for wish in action.outputs)
+        wanted = tuple(hm.OutputRequest(wish.keep, wish.copies) for wish in action.outputs)
         try:
             gang = action.step + 1, self._bridge.directories(action.prepared)
             inputs, self._written[action.device] = host_inputs_of(action.inputs, self._shared)
@@ -736,7 +736,7 @@ class Daemon:
         match action.tensor:
             case ev.SharedFile(_, _, directory, name):
                 remove(directory, name)
-            case ev.Kept(_, _, device, tensor):
+            case ev.DeviceTensor(_, _, device, tensor):
                 self._hosts[device].send(hm.Forget((tensor,)))
 
     def _host_said(self, host: EngineHost, message: hm.FromHost) -> None:

@@ -49,7 +49,7 @@ class EngineHosts:
 
     async def start(self, selections: Sequence[str]) -> None:
         """Begin to open these devices; `opened` says what came of it."""
-        looks, folder = self._environment.looks, self._config.measured_folder
+        looks, folder = self._environment.adapter_cache, self._config.measured_folder
         if all(selection == "cpu" for selection in selections):
             self.without_gpu = ASKED
         elif BEST in selections and (why := await asyncio.to_thread(looks.found_none, folder)):
@@ -82,7 +82,7 @@ class EngineHosts:
                 continue
             elif host.selection == BEST:
                 self.without_gpu = answer.without_gpu or NONE
-                looks, folder = self._environment.looks, self._config.measured_folder
+                looks, folder = self._environment.adapter_cache, self._config.measured_folder
                 await asyncio.to_thread(looks.remember_none, folder, self.without_gpu)
             host.kill()
         return tuple(reports)

@@ -23,7 +23,7 @@ from wire.security.credentials import Credentials
 from wire.system.memory import machine_memory
 
 from ..config import WorkerConfig
-from ..devices.adapter_cache import Looks, machine
+from ..devices.adapter_cache import AdapterCache, machine
 from ..engine.host_messages import FromHost, Open, Opened, OpenFailed, ToHost
 from ..engine_host.host_client import HostProcess
 from ..state.bounds import Bounds
@@ -70,8 +70,8 @@ class Environment:
     """`signals` says whether the process is the daemon's own, so that it may answer SIGTERM; `machine` makes what
     decides, from its node id, its devices and its incarnation; `memory` says what is left of the machine's; `watch`
     makes what notices that links died, for an endpoint that listens on a port; `credentials` gives the identity in a
-    state folder of the worker of that name, None where it is no member of its mesh; `looks` remembers that the machine
-    has no graphics adapter."""
+    state folder of the worker of that name, None where it is no member of its mesh; `adapter_cache` remembers that
+    the machine has no graphics adapter."""
 
     endpoint: Callable[[Identity, Handler, Credentials | None, WorkerConfig], Endpoint]
     host: Callable[[Open, memoryview, WorkerConfig, OnMessage, OnLost], EngineHost]
@@ -80,7 +80,7 @@ class Environment:
     signals: bool = False
     watch: Callable[[Endpoint, WorkerConfig, int], LinkWatch] = _watch_here
     credentials: Callable[[Path, str], Credentials | None] = _no_member
-    looks: Looks = field(default_factory=Looks)
+    adapter_cache: AdapterCache = field(default_factory=AdapterCache)
 
 
 def _endpoint_here(
@@ -93,4 +93,4 @@ def _memory_here() -> MemoryLeft:
     return MemoryLeft(*machine_memory())
 
 
-REAL = Environment(_endpoint_here, HostProcess, memory=_memory_here, signals=True, looks=Looks(machine))
+REAL = Environment(_endpoint_here, HostProcess, memory=_memory_here, signals=True, adapter_cache=AdapterCache(machine))

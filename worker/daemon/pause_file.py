@@ -18,7 +18,7 @@ from wire.errors import ConfigError
 from wire.system.file_lock import FileLock
 
 from ..state.availability import COORDINATOR, MACHINE
-from ..state.events import Event, PauseWished
+from ..state.events import Event, PauseFileChanged
 
 log = logging.getLogger("graph_mesh.worker")
 
@@ -82,7 +82,7 @@ class PauseWatch:
         wish = self._files.wish()
         if wish != self._seen:
             self._saw(wish)
-            self._feed(PauseWished(wish))
+            self._feed(PauseFileChanged(wish))
         duty = self._duty()
         if duty != self._told:
             self._told = duty

@@ -48,7 +48,7 @@ def bytes_of(tensor: ev.Tensor) -> memoryview:
     return take(tensor.directory, tensor.name, ev.size_bytes_of(tensor))
 
 
-def host_inputs_of(uses: Sequence[ev.Use], shared: SharedDir) -> tuple[tuple[Input, ...], list[str]]:
+def host_inputs_of(uses: Sequence[ev.RunInput], shared: SharedDir) -> tuple[tuple[Input, ...], list[str]]:
     """The inputs of a part for its engine host.  Those that do not fit into the message are written to files, whose
     names are returned too.  OutOfMemory if there is no room for a file; then none is left behind."""
     inputs, files, room_bytes = list[Input](), list[str](), INLINE_TOTAL_BYTES_MAX
@@ -67,22 +67,22 @@ def host_inputs_of(uses: Sequence[ev.Use], shared: SharedDir) -> tuple[tuple[Inp
     return tuple(inputs), files
 
 
-def _host_input_of(use: ev.Use) -> Input:
+def _host_input_of(use: ev.RunInput) -> Input:
     tensor = use.tensor
     match tensor:
         case ev.Inline(dtype, shape, data):
             return Input(use.position, dtype, shape, use.last, data)
         case ev.SharedFile(dtype, shape, directory, name):
             return Input(use.position, dtype, shape, use.last, None, directory, name)
-        case ev.Kept(dtype, shape, _, kept):
+        case ev.DeviceTensor(dtype, shape, _, kept):
             return Input(use.position, dtype, shape, use.last, None, "", "", kept)
 
 
-def made_of(output: Output, device: int, directory: str) -> ev.Made:
+def made_of(output: Output, device: int, directory: str) -> ev.PartOutput:
     """An output as the engine host of a device left it.  Its files are in `directory`."""
     dtype, shape = output.dtype, output.shape
-    return ev.Made(
+    return ev.PartOutput(
         inline=None if output.data is None else ev.Inline(dtype, shape, output.data),
         files=tuple(ev.SharedFile(dtype, shape, directory, name) for name in output.files),
-        kept=ev.Kept(dtype, shape, device, output.kept) if output.kept else None,
+        kept=ev.DeviceTensor(dtype, shape, device, output.kept) if output.kept else None,
     )

@@ -37,7 +37,7 @@ def machine(root: Path = Path("/"), variables: Mapping[str, str] = os.environ, s
     return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
 
 
-class Looks:
+class AdapterCache:
     """Whether a look in this state of the machine found no adapter, by a file in a folder of this user's."""
 
     def __init__(self, machine: Callable[[], str] = lambda: "") -> None:

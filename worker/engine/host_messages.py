@@ -129,7 +129,7 @@ class Input(Struct, frozen=True, array_like=True):
     kept: int = 0
 
 
-class Wanted(Struct, frozen=True, array_like=True):
+class OutputRequest(Struct, frozen=True, array_like=True):
     """What to do with an output: keep it under the number `keep` (0: do not), and hand out so many copies."""
 
     keep: int
@@ -143,7 +143,7 @@ class ExecutePart(_Message, frozen=True, array_like=True, tag=True):
     run: int
     prepared: int
     inputs: tuple[Input, ...]
-    outputs: tuple[Wanted, ...]
+    outputs: tuple[OutputRequest, ...]
     tag: int = 0
     directories: tuple[str, ...] = ()
 

@@ -512,13 +512,13 @@ class Host:
         try:
             if message.kept not in self._kept:
                 raise BlobMissing("that tensor is not kept any more")
-            output = self._deliver(self._kept.get(message.kept), messages.Wanted(0, 1), INLINE_BYTES_MAX)
+            output = self._deliver(self._kept.get(message.kept), messages.OutputRequest(0, 1), INLINE_BYTES_MAX)
         except Exception as error:
             return messages.Exported(message.number, None, self._as_mesh_error(error).to_fields())
         return messages.Exported(message.number, output)
 
     def _deliver_all(
-        self, results: Sequence[NDArray[Any]], wanted: Sequence[messages.Wanted], inputs: Mapping[int, Any]
+        self, results: Sequence[NDArray[Any]], wanted: Sequence[messages.OutputRequest], inputs: Mapping[int, Any]
     ) -> tuple[messages.Output, ...]:
         """Deliver every output, or none: if one cannot be delivered, those before it are taken back.
 
@@ -548,7 +548,7 @@ class Host:
             self._kept.gave(number, tensor, keep) if keep else tensor.take_back()
         return tuple(outputs)
 
-    def _deliver(self, array: NDArray[Any], wanted: messages.Wanted, room_bytes: int) -> messages.Output:
+    def _deliver(self, array: NDArray[Any], wanted: messages.OutputRequest, room_bytes: int) -> messages.Output:
         """Deliver an output: in the message if it is small and there is room, else in files."""
         if wanted.keep:
             self._kept.add(wanted.keep, array)

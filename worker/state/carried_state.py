@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from wire.errors import InputError, MeshError, StaleGeneration
 from wire.protocol.messages import PartSpec, SourceKind
 
-from .events import Kept, Tensor
+from .events import DeviceTensor, Tensor
 
 Output = tuple[int, int]  # (part, its output)
 Slot = tuple[int, int]  # (part, input position)
@@ -38,8 +38,8 @@ class CarriedState:
         self.slots: dict[int, frozenset[int]] = {}
         for part, slot in (slot for slots in targets.values() for slot in slots):
             self.slots[part] = self.slots.get(part, frozenset()) | {slot}
-        self._values: dict[int, dict[Output, Kept]] = {}  # by the step that made them
-        self._promised: dict[int, dict[Output, Kept]] = {}  # by the step that will make them
+        self._values: dict[int, dict[Output, DeviceTensor]] = {}  # by the step that made them
+        self._promised: dict[int, dict[Output, DeviceTensor]] = {}  # by the step that will make them
         self._committed = 0
         self._broken: int | None = None  # the first step that will not be done
         self._ended = False
@@ -52,7 +52,7 @@ class CarriedState:
         """The input positions of a part that are filled by the step before."""
         return self.slots.get(part, frozenset()) if step else frozenset()
 
-    def add(self, step: int, output: Output, tensor: Kept) -> bool:
+    def add(self, step: int, output: Output, tensor: DeviceTensor) -> bool:
         """Add a carried output that was made.  Returns whether it had been promised: then the next step, if it is here,
         has it already."""
         self._values.setdefault(step, {})[output] = tensor
@@ -62,12 +62,12 @@ class CarriedState:
             self._promised.pop(step, None)
         return was_promised
 
-    def promise(self, step: int, output: Output, device: int, number: int) -> Kept | None:
+    def promise(self, step: int, output: Output, device: int, number: int) -> DeviceTensor | None:
         """Promise a carried output that a device was told to make under `number`.  Its dtype and shape are those of an
         earlier step; None if there was no earlier step."""
         for values in (*self._values.values(), *self._promised.values()):
             if output in values:
-                promised = Kept(values[output].dtype, values[output].shape, device, number)
+                promised = DeviceTensor(values[output].dtype, values[output].shape, device, number)
                 self._promised.setdefault(step, {})[output] = promised
                 return promised
         return None
@@ -77,11 +77,11 @@ class CarriedState:
         promised = self._promised.get(step - 1, {}).values()
         return any(tensor in promised for tensor in tensors)
 
-    def inputs_of(self, step: int) -> list[tuple[Output, Kept]]:
+    def inputs_of(self, step: int) -> list[tuple[Output, DeviceTensor]]:
         """The values that the step before has made so far, or promised."""
         return list({**self._promised.get(step - 1, {}), **self._values.get(step - 1, {})}.items())
 
-    def values_of(self, step: int) -> Mapping[Output, Kept] | None:
+    def values_of(self, step: int) -> Mapping[Output, DeviceTensor] | None:
         """All values that a step made; None if they are not all here: not yet, or not any more."""
         values = self._values.get(step, {})
         return values if len(values) == len(self.targets) else None
@@ -92,7 +92,7 @@ class CarriedState:
             return None
         return StaleGeneration(f"step {self._broken} of this plan was not done, and none can be after it")
 
-    def commit(self, steps: int) -> tuple[list[Kept], bool]:
+    def commit(self, steps: int) -> tuple[list[DeviceTensor], bool]:
         """Commit the first `steps` steps.  Returns the values to free, and whether the blobs of step 0 are needed no
         more."""
         first = bool(self) and not self._committed and steps > 0
@@ -100,7 +100,7 @@ class CarriedState:
         outgrown = [step for step in self._values if step < self._committed - 1]
         return [tensor for step in outgrown for tensor in self._values.pop(step).values()], first
 
-    def give_up(self, step: int) -> list[Kept]:
+    def give_up(self, step: int) -> list[DeviceTensor]:
         """Break the chain at a step, which will not be done.  Returns the values to free."""
         self._broken = step if self._broken is None else min(step, self._broken)
         self._promised = {number: values for number, values in self._promised.items() if number < step}
@@ -112,7 +112,7 @@ class CarriedState:
         """Whether the plan is over."""
         return self._ended
 
-    def end(self) -> list[Kept]:
+    def end(self) -> list[DeviceTensor]:
         """End with the plan.  Returns the values to free."""
         self._ended = True
         return self.give_up(0)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from wire.protocol.messages import PlanKey, Working
 
 from .device_recovery import DeviceRecovery
-from .events import Use
+from .events import RunInput
 
 Entry = tuple[PlanKey, int, int]  # plan, step, part
 
@@ -27,7 +27,9 @@ class DeviceQueue:
 
     ready: deque[Entry] = field(default_factory=deque)
     ordered: deque[Entry] = field(default_factory=deque)
-    issued: deque[tuple[int, tuple[Use, ...]]] = field(default_factory=deque)  # runs that the host has, with inputs
+    issued: deque[tuple[int, tuple[RunInput, ...]]] = field(
+        default_factory=deque
+    )  # runs that the host has, with inputs
     begun: bool = False  # whether the first issued run has begun and `just_begun` has not been asked since
     since_s: float = 0.0  # when the host began with what it does now
     preparing: dict[int, tuple[PlanKey, int]] = field(default_factory=dict)  # parts (plan, part) the host is to prepare
@@ -93,7 +95,7 @@ class DeviceQueue:
         """The time at which the host began with what it does now; None if it has nothing to do."""
         return None if self._now is None else self.since_s
 
-    def start(self, run: int, inputs: tuple[Use, ...], now: float) -> None:
+    def start(self, run: int, inputs: tuple[RunInput, ...], now: float) -> None:
         """The host is given a run."""
         if self._now is None:
             self.since_s = now

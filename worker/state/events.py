@@ -38,7 +38,7 @@ class SharedFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class DeviceTensor:
     """Held by the engine host of `device` under the number `tensor`."""
 
     dtype: str
@@ -47,7 +47,7 @@ class Kept:
     tensor: int
 
 
-Tensor = Inline | SharedFile | Kept
+Tensor = Inline | SharedFile | DeviceTensor
 
 
 def size_bytes_of(tensor: Tensor) -> int:
@@ -178,18 +178,19 @@ class TensorLost:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """An output as its engine host left it: inline, or in as many files as copies were wished; and kept, if wished."""
+class PartOutput:
+    """An output as its engine host left it: inline, or in a file per copy, and kept on its device if that was
+    requested."""
 
     inline: Inline | None = None
     files: tuple[SharedFile, ...] = ()
-    kept: Kept | None = None
+    kept: DeviceTensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PartExecuted:
     run: int
-    outputs: tuple[Made, ...]
+    outputs: tuple[PartOutput, ...]
     compute_s: float
     exchange_s: float = 0.0
     readback_s: float = 0.0
@@ -281,7 +282,7 @@ class DrainAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class PauseWished:
+class PauseFileChanged:
     """The state folder says that this worker be paused, by whom, or "" that it be not."""
 
     by: str
@@ -353,7 +354,7 @@ Event = (
     | HostReady
     | DrainAsked
     | MemoryLeft
-    | PauseWished
+    | PauseFileChanged
     | PauseAsked
     | SleepAsked
     | Woke
@@ -512,11 +513,11 @@ class MakeBlob:
     """Put a kept tensor among our blobs too; answered by BlobMade or BlobNotMade."""
 
     number: int
-    tensor: Kept
+    tensor: DeviceTensor
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class RunInput:
     """An input of an execution; `last` means that nobody else will read this tensor."""
 
     position: int
@@ -525,9 +526,9 @@ class Use:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """What should become of an output: keep it on the device under a number (0: do not), and how many copies of it
-    will leave the host."""
+class OutputRequest:
+    """What to do with an output: keep it on the device under the number `keep` (0: do not), and hand out so many
+    copies."""
 
     keep: int
     copies: int
@@ -538,8 +539,8 @@ class Execute:
     device: int
     run: int
     prepared: int
-    inputs: tuple[Use, ...]
-    outputs: tuple[Wish, ...]
+    inputs: tuple[RunInput, ...]
+    outputs: tuple[OutputRequest, ...]
     step: int = 0
 
 

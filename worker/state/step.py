@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from wire.protocol.messages import PartRun, PlanKey
 
 from .carried_state import Slot
-from .events import Kept, ReplyRan, Tensor, Use
+from .events import DeviceTensor, ReplyRan, RunInput, Tensor
 
 CLOSED_STEPS_MAX = 4096  # closed steps remembered out of order, per plan
 
@@ -50,13 +50,13 @@ class Step:
         filled = dict.fromkeys(part for part, _ in vacant)
         return [part for part in filled if not self.waiting[part]] if vacant else None
 
-    def take(self, part: int, slots: Iterable[int]) -> tuple[Use, ...]:
+    def take(self, part: int, slots: Iterable[int]) -> tuple[RunInput, ...]:
         """Hand over the inputs of a part that begins."""
         uses = []
         for slot in sorted(slots):
             entry = self.inputs.pop((part, slot))
             entry.uses -= 1
-            uses.append(Use(slot, entry.tensor, entry.uses == 0 and not entry.borrowed))
+            uses.append(RunInput(slot, entry.tensor, entry.uses == 0 and not entry.borrowed))
         return tuple(uses)
 
     def unread(self) -> list[Tensor]:
@@ -66,7 +66,7 @@ class Step:
 
     def needs(self, device: int) -> bool:
         """Whether an input of the step exists only in the memory of that device's engine host."""
-        kept = (entry.tensor for entry in self.inputs.values() if isinstance(entry.tensor, Kept))
+        kept = (entry.tensor for entry in self.inputs.values() if isinstance(entry.tensor, DeviceTensor))
         return any(tensor.device == device for tensor in kept)
 
     def answer(self, node: str, plan: PlanKey, number: int) -> ReplyRan:

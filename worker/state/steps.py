@@ -143,7 +143,9 @@ class Steps:
         run = self._next_number()
         self.runs[run] = entry
         inputs = step.take(part, plan.inputs_at(part, number))
-        wishes = tuple(ev.Wish(self._next_number() if route.kept else 0, route.copies) for route in plan.routes[part])
+        wishes = tuple(
+            ev.OutputRequest(self._next_number() if route.kept else 0, route.copies) for route in plan.routes[part]
+        )
         if plan.carried.any_promised(number, (use.tensor for use in inputs)):  # it still waits for what runs now
             del step.wait_s[part]
         device.start(run, inputs, now)
@@ -167,7 +169,7 @@ class Steps:
                 self._carry(plan, number, (part, output), made.kept, now)
         return [*actions, *self._finish(plan, number, now)]
 
-    def _route(self, plan: Plan, number: int, route: Route, made: ev.Made, now: float) -> list[ev.Action]:
+    def _route(self, plan: Plan, number: int, route: Route, made: ev.PartOutput, now: float) -> list[ev.Action]:
         step = plan.steps[number]
         files = iter(made.files)
         actions: list[ev.Action] = []
@@ -187,7 +189,7 @@ class Steps:
             actions += self._fill(plan, number, route.near, made.kept, now)
         return actions
 
-    def _carry(self, plan: Plan, number: int, output: Output, kept: ev.Kept, now: float) -> None:
+    def _carry(self, plan: Plan, number: int, output: Output, kept: ev.DeviceTensor, now: float) -> None:
         """Keep a carried output: for parts of this step, for the next step, and in case the coordinator goes back."""
         self._lend(plan, number, plan.routes[output[0]][output[1]].near, kept, now)
         if not plan.carried.add(number, output, kept):
@@ -331,7 +333,7 @@ class Steps:
         return actions
 
 
-def _release_all(outputs: tuple[ev.Made, ...]) -> list[ev.Action]:
+def _release_all(outputs: tuple[ev.PartOutput, ...]) -> list[ev.Action]:
     """Free the outputs of a part."""
     tensors: list[ev.Tensor] = []
     for made in outputs:

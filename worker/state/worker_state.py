@@ -87,7 +87,7 @@ class WorkerState:
             ev.HostReady: self._losses.ready,
             ev.DrainAsked: lambda event, now: self._leave(event.reason, EXIT_DRAINED, now),
             ev.MemoryLeft: self._memory_left,
-            ev.PauseWished: lambda event, now: self._set_pause(event.by, now),
+            ev.PauseFileChanged: lambda event, now: self._set_pause(event.by, now),
             ev.PauseAsked: self._pause_asked,
             ev.SleepAsked: self._sleep_asked,
             ev.Woke: self._woke,

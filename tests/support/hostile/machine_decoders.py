@@ -134,7 +134,7 @@ class _Worker:
             case ev.Prepare(_, prepared):
                 return drive(ev.PartPrepared(prepared, 0.5, False))
             case ev.Execute():
-                made = tuple(ev.Made(inline=SMALL) for _ in action.outputs)
+                made = tuple(ev.PartOutput(inline=SMALL) for _ in action.outputs)
                 return drive(ev.PartExecuted(action.run, made, 0.1))
         return []
 

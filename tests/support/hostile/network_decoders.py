@@ -316,7 +316,7 @@ def host_messages(folder: Path) -> Target:
         host.Open("cpu", 1 << 30, "/c", "/m", "/s", "stop", 7, 0.1),
         host.PreparePart(1, b"k" * 32, b"graph", 2, 1, (host.BoundParam(1, b"b", "/p"),), {b"c": "/c"}, True),
         host.ExecutePart(
-            2, 1, (host.Input(0, "f32", (2,), True, bytes(8)),), (host.Wanted(3, 1),)
+            2, 1, (host.Input(0, "f32", (2,), True, bytes(8)),), (host.OutputRequest(3, 1),)
         ),
         host.Forget((3, 4)),
         host.FreeUnused(),

@@ -45,7 +45,7 @@ class Mesh:
     _pending: list[Event] = field(default_factory=list)  # may happen now, in any order
     _wires: dict[str, deque[Event]] = field(default_factory=dict)  # coordinator to worker, in order
     _running: dict[tuple[str, int], Run] = field(default_factory=dict)
-    _made: dict[tuple[str, int], ev.Made] = field(default_factory=dict)
+    _made: dict[tuple[str, int], ev.PartOutput] = field(default_factory=dict)
     _began: set[Run] = field(default_factory=set)
     _requests: int = 0
 
@@ -153,8 +153,8 @@ class Mesh:
                 run = next(each for each in self.workers[node].running if self._at(each) == (node, device))
                 self._running[node, number] = run
                 self._began.add(run)
-                kept = ev.Kept("f32", (2,), device, wish.keep) if wish.keep else None
-                self._made[node, number] = ev.Made(inline=TENSOR, kept=kept)
+                kept = ev.DeviceTensor("f32", (2,), device, wish.keep) if wish.keep else None
+                self._made[node, number] = ev.PartOutput(inline=TENSOR, kept=kept)
                 self.began.setdefault((node, device), []).append(run)
             case ev.StopRun(_, number):
                 if self._running.pop((node, number), None) is not None:

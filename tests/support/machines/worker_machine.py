@@ -107,5 +107,5 @@ def one(kind: type[A], actions: list[ev.Action]) -> A:
     return found[0]
 
 
-def made(*tensors: ev.Inline) -> tuple[ev.Made, ...]:
-    return tuple(ev.Made(inline=tensor) for tensor in tensors)
+def made(*tensors: ev.Inline) -> tuple[ev.PartOutput, ...]:
+    return tuple(ev.PartOutput(inline=tensor) for tensor in tensors)

@@ -504,7 +504,7 @@ def test_an_arena_goes_with_its_plan_after_a_step_that_failed(tmp_path: Path) ->
     inputs = (hm.Input(0, "f32", (COUNT,), directory=str(made.shared.path), name=given, last=True),)
     gc.disable()
     try:
-        part = hm.ExecutePart(1, 0, inputs, (hm.Wanted(0, 1),), 1, (str(made.shared.path),) * 2)
+        part = hm.ExecutePart(1, 0, inputs, (hm.OutputRequest(0, 1),), 1, (str(made.shared.path),) * 2)
         failed = made.host.handle(part)
         assert isinstance(failed, hm.ExecuteFailed) and "absent" in str(failed)
         ranks = made.host._prepared[0].ranks

@@ -180,8 +180,8 @@ def test_what_the_last_committed_step_carried_is_there_though_the_step_under_way
         asked = ev.RunAsked(COORD, drive.request(), KEY, number, ((0, 1, SMALL),), number)
         return one(ev.Execute, drive(asked))
 
-    def outcome(execute: ev.Execute) -> tuple[ev.Made, ...]:
-        return ev.Made(kept=ev.Kept("f32", (2,), 0, execute.outputs[0].keep)), ev.Made(inline=SMALL)
+    def outcome(execute: ev.Execute) -> tuple[ev.PartOutput, ...]:
+        return ev.PartOutput(kept=ev.DeviceTensor("f32", (2,), 0, execute.outputs[0].keep)), ev.PartOutput(inline=SMALL)
 
     for number in range(3):
         last = step(number)
@@ -282,4 +282,4 @@ def test_a_host_frees_what_it_keeps_for_plans_to_come_and_nothing_else(tmp_path:
     host.handle(hm.FreeUnused())
     assert list(host._executables) == graphs[1:] and host._resident_bytes == 8
     given = hm.Input(1, "f32", (2,), True, tensor_bytes(np.array([10, 10], np.float32)).tobytes())
-    assert isinstance(host.handle(hm.ExecutePart(1, 1, (given,), (hm.Wanted(1, 0),))), hm.Executed)
+    assert isinstance(host.handle(hm.ExecutePart(1, 1, (given,), (hm.OutputRequest(1, 0),))), hm.Executed)

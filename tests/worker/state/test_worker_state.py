@@ -361,7 +361,7 @@ def test_a_part_runs_when_its_inputs_are_there_and_its_output_goes_back() -> Non
     drive.deployed(deploy(ONE_PART))
     actions = drive.run(0, (0, 0, SMALL))
     execute = one(ev.Execute, actions)
-    assert execute.inputs == (ev.Use(0, SMALL, True),) and execute.outputs == (ev.Wish(0, 1),)
+    assert execute.inputs == (ev.RunInput(0, SMALL, True),) and execute.outputs == (ev.OutputRequest(0, 1),)
     assert one(ev.SendBegan, actions).began.part == 0
     ran = one(ev.ReplyRan, drive(ev.PartExecuted(execute.run, made(SMALL), 0.125)))
     assert ran.outputs == ((0, SMALL),) and ran.bytes_in == 8 and ran.bytes_out == 8
@@ -424,9 +424,9 @@ def test_an_output_for_two_parts_of_one_worker_is_sent_once() -> None:
     targets = [Target(PEER, 1, 0), Target(PEER, 2, 3), Target("", 0, 4)]
     drive.deployed(deploy(part(0, [CALL_INPUT], [targets])))
     execute = one(ev.Execute, drive.run(0, (0, 0, SMALL)))
-    assert execute.outputs == (ev.Wish(0, 2),)
+    assert execute.outputs == (ev.OutputRequest(0, 2),)
     files = (big("a"), big("b"))
-    actions = drive(ev.PartExecuted(execute.run, (ev.Made(files=files),), 0.0))
+    actions = drive(ev.PartExecuted(execute.run, (ev.PartOutput(files=files),), 0.0))
     push = one(ev.SendPush, actions)
     assert (push.node, push.part, push.slot, push.tensor) == (PEER, 1, 0, big("a"))
     assert of(ev.ReplyRan, actions) == [], "the step is not over before its pushes are sent"
@@ -445,8 +445,8 @@ def test_between_parts_of_one_device_a_tensor_stays_there_and_on_another_it_is_h
     execute = one(ev.Execute, drive.run(0, (0, 0, SMALL)))
     (wish,) = execute.outputs
     assert wish.keep and wish.copies == 1
-    kept = ev.Kept("f32", (1024, 1024), 0, wish.keep)
-    near, far = of(ev.Execute, drive(ev.PartExecuted(execute.run, (ev.Made(None, (big("x"),), kept),), 0.0)))
+    kept = ev.DeviceTensor("f32", (1024, 1024), 0, wish.keep)
+    near, far = of(ev.Execute, drive(ev.PartExecuted(execute.run, (ev.PartOutput(None, (big("x"),), kept),), 0.0)))
     assert (near.device, near.inputs[0].tensor) == (0, kept)
     assert (far.device, far.inputs[0].tensor) == (1, big("x"))
 
@@ -520,7 +520,7 @@ def test_what_a_cancelled_step_was_computing_is_freed_when_it_comes() -> None:
     drive.deployed(deploy(ONE_PART))
     execute = one(ev.Execute, drive.run(0, (0, 0, SMALL)))
     assert one(ev.StopRun, drive(ev.CancelAsked(COORD, KEY, 0))) == ev.StopRun(execute.device, execute.run)
-    actions = drive(ev.PartExecuted(execute.run, (ev.Made(files=(big("x"),)),), 0.0))
+    actions = drive(ev.PartExecuted(execute.run, (ev.PartOutput(files=(big("x"),)),), 0.0))
     assert actions == [ev.Release(big("x"))]
 
 
@@ -697,9 +697,9 @@ class World:
             self.feed(ev.ExecuteFailed(execute.run, ExecuteFailed("no luck")))
             return
         outputs = tuple(
-            ev.Made(
+            ev.PartOutput(
                 files=tuple(self.file() for _ in range(wish.copies)),
-                kept=ev.Kept("f32", (1024, 1024), execute.device, wish.keep) if wish.keep else None,
+                kept=ev.DeviceTensor("f32", (1024, 1024), execute.device, wish.keep) if wish.keep else None,
             )
             for wish in execute.outputs
         )

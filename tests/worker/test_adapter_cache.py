@@ -15,7 +15,7 @@ from wire.system.shared_memory import SharedDir
 from worker.config import WorkerConfig
 from worker.daemon.engine_hosts import EngineHosts
 from worker.daemon.environment import REAL, Environment
-from worker.devices.adapter_cache import FILE, Looks, machine
+from worker.devices.adapter_cache import FILE, AdapterCache, machine
 from worker.devices.registry import selections
 from worker.engine import host_messages as hm
 
@@ -52,8 +52,8 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 }
 
 
-def looks(root: Path, **variables: str) -> Looks:
-    return Looks(lambda: machine(root, {"HOME": str(root / "home"), **variables}, "linux"))
+def looks(root: Path, **variables: str) -> AdapterCache:
+    return AdapterCache(lambda: machine(root, {"HOME": str(root / "home"), **variables}, "linux"))
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -79,7 +79,7 @@ def test_where_nobody_knows_what_changed_nothing_is_remembered(root: Path) -> No
     for system, lost in (("darwin", False), ("win32", False), ("linux", True)):
         if lost:
             (root / BOOT).unlink()
-        elsewhere = Looks(lambda system=system: machine(root, {}, system))
+        elsewhere = AdapterCache(lambda system=system: machine(root, {}, system))
         elsewhere.remember_none(root / "cache", "software")
         assert not elsewhere.found_none(root / "cache")
     assert not (root / "cache").exists()
@@ -142,7 +142,7 @@ def opened(root: Path, best: hm.Opened | hm.OpenFailed, *asked: str) -> tuple[li
 
         shared = SharedDir.create(root)
         config = WorkerConfig(measured_dir=str(root / "cache"))
-        around = Environment(REAL.endpoint, host, looks=looks(root))
+        around = Environment(REAL.endpoint, host, adapter_cache=looks(root))
         engine_hosts = EngineHosts(config, around, shared, root, nothing, nothing, nothing)
         await engine_hosts.start(selections(asked))
         await engine_hosts.opened()

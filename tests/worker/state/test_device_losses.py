@@ -73,8 +73,8 @@ def test_a_step_that_waits_with_a_tensor_the_lost_host_kept_fails_and_others_go_
     drive.deployed(deploy(first, second))
     executes = [one(ev.Execute, drive.run(0, (0, 0, SMALL)))]
     drive.run(1)
-    kept = ev.Kept("f32", (2,), 0, executes[0].outputs[0].keep)
-    drive(ev.PartExecuted(executes[0].run, (ev.Made(kept=kept),), 0.01))
+    kept = ev.DeviceTensor("f32", (2,), 0, executes[0].outputs[0].keep)
+    drive(ev.PartExecuted(executes[0].run, (ev.PartOutput(kept=kept),), 0.01))
     error = one(ev.Refuse, drive(ev.HostLost(0, GONE))).error
     assert isinstance(error, DeviceLost) and error.part == "", "no part is to blame"
     assert not of(ev.Refuse, drive.push(0, 0, SMALL, step=1))

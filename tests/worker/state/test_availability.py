@@ -38,7 +38,7 @@ def test_a_pause_hands_the_work_back_and_lets_the_dispatch_under_way_end() -> No
     drive = Driver()
     drive.deployed(deploy(ONE_PART, blobs=(weight(""),)))
     run = one(ev.Execute, drive.run(0, (0, 0, SMALL))).run
-    actions = drive(ev.PauseWished(MACHINE))
+    actions = drive(ev.PauseFileChanged(MACHINE))
     assert actions[0] == ev.SendPaused(COORD, MACHINE), "the coordinator knows before its work comes back"
     assert isinstance(one(ev.Refuse, actions).error, NodeLost) and "paused" in refused(actions)
     assert one(ev.StopRun, actions).run == run
@@ -52,7 +52,7 @@ def test_a_pause_hands_the_work_back_and_lets_the_dispatch_under_way_end() -> No
 def test_a_paused_worker_takes_nothing_and_its_coordinator_may_try_elsewhere() -> None:
     drive = Driver()
     drive.deployed(deploy(ONE_PART))
-    drive(ev.PauseWished(MACHINE))
+    drive(ev.PauseFileChanged(MACHINE))
     for actions in (drive.ask_deploy(deploy(ONE_PART, plan=NEXT)), drive.run(1, (0, 0, SMALL))):
         error = one(ev.Refuse, actions).error
         assert isinstance(error, NodeLost) and error.retry and "paused" in str(error)
@@ -62,8 +62,8 @@ def test_a_paused_worker_takes_nothing_and_its_coordinator_may_try_elsewhere() -
 def test_it_works_again_once_the_pause_is_over() -> None:
     drive = Driver()
     drive.deployed(deploy(ONE_PART))
-    drive(ev.PauseWished(MACHINE))
-    assert drive(ev.PauseWished("")) == [ev.SendPaused(COORD, "")]
+    drive(ev.PauseFileChanged(MACHINE))
+    assert drive(ev.PauseFileChanged("")) == [ev.SendPaused(COORD, "")]
     assert of(ev.Refuse, drive.run(1, (0, 0, SMALL))), "what it had before the pause is over"
     drive.deployed(deploy(ONE_PART, plan=NEXT))
     assert of(ev.Execute, drive.run(0, (0, 0, SMALL), plan=NEXT))
@@ -81,21 +81,21 @@ def test_its_coordinator_pauses_and_resumes_it_and_it_remembers() -> None:
 
 def test_whoever_sits_at_the_machine_comes_first() -> None:
     drive = Driver()
-    drive(ev.PauseWished(MACHINE))
+    drive(ev.PauseFileChanged(MACHINE))
     assert pause(drive) == [ev.Reply(drive.requests, Done())]
     error = one(ev.Refuse, pause(drive, on=False)).error
     assert isinstance(error, Busy) and error.next_step == "Type there: mesh-worker resume"
     assert drive.machine.paused == MACHINE
-    drive(ev.PauseWished(""))
+    drive(ev.PauseFileChanged(""))
     pause(drive)
-    assert drive(ev.PauseWished("")) == [ev.SendPaused(COORD, "")], "and may end what the coordinator began"
+    assert drive(ev.PauseFileChanged("")) == [ev.SendPaused(COORD, "")], "and may end what the coordinator began"
 
 
 def test_the_machine_takes_over_a_pause_without_work_being_handed_back_twice() -> None:
     drive = Driver()
     pause(drive)
-    assert drive(ev.PauseWished(MACHINE)) == [ev.SendPaused(COORD, MACHINE)]
-    assert drive(ev.PauseWished(MACHINE)) == []
+    assert drive(ev.PauseFileChanged(MACHINE)) == [ev.SendPaused(COORD, MACHINE)]
+    assert drive(ev.PauseFileChanged(MACHINE)) == []
 
 
 def test_nobody_but_its_coordinator_pauses_it() -> None:
@@ -106,25 +106,25 @@ def test_nobody_but_its_coordinator_pauses_it() -> None:
 
 def test_it_says_at_every_join_that_it_is_paused() -> None:
     drive = Driver(join=False)
-    assert drive(ev.PauseWished(MACHINE)) == []
+    assert drive(ev.PauseFileChanged(MACHINE)) == []
     assert one(ev.ReplyJoined, drive.join()).paused == MACHINE
     drive(ev.NodeUnlinked(COORD))
     assert one(ev.ReplyJoined, drive.join(epoch=8)).paused == MACHINE
-    drive(ev.PauseWished(""))
+    drive(ev.PauseFileChanged(""))
     assert one(ev.ReplyJoined, drive.join(epoch=9)).paused == ""
 
 
 def test_it_beats_and_refutes_while_it_is_paused() -> None:
     drive = Driver()
-    drive(ev.PauseWished(MACHINE))
+    drive(ev.PauseFileChanged(MACHINE))
     assert drive(ev.SuspectedBy(COORD, 1)) == [ev.SendBeat()]
 
 
 def test_graphs_that_it_learnt_are_there_after_the_pause() -> None:
     drive = Driver()
     drive.deployed(deploy(ONE_PART))
-    drive(ev.PauseWished(MACHINE))
-    drive(ev.PauseWished(""))
+    drive(ev.PauseFileChanged(MACHINE))
+    drive(ev.PauseFileChanged(""))
     again = deploy(ONE_PART, plan=NEXT)
     again.graphs.pop(GRAPH)
     assert of(ev.Prepare, drive.ask_deploy(again)), "nothing is sent twice"

@@ -68,8 +68,8 @@ def with_carries(spec: PartSpec, *carries: Carry) -> PartSpec:
 COUNTER = with_carries(part(0, [STATE, CALL_INPUT], [[], TO_COORD]), Carry(0, 0, 0))
 
 
-def kept(number: int, device: int = 0) -> ev.Kept:
-    return ev.Kept("f32", (2,), device, number)
+def kept(number: int, device: int = 0) -> ev.DeviceTensor:
+    return ev.DeviceTensor("f32", (2,), device, number)
 
 
 class Counter(Driver):
@@ -87,8 +87,8 @@ class Counter(Driver):
     def executed(self, actions: list[ev.Action]) -> tuple[ev.Execute, list[ev.Action]]:
         """The part that was started, and what follows once it is done."""
         execute = one(ev.Execute, actions)
-        state = ev.Made(kept=kept(execute.outputs[0].keep))
-        return execute, self(ev.PartExecuted(execute.run, (state, ev.Made(inline=SMALL)), 0.1))
+        state = ev.PartOutput(kept=kept(execute.outputs[0].keep))
+        return execute, self(ev.PartExecuted(execute.run, (state, ev.PartOutput(inline=SMALL)), 0.1))
 
     def done(self, number: int, committed: int = 0) -> int:
         """Run a step to its end: under which number its state is kept."""
@@ -101,7 +101,7 @@ class Counter(Driver):
 
 
 def freed(actions: list[ev.Action]) -> set[int]:
-    return {each.tensor.tensor for each in of(ev.Release, actions) if isinstance(each.tensor, ev.Kept)}
+    return {each.tensor.tensor for each in of(ev.Release, actions) if isinstance(each.tensor, ev.DeviceTensor)}
 
 
 def test_the_first_step_takes_the_blob_and_the_second_what_the_first_left() -> None:
@@ -109,7 +109,9 @@ def test_the_first_step_takes_the_blob_and_the_second_what_the_first_left() -> N
     first = one(ev.Execute, drive.step(0))
     assert [use.position for use in first.inputs] == [1], "input 0 is bound to the blob"
     assert first.outputs[0].keep and not first.outputs[0].copies, "the state stays on its device"
-    drive(ev.PartExecuted(first.run, (ev.Made(kept=kept(first.outputs[0].keep)), ev.Made(inline=SMALL)), 0.1))
+    drive(
+        ev.PartExecuted(first.run, (ev.PartOutput(kept=kept(first.outputs[0].keep)), ev.PartOutput(inline=SMALL)), 0.1)
+    )
     second = one(ev.Execute, drive.step(1))
     state = next(use for use in second.inputs if use.position == 0)
     assert state.tensor == kept(first.outputs[0].keep) and not state.last, "it stays for whoever has to go back"
@@ -216,7 +218,7 @@ def test_a_cancelled_step_ends_those_after_it() -> None:
     drive.step(2)
     actions = drive(ev.CancelAsked(COORD, KEY, 1))
     assert len(of(ev.Refuse, actions)) == 2 and one(ev.StopRun, actions)
-    late = drive(ev.PartExecuted(running.run, (ev.Made(kept=kept(99)), ev.Made(inline=SMALL)), 0.1))
+    late = drive(ev.PartExecuted(running.run, (ev.PartOutput(kept=kept(99)), ev.PartOutput(inline=SMALL)), 0.1))
     assert freed(late) == {99}, "nobody waits for what it made"
 
 
@@ -230,11 +232,13 @@ def test_a_host_is_told_of_the_next_step_while_it_does_this_one() -> None:
     assert not of(ev.SendBegan, told), "it only begins once the first is done"
     assert not of(ev.Execute, drive.step(3)), "one is enough"
     drive.now += 5.0
-    after = drive(ev.PartExecuted(first.run, (ev.Made(kept=kept(first.outputs[0].keep)), ev.Made(inline=SMALL)), 5.0))
+    after = drive(
+        ev.PartExecuted(first.run, (ev.PartOutput(kept=kept(first.outputs[0].keep)), ev.PartOutput(inline=SMALL)), 5.0)
+    )
     assert one(ev.SendBegan, after).began.step == 2
     assert one(ev.Execute, after).step == 3
-    state = ev.Made(kept=kept(second.outputs[0].keep))
-    (ran,) = one(ev.ReplyRan, drive(ev.PartExecuted(second.run, (state, ev.Made(inline=SMALL)), 1.0))).parts
+    state = ev.PartOutput(kept=kept(second.outputs[0].keep))
+    (ran,) = one(ev.ReplyRan, drive(ev.PartExecuted(second.run, (state, ev.PartOutput(inline=SMALL)), 1.0))).parts
     assert ran.wait_s == pytest.approx(5.0), "until the step before had left its state"
 
 
@@ -262,10 +266,10 @@ def test_what_a_host_was_told_of_is_stopped_when_its_turn_comes_and_what_it_does
     first, second = one(ev.Execute, drive.step(1)), one(ev.Execute, drive.step(2))
     cancelled = drive(ev.CancelAsked(COORD, KEY, 2))
     assert one(ev.Refuse, cancelled) and not of(ev.StopRun, cancelled)
-    state = ev.Made(kept=kept(first.outputs[0].keep))
-    done = drive(ev.PartExecuted(first.run, (state, ev.Made(inline=SMALL)), 0.1))
+    state = ev.PartOutput(kept=kept(first.outputs[0].keep))
+    done = drive(ev.PartExecuted(first.run, (state, ev.PartOutput(inline=SMALL)), 0.1))
     assert one(ev.ReplyRan, done).step == 1 and one(ev.StopRun, done).run == second.run
-    late = drive(ev.PartExecuted(second.run, (ev.Made(kept=kept(99)), ev.Made(inline=SMALL)), 0.1))
+    late = drive(ev.PartExecuted(second.run, (ev.PartOutput(kept=kept(99)), ev.PartOutput(inline=SMALL)), 0.1))
     assert freed(late) == {99} and drive.machine.queue_depth == 0
 
 
@@ -285,8 +289,8 @@ def test_what_a_host_was_told_of_and_could_not_be_told_is_over_at_once() -> None
     drive.done(0)
     first, second = one(ev.Execute, drive.step(1)), one(ev.Execute, drive.step(2))
     assert one(ev.Refuse, drive(ev.ExecuteFailed(second.run, ConnectFailed("no link"))))
-    state = ev.Made(kept=kept(first.outputs[0].keep))
-    done = drive(ev.PartExecuted(first.run, (state, ev.Made(inline=SMALL)), 0.1))
+    state = ev.PartOutput(kept=kept(first.outputs[0].keep))
+    done = drive(ev.PartExecuted(first.run, (state, ev.PartOutput(inline=SMALL)), 0.1))
     assert one(ev.ReplyRan, done).step == 1 and not of(ev.StopRun, done)
     assert drive.machine.queue_depth == 0 and not drive.machine.working(drive.now)
 
@@ -318,7 +322,9 @@ def test_a_part_that_waits_for_its_device_only_did_not_wait_for_its_inputs() -> 
     actions = drive(ev.RunAsked(COORD, drive.request(), KEY, 0, ((0, 1, SMALL), (1, 0, SMALL))))
     first, second = of(ev.Execute, actions)
     drive.now += 5.0
-    drive(ev.PartExecuted(first.run, (ev.Made(kept=kept(first.outputs[0].keep)), ev.Made(inline=SMALL)), 5.0))
+    drive(
+        ev.PartExecuted(first.run, (ev.PartOutput(kept=kept(first.outputs[0].keep)), ev.PartOutput(inline=SMALL)), 5.0)
+    )
     (_, ran) = one(ev.ReplyRan, drive(ev.PartExecuted(second.run, made_small(), 1.0))).parts
     assert ran.part == 1 and ran.wait_s == 0.0
 
@@ -350,7 +356,9 @@ def test_one_output_may_be_carried_to_several_parts_and_be_read_in_its_own_step(
     for number in (11, 12, 13):
         execute = one(ev.Execute, actions)
         keep = execute.outputs[0].keep
-        actions = drive(ev.PartExecuted(execute.run, (ev.Made(kept=kept(number)),) if keep else made_small(), 0.1))
+        actions = drive(
+            ev.PartExecuted(execute.run, (ev.PartOutput(kept=kept(number)),) if keep else made_small(), 0.1)
+        )
         if number == 13:
             assert not execute.inputs[0].last, "the next step needs it"
     assert one(ev.ReplyRan, actions)
@@ -358,8 +366,8 @@ def test_one_output_may_be_carried_to_several_parts_and_be_read_in_its_own_step(
     assert next(use for use in following.inputs if use.position == 0).tensor == kept(12)
 
 
-def made_small() -> tuple[ev.Made, ...]:
-    return (ev.Made(inline=SMALL),)
+def made_small() -> tuple[ev.PartOutput, ...]:
+    return (ev.PartOutput(inline=SMALL),)
 
 
 @pytest.mark.parametrize(
@@ -401,7 +409,7 @@ def test_nothing_is_kept_or_freed_twice_whatever_happens(seed: int) -> None:
         for number in freed(actions):
             alive.remove(number)
         for execute in of(ev.Execute, actions):
-            uses = [use.tensor.tensor for use in execute.inputs if isinstance(use.tensor, ev.Kept)]
+            uses = [use.tensor.tensor for use in execute.inputs if isinstance(use.tensor, ev.DeviceTensor)]
             assert set(uses) <= alive | set(running.values()), "a step reads what was freed, or nobody makes before it"
             running[execute.run] = execute.outputs[0].keep
         committed += len(of(ev.ReplyRan, actions))
@@ -411,7 +419,7 @@ def test_nothing_is_kept_or_freed_twice_whatever_happens(seed: int) -> None:
         run = next(iter(running))
         number = running.pop(run)
         alive.add(number)
-        return ev.PartExecuted(run, (ev.Made(kept=kept(number)), ev.Made(inline=SMALL)), 0.1)
+        return ev.PartExecuted(run, (ev.PartOutput(kept=kept(number)), ev.PartOutput(inline=SMALL)), 0.1)
 
     for _ in range(60):
         if running and rng.random() < 0.6:
@@ -443,7 +451,7 @@ def test_a_host_keeps_a_state_hands_out_copies_and_lets_the_first_value_go(tmp_p
 
     def run(number: int, *inputs: hm.Input) -> hm.FromHost | None:
         given = (hm.Input(1, "f32", (2,), True, ten), *inputs)
-        return host.handle(hm.ExecutePart(number, 1, given, (hm.Wanted(number, 0),)))
+        return host.handle(hm.ExecutePart(number, 1, given, (hm.OutputRequest(number, 0),)))
 
     assert isinstance(run(1), hm.Executed)
     host.handle(hm.Unbind(1, (0,)))
@@ -482,7 +490,7 @@ def test_other_ranks_hear_of_the_run_that_failed_and_not_of_what_follows_it(tmp_
     )
     wrong = hm.Input(0, "f32", (3,), True, bytes(12))
     for run, given in ((1, wrong), (2, hm.Input(0, "f32", (2,), False, kept=1))):
-        said = host.handle(hm.ExecutePart(run, 1, (given,), (hm.Wanted(run, 0),)))
+        said = host.handle(hm.ExecutePart(run, 1, (given,), (hm.OutputRequest(run, 0),)))
         assert isinstance(said, hm.ExecuteFailed)
     assert [type(error) for error in told] == [InputError], "or those who still wait in the first never hear of it"
     shared.close()
@@ -504,7 +512,7 @@ def test_a_host_writes_over_a_table_and_still_has_the_values_before(tmp_path: Pa
         at = tensor_bytes(np.array([number], np.int32)).tobytes()
         row = tensor_bytes(np.full((1, width), number, np.float32)).tobytes()
         given = (table, hm.Input(1, "i32", (1,), True, at), hm.Input(2, "f32", (1, width), True, row))
-        return host.handle(hm.ExecutePart(number, 1, given, (hm.Wanted(number, copies),)))
+        return host.handle(hm.ExecutePart(number, 1, given, (hm.OutputRequest(number, copies),)))
 
     def of(kept: int) -> Any:
         said = host.handle(hm.Export(99, kept))
@@ -520,7 +528,7 @@ def test_a_host_writes_over_a_table_and_still_has_the_values_before(tmp_path: Pa
             assert isinstance(run(number, hm.Input(0, "f32", (rows, width), False, kept=number - 1)), hm.Executed)
     assert all((of(number) == right[number]).all() for number in range(1, 6))
     wrong = (hm.Input(0, "f32", (rows, width), False, kept=5), hm.Input(1, "i32", (1,), True, b"\0\0\0\0"))
-    failed = host.handle(hm.ExecutePart(6, 1, wrong, (hm.Wanted(6, 0),)))
+    failed = host.handle(hm.ExecutePart(6, 1, wrong, (hm.OutputRequest(6, 0),)))
     assert isinstance(failed, hm.ExecuteFailed) and (of(5) == right[5]).all()
     refused = SharedDir.write_copies
     with pytest.MonkeyPatch.context() as patch:

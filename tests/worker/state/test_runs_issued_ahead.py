@@ -70,7 +70,7 @@ def given_away(action: ev.Action) -> set[int]:
     """The kept tensors that are not there after it."""
     uses = [use.tensor for use in action.inputs if use.last] if isinstance(action, ev.Execute) else []
     tensors = [action.tensor] if isinstance(action, ev.Release) else uses
-    return {tensor.tensor for tensor in tensors if isinstance(tensor, ev.Kept)}
+    return {tensor.tensor for tensor in tensors if isinstance(tensor, ev.DeviceTensor)}
 
 
 class Model:
@@ -122,8 +122,8 @@ class Model:
         elif what < 0.96:
             self.drop(key)
         elif what < 0.975:
-            self.see(self.drive(ev.PauseWished("owner")))
-            self.see(self.drive(ev.PauseWished("")))
+            self.see(self.drive(ev.PauseFileChanged("owner")))
+            self.see(self.drive(ev.PauseFileChanged("")))
         elif what < 0.985:
             self.begin_anew()
         else:
@@ -192,14 +192,14 @@ class Model:
             case ev.MakeBlob(number, tensor):
                 assert tensor.tensor in host.keeps, "a snapshot of what was freed"
                 self.see(self.drive(ev.BlobMade(number, b"s" * 32)))
-            case ev.Release(ev.Kept(tensor=tensor)):
+            case ev.Release(ev.DeviceTensor(tensor=tensor)):
                 assert tensor in host.keeps, "freed twice"
                 host.keeps.remove(tensor)
             case ev.Execute() as execute:
                 self.execute(device, host, execute)
 
     def execute(self, device: int, host: Lane, execute: ev.Execute) -> None:
-        kept = {use.tensor.tensor for use in execute.inputs if isinstance(use.tensor, ev.Kept)}
+        kept = {use.tensor.tensor for use in execute.inputs if isinstance(use.tensor, ev.DeviceTensor)}
         missing = not kept <= host.keeps
         over = self.drive.machine._plans.step(*self.steps[execute.run]) is None
         assert over or not missing, "a step that somebody waits for reads what is not there"
@@ -219,8 +219,8 @@ class Model:
             return
         outputs = []
         for wish in execute.outputs:
-            tensor = ev.Kept("f32", (2,), device, wish.keep) if wish.keep else None
-            outputs.append(ev.Made(files=tuple(self.file() for _ in range(wish.copies)), kept=tensor))
+            tensor = ev.DeviceTensor("f32", (2,), device, wish.keep) if wish.keep else None
+            outputs.append(ev.PartOutput(files=tuple(self.file() for _ in range(wish.copies)), kept=tensor))
             host.keeps |= {wish.keep} - {0}
         self.see(self.drive(ev.PartExecuted(execute.run, tuple(outputs), 0.1)))
 
@@ -239,13 +239,17 @@ class Model:
                     self.see(self.drive(ev.BlobFound(attempt, "disk")))
                 case ev.Reply(request) | ev.Refuse(request) | ev.ReplyRan(request):
                     self.answers[request] += 1
-                case ev.Prepare(device) | ev.MakeBlob(_, ev.Kept(device=device)) | ev.Release(ev.Kept(device=device)):
+                case (
+                    ev.Prepare(device)
+                    | ev.MakeBlob(_, ev.DeviceTensor(device=device))
+                    | ev.Release(ev.DeviceTensor(device=device))
+                ):
                     self.tell(device, action)
                 case ev.Release(ev.SharedFile(name=name)):
                     self.files.remove(name)
                 case ev.Execute(device, run):
                     self.steps[run] = self.drive.machine._steps.runs[run][:2]
-                    uses = {use.tensor.tensor for use in action.inputs if isinstance(use.tensor, ev.Kept)}
+                    uses = {use.tensor.tensor for use in action.inputs if isinstance(use.tensor, ev.DeviceTensor)}
                     promised = {wish.keep for each in unable for wish in each.outputs}
                     assert uses <= self.hosts[device].will_keep() | promised, "it neither is there nor is made before"
                     if self.chance.random() < self.failures / 5:
