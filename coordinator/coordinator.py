@@ -556,7 +556,7 @@ class Coordinator:
             except Exception as fault:
                 self._failed(action, as_error(f"{doing(action)} failed", fault))
         self._rehearsing.calls(not self._state.idle)
-        if type(event) in ev.NEWS_OF_NODES:
+        if type(event) in ev.NODE_EVENTS:
             self._planning.changed()
             self._guards.nodes_changed()
             gone = (event.error, event.away) if isinstance(event, ev.NodeGone) else (None, False)

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 from wire.security.connection_limiter import origin_of
 
+K = TypeVar("K")
+V = TypeVar("V")
 REMEMBERED = 1024  # events, and origins
 
 
@@ -78,6 +80,6 @@ class _Bucket:
         self.lines = max(self.lines - 1.0, 0.0)
 
 
-def _shorten(remembered: OrderedDict[Any, Any]) -> None:
+def _shorten(remembered: OrderedDict[K, V]) -> None:
     while len(remembered) > REMEMBERED:
         remembered.popitem(last=False)

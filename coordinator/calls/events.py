@@ -237,5 +237,5 @@ Event = (
     | PlanFailed | DeployDone | DeployFailed | NodeBegan | NodeRan | RunFailed | OutputArrived | CallCancelled
     | JobForgotten | Tick
 )  # fmt: skip
-NEWS_OF_NODES = frozenset({NodeJoined, NodeGone, NodePaused, ProfilesChanged})  # other plans may be wanted after it
+NODE_EVENTS = frozenset({NodeJoined, NodeGone, NodePaused, ProfilesChanged})  # other plans may be wanted after it
 Action = MakePlan | SendDeploy | SendRun | SendCancel | SendDrop | ReportStalled | ForgetPlan | Resolve | Reject

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,7 +75,7 @@ PARK_S_MAX = 1.0
 STORY_EVENTS_MAX = 512
 STUCK_S_MIN = 2.0  # a part is never stuck before; a busy machine or a cold cache may cost as much
 STUCK_OBSERVED = 2.0  # times the longest that the part took of late: a straggler is worth a second try
-FADING = 0.8  # of what a part took, with every run after it
+TOOK_DECAY = 0.8  # of what a part took, with every run after it
 STUCK_PREDICTED = 20.0  # times what it should take: the first time, predictions are rough
 STALLED_S_MIN = 30.0  # without a sign of work: inputs, outputs and tensors between workers may be on their way
 STALLED_PREDICTED = 20.0  # times what a call should take, where that is more: links may be slower than assumed
@@ -168,7 +168,7 @@ class CoordinatorState:
         self._calls: dict[int, _Call] = {}
         self._next_generation = 1
         self.story: deque[tuple[float, str]] = deque(maxlen=STORY_EVENTS_MAX)
-        self._handlers: dict[type, Any] = {
+        self._handlers: dict[type, Callable[[Any, float], list[Action]]] = {
             NodeJoined: self._node_joined,
             NodeGone: self._node_gone,
             NodePaused: self._node_paused,
@@ -593,7 +593,7 @@ class CoordinatorState:
         step.seen_s = now
         plan = self._plans[event.generation]
         for part, took_s in event.seconds.items():
-            plan.took_s[part] = max(took_s, FADING * plan.took_s.get(part, 0.0))
+            plan.took_s[part] = max(took_s, TOOK_DECAY * plan.took_s.get(part, 0.0))
             if plan.expected_s.get(part) != math.inf:
                 plan.expected_s[part] = STUCK_OBSERVED * plan.took_s[part]
         return self._finish_if_complete(self._plans[event.generation], event.step)

@@ -19,7 +19,7 @@ STEP_OBSERVED = 10.0  # times the longest of late
 MOVE_S_MIN, MOVE_OBSERVED = 1.0, 3.0  # the same while a better plan waits for it
 PREPARE_S_MIN = 60.0  # to compile one part; a GPU's driver may need tens of seconds
 PREPARE_EXPECTED = 10.0  # times what its compilation should take
-FADING = 0.8  # of what a step took, with every step after it
+TOOK_DECAY = 0.8  # of what a step took, with every step after it
 DOUBLED_MAX = 6
 AVOIDED_S = 300.0
 ASLEEP_S = 1.0  # a check that is so late means that this process was held up, and the others may have been, too
@@ -80,7 +80,7 @@ class StepTimeout:
         """The step is done; whether there are more under way."""
         if self._since_s is not None:
             self._before_s = now - self._since_s
-            self.took_s = max(self._before_s, self.took_s * FADING)
+            self.took_s = max(self._before_s, self.took_s * TOOK_DECAY)
         self._first, self.given_up, self._since_s = False, 0, now if more else None
 
     def stopped(self) -> None:

@@ -48,7 +48,7 @@ def inline_feeds(wanted: Iterable[Fed], inputs: Arrays) -> tuple[tuple[Feed, ...
     """The feeds that travel with a Run, and those that are sent separately."""
     feeds, apart, size_bytes = [], [], 0
     for part, slot, source in wanted:
-        array = given(source, inputs)
+        array = input_array(source, inputs)
         if array.nbytes > INLINE_BYTES_MAX or size_bytes + array.nbytes > RUN_BYTES_MAX:
             apart.append((part, slot, source))
             continue
@@ -61,7 +61,7 @@ async def send_separately(link: Link, run: Run, apart: Iterable[Fed], inputs: Ar
     """Send the feeds that did not travel with the Run: through shared memory, or as streams."""
     key, step = run.plan, run.step
     for part, slot, source in apart:
-        array = given(source, inputs)
+        array = input_array(source, inputs)
         dtype = dtype_of(array).name
         contiguous = await off_loop(array.nbytes, np.ascontiguousarray, array)
         if array.nbytes <= INLINE_BYTES_MAX:
@@ -73,7 +73,7 @@ async def send_separately(link: Link, run: Run, apart: Iterable[Fed], inputs: Ar
             await link.send_stream(Push(key, step, part, slot, Value(dtype, array.shape)), tensor_bytes(contiguous))
 
 
-def given(source: FromInput, inputs: Arrays) -> NDArray[Any]:
+def input_array(source: FromInput, inputs: Arrays) -> NDArray[Any]:
     """The array that a call has for an input, or the window of it that is asked for."""
     array = inputs[source.name]
     return array if source.window is None else source.window.of(array)

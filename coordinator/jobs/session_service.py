@@ -50,7 +50,7 @@ Named = Callable[[Any], Iterable[tuple[str, NDArray[Any]]]]
 
 
 @dataclass(slots=True)
-class _Open:
+class _ClientSession:
     """A session of a client, and what is held for it."""
 
     client: str
@@ -76,7 +76,7 @@ class SessionService:
         self._coordinator = coordinator
         self._keep_s = coordinator.config.timeouts.keep_sessions_s
         self._upload = ProgramUpload(coordinator.blobs)
-        self._sessions: dict[str, _Open] = {}
+        self._sessions: dict[str, _ClientSession] = {}
         self._doing, self._ending = Tasks(), Tasks()
         answers: dict[type, Callable[[Link, Any], Awaitable[Message]]] = {
             OpenSession: self._open,
@@ -117,7 +117,7 @@ class SessionService:
             self._let_go(addresses)
             raise
         names = tuple(graph.output_names[: body.told])
-        self._sessions[name] = _Open(link.peer.node_id, session, graph.input_types, names)
+        self._sessions[name] = _ClientSession(link.peer.node_id, session, graph.input_types, names)
         session.ended.add_done_callback(lambda _: self._let_go(addresses))
         return SessionOpened(name)
 
@@ -128,7 +128,7 @@ class SessionService:
             self._do(opened, body.number, ask, lambda arrays: zip(opened.names, arrays, strict=True))
         return await _answer(opened.answers[body.number])
 
-    async def _step_with(self, link: Link, opened: _Open, body: SessionStep) -> Ask:
+    async def _step_with(self, link: Link, opened: _ClientSession, body: SessionStep) -> Ask:
         """A function that asks the session for a step.  If the link ends before the inputs have come, the client
         retries."""
         try:
@@ -151,7 +151,7 @@ class SessionService:
 
     # -- turns: what a client asks of a session is done in the order of its numbers, once
 
-    def _do(self, opened: _Open, number: int, ask: Ask, named: Named) -> None:
+    def _do(self, opened: _ClientSession, number: int, ask: Ask, named: Named) -> None:
         """Ask it of the session in its turn, unless that was done: the client may ask again after a link's end."""
         if number not in opened.answers:
             if number < opened.next_number or number in opened.over:
@@ -159,7 +159,7 @@ class SessionService:
             work = self._in_turn(opened, number, ask, named)
             opened.answers[number] = self._doing.run("a step of a session", work, unheard)
 
-    async def _in_turn(self, opened: _Open, number: int, ask: Ask, named: Named) -> SessionTold:
+    async def _in_turn(self, opened: _ClientSession, number: int, ask: Ask, named: Named) -> SessionTold:
         try:
             if number > opened.next_number:
                 await opened.turns.setdefault(number, asyncio.get_running_loop().create_future())
@@ -168,7 +168,7 @@ class SessionService:
             self._over(opened, number)
         return SessionTold(await self._published(opened, number, named(await answer)))
 
-    def _over(self, opened: _Open, number: int) -> None:
+    def _over(self, opened: _ClientSession, number: int) -> None:
         """Let the next number go on: this one was asked of the session, or never will be."""
         opened.over.add(number)
         while opened.next_number in opened.over:
@@ -181,7 +181,7 @@ class SessionService:
     # -- values on their way out
 
     async def _published(
-        self, opened: _Open, number: int, arrays: Iterable[tuple[str, NDArray[Any]]]
+        self, opened: _ClientSession, number: int, arrays: Iterable[tuple[str, NDArray[Any]]]
     ) -> tuple[NamedValue, ...]:
         """Values for the client; large ones stay here to be fetched by address, until it says that it has them."""
         values, named, held = [], list(arrays), opened.blobs.setdefault(number, [])
@@ -196,14 +196,14 @@ class SessionService:
             self._let_go(opened.blobs.pop(number, ()))
         return tuple(values)
 
-    def _asked(self, link: Link, body: SessionStep | SessionState) -> _Open:
+    def _asked(self, link: Link, body: SessionStep | SessionState) -> _ClientSession:
         """The session that a request is for; the answers that its client has received are freed."""
         opened = self._mine(link, body.session)
         for number in [number for number in opened.answers if number < body.heard]:
             self._forget(opened, number)
         return opened
 
-    def _forget(self, opened: _Open, number: int) -> None:
+    def _forget(self, opened: _ClientSession, number: int) -> None:
         if opened.answers.pop(number).done():
             self._let_go(opened.blobs.pop(number, ()))
 
@@ -217,7 +217,7 @@ class SessionService:
         """Whether a client opened this session before; NodeLost for a name that is another's."""
         return name in self._sessions and self._mine(link, name) is not None
 
-    def _mine(self, link: Link, name: str) -> _Open:
+    def _mine(self, link: Link, name: str) -> _ClientSession:
         opened = self._sessions.get(name)
         if opened is None or opened.client != link.peer.node_id:
             raise NodeLost(
@@ -248,7 +248,7 @@ class SessionService:
             del self._sessions[name]
             self._ending.run("ending a session", self._end(opened), unheard)
 
-    async def _end(self, opened: _Open) -> None:
+    async def _end(self, opened: _ClientSession) -> None:
         if opened.leaving is not None:
             opened.leaving.cancel()
         for waiting in opened.turns.values():

@@ -33,7 +33,7 @@ from ..planning.model.timeline import timeline
 from ..planning.planner import make_plan
 from ..workers.collective_calibration import CollectiveCalibration
 from ..workers.records import Deployment
-from ..workers.straggler_detector import KNOWN_MIN, SEEN, Site, StragglerDetector
+from ..workers.straggler_detector import KNOWN_MIN, SEEN, DeviceKey, StragglerDetector
 from .migration_cost import Debts, move_s
 
 log = logging.getLogger("graph_mesh.coordinator")
@@ -79,7 +79,7 @@ class Pacing:
         self._now = asyncio.get_running_loop().time
         self._debts = Debts()
         self._asked: set[Program] = set()  # for which another plan is being made
-        self._slow: dict[Site, _Slow] = {}
+        self._slow: dict[DeviceKey, _Slow] = {}
         self._settled = 0  # how many verdicts there were when all were sure
         self._news = asyncio.Event()
 
@@ -192,7 +192,7 @@ class Pacing:
                     async with asyncio.timeout_at(None if due_s == math.inf else due_s):
                         await self._news.wait()
 
-    async def _try(self, site: Site, slow: _Slow) -> None:
+    async def _try(self, site: DeviceKey, slow: _Slow) -> None:
         """As often as a verdict needs; again later, unless it is well."""
         if slow.tried and not slow.sure:  # it has no work any more, so nobody knows
             self.stragglers.pardon(site)

@@ -14,7 +14,7 @@ from .events import Check, Checked, Contents, Holders, Piece
 
 
 @dataclass(frozen=True, slots=True)
-class _Had:
+class _AwayHolder:
     """What a worker that is away held of a copy."""
 
     pieces: frozenset[Piece]
@@ -34,7 +34,7 @@ class Copy:
     failures: int = 0  # of plans to begin with it
     checked: tuple[Checked, ...] = ()
     keepers: set[str] = field(default_factory=set)  # of checks, those that are there
-    _gone: dict[str, _Had] = field(default_factory=dict)  # what those have who are away, and may come back
+    _gone: dict[str, _AwayHolder] = field(default_factory=dict)  # what those have who are away, and may come back
 
     @property
     def whole(self) -> bool:
@@ -52,7 +52,7 @@ class Copy:
         for node in gone:
             pieces = frozenset(piece for piece, nodes in self.holders.items() if node in nodes)
             if node in away and (pieces or node in self.asked):
-                self._gone[node] = _Had(pieces, node in self.keepers, node in self.asked)
+                self._gone[node] = _AwayHolder(pieces, node in self.keepers, node in self.asked)
             self.asked.discard(node)
             self.keepers.discard(node)
             for nodes in self.holders.values():

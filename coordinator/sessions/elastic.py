@@ -28,7 +28,7 @@ from ..planning.model.timeline import as_it_runs
 from ..planning.spmd.load_balance import Proposal, proposals, uneven_speeds
 
 PLANS_MAX = 128  # that are remembered: those for the death of each of 16 workers, by speed too, and some
-WORTH = 0.9  # of the time by even shares: what other ones are worth
+UNEVEN_RATIO = 0.9  # of the time by even shares: what other ones are worth
 Arrays = Mapping[str, NDArray[Any]]
 
 
@@ -43,7 +43,7 @@ class Feeds(Protocol):
     def of(self, portions: Portions) -> Arrays: ...
 
 
-Given = Arrays | Feeds
+StepInputs = Arrays | Feeds
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Elastic:
             tried += [candidate] if candidate is not None else []
         seconds = [as_it_runs(planned.plan, profiles) for planned in (even, *tried)]
         best = min(seconds)
-        return tried[seconds.index(best) - 1] if best < WORTH * seconds[0] else even
+        return tried[seconds.index(best) - 1] if best < UNEVEN_RATIO * seconds[0] else even
 
     async def _proposals(self, even: Plan, profiles: Profiles) -> tuple[Proposal, ...]:
         """Other shares than even ones that may be worth it."""
@@ -170,11 +170,11 @@ def _likeness(profiles: Profiles) -> object:
     return devices, {worker.node_id: (worker.memory_bytes, worker.ops) for worker in profiles.workers}, cut
 
 
-def arrays_of(inputs: Given, portions: Portions) -> Arrays:
+def arrays_of(inputs: StepInputs, portions: Portions) -> Arrays:
     """A step's inputs for these portions."""
     return inputs if isinstance(inputs, Mapping) else inputs.of(portions)
 
 
-def bytes_of(inputs: Given) -> int:
+def bytes_of(inputs: StepInputs) -> int:
     """The bytes that are held of a step's inputs."""
     return sum(array.nbytes for array in inputs.values()) if isinstance(inputs, Mapping) else inputs.nbytes

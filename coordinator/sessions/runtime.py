@@ -49,19 +49,19 @@ from ..planning.session_planner import SessionQuestion, Stateful, check_carried,
 from ..workers.records import Member
 from ..workers.straggler_detector import StragglerDetector
 from . import events as ev
-from .elastic import Arrays, Elastic, Given, Planned, arrays_of, bytes_of
+from .elastic import Arrays, Elastic, Planned, StepInputs, arrays_of, bytes_of
 from .parity import SessionParity
 from .spans import SPANS_MAX, Span
 from .state import Policy, SessionState
 
 log = logging.getLogger("graph_mesh.coordinator")
 
-BETTER = 0.8  # of the present plan's time per step: what is worth a move
-BETTER_IN_PLACE = 0.85  # where the state stays where it is
+MOVE_RATIO = 0.8  # of the present plan's time per step: what is worth a move
+MOVE_RATIO_IN_PLACE = 0.85  # where the state stays where it is
 AHEAD_MIN, AHEAD_MAX, AHEAD_BYTES = 2, 8, 64 * MIB
 SETTLE_S = 1.0  # after a worker came: its links are measured meanwhile
 SETTLE_ELASTIC_S = 0.05  # where whoever comes is taken in: others may come with it
-FOUND_AFTER = frozenset({12, 48, 192, 768})  # steps of a plan after which the measured pace of its workers is looked at
+PACE_CHECKED_AFTER = frozenset({12, 48, 192, 768})  # steps of a plan after which its workers' pace is checked
 AHEAD_PAUSE_S = 0.3  # before each plan that may never be needed: making its program slows this process down
 AHEAD_AFTER = 10  # times as long as the present plan took to be made: a small share of the time of all steps till then
 ASKED_SOON_S = 0.5  # one that takes more is asked for long after workers deployed: that process need not be ready
@@ -209,7 +209,7 @@ class Session:
         self._loop = asyncio.get_running_loop()
         self._nodes = context.usable()
         self._machine = SessionState(policy, self._nodes, context.generation, context.timeouts)
-        self._feeds: dict[int, Given] = {}
+        self._feeds: dict[int, StepInputs] = {}
         self._feeds_bytes = 0
         self._steps: dict[int, asyncio.Future[list[NDArray[Any]]]] = {}
         self._ran_by: dict[int, _Deployment] = {}
@@ -253,7 +253,7 @@ class Session:
     def begin(self) -> None:
         self._do(self._machine.begin(self._loop.time()))
 
-    def step(self, inputs: Given) -> asyncio.Future[list[NDArray[Any]]]:
+    def step(self, inputs: StepInputs) -> asyncio.Future[list[NDArray[Any]]]:
         """Do one more step: a future of its outputs, in graph order.  `inputs` are as those of a call, and held."""
         future: asyncio.Future[list[NDArray[Any]]] = self._loop.create_future()
         if self._machine.over:
@@ -350,7 +350,7 @@ class Session:
         if verdicts != self._verdicts and self._looking is None:
             self._verdicts = verdicts
             self._look()
-        self._look(self._by_speed and action.step in FOUND_AFTER)
+        self._look(self._by_speed and action.step in PACE_CHECKED_AFTER)
 
     @property
     def _by_speed(self) -> bool:
@@ -385,7 +385,7 @@ class Session:
         now_s, then_s = as_it_runs(now, profiles), as_it_runs(other, profiles)
         named = strategy_of(self._program.strategy).plain.text != "auto"
         wider = (named or self._elastic is not None) and len(plan_messages.nodes(other)) > len(plan_messages.nodes(now))
-        better = BETTER if self._elastic is None else BETTER_IN_PLACE
+        better = MOVE_RATIO if self._elastic is None else MOVE_RATIO_IN_PLACE
         if self.plan is now and (wider or then_s < better * now_s):
             self._context.publish("planned", "", "a session moves: " + "; ".join(other.reasons), 0)
             self._lost = False
@@ -457,7 +457,7 @@ class Session:
             return planned
         theirs = self._profiles(well)
         fewer = await elastic.planned(theirs, self._session_plan)
-        return fewer if as_it_runs(fewer.plan, profiles) < BETTER * as_it_runs(planned.plan, profiles) else planned
+        return fewer if as_it_runs(fewer.plan, profiles) < MOVE_RATIO * as_it_runs(planned.plan, profiles) else planned
 
     async def _look_ahead(self, nodes: frozenset[str]) -> None:
         """Make plans for the death of each of these workers."""

@@ -133,7 +133,7 @@ class SessionState:
         self._return = Wait()  # for workers that have what is left
         self._last_error: MeshError | None = None
         self._over: MeshError | None = None
-        self._handlers: dict[type, Any] = {
+        self._handlers: dict[type, Callable[[Any, float], list[Action]]] = {
             NodesChanged: self._nodes_changed,
             NodeReturned: self._node_back,
             BetterPlanFound: self._better_plan,

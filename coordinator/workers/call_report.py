@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from wire.limits import REPORT_CHARS_MAX
 from wire.protocol.messages import Deployed, NodeReport, Ran
@@ -16,6 +16,7 @@ from wire.protocol.reports import Event, PartReport, RelayReport, WorkerReport
 
 from ..planning.model.plan import Plan
 
+T = TypeVar("T")
 EVENTS_FIRST, EVENTS_LAST = 64, 192  # of one call that are kept
 TEXT_CHARS_MAX = 1000  # of an event or a reason, where a report is too long
 
@@ -74,7 +75,7 @@ def report_json(report: CallReport) -> str:
 _KEPT = (4096, 1024, 256, 64, 16, 4, 4)
 
 
-def _ends(items: Sequence[Any], keep: int) -> list[Any]:
+def _ends(items: Sequence[T], keep: int) -> list[T]:
     """The first and the last of a list, half of `keep` each."""
     half = keep // 2
     return list(items) if len(items) <= keep else [*items[:half], *items[len(items) - half :]]

@@ -17,7 +17,7 @@ from collections.abc import Hashable, Mapping
 from ..planning.model.plan import Plan
 
 SEEN_MIN, SEEN = 3, 9  # steps of which the middle one counts
-OFF = 1.5  # a factor that is off by more is changed
+CHANGE_MIN = 1.5  # a factor that is off by more is changed
 FACTOR_MIN, FACTOR_MAX = 0.25, 64.0
 PRICED_MIN_S = 2e-4  # below, messages are all that could be seen
 STEPS_MAX = 64  # whose ranks have not all answered
@@ -63,7 +63,7 @@ class CollectiveCalibration:
             seen = self._seen.setdefault(node, deque(maxlen=SEEN))
             seen.append(min(max(took_s / priced_s, FACTOR_MIN), FACTOR_MAX))
             factor, before = statistics.median(seen), self._factors.get(node, 1.0)
-            if len(seen) >= SEEN_MIN and max(factor / before, before / factor) > OFF:
+            if len(seen) >= SEEN_MIN and max(factor / before, before / factor) > CHANGE_MIN:
                 self._factors[node] = rounded(factor)
 
 

@@ -43,21 +43,21 @@ class LinkProber:
         self._meter = meter
         self._links = links
         self._changed = changed
-        self._news = asyncio.Event()
+        self._changes = asyncio.Event()
 
     def joined(self, node: str) -> None:
         """A worker joined, perhaps again."""
         self.table.joined(node, asyncio.get_running_loop().time())
-        self._news.set()
+        self._changes.set()
 
     def left(self, node: str) -> None:
         self.table.left(node)
-        self._news.set()
+        self._changes.set()
 
     def probe_again(self, source: str, target: str) -> None:
         """Probe two workers again: something was lost between them."""
         self.table.probe_again((source, target))
-        self._news.set()
+        self._changes.set()
 
     def lost_between(self, node: str, error: MeshError) -> None:
         """Probe two workers again after an error of one that has the id of the other; the id becomes its name."""
@@ -66,7 +66,7 @@ class LinkProber:
             return
         if error.cause == SILENT and self.table.mark_silent((node, error.node), error.message):
             self._changed()
-            self._news.set()
+            self._changes.set()
         else:
             self.probe_again(node, error.node)
         error.node = other.peer.name
@@ -91,10 +91,10 @@ class LinkProber:
                 for pair in self.table.due(loop.time()):
                     probes.create_task(self._probe(pair))
                 due_s = self.table.next_deadline()
-                self._news.clear()
+                self._changes.clear()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout_at(due_s):
-                        await self._news.wait()
+                        await self._changes.wait()
 
     def _assumed(self, source: str, target: str) -> Link:
         """The link that planning assumes where nothing is measured."""
@@ -112,7 +112,7 @@ class LinkProber:
         log.debug("from %s to %s: %s", source or "here", target or "here", way)
         if self.table.probed(pair, way, asyncio.get_running_loop().time(), self._assumed(source, target)):
             self._changed()
-        self._news.set()
+        self._changes.set()
 
     async def _measure(self, target: str) -> ProbeResult:
         link = self._links(target)

@@ -25,7 +25,7 @@ PEERS_MAX = 32  # a node is probed with so many others: in a larger mesh the res
 REST_S = 0.5  # after joining: what a worker joined for comes first
 RETRY_S_FIRST, RETRY_S_MAX = 30.0, 300.0
 HOP_S = SAME_HOST.latency_s  # what a hop costs where the way itself costs nothing
-ALIKE = 1.5  # a factor that does not matter
+SIMILAR_MAX = 1.5  # a factor that does not matter
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,4 +264,4 @@ def _rounded(value: float) -> float:
 
 def _alike(one: Link, other: Link) -> bool:
     ratios = (one.latency_s / other.latency_s, one.bytes_per_s / other.bytes_per_s)
-    return one.relayed == other.relayed and all(1 / ALIKE <= ratio <= ALIKE for ratio in ratios)
+    return one.relayed == other.relayed and all(1 / SIMILAR_MAX <= ratio <= SIMILAR_MAX for ratio in ratios)

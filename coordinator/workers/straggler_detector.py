@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 from ..planning.model.plan import Part, Plan
 from ..planning.model.profiles import DeviceProfile, Profiles, WorkerProfile
 
-Site = tuple[str, int]  # node, device
+DeviceKey = tuple[str, int]  # node, device
 CLOCK_S = 1e-7  # what clocks tell apart: nothing takes less
 BASE_S = 0.002  # added to either side: what takes no time says more about the machine's noise than about the device
 WINDOW = 31  # runs that say how long a part takes while its device is well
@@ -35,20 +35,20 @@ KNOWN_MIN = 3  # of so many it is known
 SEEN = 5  # of so many runs the middle one counts, so that two that were held up are an accident
 SEEN_MIN = 3
 SLOW = 1.7  # times as long as in good runs: slow
-BEYOND = 1.5  # and that much longer than what is rare for the device
+RARE_MARGIN = 1.5  # and that much longer than what is rare for the device
 WELL = 1.5  # less than this is not slow any more
-OFF = 2.0  # a figure that is off by more is changed
+CHANGE_MIN = 2.0  # a figure that is off by more is changed
 SLOWNESS_MAX = 64.0
 LEARNT_MIN = 8  # runs after which predictions go by how far off they were
 PARTS_MAX = 4096  # whose runs are remembered, of all devices; the least recently run goes first
 
 Figures = tuple[str, str, float, float]  # of a device: its engine, adapter, and what was measured
-Key = tuple[Site, bytes, int]  # a part's graph on a device, and about how many calls were under way
+Key = tuple[DeviceKey, bytes, int]  # a part's graph on a device, and about how many calls were under way
 
 
 @dataclass(slots=True)
-class _Site:
-    at: Site
+class _DeviceHistory:
+    at: DeviceKey
     ratios: deque[float] = field(default_factory=lambda: deque(maxlen=SEEN))  # of what work takes now to good runs
     usual: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))  # the same while it is well
     errors: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))  # of good runs to what was predicted
@@ -57,7 +57,7 @@ class _Site:
 
 
 @dataclass(slots=True, eq=False)
-class _Kind:
+class _DeviceKind:
     """A kind of device: those with the same figures."""
 
     errors: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))  # of good runs that are no trifle
@@ -68,21 +68,21 @@ class StragglerDetector:
     """Learns from `took`, which is called for everything that was computed; planning reads `as_it_runs`."""
 
     def __init__(self) -> None:
-        self._sites: dict[Site, _Site] = {}
-        self._kinds: dict[Figures, _Kind] = {}
-        self._kind_of: dict[Site, _Kind] = {}
+        self._sites: dict[DeviceKey, _DeviceHistory] = {}
+        self._kinds: dict[Figures, _DeviceKind] = {}
+        self._kind_of: dict[DeviceKey, _DeviceKind] = {}
         self._runs: OrderedDict[Key, tuple[float, ...]] = OrderedDict()  # an empty deque takes 0.6 KiB
         self._guessed: set[Key] = set()  # those of which were got to know while the device was slow
         self.verdicts = 0  # how often one changed
 
     # -- what is known
 
-    def slowness(self, site: Site) -> float:
+    def slowness(self, site: DeviceKey) -> float:
         """1 for a device that is as fast as it was, else how many times as long everything takes, 64 at most."""
         history = self._sites.get(site)
         return history.slowness if history else 1.0
 
-    def slow(self) -> Iterable[tuple[Site, float]]:
+    def slow(self) -> Iterable[tuple[DeviceKey, float]]:
         """The devices that are slower than they were, with their factors."""
         return ((site, seen.slowness) for site, seen in self._sites.items() if seen.slowness > 1.0)
 
@@ -96,11 +96,11 @@ class StragglerDetector:
         runs gets the error of those with the same figures, so that none looks slower for having been tried."""
         sites = [(worker.node_id, device.index) for worker in profiles.workers for device in worker.devices]
         own = {at: factor for at in sites if (factor := self._own_factor(at))}
-        alike: dict[_Kind | None, list[float]] = {}
+        alike: dict[_DeviceKind | None, list[float]] = {}
         for at, factor in own.items():
             alike.setdefault(self._kind_of.get(at), []).append(factor)
 
-        def error_of(at: Site) -> float:
+        def error_of(at: DeviceKey) -> float:
             return own.get(at) or statistics.median_low(alike.get(self._kind_of.get(at), [1.0]))
 
         workers = (
@@ -109,16 +109,16 @@ class StragglerDetector:
         )
         return replace(profiles, workers=tuple(workers))
 
-    def _own_factor(self, at: Site) -> float | None:
+    def _own_factor(self, at: DeviceKey) -> float | None:
         """The ratio of a device's times as a rank to the prediction for its kind; None if it had too few runs."""
         own, kind = self._sites.get(at), self._kind_of.get(at)
         if own is None or len(own.as_rank) < LEARNT_MIN:
             return None
         return _rounded(_good(own.as_rank) / (kind.learnt if kind else 1.0))
 
-    def _factor(self, at: Site, device: DeviceProfile) -> float:
+    def _factor(self, at: DeviceKey, device: DeviceProfile) -> float:
         figures = device.engine, device.adapter, device.gflops, device.gbytes_per_s
-        kind = self._kind_of[at] = self._kinds.setdefault(figures, _Kind())
+        kind = self._kind_of[at] = self._kinds.setdefault(figures, _DeviceKind())
         return self.slowness(at) * kind.learnt
 
     def expected_s(self, part: Part) -> float:
@@ -129,7 +129,7 @@ class StragglerDetector:
             return _good(max(known, key=len)) * self.slowness(site)
         return part.seconds / part.slower * self._error(site) * self.slowness(site)
 
-    def ran_slowly(self, site: Site) -> bool:
+    def ran_slowly(self, site: DeviceKey) -> bool:
         """Whether the last run of a device was slow."""
         history = self._sites.get(site)
         return history is not None and bool(history.ratios) and history.ratios[-1] >= SLOW
@@ -140,7 +140,7 @@ class StragglerDetector:
         """Parts of a plan took so many seconds on one worker, with so many calls under way; what that changes, for
         people.  With none it was a trial, and is forgotten once the device is well.  Parts whose work depends on values
         say nothing; of ranks, who wait for each other, what they compute themselves counts."""
-        changes, by_site = [], dict[Site, dict[int, float]]()
+        changes, by_site = [], dict[DeviceKey, dict[int, float]]()
         for part, took_s in seconds.items():
             if not plan.parts[part].graph.work_varies:
                 by_site.setdefault(_site_of(plan.parts[part]), {})[part] = took_s
@@ -164,7 +164,7 @@ class StragglerDetector:
         self.verdicts += after != before
         return [f"device {part.device} {_in_words(before, after)}"] if after != before else []
 
-    def pardon(self, site: Site) -> None:
+    def pardon(self, site: DeviceKey) -> None:
         """Take back a verdict that cannot be tested any more."""
         history = self._sites.get(site)
         if history is not None and history.slowness > 1.0:
@@ -184,7 +184,7 @@ class StragglerDetector:
 
     # -- judging
 
-    def _judge(self, at: Site, plan: Plan, seconds: Mapping[int, float], load: int) -> None:
+    def _judge(self, at: DeviceKey, plan: Plan, seconds: Mapping[int, float], load: int) -> None:
         site = self._site(at)
         keys = {part: self._known((site.at, plan.parts[part].graph.hash, load)) for part in seconds}
         runs = [self._runs.get(key, ()) for key in keys.values()]
@@ -211,19 +211,19 @@ class StragglerDetector:
             if predicted_s >= BASE_S and at in self._kind_of:
                 self._learn(self._kind_of[at], max(sum(seconds.values()), CLOCK_S) / predicted_s)
 
-    def _learn(self, kind: _Kind, error: float) -> None:
+    def _learn(self, kind: _DeviceKind, error: float) -> None:
         """Add a prediction error of a device's kind, of work that is long enough to be measured."""
         kind.errors.append(error)
         error_now = _good(kind.errors)
-        if len(kind.errors) >= LEARNT_MIN and max(error_now / kind.learnt, kind.learnt / error_now) > OFF:
+        if len(kind.errors) >= LEARNT_MIN and max(error_now / kind.learnt, kind.learnt / error_now) > CHANGE_MIN:
             kind.learnt = min(max(_rounded(error_now), 1 / SLOWNESS_MAX), SLOWNESS_MAX)
 
-    def _weigh(self, at: Site, good_s: float, took_s: float) -> bool:
+    def _weigh(self, at: DeviceKey, good_s: float, took_s: float) -> bool:
         """Add a run of work that took `good_s` in good runs and now `took_s`; whether that is normal for the device."""
         site = self._site(at)
         ratio = (took_s + BASE_S) / (good_s + BASE_S)
         site.ratios.append(ratio)
-        bound = max(SLOW, BEYOND * _rare(site.usual))
+        bound = max(SLOW, RARE_MARGIN * _rare(site.usual))
         sustained, was_well = statistics.median(site.ratios), site.slowness == 1.0
         if was_well and sustained < SLOW and ratio < bound:
             site.usual.append(ratio)
@@ -231,12 +231,12 @@ class StragglerDetector:
             well = sustained < (bound if was_well else WELL)
             slower = max(sustained, 1.0)  # one that is faster than it was known to be is not slow
             slowness = _rounded(slower + (slower - 1) * BASE_S / max(good_s, 2 * BASE_S))
-            well = well or site.slowness / slowness > OFF
-            if well or was_well or slowness / site.slowness > OFF:
+            well = well or site.slowness / slowness > CHANGE_MIN
+            if well or was_well or slowness / site.slowness > CHANGE_MIN:
                 self._set(at, 1.0 if well or slowness < SLOW else min(slowness, SLOWNESS_MAX))
         return ratio < bound
 
-    def _set(self, at: Site, slowness: float) -> None:
+    def _set(self, at: DeviceKey, slowness: float) -> None:
         site = self._sites[at]
         if slowness == site.slowness:
             return
@@ -247,10 +247,10 @@ class StragglerDetector:
                 self._guessed.discard(key)
                 self._runs.pop(key, None)
 
-    def _site(self, at: Site) -> _Site:
+    def _site(self, at: DeviceKey) -> _DeviceHistory:
         history = self._sites.get(at)
         if history is None:
-            history = self._sites[at] = _Site(at)
+            history = self._sites[at] = _DeviceHistory(at)
         return history
 
     def _known(self, key: Key) -> Key:
@@ -261,7 +261,7 @@ class StragglerDetector:
             self._guessed.discard(self._runs.popitem(last=False)[0])
         return key
 
-    def _error(self, at: Site) -> float:
+    def _error(self, at: DeviceKey) -> float:
         """The error of predictions for a device; for one that never ran, that of the others."""
         own = self._sites.get(at)
         if own is not None and own.errors:
@@ -270,7 +270,7 @@ class StragglerDetector:
         return statistics.median(others) if others else 1.0
 
 
-def _site_of(part: Part) -> Site:
+def _site_of(part: Part) -> DeviceKey:
     return part.node, part.device
 
 

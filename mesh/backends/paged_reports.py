@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from wire.protocol.messages import NodeReport, Nodes, PairReport
 
 
-async def whole(ask: Callable[[tuple[str, ...]], Awaitable[Nodes]]) -> Nodes:
+async def all_pages(ask: Callable[[tuple[str, ...]], Awaitable[Nodes]]) -> Nodes:
     """All answers as one.  `ask(after)` asks for the reports after the last one of the answer before, () at first."""
     nodes: dict[str, NodeReport] = {}
     pairs: dict[tuple[str, str], PairReport] = {}

@@ -73,7 +73,7 @@ from ..core.handle import Handle
 from ..core.node import Node, node_from
 from .config import default_name
 from .enrolment import client_membership
-from .paged_reports import whole
+from .paged_reports import all_pages
 from .remote_session import Open, RemoteSession
 
 log = logging.getLogger("graph_mesh.client")
@@ -180,7 +180,7 @@ class Remote:
     async def census(self, pairs: bool = True) -> Nodes:
         """All reports on workers, on pairs of nodes and on the coordinator's own machine, in as many answers as
         needed."""
-        return await whole(lambda after: self._ask(AskNodes(pairs, after), Nodes))
+        return await all_pages(lambda after: self._ask(AskNodes(pairs, after), Nodes))
 
     @property
     def coordinator(self) -> Identity:
@@ -201,7 +201,7 @@ class Remote:
         self, graph: WireGraph, strategy: str, copies: str = "checkpoint", dies: str = ""
     ) -> Mapping[str, Any]:
         question = PlanGraph(graph.encoded, self._text_of(strategy), copies, dies)
-        return told((await self._ask(question, Planned)).plan)
+        return parse_json((await self._ask(question, Planned)).plan)
 
     def hold(self, handle: Handle) -> None:
         return  # its tensor goes along with every job that names it
@@ -287,7 +287,7 @@ class Remote:
                     raise
                 continue
             names = [value.name for value in answer.outputs]
-            return dict(zip(names, arrays, strict=True)), told(answer.report or "{}")
+            return dict(zip(names, arrays, strict=True)), parse_json(answer.report or "{}")
 
     async def cancel(self, job: str) -> None:
         await self._ask(CancelJob(job), Done)
@@ -333,9 +333,9 @@ class Remote:
 
     # -- helpers
 
-    async def _run(self, work: Work, submitting: asyncio.Task[str], told: dict[str, Any]) -> Sequence[NDArray[Any]]:
+    async def _run(self, work: Work, submitting: asyncio.Task[str], into: dict[str, Any]) -> Sequence[NDArray[Any]]:
         outputs, report = await self.result(await asyncio.shield(submitting))
-        told.update(report)
+        into.update(report)
         return [outputs[name] for name in work.graph.output_names]
 
     def _stop(self, submitting: asyncio.Task[str]) -> None:
@@ -423,7 +423,7 @@ def _named(tensors: Mapping[str, NDArray[Any] | Handle], offered: dict[bytes, ND
     return tuple(values)
 
 
-def told(text: str) -> dict[str, Any]:
+def parse_json(text: str) -> dict[str, Any]:
     """Parse a plan or report of a coordinator, which is JSON; ProtocolError if it is not."""
     try:
         data = json.loads(text)

@@ -235,12 +235,12 @@ def _log_line(line: str) -> str:
 
 
 def _job_fields(job: JobReport) -> dict[str, Any]:
-    from ..backends.remote import told
+    from ..backends.remote import parse_json
 
     fields = {name: getattr(job, name) for name in job.__struct_fields__}
     return {
         **fields,
-        "report": told(job.report or "{}"),
+        "report": parse_json(job.report or "{}"),
         "error": str(from_fields(job.error)) if job.error else "",
     }
 

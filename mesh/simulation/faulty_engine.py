@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from worker.engine.protocol import Engine
 
 
-class Wrong(Protocol):
+class FlipRate(Protocol):
     """The present probability of a flipped bit in a result."""
 
     wrong: float
@@ -20,7 +20,7 @@ class Wrong(Protocol):
 class FlippingEngine:
     """Behaves as `engine`, but flips bits in results of `run`, in the same places for the same runs."""
 
-    def __init__(self, engine: Engine, device: Wrong) -> None:
+    def __init__(self, engine: Engine, device: FlipRate) -> None:
         self._engine = engine
         self._device = device
         self._random = random.Random(0)

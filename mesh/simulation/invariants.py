@@ -7,11 +7,10 @@ it happened and remembered, since a shell may go on after it; `verdict` raises t
 
 from __future__ import annotations
 
-from typing import Any
-
+from coordinator.calls import events as calls
 from coordinator.calls.state import CoordinatorState
 from wire.protocol.messages import PlanKey
-from worker.state.events import Event
+from worker.state.events import Action, Event
 from worker.state.worker_state import WorkerState
 
 
@@ -30,7 +29,7 @@ class InvariantChecker:
         checker = self
 
         class Watched(WorkerState):
-            def handle(self, event: Event, now: float) -> list[Any]:
+            def handle(self, event: Event, now: float) -> list[Action]:
                 try:
                     actions = super().handle(event, now)
                     self.validate()
@@ -47,7 +46,7 @@ class InvariantChecker:
         checker = self
 
         class Watched(CoordinatorState):
-            def handle(self, event: Any, now: float) -> list[Any]:
+            def handle(self, event: calls.Event, now: float) -> list[calls.Action]:
                 checker.events += 1
                 try:
                     actions = super().handle(event, now)

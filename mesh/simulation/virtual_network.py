@@ -73,7 +73,7 @@ class Network:
 
 
 @dataclass(slots=True)
-class _Lane:
+class _Direction:
     """One direction of one connection."""
 
     sender: Peer
@@ -97,7 +97,9 @@ class Wire:
         self._stalled = False
         self._alive = True
         self._lanes = [
-            _Lane(peers[side], peers[1 - side], channel, ways[side]) for side in (0, 1) for channel in (CONTROL, BULK)
+            _Direction(peers[side], peers[1 - side], channel, ways[side])
+            for side in (0, 1)
+            for channel in (CONTROL, BULK)
         ]
         self.pump()
 
@@ -140,7 +142,7 @@ class Wire:
         self._stalled = False
         self.pump()
 
-    def _send(self, lane: _Lane, frame: bytes) -> None:
+    def _send(self, lane: _Direction, frame: bytes) -> None:
         network, how = self.network, lane.conditions
         chance = network.random.random
         lane.free_s = max(lane.free_s, network.now_s) + len(frame) / how.bytes_per_s
@@ -155,7 +157,7 @@ class Wire:
         lane.flying_bytes += len(frame)
         network.at(arrives_s, lambda: self._arrive(lane, frame, lost))
 
-    def _arrive(self, lane: _Lane, frame: bytes, lost: bool) -> None:
+    def _arrive(self, lane: _Direction, frame: bytes, lost: bool) -> None:
         if self._stalled and self._alive:
             self.network.at(
                 self.network.now_s + max(lane.conditions.delay_s, 1e-3), lambda: self._arrive(lane, frame, lost)

@@ -341,7 +341,7 @@ def test_requests_overlap_the_stages_of_a_pipeline() -> None:
 
 
 def test_shapes_of_long_ago_are_forgotten() -> None:
-    """By the server, and by the workers, also where a shape that came again was traced again."""
+    """The server and the workers forget programs, also where a shape that came again was traced again."""
 
     async def story() -> None:
         built = AsyncMesh.builder().mesh("sim").simulate(2).build_async()

@@ -46,7 +46,7 @@ def alike(count: int = 3) -> list[Device]:
 
 
 def unlike() -> list[Device]:
-    """Of a mesh at home: a graphics card, and processors up to thirty times slower."""
+    """The devices of a mesh at home: a graphics card, and processors up to thirty times slower."""
     return [device(0.001), device(0.004), device(0.030)]
 
 
@@ -136,7 +136,7 @@ def test_noise_moves_nothing(noise: Callable[[random.Random], float], strategy: 
 def test_a_device_that_becomes_slower_costs_a_few_calls(
     times: float, strategy: str, devices: Callable[[], list[Device]]
 ) -> None:
-    """After them a call takes what it takes on a mesh that knew it from the start; and likewise once it is well."""
+    """After the change a call takes what it takes on a mesh that knew it from the start; the same once it is well."""
     program = chain(8, strategy)
     slow = devices()
     slow[0].slower = times

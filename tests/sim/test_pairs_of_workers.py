@@ -21,7 +21,7 @@ def ways(cluster: Cluster) -> dict[tuple[str, str], tuple[ProbeResult, str]]:
 
 
 async def probed(cluster: Cluster, within_s: float = 60.0) -> dict[tuple[str, str], tuple[ProbeResult, str]]:
-    """The same, once all is known."""
+    """The table of links, once all pairs are probed."""
     nodes = len(cluster.alive) + 1
     async with asyncio.timeout(within_s):
         while len(ways(cluster)) < nodes * (nodes - 1):

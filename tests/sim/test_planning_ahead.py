@@ -81,7 +81,7 @@ async def ask(cluster: Cluster, *dying: str) -> CallReport:
 
 
 def four() -> tuple[Device, ...]:
-    """So slow that something can happen during a call."""
+    """A device so slow that faults can happen during a call."""
     return tuple(Device(dispatch_s=0.2) for _ in range(4))
 
 

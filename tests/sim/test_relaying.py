@@ -25,7 +25,7 @@ PUSH = Push(PlanKey(1, 2), 3, 0, 1, Value("u8", (5,)))
 
 @dataclass
 class Room:
-    """Where relayed tensors go."""
+    """The pairs of workers between which tensors are relayed."""
 
     tensors: dict[str, memoryview] = field(default_factory=dict)
     released: list[str] = field(default_factory=list)

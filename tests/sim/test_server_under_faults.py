@@ -97,7 +97,7 @@ async def mischief(cluster: Any, rng: random.Random) -> list[str]:
 
 
 def slots_of(server: AsyncInferenceServer) -> list[tuple[int, int, int]]:
-    """Of every batch of texts: those in slots, those that wait, and streams that somebody is told of."""
+    """For every batch of texts: those in slots, those that wait, and the open streams."""
     every = [each for served in server._models.values() for each in served._generating]
     return [(each.active, each.waiting, len(each._streams)) for each in every]
 

@@ -90,7 +90,7 @@ def test_a_program_that_stood_still_goes_on_where_it_was(copies: str, cut: bool)
 
 @pytest.mark.parametrize("cut", [False, True], ids=["links stand", "links are cut"])
 def test_ranks_that_wait_for_each_other_meanwhile_go_on_too(cut: bool) -> None:
-    """Of some the Run may be there, and of others not: they wait, or are told that the step was given up."""
+    """Some workers may have the Run and others not: they wait, or are told that the step was given up."""
     check("buddy", "data", cut, moments=12, ranks=True)
 
 

@@ -37,7 +37,7 @@ AWAY_S = (0.0, 0.05, 1.0, 20.0)  # how long the client does not reach the coordi
 
 
 class NoMembership:
-    """Of simulated nodes, which have no certificates."""
+    """The membership of simulated nodes, which have no certificates."""
 
     class credentials:
         outdated = False

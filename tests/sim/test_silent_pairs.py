@@ -245,7 +245,7 @@ def test_a_silence_either_way_ends_the_link_in_time(blocked: str, stream: int, b
 
 
 def test_a_process_that_stood_still_blames_nobody() -> None:
-    """After five seconds in which it read nothing, one check heard nothing."""
+    """One check heard nothing, after five seconds in which the process read nothing."""
 
     async def run() -> None:
         network, recorder = SimulatedNetwork(), Recorder()

@@ -25,7 +25,7 @@ TRAVEL_S = 0.01  # at most, of a frame
 
 
 def told(cluster: Cluster, kind: str, node: str) -> list[tuple[float, str]]:
-    """When the coordinator told this of a worker, and its words."""
+    """The time at which the coordinator published this event of a worker, and its text."""
     return [
         (event.at_s, event.text) for event in cluster.coordinator.events if (event.kind, event.node) == (kind, node)
     ]
@@ -107,7 +107,7 @@ def test_a_worker_that_is_cut_off_is_suspect_and_dead_in_time(workers: int) -> N
 
 
 def test_a_worker_that_is_only_not_heard_has_until_the_time_out() -> None:
-    """That it owns nothing afterwards is checked after every event by the cluster's referee."""
+    """The cluster's checker looks after every event that it owns nothing afterwards."""
 
     def seen(cluster: Cluster, began_s: float) -> None:
         ((dead_s, reason),) = told(cluster, "dead", "sim-0")

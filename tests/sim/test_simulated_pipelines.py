@@ -87,7 +87,7 @@ def check(way: str, victim: int, tick_s: float) -> None:
 
 @pytest.mark.parametrize("way", KILLED)
 def test_a_stage_that_dies_loses_nothing(way: str) -> None:
-    """At moments spread over forward, backward and the change of weights."""
+    """Workers die at moments spread over forward, backward and the change of weights."""
     _, _, stages, victims = KILLED[way]
     for victim in victims:
         check(way, victim, STEPS_S * (victim + 0.3) / stages)

@@ -37,7 +37,7 @@ def test_whatever_happens_every_call_ends_right_and_nothing_is_left(machine: typ
 
 
 class LyingMesh(CallingMesh):
-    """With a fault that must be found."""
+    """A state machine with a fault that must be found."""
 
     @rule(name=worker)
     def device_lies(self, name: str) -> None:

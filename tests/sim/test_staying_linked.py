@@ -220,7 +220,7 @@ def test_a_process_that_was_held_up_gives_others_the_usual_time() -> None:
 
 
 def test_a_node_that_moved_replaces_its_old_link_at_once() -> None:
-    """The same node id dials from another address; the other side still holds the link of before."""
+    """A node dials from another address while the other side still holds its earlier link."""
 
     async def scenario(network: SimulatedNetwork) -> None:
         hub, before = endpoint(network, "hub"), endpoint(network, "wifi")

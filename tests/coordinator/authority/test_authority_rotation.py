@@ -112,7 +112,7 @@ def test_members_hear_of_it_and_renew_without_a_token(mesh: Mesh) -> None:
 
 
 def test_one_that_was_away_for_hours_meets_the_coordinator_and_all_others_after_it(mesh: Mesh) -> None:
-    """Off since before, back in the same day: its certificate ran out meanwhile, and it never heard anything."""
+    """A member was off and is back in the same day: its certificate ran out meanwhile, and it missed the change."""
     away, there = mesh.member("away"), mesh.member("there")
     mesh.authority.rotate()
     mesh.follow()
@@ -255,7 +255,7 @@ def test_an_overlap_has_limits(mesh: Mesh, overlap_s: float) -> None:
 
 
 def test_the_coordinator_is_told_of_a_change_and_of_its_end(mesh: Mesh) -> None:
-    """By whatever process, and within a second."""
+    """The change is seen within a second, whichever process made it."""
 
     async def watched() -> None:
         watching = mesh.authority.watch()
@@ -317,7 +317,7 @@ class DyingDisk(FaultyDisk):
     ids=["refused", "killed before", "killed after"],
 )
 def test_a_change_that_was_cut_short_has_happened_or_not(tmp_path: Path, disk: Callable[[Fuse], Disk]) -> None:
-    """At every step that the disk takes: the mesh works on, members and all, and the change can be made again."""
+    """The disk fails at every step in turn: the mesh works on with its members, and the change can be made again."""
     outcomes = set()
     for step in range(1, 50):
         mesh = Mesh(tmp_path / str(step))
@@ -361,7 +361,7 @@ def test_an_end_that_was_cut_short_is_made_up_for(tmp_path: Path, after: bool) -
 
 
 def test_a_full_day_of_a_mesh(mesh: Mesh) -> None:
-    """By the hour: each member renews when its time has come, and nobody ever needs a token."""
+    """A year goes by hour by hour: each member renews in time, and none ever needs a token."""
     members = [mesh.member(f"node {number}".replace(" ", "-")) for number in range(6)]
     due_s = [mesh.now_s + (1 + number) / 6 * 2 / 3 * CERTIFICATE_S for number in range(6)]
     mesh.authority.rotate()

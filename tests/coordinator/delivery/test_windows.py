@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from support.machines.profiles import device, near, worker
 
-from coordinator.delivery.input_sender import RUN_BYTES_MAX, given, inline_feeds, run_step
+from coordinator.delivery.input_sender import RUN_BYTES_MAX, inline_feeds, input_array, run_step
 from coordinator.delivery.param_slices import ParamSlices
 from coordinator.delivery.tensor_store import TensorStore
 from coordinator.planning import plan_messages
@@ -72,7 +72,7 @@ def test_large_feeds_and_those_beyond_a_short_message_are_sent_apart() -> None:
     assert len(feeds) == RUN_BYTES_MAX // INLINE_BYTES_MAX and len(feeds) + len(apart) == len(wanted)
     assert apart[0] == wanted[0], "the large one"
     narrow = FromInput("large", Window((4,), (8,)))
-    assert given(narrow, {"large": large}).shape == (8,)
+    assert input_array(narrow, {"large": large}).shape == (8,)
     assert not inline_feeds([(0, 0, narrow)], {"large": large})[1]
 
 

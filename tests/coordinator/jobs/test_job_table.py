@@ -481,7 +481,7 @@ class World:
         self.check()
 
     def check(self) -> None:
-        """Who asks hears the same as before, once the end is kept."""
+        """A client gets the same answer as before, once the end is saved."""
         for name in self.promised:
             job = self.table.get(name)
             if job.state in FINAL and job.retry_s is None:

@@ -176,7 +176,7 @@ def test_no_plan_for_workers_that_went_while_it_was_made_is_not_the_end() -> Non
 
 
 def test_what_nobody_who_is_left_can_go_on_with_names_the_dead_and_where_to_begin() -> None:
-    """As after a pause in which all of the workers seemed to be gone: the op that nobody computes is not the reason."""
+    """All workers seemed to be gone during a pause: the op that no worker computes is not the reason of the error."""
     world = World(12, Policy("none"), together=True)
     world.do(3)
     owner = world.owner
@@ -353,7 +353,7 @@ KINDS = ("buddy", "coded", "coded 1 of 3", "checkpoint", "none")
 @pytest.mark.parametrize("seed", range(50))
 @pytest.mark.parametrize("copies", KINDS)
 def test_links_that_all_end_for_a_while_lose_no_state(seed: int, copies: str) -> None:
-    """As after this process was stopped for long: at any moment, of every worker, and they come back in any order."""
+    """This process was stopped for long, at any moment; all workers come back, in any order."""
     world = World(seed, Policy(copies, every=3, ahead=1 + seed % 3), together=seed % 2 == 0, replicas=seed % 5 == 0)
     chance = world.random
     for _ in range(4):

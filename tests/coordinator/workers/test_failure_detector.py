@@ -472,7 +472,7 @@ def test_without_eof_nobody_is_dead_before_its_share_of_silence(nodes: int, step
 def test_everybody_who_stays_silent_is_dead_in_time(
     nodes: int, steps: list[tuple[str, float]], answers: list[bool | None]
 ) -> None:
-    """By the node time-out, the longest stretch, one hold and what the judge itself was late."""
+    """The limit is the node time-out, the longest stretch, one hold and the detector's own delay."""
     story = play(nodes, steps)
     began_s, late_s = story.now, story.lateness_s
     bound_s = CONFIG.dead_s + CONFIG.stretch_s_max + CONFIG.hold_s + late_s

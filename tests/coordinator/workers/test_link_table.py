@@ -7,7 +7,7 @@ import random
 import pytest
 
 from coordinator.planning.model.profiles import CLIENT, LAN, SAME_HOST, Link
-from coordinator.workers.link_table import ALIKE, REST_S, RETRY_S_FIRST, RETRY_S_MAX, LinkTable, Pair, ProbeResult
+from coordinator.workers.link_table import REST_S, RETRY_S_FIRST, RETRY_S_MAX, SIMILAR_MAX, LinkTable, Pair, ProbeResult
 
 FAST = ProbeResult(True, 0.001, 1e8, address="10.0.0.2:7100")
 SLOW = ProbeResult(True, 0.02, 2e6)
@@ -75,7 +75,7 @@ def test_a_slow_way_is_told_rounded_and_only_once() -> None:
     assert not table.probed(("b", "a"), ProbeResult(True, 0.02 * 1.1, 2e6 / 1.1), 0.0, LAN)
     assert table.links(["a", "b"], assumed) == before
     table._asked.add(("b", "a"))
-    assert table.probed(("b", "a"), ProbeResult(True, 0.02, 2e6 / ALIKE**2), 0.0, LAN)
+    assert table.probed(("b", "a"), ProbeResult(True, 0.02, 2e6 / SIMILAR_MAX**2), 0.0, LAN)
 
 
 def test_what_was_measured_to_be_slow_is_measured_once_more() -> None:

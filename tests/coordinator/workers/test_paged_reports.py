@@ -1,4 +1,4 @@
-"""Census: what is told of the workers fits into messages, however many there are, and all of it arrives."""
+"""Reports on workers fit into messages, however many there are, and all of them arrive."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from coordinator.workers.paged_reports import ANSWER_BYTES_MAX, page
-from mesh.backends.paged_reports import whole
+from mesh.backends.paged_reports import all_pages
 from mesh.core.node import node_from
 from wire.limits import DEFAULT
 from wire.protocol.messages import NodeReport, Nodes, PairReport, encode_message
@@ -27,7 +27,7 @@ def worker(number: int, devices: int = 1) -> NodeReport:
 
 
 def test_the_largest_mesh_is_told_in_one_answer() -> None:
-    """So older clients, who ask no further, hear of all workers too."""
+    """Older clients ask no further, and get all workers, too."""
     nodes = [worker(number, devices=4) for number in range(DEFAULT.nodes_max)]
     reports, _, more = page(nodes, [], ())
     assert not more
@@ -60,7 +60,7 @@ def test_what_takes_several_answers_arrives_whole(bytes_max: int) -> None:
         assert len(encode_message(told)) <= bytes_max + 1000
         return told
 
-    found = asyncio.run(whole(ask))
+    found = asyncio.run(all_pages(ask))
     assert [node_from(each) for each in found.nodes] == [node_from(each) for each in nodes]
     assert [(each.source, each.target) for each in found.pairs] == [(each.source, each.target) for each in pairs]
     assert (found.node_timeout_s, found.time_s, found.system) == (1.5, 2.5, "Linux")
@@ -68,7 +68,7 @@ def test_what_takes_several_answers_arrives_whole(bytes_max: int) -> None:
 
 
 def test_workers_may_come_and_go_between_two_answers() -> None:
-    """Who is there all the time is told of, and once."""
+    """A worker that stays is reported once."""
     staying = [worker(number) for number in range(0, 40, 2)]
     fleeting = [worker(number) for number in range(1, 40, 2)]
     asked = 0
@@ -80,6 +80,6 @@ def test_workers_may_come_and_go_between_two_answers() -> None:
         reports, ways, more = page(sorted(there, key=lambda node: node.name), [], after, 700)
         return Nodes(reports, 1.5, ways, more=more)
 
-    found = [each.node_id for each in asyncio.run(whole(ask)).nodes]
+    found = [each.node_id for each in asyncio.run(all_pages(ask)).nodes]
     assert len(set(found)) == len(found)
     assert {each.node_id for each in staying} <= set(found)

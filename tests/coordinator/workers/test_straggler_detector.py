@@ -1,4 +1,4 @@
-"""Who is slower than it was, judged by what its own parts took."""
+"""A device that became slower is found by the times of its own parts."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_it_is_noticed_through_noise_and_so_is_its_end(times: float) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_device_may_become_any_number_of_times_faster_or_slower(seed: int) -> None:
-    """As one does that was got to know while its machine was busy; a clock may say that no time went by."""
+    """Its times were learnt while its machine was busy; a clock may show that no time went by."""
     seen, rng = StragglerDetector(), random.Random(seed)
     machines = near(*(worker(n, device(0, 50.0, 10.0)) for n in range(2)))
     single = plan(Part(0, "node-0", 0, "cpu", graph(), (), 0.1))
@@ -174,7 +174,7 @@ def test_what_a_part_would_take_goes_by_its_runs_and_else_by_how_far_predictions
 
 
 def test_devices_with_the_same_figures_learn_together_how_far_predictions_are_off() -> None:
-    """Else the one that was tried would look slower than those that were not, and a plan would leave it no work."""
+    """Otherwise a device that was tried would look slower than the others, and plans would leave it no work."""
     seen = StragglerDetector()
     alike, other = [worker(n, device(0, 50.0, 10.0)) for n in range(2)], worker(2, device(0, 80.0, 10.0))
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from mesh.backends.remote import told
+from mesh.backends.remote import parse_json
 from mesh.util.units import parse_duration, parse_size
 from wire.addresses import check_name, parse_address, shown
 from wire.discovery.announcements import ROLES, bucket_of, fields_of, key_of_name, near, role_in
@@ -230,7 +230,9 @@ def plans_told(folder: Path) -> Target:
         assert isinstance(found, dict)
 
     return Target(
-        [plan, b"{}"], refused_with(ProtocolError, lambda data: told(data.decode("utf-8", "replace")), check), JSON
+        [plan, b"{}"],
+        refused_with(ProtocolError, lambda data: parse_json(data.decode("utf-8", "replace")), check),
+        JSON,
     )
 
 
