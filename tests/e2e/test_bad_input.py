@@ -20,6 +20,7 @@ from support.processes.commands import (
     run,
     until_they_work,
 )
+from support.processes.site import WORKER
 
 import mesh.numpy as mnp
 from mesh import Mesh, errors, trace
@@ -147,7 +148,7 @@ def test_folders_that_cannot_be_written_are_named(tmp_path: Path) -> None:
 def test_a_name_that_is_taken_gets_a_number(tmp_path: Path) -> None:
     """On one machine by the state folder, and at the coordinator where folders differ."""
     env = environment(tmp_path, MESH_NAME="names")
-    words = ("worker", "--port", "0", "--no-mdns", "--device", "cpu", "--name", "twin")
+    words = (*WORKER, "--name", "twin")
     with (
         daemon(*words, env=env, log=tmp_path / "1.log") as first,
         daemon(*words, env=env, log=tmp_path / "2.log") as second,

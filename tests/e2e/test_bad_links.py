@@ -22,6 +22,7 @@ from support.meanwhile import meanwhile
 from support.processes.commands import PATIENT_S, Daemon, daemon, environment, wait_for
 from support.processes.fault_proxy import DOWN, UP, Conditions, FaultProxy, resets
 from support.processes.faults import EventTap, tower
+from support.processes.site import WORKER
 
 import mesh.numpy as mnp
 from mesh import Auto, Mesh, errors
@@ -65,7 +66,7 @@ class Site:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("links")
     env = environment(folder, LOGNAME="somebody-else")
-    words = ("worker", "--port", "0", "--no-mdns", "--device", "cpu", "--mesh", "links", "--name")
+    words = (*WORKER, "--mesh", "links", "--name")
     with ExitStack() as stack:
         workers = [
             stack.enter_context(daemon(*words, name, env=env, log=folder / f"{name}.log")) for name in ("near", "far")

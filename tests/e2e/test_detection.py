@@ -24,6 +24,7 @@ import pytest
 from support.processes.commands import PATIENT_S, daemon, environment
 from support.processes.fault_proxy import DOWN, FaultProxy
 from support.processes.faults import HANGS_S, WIDTH, EventTap, settled, tower, weights
+from support.processes.site import WORKER
 
 from mesh import Mesh, errors
 from wire.timeouts import DEFAULT_TIMEOUTS
@@ -146,7 +147,7 @@ def test_the_error_of_a_silent_worker_names_the_time_out_its_flag_and_when_it_wa
 def test_a_worker_that_only_the_coordinator_does_not_hear_loses_its_work_once(tmp_path: Path) -> None:
     """One-way silence: the worker hears everything and computes; what it says is lost.  Nothing is owned twice: the
     call goes over to the others, its answer is right, and the worker comes back when it is heard again."""
-    words = ("worker", "--port", "0", "--no-mdns", "--device", "cpu", "--mesh", "one-way", "--name")
+    words = (*WORKER, "--mesh", "one-way", "--name")
     env = environment(tmp_path)
     layers, x = weights(0), np.random.default_rng(0).standard_normal((8, WIDTH)).astype(np.float32)
     with ExitStack() as stack:

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from support.processes.commands import PATIENT_S, daemon, environment, wait_for
 from support.processes.refusing import dialling_only
+from support.processes.site import WORKER
 
 import mesh.numpy as mnp
 from mesh import Mesh
 
-WORKER = ("worker", "--port", "0", "--no-mdns", "--device", "cpu")
 NOBODY = 1  # a port that nobody listens on
 
 

@@ -16,6 +16,7 @@ import pytest
 from support.machines.links import Recorder
 from support.processes.commands import Daemon, daemon, environment, node_states, run, wait_for
 from support.processes.durable import free_port
+from support.processes.site import WORKER
 from support.promised import within
 
 from coordinator.authority.authority import Authority
@@ -31,7 +32,6 @@ from wire.security.credentials import Credentials
 from wire.security.join_port import PORT_OFFSET
 
 MESH = "members"
-WORKER = ("worker", "--port", "0", "--no-mdns", "--device", "cpu")
 SERVE = ("coord", "serve", "--no-mdns")
 X = np.arange(6, dtype=np.float32)
 REVOKED_S = 1.0  # promised

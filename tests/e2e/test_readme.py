@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.documents import document
-from support.processes.commands import PATIENT_S, RUN_S, daemon, environment, node_states, run, wait_for
+from support.processes.commands import RUN_S, daemon, environment, node_states, run, wait_for
+from support.processes.site import SERVE
 
 README = document("README.md")
 EXAMPLES = README.code_blocks("python")
@@ -29,7 +30,7 @@ def env(folder: Path) -> Iterator[dict[str, str]]:
     """A coordinator with one worker, and the environment in which `mesh-coord` finds it."""
     env = environment(folder, MESH_NAME="readme")
     with ExitStack() as stack:
-        serve = ("coord", "serve", "--port", "0", "--no-mdns", "--node-timeout", f"{PATIENT_S:g}")
+        serve = (*SERVE, "--port", "0")
         served = stack.enter_context(daemon(*serve, env=env, log=folder / "c"))
         env["MESH_ADDRESS"] = served.address
         worker = ("--peer", served.address, "--port", "0", "--no-mdns", "--device", "cpu")

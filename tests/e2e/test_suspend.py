@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from support.processes.commands import daemon, environment, wait_for
 from support.processes.fake_logind import MISSING, FakeLogind
+from support.processes.site import WORKER
 
 from mesh import Mesh
 from mesh import numpy as mnp
@@ -18,7 +19,7 @@ W = np.random.default_rng(0).standard_normal((128, 128)).astype(np.float32)
 X = np.ones((4, 128), np.float32)
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(bool(MISSING), reason=MISSING)]
-WORKER = ("worker", "--port", "0", "--no-mdns", "--device", "cpu", "--mesh", "lid", "--name", "laptop")
+WORKER = (*WORKER, "--mesh", "lid", "--name", "laptop")
 
 
 def layer(x: mnp.Array, w: mnp.Array) -> mnp.Array:

@@ -11,6 +11,7 @@ import pytest
 from processors import VARIANTS, environment, has
 from support.processes.commands import Daemon, daemon
 from support.processes.commands import environment as own_folders
+from support.processes.site import WORKER
 from support.rounding import Recorded, allowed, assert_rounds_alike, traced
 
 import mesh.numpy as mnp
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.skipif(not all(has(VARIANTS[kind]) for kind in KINDS), 
 @pytest.fixture(scope="module")
 def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sequence[Daemon]]:
     folder = tmp_path_factory.mktemp("unlike")
-    words = ("worker", "--port", "0", "--no-mdns", "--device", "cpu", "--mesh", "unlike", "--name")
+    words = (*WORKER, "--mesh", "unlike", "--name")
     with ExitStack() as stack:
         yield [
             stack.enter_context(

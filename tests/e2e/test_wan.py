@@ -20,13 +20,14 @@ import pytest
 from support.processes.commands import daemon, environment
 from support.processes.fault_proxy import DOWN, UP, FaultProxy
 from support.processes.faults import WIDTH, EventTap, tower, weights
+from support.processes.site import WORKER
 
 from mesh import Mesh
 
 DELAY_S, BYTES_PER_S = 0.08, 2.5e6  # one way; 20 Mbit/s
 LOOK_S, STALLS = 0.1, 0.01  # every tenth of a second one in a hundred lines stands still
 STALL_S = (0.3, 3.0)  # for so long
-WORDS = ("worker", "--port", "0", "--no-mdns", "--device", "cpu", "--mesh", "wan", "--name")
+WORDS = (*WORKER, "--mesh", "wan", "--name")
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from support.endless import endless
 from support.processes.commands import Daemon, asked, command, daemon, environment, job_log, node_states, run, wait_for
+from support.processes.site import WORKER
 
 from mesh import trace
 
@@ -29,7 +30,7 @@ def test_a_stopped_worker_is_suspect_then_gone_then_back_and_serve_says_so(tmp_p
     serve = ("coord", "serve", "--port", "0", "--no-mdns", "--node-timeout", f"{NODE_TIMEOUT_S:g}")
     with daemon(*serve, env=env, log=log) as coordinator:
         assert not 7100 <= coordinator.ready["port"] <= 7131
-        worker = ("worker", "--port", "0", "--no-mdns", "--device", "cpu", "--peer", coordinator.address)
+        worker = (*WORKER, "--peer", coordinator.address)
         with daemon(*worker, "--name", "kitchen", env=env, log=tmp_path / "worker.log") as kitchen:
             wait_for(lambda: "kitchen joined" in log.read_text())
             shown = run("coord", "nodes", env=env)  # no address: its own coordinator is found by what it wrote down
@@ -72,7 +73,7 @@ def test_work_goes_on_elsewhere_where_a_worker_falls_silent_or_is_killed_and_ser
     with ExitStack() as stack:
         serve = ("coord", "serve", "--port", "0", "--no-mdns", "--node-timeout", f"{timeout_s:.3f}")
         coordinator = stack.enter_context(daemon(*serve, env=env, log=log))
-        worker = ("worker", "--port", "0", "--no-mdns", "--device", "cpu", "--peer", coordinator.address)
+        worker = (*WORKER, "--peer", coordinator.address)
 
         def start(name: str) -> Daemon:
             file = tmp_path / f"{name}.log"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.processes.commands import daemon, environment, node_states, wait_for
+from support.processes.site import WORKER
 from support.processes.worker_process import gone, worker
 
 from mesh.commands import coord, exit_codes
@@ -29,7 +30,7 @@ def test_the_commands_pause_a_worker_and_lend_it_again(tmp_path: Path, capsys: p
         code = run_command("mesh-worker", lambda: worker_command.work(options))
         return code, json.loads(capsys.readouterr().out or "[]")
 
-    words = ("worker", "--port", "0", "--no-mdns", "--device", "cpu", "--name", "attic", *place)
+    words = (*WORKER, "--name", "attic", *place)
     with daemon(*words, env=env, log=tmp_path / "attic.log") as attic:
         assert ask("pause") == (exit_codes.OK, [{"name": "attic", "state": "paused"}])
         assert attic.stop(signal.SIGTERM) == 0
@@ -50,7 +51,7 @@ def test_the_coordinator_pauses_a_worker_but_does_not_end_a_pause_of_its_user(
     with ExitStack() as stack:
         serve = ("coord", "serve", "--port", "0", "--no-mdns")
         coordinator = stack.enter_context(daemon(*serve, env=env, log=tmp_path / "coordinator.log"))
-        words = ("worker", "--port", "0", "--no-mdns", "--device", "cpu", "--peer", coordinator.address)
+        words = (*WORKER, "--peer", coordinator.address)
         stack.enter_context(daemon(*words, "--name", "attic", env=env, log=tmp_path / "attic.log"))
         wait_for(lambda: node_states(coordinator) == {"attic": "healthy"})
         for name in ("XDG_STATE_HOME", "MESH_NAME"):

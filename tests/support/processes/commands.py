@@ -18,12 +18,13 @@ from typing import Any, TypeVar
 from mesh import Mesh
 from mesh.backends.enrolment import client_membership
 from mesh.backends.remote import Remote
+from wire.timeouts import PRESETS
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[3]
 READY_S = 120.0  # on a machine with much else to do
 RUN_S = 240.0
-PATIENT_S = 60.0  # a node time-out where what is silent is this machine, which has much else to do
+PATIENT_S = PRESETS["test"].node_timeout_s  # what is silent is this machine, which has much else to do
 COMES_TRUE_S = 120.0  # a hang, and not a busy machine
 CALLS_MAX = 50  # after which plans should have settled
 

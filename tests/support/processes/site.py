@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .commands import PATIENT_S, Daemon, daemon, environment, job_log, jobs, node_states, run, wait_for
+from .commands import Daemon, daemon, environment, job_log, jobs, node_states, run, wait_for
 
-SERVE = ("coord", "serve", "--no-mdns", "--node-timeout", f"{PATIENT_S:g}")
+SERVE = ("coord", "serve", "--no-mdns", "--preset", "test")
 WORKER = ("worker", "--port", "0", "--no-mdns", "--device", "cpu")
 
 
