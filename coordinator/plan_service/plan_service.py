@@ -89,17 +89,17 @@ class Planning:
         """The plan for these workers; PlacementError if there is none, or, if that is `firm`, none that has room for
         these copies of the weights."""
         question = self._question(graph, strategy, nodes, copies)
-        found = self._plans.get(question)
-        if found is None:
+        plan = self._plans.get(question)
+        if plan is None:
             ahead = self._ahead.find(question)
-            known = [plan.graph for asked, plan in self._plans.items() if asked.graph == graph][-1:]
+            known = [other.graph for asked, other in self._plans.items() if asked.graph == graph][-1:]
             work = question.answer if ahead is None else partial(_unpacked, ahead, question, known)
-            found = await asyncio.to_thread(work)
-            self._remember(question, found)
-        refusal = refused(found) if firm else None
+            plan = await asyncio.to_thread(work)
+            self._remember(question, plan)
+        refusal = refused(plan) if firm else None
         if refusal is not None:
             raise refusal
-        return found
+        return plan
 
     def profiles(self, nodes: Iterable[str]) -> Profiles:
         """What is known of these workers, as far as they are there; by name: ids change with every start."""
@@ -147,10 +147,10 @@ class Planning:
             await self._answerer.close()
 
     def outlook(self, graph: WireGraph, strategy: str, copies: str = "checkpoint") -> list[dict[str, Any]]:
-        """For every worker whose death is planned for: its name, the predicted seconds per call without it, and whether
-        that plan was rehearsed."""
+        """A row for every worker whose death is planned for: its name, the predicted seconds per call without it, and
+        whether that plan was rehearsed."""
         profiles = self.profiles(self._usable())
-        left = ((each.name, profiles.without(each.node_id)) for each in profiles.workers)
+        left = ((worker.name, profiles.without(worker.node_id)) for worker in profiles.workers)
         rows = [(name, Question(graph, strategy, others, copies)) for name, others in left]
         return [
             {"worker": name, "seconds": seconds_in(data), "rehearsed": self._ahead.was_rehearsed(question)}
@@ -159,7 +159,7 @@ class Planning:
         ]
 
     async def _any_news(self) -> None:
-        """Until something changed, or may have without a word: verdicts on the pace of devices do."""
+        """Wait until something changed, or may have without a word: verdicts on the pace of devices do."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LOOK_S if self._ahead.busy else None):
                 await self._news.wait()
@@ -204,9 +204,13 @@ class Planning:
                 standby[node] = await self.plan(graph, strategy, nodes - {node})
         room = self._question(graph, strategy, nodes, copies).profiles
         redundancy = redundancy_cost(plan, room, copies, standby or None).describe()
-        found = {**plan.describe(), "deaths": self.outlook(graph, strategy, copies), "redundancy": redundancy}
-        found["timeline"] = timeline.describe(plan, self.profiles(nodes))
-        return {**found, "what_if_dies": await self._without(plan, graph, strategy, dies, copies)} if dies else found
+        description = {**plan.describe(), "deaths": self.outlook(graph, strategy, copies), "redundancy": redundancy}
+        description["timeline"] = timeline.describe(plan, self.profiles(nodes))
+        return (
+            {**description, "what_if_dies": await self._without(plan, graph, strategy, dies, copies)}
+            if dies
+            else description
+        )
 
     async def _without(self, plan: Plan, graph: WireGraph, strategy: str, name: str, copies: str) -> dict[str, Any]:
         """What follows if a worker dies; InputError for one there is not, PlacementError if nobody can go on."""

@@ -1,5 +1,5 @@
-"""Whoever answers the questions of `coordinator/planning/contingency.py` and of sessions about deaths to come: by
-default a process of its own.
+"""Planner client: answers to the questions of `coordinator/planning/contingency.py`, and of sessions about deaths to
+come, by default from a process of its own.
 
 It takes no time from this one.  A thread would: planning is Python, so that every step of a call would wait for the
 interpreter, up to 5 ms each.  The process starts with the first question, or when one is about to come, and ends some
@@ -42,7 +42,7 @@ class Answerer(Protocol):
 
 
 class AnswersHere:
-    """In a thread of this process: for the simulation, whose time stands still meanwhile."""
+    """Answers from a thread of this process: for the simulation, whose time stands still meanwhile."""
 
     async def answer(self, question: Asked) -> bytes | None:
         return await asyncio.to_thread(answer_of, question)
@@ -88,12 +88,12 @@ class PlannerProcess:
         if self._rest is not None:
             self._rest.cancel()
         try:
-            found = await use
+            result = await use
         except BaseException:
             await self.close()
             raise
         self._rest = asyncio.get_running_loop().call_later(self._idle_s, self._end)
-        return found
+        return result
 
     async def _started(self) -> asyncio.subprocess.Process:
         if self._process is None or self._process.returncode is not None:

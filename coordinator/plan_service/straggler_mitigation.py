@@ -165,7 +165,9 @@ class Pacing:
         profiles, debt = self._lent.profiles(), self._debts.of(program)
         if not {part.node for part in other.parts} <= {worker.node_id for worker in profiles.workers}:
             return  # somebody left meanwhile
-        now_s, then_s = (timeline(each, profiles, self.stragglers.expected_s).seconds for each in (plan, other))
+        now_s, then_s = (
+            timeline(candidate, profiles, self.stragglers.expected_s).seconds for candidate in (plan, other)
+        )
         if not debt.gains(now_s, then_s):
             deployment.verdicts = verdicts
             return
@@ -193,7 +195,7 @@ class Pacing:
                         await self._news.wait()
 
     async def _try(self, site: DeviceKey, slow: _Slow) -> None:
-        """As often as a verdict needs; again later, unless it is well."""
+        """Try a slow device as often as a verdict needs; again later, unless it is well."""
         if slow.tried and not slow.sure:  # it has no work any more, so nobody knows
             self.stragglers.pardon(site)
             self._watch_slow()

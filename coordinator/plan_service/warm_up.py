@@ -56,7 +56,7 @@ class Rehearsing:
         self._quiet.set()
 
     def calls(self, any_under_way: bool) -> None:
-        """Whether anybody waits for an answer now."""
+        """Note whether anybody waits for an answer now."""
         if any_under_way:
             self._quiet.clear()
             self._called.set()
@@ -65,7 +65,7 @@ class Rehearsing:
             self._quiet.set()
 
     def changed(self) -> None:
-        """There may be something new to rehearse."""
+        """Look again for something to rehearse."""
         self._news.set()
 
     async def run(self) -> None:
@@ -76,8 +76,8 @@ class Rehearsing:
             if self._called.is_set():
                 continue
             self._news.clear()
-            found = self._ahead.unrehearsed()
-            await first_of(self._called.wait(), self._news.wait() if found is None else self._rehearse(*found))
+            waiting = self._ahead.unrehearsed()
+            await first_of(self._called.wait(), self._news.wait() if waiting is None else self._rehearse(*waiting))
 
     async def _rehearse(self, program: Program, question: Any) -> None:
         data = self._ahead.find(question)
@@ -102,7 +102,7 @@ class Rehearsing:
                 self._tasks.run("dropping a plan", self._deployer.drop(node, key), unheard)
 
     async def _moved_bytes(self, plan: Plan, program: Program) -> int:
-        """Of weights that workers would have to fetch."""
+        """The bytes of weights that workers would have to fetch."""
         moved = 0
         for node in plan_messages.nodes(plan) & self._members.keys():
             wanted = dict((await self._deployer.params(plan, node, program.bindings)).values())
@@ -112,7 +112,7 @@ class Rehearsing:
 
 
 async def first_of(*works: Coroutine[Any, Any, object]) -> None:
-    """Until one of them ends; the others are cancelled."""
+    """Wait until one of them ends; the others are cancelled."""
     running = Tasks()
     tasks = [running.run("waiting", work, unheard) for work in works]
     try:

@@ -52,7 +52,8 @@ AGAIN_S = (0.5, 2.0, 5.0)  # after which what a worker had no room for is tried 
 
 @dataclass(slots=True)
 class _Guard:
-    """Of one program: its plan, the workers there were, and per group the addresses of all shares, checks last."""
+    """What is kept for one program: its plan, the workers there were, and per group the addresses of all shares, checks
+    last."""
 
     plan: Plan
     nodes: frozenset[str] = frozenset()
@@ -101,16 +102,16 @@ class Guarding:
     def is_new(self, graph: WireGraph, strategy: str, copies: str) -> bool:
         """Whether no program like that has been called."""
         asked = graph.hash, strategy, copies
-        return not any((each.graph.hash, each.strategy, each.copies) == asked for each in self._admitted)
+        return not any((program.graph.hash, program.strategy, program.copies) == asked for program in self._admitted)
 
     def kept_by_others(self, graph: WireGraph, strategy: str, copies: str) -> dict[str, int]:
         """What workers keep, by their ids, for programs that are not like that."""
-        asked, found = (graph.hash, strategy, copies), dict[str, int]()
+        asked, kept = (graph.hash, strategy, copies), dict[str, int]()
         for program, guard in self._guards.items():
             if (program.graph.hash, program.strategy, program.copies) != asked:
                 for node, size in {**kept_bytes(guard.groups), **guard.standing}.items():
-                    found[node] = found.get(node, 0) + size
-        return found
+                    kept[node] = kept.get(node, 0) + size
+        return kept
 
     def deployed(self, program: Program, plan: Plan) -> None:
         """All workers of a plan have what it needs."""
@@ -151,14 +152,16 @@ class Guarding:
         """The plan that stands by, deployed, where one worker of a program's plan is gone."""
         guard = self._guards.get(program)
         gone = plan_messages.nodes(guard.plan) - set(nodes) if guard is not None else frozenset[str]()
-        found = guard.standby.get(next(iter(gone))) if guard is not None and len(gone) == 1 else None
-        if found is None or not plan_messages.nodes(found) <= set(nodes):
+        other = guard.standby.get(next(iter(gone))) if guard is not None and len(gone) == 1 else None
+        if other is None or not plan_messages.nodes(other) <= set(nodes):
             return None
-        return replace(found, reasons=(*found.reasons, STOOD_BY))
+        return replace(other, reasons=(*other.reasons, STOOD_BY))
 
     def homes(self, program: Program, nodes: Collection[str]) -> tuple[Homes, Homes]:
-        """Where weights of a program are, by name, if some of the workers of its plan are gone; else nothing.  And who
-        else has their bytes."""
+        """The homes of a program's weights, by name, if some of the workers of its plan are gone; else nothing.
+
+        Also the workers that have their bytes.
+        """
         guard, there = self._guards.get(program), set(nodes)
         if guard is None or guard.plan.gangs or plan_messages.nodes(guard.plan) <= there:
             return {}, {}
@@ -187,8 +190,12 @@ class Guarding:
     async def _restore_all(self, plan: Plan, wanted: Wanted) -> dict[str, Moved]:
         nodes = sorted(plan_messages.nodes(plan) & self._members.keys())
         contents = [await wanted(node) for node in nodes]
-        moved = await asyncio.gather(*(self._make_all(*each) for each in zip(nodes, contents, strict=True)))
-        await asyncio.gather(*(self._give_way(plan, *each) for each in zip(nodes, contents, strict=True)))
+        moved = await asyncio.gather(
+            *(self._make_all(node, content) for node, content in zip(nodes, contents, strict=True))
+        )
+        await asyncio.gather(
+            *(self._give_way(plan, node, content) for node, content in zip(nodes, contents, strict=True))
+        )
         return dict(zip(nodes, moved, strict=True))
 
     async def _make_all(self, node: str, contents: Collection[bytes]) -> Moved:
@@ -201,7 +208,7 @@ class Guarding:
         member = self._members.get(node)
         kept = {blob: size for guard in self._guards.values() for blob, size in _kept_by(node, guard.groups).items()}
         beside = sum(size for blob, size in kept.items() if blob not in contents)
-        guards = [guard for guard in self._guards.values() if any(each[0] == node for each in guard.keys)]
+        guards = [guard for guard in self._guards.values() if any(key[0] == node for key in guard.keys)]
         if member is None or not guards or memory_by_worker(plan).get(node, 0) + beside <= member.profile.memory_bytes:
             return
         stay = {
@@ -209,11 +216,11 @@ class Guarding:
         }
         kept_by = (node, self._key())
         guards[0].keys.append(kept_by)  # which goes with it, whatever becomes of this
-        await self._deployer.keep(*kept_by, [(each, frozenset({node})) for each in stay.items()])
+        await self._deployer.keep(*kept_by, [(content, frozenset({node})) for content in stay.items()])
         for guard in guards:
-            keys = [each for each in guard.keys if each[0] == node and each != kept_by]
-            guard.keys = [each for each in guard.keys if each not in keys]
-            await asyncio.gather(*(self._deployer.drop(*each) for each in keys))
+            keys = [key for key in guard.keys if key[0] == node and key != kept_by]
+            guard.keys = [key for key in guard.keys if key not in keys]
+            await asyncio.gather(*(self._deployer.drop(*key) for key in keys))
         member.blobs.difference_update(blob for blob in kept if blob not in contents)
         self._tell(
             "unguarded", node, f"{size_text(beside)} that it kept for others give way to what it computes with", 0
@@ -237,7 +244,10 @@ class Guarding:
             log.debug("weights are not guarded yet: %s", error)
 
     async def _make_and_pin(self, program: Program, guard: _Guard) -> None:
-        """Whatever ends it before its end, cancellation too, nothing stays pinned of what it asked for."""
+        """Make checks and pin them.
+
+        If it ends early, by cancellation too, nothing stays pinned of what it asked for.
+        """
         plan, nodes, copies = guard.plan, self._usable(), copies_of(program.copies)
         keys: list[tuple[str, PlanKey]] = []  # of what pins, each before a worker is asked for it
         try:
@@ -245,12 +255,12 @@ class Guarding:
             sizes = {blob: size for blobs in owned.values() for blob, size in blobs.items()}
             held = [Held(blob, size, _owners(blob, owned)) for blob, size in sizes.items()]
             groups = grouped(held, nodes, copies, self._room(program, plan)) if copies.on_workers else ()
-            found = dict(zip(groups, await asyncio.gather(*map(self._checks, groups)), strict=True))
-            await (self._stand_by(program, plan, nodes, keys) if copies.on_devices else self._pin(found, keys))
+            shares = dict(zip(groups, await asyncio.gather(*map(self._checks, groups)), strict=True))
+            await (self._stand_by(program, plan, nodes, keys) if copies.on_devices else self._pin(shares, keys))
             if self._guards.get(program) is not guard:
                 return  # no more calls of it will come
-            self._let_go(guard, {*_kept(found), *((node, blob) for node, blobs in owned.items() for blob in blobs)})
-            guard.nodes, guard.groups, guard.keys, guard.failures = nodes, found, keys, 0
+            self._let_go(guard, {*_kept(shares), *((node, blob) for node, blobs in owned.items() for blob in blobs)})
+            guard.nodes, guard.groups, guard.keys, guard.failures = nodes, shares, keys, 0
             keys = []
         finally:
             self._drop(keys)
@@ -259,7 +269,7 @@ class Guarding:
         self._tell("guarded", "", f"copies {program.copies}: {text}", 0)
         bare = unkept(held, nodes, copies, groups) if copies.on_workers and len(nodes) > copies.extra else ()
         if bare:
-            text = f"{size_text(sum(each.size_bytes for each in bare))} are not kept twice, for lack of room"
+            text = f"{size_text(sum(content.size_bytes for content in bare))} are not kept twice, for lack of room"
             self._tell("unguarded", "", f"copies {program.copies}: {text}; raise --max-memory, or add a worker", 0)
 
     def _unguarded(self, error: MeshError) -> None:
@@ -288,9 +298,9 @@ class Guarding:
         for node in plan_messages.nodes(plan):
             params = await self._deployer.params(plan, node, program.bindings)
             names |= {
-                each.name: blob
-                for each, (blob, _) in params.items()
-                if isinstance(each, FromParam) and each.window is None
+                param.name: blob
+                for param, (blob, _) in params.items()
+                if isinstance(param, FromParam) and param.window is None
             }
             states = {params[piece][0] for piece in plan_messages.states_of(plan, node)}  # these change with every step
             wanted = plan_messages.contents_of(plan, node, params).items()
@@ -299,21 +309,21 @@ class Guarding:
 
     async def _checks(self, group: Group) -> tuple[bytes, ...]:
         """The addresses of a group's shares, once its checks are made."""
-        members = [_address(each) for each in group.members]
+        members = [_address(member) for member in group.members]
         if len(members) == 1:  # a check of one content is that content
             return (*members, *(members[0] for _ in group.keepers))
         sums = [
             self._deployer.combine(
                 keeper,
                 {
-                    blob: Term(factor, each.size_bytes, each.owners)
-                    for blob, factor, each in zip(members, row, group.members, strict=True)
+                    blob: Term(factor, member.size_bytes, member.owners)
+                    for blob, factor, member in zip(members, row, group.members, strict=True)
                 },
                 group.size_bytes,
             )
             for keeper, row in zip(group.keepers, group.rows, strict=True)
         ]
-        return (*members, *(each.blob for each in await asyncio.gather(*sums)))
+        return (*members, *(check.blob for check in await asyncio.gather(*sums)))
 
     async def _stand_by(
         self, program: Program, plan: Plan, nodes: frozenset[str], keys: list[tuple[str, PlanKey]]
@@ -333,10 +343,10 @@ class Guarding:
             self._guards[program].standing = standing_by(plan, others.values())
             self._guards[program].standby = others
 
-    async def _pin(self, found: Mapping[Group, tuple[bytes, ...]], keys: list[tuple[str, PlanKey]]) -> None:
+    async def _pin(self, shares: Mapping[Group, tuple[bytes, ...]], keys: list[tuple[str, PlanKey]]) -> None:
         """Have every keeper hold its checks."""
         wanted: dict[str, list[tuple[plan_messages.Content, frozenset[str]]]] = {}
-        for group, blobs in found.items():
+        for group, blobs in shares.items():
             for keeper, blob in zip(group.keepers, blobs[len(group.members) :], strict=True):
                 having = frozenset(self._deployer.holders(blob))
                 wanted.setdefault(keeper, []).append(((blob, TensorType((group.size_bytes,), U8)), having))
@@ -363,7 +373,7 @@ class Guarding:
         """One of them; nothing where there are too few shares."""
         for guard in self._guards.values():
             for group, blobs in guard.groups.items():
-                places = [place for place, each in enumerate(group.members) if blobs[place] == blob]
+                places = [place for place, member in enumerate(group.members) if blobs[place] == blob]
                 if places and (moved := await self._made(node, places[0], group, blobs)) is not None:
                     return moved
         return 0, 0
@@ -387,16 +397,16 @@ class Guarding:
         return made.bytes_socket, made.bytes_shared
 
 
-def _kept(found: Mapping[Group, tuple[bytes, ...]]) -> set[tuple[str, bytes]]:
-    """Who keeps which checks."""
-    pairs = (zip(group.keepers, blobs[len(group.members) :], strict=True) for group, blobs in found.items())
-    return {pair for each in pairs for pair in each}
+def _kept(shares: Mapping[Group, tuple[bytes, ...]]) -> set[tuple[str, bytes]]:
+    """The checks that are kept, as pairs of keeper and address."""
+    pairs = (zip(group.keepers, blobs[len(group.members) :], strict=True) for group, blobs in shares.items())
+    return {pair for pairs_of_group in pairs for pair in pairs_of_group}
 
 
-def _kept_by(node: str, found: Mapping[Group, tuple[bytes, ...]]) -> dict[bytes, int]:
-    """What one worker keeps, and its bytes."""
-    sizes = {blob: group.size_bytes for group, blobs in found.items() for blob in blobs[len(group.members) :]}
-    return {blob: sizes[blob] for keeper, blob in _kept(found) if keeper == node}
+def _kept_by(node: str, shares: Mapping[Group, tuple[bytes, ...]]) -> dict[bytes, int]:
+    """The checks that one worker keeps, and their bytes."""
+    sizes = {blob: group.size_bytes for group, blobs in shares.items() for blob in blobs[len(group.members) :]}
+    return {blob: sizes[blob] for keeper, blob in _kept(shares) if keeper == node}
 
 
 def _owners(blob: bytes, owned: Mapping[str, Collection[bytes]]) -> frozenset[str]:

@@ -70,7 +70,7 @@ class Drafts:
 
     def add(self, name: str, plan: Plan) -> None:
         """One that follows the strategy called so."""
-        self.known += [each for each in plan.candidates if each.name != name]
+        self.known += [candidate for candidate in plan.candidates if candidate.name != name]
         accepted = self._accept(plan)
         if accepted is None:
             self.leave_out(name, "its state would not be made where it is read, or has no room")
@@ -87,30 +87,33 @@ class Drafts:
 
     @property
     def best_s(self) -> float:
-        return min((each.seconds for each in self._fitting()), default=float("inf"))
+        return min((draft.seconds for draft in self._fitting()), default=float("inf"))
 
     def best(self) -> Plan:
         """The one that takes least, with the others as candidates and reasons; PlacementError if there is none."""
-        found = self._fitting()
-        if not found:
-            most = max((each.candidate.workers for each in self.made), default=0)
+        fitting = self._fitting()
+        if not fitting:
+            most = max((draft.candidate.workers for draft in self.made), default=0)
             raise PlacementError(
                 f"no plan gives all {len(self._profiles.workers)} workers work: {most} at most",
                 next_step="Leave out use_all, or give the program more to do",
             )
-        best = min(found, key=lambda each: each.seconds / (1 - each.gain_min))
-        by_name = {each.name: each for each in (*self.known, *(each.candidate for each in self.made))}
+        best = min(fitting, key=lambda draft: draft.seconds / (1 - draft.gain_min))
+        compared_with = (*self.known, *(draft.candidate for draft in self.made))
+        by_name = {candidate.name: candidate for candidate in compared_with}
         compared = sorted(by_name.values(), key=_seconds)
         candidates = (*compared, *self.left_out)
         plan = replace(best.plan, strategy=self._asked.text, how=best.plan.strategy, candidates=candidates)
         everybody = len(self._profiles.workers)
-        rivals = [each for each in candidates if not self._asked.use_all or each.workers in (0, everybody)]
+        rivals = [
+            candidate for candidate in candidates if not self._asked.use_all or candidate.workers in (0, everybody)
+        ]
         told = (*best.plan.reasons, *_reasons(best, rivals), *_idle(best, candidates, self._profiles))
         return replace(plan, reasons=told[:REASONS_MAX])
 
     def _fitting(self) -> list[Draft]:
         everybody = len(self._profiles.workers)
-        return [each for each in self.made if not self._asked.use_all or each.candidate.workers == everybody]
+        return [draft for draft in self.made if not self._asked.use_all or draft.candidate.workers == everybody]
 
 
 def needs_ranks(graph: WireGraph) -> bool:
@@ -164,8 +167,8 @@ def _splits(drafts: Drafts, graph: WireGraph, profiles: Profiles, carries: Carri
             yield f"data by speed{of}", replace(asked, by_speed=True), len(profiles.workers)
     if not any(len(kind.shape) > 1 for kind in graph.param_types.values()):
         return
-    split = [each for each in drafts.made if strategy_of(each.plan.strategy).word == DataParallel.word]
-    best = min(split, key=lambda each: each.seconds, default=None)
+    split = [draft for draft in drafts.made if strategy_of(draft.plan.strategy).word == DataParallel.word]
+    best = min(split, key=lambda draft: draft.seconds, default=None)
     chosen = getattr(strategy_of(best.plan.strategy), "inputs", ()) if best else next(iter(batches), ())
     others: list[Split] = [TensorParallel()]
     others += [FullySharded(inputs=chosen), DataTensor(inputs=chosen)] if chosen else []
@@ -187,12 +190,12 @@ def _called(asked: Split, ranks: int) -> str:
 
 def _batches(graph: WireGraph) -> list[tuple[str, ...]]:
     """Inputs that are as long as each other, those first that have most bytes."""
-    found: dict[int, list[str]] = {}
+    by_rows: dict[int, list[str]] = {}
     for name, kind in graph.input_types.items():
         if kind.shape and kind.shape[0] > 1:
-            found.setdefault(kind.shape[0], []).append(name)
-    sizes = {rows: sum(graph.input_types[name].size_bytes for name in names) for rows, names in found.items()}
-    return [tuple(found[rows]) for rows in sorted(found, key=lambda rows: -sizes[rows])][:BATCHES_MAX]
+            by_rows.setdefault(kind.shape[0], []).append(name)
+    sizes = {rows: sum(graph.input_types[name].size_bytes for name in names) for rows, names in by_rows.items()}
+    return [tuple(by_rows[rows]) for rows in sorted(by_rows, key=lambda rows: -sizes[rows])][:BATCHES_MAX]
 
 
 def _least_s(graph: WireGraph, profiles: Profiles, ranks: int) -> float:
@@ -218,36 +221,41 @@ def _seconds(candidate: Candidate) -> float:
 def _reasons(best: Draft, candidates: Sequence[Candidate]) -> Iterator[str]:
     """What the best of every other strategy would take."""
     told: dict[str, Candidate] = {}
-    for each in candidates:
-        told.setdefault(each.name.partition(" ")[0], each)
+    for candidate in candidates:
+        told.setdefault(candidate.name.partition(" ")[0], candidate)
     others = [
-        f"{each.name} {each.why or time_text(_seconds(each))}" for each in told.values() if each.name != best.name
+        f"{candidate.name} {candidate.why or time_text(_seconds(candidate))}"
+        for candidate in told.values()
+        if candidate.name != best.name
     ]
     if others:
         yield f"{best.name} is predicted to take least, {time_text(best.seconds)}; {', '.join(others)}"
 
 
 def _idle(best: Draft, candidates: Sequence[Candidate], profiles: Profiles) -> Iterator[str]:
-    """Who has no work, because of what, and what a call would take if all had some."""
+    """Sentences about workers without work: why they have none, and what a call would take if all had some."""
     used = {part.node for part in best.plan.parts}
     everybody = len(profiles.workers)
     if not used or len(used) == everybody:
         return
-    whole = next((each for each in candidates if each.workers == everybody and each.seconds is not None), None)
+    whole = next(
+        (candidate for candidate in candidates if candidate.workers == everybody and candidate.seconds is not None),
+        None,
+    )
     if whole is not None:
         yield f"with all {everybody} workers it would take {time_text(_seconds(whole))} ({whole.name})"
-    fastest = max((each for each in profiles.workers if each.node_id in used), key=_speed)
+    fastest = max((worker for worker in profiles.workers if worker.node_id in used), key=_speed)
     nearest = min((profiles.link(CLIENT, node) for node in used), key=lambda link: link.seconds(PROBE_BYTES))
-    for each in profiles.workers:
-        link = profiles.link(CLIENT, each.node_id)
-        if each.node_id in used:
+    for worker in profiles.workers:
+        link = profiles.link(CLIENT, worker.node_id)
+        if worker.node_id in used:
             continue
-        times = _speed(fastest) / _speed(each)
+        times = _speed(fastest) / _speed(worker)
         if times > TELLING:
-            yield f"{each.name} has no work: it is {_times(times)} times slower than {fastest.name}"
+            yield f"{worker.name} has no work: it is {_times(times)} times slower than {fastest.name}"
         elif link.seconds(PROBE_BYTES) > TELLING * nearest.seconds(PROBE_BYTES):
             bits = 8e-6 * link.bytes_per_s
-            yield f"{each.name} has no work: its link carries {bits:.3g} Mbit/s after {time_text(link.latency_s)}"
+            yield f"{worker.name} has no work: its link carries {bits:.3g} Mbit/s after {time_text(link.latency_s)}"
 
 
 def _speed(worker: WorkerProfile) -> float:

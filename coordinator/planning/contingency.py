@@ -51,27 +51,30 @@ class Ahead:
     _passed: set[Question] = field(default_factory=set)  # that have no plan, or one that is too large to keep
 
     def use(self, use: Use) -> None:
-        """A program has a plan, and calls go by it."""
+        """Note that calls of a program go by a plan."""
         self._uses[use.program] = use
         self._uses.move_to_end(use.program)
         if len(self._uses) > PROGRAMS_MAX:
             self._uses.popitem(last=False)
 
     def programs(self, graph: WireGraph) -> list[Program]:
-        """Those of the last used that have this graph."""
+        """The programs last used that have this graph."""
         return [program for program in self._uses if program.graph == graph]
 
     def expect(self, profiles: Profiles) -> None:
-        """These are the workers now: forget what can no longer be asked."""
+        """Take these as the workers there are now, and forget what can no longer be asked."""
         uses = [use for use in reversed(self._uses.values()) if self._is_slow(use, profiles)]
         expected = ((use.program, question) for use in uses for question in _questions(use, profiles))
-        self._expected = {each: self._expected.get(each, False) for each in expected}
+        self._expected = {pair: self._expected.get(pair, False) for pair in expected}
         there = {question for _, question in self._expected}
         self._answers = {question: data for question, data in self._answers.items() if question in there}
         self._passed &= there
 
     def next(self, known: Iterable[Question] = ()) -> Question | None:
-        """What to answer now, or None: everything is, as far as there is room.  `known` are answered elsewhere."""
+        """The question to answer next, or None: all are answered, or there is no room.
+
+        `known` are answered elsewhere.
+        """
         if self.used_bytes >= self.bytes_max:
             return None
         done = {*known, *self._answers, *self._passed}
@@ -91,23 +94,23 @@ class Ahead:
         return self._answers.get(question)
 
     def expects(self, question: Question) -> bool:
-        return any(question == each for _, each in self._expected)
+        return any(question == expected for _, expected in self._expected)
 
     # -- rehearsals
 
     def unrehearsed(self) -> tuple[Program, Question] | None:
-        """What has a plan that was not rehearsed yet."""
-        waiting = (each for each, done in self._expected.items() if not done and each[1] in self._answers)
+        """A plan that was not rehearsed yet, as its program and its question."""
+        waiting = (pair for pair, done in self._expected.items() if not done and pair[1] in self._answers)
         return next(waiting, None)
 
     def rehearsed(self, program: Program, question: Question) -> None:
-        """It was, or cannot be."""
+        """Note that a plan was rehearsed, or that it cannot be."""
         if (program, question) in self._expected:
             self._expected[program, question] = True
 
     def was_rehearsed(self, question: Question) -> bool:
-        """For any program that asks it."""
-        return any(done for (_, each), done in self._expected.items() if each == question)
+        """Whether the plan for a question was rehearsed, for any program that asks it."""
+        return any(done for (_, expected), done in self._expected.items() if expected == question)
 
     # -- helpers
 
@@ -131,7 +134,7 @@ class Ahead:
 
 
 def _questions(use: Use, profiles: Profiles) -> Iterator[Question]:
-    """What may be asked of a program next: its plan now, and without each worker."""
+    """The questions that a program may ask next: its plan now, and without each worker."""
     graph, strategy, copies = use.program.graph, use.program.strategy, use.program.copies
     if profiles.workers:
         yield Question(graph, strategy, profiles, copies)

@@ -47,7 +47,7 @@ _CLASSES: tuple[type[Any], ...] = (
     SessionQuestion, Stateful,
 )  # fmt: skip
 _NUMBERS = {kind: number for number, kind in enumerate(_CLASSES)}
-_FIELDS = {kind: tuple(each.name for each in fields(kind)) for kind in _CLASSES}
+_FIELDS = {kind: tuple(field.name for field in fields(kind)) for kind in _CLASSES}
 _GRAPH, _TUPLE, _SET, _MAP, _TEXTS = range(len(_CLASSES), len(_CLASSES) + 5)
 TEXTS_REMEMBERED = 64  # mappings of texts, one per kind of device
 
@@ -98,21 +98,21 @@ def _plain(value: Any, graphs: dict[bytes, int]) -> Any:
         case WireGraph():
             return [_GRAPH, graphs.setdefault(value.encoded, len(graphs))]
         case tuple():
-            return [_TUPLE, *[_plain(each, graphs) for each in value]]
+            return [_TUPLE, *[_plain(item, graphs) for item in value]]
         case frozenset():
-            return [_SET, *[_plain(each, graphs) for each in sorted(value)]]
+            return [_SET, *[_plain(item, graphs) for item in sorted(value)]]
         case Mapping():
             pairs = tuple(value.items())
             if pairs and all(_is_named_texts(*pair) for pair in pairs):
                 return [_TEXTS, _texts_bytes(pairs)]
-            return [_MAP, *[_plain(each, graphs) for pair in pairs for each in pair]]
+            return [_MAP, *[_plain(item, graphs) for pair in pairs for item in pair]]
     assert value is None or isinstance(value, str | int | float | bytes), f"{type(value).__name__} is not carried"
     return value
 
 
 def _is_named_texts(name: Any, texts: Any) -> bool:
     """Whether it is an item of a mapping from texts to tuples of texts, as `dtypes_by_op` is."""
-    return type(name) is str and type(texts) is tuple and all(type(each) is str for each in texts)
+    return type(name) is str and type(texts) is tuple and all(type(text) is str for text in texts)
 
 
 @lru_cache(TEXTS_REMEMBERED)
@@ -129,7 +129,7 @@ class _Unpacker:
     def __init__(self, data: bytes, blobs: Mapping[bytes, Any] | None = None, known: Iterable[WireGraph] = ()) -> None:
         plain, encodings = msgspec.msgpack.decode(data)
         there = {graph.encoded: graph for graph in known}
-        graphs = (there.get(each) or decode_graph(each) for each in encodings)
+        graphs = (there.get(encoding) or decode_graph(encoding) for encoding in encodings)
         self._graphs = [replace(graph, blobs=blobs) if blobs else graph for graph in graphs]
         self.value = self._made(plain)
 
@@ -141,7 +141,7 @@ class _Unpacker:
             return self._graphs[plain[1]]
         if number == _TEXTS:
             return _texts_from(plain[1])
-        items = [self._made(each) for each in plain[1:]]
+        items = [self._made(item) for item in plain[1:]]
         if number < _GRAPH:
             return _CLASSES[number](*items)
         if number == _MAP:

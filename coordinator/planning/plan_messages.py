@@ -1,4 +1,7 @@
-"""From a plan to the messages that carry it out, and from answers to a call's outputs.  Pure functions."""
+"""Plan messages: from a plan to the messages that carry it out, and from answers to a call's outputs.
+
+Pure functions.
+"""
 
 from __future__ import annotations
 
@@ -55,20 +58,19 @@ def prepare_seconds(plan: Plan) -> dict[int, float]:
 
 
 def _nodes_in(graph: WireGraph) -> int:
-    """Those of branches and bodies too."""
+    """The number of nodes of a graph, with those of branches and bodies."""
     inside = (graph.nodes[index] for index in graph.siblings)
-    return len(graph) + sum(_nodes_in(each) for node in inside for each in inner_graphs(node.op, node.attrs))
+    return len(graph) + sum(_nodes_in(inner) for node in inside for inner in inner_graphs(node.op, node.attrs))
 
 
 def working(run: Working) -> tuple[int, int, int, float]:
-    """What a worker computes or compiles, as the machine has it."""
+    """The work that a worker reports, as the machine of calls has it."""
     return run.plan.generation, PREPARING if run.preparing else run.step, run.part, run.seconds
 
 
 def work_of(plan: Plan, node: str, part: int | None = None) -> frozenset[str]:
-    """What a worker has to compute in a plan, or in one part of it, as "op dtype[shape]": comparable across plans."""
-    mine = [each for each in plan.parts if each.node == node and part in (None, each.index)]
-    graphs = [each.graph for each in mine]
+    """The work of a worker in a plan, or in one part of it, as "op dtype[shape]": comparable across plans."""
+    graphs = [mine.graph for mine in plan.parts if mine.node == node and part in (None, mine.index)]
     return frozenset(
         f"{node.op} {kind}"
         for graph in graphs
@@ -78,14 +80,14 @@ def work_of(plan: Plan, node: str, part: int | None = None) -> frozenset[str]:
 
 
 def work_text(work: frozenset[str]) -> str:
-    """The same for people, not too long."""
+    """The names of some work for people, not too long."""
     names = sorted(work)
     more = f" and {len(names) - WORK_SHOWN} more" if len(names) > WORK_SHOWN else ""
     return ", ".join(names[:WORK_SHOWN]) + more
 
 
 def audited_text(plan: Plan) -> str:
-    """Which part of a plan is audited, for people."""
+    """The part of a plan that is audited, for people."""
     assert plan.audit is not None
     return f"part {plan.audit.part} ({work_text(work_of(plan, plan.audit.node, plan.audit.part))})"
 
@@ -118,7 +120,7 @@ def states_of(plan: Plan, node: str) -> dict[FromState, None]:
 
 
 def pieces_of(plan: Plan) -> dict[tuple[int, int], FromState]:
-    """By part and output: which piece of the state that is."""
+    """The piece of the state that each output is, by part and slot."""
     return {(carry.source.part, carry.source.slot): carry.state for carry in plan.carries}
 
 
@@ -210,7 +212,7 @@ def _output(
 
 
 def assembled(kind: TensorType, pieces: Iterable[tuple[Window, NDArray[Any]]]) -> NDArray[Any]:
-    """The whole of pieces."""
+    """The tensor that pieces are windows of."""
     whole = np.empty(kind.shape, kind.dtype.numpy)
     for window, piece in pieces:
         inside = whole[window.index]  # a piece may be longer, and a window may reach beyond the end
@@ -236,8 +238,8 @@ def _gang(plan: Plan, part: int, timeout_s: float) -> WireGang | None:
     gang = plan.ranks.get(part)
     if gang is None:
         return None
-    members = (plan.parts[each] for each in gang.parts)
-    told = tuple(Member(each.node, each.index, each.device) for each in members)
+    members = (plan.parts[member] for member in gang.parts)
+    told = tuple(Member(member.node, member.index, member.device) for member in members)
     return WireGang(gang.axes, gang.sizes, gang.parts.index(part), told, gang.bytes_per_s, timeout_s)
 
 
@@ -287,9 +289,9 @@ def contents_of(plan: Plan, node: str, params: Params) -> dict[bytes, tuple[Tens
                 address, kind = params[source]
                 kept = isinstance(source, FromParam) or wanted.get(address, (kind, False))[1]
                 wanted[address] = kind, kept
-        for index, each in enumerate(part.graph.nodes):
-            if each.op == "const" and "blob" in each.attrs:
-                wanted[each.attrs["blob"]] = part.graph.types[index], True
+        for constant, kind in zip(part.graph.nodes, part.graph.types, strict=True):
+            if constant.op == "const" and "blob" in constant.attrs:
+                wanted[constant.attrs["blob"]] = kind, True
     return wanted
 
 

@@ -36,7 +36,7 @@ from .spmd.uneven_ranks import plan_shares
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a plan follows from, all of it: equal questions have equal plans.  `copies` are those of its params."""
+    """All that a plan follows from: equal questions have equal plans.  `copies` are those of its params."""
 
     graph: WireGraph
     strategy: str
@@ -89,8 +89,8 @@ def _made(graph: WireGraph, profiles: Profiles, asked: Strategy, carries: Carrie
     whole = graph
     if isinstance(asked, Split):
         return _split(graph, profiles, asked, carries)
-    if isinstance(asked, Pipeline) and (found := _in_stages(graph, profiles, asked, carries)) is not None:
-        return found
+    if isinstance(asked, Pipeline) and (staged := _in_stages(graph, profiles, asked, carries)) is not None:
+        return staged
     if isinstance(asked, Auto | Ranks) and any(node.op == "constraint" for node in graph.nodes):
         graph = simplify(partition(graph, rates=None if reproducible else rates_of(profiles)))
         whole = graph if reproducible else whole
@@ -116,7 +116,7 @@ def _apart(graph: WireGraph, whole: WireGraph, profiles: Profiles, asked: Strate
 
 
 def _with_all(plan: Plan, profiles: Profiles, asked: Strategy) -> Plan:
-    """The same plan; PlacementError if it was to give every worker work, and does not."""
+    """Check that a plan gives every worker work if that was asked for; PlacementError if it does not."""
     used = len({part.node for part in plan.parts})
     if isinstance(asked, Auto) and asked.use_all and used < len(profiles.workers):
         raise PlacementError(
@@ -153,13 +153,13 @@ def add_all(
 
 def _in_stages(graph: WireGraph, profiles: Profiles, asked: Pipeline, carries: Carries) -> Plan | None:
     """The plan of a training step; None for another program, which is cut by what one call takes."""
-    found = plan_pipeline(graph, profiles, asked, carries)
-    if found is None and asked != Pipeline():
+    plan = plan_pipeline(graph, profiles, asked, carries)
+    if plan is None and asked != Pipeline():
         raise PlacementError(
             f"this program has no loop over {asked.micro_batches} micro-batches that could go through stages",
             next_step="Give a DistributedTrainer this strategy, or choose Pipeline()",
         )
-    return found
+    return plan
 
 
 def _split(graph: WireGraph, profiles: Profiles, asked: Split, carries: Carries) -> Plan:
@@ -168,17 +168,19 @@ def _split(graph: WireGraph, profiles: Profiles, asked: Split, carries: Carries)
         if carries:
             raise PlacementError("a session's state is not shared out by speed", next_step="Choose DataParallel()")
         return plan_shares(graph, asked, profiles)
-    found: list[Plan] = []
+    plans: list[Plan] = []
     refusals: list[PlacementError] = []
     for ranks in counts(asked, profiles):
         try:
-            found.append(plan_ranks(simplify(split(graph, asked, ranks, profiles, carries)), profiles, asked.text))
+            plans.append(plan_ranks(simplify(split(graph, asked, ranks, profiles, carries)), profiles, asked.text))
         except PlacementError as error:
             refusals.append(error)
-    if not found:
+    if not plans:
         raise refusals[0]
-    best = min(found, key=lambda plan: plan.seconds)
-    others = (f"{len(each.gangs[0].parts)} would take {time_text(each.seconds)}" for each in found if each is not best)
+    best = min(plans, key=lambda plan: plan.seconds)
+    others = (
+        f"{len(other.gangs[0].parts)} would take {time_text(other.seconds)}" for other in plans if other is not best
+    )
     return replace(best, reasons=(*best.reasons, *others))
 
 
@@ -245,7 +247,7 @@ def _draft(
 def _reasons(
     partitioner: Partitioner, strategy: str, chosen: Prediction, sketches: Sequence[PartSketch], known: int
 ) -> list[str]:
-    """Why the plan is as it is, a sentence each."""
+    """The reasons for the plan, a sentence each."""
     model = partitioner.model
     workers = model.profiles.workers
     used = sorted({part.site[0] for part in sketches})
@@ -267,12 +269,13 @@ def _reasons(
 
 def _compared_with(partitioner: Partitioner) -> tuple[Candidate, ...]:
     """The proposals that the cheapest placement was compared with."""
-    found = {f"cut {len(set(each))}" if len(set(each)) > 1 else "single": (prediction, len(set(each)))
-             for prediction, each in (partitioner.pipeline, partitioner.single)}  # fmt: skip
-    return tuple(
-        Candidate(name, prediction.seconds if prediction.fits else None, workers, "" if prediction.fits else NO_ROOM)
-        for name, (prediction, workers) in found.items()
-    )
+    by_name: dict[str, Candidate] = {}
+    for prediction, assignment in (partitioner.pipeline, partitioner.single):
+        workers = len(set(assignment))
+        name = f"cut {workers}" if workers > 1 else "single"
+        seconds, why = (prediction.seconds, "") if prediction.fits else (None, NO_ROOM)
+        by_name[name] = Candidate(name, seconds, workers, why)
+    return tuple(by_name.values())
 
 
 NO_ROOM = "does not fit into the workers' memory"
@@ -301,9 +304,9 @@ def _relays(profiles: Profiles, plan: Plan) -> list[str]:
 
 
 def _detours(model: CostModel, sketches: Sequence[PartSketch]) -> list[str]:
-    """What does not run on a worker's first device though nobody said so, and why."""
+    """Sentences about what does not run on a worker's first device though nobody said so, and why."""
     workers = model.profiles.workers
-    found: dict[str, None] = {}
+    detours: dict[str, None] = {}
     for part in sketches:
         worker, device = part.site
         if device:
@@ -312,5 +315,5 @@ def _detours(model: CostModel, sketches: Sequence[PartSketch]) -> list[str]:
             ):
                 what = f"{model.graph.nodes[index].op} on {model.graph.types[index].dtype.name}"
                 first, other = workers[worker].devices[0].engine, workers[worker].devices[device].engine
-                found[f"{workers[worker].name} computes {what} on {other}, because its {first} device cannot"] = None
-    return list(found)
+                detours[f"{workers[worker].name} computes {what} on {other}, because its {first} device cannot"] = None
+    return list(detours)

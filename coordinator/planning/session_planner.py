@@ -39,8 +39,10 @@ RANKS_TRIED_MAX = 16
 
 @dataclass(frozen=True, slots=True)
 class Stateful:
-    """Which params of a graph are a state: by name the output that is the next value of it.  The outputs before `told`
-    are told to the caller.  So many `values` of the state are held while steps are under way."""
+    """The state of a session's graph: params by name, each with the position of the output that is its next value.
+
+    The outputs before `told` are told to the caller.  So many `values` of the state are held while steps are under way.
+    """
 
     carries: tuple[tuple[str, int], ...]
     told: int
@@ -49,8 +51,10 @@ class Stateful:
 
 @dataclass(frozen=True, slots=True)
 class SessionQuestion:
-    """What the plan of a session follows from, all of it: a Question (planner.py) of one that has a state.  `copies`
-    are those of the state, `weights` those of what its steps only read."""
+    """All that the plan of a session follows from: a Question (planner.py) of one that has a state.
+
+    `copies` are those of the state, `weights` those of what its steps only read.
+    """
 
     graph: WireGraph
     strategy: str
@@ -132,8 +136,8 @@ def _cheapest(graph: WireGraph, profiles: Profiles, asked: Auto, state: Stateful
     """The cheapest of all plans that have the state in place: one worker, groups of nodes shared out, or a split."""
 
     def accept(plan: Plan) -> Plan | None:
-        found = _with_state(plan, state, graph)
-        return None if found is None or any(missing(found, profiles)) else _counted(found)
+        stateful = _with_state(plan, state, graph)
+        return None if stateful is None or any(missing(stateful, profiles)) else _counted(stateful)
 
     drafts = Drafts(profiles, asked, accept)
     refusals = []
@@ -207,20 +211,20 @@ def _with_state(plan: Plan, state: Stateful, graph: WireGraph) -> Plan | None:
     for name, position in carries.items():
         for maker, window in _makers(plan, position):
             made.setdefault((FromState(name, window, state.values), _site(parts[maker.part])), maker)
-    read = {(each, _site(part)): None for part in parts for each in part.sources if isinstance(each, FromState)}
+    read = {(source, _site(part)): None for part in parts for source in part.sources if isinstance(source, FromState)}
     kinds = graph.param_types
     clean = isinstance(strategy_of(plan.strategy), Split)  # the partitioner leaves zeros there
     if read.keys() - made.keys() or not (
         clean or not any(_beyond(piece, kinds[piece.name].shape) for piece, _ in read)
     ):
         return None
-    found = tuple(Carry(piece, made[piece, site]) for piece, site in read)
+    carried = tuple(Carry(piece, made[piece, site]) for piece, site in read)
     params = tuple(place for place in plan.params if place.name not in carries)
-    return replace(plan, parts=parts, outputs=plan.outputs[: state.told], params=params, carries=found)
+    return replace(plan, parts=parts, outputs=plan.outputs[: state.told], params=params, carries=carried)
 
 
 def _beyond(piece: FromState, shape: tuple[int, ...]) -> bool:
-    """Whether a window is larger than what there is: the rest has to be zeros in every step, and what is carried of it
+    """Whether a window is larger than the tensor: the rest has to be zeros in every step, and what is carried of it
     might be anything."""
     if piece.window is None:
         return False
@@ -229,7 +233,7 @@ def _beyond(piece: FromState, shape: tuple[int, ...]) -> bool:
 
 
 def _makers(plan: Plan, position: int) -> Iterable[tuple[FromPart, Window | None]]:
-    """Who makes an output, or a window of it: of ranks each one."""
+    """The parts that make an output, or a window of it: of ranks each one."""
     output, ranks = plan.outputs[position], plan.lying[position] if plan.lying else ()
     if ranks:
         return ranks

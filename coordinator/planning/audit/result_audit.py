@@ -52,25 +52,25 @@ def audited(plan: Plan, variant: int, profiles: Profiles) -> Plan:
     for worker in (*others[turn:], *others[:turn]):
         index = len(plan.parts) + len(parts)
         device_order = sorted(worker.devices, key=lambda device: device.engine != part.engine)
-        found = next(
-            filter(None, (_audit_part(part, rounds, index, worker.node_id, each) for each in device_order)), None
+        auditing = next(
+            filter(None, (_audit_part(part, rounds, index, worker.node_id, device) for device in device_order)), None
         )
-        if found is not None and len(parts) < AUDITORS:
-            parts.append(found)
+        if auditing is not None and len(parts) < AUDITORS:
+            parts.append(auditing)
     if not parts:
         return plan
     edges = [
-        Edge(source, each.index, slot, each.graph.types[each.graph.inputs[slot]].size_bytes)
-        for each in parts
-        for slot, source in enumerate(each.sources)
+        Edge(source, audit.index, slot, audit.graph.types[audit.graph.inputs[slot]].size_bytes)
+        for audit in parts
+        for slot, source in enumerate(audit.sources)
         if isinstance(source, FromPart)
     ]
     return replace(
         plan,
         parts=(*plan.parts, *parts),
         edges=(*plan.edges, *edges),
-        outputs=(*plan.outputs, *(FromPart(each.index, 0) for each in parts)),
-        audit=Audit(part.index, part.node, tuple(each.node for each in parts)),
+        outputs=(*plan.outputs, *(FromPart(audit.index, 0) for audit in parts)),
+        audit=Audit(part.index, part.node, tuple(audit.node for audit in parts)),
     )
 
 
@@ -118,7 +118,7 @@ class _AuditGraph:
             self._likeness.append(likeness(graph, index, self._likeness))
             if index in local:
                 continue
-            inputs = [local[each] for each in node.inputs]
+            inputs = [local[operand] for operand in node.inputs]
             if index in claims and self._checked_as_product(index):
                 self._check_product(node.attrs, inputs[0], inputs[1], claims[index])
                 self._take(index, local, claims[index])
@@ -135,39 +135,42 @@ class _AuditGraph:
 
     def _drift_of(self, index: int) -> float:
         node, dtype = self._graph.nodes[index], self._graph.types[index].dtype
-        before = max((self._drift[each] for each in node.inputs), default=0.0)
+        before = max((self._drift[operand] for operand in node.inputs), default=0.0)
         own = tolerance_for("mul" if node.op == "cast" and before else node.op, dtype).rtol  # a narrower dtype rounds
         return min(before + own, DRIFT_MAX)
 
-    def _compare(self, index: int, claimed: int, found: int) -> None:
+    def _compare(self, index: int, claimed: int, computed: int) -> None:
         """Count the elements that differ: in any bit, or by more than the ops allow (NaN agrees with NaN)."""
         make, (shape, dtype) = self._make, self._graph.types[index]
-        pairs, real = [(claimed, found)], dtype
+        pairs, real = [(claimed, computed)], dtype
         if dtype.kind == "c":
-            real, pairs = PARTS[dtype], [(make.add(part, claimed), make.add(part, found)) for part in ("real", "imag")]
+            real, pairs = (
+                PARTS[dtype],
+                [(make.add(part, claimed), make.add(part, computed)) for part in ("real", "imag")],
+            )
         if real.kind != "f" or self._exact:
             for one, other in pairs:
                 self._count_unlike(real, one, other, len(shape))
             return
         axes = tuple(range(len(shape)))
-        largest = self._as_f32(make.add("abs", found), real)
+        largest = self._as_f32(make.add("abs", computed), real)
         largest = make.add("reduce_max", largest, axes=axes) if axes else largest
         allowed = make.add("mul", largest, make.const(np.float32(max(self._drift[index], 1e-6))))
         for one, other in pairs:
             self._count_apart(self._as_f32(one, real), self._as_f32(other, real), allowed, len(shape))
 
-    def _count_apart(self, claimed: int, found: int, allowed: int, rank: int) -> None:
+    def _count_apart(self, claimed: int, computed: int, allowed: int, rank: int) -> None:
         make = self._make
-        off = make.add("abs", make.add("add", claimed, make.add("neg", found)))
+        off = make.add("abs", make.add("add", claimed, make.add("neg", computed)))
         self._count(make.add("gt", off, allowed), rank)
-        self._count(make.add("ne", make.add("is_nan", claimed), make.add("is_nan", found)), rank)
+        self._count(make.add("ne", make.add("is_nan", claimed), make.add("is_nan", computed)), rank)
 
-    def _count_unlike(self, dtype: DType, claimed: int, found: int, rank: int) -> None:
+    def _count_unlike(self, dtype: DType, claimed: int, computed: int, rank: int) -> None:
         make = self._make
         if dtype.kind == "f":
             bits = f"u{8 * dtype.itemsize}"
-            claimed, found = make.add("bitcast", claimed, dtype=bits), make.add("bitcast", found, dtype=bits)
-        self._count(make.add("ne", claimed, found), rank)
+            claimed, computed = make.add("bitcast", claimed, dtype=bits), make.add("bitcast", computed, dtype=bits)
+        self._count(make.add("ne", claimed, computed), rank)
 
     def _as_f32(self, value: int, dtype: Any) -> int:
         return value if dtype is F32 else self._make.add("cast", value, dtype=F32.name)
@@ -176,7 +179,7 @@ class _AuditGraph:
         node, types = self._graph.nodes[index], self._graph.types
         if node.op != "dot" or types[index].dtype is not F32 or self._graph.flops_of(index) < FREIVALDS_FLOPS_MIN:
             return False
-        matrices = all(len(types[each].shape) == 2 for each in node.inputs)
+        matrices = all(len(types[operand].shape) == 2 for operand in node.inputs)
         return matrices and not node.attrs["lhs_batch"] and len(node.attrs["lhs_contract"]) == 1
 
     def _check_product(self, attrs: Mapping[str, Any], left: int, right: int, claimed: int) -> None:
@@ -227,7 +230,10 @@ TRUSTED = Verdict()
 
 @dataclass(slots=True)
 class Auditor:
-    """Which calls are audited, and what came of it.  `fraction` of the parts are, evenly, none by default."""
+    """The calls that are audited, and what came of it.
+
+    `fraction` of all parts are audited, evenly spread; by default none.
+    """
 
     fraction: float = 0.0
     wrong: dict[str, int] = field(default_factory=dict)  # how often, by node

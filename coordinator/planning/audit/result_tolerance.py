@@ -20,7 +20,7 @@ from wire.ir.ops import CONTROL, inner_graphs, tolerance_for
 
 
 class Likeness(IntEnum):
-    """Of two results of one node, where what the node's graph was given is the same to the bit."""
+    """How alike two results of one node may be, if what the graph was given is the same to the bit."""
 
     SAME = 0
     CLOSE = 1
@@ -42,10 +42,10 @@ _COMPARISONS = ("gt", "ge", "lt", "le")
 _STEPS_MAX = 32  # from a border to a side that is computed there
 
 
-def likeness(graph: WireGraph, index: int, found: Sequence[Likeness]) -> Likeness:
-    """That of a node of a graph; `found` are those of all before it."""
+def likeness(graph: WireGraph, index: int, earlier: Sequence[Likeness]) -> Likeness:
+    """The likeness of a node's results; `earlier` are those of all nodes before it."""
     node, dtype = graph.nodes[index], graph.types[index].dtype
-    inputs = [found[each] for each in node.inputs]
+    inputs = [earlier[operand] for operand in node.inputs]
     worst = max(inputs, default=Likeness.SAME)
     if node.op == "select" and max(inputs[1:]) is not Likeness.ANY and inputs[0] is Likeness.ANY:
         return Likeness.CLOSE if dtype.kind == "f" and _agrees_at_border(graph, *node.inputs) else worst
@@ -61,12 +61,12 @@ def likeness(graph: WireGraph, index: int, found: Sequence[Likeness]) -> Likenes
 
 
 def outputs_likeness(graph: WireGraph, inputs: Sequence[Likeness]) -> list[Likeness]:
-    """Those of a graph's outputs, of inputs that are alike so far."""
+    """The likeness of a graph's outputs, for inputs that are alike so far."""
     given = dict(zip(graph.inputs, inputs, strict=True))
-    found: list[Likeness] = []
+    by_node: list[Likeness] = []
     for index in range(len(graph.nodes)):
-        found.append(given[index] if index in given else likeness(graph, index, found))
-    return [found[place] for place in graph.outputs]
+        by_node.append(given[index] if index in given else likeness(graph, index, by_node))
+    return [by_node[place] for place in graph.outputs]
 
 
 def _control(graph: WireGraph, index: int, inputs: Sequence[Likeness]) -> Likeness:
@@ -78,7 +78,7 @@ def _control(graph: WireGraph, index: int, inputs: Sequence[Likeness]) -> Likene
             return Likeness.ANY
         output: int = node.attrs["output"]
         return max(outputs_likeness(branch, inputs[1:])[output] for branch in inner)
-    rounded = any(inputs) or any(any(outputs_likeness(each, [Likeness.SAME] * len(each.inputs))) for each in inner)
+    rounded = any(inputs) or any(any(outputs_likeness(body, [Likeness.SAME] * len(body.inputs))) for body in inner)
     return Likeness.ANY if rounded else Likeness.SAME
 
 
@@ -105,15 +105,15 @@ def _value(graph: WireGraph, index: int, known: dict[int, float], steps: int = _
         return float(data.reshape(-1)[0]) if data.size == 1 and data.dtype.kind in "biuf" else None
     if node.op not in SCALAR or not steps:
         return None
-    found_each = [_value(graph, each, known, steps - 1) for each in node.inputs]
-    if node.op == "mul" and 0.0 in found_each:  # whatever the other is
+    values = [_value(graph, operand, known, steps - 1) for operand in node.inputs]
+    if node.op == "mul" and 0.0 in values:  # whatever the other is
         return 0.0
-    operands = [each for each in found_each if each is not None]
-    if len(operands) < len(found_each):
+    operands = [value for value in values if value is not None]
+    if len(operands) < len(values):
         return None
     with np.errstate(all="ignore"):
-        found = float(SCALAR[node.op](*operands))
-    return found if math.isfinite(found) else None
+        result = float(SCALAR[node.op](*operands))
+    return result if math.isfinite(result) else None
 
 
 __all__ = ["Likeness", "likeness", "outputs_likeness"]

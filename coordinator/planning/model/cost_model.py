@@ -207,7 +207,7 @@ class CostModel:
         return prediction, self._sketches(keys)
 
     def part_seconds(self, part: PartSketch) -> float:
-        """What the site of a part needs for it, dispatch included."""
+        """The seconds that a part takes on its site, dispatch included."""
         worker, device = part.site
         busy_s = sum(self.seconds[worker][unit] for unit in part.units)
         return self.profiles.workers[worker].devices[device].dispatch_s + busy_s
@@ -231,7 +231,7 @@ class CostModel:
         return Prediction(tuple(short), seconds, cut_bytes, tuple(busy_s), tuple(memory), tuple(traffic.bytes_in))
 
     def _folded(self, assignment: Assignment, keys: list[PartKey], traffic: _Traffic) -> list[PartKey]:
-        """The same parts, each small first one as the beginning of the only part that reads it (see `arrange`)."""
+        """Fold each small first part into the only part that reads it (see `arrange`)."""
         computing_s = dict.fromkeys(keys, 0.0)
         for unit, key in enumerate(keys):
             computing_s[key] += self.seconds[assignment[unit]][unit]
@@ -376,7 +376,7 @@ class CostModel:
         return totals, short
 
     def _working_sets(self, keys: Sequence[PartKey], order: Sequence[PartKey], traffic: _Traffic) -> dict[PartKey, int]:
-        """By part the most bytes of results alive at once; what leaves the part stays to its end."""
+        """The most bytes of results alive at once in each part; what leaves a part stays to its end."""
         index = self.index
         alive = dict.fromkeys(order, 0)
         most = dict.fromkeys(order, 0)
@@ -403,8 +403,8 @@ def _moved(graph: WireGraph, index: int) -> int:
     if node.op in PICKED:
         moved[0] = types[index].size_bytes
     if node.op in CONTROL:
-        each = max(map(_moved_inside, inner_graphs(node.op, node.attrs)))
-        moved.append(max(turns(node), 1) * each)
+        per_turn = max(map(_moved_inside, inner_graphs(node.op, node.attrs)))
+        moved.append(max(turns(node), 1) * per_turn)
     return sum(moved)
 
 
@@ -440,7 +440,7 @@ def _body_needs(body: WireGraph) -> Needs:
 
 
 def graph_seconds(graph: WireGraph, device: DeviceProfile) -> float:
-    """What a device needs for all of a graph, without its own dispatch."""
+    """The seconds that a device needs for a graph, without its own dispatch."""
     flops, moved, dispatches = _all_work(graph)
     computing = np.maximum(flops / (device.gflops * 1e9 or 1.0), moved / (device.gbytes_per_s * 1e9 or 1.0))
     return float(computing.sum()) + dispatches * device.dispatch_s
@@ -448,7 +448,7 @@ def graph_seconds(graph: WireGraph, device: DeviceProfile) -> float:
 
 @lru_cache(maxsize=64)
 def _all_work(graph: WireGraph) -> tuple[NDArray[np.float64], NDArray[np.float64], int]:
-    """By unit the flops and the bytes moved; and how often a loop turns in all of them."""
+    """The flops and bytes moved of every unit, and how often loops turn in all of them."""
     again = {index for first, group in graph.siblings.items() for index in group if index != first}
     units = [i for i, node in enumerate(graph.nodes) if node.op not in DUPLICATED and i not in again]
     flops = np.array([graph.flops_of(i) for i in units], np.float64)

@@ -22,9 +22,9 @@ RANKS_STEP = "Name none there, since every rank has a device of its own, or choo
 def pins(graph: WireGraph) -> dict[int, DeviceName]:
     """The nodes that are pinned; what ranks compute is not.  InputError where operands are on different devices, and
     for a transfer inside of a branch, a loop or ranks."""
-    found: dict[int, DeviceName] = {}
+    pinned: dict[int, DeviceName] = {}
     if not any(n.op == "transfer" or n.op in GRAPH_ATTRS for n in graph.nodes):
-        return found
+        return pinned
     for index, node in enumerate(graph.nodes):
         if any(map(_transfers, inner_graphs(node.op, node.attrs))):
             raise InputError(
@@ -36,17 +36,18 @@ def pins(graph: WireGraph) -> dict[int, DeviceName]:
             )
         if node.op == "transfer":
             if node.attrs["device"] != ANY:
-                found[index] = device_named(node.attrs["device"])
+                pinned[index] = device_named(node.attrs["device"])
         elif node.op not in LEAVES and node.op != "spmd":
-            mine = dict.fromkeys(found[each] for each in node.inputs if each in found)
+            mine = dict.fromkeys(pinned[operand] for operand in node.inputs if operand in pinned)
             if len(mine) > 1:
+                names = " and ".join(device.said for device in mine)
                 raise InputError(
-                    f"the operands of {node.op} are on different devices: {' and '.join(each.said for each in mine)}",
+                    f"the operands of {node.op} are on different devices: {names}",
                     op=f"{node.op} (node {index})",
                     next_step="Transfer one of them",
                 )
-            found.update((index, device) for device in mine)
-    return found
+            pinned.update((index, device) for device in mine)
+    return pinned
 
 
 @lru_cache(maxsize=1024)
@@ -65,10 +66,10 @@ def allows(name: DeviceName, worker: WorkerProfile, device: DeviceProfile, profi
     return (device.engine == "cpu") == (name.kind == "cpu")
 
 
-def check(found: dict[int, DeviceName], profiles: Profiles) -> None:
+def check(pinned: dict[int, DeviceName], profiles: Profiles) -> None:
     """NoSuchDevice unless there is a device for every pin."""
     sites = [(worker, device) for worker in profiles.workers for device in worker.devices]
-    for name in dict.fromkeys(found.values()):
+    for name in dict.fromkeys(pinned.values()):
         if not any(allows(name, *site, profiles) for site in sites):
             known = "; ".join(f"{worker.name} {device.index} is {device.engine}" for worker, device in sites)
             raise NoSuchDevice(f"there is no device {name.said!r}", next_step=f"There are: {known}")

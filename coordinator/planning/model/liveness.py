@@ -28,7 +28,7 @@ def working_set(graph: WireGraph) -> int:
     alive = most = 0
     for index, node in enumerate(graph.nodes):
         if node.op not in DUPLICATED and index not in later:
-            alive += sum(graph.types[each].size_bytes for each in graph.siblings.get(index, (index,)))
+            alive += sum(graph.types[sibling].size_bytes for sibling in graph.siblings.get(index, (index,)))
             most = max(most, alive + inside(graph, index))
             alive -= freed_by.get(index, 0)
     return most

@@ -17,7 +17,7 @@ from .profiles import Profiles
 
 
 def memory_by_site(parts: Iterable[Part], in_turn: bool = False) -> dict[tuple[str, int], int]:
-    """Per (worker, device) the most bytes held at once by one call.
+    """The most bytes that one call holds at once, by (worker, device).
 
     All that its parts read stays, each tensor once, and of a state as many values as steps may need; of what they make,
     the largest working set of a part is added.  Of parts that run `in_turn`, as they stand here, what one made for
@@ -37,7 +37,7 @@ def memory_by_site(parts: Iterable[Part], in_turn: bool = False) -> dict[tuple[s
 
 
 def _read(part: Part) -> Iterator[tuple[object, int]]:
-    """What a part reads, and its constants, with their bytes."""
+    """The sources of a part and its constants, with their bytes."""
     for index, node in enumerate(part.graph.nodes):
         if node.op == "input":
             source = part.sources[int(node.attrs["name"])]
@@ -48,9 +48,9 @@ def _read(part: Part) -> Iterator[tuple[object, int]]:
 
 
 def _working(parts: Sequence[Part]) -> dict[int, int]:
-    """The working sets of their graphs, by id: many parts have one graph."""
+    """The working set of each graph, by the graph's id: many parts share a graph."""
     graphs = {id(part.graph): part.graph for part in parts}
-    return {each: working_set(graph) for each, graph in graphs.items()}
+    return {identity: working_set(graph) for identity, graph in graphs.items()}
 
 
 def _in_turn(parts: Sequence[Part]) -> dict[tuple[str, int], int]:
@@ -95,7 +95,7 @@ def _memory(plan: Plan) -> dict[tuple[str, int], int]:
 
 
 def missing(plan: Plan, profiles: Profiles) -> list[int]:
-    """By worker how many bytes its parts need beyond its budget, or beyond those of its devices."""
+    """The bytes that each worker lacks: what its parts need beyond its budget, or beyond those of its devices."""
     memory = _memory(plan)
     short = []
     for worker in profiles.workers:

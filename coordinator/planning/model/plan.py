@@ -26,17 +26,17 @@ class Window:
     sizes: tuple[int, ...]
 
     def of(self, array: NDArray[Any]) -> NDArray[Any]:
-        """That box of an array, a view of it unless it goes beyond."""
-        found = array[self.index]
-        if found.shape == self.sizes:
-            return found
+        """The box of an array: a view, or padded with zeros where the box goes beyond the array."""
+        inside = array[self.index]
+        if inside.shape == self.sizes:
+            return inside
         padded = np.zeros(self.sizes, array.dtype)
-        padded[tuple(map(slice, found.shape))] = found
+        padded[tuple(map(slice, inside.shape))] = inside
         return padded
 
     @property
     def index(self) -> tuple[slice, ...]:
-        """What numpy calls it by."""
+        """The box as a numpy index."""
         return tuple(slice(start, start + size) for start, size in zip(self.starts, self.sizes, strict=True))
 
 
@@ -113,7 +113,7 @@ class Part:
     def sizes(self, kind: type[S]) -> dict[S, int]:
         """Bytes of what it needs of one kind of source, each once."""
         read = zip(self.sources, self.graph.inputs, strict=True)
-        return {each: self.graph.types[index].size_bytes for each, index in read if isinstance(each, kind)}
+        return {source: self.graph.types[index].size_bytes for source, index in read if isinstance(source, kind)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ class WorkerShare:
 
 @dataclass(frozen=True, slots=True)
 class ParamPlace:
-    """Where a param lives, and who can restore it: `copy` is a worker's node id, or "" for the client that put it."""
+    """The homes of a param, and who can restore it: `copy` is a worker's node id, or "" for the client that put it."""
 
     name: str
     homes: tuple[str, ...]
@@ -215,11 +215,11 @@ class Plan:
 
     @property
     def owners(self) -> dict[FromState, frozenset[str]]:
-        """Who makes each piece of the state."""
-        found: dict[FromState, frozenset[str]] = {}
+        """The workers that make each piece of the state."""
+        owners: dict[FromState, frozenset[str]] = {}
         for carry in self.carries:
-            found[carry.state] = found.get(carry.state, frozenset()) | {self.parts[carry.source.part].node}
-        return found
+            owners[carry.state] = owners.get(carry.state, frozenset()) | {self.parts[carry.source.part].node}
+        return owners
 
     gangs: tuple[Gang, ...] = ()
     lying: tuple[tuple[tuple[FromPart, Window | None], ...], ...] = ()  # of outputs made by ranks, what each rank has
@@ -236,15 +236,15 @@ class Plan:
     def arrivals(self) -> dict[int, FromPart]:
         """What comes back from workers, under the numbers by which they send it: of what is in pieces, the first has
         the output's position as others have, and the others come after all outputs."""
-        found: dict[int, FromPart] = {}
+        arrivals: dict[int, FromPart] = {}
         later = []
         for position, source in enumerate(self.outputs):
             if isinstance(source, FromPart):
-                found[position] = source
+                arrivals[position] = source
             elif isinstance(source, Pieces):
-                (found[position], _), *more = source.pieces
+                (arrivals[position], _), *more = source.pieces
                 later += [piece for piece, _ in more]
-        return found | dict(enumerate(later, len(self.outputs)))
+        return arrivals | dict(enumerate(later, len(self.outputs)))
 
     def describe(self) -> dict[str, Any]:
         """The plan as plain data for tables and JSON; graphs by their size and hash."""
@@ -271,11 +271,13 @@ class Plan:
             ],
             "gangs": [self._describe_gang(gang, names) for gang in self.gangs],
             "how": self.how,
-            "candidates": [{name: getattr(each, name) for name in Candidate.__slots__} for each in self.candidates],
+            "candidates": [
+                {name: getattr(candidate, name) for name in Candidate.__slots__} for candidate in self.candidates
+            ],
         }
 
     def _describe_gang(self, gang: Gang, names: dict[str, str]) -> dict[str, Any]:
-        """Who is which rank, and who are the groups over each axis."""
+        """The ranks of a gang with their workers, and the groups over each axis."""
         places = coordinates(gang.sizes)
         return {
             "axes": dict(zip(gang.axes, gang.sizes, strict=True)),

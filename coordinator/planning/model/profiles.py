@@ -37,7 +37,7 @@ class DeviceProfile:
         return all(dtype in known for dtype in dtypes)
 
     def slowed(self, times: float) -> DeviceProfile:
-        """The same device where everything takes so many times as long."""
+        """A copy of the device on which everything takes so many times as long."""
         if times == 1.0:
             return self
         return replace(
@@ -105,7 +105,7 @@ class Profiles:
         return hash((self.workers, self.near))
 
     def link(self, source: str, target: str) -> Link:
-        """How tensors get from one node to another; a measured link wins over the defaults."""
+        """The link from one node to another; a measured link wins over the defaults."""
         measured = self.links.get((source, target))
         if measured is not None:
             return measured
@@ -115,12 +115,12 @@ class Profiles:
         return SAME_HOST if both_near else LAN
 
     def arithmetic(self, node: str, device: int) -> str:
-        """What rounds on a device, "" where that is not known."""
-        workers = (each for each in self.workers if each.node_id == node)
-        return next((each.devices[device].arithmetic for each in workers if device < len(each.devices)), "")
+        """The arithmetic of a device, "" where that is not known."""
+        workers = (worker for worker in self.workers if worker.node_id == node)
+        return next((worker.devices[device].arithmetic for worker in workers if device < len(worker.devices)), "")
 
     def exchange_factor(self, nodes: Iterable[str]) -> float:
-        """How many times as long as priced collectives among these take."""
+        """The factor by which collectives among these workers take longer than priced."""
         return max((self.exchanging.get(node, 1.0) for node in nodes), default=1.0)
 
     def best(self, count: int) -> Profiles:
@@ -133,36 +133,38 @@ class Profiles:
         return replace(self, workers=tuple(self.workers[i] for i in sorted(chosen)))
 
     def with_memory(self, sizes: Iterable[int]) -> Profiles:
-        """The same workers with these budgets of memory, in bytes."""
+        """A copy in which workers have these budgets of memory, in bytes."""
         pairs = zip(self.workers, sizes, strict=True)
         return replace(self, workers=tuple(replace(worker, memory_bytes=size) for worker, size in pairs))
 
     def without(self, node: str) -> Profiles:
-        """As they are once this worker is gone."""
+        """The profiles once this worker is gone."""
         links = {way: link for way, link in self.links.items() if node not in way}
-        left = tuple(each for each in self.workers if each.node_id != node)
+        left = tuple(worker for worker in self.workers if worker.node_id != node)
         exchanging = {other: factor for other, factor in self.exchanging.items() if other != node}
         return Profiles(left, self.near - {node}, links, exchanging)
 
     @cached_property
     def twins(self) -> list[int]:
-        """For every worker the last before it that differs from it in name only, or -1: to swap the two changes no
-        cost."""
+        """The twin of every worker: the last before it that differs in name only, or -1.
+
+        To swap the two changes no cost.
+        """
         kinds: dict[tuple[object, ...], list[list[int]]] = {}  # workers alike but for measured links, by classes
-        found = []
+        twins = []
         for index, worker in enumerate(self.workers):
             classes = kinds.setdefault(
                 (worker.devices, worker.memory_bytes, worker.ops, worker.node_id in self.near), []
             )
             mine = next(
-                (each for each in classes if self._swappable(self.workers[each[0]].node_id, worker.node_id)), None
+                (alike for alike in classes if self._swappable(self.workers[alike[0]].node_id, worker.node_id)), None
             )
-            found.append(mine[-1] if mine else -1)
+            twins.append(mine[-1] if mine else -1)
             if mine:
                 mine.append(index)
             else:
                 classes.append([index])
-        return found
+        return twins
 
     def _swappable(self, one: str, two: str) -> bool:
         """Whether the measured links of two workers are the same, each seen from its own end."""
@@ -176,11 +178,11 @@ class Profiles:
     @cached_property
     def _measured(self) -> Mapping[str, Sequence[tuple[str, str]]]:
         """The measured ways to and from a node."""
-        found: dict[str, list[tuple[str, str]]] = {}
+        measured: dict[str, list[tuple[str, str]]] = {}
         for way in self.links:
             for node in set(way):
-                found.setdefault(node, []).append(way)
-        return found
+                measured.setdefault(node, []).append(way)
+        return measured
 
 
 def worker_profile(node_id: str, name: str, joined: Joined, ops: frozenset[str]) -> WorkerProfile:

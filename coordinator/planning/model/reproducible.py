@@ -20,7 +20,7 @@ EXCLUDED = tuple(kind().word for kind in (DataParallel, TensorParallel, FullySha
 
 
 def alike(profiles: Profiles) -> Profiles:
-    """The same workers where only cpu engines can compute; PlacementError unless all of these round alike."""
+    """The profiles with cpu engines only; PlacementError unless all of these round alike."""
     kinds: dict[str, list[str]] = {}
     for worker in profiles.workers:
         for device in worker.devices:
@@ -37,7 +37,8 @@ def alike(profiles: Profiles) -> Profiles:
         replace(
             worker,
             devices=tuple(
-                each if each.engine == ENGINE else replace(each, dtypes_by_op={}, gflops=0.0) for each in worker.devices
+                device if device.engine == ENGINE else replace(device, dtypes_by_op={}, gflops=0.0)
+                for device in worker.devices
             ),
         )
         for worker in profiles.workers
@@ -47,7 +48,7 @@ def alike(profiles: Profiles) -> Profiles:
 
 def told(plan: Plan, asked: Strategy, profiles: Profiles) -> Plan:
     """The plan by the name of what was asked for, with what was excluded for the sake of its bits."""
-    others = sorted({each.engine for worker in profiles.workers for each in worker.devices} - {ENGINE})
+    others = sorted({device.engine for worker in profiles.workers for device in worker.devices} - {ENGINE})
     excluded = [*(EXCLUDED if isinstance(asked, Auto) else ()), *(f"{engine} devices" for engine in others)]
     whose = f": excluded are {', '.join(excluded)}, whose last bits may differ" if excluded else ""
     why = f"reproducible{whose}"

@@ -33,7 +33,7 @@ def edges_of(parts: Sequence[Part]) -> tuple[Edge, ...]:
 
 
 def output_source(graph: WireGraph, node: int, place: Mapping[int, FromPart]) -> Source | FromConst:
-    """Where an output of the graph comes from."""
+    """The source of an output of the graph."""
     return FromConst(node) if graph.nodes[node].op in CONSTANTS else _source(graph, node, place)
 
 

@@ -57,7 +57,7 @@ def timeline(
     part_s: Callable[[Part], float] = lambda part: part.seconds,
     gang_s: Callable[[Gang], float] = lambda gang: gang.seconds,
 ) -> Timeline:
-    """What is predicted of a call by this plan, from what its parts and its gangs take."""
+    """The timeline of a call by this plan, from what its parts and its gangs take."""
     clock = _Clock(plan, profiles)
     ranks = plan.ranks
     for part in plan.parts:
@@ -71,7 +71,7 @@ def timeline(
 
 
 def as_it_runs(plan: Plan, profiles: Profiles) -> float:
-    """What a call by this plan takes on devices that are as slow as they are now."""
+    """The seconds of a call by this plan on devices that are as slow as they are now."""
     slower = {(worker.node_id, device.index): device.slower for worker in profiles.workers for device in worker.devices}
     return timeline(
         plan, profiles, lambda part: part.seconds / part.slower * slower.get((part.node, part.device), part.slower)
@@ -79,7 +79,7 @@ def as_it_runs(plan: Plan, profiles: Profiles) -> float:
 
 
 class _Clock:
-    """When what is over, as far as parts are placed."""
+    """The clock of a timeline: when each part that was placed so far ends, and when devices are free."""
 
     def __init__(self, plan: Plan, profiles: Profiles) -> None:
         self._plan, self._profiles = plan, profiles
@@ -107,18 +107,18 @@ class _Clock:
             there_s = self._link_s(CLIENT, part.node, self._fed_near if near_by else self._fed[part.node])
             self._arrows.append(Arrow(None, part.index, sum(mine.values()), 0.0, there_s))
             start_s = max(start_s, there_s)
-        for source in sorted({each.part for each in part.sources if isinstance(each, FromPart)}):
-            other = self._plan.parts[source]
-            size = self._sends[source, part.node]
+        for number in sorted({source.part for source in part.sources if isinstance(source, FromPart)}):
+            other = self._plan.parts[number]
+            size = self._sends[number, part.node]
             near = (other.node, other.device) == (part.node, part.device)
-            there_s = self._end_s[source] + (0.0 if near else self._link_s(other.node, part.node, size))
-            self._arrows.append(Arrow(source, part.index, size, self._end_s[source], there_s))
+            there_s = self._end_s[number] + (0.0 if near else self._link_s(other.node, part.node, size))
+            self._arrows.append(Arrow(number, part.index, size, self._end_s[number], there_s))
             start_s = max(start_s, there_s)
         self._started[part.index] = start_s, start_s + took_s
 
     def end(self, parts: tuple[int, ...], exchange_s: float) -> None:
-        """These are over at the same time."""
-        end_s = max(self._started[each][1] for each in parts) + exchange_s
+        """End parts at the same time."""
+        end_s = max(self._started[index][1] for index in parts) + exchange_s
         for index in parts:
             part = self._plan.parts[index]
             self._end_s[index] = self._free_s[part.node, part.device] = end_s
@@ -131,7 +131,7 @@ class _Clock:
             size = graph.types[graph.outputs[output.slot]].size_bytes
             back[output.part] = back.get(output.part, 0) + size
         free_s = 0.0
-        for part, size in sorted(back.items(), key=lambda each: self._end_s[each[0]]):
+        for part, size in sorted(back.items(), key=lambda returned: self._end_s[returned[0]]):
             end_s, node = self._end_s[part], self._plan.parts[part].node
             near_by = node in self._profiles.near
             there_s = max(end_s, free_s if near_by else 0.0) + self._link_s(node, CLIENT, size)
@@ -145,7 +145,7 @@ class _Clock:
 
 
 def _fed_bytes(plan: Plan) -> Mapping[str, int]:
-    """What the client sends each worker."""
+    """The bytes that the client sends each worker."""
     wanted: dict[str, dict[FromInput, int]] = {}
     for part in plan.parts:
         wanted.setdefault(part.node, {}).update(part.sizes(FromInput))
@@ -154,9 +154,9 @@ def _fed_bytes(plan: Plan) -> Mapping[str, int]:
 
 def describe(plan: Plan, profiles: Profiles) -> dict[str, Any]:
     """The timeline of a plan as plain data; parts by number, None for the client."""
-    found = timeline(plan, profiles)
+    predicted = timeline(plan, profiles)
     return {
-        "seconds": found.seconds,
+        "seconds": predicted.seconds,
         "parts": [
             {
                 "part": bar.part,
@@ -165,7 +165,7 @@ def describe(plan: Plan, profiles: Profiles) -> dict[str, Any]:
                 "end_s": bar.end_s,
                 "exchange_s": bar.exchange_s,
             }
-            for bar in found.bars
+            for bar in predicted.bars
         ],
         "transfers": [
             {
@@ -175,6 +175,6 @@ def describe(plan: Plan, profiles: Profiles) -> dict[str, Any]:
                 "start_s": arrow.start_s,
                 "end_s": arrow.end_s,
             }
-            for arrow in found.arrows
+            for arrow in predicted.arrows
         ],
     }

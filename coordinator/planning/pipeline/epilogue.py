@@ -63,7 +63,7 @@ class Epilogue:
 
 
 def gradient_consts(graph: WireGraph, loop: Loop, carries: Mapping[str, int]) -> dict[int, int]:
-    """By carry the constant whose gradient it sums: the tensor of the state whose next value is made of the carry."""
+    """The constant whose gradient each carry sums: the tensor of the state whose next value is made of the carry."""
     carry_of = {index: carry for carry, index in loop.results.items()}
     params = {graph.nodes[index].attrs["name"]: index for index in graph.params}
     consts = {}

@@ -39,7 +39,7 @@ class Loop:
     turns: int
 
     def leaf(self, number: int) -> Leaf:
-        """What the body's input of that number is."""
+        """The kind of the body's input of that number, and its number within the kind."""
         if number < self.carry:
             return CARRY, number
         if number < self.carry + self.consts:
@@ -54,7 +54,7 @@ class Loop:
 
 def loop_of(graph: WireGraph, turns: int) -> Loop | None:
     """The loop over so many micro-batches; None unless there is exactly one scan that looks like it."""
-    found = []
+    loops = []
     for first, group in graph.siblings.items():
         node = graph.nodes[first]
         if node.op == "scan" and node.attrs["length"] == turns and not node.attrs["reverse"]:
@@ -62,8 +62,8 @@ def loop_of(graph: WireGraph, turns: int) -> Loop | None:
             results = {graph.nodes[index].attrs["output"]: index for index in group}
             loop = Loop(node.inputs, results, attrs["body"], attrs["carry"], attrs["consts"], turns)
             if len(attrs["body"].outputs) == loop.carry and Line(loop).sound:
-                found.append(loop)
-    return found[0] if len(found) == 1 else None
+                loops.append(loop)
+    return loops[0] if len(loops) == 1 else None
 
 
 class Line:
@@ -73,7 +73,7 @@ class Line:
         self.loop, self.body = loop, loop.body
         self._beside = beside or {}
         self.leaves = {index: loop.leaf(number) for number, index in enumerate(self.body.inputs)}
-        self._twins = {each: group[0] for group in self.body.siblings.values() for each in group}
+        self._twins = {sibling: group[0] for group in self.body.siblings.values() for sibling in group}
         self.place: dict[int, int] = {}
         self.roles = self._find_roles()
         if self.sound:
@@ -95,7 +95,7 @@ class Line:
         node = self.body.nodes[self.body.outputs[0]] if self.loop.carry else None
         if node is None or node.op != "add":
             return None
-        others = [each for each in node.inputs if self.leaves.get(each) != (CARRY, 0)]
+        others = [operand for operand in node.inputs if self.leaves.get(operand) != (CARRY, 0)]
         return others[0] if len(others) == 1 else None
 
     @cached_property
@@ -109,37 +109,37 @@ class Line:
         """Whether every carry is a sum over the turns."""
         for number, output in enumerate(self.body.outputs):
             node = self.body.nodes[output]
-            mine = [self.leaves.get(each) for each in node.inputs]
+            mine = [self.leaves.get(operand) for operand in node.inputs]
             if node.op != "add" or mine.count((CARRY, number)) != 1:
                 return False
         return all(self.body.nodes[index].op == "add" for index in self._chained) and not self.marked
 
     @cached_property
     def _chained(self) -> set[int]:
-        """What needs a carry."""
+        """The nodes that need a carry."""
         carried = {index for index, leaf in self.leaves.items() if leaf[0] == CARRY}
         return self._below(carried) - carried
 
     def _below(self, roots: Iterable[int]) -> set[int]:
-        found = set(roots)
+        below = set(roots)
         for index, node in enumerate(self.body.nodes):
-            if not found.isdisjoint(node.inputs):
-                found.add(index)
-        return found
+            if not below.isdisjoint(node.inputs):
+                below.add(index)
+        return below
 
     def _above(self, roots: Iterable[int]) -> set[int]:
-        found = set(roots)
+        above = set(roots)
         for index in range(len(self.body) - 1, -1, -1):
-            if index in found:
-                found.update(self.body.nodes[index].inputs)
-        return found
+            if index in above:
+                above.update(self.body.nodes[index].inputs)
+        return above
 
     def _find_roles(self) -> dict[int, str]:
         if self.loss is None:
             return {}
         forward = self._above([self.loss])
         after = self._below(self.marked) if self.marked else self._chained - forward
-        ends = {each for index in after for each in self.body.nodes[index].inputs} - after
+        ends = {operand for index in after for operand in self.body.nodes[index].inputs} - after
         backward = self._above(self.marked or ends) - forward - after
         roles = {}
         for index in sorted(self._above(self.body.outputs) - self.leaves.keys()):
@@ -153,14 +153,14 @@ class Line:
         seen: set[int] = set()
         stack = list(self.body.nodes[index].inputs)
         while stack:
-            each = stack.pop()
-            if each in seen:
+            operand = stack.pop()
+            if operand in seen:
                 continue
-            seen.add(each)
-            if each in self.place or each in self.leaves:
-                yield each
+            seen.add(operand)
+            if operand in self.place or operand in self.leaves:
+                yield operand
             else:
-                stack += self.body.nodes[each].inputs
+                stack += self.body.nodes[operand].inputs
 
     def _find_places(self) -> None:
         rows = self._below(index for index, leaf in self.leaves.items() if leaf[0] == ROW)
@@ -182,12 +182,12 @@ class Line:
 
     def reach(self) -> dict[int, int]:
         """The last place at which the forward pass reads each node and leaf, or its own."""
-        found: dict[int, int] = {}
+        last: dict[int, int] = {}
         for index, place in self.place.items():
             if self.roles[index] == FORWARD:
-                for each in (index, *self.placed_operands(index)):
-                    found[each] = max(found.get(each, 0), place)
-        return found
+                for read in (index, *self.placed_operands(index)):
+                    last[read] = max(last.get(read, 0), place)
+        return last
 
     def _put(self, index: int, role: str, last: Mapping[int, int]) -> None:
         first = self._twins.get(index, index)
@@ -197,14 +197,14 @@ class Line:
         made: list[int] = []
         read: list[int] = []
         own: list[int] = []
-        for each in self.placed_operands(index):
-            if each in self.place and self.roles[each] != FORWARD:
-                made.append(self.place[each])
-            elif each in self.place:
-                read.append(last[each])
-                own.append(self.place[each])
-            elif role == BACKWARD and each in last:
-                read.append(last[each])
+        for operand in self.placed_operands(index):
+            if operand in self.place and self.roles[operand] != FORWARD:
+                made.append(self.place[operand])
+            elif operand in self.place:
+                read.append(last[operand])
+                own.append(self.place[operand])
+            elif role == BACKWARD and operand in last:
+                read.append(last[operand])
         if made:
             self.place[index] = min(made + read)
         elif own:  # a derivative, known as soon as what it is of
@@ -213,43 +213,43 @@ class Line:
     def _anchors(self, last: Mapping[int, int]) -> dict[int, int]:
         """Gradients, and sums of them, that belong no later than where the forward pass reads what they are of."""
         leaves = {leaf: index for index, leaf in self.leaves.items()}
-        found = {}
+        anchors = {}
         for carry, output in enumerate(self.body.outputs):
             weight = leaves.get((CARRY, carry) if self.marked else (CONST, self._beside.get(carry, -1)))
             ends = self._alike(output, self.marked) if self.marked else {output}
             if weight is not None and weight in last and len(ends) == 1:
-                found[ends.pop()] = last[weight]
-        return found
+                anchors[ends.pop()] = last[weight]
+        return anchors
 
     def _alike(self, index: int, ends: Collection[int]) -> set[int]:
-        """Which of `ends` a node is made of by way of tensors of its shape."""
-        body, found, seen, stack = self.body, set[int](), set[int](), [index]
+        """Those of `ends` that a node is made of by way of tensors of its shape."""
+        body, alike, seen, stack = self.body, set[int](), set[int](), [index]
         while stack:
-            each = stack.pop()
-            if each in seen or body.types[each].shape != body.types[index].shape:
+            node = stack.pop()
+            if node in seen or body.types[node].shape != body.types[index].shape:
                 continue
-            seen.add(each)
-            if each in ends:
-                found.add(each)
+            seen.add(node)
+            if node in ends:
+                alike.add(node)
             else:
-                stack += body.nodes[each].inputs
-        return found
+                stack += body.nodes[node].inputs
+        return alike
 
     def _sink(self) -> None:
-        """What only nodes of an earlier place need goes there, if what it is made of has to go down there anyway."""
+        """Move nodes down to the place of their readers, if what they are made of has to go down there anyway."""
         body = self.body
         readers: dict[int, set[int]] = {}
         for index in self.place:
-            for each in self.placed_operands(index):
-                readers.setdefault(each, set()).add(index)
+            for operand in self.placed_operands(index):
+                readers.setdefault(operand, set()).add(index)
         for index in sorted(self.place, reverse=True):
             if self.roles[index] == FORWARD or index in self._twins or index in body.outputs:
                 continue
-            lowest = max((self.place[each] for each in readers.get(index, ())), default=self.place[index])
+            lowest = max((self.place[reader] for reader in readers.get(index, ())), default=self.place[index])
             if lowest >= self.place[index]:
                 continue
-            needs = [each for each in self.placed_operands(index) if each in self.place]
-            others = ({self.place[each] for each in readers[need] - {index}} for need in needs)
+            needs = [operand for operand in self.placed_operands(index) if operand in self.place]
+            others = ({self.place[reader] for reader in readers[need] - {index}} for need in needs)
             if all(any(place <= lowest for place in places) for places in others):
                 self.place[index] = lowest
 
@@ -263,8 +263,10 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """An input of a stage's graph: a leaf of the body, or a node that another part made.  `newest`: of a carry the
-    value after all turns before, not that with which the turn began."""
+    """An input of a stage's graph: a leaf of the body, or a node that another part made.
+
+    With `newest`, the value of a carry after all turns before, not that with which the turn began.
+    """
 
     kind: str
     number: int
@@ -276,8 +278,8 @@ VALUE = "value"
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What a stage computes in one pass: a graph whose inputs are `needs`, whose outputs are `made`, among them rows
-    that it keeps for its way back."""
+    """A stage's computation in one pass: a graph whose inputs are `needs` and whose outputs are `made`, among them rows
+    that the stage keeps for its way back."""
 
     graph: WireGraph
     needs: tuple[Key, ...]
@@ -307,7 +309,7 @@ class Cut:
         return self.stage(self._line.place[index]), self._line.roles[index] == FORWARD
 
     def piece(self, stage: int, forward: bool) -> Piece:
-        """What a stage computes, forward or backward."""
+        """The piece that a stage computes, forward or backward."""
         return self._pieces[stage, forward]
 
     def carry_stage(self, carry: int, reader: int) -> int:
@@ -316,15 +318,15 @@ class Cut:
         return self.home(output)[0] if output in self._line.place else reader
 
     def _outputs_of(self) -> dict[int, set[int]]:
-        """By stage, the carries that it makes: those that are free each of them."""
-        found: dict[int, set[int]] = {stage: set() for stage in range(self.stages)}
+        """The outputs of carries that each stage makes; every stage makes those that are free."""
+        outputs: dict[int, set[int]] = {stage: set() for stage in range(self.stages)}
         for output in self._body.outputs:
             if output in self._line.place:
-                found[self.home(output)[0]].add(output)
+                outputs[self.home(output)[0]].add(output)
             elif output not in self._line.leaves:
-                for stage in found:
-                    found[stage].add(output)
-        return found
+                for stage in outputs:
+                    outputs[stage].add(output)
+        return outputs
 
     def _cut(self) -> dict[tuple[int, bool], Piece]:
         ways = [(stage, forward) for stage in range(self.stages) for forward in (True, False)]
@@ -332,15 +334,15 @@ class Cut:
         for way in ways:
             drawn = _Drawn(self._line, self._members.get(way, ()), self._ends[way[0]] if not way[1] else ())
             wanted.update((key.number, None) for key in drawn.needs if key.kind == VALUE)
-        found: dict[tuple[int, bool], Piece] = {}
+        pieces: dict[tuple[int, bool], Piece] = {}
         for way in reversed(ways):  # so that what goes back is known before what goes there
             mine = self._members.get(way, [])
             ends = [] if way[1] else sorted(self._ends[way[0]])
             drawn = _Drawn(self._line, mine, ends)
-            rows = self._rows(drawn.needs, found[way[0], False].needs) if way[1] else []
+            rows = self._rows(drawn.needs, pieces[way[0], False].needs) if way[1] else []
             leaving = dict.fromkeys([*(index for index in mine if index in wanted), *ends, *rows])
-            found[way] = drawn.piece(tuple(leaving))
-        return found
+            pieces[way] = drawn.piece(tuple(leaving))
+        return pieces
 
     def _rows(self, there: Collection[Key], back: Collection[Key]) -> list[int]:
         """The rows that a stage needs on both ways: it keeps them, and is not fed them twice."""
@@ -370,14 +372,14 @@ class _Drawn:
         line, node = self._line, self._line.body.nodes[index]
         mine = index in self._members
         newest = line.roles[index] == AFTER if mine else newest
-        found = self._local.get((index, newest))
-        if found is not None:
-            return found
+        known = self._local.get((index, newest))
+        if known is not None:
+            return known
         if index in line.leaves:
             kind, number = line.leaves[index]
             made = self._input(Key(kind, number, newest and kind == CARRY), index)
         elif mine or line.free(index) or (node.op in FOLDED and line.roles[index] == FORWARD):
-            made = self._builder.add(node.op, *(self._value(each, newest) for each in node.inputs), **node.attrs)
+            made = self._builder.add(node.op, *(self._value(operand, newest) for operand in node.inputs), **node.attrs)
         else:
             made = self._input(Key(VALUE, index), index)
         self._local[index, newest] = made

@@ -16,6 +16,7 @@ send each other what their loops add up, and each does what comes after for itse
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -50,7 +51,7 @@ def plan_pipeline(graph: WireGraph, profiles: Profiles, asked: Pipeline, carries
     PlacementError with need and have where there are too few workers or too little memory.
     """
     loop = loop_of(graph, asked.micro_batches)
-    if loop is None or not any(graph.nodes[each].op == "param" for each in loop.operands):
+    if loop is None or not any(graph.nodes[operand].op == "param" for operand in loop.operands):
         return None
     return _Planner(graph, loop, profiles, asked, carries).plan()
 
@@ -75,7 +76,7 @@ class _Planner:
 
     def plan(self) -> Plan:
         """The fastest plan of any number of stages that may be tried."""
-        found: list[Plan] = []
+        plans: list[Plan] = []
         refusal: PlacementError | None = None
         proposed = [stages for count in self._counts() if (stages := self._stages(count)) is not None]
         for stages in sorted(proposed, key=self._bound_s)[:PLANS_MAX]:
@@ -86,16 +87,16 @@ class _Planner:
             if any(short):
                 refusal = refusal or does_not_fit(plan, short)
             else:
-                found.append(plan)
-        if not found:
+                plans.append(plan)
+        if not plans:
             raise refusal or PlacementError(
                 f"no {self._asked.stages or 'number of'} stages fit the workers' memory",
                 next_step="Raise --max-memory, add a worker, or make more micro-batches",
             )
-        return min(found, key=lambda plan: plan.seconds)
+        return min(plans, key=lambda plan: plan.seconds)
 
     def _bound_s(self, stages: Stages) -> float:
-        """What a step takes at least."""
+        """The seconds that a step takes at least."""
         return (self._asked.micro_batches / self._asked.data + len(stages.teams) - 1) * stages.slowest_s
 
     def _counts(self) -> Iterator[int]:
@@ -117,16 +118,16 @@ class _Planner:
         yield from (least,) if self._asked.stages else range(least, most + 1)
 
     def _able(self) -> list[Site]:
-        """Of every worker the first device that computes all of the program."""
+        """The first device of every worker that computes all of the program."""
         graph = self._graph
         computed = (index for index, node in enumerate(graph.nodes) if node.op not in LEAVES)
         wanted = frozenset().union(*(needs(graph, index) for index in computed))
-        found = []
+        sites = []
         for worker in self._profiles.workers:
             if all(op in worker.ops for op, _ in wanted):
-                able = (each for each in worker.devices if all(each.supports(*need) for need in wanted))
-                found += [Site(worker, device) for device in [next(able, None)] if device is not None]
-        return found
+                able = (device for device in worker.devices if all(device.supports(*need) for need in wanted))
+                sites += [Site(worker, device) for device in itertools.islice(able, 1)]
+        return sites
 
     def _teamed(self) -> list[tuple[Team, tuple[Site, ...]]]:
         """Sites that compute a stage together, those that are about as fast."""
@@ -141,43 +142,45 @@ class _Planner:
             mine = np.zeros(size)
             np.add.at(mine, [at for _, at in units], [seconds[unit] for unit, _ in units])
             work.append(mine)
-        order = sorted(range(len(alone)), key=lambda each: float(work[each].sum()))
-        each = self._asked.data
-        found = []
-        for first in range(0, len(order) - each + 1, each):
-            chosen = order[first : first + each]
+        order = sorted(range(len(alone)), key=lambda site: float(work[site].sum()))
+        columns = self._asked.data
+        teams = []
+        for first in range(0, len(order) - columns + 1, columns):
+            chosen = order[first : first + columns]
             sites = tuple(self._sites[number] for number in chosen)
             memory = min(min(site.worker.memory_bytes, site.device.memory_bytes) for site in sites)
             dispatch_s = 2 * max(site.device.dispatch_s for site in sites)
             slowest = np.max([work[number] for number in chosen], axis=0)
-            found.append((Team(tuple(chosen), slowest, dispatch_s, memory), sites))
-        return found
+            teams.append((Team(tuple(chosen), slowest, dispatch_s, memory), sites))
+        return teams
 
     # -- where to cut
 
     def _measured(self) -> Load:
-        """What every place holds, and what crosses before it."""
+        """The load of every place: what it holds, and what crosses before it."""
         line, body, size = self._line, self._loop.body, self._line.length
         weights = np.zeros(size)
         for index in line.place:
             if line.roles[index] == FORWARD:
-                weights[line.place[index]] += sum(self._is_param(each) for each in line.placed_operands(index))
+                weights[line.place[index]] += sum(self._is_param(operand) for operand in line.placed_operands(index))
         up, down, flying, fixed = np.zeros(size + 1), np.zeros(size + 1), np.zeros(size), np.zeros(size)
         readers: dict[int, list[int]] = {}
         for index in line.place:
-            for each in line.placed_operands(index):
-                readers.setdefault(each, []).append(index)
-                while body.nodes[each].op in FOLDED and line.roles[each] == FORWARD and body.nodes[each].inputs:
-                    each = body.nodes[each].inputs[0]
-                    readers.setdefault(each, []).append(index)
+            for operand in line.placed_operands(index):
+                readers.setdefault(operand, []).append(index)
+                while (
+                    body.nodes[operand].op in FOLDED and line.roles[operand] == FORWARD and body.nodes[operand].inputs
+                ):
+                    operand = body.nodes[operand].inputs[0]
+                    readers.setdefault(operand, []).append(index)
         for index, mine in readers.items():
             if index not in line.place or (body.nodes[index].op in FOLDED and line.roles[index] == FORWARD):
                 continue
             own, size_bytes = line.place[index], body.types[index].size_bytes
-            places = [line.place[each] for each in mine]
+            places = [line.place[reader] for reader in mine]
             if line.roles[index] == FORWARD:
                 up[own + 1 : max(places) + 1] += size_bytes + MESSAGE_BYTES
-                back = [line.place[each] for each in mine if line.roles[each] != FORWARD]
+                back = [line.place[reader] for reader in mine if line.roles[reader] != FORWARD]
                 if back:
                     flying[max(back)] += size_bytes
             else:
@@ -196,15 +199,15 @@ class _Planner:
         return Load(weights, fixed, flying, up[:-1], down[:-1], open_)
 
     def _spans(self) -> Iterator[tuple[int, int, int]]:
-        """Of each tensor of the state that the loop reads, the first and last place that have to do with it, and its
-        bytes: stages between which it is cut send it each other."""
-        line, found = self._line, dict[int, list[int]]()
+        """The first and last place that each tensor of the state has to do with, and its bytes: stages between which it
+        is cut send it each other."""
+        line, readers = self._line, dict[int, list[int]]()
         for index in line.place:
             if line.roles[index] == FORWARD:
-                for each in line.placed_operands(index):
-                    if self._is_param(each):
-                        found.setdefault(each, []).append(line.place[index])
-        for index, places in found.items():
+                for operand in line.placed_operands(index):
+                    if self._is_param(operand):
+                        readers.setdefault(operand, []).append(line.place[index])
+        for index, places in readers.items():
             name = self._graph.nodes[self._loop.operand(line.leaves[index])].attrs["name"]
             if name in self._epilogue.owner:
                 places.append(self._epilogue.owner[name])
@@ -220,30 +223,30 @@ class _Planner:
         merged = _merged(self._load, groups)
         fewer = [replace(team, seconds=np.add.reduceat(team.seconds, groups)) for team in teams]
         turns = -(-self._asked.micro_batches // self._asked.data)
-        found = best_stages(
+        best = best_stages(
             merged, fewer, count, self._send_s,
             lambda behind: self._schedule.in_flight(0, behind + 1, turns),
         )  # fmt: skip
-        if found is None:
+        if best is None:
             return None
         ends = (*groups, self._line.length)
-        return Stages(tuple(int(ends[each]) for each in found.cuts), found.teams, found.slowest_s)
+        return Stages(tuple(int(ends[cut]) for cut in best.cuts), best.teams, best.slowest_s)
 
     def _groups(self, teams: Sequence[Team]) -> list[int]:
-        """Where each of at most PLACES_MAX groups of places begins: there where least crosses."""
+        """The first places of at most PLACES_MAX groups of places, each where least crosses."""
         size = self._line.length
         if size <= PLACES_MAX:
             return list(range(size))
         work = np.cumsum(teams[0].seconds)
         which = np.minimum((work / max(work[-1], 1e-12) * PLACES_MAX).astype(int), PLACES_MAX - 1)
         crossing = np.where(self._load.open, self._load.up_bytes + self._load.down_bytes, np.inf)
-        found = [0]
+        begins = [0]
         for group in range(1, PLACES_MAX):
             mine = np.flatnonzero(which == group)
-            mine = mine[mine > found[-1]]
+            mine = mine[mine > begins[-1]]
             if len(mine):
-                found.append(int(mine[np.argmin(crossing[mine])]))
-        return found
+                begins.append(int(mine[np.argmin(crossing[mine])]))
+        return begins
 
     def _send_s(self, source: int, target: int, size_bytes: float) -> float:
         """Seconds between two teams, at worst: columns do not cross."""
@@ -252,13 +255,13 @@ class _Planner:
         return max(link.seconds(int(size_bytes)) for link in ways)
 
     def _columns(self, stages: Stages) -> list[tuple[Site, ...]]:
-        """By column, the sites of its stages."""
+        """The sites of every column's stages."""
         return list(zip(*(self._teams[team][1] for team in stages.teams), strict=True))
 
 
 def _merged(load: Load, groups: Sequence[int]) -> Load:
     held = (load.weights, load.fixed_bytes, load.flying_bytes)
-    weights, fixed, flying = (np.add.reduceat(each, groups) for each in held)
+    weights, fixed, flying = (np.add.reduceat(by_place, groups) for by_place in held)
     return Load(weights, fixed, flying, load.up_bytes[groups], load.down_bytes[groups], load.open[groups])
 
 

@@ -111,7 +111,7 @@ class StageBuilder:
         return drafts
 
     def _loop_source(self, key: Key, stage: int, column: int, event: Event, turns: Sequence[int]) -> _DraftSource:
-        """Where a stage gets an input of its graph, for one micro-batch."""
+        """The source of an input of a stage's graph, for one micro-batch."""
         if key.kind == ROW:
             ahead = self._cut.piece(stage, True)
             leaf = self._line.body.inputs[self._loop.carry + self._loop.consts + key.number]
@@ -224,7 +224,8 @@ class StageBuilder:
         return rounds
 
     def _leaving(self, members: set[int], stage: int, stage_of: Mapping[int, int]) -> tuple[list[int], list[Pack]]:
-        """What other parts read of a round's nodes: those that go as they are, and numbers packed for other stages."""
+        """The nodes of a round that other parts read: those that go as they are, and numbers packed for other
+        stages."""
         read_on: dict[int, set[int]] = {}  # by node the stages whose other parts read it
         for reader in stage_of.keys() - members:
             for index in members.intersection(self._graph.nodes[reader].inputs):
@@ -249,7 +250,8 @@ class StageBuilder:
     # -- before the loop
 
     def _before_drafts(self, drafts: Sequence[_Draft]) -> list[_Draft]:
-        """By stage and column the part that makes what the loop wants of inputs, and first values of its carries."""
+        """The parts that make what the loop wants of inputs, and first values of its carries: one by stage and
+        column."""
         wanted: dict[_Place, dict[_BeforeLoop, None]] = {}
         for draft in drafts:
             values = dict.fromkeys(source for source in draft.sources if isinstance(source, _BeforeLoop))
@@ -266,7 +268,7 @@ class StageBuilder:
         return before
 
     def _shared_drafts(self, drafts: Sequence[_Draft]) -> list[_Draft]:
-        """By stage and column the part that sends other stages what they read of the state that it has."""
+        """The parts that send other stages what they read of the state that one has: one by stage and column."""
         wanted: dict[_Place, dict[int, None]] = {}
         for draft in drafts:
             for source in draft.sources:

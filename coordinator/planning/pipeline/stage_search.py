@@ -21,8 +21,11 @@ Vector = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """Who computes a stage: one worker, or several that each have a share of the micro-batches.  `seconds` are those of
-    a micro-batch by place, of the slowest of them; `dispatch_s` is added once per stage and micro-batch."""
+    """The workers that compute a stage: one, or several that each have a share of the micro-batches.
+
+    `seconds` are those of a micro-batch by place, of the slowest of them; `dispatch_s` is added once per stage and
+    micro-batch.
+    """
 
     members: tuple[int, ...]
     seconds: Vector
@@ -32,9 +35,9 @@ class Team:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is cut, by place: how many weights are read there, of which every stage has some; bytes that stay, bytes of
-    each micro-batch in flight; and by boundary, of which number p is before place p, the bytes of a micro-batch that go
-    up and down, and whether it may be cut there."""
+    """The line that is cut, by place: how many weights are read there, of which every stage has some; bytes that stay;
+    bytes of each micro-batch in flight.  By boundary, of which number p is before place p: the bytes of a micro-batch
+    that go up and down, and whether it may be cut there."""
 
     weights: Vector
     fixed_bytes: Vector
@@ -45,7 +48,7 @@ class Load:
 
     @property
     def stages_max(self) -> int:
-        """Into how many stages it can be cut."""
+        """The most stages that the line can be cut into."""
         first = np.flatnonzero(self.open | (np.arange(len(self.open)) == 0))
         return int(np.count_nonzero(np.add.reduceat(self.weights, first))) if len(self.open) else 0
 
@@ -79,15 +82,15 @@ class _Search:
     _slices: dict[tuple[int, int], Vector] = field(default_factory=dict)
 
     def best(self, count: int) -> Stages | None:
-        found: tuple[float, tuple[int, ...], tuple[int, ...]] | None = None
+        best: tuple[float, tuple[int, ...], tuple[int, ...]] | None = None
         for order in self._orders(count):
             cost, cuts = self._along(order)
-            if cost < float("inf") and (found is None or cost < found[0]):
-                found = cost, cuts, order
-        return Stages(found[1], found[2], found[0]) if found else None
+            if cost < float("inf") and (best is None or cost < best[0]):
+                best = cost, cuts, order
+        return Stages(best[1], best[2], best[0]) if best else None
 
     def _orders(self, count: int) -> Iterator[tuple[int, ...]]:
-        """Ways to put teams on stages; of teams that are alike one."""
+        """The orders of teams that are tried on stages; of teams that are alike one."""
         numbers = range(len(self.teams))
         if len(self.teams) <= EXACT_MAX:
             yield from self._permutations(count)
@@ -118,11 +121,11 @@ class _Search:
 
     def _alike(self) -> Mapping[int, int]:
         """The first team that one differs from in nothing."""
-        found: dict[int, int] = {}
+        first_alike: dict[int, int] = {}
         for team in range(len(self.teams)):
-            first = (other for other in range(team) if found[other] == other)
-            found[team] = next((other for other in first if self._same(other, team)), team)
-        return found
+            first = (other for other in range(team) if first_alike[other] == other)
+            first_alike[team] = next((other for other in first if self._same(other, team)), team)
+        return first_alike
 
     def _same(self, one: int, two: int) -> bool:
         mine, other = self.teams[one], self.teams[two]
@@ -130,10 +133,10 @@ class _Search:
             return False
         if not np.array_equal(mine.seconds, other.seconds) or self._way(one, two) != self._way(two, one):
             return False
-        rest = [each for each in range(len(self.teams)) if each not in (one, two)]
+        rest = [team for team in range(len(self.teams)) if team not in (one, two)]
         return all(
-            self._way(one, each) == self._way(two, each) and self._way(each, one) == self._way(each, two)
-            for each in rest
+            self._way(one, team) == self._way(two, team) and self._way(team, one) == self._way(team, two)
+            for team in rest
         )
 
     def _way(self, source: int, target: int) -> tuple[float, float]:

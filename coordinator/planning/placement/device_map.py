@@ -21,8 +21,8 @@ def named(profiles: Profiles, layers: DeviceMap) -> Profiles:
     InputError for a map of none."""
     if not layers.rows:
         raise InputError("the device map is empty", next_step='Add layers: DeviceMap().layer("", WORKER) is everything')
-    found = [profiles.workers[_site(profiles, row.worker)[0]] for row in layers.rows]
-    return replace(profiles, workers=tuple(dict.fromkeys(found)))
+    chosen = [profiles.workers[_site(profiles, row.worker)[0]] for row in layers.rows]
+    return replace(profiles, workers=tuple(dict.fromkeys(chosen)))
 
 
 def placed(model: CostModel, layers: DeviceMap) -> tuple[CostModel, list[int]]:
@@ -33,17 +33,17 @@ def placed(model: CostModel, layers: DeviceMap) -> tuple[CostModel, list[int]]:
     """
     rows = _rows_of_params(model, layers)
     sites = [_site(model.profiles, row.worker) for row in layers.rows]
-    found: list[int | None] = []
+    row_of: list[int | None] = []
     for unit, operands in enumerate(model.index.operands):
         mine = [rows[leaf] for leaf in model.index.leaves[unit] if leaf in rows]
-        mine = mine or [row for operand in operands if (row := found[operand]) is not None]
-        found.append(max(mine, default=None))
-    for unit in reversed(range(len(found))):
-        if found[unit] is None:
-            found[unit] = min(
-                (row for each in model.index.consumers[unit] if (row := found[each]) is not None), default=0
+        mine = mine or [row for operand in operands if (row := row_of[operand]) is not None]
+        row_of.append(max(mine, default=None))
+    for unit in reversed(range(len(row_of))):
+        if row_of[unit] is None:
+            row_of[unit] = min(
+                (row for consumer in model.index.consumers[unit] if (row := row_of[consumer]) is not None), default=0
             )
-    where = [sites[row or 0] for row in found]
+    where = [sites[row or 0] for row in row_of]
     devices = {
         model.index.units[unit]: DeviceName("worker", device, model.profiles.workers[worker].node_id)
         for unit, (worker, device) in enumerate(where)
@@ -56,7 +56,7 @@ def placed(model: CostModel, layers: DeviceMap) -> tuple[CostModel, list[int]]:
         if model.device[worker][unit] < 0:
             node = model.graph.nodes[model.index.units[unit]]
             raise PlacementError(
-                f"{layers.rows[found[unit] or 0].worker} cannot compute {node.op}, which the device map places there",
+                f"{layers.rows[row_of[unit] or 0].worker} cannot compute {node.op}, which the device map places there",
                 op=f"{node.op} (node {model.index.units[unit]})",
                 next_step="Place that layer on a worker that supports it",
             )
@@ -65,7 +65,7 @@ def placed(model: CostModel, layers: DeviceMap) -> tuple[CostModel, list[int]]:
 
 def _site(profiles: Profiles, name: str) -> tuple[int, int]:
     """The place of a worker among the profiles, and the device of it that is named, -1 for any; NoSuchDevice."""
-    places = {name: place for place, each in enumerate(profiles.workers) for name in (each.node_id, each.name)}
+    places = {name: place for place, profile in enumerate(profiles.workers) for name in (profile.node_id, profile.name)}
     if name in places:
         return places[name], -1
     worker, _, index = name.rpartition(":")
@@ -75,7 +75,7 @@ def _site(profiles: Profiles, name: str) -> tuple[int, int]:
             return places[worker], int(index)
         known = ", ".join(f"{worker}:{device.index} ({device.engine})" for device in devices)
         raise NoSuchDevice(f"there is no device {name!r}", next_step=f"There are {known}")
-    known = ", ".join(sorted(each.name for each in profiles.workers))
+    known = ", ".join(sorted(profile.name for profile in profiles.workers))
     raise NoSuchDevice(f"there is no worker {name!r}", next_step=f"There are {known}")
 
 

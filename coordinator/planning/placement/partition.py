@@ -36,7 +36,7 @@ Best = tuple[Prediction, list[int]]
 
 
 class Partitioner:
-    """The cheapest assignment found for each strategy, by `Prediction.objective`; each is looked for when asked for.
+    """The cheapest assignment for each strategy, by `Prediction.objective`; each is looked for when asked for.
 
     Whether it fits is for the caller to see.
     """
@@ -61,8 +61,8 @@ class Partitioner:
     @cached_property
     def pipeline(self) -> Best:
         """Uses every worker, where the graph has a unit for each."""
-        found = _best(self.model, _pipelines(self._slices))
-        return found if found[0].fits else _refine(self.model, found, keep=True)
+        best = _best(self.model, _pipelines(self._slices))
+        return best if best[0].fits else _refine(self.model, best, keep=True)
 
     @cached_property
     def auto(self) -> Best:
@@ -71,10 +71,10 @@ class Partitioner:
         if workers == 1:
             return self.single
         others = _best(model, _latencies(self._slices))
-        found = min(self.single, others, self.pipeline, key=lambda best: best[0].objective)
+        cheapest = min(self.single, others, self.pipeline, key=lambda best: best[0].objective)
         if workers ** len(model.index.units) <= EXACT_ASSIGNMENTS_MAX:
-            return _branch_and_bound(model, found)
-        return _refine(model, found)
+            return _branch_and_bound(model, cheapest)
+        return _refine(model, cheapest)
 
     @cached_property
     def _slices(self) -> _Slices:
@@ -83,7 +83,7 @@ class Partitioner:
 
 def _best(model: CostModel, proposals: Iterable[list[int]]) -> Best:
     distinct = {tuple(assignment): assignment for assignment in proposals}.values()
-    return min(((model.predict(each), each) for each in distinct), key=lambda best: best[0].objective)
+    return min(((model.predict(assignment), assignment) for assignment in distinct), key=lambda best: best[0].objective)
 
 
 # -- proposals --------------------------------------------------------------------------------------------
@@ -125,16 +125,16 @@ def _repaired(model: CostModel, assignment: list[int]) -> list[int]:
 
 
 def _sliced(slices: _Slices, count: int, combine: Callable[..., NDArray[np.float64]]) -> Iterator[list[int]]:
-    """For several orders of `count` workers, the best cuts of the topological order by dynamic programming.
+    """Cut the topological order for several orders of `count` workers, by dynamic programming.
 
     `combine` joins a stage's cost to what came before: np.maximum for the bottleneck, np.add for the sum.  Of a large
     graph only the orders that look best are proposed, because a prediction of it is dear.
     """
     model = slices.model
-    found = [(*slices.cut(order, combine), order) for order in _orders(model, count)]
-    found.sort(key=lambda each: each[0])
+    ranked = [(*slices.cut(order, combine), order) for order in _orders(model, count)]
+    ranked.sort(key=lambda row: row[0])
     large = len(model.index.units) > REFINE_UNITS_MAX
-    for cost, cuts, order in found[: PROPOSALS_OF_LARGE_MAX if large else ORDERS_MAX]:
+    for cost, cuts, order in ranked[: PROPOSALS_OF_LARGE_MAX if large else ORDERS_MAX]:
         if cost < float("inf"):
             yield _repaired(model, slices.assignment(order, cuts))
 

@@ -176,7 +176,7 @@ class StateColocation:
 
 
 def _even(weights: Sequence[float], count: int) -> list[int]:
-    """For each of these the slice that it is in: `count` slices about equally heavy, and none empty."""
+    """The slice of each weight: `count` slices about equally heavy, and none empty."""
     total, before = sum(weights) or 1.0, 0.0
     slices: list[int] = []
     for place, weight in enumerate(weights):

@@ -64,7 +64,7 @@ def staying_plan(
 
 
 def proposals_max(model: CostModel) -> int:
-    """How many may be predicted."""
+    """The most assignments to predict."""
     return PROPOSALS_MAX if len(model.index.units) <= UNITS_LARGE else PROPOSALS_OF_LARGE_MAX
 
 
@@ -97,7 +97,7 @@ def _having(model: CostModel, unit: int, homes: Homes) -> set[int]:
 
 
 def _kept(model: CostModel, assignment: Sequence[int], lost: Sequence[int], has: Mapping[int, set[int]]) -> list[int]:
-    """What was lost with those who have its bytes, as far as they have room, and else where there is most."""
+    """A worker for each lost unit: one that has its bytes and room for them, else the one with most room."""
     workers = range(len(model.profiles.workers))
     mine = {worker: [unit for unit, at in enumerate(assignment) if at == worker] for worker in workers}
     room = {worker: model.profiles.workers[worker].memory_bytes - _bytes(model, mine[worker]) for worker in workers}
@@ -125,7 +125,7 @@ def cuts(sizes: Sequence[int], able: Sequence[Collection[int]], workers: Sequenc
 
 
 def _sliced(sizes: Sequence[int], shares: Sequence[float]) -> list[int]:
-    """Which slice each of these is in, by where its middle is."""
+    """The slice that the middle of each size is in."""
     total, whole, before = sum(sizes), sum(shares), 0.0
     ends = [sum(shares[: place + 1]) / whole * total for place in range(len(shares))]
     slices = []
@@ -137,14 +137,15 @@ def _sliced(sizes: Sequence[int], shares: Sequence[float]) -> list[int]:
 
 
 def _filled(model: CostModel, assignment: Sequence[int], chosen: Mapping[int, int]) -> list[int]:
-    """With what was lost on the workers chosen for it, and what reads no weights near to its operands or readers."""
+    """The assignment with what was lost on the workers chosen for it, and what reads no weights near its operands or
+    readers."""
     filled = [chosen.get(unit, worker) for unit, worker in enumerate(assignment)]
     for unit in range(len(filled)):
         if filled[unit] < 0:
-            filled[unit] = _near(model, unit, [filled[each] for each in model.index.operands[unit]])
+            filled[unit] = _near(model, unit, [filled[operand] for operand in model.index.operands[unit]])
     for unit in reversed(range(len(filled))):
         if filled[unit] < 0:
-            filled[unit] = _near(model, unit, [filled[each] for each in model.index.consumers[unit]])
+            filled[unit] = _near(model, unit, [filled[consumer] for consumer in model.index.consumers[unit]])
     return [worker if worker >= 0 else model.able[unit][0] for unit, worker in enumerate(filled)]
 
 
@@ -154,7 +155,7 @@ def _near(model: CostModel, unit: int, neighbours: Sequence[int]) -> int:
 
 
 def _bytes(model: CostModel, units: Collection[int]) -> int:
-    """Of the weights that some units read."""
+    """The bytes of the weights that some units read."""
     leaves = {leaf for unit in units for leaf in _params(model, unit)}
     return sum(model.index.leaf_bytes[leaf] for leaf in leaves)
 

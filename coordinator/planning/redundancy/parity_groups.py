@@ -201,7 +201,7 @@ def cheapest(group: Group, place: int, dead: str) -> tuple[str, int]:
 
 
 def _holders(group: Group, dead: str) -> Mapping[int, frozenset[str]]:
-    """By share the workers that have it, without one worker."""
+    """The workers that have each share, without one worker."""
     holders = [*(member.owners for member in group.members), *(frozenset({node}) for node in group.keepers)]
     return {share: nodes - {dead} for share, nodes in enumerate(holders) if nodes - {dead}}
 

@@ -57,7 +57,7 @@ class RedundancyCost:
     deaths: tuple[DeathCost, ...]
 
     def describe(self) -> dict[str, Any]:
-        """The same as plain data, for JSON."""
+        """Plain data for JSON."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
 
@@ -131,17 +131,17 @@ def sentences(plan: Plan, profiles: Profiles, text: str) -> list[str]:
 
 
 def kept_elsewhere(plan: Plan, profiles: Profiles, text: str, dead: str) -> tuple[dict[str, set[str]], dict[str, int]]:
-    """By the names of whole params: who would have them besides those that compute with them; and of those that only a
-    worker has that dies, and that can be made of shares, the bytes that move for that."""
+    """The copies of whole params besides those that are computed with, by name: the workers that would have one; and
+    the bytes that move to make again what only a worker has that dies."""
     whole: dict[str, set[str]] = {}
     made: dict[str, int] = {}
     nodes, room = [worker.node_id for worker in profiles.workers], room_of(plan, profiles)
     for group in grouped(contents_of(plan), nodes, copies_of(text), room):
-        for place, each in enumerate(group.members):
-            if not isinstance(each.content, FromParam) or each.content.window is not None:
+        for place, member in enumerate(group.members):
+            if not isinstance(member.content, FromParam) or member.content.window is not None:
                 continue
             if len(group.members) == 1:
-                whole.setdefault(each.content.name, set()).update(group.keepers)
-            elif each.owners <= {dead}:
-                made[each.content.name] = cheapest(group, place, dead)[1]
+                whole.setdefault(member.content.name, set()).update(group.keepers)
+            elif member.owners <= {dead}:
+                made[member.content.name] = cheapest(group, place, dead)[1]
     return whole, made

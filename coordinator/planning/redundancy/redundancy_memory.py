@@ -56,12 +56,12 @@ def with_copies(
     where nothing fits even without copies.
     """
     first = make(profiles)
-    found = _search(make, first, profiles, keeps, share)
-    if isinstance(found, Plan):
-        return found
-    message, next_step = _lacking(text, *_enough(make, found, profiles, keeps, share), profiles)
+    result = _search(make, first, profiles, keeps, share)
+    if isinstance(result, Plan):
+        return result
+    message, next_step = _lacking(text, *_enough(make, result, profiles, keeps, share), profiles)
     kept = keeps(first, room_of(first, profiles))
-    bare = sum(each.size_bytes for each in kept.bare)
+    bare = sum(content.size_bytes for content in kept.bare)
     said = f"copies {text}: of {size_text(bare)} {instead}, since {message}"
     return replace(_charged(first, profiles, kept), unkept=(message, next_step), reasons=(*first.reasons, said))
 
@@ -76,7 +76,7 @@ def _search(
         if not kept.bare:
             return _charged(plan, profiles, kept)
         short.append(_short(plan, profiles, keeps))
-    return min(short, key=lambda each: sum(each.values()))
+    return min(short, key=lambda lacking: sum(lacking.values()))
 
 
 def _enough(
@@ -84,16 +84,16 @@ def _enough(
 ) -> tuple[Plan | None, Profiles]:
     """Workers with as much more as it takes, which was tried, and their plan; with more memory the first plan is
     another one, which may need more again."""
-    wanted, found = profiles, None
+    wanted, fitting = profiles, None
     for _ in range(RAISES_MAX):
         wanted = wanted.with_memory(worker.memory_bytes + short[worker.node_id] for worker in wanted.workers)
         plan = _search(make, make(wanted), wanted, keeps, share)
         if isinstance(plan, Plan):
-            found = plan
+            fitting = plan
             break
         short = plan
-    for _ in range(RAISES_MAX if found is not None else 0):
-        needs = {each.node: each.memory_bytes + each.kept_bytes for each in found.workers} if found else {}
+    for _ in range(RAISES_MAX if fitting is not None else 0):
+        needs = {share.node: share.memory_bytes + share.kept_bytes for share in fitting.workers} if fitting else {}
         pairs = zip(wanted.workers, profiles.workers, strict=True)
         tight = wanted.with_memory(min(more.memory_bytes, max(needs[w.node_id], w.memory_bytes)) for more, w in pairs)
         if tight == wanted:
@@ -101,12 +101,12 @@ def _enough(
         plan = _search(make, make(tight), tight, keeps, share)
         if not isinstance(plan, Plan):
             break
-        wanted, found = tight, plan
-    return found, wanted
+        wanted, fitting = tight, plan
+    return fitting, wanted
 
 
 def refused(plan: Plan) -> PlacementError | None:
-    """What a plan is refused with if its copies were asked for."""
+    """The error that refuses a plan whose copies were asked for and have no room; None for another."""
     return None if plan.unkept is None else PlacementError(plan.unkept[0], next_step=plan.unkept[1])
 
 
@@ -130,7 +130,7 @@ def share_of(copies: Copies, workers: int) -> float:
 
 
 def room_of(plan: Plan, profiles: Profiles) -> dict[str, int]:
-    """What every worker has left beside its parts."""
+    """The memory that every worker has left beside its parts."""
     own = memory_by_worker(plan)
     return {worker.node_id: worker.memory_bytes - own.get(worker.node_id, 0) for worker in profiles.workers}
 
@@ -141,16 +141,16 @@ def contents_of(plan: Plan, state: bool = False) -> list[Held]:
     owners: dict[Hashable, set[str]] = {}
     for part in plan.parts:
         sources = part.sizes(FromState).items() if state else part.sizes(FromParam).items()
-        found: dict[Hashable, int] = dict(sources)
-        found |= {} if state else _constants(part.graph)
-        sizes |= found
-        for content in found:
+        sizes_here: dict[Hashable, int] = dict(sources)
+        sizes_here |= {} if state else _constants(part.graph)
+        sizes |= sizes_here
+        for content in sizes_here:
             owners.setdefault(content, set()).add(part.node)
     return [Held(source, size, frozenset(owners[source])) for source, size in sizes.items()]
 
 
 def _constants(graph: WireGraph) -> dict[Hashable, int]:
-    """By address, those that are sent apart from the graph."""
+    """The constants that are sent apart from the graph, by address."""
     rows = zip(graph.nodes, graph.types, strict=True)
     return {node.attrs["blob"]: kind.size_bytes for node, kind in rows if node.op == "const" and "blob" in node.attrs}
 
@@ -165,7 +165,7 @@ def replicas_kept(standby: Mapping[str, Plan]) -> Keeps:
         kept, mine = standing_by(plan, standby.values()), _made_bytes(plan)
         made = [_made_bytes(other) for other in standby.values()]
         for node in set().union(*made):  # what that plan makes of them, beyond what this one does
-            beyond = max(each.get(node, 0) for each in made) - mine.get(node, 0)
+            beyond = max(needed.get(node, 0) for needed in made) - mine.get(node, 0)
             kept[node] = kept.get(node, 0) + max(beyond, 0)
         short = room is not None and any(size > room[node] for node, size in kept.items())
         return Kept(kept, tuple(contents_of(plan)) if short else ())
@@ -177,23 +177,25 @@ def standing_by(plan: Plan, others: Collection[Plan]) -> dict[str, int]:
     """The weights that workers hold beside their own so that another plan can take over."""
     more: dict[tuple[Hashable, str], int] = {}
     for other in others:
-        more |= {(each.content, node): each.size_bytes for each in contents_of(other) for node in each.owners}
-    for each in contents_of(plan):
-        for node in each.owners:
-            more.pop((each.content, node), None)
-    found: dict[str, int] = {}
+        more |= {
+            (content.content, node): content.size_bytes for content in contents_of(other) for node in content.owners
+        }
+    for content in contents_of(plan):
+        for node in content.owners:
+            more.pop((content.content, node), None)
+    totals: dict[str, int] = {}
     for (_, node), size in more.items():
-        found[node] = found.get(node, 0) + size
-    return found
+        totals[node] = totals.get(node, 0) + size
+    return totals
 
 
 def _made_bytes(plan: Plan) -> dict[str, int]:
     """What every worker needs besides weights."""
-    found = memory_by_worker(plan)
-    for each in contents_of(plan):
-        for node in each.owners:
-            found[node] -= each.size_bytes
-    return found
+    made = memory_by_worker(plan)
+    for content in contents_of(plan):
+        for node in content.owners:
+            made[node] -= content.size_bytes
+    return made
 
 
 # -- plans for smaller budgets
@@ -228,12 +230,12 @@ def _levels(budgets: Sequence[int], wanted: int, share: float) -> Iterator[list[
     most = [int(size * share) for size in budgets]
 
     def there_is(size: float) -> Callable[[int], bool]:
-        return lambda level: sum(min(each, level) for each in most) >= size
+        return lambda level: sum(min(size_max, level) for size_max in most) >= size
 
     for margin in MARGINS:
         level = least(max(most), there_is(wanted * (1 + margin)))
         if level is not None:
-            yield [min(each, level) for each in most]
+            yield [min(size, level) for size in most]
     yield most
 
 
@@ -252,14 +254,14 @@ def least(most: int, enough: Callable[[int], bool]) -> int | None:
 
 
 def _short(plan: Plan, profiles: Profiles, keeps: Keeps) -> Room:
-    """By how much workers lack room for all copies, where these are spread evenly, or by what is left, whichever needs
+    """The room that workers lack for all copies, where these are spread evenly, or by what is left, whichever needs
     less more."""
     room = room_of(plan, profiles)
     ways = [keeps(plan, None)]
     more = least(sum(ways[0].bytes.values()), lambda size: not keeps(plan, _raised(room, size)).bare)
     ways += [] if more is None else [keeps(plan, _raised(room, more))]
-    tries = [{node: max(each.bytes.get(node, 0) - left, 0) for node, left in room.items()} for each in ways]
-    return min(tries, key=lambda each: sum(each.values()))
+    tries = [{node: max(kept.bytes.get(node, 0) - left, 0) for node, left in room.items()} for kept in ways]
+    return min(tries, key=lambda lacking: sum(lacking.values()))
 
 
 def _raised(room: Room, size: int) -> Room:
@@ -267,12 +269,12 @@ def _raised(room: Room, size: int) -> Room:
 
 
 def _lacking(text: str, plan: Plan | None, wanted: Profiles, profiles: Profiles) -> tuple[str, str]:
-    """What is said of it, and what to do."""
+    """The message for copies that do not fit, and what to do."""
     own = memory_by_worker(plan) if plan is not None else {}
     rows, total = [], 0
     for more, worker in zip(wanted.workers, profiles.workers, strict=True):
         mine = own.get(worker.node_id, 0)
-        kept = next((each.kept_bytes for each in plan.workers if each.node == worker.node_id), 0) if plan else 0
+        kept = next((share.kept_bytes for share in plan.workers if share.node == worker.node_id), 0) if plan else 0
         lacking = more.memory_bytes - worker.memory_bytes
         kept = more.memory_bytes - mine if lacking else kept
         needs = f"{worker.name} needs {need_text(mine)} and {need_text(kept)} for copies"
@@ -285,7 +287,7 @@ def _lacking(text: str, plan: Plan | None, wanted: Profiles, profiles: Profiles)
 
 
 def _charged(plan: Plan, profiles: Profiles, kept: Kept) -> Plan:
-    """With what the workers keep for others, and the budgets that they have."""
+    """The plan with what the workers keep for others, and the budgets that they have."""
     rows = {worker.node_id: worker.memory_bytes for worker in profiles.workers}
     shares = (
         replace(share, kept_bytes=kept.bytes.get(share.node, 0), budget_bytes=rows[share.node])

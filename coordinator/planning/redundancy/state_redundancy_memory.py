@@ -27,7 +27,10 @@ def session_kept(profiles: Profiles, state: str, weights: str) -> Keeps:
     of_weights = weights_kept(profiles, weights) if copies_of(weights).on_workers else None
 
     def keeps(plan: Plan, room: Room | None) -> Kept:
-        held = [Held(each.content, each.size_bytes, frozenset({min(each.owners)})) for each in _copied(plan, copies)]
+        held = [
+            Held(content.content, content.size_bytes, frozenset({min(content.owners)}))
+            for content in _copied(plan, copies)
+        ]
         kept, bare = _state_kept(held, nodes, copies, room)
         left = None if room is None else {node: size - kept.get(node, 0) for node, size in room.items()}
         if left is not None and any(size < 0 for size in left.values()):
@@ -41,7 +44,7 @@ def session_kept(profiles: Profiles, state: str, weights: str) -> Keeps:
 def _copied(plan: Plan, copies: Copies) -> list[Held]:
     """What of the state is copied."""
     state = contents_of(plan, state=True)
-    alike = copies.text == "buddy" and all(len(each.owners) > 1 for each in state)
+    alike = copies.text == "buddy" and all(len(content.owners) > 1 for content in state)
     return [] if alike or not (copies.on_workers or copies.here) else state
 
 
@@ -55,17 +58,17 @@ def _state_kept(
         ring = sorted(nodes)
         kept = {ring[(ring.index(node) + 1) % len(ring)]: size for node, size in mine.items()}
         return _times(_sum(mine, kept)), []
-    each = None if room is None else {node: size // COPIES_HELD - mine.get(node, 0) for node, size in room.items()}
-    groups = grouped(held, nodes, copies, each)
+    half_room = None if room is None else {node: size // COPIES_HELD - mine.get(node, 0) for node, size in room.items()}
+    groups = grouped(held, nodes, copies, half_room)
     return _times(_sum(mine, kept_bytes(groups))), unkept(held, nodes, copies, groups)
 
 
 def _by_owner(held: Iterable[Held]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for each in held:
-        owner = min(each.owners)
-        found[owner] = found.get(owner, 0) + each.size_bytes
-    return found
+    totals: dict[str, int] = {}
+    for content in held:
+        owner = min(content.owners)
+        totals[owner] = totals.get(owner, 0) + content.size_bytes
+    return totals
 
 
 def _sum(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:

@@ -40,18 +40,18 @@ def moves(
     for part in before.parts:
         for source in part.sizes(FromParam):
             homes.setdefault(source, set()).add(part.node)
-    found: dict[tuple[str, FromParam], Move] = {}
+    needed: dict[tuple[str, FromParam], Move] = {}
     for part in after.parts:
         for source, size in part.sizes(FromParam).items():
             if part.node in homes.get(source, ()):
                 continue
             peers = homes.get(source, set()) | {
-                each.node_id
-                for each in profiles.workers
-                if source.window is None and source.name in holds(each.node_id)
+                worker.node_id
+                for worker in profiles.workers
+                if source.window is None and source.name in holds(worker.node_id)
             }
-            found[part.node, source] = _move(source, part.node, size, peers - {dead}, profiles, made)
-    return list(found.values())
+            needed[part.node, source] = _move(source, part.node, size, peers - {dead}, profiles, made)
+    return list(needed.values())
 
 
 def _move(
@@ -63,7 +63,7 @@ def _move(
     if ways:
         return Move(source.name, node, "peer", size, min(ways))
     if source.name in made and source.window is None:
-        others = (each.node_id for each in profiles.workers if each.node_id != node)
+        others = (worker.node_id for worker in profiles.workers if worker.node_id != node)
         slowest = max(profiles.link(other, node).seconds(made[source.name]) for other in others)
         return Move(source.name, node, "peer", made[source.name], slowest)
     return Move(source.name, node, "client", size, profiles.link(CLIENT, node).seconds(size))
@@ -75,26 +75,26 @@ def described(
 ) -> dict[str, Any]:  # fmt: skip
     """What follows, as plain data; `seconds` are those until the others have all they need, `call_s` of a call then."""
     names = {worker.node_id: worker.name for worker in profiles.workers}
-    found = moves(before, after, profiles, dead, holds, made)
+    moved = moves(before, after, profiles, dead, holds, made)
     waits: dict[str, float] = {}
-    for each in found:
-        waits[each.node] = waits.get(each.node, 0.0) + each.seconds
+    for move in moved:
+        waits[move.node] = waits.get(move.node, 0.0) + move.seconds
     return {
         "worker": names[dead],
         "planned_ahead": ahead,
         "call_s": after.seconds,
         "before_s": before.seconds,
         "seconds": REPLAN_S + max(waits.values(), default=0.0),
-        "moved_bytes": sum(each.size_bytes for each in found),
+        "moved_bytes": sum(move.size_bytes for move in moved),
         "weights": [
             {
-                "param": each.param,
-                "worker": names[each.node],
-                "source": each.source,
-                "size_bytes": each.size_bytes,
-                "seconds": each.seconds,
+                "param": move.param,
+                "worker": names[move.node],
+                "source": move.source,
+                "size_bytes": move.size_bytes,
+                "seconds": move.seconds,
             }
-            for each in found
+            for move in moved
         ],
         "plan": after.describe(),
     }

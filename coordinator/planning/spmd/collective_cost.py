@@ -52,14 +52,14 @@ def exchange_s(graph: WireGraph, axes: Axes, sizes: Sizes, nodes: Sequence[str],
     """Seconds that the ranks of a grid, which are on `nodes`, spend on beginning and on the collectives of a graph."""
     worst: dict[Axes, tuple[Link, int]] = {}
     seconds = BEGIN_S * len(nodes)
-    for each in exchanges(graph):
-        over = each.attrs["axes"]
+    for exchange in exchanges(graph):
+        over = exchange.attrs["axes"]
         if over not in worst:
             among = groups(axes, sizes, over)
             pairs = (pair for group in among for pair in itertools.permutations(group, 2))
             slowest = _slowest([_way(nodes[one], nodes[other], profiles) for one, other in pairs])
             worst[over] = slowest, len(among[0])
-        seconds += each.times * _seconds(each, *worst[over])
+        seconds += exchange.times * _seconds(exchange, *worst[over])
     return seconds * profiles.exchange_factor(nodes)
 
 
@@ -74,7 +74,9 @@ def sending_rates(nodes: Sequence[str], profiles: Profiles) -> tuple[float, ...]
 
 def exchanged_bytes(graph: WireGraph, ranks: int) -> int:
     """Bytes that all ranks together send each other in one run."""
-    return ranks * sum(each.times * sent_bytes(each.op, each.attrs, each.operand) for each in exchanges(graph))
+    return ranks * sum(
+        exchange.times * sent_bytes(exchange.op, exchange.attrs, exchange.operand) for exchange in exchanges(graph)
+    )
 
 
 def _way(one: str, other: str, profiles: Profiles) -> Link:
@@ -87,13 +89,13 @@ def _slowest(links: Sequence[Link]) -> Link:
     return Link(max(link.latency_s for link in links), min(link.bytes_per_s for link in links))
 
 
-def _seconds(each: Exchange, link: Link, ranks: int) -> float:
-    if ranks < 2 or each.operand is None:
+def _seconds(exchange: Exchange, link: Link, ranks: int) -> float:
+    if ranks < 2 or exchange.operand is None:
         return 0.0
-    size_bytes = each.operand.size_bytes
+    size_bytes = exchange.operand.size_bytes
     return min(
         link.latency_s * rounds + sent / link.bytes_per_s + combined / COMBINED_BYTES_PER_S
-        for rounds, sent, combined in WAYS[each.op](size_bytes, ranks)
+        for rounds, sent, combined in WAYS[exchange.op](size_bytes, ranks)
     )
 
 

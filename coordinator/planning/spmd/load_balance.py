@@ -24,20 +24,20 @@ LITTLE = 0.25  # of an even share
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Who takes part with how many units, most first."""
+    """The workers that take part with how many units each, most first."""
 
     units: tuple[tuple[str, int], ...]
 
     @property
     def portions(self) -> Portions:
-        """By rank; a number where they are even."""
+        """The units of each rank; a number of ranks where they are even."""
         counts = tuple(count for _, count in self.units)
         return len(counts) if len({*counts}) == 1 else counts
 
     def among(self, profiles: Profiles) -> Profiles:
-        """Those who take part."""
+        """The profiles of those who take part."""
         nodes = {node for node, _ in self.units}
-        return replace(profiles, workers=tuple(each for each in profiles.workers if each.node_id in nodes))
+        return replace(profiles, workers=tuple(worker for worker in profiles.workers if worker.node_id in nodes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Pace:
 
     @classmethod
     def of(cls, site: Site, whole: WireGraph, even: WireGraph, pieces: int, share: int) -> Pace:
-        """From the programs of all pieces and of so many."""
+        """The pace that follows from the programs of all pieces and of one share."""
         whole_s, even_s = site.seconds(whole), site.seconds(even)
         piece_s = max(whole_s - even_s, 0.0) / max(pieces - share, 1)
         return cls(site.worker.node_id, max(even_s - share * piece_s, 0.0), piece_s)
@@ -65,11 +65,11 @@ def uneven_speeds(even: WireGraph, profiles: Profiles) -> bool:
 def proposals(
     whole: WireGraph, even: WireGraph, ranks: int, profiles: Profiles, pieces: int, everybody: bool = False
 ) -> tuple[Proposal, ...]:
-    """For a batch of so many pieces: `whole` is the program of one worker that has them all, `even` that of one of so
-    many ranks.  The fastest take part, so many at most, and with `everybody` all of these."""
+    """Ways to share out a batch of so many pieces: `whole` is the program of one worker that has them all, `even` that
+    of one of so many ranks.  The fastest take part, so many at most, and with `everybody` all of these."""
     share = -(-pieces // ranks)
     sites = _sites([whole, even], profiles)
-    paces = sorted((Pace.of(site, whole, even, pieces, share) for site in sites), key=lambda each: each.piece_s)[:ranks]
+    paces = sorted((Pace.of(site, whole, even, pieces, share) for site in sites), key=lambda pace: pace.piece_s)[:ranks]
     if not paces:
         return ()
     first = _proposed(paces, pieces, everybody)
@@ -77,20 +77,20 @@ def proposals(
     useful = {node for node, count in first.units if count * len(first.units) >= LITTLE * total}
     if everybody or len(useful) == len(first.units):
         return (first,)
-    return first, _proposed([each for each in paces if each.node in useful], pieces, everybody)
+    return first, _proposed([pace for pace in paces if pace.node in useful], pieces, everybody)
 
 
 def _proposed(paces: Sequence[Pace], pieces: int, everybody: bool) -> Proposal:
     units = min(pieces, UNITS * len(paces))
-    each_s = [each.piece_s * pieces / units for each in paces]
+    each_s = [pace.piece_s * pieces / units for pace in paces]
     first = int(everybody and len(paces) <= units)
-    counts = handed_out([each.fixed_s for each in paces], each_s, units, first)
-    having = [(each.node, count) for each, count in zip(paces, counts, strict=True) if count]
-    return Proposal(tuple(sorted(having, key=lambda each: -each[1])))
+    counts = handed_out([pace.fixed_s for pace in paces], each_s, units, first)
+    having = [(pace.node, count) for pace, count in zip(paces, counts, strict=True) if count]
+    return Proposal(tuple(sorted(having, key=lambda row: -row[1])))
 
 
 def _sites(graphs: Sequence[WireGraph], profiles: Profiles) -> Iterator[Site]:
-    """Of each worker the device that computes these fastest."""
+    """The device of each worker that computes these fastest."""
     best: dict[str, tuple[float, Site]] = {}
     for site in able(graphs, profiles):
         seconds = sum(map(site.seconds, graphs))

@@ -75,23 +75,25 @@ def sites_for(
 
 
 class _Took:
-    """What each rank would take on each device: infinitely long where it cannot be.  `sites` are those where some rank
-    can, the fastest first."""
+    """The seconds of each rank on each device, infinite where it cannot be.
+
+    `sites` are those where some rank can be, the fastest first.
+    """
 
     def __init__(self, graphs: Sequence[tuple[WireGraph, ...]], need_bytes: Sequence[int], profiles: Profiles) -> None:
         self._kinds = list(zip(graphs, need_bytes, strict=True))
-        found: dict[tuple[tuple[WireGraph, ...], int], dict[Site, float]] = {}
+        by_kind: dict[tuple[tuple[WireGraph, ...], int], dict[Site, float]] = {}
         for kind in dict.fromkeys(self._kinds):
             mine, need = kind
             fit = [
                 site for site in able(mine, profiles) if need <= min(site.device.memory_bytes, site.worker.memory_bytes)
             ]
-            found[kind] = {site: sum(site.seconds(graph) for graph in mine) for site in fit}
-        self._seconds = found
-        able_sites = dict.fromkeys(site for each in found.values() for site in each)
+            by_kind[kind] = {site: sum(site.seconds(graph) for graph in mine) for site in fit}
+        self._seconds = by_kind
+        able_sites = dict.fromkeys(site for seconds in by_kind.values() for site in seconds)
         self.sites = sorted(able_sites, key=self._slowness)
         self._heaviest = sorted(
-            range(len(graphs)), key=lambda rank: -min(found[self._kinds[rank]].values(), default=0.0)
+            range(len(graphs)), key=lambda rank: -min(by_kind[self._kinds[rank]].values(), default=0.0)
         )
 
     def seconds(self, rank: int, site: Site) -> float:
@@ -111,16 +113,16 @@ class _Took:
         return pairs
 
     def shared_out(self, sites: Sequence[Site]) -> Iterator[tuple[Site, ...]]:
-        """By rank, so that the slowest is done first; nothing where all ranks compute the same."""
+        """The sites by rank, so that the slowest is done first; nothing where all ranks compute the same."""
         if len(self._seconds) > 1:
             times = sorted({self.seconds(rank, site) for rank in self._heaviest for site in sites} - {math.inf})
             least = bisect_left(times, True, key=lambda within_s: self.pairs(sites, within_s).complete)
             yield self.pairs(sites, times[least]).by_rank
 
     def _slowness(self, site: Site) -> tuple[float, float]:
-        """Of what it can do, how many times as long it takes as the fastest there is; and how long."""
-        found = [(each[site], min(each.values())) for each in self._seconds.values() if site in each]
-        return sum(mine / max(best, 1e-12) for mine, best in found) / len(found), sum(mine for mine, _ in found)
+        """How many times as long as the fastest a site takes for what it can do, on average; and how long in all."""
+        times = [(by_site[site], min(by_site.values())) for by_site in self._seconds.values() if site in by_site]
+        return sum(mine / max(best, 1e-12) for mine, best in times) / len(times), sum(mine for mine, _ in times)
 
 
 class _Pairs:
@@ -181,7 +183,8 @@ def _reaching(order: Iterable[Site], took: _Took, profiles: Profiles) -> list[Si
 
 
 def _arranged(sites: Sequence[Site], sizes: Sizes, far: Callable[[Site, Site], float]) -> tuple[Site, ...]:
-    """By rank: blocks of the innermost axis are filled with what is near their first, then blocks of these."""
+    """Arrange sites by rank: blocks of the innermost axis are filled with what is near their first, then blocks of
+    these."""
     blocks: list[tuple[Site, ...]] = [(site,) for site in sites]
     for size in reversed(sizes):
         rest, blocks = blocks, []

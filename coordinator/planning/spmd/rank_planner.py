@@ -85,7 +85,7 @@ class _Held:
     alike: tuple[int, ...]  # by rank, the first of those that have the very same
 
     def of(self, window: Window | None) -> list[FromPart]:
-        """Who has a block, the first in front."""
+        """The parts that have a block, that of the first rank in front."""
         first = self.blocks.windows.index(window)
         return [part for part, other in zip(self.parts, self.alike, strict=True) if other == self.alike[first]]
 
@@ -121,7 +121,7 @@ class _Draft:
         self._together = len(set(given)) == len(given)  # else ranks that exchange nothing, several of them on a device
         self._sites = _given(self._gangs_of, given, profiles) if given else _sites(self._gangs_of, profiles)
         nodes = {site.worker.node_id for sites in self._sites.values() for site in sites}
-        near = tuple(each for each in profiles.workers if each.node_id in nodes)
+        near = tuple(worker for worker in profiles.workers if worker.node_id in nodes)
         self._near = profiles if pins(graph) else replace(profiles, workers=near)
         self._parts: list[Part] = []
         self._gangs: list[Gang] = []
@@ -161,9 +161,9 @@ class _Draft:
         graph, came = self._region(level, wanted)
         model = CostModel(graph, self._near)
         prediction, sketches = model.arrange(Partitioner(model).best("auto")[1])
-        found, place = parts_of(model, sketches, len(self._parts))
+        parts, place = parts_of(model, sketches, len(self._parts))
         self._seconds += prediction.seconds
-        self._parts += [replace(part, sources=tuple(_met(each, came) for each in part.sources)) for part in found]
+        self._parts += [replace(part, sources=tuple(_met(source, came) for source in part.sources)) for part in parts]
         for key, index in zip(wanted, graph.outputs, strict=True):
             source = output_source(graph, index, place)
             assert isinstance(source, FromPart), "what is merely passed on is not asked for"
@@ -207,7 +207,7 @@ class _Draft:
         seconds = [site.seconds(graph) for site, graph in zip(sites, ranks.graphs, strict=True)]
         first = len(self._parts)
         for rank, (site, graph) in enumerate(zip(sites, ranks.graphs, strict=True)):
-            sources = tuple(self._source(each, site) for each in ranks.operands[rank])
+            sources = tuple(self._source(wanted, site) for wanted in ranks.operands[rank])
             worker, device = site.worker, site.device
             self._parts.append(
                 Part(
@@ -231,7 +231,7 @@ class _Draft:
         self._seconds += max(seconds) + shared_s
 
     def _source(self, wanted: Wanted, site: Site) -> Source:
-        """Where a rank on this site gets what it wants; what it has there already is not sent to it."""
+        """The source of what a rank on this site wants; what the site has already is not sent to it."""
         index, window = wanted
         node = self._graph.nodes[index]
         if node.op == "input":
@@ -242,7 +242,7 @@ class _Draft:
             return self._made[wanted]
         having = self._held[index].of(window)
         there = site.worker.node_id, site.device.index
-        return next((each for each in having if self._place_of(each) == there), having[0])
+        return next((source for source in having if self._place_of(source) == there), having[0])
 
     def _place_of(self, source: FromPart) -> tuple[str, int]:
         part = self._parts[source.part]
@@ -251,7 +251,7 @@ class _Draft:
     # -- the rest of a plan
 
     def _lying(self, index: int) -> tuple[tuple[FromPart, Window | None], ...]:
-        """What every rank has of an output, if ranks made it; a block may reach beyond the tensor."""
+        """The window of an output that every rank has, if ranks made it; a block may reach beyond the tensor."""
         made = _trimmed(self._graph, index)
         held = self._held.get(index if made is None else made)
         if held is None:
@@ -343,10 +343,10 @@ def _sites(gangs: Sequence[RankWork], profiles: Profiles) -> dict[tuple[Axes, Si
         by_grid.setdefault((ranks.axes, ranks.sizes), []).append(ranks)
     return {
         grid: sites_for(
-            list(zip(*[each.graphs for each in mine], strict=True)),
+            list(zip(*[work.graphs for work in mine], strict=True)),
             *grid,
             profiles,
-            list(map(max, zip(*[each.need_bytes for each in mine], strict=True))),
+            list(map(max, zip(*[work.need_bytes for work in mine], strict=True))),
         )
         for grid, mine in by_grid.items()
     }
@@ -355,7 +355,7 @@ def _sites(gangs: Sequence[RankWork], profiles: Profiles) -> dict[tuple[Axes, Si
 def _given(
     gangs: Sequence[RankWork], given: Sequence[Site], profiles: Profiles
 ) -> dict[tuple[Axes, Sizes], tuple[Site, ...]]:
-    """The same, for sites that somebody else chose; PlacementError if one of them cannot compute its ranks."""
+    """Take sites that somebody else chose; PlacementError if one of them cannot compute its ranks."""
     for ranks in gangs:
         fit = {graph: set(able([graph], profiles)) for graph in dict.fromkeys(ranks.graphs)}
         lacking = {site for site, graph in zip(given, ranks.graphs, strict=True) if site not in fit[graph]}

@@ -67,25 +67,25 @@ class RankWork:
         self.alike = [self._alike(over[output], out) for output, out in zip(used, outs, strict=True)]
 
     def _alike(self, over: Over, out: str) -> tuple[int, ...]:
-        """By rank, the first rank that differs from it only along axes that change nothing."""
+        """The first rank, for every rank, that differs from it only along axes that change nothing."""
         telling = over.union(*spec_of(out))
         first: dict[tuple[int, ...], int] = {}
-        found = []
+        alike = []
         for rank, at in enumerate(coordinates(self.sizes)):
             place = tuple(number for axis, number in zip(self.axes, at, strict=True) if axis in telling)
-            found.append(first.setdefault(place, rank))
-        return tuple(found)
+            alike.append(first.setdefault(place, rank))
+        return tuple(alike)
 
     @property
     def wanted(self) -> Iterator[Wanted]:
-        """What any rank is given."""
-        return (each for operands in self.operands for each in operands)
+        """The values that any rank is given."""
+        return (operand for operands in self.operands for operand in operands)
 
     @property
     def need_bytes(self) -> list[int]:
-        """What each rank holds."""
-        found = {graph: _held_bytes(graph) for graph in dict.fromkeys(self.graphs)}
-        return [found[graph] for graph in self.graphs]
+        """The bytes that each rank holds."""
+        sizes = {graph: _held_bytes(graph) for graph in dict.fromkeys(self.graphs)}
+        return [sizes[graph] for graph in self.graphs]
 
 
 def _held_bytes(graph: WireGraph) -> int:
@@ -96,18 +96,21 @@ def _held_bytes(graph: WireGraph) -> int:
 def _apart(
     graph: WireGraph, axes: Axes, sizes: Sizes, given: list[list[Wanted]], uncut: Collection[str]
 ) -> tuple[tuple[WireGraph, ...], list[list[Wanted]]]:
-    """By rank what it computes, and what of what it could be `given` it is."""
-    found = specialise(graph, axes, sizes)
-    if all(each is graph for each in found):
-        return found, given
-    cut = {each: narrow(each, uncut) for each in dict.fromkeys(found)}
-    one: dict[WireGraph, WireGraph] = {}
-    numbered = {each: one.setdefault(again, again) for each, again in ((each, _numbered(cut[each][0])) for each in cut)}
+    """The graph of every rank, and what of the operands that it could be `given` it is."""
+    by_rank = specialise(graph, axes, sizes)
+    if all(rank_graph is graph for rank_graph in by_rank):
+        return by_rank, given
+    cut = {rank_graph: narrow(rank_graph, uncut) for rank_graph in dict.fromkeys(by_rank)}
+    numbered: dict[WireGraph, WireGraph] = {}
+    shared: dict[WireGraph, WireGraph] = {}  # ranks that compute the same have one graph
+    for rank_graph, (narrowed, _) in cut.items():
+        renamed = _numbered(narrowed)
+        numbered[rank_graph] = shared.setdefault(renamed, renamed)
     operands = [
-        [_within(mine[int(slot)], box, graph.input_types[slot].shape) for slot, box in cut[each][1].items()]
-        for each, mine in zip(found, given, strict=True)
+        [_within(mine[int(slot)], box, graph.input_types[slot].shape) for slot, box in cut[rank_graph][1].items()]
+        for rank_graph, mine in zip(by_rank, given, strict=True)
     ]
-    return tuple(numbered[each] for each in found), operands
+    return tuple(numbered[rank_graph] for rank_graph in by_rank), operands
 
 
 def _numbered(graph: WireGraph) -> WireGraph:
@@ -144,11 +147,13 @@ class Blocks:
 
     @property
     def windows(self) -> tuple[Window | None, ...]:
-        """By rank; None is the whole."""
+        """The window of every rank; None is the whole."""
         if set(self.counts) <= {1}:
             return (None,) * len(self.numbers)
         size = tuple(dim // count for dim, count in zip(self.shape, self.counts, strict=True))
-        return tuple(Window(tuple(n * dim for n, dim in zip(each, size, strict=True)), size) for each in self.numbers)
+        return tuple(
+            Window(tuple(n * dim for n, dim in zip(number, size, strict=True)), size) for number in self.numbers
+        )
 
 
 def _padded(graph: WireGraph, index: int) -> int | None:

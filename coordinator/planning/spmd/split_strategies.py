@@ -124,4 +124,4 @@ LAYOUTS: dict[type[Split], Callable[[WireGraph, Split], Mapping[str, Dims]]] = {
 
 
 def _named(name: str, wanted: tuple[str, ...]) -> bool:
-    return any(name == each or name.startswith(f"{each}/") for each in wanted)
+    return any(name == prefix or name.startswith(f"{prefix}/") for prefix in wanted)

@@ -42,17 +42,17 @@ def sharing(graph: WireGraph, asked: DataParallel, profiles: Profiles) -> Sharin
     """The best there is, by what the whole program takes on each worker; PlacementError if that would be one worker."""
     rows = batch_of(graph, asked)
     numbers = [asked.ranks] if asked.ranks else [k for k in range(2, RANKS_MAX + 1) if rows % k == 0]
-    found = [_shared_out(graph, profiles, number) for number in numbers]
-    several = [each for each in found if sum(share > 0 for share in each.shares) > 1]
+    sharings = [_shared_out(graph, profiles, number) for number in numbers]
+    several = [option for option in sharings if sum(share > 0 for share in option.shares) > 1]
     if not several:
         raise PlacementError(f"{rows} rows are not to be shared out by speed among {len(profiles.workers)} workers")
-    return min(several, key=lambda each: (each.seconds, each.ranks))
+    return min(several, key=lambda option: (option.seconds, option.ranks))
 
 
 def plan_shares(graph: WireGraph, asked: DataParallel, profiles: Profiles) -> Plan:
     """The plan; PlacementError where ranks would exchange something, or it does not fit."""
-    found = sharing(graph, asked, profiles)
-    made = simplify(split(graph, asked, found.ranks, profiles))
+    best = sharing(graph, asked, profiles)
+    made = simplify(split(graph, asked, best.ranks, profiles))
     if any(_exchanging(node.attrs["body"]) for node in made.nodes if node.op == "spmd"):
         raise PlacementError(
             "the ranks of this program exchange something, so each has as many rows",
@@ -60,20 +60,20 @@ def plan_shares(graph: WireGraph, asked: DataParallel, profiles: Profiles) -> Pl
         )
     sites = [
         Site(worker, worker.devices[0])
-        for worker, share in zip(profiles.workers, found.shares, strict=True)
+        for worker, share in zip(profiles.workers, best.shares, strict=True)
         for _ in range(share)
     ]
     plan = plan_ranks(made, profiles, asked.text, sites)
-    told = ", ".join(f"{w.name} {n}" for w, n in zip(profiles.workers, found.shares, strict=True) if n)
+    told = ", ".join(f"{w.name} {n}" for w, n in zip(profiles.workers, best.shares, strict=True) if n)
     seconds = timeline(plan, profiles).seconds
-    return replace(plan, seconds=seconds, reasons=(*plan.reasons, f"of {found.ranks} equal shares of the rows: {told}"))
+    return replace(plan, seconds=seconds, reasons=(*plan.reasons, f"of {best.ranks} equal shares of the rows: {told}"))
 
 
 def _shared_out(graph: WireGraph, profiles: Profiles, ranks: int) -> Sharing:
     each_s = [share_s / ranks for share_s in _whole_s(graph, profiles)]
     begin_s = [profiles.link(CLIENT, worker.node_id).latency_s for worker in profiles.workers]
     shares = handed_out(begin_s, each_s, ranks)
-    busy = (begin + share * each for begin, share, each in zip(begin_s, shares, each_s, strict=True) if share)
+    busy = (begin + share * piece_s for begin, share, piece_s in zip(begin_s, shares, each_s, strict=True) if share)
     return Sharing(shares, max(busy))
 
 
