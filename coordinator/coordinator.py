@@ -69,14 +69,14 @@ from .delivery.output_receiver import OutputReceiver, tensor_of
 from .delivery.param_slices import ParamSlices
 from .delivery.relay import RelayServer
 from .delivery.tensor_store import TensorStore
-from .plan_service.plan_service import Planning
-from .plan_service.planner_client import Answerer, PlannerProcess
-from .plan_service.straggler_mitigation import Lent, Pacing
-from .plan_service.warm_up import Rehearsing
-from .plan_service.weight_redundancy import Guarding
+from .plan_service.plan_service import PlanService
+from .plan_service.planner_client import PlannerClient, PlannerProcess
+from .plan_service.straggler_mitigation import CoordinatorHooks, StragglerMitigation
+from .plan_service.warm_up import WarmUp
+from .plan_service.weight_redundancy import WeightRedundancy
 from .planning import plan_messages
 from .planning.audit.result_audit import TRUSTED, Auditor
-from .planning.contingency import Ahead
+from .planning.contingency import ContingencyPlans
 from .planning.model.plan import Plan
 from .planning.model.profiles import CLIENT, worker_profile
 from .planning.model.program import Program, Sampled, Trial, program_of
@@ -112,7 +112,7 @@ class Coordinator:
         shared: SharedDir | None,
         endpoint: Callable[[Identity, Handler], AnyEndpoint] = Endpoint,
         machine: Callable[[float], CoordinatorState] = CoordinatorState,
-        answerer: Answerer | None = None,
+        answerer: PlannerClient | None = None,
     ) -> None:
         self.config = config
         self.identity = identity
@@ -150,17 +150,19 @@ class Coordinator:
         probe_s = config.timeouts.link_probe_s
         self.prober = LinkProber(identity.node_id, self._meter, self._link_to, self._profiles_changed, probe_s)
         self._deployer = Deployer(self._members, self.prober, self._slices, config.timeouts.collective_timeout_s)
-        ahead = Ahead(config.plan_ahead_min if config.plan_ahead else None)
+        ahead = ContingencyPlans(config.plan_ahead_min if config.plan_ahead else None)
         rehearsed = self._spare_key, self._tasks, config.rehearsed_bytes_max
-        self._rehearsing = Rehearsing(ahead, self._members, self._deployer, *rehearsed)
+        self._rehearsing = WarmUp(ahead, self._members, self._deployer, *rehearsed)
         planner = answerer or PlannerProcess(config.timeouts.planner_idle_s)
-        self._planning = Planning(
+        self._planning = PlanService(
             self._members, self._stragglers, self.prober, self._usable, ahead, planner, self._rehearsing.changed
         )
         keeping = self._spare_key, self._tasks, self._publish, self._planning
-        self._guards = Guarding(self._members, self._deployer, self._usable, *keeping)
+        self._guards = WeightRedundancy(self._members, self._deployer, self._usable, *keeping)
         self.sessions = Sessions(self._session_context())
-        self._pacing = Pacing(config.follow_pace, self._stragglers, self._planning.calibration, self._lent())
+        self._pacing = StragglerMitigation(
+            config.follow_pace, self._stragglers, self._planning.calibration, self._lent()
+        )
         self._perform: dict[type, Callable[[Any], object]] = {
             ev.MakePlan: self._make_plan,
             ev.SendDeploy: lambda action: self._begin(action, self._send_deploy(action)),
@@ -594,9 +596,9 @@ class Coordinator:
         firm = self._guards.is_new(*program_of(action.job).likeness)
         self._plan_made(action.generation, await self._planning.plan_for(action.job, action.nodes, homes, firm))
 
-    def _lent(self) -> Lent:
+    def _lent(self) -> CoordinatorHooks:
         """What straggler mitigation needs of the coordinator."""
-        return Lent(
+        return CoordinatorHooks(
             lambda program: self.plan(*program.likeness),
             lambda: self._planning.profiles(self._members),
             lambda node, program: self._members[node].holds(program),

@@ -39,7 +39,7 @@ def move_s(plan: Plan, profiles: Profiles, holds: Callable[[str], Collection[str
 
 
 @dataclass(slots=True)
-class Debt:
+class StayCost:
     """What staying has cost one program since it moved, or since there was nothing to be gained."""
 
     seconds: float = 0.0
@@ -62,14 +62,14 @@ class Debt:
 
 
 @dataclass(slots=True)
-class Debts:
+class StayCosts:
     """The debts of programs, by what tells them apart; the oldest is forgotten first."""
 
     most: int = 256
-    _debts: dict[object, Debt] = field(default_factory=dict)
+    _debts: dict[object, StayCost] = field(default_factory=dict)
 
-    def of(self, program: object) -> Debt:
-        debt = self._debts.setdefault(program, Debt())
+    def of(self, program: object) -> StayCost:
+        debt = self._debts.setdefault(program, StayCost())
         while len(self._debts) > self.most:
             del self._debts[next(iter(self._debts))]
         return debt

@@ -21,13 +21,13 @@ from wire.policy.redundancy import OF_CALLS, copies_of
 
 from ..planning import plan_messages
 from ..planning.audit.result_audit import audited
-from ..planning.contingency import Ahead, Use
+from ..planning.contingency import ContingencyPlans, ProgramInUse
 from ..planning.model import timeline
 from ..planning.model.plan import Plan
 from ..planning.model.profiles import Profiles
 from ..planning.model.program import Program, Sampled, Trial, program_of
-from ..planning.placement.sticky_placement import Homes, staying_plan
-from ..planning.plan_codec import Asked, plan_from, seconds_in
+from ..planning.placement.sticky_placement import Homes, sticky_plan
+from ..planning.plan_codec import AnyQuestion, plan_from, seconds_in
 from ..planning.planner import Question
 from ..planning.redundancy import what_if
 from ..planning.redundancy.redundancy_cost import kept_elsewhere, redundancy_cost
@@ -36,7 +36,7 @@ from ..workers.collective_calibration import CollectiveCalibration
 from ..workers.link_prober import LinkProber
 from ..workers.records import Member
 from ..workers.straggler_detector import StragglerDetector
-from .planner_client import Answerer
+from .planner_client import PlannerClient
 from .straggler_mitigation import trial_plan
 from .warm_up import first_of
 
@@ -49,7 +49,7 @@ SETTLE_S = 0.5  # changes come in crowds, and a death has its recovery to be car
 MADE_AHEAD = "this plan was made ahead, before it was needed"
 
 
-class Planning:
+class PlanService:
     """Plans for some of `members`, by what is known of them, their pace and their links.
 
     Those of them that may get work are the `usable`; `answered` is called when another plan was made ahead.
@@ -61,8 +61,8 @@ class Planning:
         stragglers: StragglerDetector,
         prober: LinkProber,
         usable: Callable[[], Iterable[str]],
-        ahead: Ahead,
-        answerer: Answerer,
+        ahead: ContingencyPlans,
+        answerer: PlannerClient,
         answered: Callable[[], None],
     ) -> None:
         self._members = members
@@ -119,7 +119,7 @@ class Planning:
             return await asyncio.to_thread(trial_plan, job, self.profiles(nodes))
         graph, strategy = program.graph, program.strategy
         profiles = self._question(graph, strategy, nodes, program.copies).profiles
-        stays = await asyncio.to_thread(staying_plan, graph, profiles, strategy, *homes) if homes[0] else None
+        stays = await asyncio.to_thread(sticky_plan, graph, profiles, strategy, *homes) if homes[0] else None
         plan = await self.plan(graph, strategy, nodes, program.copies, firm) if stays is None else stays
         return await asyncio.to_thread(audited, plan, job.variant, profiles) if isinstance(job, Sampled) else plan
 
@@ -127,7 +127,7 @@ class Planning:
 
     def use(self, program: Program, nodes: frozenset[str]) -> None:
         """Calls go by a plan that runs on these workers."""
-        self._ahead.use(Use(program, nodes))
+        self._ahead.use(ProgramInUse(program, nodes))
         self._news.set()
 
     def changed(self) -> None:
@@ -172,7 +172,7 @@ class Planning:
             if self._ahead.answered(question, data):
                 self._answered()
 
-    async def answer_ahead(self, question: Asked) -> bytes | None:
+    async def answer_ahead(self, question: AnyQuestion) -> bytes | None:
         """The plan as `coordinator/planning/plan_codec.py` writes it, without haste; None if there is none, MeshError
         if nobody can tell."""
         try:
@@ -226,7 +226,7 @@ class Planning:
         kept = copies_of(copies).on_workers
         whole, made = kept_elsewhere(plan, profiles, copies, dead) if kept else ({}, {})
         homes = {place.name: set(place.homes) - {dead} for place in plan.params} if kept else {}
-        stays = await asyncio.to_thread(staying_plan, graph, profiles.without(dead), strategy, homes, whole)
+        stays = await asyncio.to_thread(sticky_plan, graph, profiles.without(dead), strategy, homes, whole)
         standby = copies_of(copies).on_devices  # the plan after it is deployed beside this one, without copies
         asked = "checkpoint" if standby else copies
         after = await self.plan(graph, strategy, nodes - {dead}, asked) if stays is None else stays

@@ -18,7 +18,7 @@ from typing import Protocol, TypeVar
 from wire.system.child_python import python_command
 from wire.timeouts import DEFAULT_TIMEOUTS
 
-from ..planning.plan_codec import Asked, question_bytes
+from ..planning.plan_codec import AnyQuestion, question_bytes
 from .planner_main import LENGTH, answer_of
 
 T = TypeVar("T")
@@ -26,10 +26,10 @@ log = logging.getLogger("graph_mesh.coordinator")
 _IDLE_PRIORITY = getattr(subprocess, "IDLE_PRIORITY_CLASS", 0)  # Windows; elsewhere the process sees to it
 
 
-class Answerer(Protocol):
+class PlannerClient(Protocol):
     """One question at a time; one that is cancelled costs nothing any more."""
 
-    async def answer(self, question: Asked) -> bytes | None:
+    async def answer(self, question: AnyQuestion) -> bytes | None:
         """The plan as `coordinator/planning/plan_codec.py` writes it, None if there is none; OSError or EOFError if
         nobody can tell."""
         ...
@@ -41,10 +41,10 @@ class Answerer(Protocol):
     async def close(self) -> None: ...
 
 
-class AnswersHere:
+class InProcessPlanner:
     """Answers from a thread of this process: for the simulation, whose time stands still meanwhile."""
 
-    async def answer(self, question: Asked) -> bytes | None:
+    async def answer(self, question: AnyQuestion) -> bytes | None:
         return await asyncio.to_thread(answer_of, question)
 
     async def get_ready(self) -> None:
@@ -64,7 +64,7 @@ class PlannerProcess:
         self._process: asyncio.subprocess.Process | None = None
         self._rest: asyncio.TimerHandle | None = None
 
-    async def answer(self, question: Asked) -> bytes | None:
+    async def answer(self, question: AnyQuestion) -> bytes | None:
         encoded = await asyncio.to_thread(question_bytes, question)
         async with self._turn:
             return await self._use(self._exchange(encoded)) or None

@@ -16,7 +16,7 @@ from wire.errors import MeshError
 from wire.ir.graph import WireGraph
 from wire.system.child_python import take_stdio
 
-from ..planning.plan_codec import Asked, plan_bytes, question_from
+from ..planning.plan_codec import AnyQuestion, plan_bytes, question_from
 
 LENGTH = struct.Struct("<I")
 NICE = 19
@@ -46,7 +46,7 @@ def _stand_back() -> None:
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
-def answer_of(question: Asked) -> bytes | None:
+def answer_of(question: AnyQuestion) -> bytes | None:
     """The plan as bytes; None where there is none, which whoever needs it finds out again, with the reason."""
     try:
         return plan_bytes(question.answer())

@@ -34,7 +34,7 @@ from ..planning.planner import make_plan
 from ..workers.collective_calibration import CollectiveCalibration
 from ..workers.records import Deployment
 from ..workers.straggler_detector import KNOWN_MIN, SEEN, DeviceKey, StragglerDetector
-from .migration_cost import Debts, move_s
+from .migration_cost import StayCosts, move_s
 
 log = logging.getLogger("graph_mesh.coordinator")
 
@@ -46,7 +46,7 @@ RETRY_S_FIRST, RETRY_S_MAX = 15.0, 240.0
 
 
 @dataclass(frozen=True, slots=True)
-class Lent:
+class CoordinatorHooks:
     """What the coordinator lends: to plan a program anew, to see machines, to replace a plan by generation, to run a
     program on one device, to tell people (kind, node, text)."""
 
@@ -67,17 +67,19 @@ class _Slow:
     sure: bool = False  # for it was slow after the trial too
 
 
-class Pacing:
+class StragglerMitigation:
     """`on` is whether anything is done at all.  Made on the event loop; `run` tries slow devices for ever."""
 
-    def __init__(self, on: bool, stragglers: StragglerDetector, calibration: CollectiveCalibration, lent: Lent) -> None:
+    def __init__(
+        self, on: bool, stragglers: StragglerDetector, calibration: CollectiveCalibration, lent: CoordinatorHooks
+    ) -> None:
         self.stragglers = stragglers
         self.calibration = calibration
         self.trials = 0  # under way
         self._on = on
         self._lent = lent
         self._now = asyncio.get_running_loop().time
-        self._debts = Debts()
+        self._debts = StayCosts()
         self._asked: set[Program] = set()  # for which another plan is being made
         self._slow: dict[DeviceKey, _Slow] = {}
         self._settled = 0  # how many verdicts there were when all were sure

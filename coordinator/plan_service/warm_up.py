@@ -20,7 +20,7 @@ from wire.system.tasks import Tasks, as_error, unheard
 
 from ..delivery.deployer import Deployer
 from ..planning import plan_messages
-from ..planning.contingency import Ahead
+from ..planning.contingency import ContingencyPlans
 from ..planning.model.plan import Plan
 from ..planning.model.program import Program
 from ..planning.plan_codec import plan_from
@@ -31,13 +31,13 @@ log = logging.getLogger("graph_mesh.coordinator")
 QUIET_S = 0.3  # without a call, before a rehearsal begins
 
 
-class Rehearsing:
+class WarmUp:
     """`key` names a plan that no call uses; `tasks` do what must be said also when a rehearsal is broken off; one moves
     no more than `bytes_max` of weights."""
 
     def __init__(
         self,
-        ahead: Ahead,
+        ahead: ContingencyPlans,
         members: Mapping[str, Member],
         deployer: Deployer,
         key: Callable[[], PlanKey],

@@ -38,10 +38,10 @@ from ..planning.model.memory_check import memory_by_worker
 from ..planning.model.plan import FromParam, Plan
 from ..planning.model.program import Program
 from ..planning.placement.sticky_placement import Homes
-from ..planning.redundancy.parity_groups import Group, Held, grouped, kept_bytes, unkept
+from ..planning.redundancy.parity_groups import Group, HeldContent, grouped, kept_bytes, unkept
 from ..planning.redundancy.redundancy_memory import standing_by
 from ..workers.records import Member
-from .plan_service import Planning
+from .plan_service import PlanService
 
 log = logging.getLogger("graph_mesh.coordinator")
 GUARDS_MAX = 64  # programs that are guarded at once, those deployed last
@@ -66,7 +66,7 @@ class _Guard:
     work: asyncio.Task[None] | None = None
 
 
-class Guarding:
+class WeightRedundancy:
     """`key` names a plan that no call uses, `usable` are the workers that may be given something to keep."""
 
     def __init__(
@@ -77,7 +77,7 @@ class Guarding:
         key: Callable[[], PlanKey],
         tasks: Tasks,
         tell: Callable[[str, str, str, int], None],
-        planning: Planning,
+        planning: PlanService,
     ) -> None:
         self._members = members
         self._deployer = deployer
@@ -253,7 +253,7 @@ class Guarding:
         try:
             owned, params = await self._owned(program, plan)
             sizes = {blob: size for blobs in owned.values() for blob, size in blobs.items()}
-            held = [Held(blob, size, _owners(blob, owned)) for blob, size in sizes.items()]
+            held = [HeldContent(blob, size, _owners(blob, owned)) for blob, size in sizes.items()]
             groups = grouped(held, nodes, copies, self._room(program, plan)) if copies.on_workers else ()
             shares = dict(zip(groups, await asyncio.gather(*map(self._checks, groups)), strict=True))
             await (self._stand_by(program, plan, nodes, keys) if copies.on_devices else self._pin(shares, keys))
@@ -413,6 +413,6 @@ def _owners(blob: bytes, owned: Mapping[str, Collection[bytes]]) -> frozenset[st
     return frozenset(node for node, blobs in owned.items() if blob in blobs)
 
 
-def _address(held: Held) -> bytes:
+def _address(held: HeldContent) -> bytes:
     assert isinstance(held.content, bytes)
     return held.content

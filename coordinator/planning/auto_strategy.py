@@ -25,7 +25,7 @@ from .model.profiles import CLIENT, Profiles, WorkerProfile
 from .model.timeline import timeline
 from .spmd.collective_cost import BEGIN_S
 from .spmd.rank_planner import plan_ranks
-from .spmd.split_strategies import Carries, counts, split
+from .spmd.split_strategies import CarriedParams, counts, split
 from .spmd.uneven_ranks import plan_shares
 
 GAIN_MIN = 0.05  # of a call's time: a split that saves less is not worth another order of additions
@@ -37,7 +37,7 @@ BATCHES_MAX = 3  # sizes of first dimensions that are tried as the batch's
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class CandidatePlan:
     """A plan that was made, and what the strategy that it follows is called."""
 
     name: str
@@ -57,13 +57,13 @@ class Draft:
         return Candidate(self.name, self.seconds, len({part.node for part in self.plan.parts}))
 
 
-class Drafts:
+class CandidatePlans:
     """Plans of one program as they are made; `accept` may change one, or refuse it with None."""
 
     def __init__(
         self, profiles: Profiles, asked: Auto, accept: Callable[[Plan], Plan | None] = lambda plan: plan
     ) -> None:
-        self.made: list[Draft] = []
+        self.made: list[CandidatePlan] = []
         self.known: list[Candidate] = []  # whose plans were not made, though what they take is known
         self.left_out: list[Candidate] = []
         self._profiles, self._asked, self._accept = profiles, asked, accept
@@ -80,7 +80,7 @@ class Drafts:
     def have(self, name: str, plan: Plan, as_it_was: bool = True) -> None:
         """One that need not be accepted any more; its own prediction stands, if it is as it was made."""
         seconds = plan.seconds if as_it_was else timeline(plan, self._profiles).seconds
-        self.made.append(Draft(name, replace(plan, seconds=seconds), seconds))
+        self.made.append(CandidatePlan(name, replace(plan, seconds=seconds), seconds))
 
     def leave_out(self, name: str, why: str) -> None:
         self.left_out.append(Candidate(name, None, 0, why))
@@ -111,7 +111,7 @@ class Drafts:
         told = (*best.plan.reasons, *_reasons(best, rivals), *_idle(best, candidates, self._profiles))
         return replace(plan, reasons=told[:REASONS_MAX])
 
-    def _fitting(self) -> list[Draft]:
+    def _fitting(self) -> list[CandidatePlan]:
         everybody = len(self._profiles.workers)
         return [draft for draft in self.made if not self._asked.use_all or draft.candidate.workers == everybody]
 
@@ -127,7 +127,9 @@ def whole_name(plan: Plan) -> str:
     return f"cut {workers}" if workers > 1 else "single"
 
 
-def add_splits(drafts: Drafts, graph: WireGraph, profiles: Profiles, use_all: bool, carries: Carries = ()) -> None:
+def add_splits(
+    drafts: CandidatePlans, graph: WireGraph, profiles: Profiles, use_all: bool, carries: CarriedParams = ()
+) -> None:
     """Split the program in every way that may be better than what there is."""
     if len(profiles.workers) < 2:
         return
@@ -155,7 +157,9 @@ def add_splits(drafts: Drafts, graph: WireGraph, profiles: Profiles, use_all: bo
             drafts.leave_out(name, error.message)
 
 
-def _splits(drafts: Drafts, graph: WireGraph, profiles: Profiles, carries: Carries) -> Iterator[tuple[str, Split, int]]:
+def _splits(
+    drafts: CandidatePlans, graph: WireGraph, profiles: Profiles, carries: CarriedParams
+) -> Iterator[tuple[str, Split, int]]:
     """Strategies with numbers of ranks, those first that are best most often."""
     batches = _batches(graph)
     many = len(batches) > 1
@@ -218,7 +222,7 @@ def _seconds(candidate: Candidate) -> float:
     return float("inf") if candidate.seconds is None else candidate.seconds
 
 
-def _reasons(best: Draft, candidates: Sequence[Candidate]) -> Iterator[str]:
+def _reasons(best: CandidatePlan, candidates: Sequence[Candidate]) -> Iterator[str]:
     """What the best of every other strategy would take."""
     told: dict[str, Candidate] = {}
     for candidate in candidates:
@@ -232,7 +236,7 @@ def _reasons(best: Draft, candidates: Sequence[Candidate]) -> Iterator[str]:
         yield f"{best.name} is predicted to take least, {time_text(best.seconds)}; {', '.join(others)}"
 
 
-def _idle(best: Draft, candidates: Sequence[Candidate], profiles: Profiles) -> Iterator[str]:
+def _idle(best: CandidatePlan, candidates: Sequence[Candidate], profiles: Profiles) -> Iterator[str]:
     """Sentences about workers without work: why they have none, and what a call would take if all had some."""
     used = {part.node for part in best.plan.parts}
     everybody = len(profiles.workers)

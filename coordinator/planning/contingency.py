@@ -28,7 +28,7 @@ BYTES_MAX = 64 << 20  # of all plans together; one for 10 000 nodes has some 300
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class ProgramInUse:
     """A program that is called, and the workers that its present plan runs on."""
 
     program: Program
@@ -36,7 +36,7 @@ class Use:
 
 
 @dataclass(slots=True)
-class Ahead:
+class ContingencyPlans:
     """`use` for every plan that is used, `expect` whenever anything changed; then answer what is `next`.
 
     Planning for fewer than `nodes_min` graph nodes times workers is so quick that it is left for when it is needed;
@@ -45,12 +45,12 @@ class Ahead:
 
     nodes_min: int | None
     bytes_max: int = BYTES_MAX
-    _uses: OrderedDict[Program, Use] = field(default_factory=OrderedDict)  # the last used at the end
+    _uses: OrderedDict[Program, ProgramInUse] = field(default_factory=OrderedDict)  # the last used at the end
     _expected: dict[tuple[Program, Question], bool] = field(default_factory=dict)  # whether it was rehearsed
     _answers: dict[Question, bytes] = field(default_factory=dict)
     _passed: set[Question] = field(default_factory=set)  # that have no plan, or one that is too large to keep
 
-    def use(self, use: Use) -> None:
+    def use(self, use: ProgramInUse) -> None:
         """Note that calls of a program go by a plan."""
         self._uses[use.program] = use
         self._uses.move_to_end(use.program)
@@ -128,12 +128,12 @@ class Ahead:
     def used_bytes(self) -> int:
         return sum(map(len, self._answers.values()))
 
-    def _is_slow(self, use: Use, profiles: Profiles) -> bool:
+    def _is_slow(self, use: ProgramInUse, profiles: Profiles) -> bool:
         workers = min(len(profiles.workers), CANDIDATES_MAX)
         return self.nodes_min is not None and len(use.program.graph) * workers >= self.nodes_min
 
 
-def _questions(use: Use, profiles: Profiles) -> Iterator[Question]:
+def _questions(use: ProgramInUse, profiles: Profiles) -> Iterator[Question]:
     """The questions that a program may ask next: its plan now, and without each worker."""
     graph, strategy, copies = use.program.graph, use.program.strategy, use.program.copies
     if profiles.workers:
@@ -143,6 +143,6 @@ def _questions(use: Use, profiles: Profiles) -> Iterator[Question]:
             yield Question(graph, strategy, profiles.without(node), copies)
 
 
-def _by_use(use: Use, profiles: Profiles) -> Sequence[str]:
+def _by_use(use: ProgramInUse, profiles: Profiles) -> Sequence[str]:
     nodes = [worker.node_id for worker in profiles.workers]
     return sorted(nodes, key=lambda node: node not in use.nodes)[:DEATHS_MAX]

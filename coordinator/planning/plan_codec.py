@@ -39,7 +39,7 @@ from .model.profiles import DeviceProfile, Link, Profiles, WorkerProfile
 from .planner import Question
 from .session_planner import SessionQuestion, Stateful
 
-Asked = Question | SessionQuestion
+AnyQuestion = Question | SessionQuestion
 
 _CLASSES: tuple[type[Any], ...] = (
     FromInput, FromParam, FromPart, FromConst, Part, Edge, WorkerShare, ParamPlace, Audit, Plan,
@@ -52,11 +52,11 @@ _GRAPH, _TUPLE, _SET, _MAP, _TEXTS = range(len(_CLASSES), len(_CLASSES) + 5)
 TEXTS_REMEMBERED = 64  # mappings of texts, one per kind of device
 
 
-def question_bytes(question: Asked) -> bytes:
+def question_bytes(question: AnyQuestion) -> bytes:
     return _pack(question)
 
 
-def question_from(data: bytes, known: Iterable[WireGraph] = ()) -> Asked:
+def question_from(data: bytes, known: Iterable[WireGraph] = ()) -> AnyQuestion:
     """The question; graphs that are `known` are not read again."""
     question = _Unpacker(data, known=known).value
     assert isinstance(question, Question | SessionQuestion)

@@ -17,20 +17,20 @@ from wire.policy.strategies import Auto, DataParallel, DeviceMap, Pipeline, Rank
 from wire.sharding.partition import partition
 from wire.units import size_text, time_text
 
-from .auto_strategy import Drafts, add_splits, whole_name
+from .auto_strategy import CandidatePlans, add_splits, whole_name
 from .model.cost_model import CostModel, PartSketch, Prediction
 from .model.memory_check import does_not_fit, missing, tightened
 from .model.plan import REASONS_MAX, Candidate, Plan
 from .model.plan_builder import plan_of
 from .model.profiles import Profiles
-from .model.reproducible import alike, told
+from .model.reproducible import reproducible_profiles, with_exclusions
 from .model.subgraphs import output_source, parts_of
 from .pipeline.pipeline_planner import plan_pipeline
-from .placement.device_map import named, placed
+from .placement.device_map import named_workers, placed_by_map
 from .placement.partition import EXACT_ASSIGNMENTS_MAX, Partitioner
 from .redundancy.redundancy_memory import replicas_kept, share_of, weights_kept, with_copies
 from .spmd.rank_planner import plan_ranks
-from .spmd.split_strategies import Carries, counts, rates_of, split
+from .spmd.split_strategies import CarriedParams, counts, rates_of, split
 from .spmd.uneven_ranks import plan_shares
 
 
@@ -70,7 +70,7 @@ class Question:
         return with_copies(lambda _: plan, profiles, self.copies, replicas_kept(standby), 1.0)
 
 
-def make_plan(graph: WireGraph, profiles: Profiles, strategy: str = "auto", carries: Carries = ()) -> Plan:
+def make_plan(graph: WireGraph, profiles: Profiles, strategy: str = "auto", carries: CarriedParams = ()) -> Plan:
     """The plan for one call of `graph`; `strategy` is the text of one (wire/policy/strategies.py).
 
     `carries` are params with the position of the output that is to lie as they do, where a strategy splits the program.
@@ -81,11 +81,17 @@ def make_plan(graph: WireGraph, profiles: Profiles, strategy: str = "auto", carr
     if not profiles.workers:
         raise PlacementError("there is no worker to plan for", next_step="Start mesh-worker")
     if asked.reproducible:
-        return told(_made(simplify(graph), alike(profiles), asked.plain, carries, asked.reproducible), asked, profiles)
+        return with_exclusions(
+            _made(simplify(graph), reproducible_profiles(profiles), asked.plain, carries, asked.reproducible),
+            asked,
+            profiles,
+        )
     return _made(simplify(graph), profiles, asked, carries)
 
 
-def _made(graph: WireGraph, profiles: Profiles, asked: Strategy, carries: Carries, reproducible: bool = False) -> Plan:
+def _made(
+    graph: WireGraph, profiles: Profiles, asked: Strategy, carries: CarriedParams, reproducible: bool = False
+) -> Plan:
     whole = graph
     if isinstance(asked, Split):
         return _split(graph, profiles, asked, carries)
@@ -101,7 +107,7 @@ def _made(graph: WireGraph, profiles: Profiles, asked: Strategy, carries: Carrie
     return _with_all(_apart(graph, whole, profiles, asked, carries), profiles, asked)
 
 
-def _apart(graph: WireGraph, whole: WireGraph, profiles: Profiles, asked: Strategy, carries: Carries) -> Plan:
+def _apart(graph: WireGraph, whole: WireGraph, profiles: Profiles, asked: Strategy, carries: CarriedParams) -> Plan:
     """A program that has ranks: each on a device of its own, or all of them as one program, as that was written."""
     why = "nobody asked for ranks apart"
     if isinstance(asked, Auto | Ranks) and any(node.op == "spmd" for node in graph.nodes):
@@ -126,15 +132,20 @@ def _with_all(plan: Plan, profiles: Profiles, asked: Strategy) -> Plan:
     return plan
 
 
-def _cheapest(graph: WireGraph, profiles: Profiles, asked: Auto, carries: Carries, splits: bool) -> Plan:
+def _cheapest(graph: WireGraph, profiles: Profiles, asked: Auto, carries: CarriedParams, splits: bool) -> Plan:
     """The cheapest of all that may be done with a program."""
-    drafts = Drafts(profiles, asked)
+    drafts = CandidatePlans(profiles, asked)
     add_all(drafts, graph, profiles, asked, carries, splits)
     return drafts.best()
 
 
 def add_all(
-    drafts: Drafts, graph: WireGraph, profiles: Profiles, asked: Auto, carries: Carries = (), splits: bool = True
+    drafts: CandidatePlans,
+    graph: WireGraph,
+    profiles: Profiles,
+    asked: Auto,
+    carries: CarriedParams = (),
+    splits: bool = True,
 ) -> None:
     """Every plan of a program without ranks that may be the best one; PlacementError if not even one can be made."""
     refusal = None
@@ -151,7 +162,7 @@ def add_all(
         drafts.leave_out("single", refusal.message)
 
 
-def _in_stages(graph: WireGraph, profiles: Profiles, asked: Pipeline, carries: Carries) -> Plan | None:
+def _in_stages(graph: WireGraph, profiles: Profiles, asked: Pipeline, carries: CarriedParams) -> Plan | None:
     """The plan of a training step; None for another program, which is cut by what one call takes."""
     plan = plan_pipeline(graph, profiles, asked, carries)
     if plan is None and asked != Pipeline():
@@ -162,7 +173,7 @@ def _in_stages(graph: WireGraph, profiles: Profiles, asked: Pipeline, carries: C
     return plan
 
 
-def _split(graph: WireGraph, profiles: Profiles, asked: Split, carries: Carries) -> Plan:
+def _split(graph: WireGraph, profiles: Profiles, asked: Split, carries: CarriedParams) -> Plan:
     """The fastest plan for any number of ranks that may be tried; PlacementError if none fits."""
     if isinstance(asked, DataParallel) and asked.by_speed:
         if carries:
@@ -192,7 +203,7 @@ def _whole(graph: WireGraph, profiles: Profiles, asked: Strategy) -> Plan:
             "this program has no ranks", next_step="Make it of mesh.shard_map, or choose another strategy"
         )
     if isinstance(asked, DeviceMap):
-        return _fitting(graph, named(profiles, asked), strategy, len(profiles.workers))
+        return _fitting(graph, named_workers(profiles, asked), strategy, len(profiles.workers))
     count = len(profiles.workers) if isinstance(asked, Pipeline) else CANDIDATES_MAX
     while count < len(profiles.workers):
         try:
@@ -230,7 +241,7 @@ def _draft(
     """The best plan under these budgets, or the one that lacks least; the profiles have the real ones."""
     model, assignment, asked = CostModel(graph, budgets), None, strategy_of(strategy)
     if isinstance(asked, DeviceMap):
-        model, assignment = placed(model, asked)
+        model, assignment = placed_by_map(model, asked)
     partitioner = Partitioner(model)
     prediction, sketches = model.arrange(partitioner.best(strategy)[1] if assignment is None else assignment)
     parts, place = parts_of(model, sketches)

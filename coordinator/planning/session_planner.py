@@ -18,17 +18,17 @@ from wire.policy.redundancy import copies_of
 from wire.policy.strategies import FOR_ANY_GRAPH, Auto, Pipeline, Single, Split, Strategy, strategy_of
 from wire.units import counted, time_text
 
-from .auto_strategy import Drafts, add_splits, needs_ranks, whole_name
+from .auto_strategy import CandidatePlans, add_splits, needs_ranks, whole_name
 from .model.cost_model import CostModel
 from .model.graph_index import GraphIndex
 from .model.memory_check import does_not_fit, memory_by_worker, missing, tightened
 from .model.plan import Carry, FromParam, FromPart, FromState, Part, Plan, Window
 from .model.plan_builder import plan_of
 from .model.profiles import Profiles
-from .model.reproducible import alike, told
+from .model.reproducible import reproducible_profiles, with_exclusions
 from .model.subgraphs import output_source, parts_of
 from .placement.state_colocation import StateColocation
-from .placement.sticky_placement import STAYS, Homes
+from .placement.sticky_placement import STICKY_STRATEGIES, Homes
 from .planner import make_plan
 from .redundancy.redundancy_memory import with_copies
 from .redundancy.state_redundancy_memory import OWN_SHARE, session_kept
@@ -82,7 +82,7 @@ def session_plan(graph: WireGraph, profiles: Profiles, strategy: str, state: Sta
     graph = simplify(graph)
     asked = strategy_of(strategy)
     if asked.reproducible and profiles.workers:
-        return told(_made(graph, alike(profiles), asked, state), asked, profiles)
+        return with_exclusions(_made(graph, reproducible_profiles(profiles), asked, state), asked, profiles)
     return _made(graph, profiles, asked, state)
 
 
@@ -114,15 +114,17 @@ def _made(graph: WireGraph, profiles: Profiles, asked: Strategy, state: Stateful
     return _best_colocated(graph, profiles, strategy, state)
 
 
-def staying_session(graph: WireGraph, profiles: Profiles, strategy: str, state: Stateful, homes: Homes) -> Plan | None:
+def sticky_session_plan(
+    graph: WireGraph, profiles: Profiles, strategy: str, state: Stateful, homes: Homes
+) -> Plan | None:
     """A plan that leaves whole tensors of the state, and weights, where their `homes` are, for what follows a death;
     None where there is none like that."""
     graph = simplify(graph)
     asked = strategy_of(strategy)
-    whole = asked.plain.text in STAYS and not graph.has_spmd and not needs_ranks(graph)
+    whole = asked.plain.text in STICKY_STRATEGIES and not graph.has_spmd and not needs_ranks(graph)
     if not (whole and homes and profiles.workers):
         return None
-    colocation = _colocation(graph, alike(profiles) if asked.reproducible else profiles, state)
+    colocation = _colocation(graph, reproducible_profiles(profiles) if asked.reproducible else profiles, state)
     assignment = colocation.sticky(homes)
     if assignment is None:
         return None
@@ -139,7 +141,7 @@ def _cheapest(graph: WireGraph, profiles: Profiles, asked: Auto, state: Stateful
         stateful = _with_state(plan, state, graph)
         return None if stateful is None or any(missing(stateful, profiles)) else _counted(stateful)
 
-    drafts = Drafts(profiles, asked, accept)
+    drafts = CandidatePlans(profiles, asked, accept)
     refusals = []
     for strategy in ("pipeline",) if asked.use_all else ("single", "auto"):
         try:
@@ -166,7 +168,9 @@ def _tried(strategy: str, workers: int) -> Iterator[str]:
         yield from (replace(asked, ranks=ranks).text for ranks in range(min(workers, RANKS_TRIED_MAX), 1, -1))
 
 
-def meanwhile(graph: WireGraph, profiles: Profiles, asked: Strategy, state: Stateful, lacking: PlacementError) -> Plan:
+def interim_plan(
+    graph: WireGraph, profiles: Profiles, asked: Strategy, state: Stateful, lacking: PlacementError
+) -> Plan:
     """A plan for as long as there are too few workers for what was asked, which says so: of fewer stages, or of one."""
     count, strategy = len(profiles.workers), Single(reproducible=asked.reproducible).text
     if isinstance(asked, Pipeline) and count > 1:

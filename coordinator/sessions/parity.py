@@ -14,7 +14,7 @@ from wire.errors import MeshError
 from wire.policy.redundancy import Copies
 
 from ..delivery.deployer import Deployer, Term
-from ..planning.redundancy.parity_groups import Group, Held, grouped
+from ..planning.redundancy.parity_groups import Group, HeldContent, grouped
 from ..workers.records import Member
 from .events import Checked, MakeChecks
 
@@ -31,7 +31,7 @@ class SessionParity:
 
     async def make(self, action: MakeChecks, sizes: Mapping[Any, int], copies: Copies) -> tuple[Checked, ...]:
         """Have workers make the checks of a copy; MeshError."""
-        held = [Held(piece, sizes[piece], frozenset({node})) for piece, node in action.owners.items()]
+        held = [HeldContent(piece, sizes[piece], frozenset({node})) for piece, node in action.owners.items()]
         groups = grouped(held, action.nodes, copies)
         checks_by_group = await asyncio.gather(*(self._checks(group, action.contents) for group in groups))
         while len(self._groups) >= COPIES_MAX:

@@ -36,7 +36,7 @@ from ..delivery.deployer import Deployer
 from ..delivery.input_sender import run_step
 from ..delivery.output_receiver import tensor_of
 from ..delivery.tensor_store import TensorStore
-from ..plan_service.plan_service import Planning
+from ..plan_service.plan_service import PlanService
 from ..planning import plan_messages
 from ..planning.model.plan import FromParam, FromState, Plan, Window
 from ..planning.model.profiles import CLIENT, Profiles
@@ -45,7 +45,7 @@ from ..planning.model.timeline import as_it_runs
 from ..planning.plan_codec import plan_from
 from ..planning.redundancy.redundancy_cost import sentences
 from ..planning.redundancy.redundancy_memory import refused
-from ..planning.session_planner import SessionQuestion, Stateful, check_carried, meanwhile, staying_session
+from ..planning.session_planner import SessionQuestion, Stateful, check_carried, interim_plan, sticky_session_plan
 from ..workers.records import Member
 from ..workers.straggler_detector import StragglerDetector
 from . import events as ev
@@ -76,7 +76,7 @@ class SessionContext:
     epoch: Callable[[], int]
     members: Mapping[str, Member]
     deployer: Deployer
-    planning: Planning
+    planning: PlanService
     usable: Callable[[], frozenset[str]]
     held: TensorStore
     blobs: BlobExchange
@@ -416,7 +416,7 @@ class Session:
             strategy = strategy_of(program.strategy)
             if not (self.committed and isinstance(strategy, Split | Pipeline)):
                 raise
-            least = await asyncio.to_thread(meanwhile, program.graph, profiles, strategy, self._stateful, error)
+            least = await asyncio.to_thread(interim_plan, program.graph, profiles, strategy, self._stateful, error)
             return Planned(0, program, least)
 
     async def _session_plan(self, program: Program, profiles: Profiles) -> Plan:
@@ -480,7 +480,7 @@ class Session:
         homes = {place.name: set(place.homes) & action.nodes for place in before.params}
         homes |= {piece.name: nodes & action.nodes for piece, nodes in action.holders.items()}
         args = program.graph, self._context.profiles(action.nodes), program.strategy, self._stateful, homes
-        plan = await asyncio.to_thread(staying_session, *args)
+        plan = await asyncio.to_thread(sticky_session_plan, *args)
         return None if plan is None else Planned(0, program, plan)
 
     async def _plan(self, action: ev.MakePlan) -> None:

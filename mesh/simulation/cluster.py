@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from coordinator.coordinator import Coordinator, CoordinatorConfig
-from coordinator.plan_service.planner_client import Answerer, AnswersHere
+from coordinator.plan_service.planner_client import InProcessPlanner, PlannerClient
 from wire.errors import ConfigError
 from wire.link.endpoint import Endpoint
 from wire.link.identity import identity_here
@@ -59,7 +59,7 @@ class Cluster:
     config: CoordinatorConfig
     devices: Sequence[Device]
     seed: int = 0
-    answerer: Answerer = field(default_factory=AnswersHere)  # who plans ahead
+    answerer: PlannerClient = field(default_factory=InProcessPlanner)  # who plans ahead
     network: SimulatedNetwork = field(init=False)
     checker: InvariantChecker = field(init=False, default_factory=InvariantChecker)
     coordinator: Coordinator = field(init=False)

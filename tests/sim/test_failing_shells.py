@@ -22,7 +22,7 @@ import mesh.numpy as mnp
 import worker.daemon.snapshot_writer
 import worker.daemon.tensor_sender
 from coordinator.delivery.deployer import Deployer
-from coordinator.plan_service.plan_service import Planning
+from coordinator.plan_service.plan_service import PlanService
 from coordinator.planning.model.program import Program
 from coordinator.sessions.runtime import Session
 from coordinator.workers.call_report import CallReport
@@ -160,8 +160,8 @@ CALLS: dict[str, tuple[Any, str]] = {
     "dialling": (WorkerLinks, "linked"),
     "outputs": (TensorSender, "answer_run"),
     "an output's file": (worker.daemon.tensor_sender, "take"),
-    "planning": (Planning, "plan_for"),
-    "a plan of before": (Planning, "found"),
+    "planning": (PlanService, "plan_for"),
+    "a plan of before": (PlanService, "found"),
     "deploying": (Deployer, "deploy"),
     "the params": (Deployer, "params"),
     "running": (coordinator.coordinator, "run_step"),

@@ -12,10 +12,10 @@ import pytest
 from support.simulated.simulated import chaos_run, simulate, weights_moved
 
 from coordinator.plan_service.plan_service import LOOK_S, MADE_AHEAD, SETTLE_S
-from coordinator.plan_service.planner_client import AnswersHere
+from coordinator.plan_service.planner_client import InProcessPlanner
 from coordinator.plan_service.warm_up import QUIET_S
 from coordinator.planning.model.program import Program
-from coordinator.planning.plan_codec import Asked
+from coordinator.planning.plan_codec import AnyQuestion
 from coordinator.workers.call_report import CallReport
 from mesh.simulation.cluster import Cluster
 from mesh.simulation.engine_host import Device
@@ -51,14 +51,14 @@ class SlowAnswers:
     """Takes so many seconds for a plan; None: for ever."""
 
     seconds: float | None = None
-    asked: list[Asked] = field(default_factory=list)
+    asked: list[AnyQuestion] = field(default_factory=list)
 
-    async def answer(self, question: Asked) -> bytes | None:
+    async def answer(self, question: AnyQuestion) -> bytes | None:
         self.asked.append(question)
         if self.seconds is None:
             await asyncio.get_running_loop().create_future()
         await asyncio.sleep(self.seconds or 0.0)
-        return await AnswersHere().answer(question)
+        return await InProcessPlanner().answer(question)
 
     async def close(self) -> None:
         return

@@ -15,8 +15,8 @@ from collections import Counter
 import pytest
 from support.simulated.simulated import Job, simulate
 
-from coordinator.plan_service.planner_client import AnswersHere
-from coordinator.planning.plan_codec import Asked
+from coordinator.plan_service.planner_client import InProcessPlanner
+from coordinator.planning.plan_codec import AnyQuestion
 from mesh.simulation.cluster import Cluster
 
 CHURN_PER_S = 0.05 / 60  # of all workers; each is away for a while
@@ -25,12 +25,12 @@ JOB_EVERY_S = 20.0
 PLANNING_S = 0.5  # of a plan made ahead
 
 
-class Unhurried(AnswersHere):
+class Unhurried(InProcessPlanner):
     """Plans ahead in a process at the lowest priority: it takes its time, and what is asked for meanwhile ends it."""
 
-    async def answer(self, question: Asked) -> bytes | None:
+    async def answer(self, question: AnyQuestion) -> bytes | None:
         await asyncio.sleep(PLANNING_S)
-        return await AnswersHere.answer(self, question)
+        return await InProcessPlanner.answer(self, question)
 
 
 async def crowd_run(cluster: Cluster, seconds: float) -> Counter[str]:

@@ -12,12 +12,12 @@ import pytest
 from support.cases.training import first_state
 
 import mesh.numpy as mnp
-from coordinator.plan_service.planner_client import AnswersHere
+from coordinator.plan_service.planner_client import InProcessPlanner
 from coordinator.plan_service.planner_main import answer_of
 from coordinator.planning.model.plan import Plan
 from coordinator.planning.model.profiles import Profiles
 from coordinator.planning.model.program import Program
-from coordinator.planning.plan_codec import Asked
+from coordinator.planning.plan_codec import AnyQuestion
 from coordinator.sessions.runtime import Session
 from mesh import DistributedTrainer, Mesh, optim, tree
 from mesh.simulation.cluster import Cluster
@@ -133,9 +133,9 @@ class Killing(Callback):
 
 
 def test_deaths_are_planned_for_by_another_process_where_plans_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, here, plan = list[Asked](), list[Profiles](), Session._session_plan
+    asked, here, plan = list[AnyQuestion](), list[Profiles](), Session._session_plan
 
-    async def answer(_: AnswersHere, question: Asked) -> bytes | None:
+    async def answer(_: InProcessPlanner, question: AnyQuestion) -> bytes | None:
         asked.append(question)
         return answer_of(question)
 
@@ -143,7 +143,7 @@ def test_deaths_are_planned_for_by_another_process_where_plans_take_long(monkeyp
         here.extend(each for each in args if isinstance(each, Profiles))
         return await plan(session, *args)
 
-    monkeypatch.setattr(AnswersHere, "answer", answer)
+    monkeypatch.setattr(InProcessPlanner, "answer", answer)
     monkeypatch.setattr(Session, "_session_plan", planned)
     found = trainer()
     with Mesh.builder().mesh("sim").simulate(WORKERS, gflops=GFLOPS).timeouts(plan_here_s=0).build() as mesh:
@@ -158,12 +158,12 @@ def test_deaths_are_planned_for_by_another_process_where_plans_take_long(monkeyp
 def test_who_cannot_answer_once_costs_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     failures = [EOFError("it was killed")]
 
-    async def answer(_: AnswersHere, question: Asked) -> bytes | None:
+    async def answer(_: InProcessPlanner, question: AnyQuestion) -> bytes | None:
         if failures:
             raise failures.pop()
         return answer_of(question)
 
-    monkeypatch.setattr(AnswersHere, "answer", answer)
+    monkeypatch.setattr(InProcessPlanner, "answer", answer)
     workers, found = list[int](), trainer()
     with Mesh.builder().mesh("sim").simulate(WORKERS, gflops=GFLOPS).timeouts(plan_here_s=0).build() as mesh:
 

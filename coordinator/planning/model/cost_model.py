@@ -35,7 +35,7 @@ from wire.ir.device_names import DeviceName
 from wire.ir.graph import Node, WireGraph
 from wire.ir.ops import CONTROL, LEAVES, VIEWS, WHILE_TRIPS, inner_graphs
 
-from .device_constraints import allows, check, pins
+from .device_constraints import allows, check_devices, pins
 from .graph_index import GraphIndex, GraphNode, Unit
 from .liveness import DUPLICATED
 from .profiles import CLIENT, DeviceProfile, Link, Profiles, WorkerProfile
@@ -130,7 +130,7 @@ class CostModel:
 
     def _devices(self) -> list[list[int]]:
         """The device that each worker has for each unit, or -1.  Every kind of demand is looked up once."""
-        check(self.pinned, self.profiles)
+        check_devices(self.pinned, self.profiles)
         demands: dict[tuple[Needs, DeviceName | None], int] = {}  # numbered as they come
         asked = [
             demands.setdefault((needs(self.graph, node), self.pinned.get(node)), len(demands))

@@ -66,7 +66,7 @@ def allows(name: DeviceName, worker: WorkerProfile, device: DeviceProfile, profi
     return (device.engine == "cpu") == (name.kind == "cpu")
 
 
-def check(pinned: dict[int, DeviceName], profiles: Profiles) -> None:
+def check_devices(pinned: dict[int, DeviceName], profiles: Profiles) -> None:
     """NoSuchDevice unless there is a device for every pin."""
     sites = [(worker, device) for worker in profiles.workers for device in worker.devices]
     for name in dict.fromkeys(pinned.values()):

@@ -19,7 +19,7 @@ ENGINE = "cpu"
 EXCLUDED = tuple(kind().word for kind in (DataParallel, TensorParallel, FullySharded, DataTensor))  # what splits
 
 
-def alike(profiles: Profiles) -> Profiles:
+def reproducible_profiles(profiles: Profiles) -> Profiles:
     """The profiles with cpu engines only; PlacementError unless all of these round alike."""
     kinds: dict[str, list[str]] = {}
     for worker in profiles.workers:
@@ -46,7 +46,7 @@ def alike(profiles: Profiles) -> Profiles:
     return replace(profiles, workers=workers)
 
 
-def told(plan: Plan, asked: Strategy, profiles: Profiles) -> Plan:
+def with_exclusions(plan: Plan, asked: Strategy, profiles: Profiles) -> Plan:
     """The plan by the name of what was asked for, with what was excluded for the sake of its bits."""
     others = sorted({device.engine for worker in profiles.workers for device in worker.devices} - {ENGINE})
     excluded = [*(EXCLUDED if isinstance(asked, Auto) else ()), *(f"{engine} devices" for engine in others)]

@@ -33,19 +33,19 @@ from ..model.memory_check import does_not_fit, missing
 from ..model.plan import Plan
 from ..model.profiles import Profiles
 from ..spmd.rank_placement import Site
+from ..spmd.split_strategies import CarriedParams
 from .epilogue import Epilogue, gradient_consts
 from .microbatch_loop import CARRY, FOLDED, FORWARD, Line, Loop, loop_of
 from .stage_builder import StageBuilder
 from .stage_search import Load, Stages, Team, best_stages
 
-Carries = tuple[tuple[str, int], ...]
 PLACES_MAX = 160  # places that are looked at when the line is cut
 PLANS_MAX = 3  # numbers of stages of which plans are made, those first that look best
 STATE_VALUES = 4  # of a large state: of steps under way, and one that is made
 MESSAGE_BYTES = 1 << 16  # what takes as long to send as the message for a tensor
 
 
-def plan_pipeline(graph: WireGraph, profiles: Profiles, asked: Pipeline, carries: Carries = ()) -> Plan | None:
+def plan_pipeline(graph: WireGraph, profiles: Profiles, asked: Pipeline, carries: CarriedParams = ()) -> Plan | None:
     """The plan of a step with a loop over `asked.micro_batches` that reads params, None if it has none.
 
     PlacementError with need and have where there are too few workers or too little memory.
@@ -59,7 +59,9 @@ def plan_pipeline(graph: WireGraph, profiles: Profiles, asked: Pipeline, carries
 class _Planner:
     """Chooses stages, and makes the plan of them."""
 
-    def __init__(self, graph: WireGraph, loop: Loop, profiles: Profiles, asked: Pipeline, carries: Carries) -> None:
+    def __init__(
+        self, graph: WireGraph, loop: Loop, profiles: Profiles, asked: Pipeline, carries: CarriedParams
+    ) -> None:
         self._graph, self._loop, self._profiles, self._asked = graph, loop, profiles, asked
         self._carries = dict(carries)
         self._line = Line(loop, gradient_consts(graph, loop, self._carries))

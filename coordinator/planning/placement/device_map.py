@@ -16,7 +16,7 @@ from ..model.cost_model import CostModel
 from ..model.profiles import Profiles
 
 
-def named(profiles: Profiles, layers: DeviceMap) -> Profiles:
+def named_workers(profiles: Profiles, layers: DeviceMap) -> Profiles:
     """The workers that a device map names, and no others; NoSuchDevice for one that is not there,
     InputError for a map of none."""
     if not layers.rows:
@@ -25,7 +25,7 @@ def named(profiles: Profiles, layers: DeviceMap) -> Profiles:
     return replace(profiles, workers=tuple(dict.fromkeys(chosen)))
 
 
-def placed(model: CostModel, layers: DeviceMap) -> tuple[CostModel, list[int]]:
+def placed_by_map(model: CostModel, layers: DeviceMap) -> tuple[CostModel, list[int]]:
     """A worker per unit, of those that the map names, and the cost model with the devices that it names.
 
     InputError for a param in no row and for a row without params, PlacementError for a worker that cannot compute what

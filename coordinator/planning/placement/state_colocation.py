@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from wire.errors import PlacementError
 
 from ..model.cost_model import CostModel, Prediction
-from .sticky_placement import NOWHERE, Homes, cuts, proposals_max
+from .sticky_placement import NO_HOMES, Homes, cuts, proposals_max
 
 ORDERS_MAX = 24  # of workers, that are tried
 MOVES_MAX = 200
@@ -122,7 +122,7 @@ class StateColocation:
             for order in itertools.islice(itertools.permutations(model.by_speed[: max(several, 1)]), ORDERS_MAX):
                 yield from self._placed([order[place] for place in _even(weight, several)])
 
-    def _placed(self, chosen: Sequence[int], homes: Homes = NOWHERE) -> Iterator[list[int]]:
+    def _placed(self, chosen: Sequence[int], homes: Homes = NO_HOMES) -> Iterator[list[int]]:
         """The groups on these workers, or on others where they cannot be; nothing if they can be nowhere.  What is in
         no group goes where it has a home, if it reads something that has one."""
         model, index = self.model, self.model.index

@@ -24,19 +24,19 @@ from ..model.memory_check import missing
 from ..model.plan import Plan
 from ..model.plan_builder import plan_of
 from ..model.profiles import Profiles
-from ..model.reproducible import alike
+from ..model.reproducible import reproducible_profiles
 from ..model.subgraphs import output_source, parts_of
 
 Homes = Mapping[str, Collection[str]]  # param -> the workers that have it
-NOWHERE: Homes = {}
-STAYS = ("auto", "pipeline")  # the strategies that say nothing of which worker has what
+NO_HOMES: Homes = {}
+STICKY_STRATEGIES = ("auto", "pipeline")  # the strategies that say nothing of which worker has what
 PROPOSALS_MAX = 64
 SHARES: Mapping[int, Sequence[tuple[float, ...]]] = {2: ((0.5, 0.5), (0.25, 0.75), (0.75, 0.25))}  # else even ones
 UNITS_LARGE, PROPOSALS_OF_LARGE_MAX = 600, 6  # one prediction takes time proportional to the graph
 
 
-def staying_plan(
-    graph: WireGraph, profiles: Profiles, strategy: str, homes: Homes, kept: Homes = NOWHERE
+def sticky_plan(
+    graph: WireGraph, profiles: Profiles, strategy: str, homes: Homes, kept: Homes = NO_HOMES
 ) -> Plan | None:
     """The plan, or None where there is none that leaves all weights where they are.
 
@@ -45,9 +45,9 @@ def staying_plan(
     graph = simplify(graph)
     whole = not graph.has_spmd and all(node.op != "constraint" for node in graph.nodes)
     asked = strategy_of(strategy)
-    if not (homes and whole and asked.plain.text in STAYS):
+    if not (homes and whole and asked.plain.text in STICKY_STRATEGIES):
         return None
-    model = CostModel(graph, alike(profiles) if asked.reproducible else profiles)
+    model = CostModel(graph, reproducible_profiles(profiles) if asked.reproducible else profiles)
     assignment, lost = _at_home(model, homes)
     has = {unit: _having(model, unit, kept) for unit in lost}
     sizes, able = [_bytes(model, [unit]) or 1 for unit in lost], [model.able[unit] for unit in lost]

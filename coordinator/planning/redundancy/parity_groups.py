@@ -18,7 +18,7 @@ from wire.policy.redundancy import Copies
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldContent:
     """A content and the workers that have it."""
 
     content: Hashable
@@ -30,7 +30,7 @@ class Held:
 class Group:
     """`members`, each of another worker, and by check the worker that keeps it."""
 
-    members: tuple[Held, ...]
+    members: tuple[HeldContent, ...]
     keepers: tuple[str, ...]
 
     @property
@@ -62,7 +62,7 @@ class Group:
 
 
 def grouped(
-    held: Iterable[Held], nodes: Collection[str], copies: Copies, room: Mapping[str, int] | None = None
+    held: Iterable[HeldContent], nodes: Collection[str], copies: Copies, room: Mapping[str, int] | None = None
 ) -> tuple[Group, ...]:
     """Groups for what too few of these workers have; none where there are too few workers to keep checks.
 
@@ -76,13 +76,15 @@ def grouped(
     return min(spread, packed, key=lambda groups: _total(unkept(contents, nodes, copies, groups)))
 
 
-def unkept(held: Iterable[Held], nodes: Collection[str], copies: Copies, groups: Iterable[Group]) -> list[Held]:
+def unkept(
+    held: Iterable[HeldContent], nodes: Collection[str], copies: Copies, groups: Iterable[Group]
+) -> list[HeldContent]:
     """What too few of these workers have, and is in no group."""
     kept = {member.content for group in groups for member in group.members}
     return [content for content in _exposed(held, nodes, copies) if content.content not in kept]
 
 
-def _exposed(held: Iterable[Held], nodes: Collection[str], copies: Copies) -> list[Held]:
+def _exposed(held: Iterable[HeldContent], nodes: Collection[str], copies: Copies) -> list[HeldContent]:
     """What as many deaths may take along as the policy has to survive."""
     return [content for content in held if len(content.owners & set(nodes)) <= copies.extra]
 
@@ -95,10 +97,10 @@ class _GreedyPacker:
     """
 
     def __init__(
-        self, held: Iterable[Held], nodes: Collection[str], copies: Copies, room: Mapping[str, int] | None,
+        self, held: Iterable[HeldContent], nodes: Collection[str], copies: Copies, room: Mapping[str, int] | None,
         roomiest_first: bool,
     ) -> None:  # fmt: skip
-        self._left: dict[str, list[Held]] = {}  # by owner, the largest first
+        self._left: dict[str, list[HeldContent]] = {}  # by owner, the largest first
         for content in sorted(_exposed(held, nodes, copies), key=lambda c: (-c.size_bytes, str(c.content))):
             self._left.setdefault(min(content.owners), []).append(content)
         members_max = len(nodes) - copies.extra
@@ -144,7 +146,7 @@ class _GreedyPacker:
         for count in range(min(self._members_max, len(owners)), 0, -1):
             yield others[:count]
 
-    def _keepers(self, members: Sequence[Held]) -> list[str]:
+    def _keepers(self, members: Sequence[HeldContent]) -> list[str]:
         """The workers that may keep a check of these, the best first."""
         owners, size = _owners(members), max(member.size_bytes for member in members)
         able = [node for node in self._free if node not in owners and self._free[node] >= size]
@@ -206,9 +208,9 @@ def _holders(group: Group, dead: str) -> Mapping[int, frozenset[str]]:
     return {share: nodes - {dead} for share, nodes in enumerate(holders) if nodes - {dead}}
 
 
-def _owners(held: Iterable[Held]) -> frozenset[str]:
+def _owners(held: Iterable[HeldContent]) -> frozenset[str]:
     return frozenset[str]().union(*(content.owners for content in held))
 
 
-def _total(held: Iterable[Held]) -> int:
+def _total(held: Iterable[HeldContent]) -> int:
     return sum(content.size_bytes for content in held)

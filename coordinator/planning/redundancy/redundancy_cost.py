@@ -18,7 +18,7 @@ from wire.units import size_text, time_text
 from ..model.cost_model import REPLAN_S
 from ..model.plan import FromParam, Plan
 from ..model.profiles import CLIENT, Profiles, WorkerProfile
-from .parity_groups import Group, Held, cheapest, grouped, kept_bytes, moved_bytes, unkept
+from .parity_groups import Group, HeldContent, cheapest, grouped, kept_bytes, moved_bytes, unkept
 from .redundancy_memory import contents_of, room_of, standing_by
 
 NOTHING = "nothing is kept, since there are too few workers, or too little memory"
@@ -89,7 +89,7 @@ def redundancy_cost(
 
 
 def _deaths(
-    held: Sequence[Held], groups: tuple[Group, ...], standby: Mapping[str, Plan], profiles: Profiles
+    held: Sequence[HeldContent], groups: tuple[Group, ...], standby: Mapping[str, Plan], profiles: Profiles
 ) -> tuple[DeathCost, ...]:
     """The cost of every death that takes along what no other worker has."""
     in_groups = {member.content for group in groups for member in group.members}

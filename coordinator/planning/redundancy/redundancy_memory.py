@@ -21,9 +21,9 @@ from wire.units import need_text, room_text, size_text
 from ..model.memory_check import memory_by_worker
 from ..model.plan import FromParam, FromState, Plan
 from ..model.profiles import Profiles
-from .parity_groups import Held, grouped, kept_bytes, unkept
+from .parity_groups import HeldContent, grouped, kept_bytes, unkept
 
-Room = Mapping[str, int]  # by worker, bytes
+FreeBytes = Mapping[str, int]  # by worker, bytes
 MARGINS = (0.02, 0.1, 0.25, 0.5, 1.0)  # more than the weights, for what is made of them and for uneven sizes
 TURNS_MAX = 2  # of leaving what the copies of the plan before would take
 HALVINGS_MAX = 24
@@ -31,21 +31,21 @@ RAISES_MAX = 6  # until a change is found that is enough
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptCopies:
     """What workers hold besides what they compute with, by worker, and what nobody has room to keep."""
 
-    bytes: Room
-    bare: tuple[Held, ...] = ()
+    bytes: FreeBytes
+    bare: tuple[HeldContent, ...] = ()
 
 
-Keeps = Callable[[Plan, Room | None], Kept]  # the copies of a plan, in so much room; None: in any
+CopiesOfPlan = Callable[[Plan, FreeBytes | None], KeptCopies]  # the copies of a plan, in so much room; None: in any
 
 
 def with_copies(
     make: Callable[[Profiles], Plan],
     profiles: Profiles,
     text: str,
-    keeps: Keeps,
+    keeps: CopiesOfPlan,
     share: float,
     instead: str = "there is no copy on another worker",
 ) -> Plan:
@@ -67,10 +67,10 @@ def with_copies(
 
 
 def _search(
-    make: Callable[[Profiles], Plan], first: Plan, profiles: Profiles, keeps: Keeps, share: float
-) -> Plan | Room:
+    make: Callable[[Profiles], Plan], first: Plan, profiles: Profiles, keeps: CopiesOfPlan, share: float
+) -> Plan | FreeBytes:
     """The first plan that has room, or the least more that one of them would need, by worker."""
-    short: list[Room] = []
+    short: list[FreeBytes] = []
     for plan in _plans(make, first, profiles, keeps, share):
         kept = keeps(plan, room_of(plan, profiles))
         if not kept.bare:
@@ -80,7 +80,7 @@ def _search(
 
 
 def _enough(
-    make: Callable[[Profiles], Plan], short: Room, profiles: Profiles, keeps: Keeps, share: float
+    make: Callable[[Profiles], Plan], short: FreeBytes, profiles: Profiles, keeps: CopiesOfPlan, share: float
 ) -> tuple[Plan | None, Profiles]:
     """Workers with as much more as it takes, which was tried, and their plan; with more memory the first plan is
     another one, which may need more again."""
@@ -110,15 +110,15 @@ def refused(plan: Plan) -> PlacementError | None:
     return None if plan.unkept is None else PlacementError(plan.unkept[0], next_step=plan.unkept[1])
 
 
-def weights_kept(profiles: Profiles, text: str) -> Keeps:
+def weights_kept(profiles: Profiles, text: str) -> CopiesOfPlan:
     """What workers keep of each other's weights."""
     copies, nodes = copies_of(text), [worker.node_id for worker in profiles.workers]
 
-    def keeps(plan: Plan, room: Room | None) -> Kept:
+    def keeps(plan: Plan, room: FreeBytes | None) -> KeptCopies:
         held = contents_of(plan)
         groups = grouped(held, nodes, copies, room)
         too_few = len(nodes) <= copies.extra  # that is told, and no memory would help
-        return Kept(kept_bytes(groups), () if too_few else tuple(unkept(held, nodes, copies, groups)))
+        return KeptCopies(kept_bytes(groups), () if too_few else tuple(unkept(held, nodes, copies, groups)))
 
     return keeps
 
@@ -135,7 +135,7 @@ def room_of(plan: Plan, profiles: Profiles) -> dict[str, int]:
     return {worker.node_id: worker.memory_bytes - own.get(worker.node_id, 0) for worker in profiles.workers}
 
 
-def contents_of(plan: Plan, state: bool = False) -> list[Held]:
+def contents_of(plan: Plan, state: bool = False) -> list[HeldContent]:
     """The weights of a plan, large constants among them, or its state, and windows of them, and who has them."""
     sizes: dict[Hashable, int] = {}
     owners: dict[Hashable, set[str]] = {}
@@ -146,7 +146,7 @@ def contents_of(plan: Plan, state: bool = False) -> list[Held]:
         sizes |= sizes_here
         for content in sizes_here:
             owners.setdefault(content, set()).add(part.node)
-    return [Held(source, size, frozenset(owners[source])) for source, size in sizes.items()]
+    return [HeldContent(source, size, frozenset(owners[source])) for source, size in sizes.items()]
 
 
 def _constants(graph: WireGraph) -> dict[Hashable, int]:
@@ -158,17 +158,17 @@ def _constants(graph: WireGraph) -> dict[Hashable, int]:
 # -- replicas
 
 
-def replicas_kept(standby: Mapping[str, Plan]) -> Keeps:
+def replicas_kept(standby: Mapping[str, Plan]) -> CopiesOfPlan:
     """What workers hold for the plans without each of them."""
 
-    def keeps(plan: Plan, room: Room | None) -> Kept:
+    def keeps(plan: Plan, room: FreeBytes | None) -> KeptCopies:
         kept, mine = standing_by(plan, standby.values()), _made_bytes(plan)
         made = [_made_bytes(other) for other in standby.values()]
         for node in set().union(*made):  # what that plan makes of them, beyond what this one does
             beyond = max(needed.get(node, 0) for needed in made) - mine.get(node, 0)
             kept[node] = kept.get(node, 0) + max(beyond, 0)
         short = room is not None and any(size > room[node] for node, size in kept.items())
-        return Kept(kept, tuple(contents_of(plan)) if short else ())
+        return KeptCopies(kept, tuple(contents_of(plan)) if short else ())
 
     return keeps
 
@@ -202,7 +202,7 @@ def _made_bytes(plan: Plan) -> dict[str, int]:
 
 
 def _plans(
-    make: Callable[[Profiles], Plan], first: Plan, profiles: Profiles, keeps: Keeps, share: float
+    make: Callable[[Profiles], Plan], first: Plan, profiles: Profiles, keeps: CopiesOfPlan, share: float
 ) -> Iterator[Plan]:
     yield first
     plan: Plan | None = first
@@ -253,7 +253,7 @@ def least(most: int, enough: Callable[[int], bool]) -> int | None:
 # -- what is lacking
 
 
-def _short(plan: Plan, profiles: Profiles, keeps: Keeps) -> Room:
+def _short(plan: Plan, profiles: Profiles, keeps: CopiesOfPlan) -> FreeBytes:
     """The room that workers lack for all copies, where these are spread evenly, or by what is left, whichever needs
     less more."""
     room = room_of(plan, profiles)
@@ -264,7 +264,7 @@ def _short(plan: Plan, profiles: Profiles, keeps: Keeps) -> Room:
     return min(tries, key=lambda lacking: sum(lacking.values()))
 
 
-def _raised(room: Room, size: int) -> Room:
+def _raised(room: FreeBytes, size: int) -> FreeBytes:
     return {node: left + size for node, left in room.items()}
 
 
@@ -286,7 +286,7 @@ def _lacking(text: str, plan: Plan | None, wanted: Profiles, profiles: Profiles)
     return message, f"{raised}, or choose {other} copies, or none"
 
 
-def _charged(plan: Plan, profiles: Profiles, kept: Kept) -> Plan:
+def _charged(plan: Plan, profiles: Profiles, kept: KeptCopies) -> Plan:
     """The plan with what the workers keep for others, and the budgets that they have."""
     rows = {worker.node_id: worker.memory_bytes for worker in profiles.workers}
     shares = (

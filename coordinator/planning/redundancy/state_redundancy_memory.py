@@ -13,35 +13,35 @@ from wire.policy.redundancy import Copies, copies_of
 
 from ..model.plan import Plan
 from ..model.profiles import Profiles
-from .parity_groups import Held, grouped, kept_bytes, unkept
-from .redundancy_memory import Keeps, Kept, Room, contents_of, weights_kept
+from .parity_groups import HeldContent, grouped, kept_bytes, unkept
+from .redundancy_memory import CopiesOfPlan, FreeBytes, KeptCopies, contents_of, weights_kept
 
 COPIES_HELD = 2
 OWN_SHARE = 0.4  # about, of a worker's memory, where all of it is a state and its copies
-NOWHERE: Room = {}
+NOTHING_KEPT: FreeBytes = {}
 
 
-def session_kept(profiles: Profiles, state: str, weights: str) -> Keeps:
+def session_kept(profiles: Profiles, state: str, weights: str) -> CopiesOfPlan:
     """What workers keep of each other's `state`, by this policy, and of the `weights` that steps only read."""
     copies, nodes = copies_of(state), [worker.node_id for worker in profiles.workers]
     of_weights = weights_kept(profiles, weights) if copies_of(weights).on_workers else None
 
-    def keeps(plan: Plan, room: Room | None) -> Kept:
+    def keeps(plan: Plan, room: FreeBytes | None) -> KeptCopies:
         held = [
-            Held(content.content, content.size_bytes, frozenset({min(content.owners)}))
+            HeldContent(content.content, content.size_bytes, frozenset({min(content.owners)}))
             for content in _copied(plan, copies)
         ]
         kept, bare = _state_kept(held, nodes, copies, room)
         left = None if room is None else {node: size - kept.get(node, 0) for node, size in room.items()}
         if left is not None and any(size < 0 for size in left.values()):
             bare = held
-        more = of_weights(plan, left) if of_weights is not None else Kept(NOWHERE)
-        return Kept(_sum(kept, more.bytes), (*bare, *more.bare))
+        more = of_weights(plan, left) if of_weights is not None else KeptCopies(NOTHING_KEPT)
+        return KeptCopies(_sum(kept, more.bytes), (*bare, *more.bare))
 
     return keeps
 
 
-def _copied(plan: Plan, copies: Copies) -> list[Held]:
+def _copied(plan: Plan, copies: Copies) -> list[HeldContent]:
     """What of the state is copied."""
     state = contents_of(plan, state=True)
     alike = copies.text == "buddy" and all(len(content.owners) > 1 for content in state)
@@ -49,8 +49,8 @@ def _copied(plan: Plan, copies: Copies) -> list[Held]:
 
 
 def _state_kept(
-    held: list[Held], nodes: Collection[str], copies: Copies, room: Room | None
-) -> tuple[dict[str, int], list[Held]]:
+    held: list[HeldContent], nodes: Collection[str], copies: Copies, room: FreeBytes | None
+) -> tuple[dict[str, int], list[HeldContent]]:
     mine = _by_owner(held)
     if not copies.on_workers or len(nodes) <= copies.extra:
         return _times(mine), []
@@ -63,7 +63,7 @@ def _state_kept(
     return _times(_sum(mine, kept_bytes(groups))), unkept(held, nodes, copies, groups)
 
 
-def _by_owner(held: Iterable[Held]) -> dict[str, int]:
+def _by_owner(held: Iterable[HeldContent]) -> dict[str, int]:
     totals: dict[str, int] = {}
     for content in held:
         owner = min(content.owners)

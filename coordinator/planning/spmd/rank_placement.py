@@ -47,7 +47,7 @@ def sites_for(
 ) -> tuple[Site, ...]:
     """A device for each rank, in order, for all graphs that it computes in this grid and what it holds for that, both
     by rank; PlacementError with need and have."""
-    took = _Took([tuple(mine) for mine in graphs], need_bytes, profiles)
+    took = _SiteSeconds([tuple(mine) for mine in graphs], need_bytes, profiles)
     if not took.pairs(took.sites).complete:
         raise _too_few(graphs, axes, sizes, profiles, max(need_bytes))
 
@@ -74,7 +74,7 @@ def sites_for(
     return proposals[min(proposals)]
 
 
-class _Took:
+class _SiteSeconds:
     """The seconds of each rank on each device, infinite where it cannot be.
 
     `sites` are those where some rank can be, the fastest first.
@@ -171,7 +171,7 @@ def able(graphs: Iterable[WireGraph], profiles: Profiles) -> Iterable[Site]:
                 yield Site(worker, device)
 
 
-def _reaching(order: Iterable[Site], took: _Took, profiles: Profiles) -> list[Site]:
+def _reaching(order: Iterable[Site], took: _SiteSeconds, profiles: Profiles) -> list[Site]:
     """The first of these that all reach each other, and can be the ranks: what ranks exchange is not relayed."""
     chosen: dict[Site, None] = {}
     pairs = took.pairs(())

@@ -46,7 +46,7 @@ from ..model.subgraphs import output_source, parts_of
 from ..placement.partition import Partitioner
 from .collective_cost import exchange_s, exchanged_bytes, sending_rates
 from .rank_placement import Site, able, sites_for
-from .rank_programs import Blocks, RankWork, Wanted
+from .rank_programs import Blocks, RankWork, WantedValue
 
 
 def plan_ranks(
@@ -57,7 +57,7 @@ def plan_ranks(
     `sites` are the devices by rank, if they are chosen; several ranks may share one if they exchange nothing.  Params
     that are a `state` are read in the windows in which their next values are made.
     """
-    return _Draft(_without_inner_ranks(graph), profiles, sites, state).plan(strategy)
+    return _RankPlanner(_without_inner_ranks(graph), profiles, sites, state).plan(strategy)
 
 
 def _without_inner_ranks(graph: WireGraph) -> WireGraph:
@@ -77,7 +77,7 @@ def _without_inner_ranks(graph: WireGraph) -> WireGraph:
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _GangResult:
     """A result of a gang: what every rank has of it."""
 
     blocks: Blocks
@@ -108,7 +108,7 @@ class _Held:
 # -- the plan ---------------------------------------------------------------------------------------------
 
 
-class _Draft:
+class _RankPlanner:
     """Parts as they are made, and where each value is that others need."""
 
     def __init__(self, graph: WireGraph, profiles: Profiles, given: Sequence[Site], state: Collection[str]) -> None:
@@ -125,8 +125,8 @@ class _Draft:
         self._near = profiles if pins(graph) else replace(profiles, workers=near)
         self._parts: list[Part] = []
         self._gangs: list[Gang] = []
-        self._made: dict[Wanted, FromPart] = {}  # by ordinary parts
-        self._held: dict[int, _Held] = {}
+        self._made: dict[WantedValue, FromPart] = {}  # by ordinary parts
+        self._held: dict[int, _GangResult] = {}
         self._seconds = 0.0
 
     def plan(self, strategy: str) -> Plan:
@@ -163,13 +163,15 @@ class _Draft:
         prediction, sketches = model.arrange(Partitioner(model).best("auto")[1])
         parts, place = parts_of(model, sketches, len(self._parts))
         self._seconds += prediction.seconds
-        self._parts += [replace(part, sources=tuple(_met(source, came) for source in part.sources)) for part in parts]
+        self._parts += [
+            replace(part, sources=tuple(_connected(source, came) for source in part.sources)) for part in parts
+        ]
         for key, index in zip(wanted, graph.outputs, strict=True):
             source = output_source(graph, index, place)
             assert isinstance(source, FromPart), "what is merely passed on is not asked for"
             self._made[key] = source
 
-    def _wanted_of(self, level: int) -> Iterator[Wanted]:
+    def _wanted_of(self, level: int) -> Iterator[WantedValue]:
         """What an ordinary part of this level is to make for parts of later levels, ranks and the client."""
         nodes, levels = self._graph.nodes, self._levels
         mine = {i for i, node in enumerate(nodes) if levels[i] == level and node.op not in (*DUPLICATED, "spmd")}
@@ -186,7 +188,7 @@ class _Draft:
                 if source in mine or (here and (cut or nodes[source].op in CONSTANTS)):
                     yield source, window
 
-    def _region(self, level: int, wanted: Sequence[Wanted]) -> tuple[WireGraph, Mapping[str, FromPart]]:
+    def _region(self, level: int, wanted: Sequence[WantedValue]) -> tuple[WireGraph, Mapping[str, FromPart]]:
         """A graph of what is wanted of a level, and which of its inputs come from parts."""
         graph = self._graph
         computed = {i for i in range(len(graph)) if self._levels[i] == level and graph.nodes[i].op != "spmd"}
@@ -218,7 +220,7 @@ class _Draft:
         numbers = range(first, first + len(sites))
         for slot, index in enumerate(ranks.group):
             made = tuple(FromPart(number, slot) for number in numbers)
-            self._held[index] = _Held(ranks.results[slot], made, ranks.alike[slot])
+            self._held[index] = _GangResult(ranks.results[slot], made, ranks.alike[slot])
         if not self._together:
             return
         graph = ranks.graphs[0]  # all of them meet in the same
@@ -230,7 +232,7 @@ class _Draft:
         self._gangs.append(Gang(tuple(numbers), ranks.axes, ranks.sizes, shared_s, sent, rates, slower))
         self._seconds += max(seconds) + shared_s
 
-    def _source(self, wanted: Wanted, site: Site) -> Source:
+    def _source(self, wanted: WantedValue, site: Site) -> Source:
         """The source of what a rank on this site wants; what the site has already is not sent to it."""
         index, window = wanted
         node = self._graph.nodes[index]
@@ -311,7 +313,11 @@ class _LevelRegion(RegionBuilder):
     by a name that no input of a program has."""
 
     def __init__(
-        self, graph: WireGraph, parts: Sequence[Part], made: Mapping[Wanted, FromPart], held: Mapping[int, _Held]
+        self,
+        graph: WireGraph,
+        parts: Sequence[Part],
+        made: Mapping[WantedValue, FromPart],
+        held: Mapping[int, _GangResult],
     ) -> None:
         super().__init__(graph)
         self._parts, self._made, self._held = parts, made, held
@@ -392,5 +398,5 @@ def _cut(builder: GraphBuilder, value: int, window: Window) -> int:
     return builder.add("slice", value, start=window.starts, stop=stop, step=(1,) * len(stop))
 
 
-def _met(source: Source, came: Mapping[str, FromPart]) -> Source:
+def _connected(source: Source, came: Mapping[str, FromPart]) -> Source:
     return came.get(source.name, source) if isinstance(source, FromInput) else source

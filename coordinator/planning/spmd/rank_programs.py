@@ -21,7 +21,7 @@ from wire.passes.specialise_ranks import specialise
 from ..model.memory_check import memory_by_site
 from ..model.plan import FromInput, Part, Window
 
-Wanted = tuple[int, Window | None]  # a node's value, or a window of it
+WantedValue = tuple[int, Window | None]  # a node's value, or a window of it
 
 
 class RankWork:
@@ -35,7 +35,7 @@ class RankWork:
         attrs, body = node.attrs, node.attrs["body"]
         self.group, self.first = tuple(group), group[0]
         self.axes, self.sizes = attrs["axes"], attrs["sizes"]
-        given: list[list[Wanted]] = [[] for _ in coordinates(self.sizes)]
+        given: list[list[WantedValue]] = [[] for _ in coordinates(self.sizes)]
         builder = GraphBuilder()
         builder.blobs.update(graph.blobs)
         bindings: dict[str, int] = {}
@@ -77,7 +77,7 @@ class RankWork:
         return tuple(alike)
 
     @property
-    def wanted(self) -> Iterator[Wanted]:
+    def wanted(self) -> Iterator[WantedValue]:
         """The values that any rank is given."""
         return (operand for operands in self.operands for operand in operands)
 
@@ -94,8 +94,8 @@ def _held_bytes(graph: WireGraph) -> int:
 
 
 def _apart(
-    graph: WireGraph, axes: Axes, sizes: Sizes, given: list[list[Wanted]], uncut: Collection[str]
-) -> tuple[tuple[WireGraph, ...], list[list[Wanted]]]:
+    graph: WireGraph, axes: Axes, sizes: Sizes, given: list[list[WantedValue]], uncut: Collection[str]
+) -> tuple[tuple[WireGraph, ...], list[list[WantedValue]]]:
     """The graph of every rank, and what of the operands that it could be `given` it is."""
     by_rank = specialise(graph, axes, sizes)
     if all(rank_graph is graph for rank_graph in by_rank):
@@ -122,7 +122,7 @@ def _numbered(graph: WireGraph) -> WireGraph:
     return builder.build(made, graph.output_names, graph.name)
 
 
-def _within(wanted: Wanted, box: Box, shape: tuple[int, ...]) -> Wanted:
+def _within(wanted: WantedValue, box: Box, shape: tuple[int, ...]) -> WantedValue:
     """A box of what is wanted, which has that shape."""
     (index, window), (starts, sizes) = wanted, box
     if sizes == shape:

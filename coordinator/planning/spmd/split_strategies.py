@@ -18,11 +18,11 @@ from wire.sharding.partition import partition
 
 from ..model.profiles import CLIENT, Profiles
 
-Carries = tuple[tuple[str, int], ...]
+CarriedParams = tuple[tuple[str, int], ...]
 RANKS_MAX = 16  # where nobody said how many
 
 
-def split(graph: WireGraph, asked: Split, ranks: int, profiles: Profiles, carries: Carries = ()) -> WireGraph:
+def split(graph: WireGraph, asked: Split, ranks: int, profiles: Profiles, carries: CarriedParams = ()) -> WireGraph:
     """The program of so many ranks; InputError if the strategy finds nothing to split.
 
     `carries` are params by name, each with the position of an output that is to lie as it does.

@@ -6,7 +6,7 @@ import pytest
 from support.cases.random_graphs import random_graph
 from support.machines.profiles import device, worker
 
-from coordinator.plan_service.migration_cost import GAIN_MIN, MARGIN, REST_S, Debt, move_s
+from coordinator.plan_service.migration_cost import GAIN_MIN, MARGIN, REST_S, StayCost, move_s
 from coordinator.planning.model.cost_model import REPLAN_S
 from coordinator.planning.model.plan import FromParam
 from coordinator.planning.model.profiles import CLIENT, Link, Profiles
@@ -26,7 +26,7 @@ def test_what_moves_is_the_weights_that_a_worker_does_not_hold() -> None:
 
 
 def test_a_plan_stays_until_staying_has_cost_more_than_the_move() -> None:
-    debt = Debt()
+    debt = StayCost()
     calls = 0
     while debt.stays(loss_s=0.6, cost_s=3.0, at_s=0.0):
         calls += 1
@@ -34,13 +34,13 @@ def test_a_plan_stays_until_staying_has_cost_more_than_the_move() -> None:
 
 
 def test_a_gain_that_is_none_is_forgotten() -> None:
-    debt = Debt()
+    debt = StayCost()
     assert debt.gains(1.0, 0.1) and debt.stays(0.9, 1.0, 0.0) and debt.seconds == 0.9
     assert not debt.gains(1.0, 1.0 - GAIN_MIN / 2) and debt.seconds == 0.0, "too little, though it costs nothing"
 
 
 def test_a_program_moves_once_in_a_while_at_most() -> None:
-    debt = Debt()
+    debt = StayCost()
     assert not debt.stays(0.9, 0.0, at_s=100.0)
     assert debt.stays(0.9, 0.0, at_s=100.0 + REST_S / 2)
     assert not debt.stays(0.9, 0.0, at_s=100.0 + REST_S)

@@ -10,7 +10,7 @@ import pytest
 from support.cases.random_graphs import random_graph
 from support.machines.profiles import device, near, random_profiles, worker
 
-from coordinator.planning.contingency import DEATHS_MAX, PROGRAMS_MAX, Ahead, Use
+from coordinator.planning.contingency import DEATHS_MAX, PROGRAMS_MAX, ContingencyPlans, ProgramInUse
 from coordinator.planning.model.profiles import Link, Profiles
 from coordinator.planning.model.program import Program
 from coordinator.planning.plan_codec import plan_bytes, plan_from, question_bytes, question_from, seconds_in
@@ -30,13 +30,13 @@ def graph(width: int = 8) -> WireGraph:
     return builder.build([builder.add("tanh", builder.add("neg", x))])
 
 
-def use(width: int = 8, nodes: frozenset[str] = frozenset()) -> Use:
-    return Use(Program(graph(width), {}, "pipeline"), nodes)
+def use(width: int = 8, nodes: frozenset[str] = frozenset()) -> ProgramInUse:
+    return ProgramInUse(Program(graph(width), {}, "pipeline"), nodes)
 
 
-def ready(profiles: Profiles = WORKERS, *uses: Use, bytes_max: int = 1000) -> Ahead:
+def ready(profiles: Profiles = WORKERS, *uses: ProgramInUse, bytes_max: int = 1000) -> ContingencyPlans:
     """All answered that is expected, each with 100 bytes that nobody reads."""
-    ahead = Ahead(0, bytes_max)
+    ahead = ContingencyPlans(0, bytes_max)
     for each in uses or (use(),):
         ahead.use(each)
     ahead.expect(profiles)
@@ -60,14 +60,14 @@ def test_every_single_death_is_planned_for_and_what_the_next_call_needs() -> Non
 
 
 def test_deaths_of_workers_that_compute_come_first() -> None:
-    ahead = Ahead(0)
+    ahead = ContingencyPlans(0)
     ahead.use(use(nodes=frozenset({"node-2"})))
     ahead.expect(WORKERS)
     assert ahead.next(known=[without()]) == without("node-2")
 
 
 def test_what_is_known_elsewhere_is_not_asked_again() -> None:
-    ahead = Ahead(0)
+    ahead = ContingencyPlans(0)
     ahead.use(use())
     ahead.expect(WORKERS)
     assert ahead.next(known=[without(), *(without(f"node-{number}") for number in range(4))]) is None
@@ -113,7 +113,7 @@ def test_a_death_while_idle_keeps_the_plan_that_the_next_call_needs() -> None:
 
 
 def test_an_answer_that_comes_too_late_is_not_kept() -> None:
-    ahead = Ahead(0)
+    ahead = ContingencyPlans(0)
     ahead.use(use())
     ahead.expect(WORKERS)
     asked = ahead.next()
@@ -128,7 +128,7 @@ def test_memory_is_bounded_and_the_most_urgent_have_it() -> None:
     assert ahead.used_bytes == 200
     assert [ahead.find(without(f"node-{number}")) is not None for number in range(4)] == [True, False, False, False]
     assert ahead.next() is None
-    large = Ahead(0, 50)
+    large = ContingencyPlans(0, 50)
     large.use(use())
     large.expect(WORKERS)
     asked = large.next()
@@ -137,7 +137,7 @@ def test_memory_is_bounded_and_the_most_urgent_have_it() -> None:
 
 
 def test_a_death_without_a_plan_is_not_asked_again() -> None:
-    ahead = Ahead(0)
+    ahead = ContingencyPlans(0)
     ahead.use(use())
     ahead.expect(WORKERS)
     asked = ahead.next()
@@ -174,7 +174,7 @@ def test_the_same_graph_with_other_weights_is_planned_once_and_rehearsed_for_eac
     builder.param("w", (8,), F32)
     made = builder.build([builder.add("neg", builder.param("w", (8,), F32))])
     programs = [Program(made, {"w": (bytes([number]) * 32, kind)}, "pipeline") for number in range(2)]
-    ahead = ready(WORKERS, *map(Use, programs))
+    ahead = ready(WORKERS, *map(ProgramInUse, programs))
     assert ahead.used_bytes == 100 * 5
     rehearsed = []
     while (found := ahead.unrehearsed()) is not None:
@@ -185,7 +185,7 @@ def test_the_same_graph_with_other_weights_is_planned_once_and_rehearsed_for_eac
 
 @pytest.mark.parametrize(("nodes_min", "planned"), [(0, True), (3 * 4, True), (3 * 4 + 1, False), (None, False)])
 def test_quick_plans_are_left_for_when_they_are_needed(nodes_min: int | None, planned: bool) -> None:
-    ahead = Ahead(nodes_min)
+    ahead = ContingencyPlans(nodes_min)
     ahead.use(use())
     ahead.expect(WORKERS)
     assert (ahead.next() is not None) == planned

@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from coordinator.planning.redundancy.parity_groups import Group, Held, grouped, kept_bytes, moved_bytes
+from coordinator.planning.redundancy.parity_groups import Group, HeldContent, grouped, kept_bytes, moved_bytes
 from wire.erasure.gf256 import combined
 from wire.errors import InputError
 from wire.policy.redundancy import OF_SESSIONS, copies_of
@@ -15,9 +15,9 @@ from wire.policy.redundancy import OF_SESSIONS, copies_of
 NODES = ("a", "b", "c", "d", "e")
 
 
-def held(**sizes: list[int]) -> list[Held]:
+def held(**sizes: list[int]) -> list[HeldContent]:
     return [
-        Held((node, number), size, frozenset({node}))
+        HeldContent((node, number), size, frozenset({node}))
         for node, each in sizes.items()
         for number, size in enumerate(each)
     ]
@@ -66,7 +66,7 @@ def test_a_buddy_keeps_as_much_as_there_is_and_three_workers_half_of_it_by_a_cod
 
 
 def test_what_enough_workers_have_is_in_no_group() -> None:
-    both = Held("w", 10, frozenset("ab"))
+    both = HeldContent("w", 10, frozenset("ab"))
     assert grouped([both], "abc", copies_of("buddy")) == ()
     two = grouped([both], "abcd", copies_of("coded 1 of 3"))
     assert [group.keepers for group in two] == [("c", "d")]

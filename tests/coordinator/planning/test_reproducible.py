@@ -20,9 +20,9 @@ from coordinator.planning.audit.result_audit import audit_graph, audited
 from coordinator.planning.model.plan import Plan
 from coordinator.planning.model.profiles import CLIENT, Link, Profiles, WorkerProfile
 from coordinator.planning.model.reproducible import EXCLUDED
-from coordinator.planning.placement.sticky_placement import staying_plan
+from coordinator.planning.placement.sticky_placement import sticky_plan
 from coordinator.planning.planner import make_plan
-from coordinator.planning.session_planner import Stateful, meanwhile, session_plan
+from coordinator.planning.session_planner import Stateful, interim_plan, session_plan
 from mesh import AsyncInferenceServer, Auto, DataParallel, DistributedTrainer, Mesh, Pipeline, Single, nn, random
 from mesh import PartitionSpec as P
 from mesh.functions.step_trace import Stepping
@@ -101,7 +101,7 @@ def test_for_the_time_being_a_session_is_reproducible_too() -> None:
     step = Stepping(train, first_state(), batch(0), "auto")
     asked = Pipeline(3, reproducible=True)
     lacking = PlacementError("too few workers")
-    plan = meanwhile(step.graph, MESHES["alone"], asked, Stateful(step.carries, step.told), lacking)
+    plan = interim_plan(step.graph, MESHES["alone"], asked, Stateful(step.carries, step.told), lacking)
     assert strategy_of(plan.strategy) == Single(reproducible=True)
 
 
@@ -169,7 +169,7 @@ def test_workers_that_round_otherwise_are_refused_by_name() -> None:
 def test_after_a_death_what_stays_is_reproducible_too() -> None:
     graph = layers(64, 64, 4)
     homes = {"w0": {"node-0"}, "w1": {"node-1"}}
-    plan = staying_plan(graph, near(with_gpu(0), with_gpu(1)), SAME, homes)
+    plan = sticky_plan(graph, near(with_gpu(0), with_gpu(1)), SAME, homes)
     assert plan is not None and {part.engine for part in plan.parts} == {"cpu"}
 
 

@@ -12,7 +12,7 @@ from support.machines.run_plan import run_plan
 
 from coordinator.planning.model.plan import Plan
 from coordinator.planning.model.profiles import Profiles
-from coordinator.planning.placement.sticky_placement import staying_plan
+from coordinator.planning.placement.sticky_placement import sticky_plan
 from coordinator.planning.planner import make_plan
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder, WireGraph
@@ -47,7 +47,7 @@ def homes_of(plan: Plan) -> dict[str, set[str]]:
 def test_after_any_death_only_what_was_lost_goes_elsewhere(dead: str, strategy: str) -> None:
     before = make_plan(layered(), machines(), strategy)
     homes, left = homes_of(before), machines().without(dead)
-    after = staying_plan(layered(), left, strategy, homes)
+    after = sticky_plan(layered(), left, strategy, homes)
     assert after is not None
     lost = {name for name, nodes in homes.items() if nodes == {dead}}
     assert {name for name, nodes in homes_of(after).items() if not nodes <= homes[name]} == lost
@@ -66,7 +66,7 @@ def test_what_a_buddy_has_is_computed_there_as_far_as_there_is_room(room: int) -
     homes = homes_of(before)
     lost = {name for name, nodes in homes.items() if nodes == {"node-2"}}
     kept = {name: {"node-0"} for name in lost}
-    after = staying_plan(layered(), machines(room=room).without("node-2"), "pipeline", homes, kept)
+    after = sticky_plan(layered(), machines(room=room).without("node-2"), "pipeline", homes, kept)
     assert after is not None
     moved = {name for name in lost if homes_of(after)[name] != {"node-0"}}
     assert len(moved) == (0 if room == 2 * ROOM else 1)
@@ -76,6 +76,6 @@ def test_what_a_buddy_has_is_computed_there_as_far_as_there_is_room(room: int) -
 def test_there_is_none_for_other_strategies_and_where_there_is_no_room() -> None:
     homes = homes_of(make_plan(layered(), machines(), "pipeline"))
     left = machines().without("node-2")
-    assert staying_plan(layered(), left, "single", homes) is None
-    assert staying_plan(layered(), machines(room=4 * LAYER_BYTES).without("node-2"), "pipeline", homes) is None
-    assert staying_plan(layered(), left, "pipeline", {}) is None
+    assert sticky_plan(layered(), left, "single", homes) is None
+    assert sticky_plan(layered(), machines(room=4 * LAYER_BYTES).without("node-2"), "pipeline", homes) is None
+    assert sticky_plan(layered(), left, "pipeline", {}) is None

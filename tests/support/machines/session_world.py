@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from coordinator.planning.model.profiles import CLIENT
-from coordinator.planning.redundancy.parity_groups import Held, grouped
+from coordinator.planning.redundancy.parity_groups import HeldContent, grouped
 from coordinator.sessions import events as ev
 from coordinator.sessions.state import Policy, SessionState
 from wire.errors import BlobMissing, MeshError, NodeLost, StaleGeneration
@@ -264,7 +264,7 @@ class World:
 
     def _MakeChecks(self, action: ev.MakeChecks) -> None:
         """Who died meanwhile made none."""
-        held = [Held(piece, 1, frozenset({node})) for piece, node in action.owners.items()]
+        held = [HeldContent(piece, 1, frozenset({node})) for piece, node in action.owners.items()]
         found = []
         for group in grouped(held, action.nodes, copies_of(self.policy.copies)):
             pieces = tuple(each.content for each in group.members)

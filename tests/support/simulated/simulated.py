@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from coordinator.config import PLAN_AHEAD_MIN
 from coordinator.coordinator import CoordinatorConfig
-from coordinator.plan_service.planner_client import Answerer, AnswersHere
+from coordinator.plan_service.planner_client import InProcessPlanner, PlannerClient
 from coordinator.planning.model.program import Program
 from coordinator.workers.call_report import CallReport
 from mesh.simulation.cluster import COORDINATOR, Cluster
@@ -53,7 +53,7 @@ def simulate(
     audit: float = 0.0,
     plan_ahead: bool = True,
     plan_ahead_min: int = PLAN_AHEAD_MIN,
-    answerer: Answerer | None = None,
+    answerer: PlannerClient | None = None,
     **settings: Any,
 ) -> str:
     """Run a scenario on a new cluster to its end; the transcript.  A failure shows it too.
@@ -72,7 +72,7 @@ def simulate(
         )
         chance = random.Random(seed)
         any_speed = [Device(dispatch_s=10 ** chance.uniform(-4, -0.5)) for _ in range(workers)]
-        async with Cluster(config, devices or any_speed, seed, answerer or AnswersHere()) as cluster:
+        async with Cluster(config, devices or any_speed, seed, answerer or InProcessPlanner()) as cluster:
             try:
                 await scenario(cluster)
                 cluster.checker.verdict()
