@@ -165,11 +165,11 @@ def test_resident_tensors_stand_for_inputs(request: pytest.FixtureRequest, engin
     most = SAMPLED.get(request.node.callspec.params["engine"])  # those compiled above
     for case in (case for op in PROGRAMS for case in chosen_of(engine, op, most)):
         handles = [engine.load(array) for array in case.arguments]
-        found = engine.run(engine.compile(case.graph), handles)
+        actual = engine.run(engine.compile(case.graph), handles)
         for handle in handles:
             engine.unload(handle)
         plain = engine.run(engine.compile(case.graph), case.arguments)
-        assert [a.tobytes() for a in found] == [a.tobytes() for a in plain], case.id
+        assert [a.tobytes() for a in actual] == [a.tobytes() for a in plain], case.id
 
 
 @pytest.mark.parametrize("engine", MARKED, indirect=True)

@@ -49,8 +49,8 @@ def check(engine: Any, seeds: range, dtype: Any, tolerance: float) -> int:
         given = arguments(seed, dtype)
         graph = graph_of(seed, dtype)
         expected = program(seed)(Plain(), tuple(given))
-        found = engine.run(engine.compile(graph), [given[int(name)] for name in _places(graph)])
-        for place, (left, right) in enumerate(zip(found, expected, strict=True)):
+        actual = engine.run(engine.compile(graph), [given[int(name)] for name in _places(graph)])
+        for place, (left, right) in enumerate(zip(actual, expected, strict=True)):
             np.testing.assert_allclose(left, right, rtol=tolerance, atol=tolerance, err_msg=f"seed {seed}, {place}")
         deep += depth_of(graph) > 1
     return deep

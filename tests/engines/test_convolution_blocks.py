@@ -76,9 +76,9 @@ def whole(shape: tuple[int, ...], seed: int, dtype: DType = F32) -> Any:
 @by_split
 def test_blocks_are_put_together(conv: Conv) -> None:
     x, w = whole(conv.x, 0), whole(conv.w, 1)
-    (found,) = evaluate(conv.graph(), {"x": x, "w": w})
-    assert 4 * found[0, 0].size * found.shape[0] * math.prod(conv.w[1:]) * conv.groups > BLOCK_BYTES
-    assert np.array_equal(found, conv.expected(x, w))
+    (actual,) = evaluate(conv.graph(), {"x": x, "w": w})
+    assert 4 * actual[0, 0].size * actual.shape[0] * math.prod(conv.w[1:]) * conv.groups > BLOCK_BYTES
+    assert np.array_equal(actual, conv.expected(x, w))
 
 
 @pytest.mark.parametrize("dtype", [F16, F32], ids=lambda dtype: dtype.name)
@@ -112,8 +112,8 @@ def test_a_larger_image_takes_no_more_calls_with_its_derivatives(
     x: tuple[int, ...], w: tuple[int, ...], options: dict[str, int]
 ) -> None:
     def work(x: Any, w: Any) -> Any:
-        found, pull = vjp(lambda x, w: nn.conv(x, w, **options), x, w)
-        return found, pull(found)
+        actual, pull = vjp(lambda x, w: nn.conv(x, w, **options), x, w)
+        return actual, pull(actual)
 
     counted = []
     for side in (16, 64):
@@ -145,9 +145,9 @@ def test_weights_that_are_no_numbers_meet_the_zeros_of_a_dilated_array(value: fl
     conv = Conv("", (1, 2, 7, 5), (3, 2, 3, 3), {**AROUND, "lhs_dilation": (2, 3)})
     x, w = whole(conv.x, 0), whole(conv.w, 1)
     w[1, 0, 2, 0] = value
-    (found,) = evaluate(conv.graph(), {"x": x, "w": w})
+    (actual,) = evaluate(conv.graph(), {"x": x, "w": w})
     expected = evaluate(Conv("", (1, 2, 13, 13), conv.w, AROUND).graph(), {"x": _spread(x), "w": w})
-    assert np.array_equal(found, expected[0], equal_nan=True) and np.isnan(found).any() and not np.isnan(found).all()
+    assert np.array_equal(actual, expected[0], equal_nan=True) and np.isnan(actual).any() and not np.isnan(actual).all()
 
 
 def _spread(x: Any) -> Any:

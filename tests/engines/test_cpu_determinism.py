@@ -53,8 +53,8 @@ def _run(
     builder, placed = part
     distinct = list(dict.fromkeys(placed[index] for index in wanted))
     built = builder.build(distinct)
-    found = dict(zip(distinct, evaluate(built, given), strict=True))
-    return [found[placed[index]] for index in wanted]
+    actual = dict(zip(distinct, evaluate(built, given), strict=True))
+    return [actual[placed[index]] for index in wanted]
 
 
 def travelled(array: NDArray[Any]) -> NDArray[Any]:
@@ -188,8 +188,8 @@ def bits_of_everything() -> str:
 
 
 def _convolved(x: Any, w: Any) -> Any:
-    found, pull = vjp(lambda x, w: nn.conv(x, w, stride=2, padding=1), x, w)
-    return found, pull(found)
+    actual, pull = vjp(lambda x, w: nn.conv(x, w, stride=2, padding=1), x, w)
+    return actual, pull(actual)
 
 
 def test_the_number_of_threads_does_not_matter() -> None:

@@ -142,8 +142,8 @@ def test_a_computed_scalar_is_cast_to_bf16_as_an_array_is(value: float, rounded:
     builder = GraphBuilder()
     negated = builder.add("neg", builder.input("x", (), F64))
     graph = builder.build([builder.add("cast", negated, dtype="bf16")])
-    (found,) = evaluate(graph, {"x": np.asarray(value)}, {})
-    assert (str(found.dtype), float(found)) == ("bfloat16", -rounded)
+    (actual,) = evaluate(graph, {"x": np.asarray(value)}, {})
+    assert (str(actual.dtype), float(actual)) == ("bfloat16", -rounded)
 
 
 SELECTIONS = (
@@ -171,9 +171,9 @@ def test_large_selections_take_bits_as_they_are(dtype: DType) -> None:
         values = [zero if shape is None else drawn(shape) for shape in (taken, other)]
         operands = [np.asarray(random.random(condition) > 0.5), *values]
         kind = TensorType(np.broadcast_shapes(condition, taken or (), other or ()), dtype)
-        found = KERNELS["select"](Attrs({}), operands, kind)
-        assert (found.shape, found.dtype) == (kind.shape, kind.dtype.numpy)
-        assert np.ascontiguousarray(found).tobytes() == np.ascontiguousarray(np.where(*operands)).tobytes()
+        actual = KERNELS["select"](Attrs({}), operands, kind)
+        assert (actual.shape, actual.dtype) == (kind.shape, kind.dtype.numpy)
+        assert np.ascontiguousarray(actual).tobytes() == np.ascontiguousarray(np.where(*operands)).tobytes()
 
 
 def written_over() -> WireGraph:
@@ -203,10 +203,10 @@ def test_results_are_written_over_operands_that_nobody_else_has(monkeypatch: pyt
         monkeypatch.setitem(IN_PLACE, name, spied(name, ufunc))
     x = ordinary(F32, 64 * 128).reshape(64, 128)
     before = x.copy()
-    found = evaluate(written_over(), {"x": x})
+    actual = evaluate(written_over(), {"x": x})
     made = np.exp(x)
     once = made + x
-    for given, expected in zip(found, (once * once * x + made, x + x, -x, -x * x), strict=True):
+    for given, expected in zip(actual, (once * once * x + made, x + x, -x, -x * x), strict=True):
         assert given.tobytes() == expected.tobytes()
     assert x.tobytes() == before.tobytes(), "an input is never written over"
     assert over == ["mul", "add"]
@@ -222,9 +222,9 @@ def test_what_is_written_over_an_operand_has_the_same_bits(op: str, dtype: DType
         with np.errstate(all="ignore"):
             wanted = KERNELS[op](Attrs({}), operands, TensorType((size,), dtype))
             for place in range(count):
-                given = [each.copy() for each in operands]
-                found = IN_PLACE[op](*given, out=given[place])
-                assert found is given[place] and same_bits(found, wanted)
+                given = [operand.copy() for operand in operands]
+                actual = IN_PLACE[op](*given, out=given[place])
+                assert actual is given[place] and same_bits(actual, wanted)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 8, 48, 49])
@@ -237,7 +237,7 @@ def test_a_few_rows_by_a_large_transposed_matrix_are_products_like_others(rows: 
     contract = {"lhs_batch": (0,), "rhs_batch": (0,), "lhs_contract": (2,), "rhs_contract": (2,)}
     graph = builder.build([builder.add("dot", builder.input("a", a.shape, F32), builder.input("b", b.shape, F32),
                                        **contract)])  # fmt: skip
-    (found,) = evaluate(graph, {"a": a, "b": b})
+    (actual,) = evaluate(graph, {"a": a, "b": b})
     wanted = np.einsum("bmk,bnk->bmn", a.astype(np.float64), b.astype(np.float64))
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
-    assert found.flags.c_contiguous
+    np.testing.assert_allclose(actual, wanted, rtol=1e-4, atol=1e-4)
+    assert actual.flags.c_contiguous

@@ -38,8 +38,8 @@ def ran(engine: Engine, seed: int) -> bool:
         executable = engine.compile(graph)
     except Unsupported:
         return False
-    found = engine.run(executable, [np.ascontiguousarray(array).reshape(array.shape) for array in given.values()])
-    agree(program, found, outcome.theirs)
+    actual = engine.run(executable, [np.ascontiguousarray(array).reshape(array.shape) for array in given.values()])
+    agree(program, actual, outcome.theirs)
     return True
 
 

@@ -60,10 +60,10 @@ def wrong(engine: Engine, case: Case) -> str | None:
 
 def check(engine: Engine, chosen: list[Case]) -> int:
     """How many of `chosen` are for this engine; AssertionError naming those of them that are wrong."""
-    found = [wrong(engine, case) for case in chosen]
-    faults = [fault for fault in found if fault]
+    actual = [wrong(engine, case) for case in chosen]
+    faults = [fault for fault in actual if fault]
     assert not faults, f"{len(faults)} wrong:\n" + "\n".join(faults)
-    return sum(fault is not None for fault in found)
+    return sum(fault is not None for fault in actual)
 
 
 def every(suites: Sequence[str] = SUITES) -> list[Case]:

@@ -34,11 +34,11 @@ def test_every_op_has_a_row() -> None:
 
 @pytest.mark.parametrize("op", ROWS)
 def test_every_dtype_of_the_rule_has_cases(op: str) -> None:
-    found = cases(op)
-    graph = found[0].graph
-    node = next(each for each in graph if each.op == op)
+    actual = cases(op)
+    graph = actual[0].graph
+    node = next(node for node in graph if node.op == op)
     types = [graph.types[source] for source in node.inputs]
-    assert {case.dtype for case in found} == {dtype for dtype in DTYPES if accepts(node, types, dtype)}
+    assert {case.dtype for case in actual} == {dtype for dtype in DTYPES if accepts(node, types, dtype)}
 
 
 def test_cases_have_distinct_names_and_inputs_that_fit() -> None:

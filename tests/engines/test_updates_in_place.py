@@ -27,7 +27,7 @@ SEEDS = range(120)
 def grown(builder: GraphBuilder, rng: np.random.Generator, values: list[int], at: int, row: int, depth: int) -> None:
     """More values of KIND: updates of one there is, views and sums of them, and branches with the same inside."""
     for _ in range(int(rng.integers(2, 7))):
-        x, y = (values[int(each)] for each in rng.integers(0, len(values), 2))
+        x, y = (values[int(index)] for index in rng.integers(0, len(values), 2))
         match rng.choice(["scatter", "scatter", "slice", "slice", "turned", "add", "branch", "part"]):
             case "scatter":
                 flat = builder.add("reshape", x, shape=(2 * ROWS_COUNT, WIDTH // 2))
@@ -57,7 +57,7 @@ def branch(rng: np.random.Generator, depth: int) -> WireGraph:
     def make(builder: GraphBuilder, x: int, y: int, at: int, row: int) -> list[int]:
         values = [x, y]
         grown(builder, rng, values, at, row, depth - 1)
-        return [values[int(each)] for each in rng.integers(0, len(values), 2)]
+        return [values[int(index)] for index in rng.integers(0, len(values), 2)]
 
     return graph_of([KIND, KIND, SCALAR, ROW], make)
 
@@ -70,7 +70,7 @@ def stepping(seed: int) -> WireGraph:
         values = list(given[:3])
         grown(builder, rng, values, given[3], given[4], 2)
         grown(builder, rng, values, given[3], given[4], 2)
-        return [*(values[int(each)] for each in rng.integers(0, len(values), 3)), values[-1]]
+        return [*(values[int(index)] for index in rng.integers(0, len(values), 3)), values[-1]]
 
     return graph_of([KIND, KIND, KIND, SCALAR, ROW], make)
 
@@ -102,16 +102,16 @@ def test_steps_in_place_give_the_bits_of_steps_that_copy_and_can_be_taken_back(s
         right = run(plain, [*states, *given])
         assert all((state == was).all() for state, was in zip(states, before, strict=True))
         lent = [Lent(state) for state in states]
-        found = run(ours, [*lent, *given])
-        check_apart(found, [each.array for each in lent if each.output is None] + given)
-        assert [array.tobytes() for array in found] == [array.tobytes() for array in right]
-        mine = [array.copy() for array in found]
+        actual = run(ours, [*lent, *given])
+        check_apart(actual, [tensor.array for tensor in lent if tensor.output is None] + given)
+        assert [array.tobytes() for array in actual] == [array.tobytes() for array in right]
+        mine = [array.copy() for array in actual]
         for each, was in zip(lent, before, strict=True):
             each.take_back()
             assert each.array.tobytes() == was.tobytes(), "the old value is not there again"
-        found = run(ours, [*(Lent(state) for state in states), *given])
-        assert [array.tobytes() for array in found] == [array.tobytes() for array in mine], "another time"
-        states = found[:3]
+        actual = run(ours, [*(Lent(state) for state in states), *given])
+        assert [array.tobytes() for array in actual] == [array.tobytes() for array in mine], "another time"
+        states = actual[:3]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -126,9 +126,9 @@ def test_a_run_that_is_stopped_anywhere_leaves_what_it_was_lent(seed: int) -> No
         try:
             run(ours, [*lent, *given], stopped=partial(next, asked))
         except Cancelled:
-            assert all(each.output is None and not each.undo for each in lent)
-        for each in lent:
-            each.take_back()
+            assert all(tensor.output is None and not tensor.undo for tensor in lent)
+        for tensor in lent:
+            tensor.take_back()
         assert [state.tobytes() for state in states] == before
 
 
@@ -140,11 +140,11 @@ def test_what_is_not_lent_is_never_written_to(seed: int, copying: Any) -> None:
     right = [array.tobytes() for array in run(copying(graph), given)]
     twice = Lent(states[0])
     for inputs in (given, [twice, states[1], twice, *given[3:]], [Lent(states[0]), states[1], *given[2:]]):
-        found = run(compile_graph(graph), inputs)
+        actual = run(compile_graph(graph), inputs)
         check_apart(
-            found, [each for each, lent in zip(given[:3], inputs[:3], strict=True) if not isinstance(lent, Lent)]
+            actual, [each for each, lent in zip(given[:3], inputs[:3], strict=True) if not isinstance(lent, Lent)]
         )
-        assert [array.tobytes() for array in found] == right
+        assert [array.tobytes() for array in actual] == right
         assert [state.tobytes() for state in states] == before
 
 
@@ -171,8 +171,8 @@ def test_a_cache_is_written_where_it_is_also_inside_a_branch() -> None:
     cache = np.zeros(KIND.shape, np.float32)
     lent = Lent(cache)
     row = np.ones(ROW.shape, np.float32)
-    found, _ = run(executable, [np.array(True), lent, np.array(3, np.int32), row])
-    assert lent.output == 0 and np.shares_memory(found, cache)
+    actual, _ = run(executable, [np.array(True), lent, np.array(3, np.int32), row])
+    assert lent.output == 0 and np.shares_memory(actual, cache)
     assert sum(undo.old.nbytes for undo in lent.undo) == WIDTH // 2 * 4, "no more is remembered than was written"
 
 
@@ -183,7 +183,7 @@ def test_kernels_that_are_said_to_make_new_memory_do(op: str) -> None:
         for node, kind in zip(graph.nodes, graph.types, strict=True):
             if node.op == op:
                 shapes = [graph.types[source] for source in node.inputs]
-                operands = [np.ones(each.shape, each.dtype.numpy) for each in shapes]
+                operands = [np.ones(shape.shape, shape.dtype.numpy) for shape in shapes]
                 result = np.asarray(KERNELS[op](node.attrs, operands, kind))
                 assert not any(np.shares_memory(result, operand) for operand in operands), case.id
 
@@ -203,7 +203,7 @@ def test_random_graphs_in_place_give_the_bits_of_graphs_that_copy(copying: Any) 
         assert [array.tobytes() for array in run(ours, given)] == right, seed
         lent = [Lent(np.array(array, copy=True, order="C")) for array in given]
         assert [array.tobytes() for array in run(ours, lent)] == right, seed
-        for each in lent:
-            each.take_back()
-        assert [each.array.tobytes() for each in lent] == before, "the old values are there again"
+        for tensor in lent:
+            tensor.take_back()
+        assert [tensor.array.tobytes() for tensor in lent] == before, "the old values are there again"
         assert [array.tobytes() for array in given] == before

@@ -61,8 +61,8 @@ def traced(fn: Any, *arguments: NDArray[Any]) -> Any:
 def runs_as_cpu(engine: Any, fn: Any, *arguments: NDArray[Any]) -> None:
     graph = traced(fn, *arguments)
     expected = evaluate(graph, dict(zip(graph.input_types, arguments, strict=True)))
-    for found, right in zip(engine.run(engine.compile(graph), list(arguments)), expected, strict=True):
-        np.testing.assert_allclose(found, right, rtol=1e-5, atol=1e-5)
+    for actual, right in zip(engine.run(engine.compile(graph), list(arguments)), expected, strict=True):
+        np.testing.assert_allclose(actual, right, rtol=1e-5, atol=1e-5)
 
 
 def test_a_scan_reads_nothing_back_but_its_results(engine: Any, read_back: list[int]) -> None:

@@ -446,9 +446,9 @@ def test_every_part_of_the_key_makes_another_program(tmp_path: Path, monkeypatch
     def cached(graph: WireGraph, version: int = VERSION, **adapter: str) -> bool:
         fresh = opened(cache_dir=tmp_path, version=version)
         monkeypatch.setattr(fresh._device, "adapter", replace(fresh._device.adapter, **adapter))
-        found = fresh.compile(graph).from_cache
+        actual = fresh.compile(graph).from_cache
         fresh.close()
-        return found
+        return actual
 
     def negated(dtype: Any) -> WireGraph:
         builder = GraphBuilder()

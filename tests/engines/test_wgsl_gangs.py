@@ -38,8 +38,8 @@ def test_a_rank_on_an_adapter_meets_those_on_the_cpu(engine: Any, name: str) -> 
     for label, graph, given in CASES[name](dtype):
         if any(graph.nodes[index].op != "spmd" for index in graph.outputs):
             continue  # within a loop: not a part of its own
-        for found, expected in zip(by_ranks(graph, given, engine), evaluate(graph, given), strict=True):
-            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5, err_msg=label)
+        for actual, expected in zip(by_ranks(graph, given, engine), evaluate(graph, given), strict=True):
+            np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5, err_msg=label)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -47,8 +47,8 @@ def test_a_rank_on_an_adapter_meets_those_that_compute_something_else(engine: An
     graph, given = program(drawn(seed, 2), 2), {"x": X, "y": Y}
     attrs = next(node for node in graph.nodes if node.op == "spmd").attrs
     bodies = specialise(attrs["body"], attrs["axes"], attrs["sizes"])
-    for found, expected in zip(by_ranks(graph, given, engine, bodies), evaluate(graph, given), strict=True):
-        np.testing.assert_array_equal(found, expected)
+    for actual, expected in zip(by_ranks(graph, given, engine, bodies), evaluate(graph, given), strict=True):
+        np.testing.assert_array_equal(actual, expected)
 
 
 def test_what_a_collective_takes_back_from_the_adapter_is_told(engine: Any) -> None:

@@ -305,7 +305,7 @@ def test_no_kernel_stores_what_it_reads_from_another_tensor() -> None:
 
 def test_equal_graphs_are_equal_text_whoever_lowers_them() -> None:
     graphs = (random_graph(seed, dtypes=(F32,), matrices=False).graph for seed in range(7, 99))
-    graph = next(each for each in graphs if not any(node.op in CONTROL for node in each))  # in one piece
+    graph = next(candidate for candidate in graphs if not any(node.op in CONTROL for node in candidate))  # in one piece
     assert to_json(compiled(graph)) == to_json(compiled(graph))
 
 

@@ -23,8 +23,8 @@ def test_every_part_of_a_pipeline_runs_on_an_adapter() -> None:
         for graph in dict.fromkeys(part.graph for part in plan.parts):
             kinds = graph.input_types
             given = {name: np.abs(rng.normal(size=kind.shape)).astype(kind.dtype.numpy) for name, kind in kinds.items()}
-            found = engine.run(engine.compile(graph), list(given.values()))
-            for one, other in zip(found, evaluate(graph, given), strict=True):
+            actual = engine.run(engine.compile(graph), list(given.values()))
+            for one, other in zip(actual, evaluate(graph, given), strict=True):
                 np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
     finally:
         engine.close()

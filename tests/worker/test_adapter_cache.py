@@ -95,7 +95,7 @@ def test_a_damaged_memory_is_none_and_one_that_cannot_be_kept_does_no_harm(root:
 
 
 def test_the_next_worker_opens_no_host_for_adapters_that_are_not_there(root: Path) -> None:
-    """And one that was asked for is opened.  A worker says why it has no GPU, whether it looked itself or not."""
+    """A device that was asked for is opened.  A worker says why it has no GPU, whether it looked itself or not."""
     none = hm.Opened(None, SOFTWARE)
     assert opened(root, none) == (["best", "cpu"], SOFTWARE)
     assert opened(root, none) == (["cpu"], SOFTWARE)
@@ -115,7 +115,7 @@ def test_a_worker_that_was_told_to_use_the_cpu_says_so_and_one_whose_driver_fail
 
 
 def opened(root: Path, best: hm.Opened | hm.OpenFailed, *asked: str) -> tuple[list[str], str]:
-    """Which hosts a worker made, and why it has no GPU, where a host for the best adapter answers so."""
+    """The hosts that a worker made, and why it has no GPU, if a host for the best adapter answers so."""
 
     async def made_hosts() -> tuple[list[str], str]:
         made: list[str] = []
@@ -133,10 +133,10 @@ def opened(root: Path, best: hm.Opened | hm.OpenFailed, *asked: str) -> tuple[li
             def kill(self) -> None: ...
 
         def host(opening: hm.Open, *_: Any) -> Any:
-            found = Host()
-            found.selection = opening.device
-            found.opened = none if opening.device == "best" else empty
-            return found
+            actual = Host()
+            actual.selection = opening.device
+            actual.opened = none if opening.device == "best" else empty
+            return actual
 
         def nothing(*_: Any) -> None: ...
 

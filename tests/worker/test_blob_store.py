@@ -289,8 +289,8 @@ async def test_what_was_put_for_a_time_is_not_evicted_before_it_is_pinned(
 async def test_what_is_put_at_once_takes_no_more_room_than_there_is(tmp_path: Path) -> None:
     held = store(tmp_path, memory_bytes_max=3 * MIB)
     contents = [content(number, 2 * MIB) for number in range(3)]
-    found = await asyncio.gather(*(held.put(*each, keep=False) for each in contents), return_exceptions=True)
-    assert [type(each) for each in found].count(BlobError) == 2
+    actual = await asyncio.gather(*(held.put(*content, keep=False) for content in contents), return_exceptions=True)
+    assert [type(result) for result in actual].count(BlobError) == 2
     assert held.used_bytes == 2 * MIB
 
 

@@ -30,15 +30,15 @@ def carried_out(graph: WireGraph, inputs: dict[str, NDArray[Any]]) -> list[NDArr
         if isinstance(step, Segment):
             verify(step.graph)
             assert not step.graph.has_control
-            found = evaluate(step.graph, dict(zip(step.graph.input_types, operands, strict=True)))
-            values |= dict(zip(step.outputs, found, strict=True))
+            actual = evaluate(step.graph, dict(zip(step.graph.input_types, operands, strict=True)))
+            values |= dict(zip(step.outputs, actual, strict=True))
         else:
             builder = GraphBuilder()
             sources = [builder.input(str(place), *flat.types[i]) for place, i in enumerate(step.inputs)]
             attrs = [{**step.node.attrs, "output": output} for _, output in step.outputs]
-            alone = builder.build([builder.add(step.node.op, *sources, **each) for each in attrs])
-            found = evaluate(alone, {str(place): array for place, array in enumerate(operands)})
-            values |= {index: array for (index, _), array in zip(step.outputs, found, strict=True)}
+            alone = builder.build([builder.add(step.node.op, *sources, **attributes) for attributes in attrs])
+            actual = evaluate(alone, {str(place): array for place, array in enumerate(operands)})
+            values |= {index: array for (index, _), array in zip(step.outputs, actual, strict=True)}
         for index in step.inputs:
             if plan.last[index] == at:
                 values.pop(index, None)
@@ -46,8 +46,8 @@ def carried_out(graph: WireGraph, inputs: dict[str, NDArray[Any]]) -> list[NDArr
 
 
 def same(graph: WireGraph, inputs: dict[str, NDArray[Any]]) -> None:
-    for found, expected in zip(carried_out(graph, inputs), evaluate(graph, inputs), strict=True):
-        assert (found.dtype, found.shape, found.tobytes()) == (expected.dtype, expected.shape, expected.tobytes())
+    for actual, expected in zip(carried_out(graph, inputs), evaluate(graph, inputs), strict=True):
+        assert (actual.dtype, actual.shape, actual.tobytes()) == (expected.dtype, expected.shape, expected.tobytes())
 
 
 @pytest.mark.parametrize("op", CASES)
@@ -79,8 +79,8 @@ def test_straight_work_before_between_and_after_is_one_segment_each() -> None:
         return [b.add("cos", again), b.add("neg", rows)]
 
     steps = schedule(graph_of([kind], whole)).steps
-    assert [isinstance(each, Segment) for each in steps] == [True, False, True, False, True]
-    sizes = [len([n for n in each.graph if n.op != "input"]) for each in steps if isinstance(each, Segment)]
+    assert [isinstance(step, Segment) for step in steps] == [True, False, True, False, True]
+    sizes = [len([n for n in step.graph if n.op != "input"]) for step in steps if isinstance(step, Segment)]
     assert sizes == [2, 3, 1]
 
 

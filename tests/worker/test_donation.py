@@ -53,8 +53,8 @@ def test_versions_have_the_values_of_copies_whatever_is_forgotten_and_in_which_o
             assert (taken == right).all()
             taken[:] = np.nan
         assert sorted(versions) == sorted(copies) and len(versions) == len(copies)
-        for each, right in copies.items():
-            assert each in versions and (versions.get(each) == right).all()
+        for number, right in copies.items():
+            assert number in versions and (versions.get(number) == right).all()
 
 
 def test_values_that_are_kept_in_a_row_have_one_memory() -> None:

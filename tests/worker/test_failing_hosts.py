@@ -187,7 +187,7 @@ def test_whatever_the_engine_refuses_a_part_fails_by_name_and_leaves_nothing(
     for fuse in each_call():
         story = Story(tmp_path, lambda engine, fuse=fuse: Refusing(engine, ("compile", "load", "run"), fuse, error))  # type: ignore[misc]
         well = story.tell()
-        assert well == (not story.errors) and all(type(each) is kind for each in story.errors)
+        assert well == (not story.errors) and all(type(raised) is kind for raised in story.errors)
         assert story.host.lost == (kind is DeviceLost and not well), "a host without a device ends"
         failed += not well
         check_story(story, fuse)

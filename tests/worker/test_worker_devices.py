@@ -1,4 +1,4 @@
-"""Which devices a worker opens for its flags, and what it says where there is no such device."""
+"""The devices that a worker opens for its flags, and what it says if there is no such device."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def play(programs: Sequence[Program], given: Sequence[Values], chunk_max: int, s
                     got[rank].append(boxes[source, rank].popleft())
                 else:
                     return False
-            assert {len(each) for each in got[rank]} == {stop - start}
+            assert {len(chunk) for chunk in got[rank]} == {stop - start}
             made[rank][start:stop] = [combined(values) for values in zip(*got[rank], strict=True)]
             got[rank] = []
         todo[rank].popleft()

@@ -71,8 +71,8 @@ class Ends:
         for rank, remotes in enumerate((self.first, self.second)):
             channels[rank].peers[1 - rank].remote = remotes.remote(BUFFER)
         for tag in (1, 2):
-            found = on_channels(channels, lambda group, rank: group.all_reduce(np.full(5000, rank + 1.0)).sum(), tag)
-            assert found == [15_000.0] * 2
+            actual = on_channels(channels, lambda group, rank: group.all_reduce(np.full(5000, rank + 1.0)).sum(), tag)
+            assert actual == [15_000.0] * 2
         assert self.first.remote(BUFFER).incoming is not None
 
 
@@ -216,7 +216,7 @@ class Daemons(Network):
 
     def prepared(self, *names: str) -> list[Any]:
         """The ranks of these nodes, prepared in that order."""
-        loop, found = asyncio.get_running_loop(), {}
+        loop, actual = asyncio.get_running_loop(), {}
         for name in names:
             rank, node = "ab".index(name), self.nodes[name]
             told = node.bridge.prepare(7, PLAN, Gang(("dp",), (2,), rank, MEMBERS))
@@ -225,8 +225,8 @@ class Daemons(Network):
                 loop.call_soon_threadsafe(node.bridge.buffers_changed, 0)
 
             own = str(node.shared.path)
-            found[name] = open_rank(told, own, node.bridge.directories(7), ring, remote=self.connectors[name].remote)
-        return [found[name] for name in sorted(found)]
+            actual[name] = open_rank(told, own, node.bridge.directories(7), ring, remote=self.connectors[name].remote)
+        return [actual[name] for name in sorted(actual)]
 
     async def until(self, ready: Callable[[], bool]) -> None:
         for _ in range(60_000):
@@ -238,7 +238,7 @@ class Daemons(Network):
         raise AssertionError("the daemons have nothing more to say")
 
     def over_connection(self) -> bool:
-        remotes = [remote for each in self.connectors.values() for remote in each._remotes.values()]
+        remotes = [remote for connector in self.connectors.values() for remote in connector._remotes.values()]
         return len(remotes) == 2 and all(remote._newest is not None and not remote._newest.ended for remote in remotes)
 
     def close(self) -> None:

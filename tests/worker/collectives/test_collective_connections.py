@@ -35,8 +35,8 @@ def values(n: int, count: int, dtype: DType = F32) -> list[Any]:
 def connected(n: int, pairs: list[tuple[int, int]] | None = None, slot_bytes: int = 256) -> list[Channels]:
     channels = channels_in_memory(n, slot_bytes=slot_bytes)
     connect(channels, every(n) if pairs is None else pairs)
-    for each in channels:
-        each.failure_reason_s = 0.01  # reasons are there, or never come
+    for rank_channels in channels:
+        rank_channels.failure_reason_s = 0.01  # reasons are there, or never come
     return channels
 
 
@@ -61,26 +61,26 @@ def test_every_algorithm_gives_the_bits_that_it_gives_by_ring_buffers(name: str,
 
 def all_kinds(group: Group, rank: int) -> list[bytes]:
     drawn = np.random.default_rng(rank)
-    found = []
+    actual = []
     for count in (0, 3, 3000):
         array = drawn.standard_normal((count, group.size)).astype(np.float32)
-        found.append(group.all_gather(array))
-        found.append(group.reduce_scatter(array, 1))
-        found.append(group.all_to_all(array, 1, 0))
-        found.append(group.broadcast_from(array, count % group.size))
-        found.append(group.permute(array, [(each, (each + 1) % group.size) for each in range(group.size)]))
-        found.append(group.permute(array, [(0, 1)]))
+        actual.append(group.all_gather(array))
+        actual.append(group.reduce_scatter(array, 1))
+        actual.append(group.all_to_all(array, 1, 0))
+        actual.append(group.broadcast_from(array, count % group.size))
+        actual.append(group.permute(array, [(source, (source + 1) % group.size) for source in range(group.size)]))
+        actual.append(group.permute(array, [(0, 1)]))
         group.barrier()
     if rank == 0:
         group.send(np.arange(70.0), 1)
     if rank == 1:
-        found.append(group.receive(TensorType((70,), F64), 0))
-    return [each.tobytes() for each in found]
+        actual.append(group.receive(TensorType((70,), F64), 0))
+    return [result.tobytes() for result in actual]
 
 
 def test_every_operation_over_connections_and_where_only_some_have_one() -> None:
     expected = on_channels(channels_in_memory(3), all_kinds)
-    assert all(isinstance(each, list) for each in expected)
+    assert all(isinstance(item, list) for item in expected)
     for pairs in (every(3), [(0, 2)], [(1, 2), (0, 1)]):
         channels = connected(3, pairs)
         for tag in (1, 2, 5):
@@ -155,16 +155,16 @@ def test_a_rank_that_gives_up_ends_the_step_and_its_connections_and_the_next_ste
         step(channels, tag)
         assert all(
             channel.remote is not None and channel.remote.outgoing is None
-            for each in channels
-            for channel in each.peers.values()
+            for rank_channels in channels
+            for channel in rank_channels.peers.values()
         )
     connect(channels, every(3), number=9)
     for tag in (5, 6):
         step(channels, tag)
         assert all(
             channel.remote is not None and channel.remote.incoming is not None
-            for each in channels
-            for channel in each.peers.values()
+            for rank_channels in channels
+            for channel in rank_channels.peers.values()
         )
 
 
@@ -244,8 +244,8 @@ def test_whatever_is_cut_when_each_step_is_right_or_fails_and_the_next_one_is_as
             results = chaotic(
                 channels, tag, chance.randrange(n) if cuts else None, chance.randrange(n), chance.randrange(4)
             )
-            errors = [each for each in results if each is not None]
-            assert all(isinstance(each, ConnectFailed) for each in errors), errors
+            errors = [result for result in results if result is not None]
+            assert all(isinstance(error, ConnectFailed) for error in errors), errors
             assert cuts or not errors, "nothing was cut in this step"
 
 

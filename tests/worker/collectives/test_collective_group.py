@@ -41,7 +41,7 @@ def test_every_reduction_of_every_dtype_that_has_it(dtype: DType) -> None:
         if dtype.name in REDUCES[reduction]:
             assert_same(results, folded(arrays, reduction))
         else:
-            assert all(isinstance(each, DTypeError) for each in results)
+            assert all(isinstance(result, DTypeError) for result in results)
 
 
 @pytest.mark.parametrize("name", ALL_REDUCE)
@@ -76,7 +76,7 @@ def test_gathering_scattering_and_exchanging() -> None:
             np.split(folded(arrays, "sum"), n, axis),
         )
     for split, joined in ((0, 0), (0, 2), (2, 1)):
-        parts = [np.split(each, n, split) for each in arrays]
+        parts = [np.split(array, n, split) for array in arrays]
         assert_same(
             in_threads(n, lambda group, rank, s=split, j=joined: group.all_to_all(arrays[rank], s, j)),
             [np.concatenate([parts[source][rank] for source in range(n)], joined) for rank in range(n)],
@@ -171,8 +171,8 @@ def test_who_gives_up_ends_the_wait_of_all_and_the_next_step_is_clean() -> None:
 
 def test_missing_ranks_are_named_at_the_deadline() -> None:
     channels = channels_in_memory(3)
-    for each in channels:
-        each.begin(1, lambda: False)
+    for rank_channels in channels:
+        rank_channels.begin(1, lambda: False)
     channels[0].deadline_s = 0.01
     channels[0].peers[2].name = "worker-2"
     waiting: list[Exception] = []
@@ -236,10 +236,10 @@ def test_a_rank_whose_process_ended_is_not_waited_for_and_what_it_sent_before_is
     channels[2].begin(1, lambda: False)
     last = threading.Thread(target=Group(channels[2], range(3), 2).barrier, daemon=True)
     last.start()
-    for each in (0, 1):
-        while channels[each].peers[2].reader.empty:
+    for index in (0, 1):
+        while channels[index].peers[2].reader.empty:
             last.join(0.001)
-        channels[each].peers[2].name, channels[each].peers[2].alive = "worker-2", lambda: False
+        channels[index].peers[2].name, channels[index].peers[2].alive = "worker-2", lambda: False
     taken: list[int] = []
 
     def body(group: Group, rank: int) -> None:
@@ -249,7 +249,7 @@ def test_a_rank_whose_process_ended_is_not_waited_for_and_what_it_sent_before_is
 
     results = on_channels(channels[:2], body, ranks=3)
     assert sorted(taken) == [0, 1]
-    assert all(isinstance(each, NodeLost) for each in results)
+    assert all(isinstance(result, NodeLost) for result in results)
     assert "rank 2 (worker-2) has ended" in str(results[0])
 
 
@@ -276,7 +276,7 @@ def test_groups_within_a_mesh_run_one_after_the_other() -> None:
         row = Group(channels[rank], [rank // 2 * 2, rank // 2 * 2 + 1], rank % 2, number=1)
         column = Group(channels[rank], [rank % 2, rank % 2 + 2], rank // 2, number=2)
         mine = np.asarray([float(10**rank)])
-        return [float(each.all_reduce(mine)[0]) for each in (row, column, group)]
+        return [float(ranks.all_reduce(mine)[0]) for ranks in (row, column, group)]
 
     assert on_channels(channels, body) == [[11, 101, 1111], [11, 1010, 1111], [1100, 101, 1111], [1100, 1010, 1111]]
 

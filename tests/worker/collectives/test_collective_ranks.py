@@ -35,8 +35,8 @@ def test_ranks_apart_give_the_bits_of_the_unrolled_form(name: str, dtype: Any) -
     for label, graph, given in CASES[name](dtype):
         if any(graph.nodes[index].op != "spmd" for index in graph.outputs):
             continue  # within a loop: not a part of its own
-        for found, expected in zip(by_ranks(graph, given), evaluate(graph, given), strict=True):
-            assert found.tobytes() == expected.tobytes(), label
+        for actual, expected in zip(by_ranks(graph, given), evaluate(graph, given), strict=True):
+            assert actual.tobytes() == expected.tobytes(), label
 
 
 def summed(count: int) -> WireGraph:
@@ -44,10 +44,10 @@ def summed(count: int) -> WireGraph:
     builder = GraphBuilder()
     x = builder.input("x", (4,), F32)
     sums = []
-    for each in range(count):
-        scaled = builder.add("mul", x, builder.const(np.full((4,), float(each + 1), np.float32)))
+    for index in range(count):
+        scaled = builder.add("mul", x, builder.const(np.full((4,), float(index + 1), np.float32)))
         sums.append(builder.add("all_reduce", scaled, axes=("dp",), sizes=(2,), reduction="sum"))
-    return builder.build([builder.add("neg", each) for each in sums])
+    return builder.build([builder.add("neg", total) for total in sums])
 
 
 @dataclass
@@ -76,7 +76,7 @@ class Teller:
 def test_all_collectives_are_started_before_the_first_result_is_needed() -> None:
     teller = Teller()
     outputs = run(compile_graph(summed(3)), [np.ones(4, np.float32)], never, teller)
-    assert [float(each[0]) for each in outputs] == [-2, -4, -6]
+    assert [float(output[0]) for output in outputs] == [-2, -4, -6]
     assert teller.events == ["started"] * 3 + ["needed"] * 3
     alone = Teller()
     run(compile_graph(summed(1)), [np.ones(4, np.float32)], never, alone)
@@ -134,12 +134,12 @@ def test_a_rank_that_fails_ends_its_own_collectives_and_those_of_all() -> None:
         outputs[rank] = run(executable, given, never, ranks)
         ranks.end()
 
-    threads = [threading.Thread(target=again, args=each, daemon=True) for each in enumerate((first, second))]
+    threads = [threading.Thread(target=again, args=arguments, daemon=True) for arguments in enumerate((first, second))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60.0)
-    assert [[float(each[0]) for each in outputs[rank]] for rank in range(2)] == [[-2, -4, -6]] * 2
+    assert [[float(output[0]) for output in outputs[rank]] for rank in range(2)] == [[-2, -4, -6]] * 2
 
 
 def test_a_part_that_is_stopped_stops_waiting() -> None:

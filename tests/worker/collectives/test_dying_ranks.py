@@ -42,20 +42,20 @@ def _counted(publish: Any, left: list[int]) -> Any:
 
 def reduced(channels: list[Channels], ranks: list[int], arrays: list[Any], algorithm: str, tag: int) -> dict[int, Any]:
     """What each of these ranks has or hears."""
-    found: dict[int, Any] = {}
+    results: dict[int, Any] = {}
 
     def work(rank: int) -> None:
         channels[rank].begin(tag, lambda: False)
         try:
             group = Group(channels[rank], ranks, ranks.index(rank), algorithm=algorithm)
-            found[rank] = group.all_reduce(arrays[rank].copy())
+            results[rank] = group.all_reduce(arrays[rank].copy())
         except Killed as end:
-            found[rank] = end
+            results[rank] = end
             for other in ranks:
                 if other != rank:
                     channels[other].peers[rank].alive = lambda: False
         except MeshError as error:
-            found[rank] = error
+            results[rank] = error
             channels[rank].fail(error)
 
     threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in ranks]
@@ -63,8 +63,8 @@ def reduced(channels: list[Channels], ranks: list[int], arrays: list[Any], algor
         thread.start()
     for thread in threads:
         thread.join(60.0)
-    assert found.keys() == set(ranks), "ranks wait for the dead"
-    return found
+    assert results.keys() == set(ranks), "ranks wait for the dead"
+    return results
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "direct", "exchange"])
@@ -80,15 +80,15 @@ def test_a_rank_that_dies_in_any_phase_is_named_and_the_step_is_done_without_it(
                 for other, channel in channels[rank].peers.items():
                     channel.name = f"worker-{other}"
             dies_after(channels[dead], phase)
-            found = reduced(channels, list(range(n)), arrays, algorithm, tag=1)
-            assert isinstance(found.pop(dead), Killed), f"{algorithm} has no phase {phase}"
-            lost = [each for each in found.values() if isinstance(each, NodeLost)]
-            done = [each for each in found.values() if not isinstance(each, MeshError)]
+            actual = reduced(channels, list(range(n)), arrays, algorithm, tag=1)
+            assert isinstance(actual.pop(dead), Killed), f"{algorithm} has no phase {phase}"
+            lost = [result for result in actual.values() if isinstance(result, NodeLost)]
+            done = [result for result in actual.values() if not isinstance(result, MeshError)]
             assert lost, "somebody must have waited for what never came"
             assert len(lost) + len(done) == n - 1
-            assert all(f"rank {dead} (worker-{dead})" in str(each) or f"worker-{dead}" in str(each) for each in lost)
-            for each in done:  # it had all it needed before
-                np.testing.assert_array_equal(each, np.sum(before, axis=0))
+            assert all(f"rank {dead} (worker-{dead})" in str(error) or f"worker-{dead}" in str(error) for error in lost)
+            for result in done:  # it had all it needed before
+                np.testing.assert_array_equal(result, np.sum(before, axis=0))
             assert all(np.array_equal(array, was) for array, was in zip(arrays, before, strict=True)), "given as it was"
             left = [rank for rank in range(n) if rank != dead]
             again = reduced(channels, left, arrays, algorithm, tag=2)

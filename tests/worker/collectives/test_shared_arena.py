@@ -79,7 +79,7 @@ def test_every_reduction_is_that_by_messages_to_the_bit(dtype: Any) -> None:
         results = on_channels(channels, lambda group, rank, by=reduction: group.all_reduce(arrays[rank], by), tag)
         assert_same(results, folded(arrays, reduction))
         halves = dtype in (F16, BF16)
-        assert [lies_on(each, channels[0].arena) for each in results] == [not halves] * 3
+        assert [lies_on(result, channels[0].arena) for result in results] == [not halves] * 3
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5])
@@ -88,8 +88,8 @@ def test_all_ranks_have_one_memory_for_a_result_and_cannot_write_to_it(n: int) -
     for tag in (1, 2, 3):
         results = on_channels(channels, lambda group, rank: group.all_reduce(arrays[rank]), tag)
         assert_same(results, folded(arrays, "sum"))
-        assert len({each.__array_interface__["data"][0] for each in results}) == 1
-        assert not any(each.flags.writeable for each in results)
+        assert len({result.__array_interface__["data"][0] for result in results}) == 1
+        assert not any(result.flags.writeable for result in results)
 
 
 def test_what_was_made_on_an_arena_is_not_copied() -> None:
@@ -115,7 +115,7 @@ def test_where_a_rank_has_no_arena_all_go_on_with_messages(without: tuple[int, .
     arrays, channels = values(3, (COUNT,)), with_arenas(3, without=without)
     results = on_channels(channels, lambda group, rank: group.all_reduce(arrays[rank]))
     assert_same(results, folded(arrays, "sum"))
-    assert all(each.flags.writeable for each in results)
+    assert all(result.flags.writeable for result in results)
 
 
 @pytest.mark.parametrize("error", [BlobMissing("too many open files"), OutOfMemory("it cannot be mapped")])
@@ -132,9 +132,9 @@ def test_where_a_rank_cannot_map_an_arena_all_go_on_with_messages(fails: tuple[i
             channel.reader._open_file = refuse
     for tag in (1, 2):
         results = on_channels(channels, lambda group, rank: [group.all_reduce(arrays[rank]) for _ in range(2)], tag)
-        for found in zip(*results, strict=True):
-            assert_same(list(found), folded(arrays, "sum"))
-            assert all(each.flags.writeable for each in found)
+        for actual in zip(*results, strict=True):
+            assert_same(list(actual), folded(arrays, "sum"))
+            assert all(result.flags.writeable for result in actual)
     for rank in fails:
         for channel, each in zip(channels[rank].peers.values(), opens[rank], strict=True):
             channel.reader._open_file = each
@@ -246,9 +246,9 @@ def test_what_finds_no_room_travels_in_messages() -> None:
     channels = with_arenas(2, 2 * ALIGNMENT * (1 + TENSOR_BYTES_MIN // ALIGNMENT))
     given = [values(2, (COUNT,), seed=seed) for seed in range(4)]
     for tag in (1, 2, 3):
-        results = on_channels(channels, lambda group, rank: [group.all_reduce(each[rank]) for each in given], tag)
-        for each, found in zip(given, zip(*results, strict=True), strict=True):
-            assert_same([np.array(one) for one in found], folded(each, "sum"))
+        results = on_channels(channels, lambda group, rank: [group.all_reduce(tensors[rank]) for tensors in given], tag)
+        for each, actual in zip(given, zip(*results, strict=True), strict=True):
+            assert_same([np.array(one) for one in actual], folded(each, "sum"))
         assert [[one.flags.writeable for one in rank] for rank in results] == [[False, False, True, True]] * 2
 
 
@@ -261,7 +261,7 @@ def test_small_tensors_and_parts_of_a_gang_are_left_to_messages() -> None:
 
     results = on_channels(channels, pair, 2)[:2]
     assert_same(results, folded(large[:2], "sum"))
-    assert all(each.flags.writeable for each in results)
+    assert all(result.flags.writeable for result in results)
 
 
 def test_nothing_is_put_where_somebody_may_read() -> None:
@@ -284,17 +284,17 @@ def test_nothing_is_put_where_somebody_may_read() -> None:
 def test_ranks_that_differ_raise_on_all() -> None:
     channels = with_arenas(2)
     results = on_channels(channels, lambda group, rank: group.all_reduce(np.zeros(COUNT + rank, np.float32)))
-    assert [type(each) for each in results] == [ShapeError, ShapeError]
+    assert [type(result) for result in results] == [ShapeError, ShapeError]
     results = on_channels(channels, lambda group, rank: group.all_reduce(np.zeros(COUNT if rank else 5, np.float32)), 2)
-    assert [type(each) for each in results] == [ShapeError, ShapeError]
+    assert [type(result) for result in results] == [ShapeError, ShapeError]
     arrays = values(2, (COUNT,))
     assert_same(on_channels(channels, lambda group, rank: group.all_reduce(arrays[rank]), 3), folded(arrays, "sum"))
 
 
 def test_a_rank_that_does_not_come_is_named() -> None:
     channels = with_arenas(3)
-    for each in channels:
-        each.deadline_s = 0.05
+    for rank_channels in channels:
+        rank_channels.deadline_s = 0.05
     arrays = values(3, (COUNT,))
     results = on_channels(channels, lambda group, rank: None if rank == 2 else group.all_reduce(arrays[rank]))
     assert results[2] is None
@@ -309,7 +309,7 @@ def test_offers_of_what_is_not_there_are_refused() -> None:
     channels[0].peers[1].reader._open_file = lambda name: memoryview(bytearray(ALIGNMENT))  # of rank 1, and too small
     arrays = values(2, (COUNT,))
     results = on_channels(channels, lambda group, rank: group.all_reduce(arrays[rank]))
-    assert all(isinstance(each, BlobCorrupt) for each in results), results
+    assert all(isinstance(result, BlobCorrupt) for result in results), results
     reader = RingReader(ring_buffer(3, 64))
     with pytest.raises(BlobMissing, match="there are none"):
         reader.file(f"{7:032x}")
@@ -327,11 +327,11 @@ def test_steps_that_fail_at_any_point_leave_the_next_ones_right() -> None:
         naps = [[chance.random() * 1e-3 * (chance.random() < 0.2) for _ in sizes] for _ in range(n)]
         results = on_channels(channels, partial(one_step, channels, given, naps, failing), tag)
         if failing is None:
-            for found, count in results:
-                assert_same(found, [folded(each, "sum") for each in given])
+            for result, count in results:
+                assert_same(result, [folded(tensors, "sum") for tensors in given])
                 laid += count
         else:
-            assert all(isinstance(each, ExecuteFailed) for each in results), "a collective is everybody's"
+            assert all(isinstance(result, ExecuteFailed) for result in results), "a collective is everybody's"
     assert laid > 400, "arenas were used"
 
 
@@ -345,8 +345,8 @@ def one_step(
 ) -> tuple[list[Array], int]:
     """Copies of the sums, and how many of them lay on arenas; every other operand is made there."""
     made = []
-    for place, each in enumerate(given):
-        arena, mine = channels[rank].arena, each[rank]
+    for place, tensors in enumerate(given):
+        arena, mine = channels[rank].arena, tensors[rank]
         room = arena.allocate(TensorType(mine.shape, F32)) if arena and place % 2 else None
         if room is not None:
             room[...] = mine
@@ -354,7 +354,7 @@ def one_step(
         if failing == (rank, place):
             raise ExecuteFailed("here")
         made.append(group.all_reduce(mine if room is None else room))
-    return [np.array(each) for each in made], sum(not each.flags.writeable for each in made)
+    return [np.array(result) for result in made], sum(not each.flags.writeable for each in made)
 
 
 def test_ranks_of_an_arena_may_be_far_apart_in_time() -> None:
@@ -362,19 +362,19 @@ def test_ranks_of_an_arena_may_be_far_apart_in_time() -> None:
     channels = with_arenas(3)
 
     def body(group: Group, rank: int) -> Any:
-        found = []
+        actual = []
         for tag in range(2, 12):
             made = group.all_reduce(np.full(COUNT, tag + rank, np.float32))
             if rank == 2:
                 time.sleep(0.002)
-            found.append(bool(np.all(made == 3 * tag + 3)))
+            actual.append(bool(np.all(made == 3 * tag + 3)))
             del made
             channels[rank].begin(tag, never)
             arena = channels[rank].arena
             room = arena.allocate(TensorType((COUNT,), F32)) if arena else None
             if room is not None:
                 room[...] = -1  # what the next one gives
-        return found
+        return actual
 
     assert on_channels(channels, body) == [[True] * 10] * 3
 
@@ -389,15 +389,18 @@ def gradient_like() -> WireGraph:
     how = {"lhs_batch": (), "lhs_contract": (0,), "rhs_batch": (), "rhs_contract": (0,)}
     first, second = builder.add("dot", x, y, **how), builder.add("dot", y, y, **how)
     axes = {"axes": ("dp",), "sizes": (2,), "reduction": "sum"}
-    sums = [builder.add("all_reduce", builder.add("reshape", each, shape=(65536,)), **axes) for each in (first, second)]
+    sums = [
+        builder.add("all_reduce", builder.add("reshape", operand, shape=(65536,)), **axes)
+        for operand in (first, second)
+    ]
     return builder.build([builder.add("neg", sums[0]), builder.add("neg", sums[1]), second])
 
 
 def test_what_collectives_take_is_made_where_others_read_it_but_no_output() -> None:
     graph = gradient_like()
-    found = in_rooms(graph)
-    assert [graph.nodes[index].op for index in found] == ["dot"]
-    assert graph.nodes[min(found)].inputs == (0, 1)
+    actual = in_rooms(graph)
+    assert [graph.nodes[index].op for index in actual] == ["dot"]
+    assert graph.nodes[min(actual)].inputs == (0, 1)
     assert operand_bytes(graph, 2) == 2 * 65536 * 4
     calls = [call for call in compile_graph(graph).calls if isinstance(call, _Call)]
     assert [call.room for call in calls if call.node.op == "dot"] == [True, False]
@@ -441,9 +444,9 @@ def test_a_sum_that_is_an_output_is_no_memory_of_others() -> None:
         ranks.end()
 
     at_once(work, 2)
-    for found in results:
-        assert [np.all(each == 3) for each in found] == [True, True]
-        assert not any(lies_on(each, channels[0].arena) for each in found)
+    for result in results:
+        assert [np.all(result == 3) for result in result] == [True, True]
+        assert not any(lies_on(result, channels[0].arena) for result in result)
 
 
 def test_kernels_put_the_same_bits_into_given_memory() -> None:
@@ -463,14 +466,14 @@ def test_kernels_put_the_same_bits_into_given_memory() -> None:
     for op, cases in shapes.items():
         for given, operands, shape in cases:
             for dtype in (F32, F64):
-                arrays = [chance.standard_normal(each).astype(dtype.numpy) for each in operands]
+                arrays = [chance.standard_normal(operand).astype(dtype.numpy) for operand in operands]
                 kind = TensorType(shape, dtype)
                 room = np.full(shape, np.nan, dtype.numpy)
                 with np.errstate(all="ignore"):
-                    found = INTO[op](given, list(arrays), kind, room)
+                    actual = INTO[op](given, list(arrays), kind, room)
                     wanted = KERNELS[op](given, list(arrays), kind)
-                assert np.ascontiguousarray(found).tobytes() == np.ascontiguousarray(wanted).tobytes()
-                assert np.shares_memory(found, room)
+                assert np.ascontiguousarray(actual).tobytes() == np.ascontiguousarray(wanted).tobytes()
+                assert np.shares_memory(actual, room)
 
 
 def attrs(lhs: tuple[int, ...], rhs: tuple[int, ...], batch: tuple[int, ...] = ()) -> Any:
@@ -478,7 +481,7 @@ def attrs(lhs: tuple[int, ...], rhs: tuple[int, ...], batch: tuple[int, ...] = (
 
 
 def test_an_arena_goes_with_its_rank() -> None:
-    """At once, as memory is short: no cycle of references waits for the collector."""
+    """It is freed at once, as memory is short: no cycle of references waits for the collector."""
     gc.disable()
     try:
         channels = with_arenas(2)
@@ -494,7 +497,7 @@ def test_an_arena_goes_with_its_rank() -> None:
 
 
 def test_an_arena_goes_with_its_plan_after_a_step_that_failed(tmp_path: Path) -> None:
-    """At once too: what was raised leads to the frames that had it, and these may not lead to what was raised."""
+    """It is freed at once, too: an error refers to the frames that raised it, and these may not refer to the error."""
     made = ArenaHost(tmp_path, 1 << 30)
     names = [made.shared.allocate(size_of(), "").name for _ in range(2)]
     for name in names:
@@ -548,7 +551,7 @@ def test_an_arena_is_as_large_as_what_lies_there_and_no_larger() -> None:
         builder = GraphBuilder()
         given = [builder.input(f"x{at}", shape, F32) for at, shape in enumerate(shapes)]
         how = {"axes": ("dp",), "sizes": (2,), "reduction": "sum"}
-        return builder.build([builder.add("all_reduce", each, **how) for each in given])
+        return builder.build([builder.add("all_reduce", tensors, **how) for tensors in given])
 
     assert operand_bytes(summed((100,), (TENSOR_BYTES_MIN // 4 - 1,)), 2) == 0
     assert operand_bytes(summed((COUNT,), (100,), (COUNT,)), 2) == 2 * ALIGNMENT * (1 + TENSOR_BYTES_MIN // ALIGNMENT)

@@ -101,7 +101,7 @@ class Counter(Driver):
 
 
 def freed(actions: list[ev.Action]) -> set[int]:
-    return {each.tensor.tensor for each in of(ev.Release, actions) if isinstance(each.tensor, ev.DeviceTensor)}
+    return {release.tensor.tensor for release in of(ev.Release, actions) if isinstance(release.tensor, ev.DeviceTensor)}
 
 
 def test_the_first_step_takes_the_blob_and_the_second_what_the_first_left() -> None:
@@ -147,7 +147,7 @@ def test_a_blob_that_is_also_a_weight_stays() -> None:
     drive.done(0)
     actions = drive.step(1, committed=1)
     assert one(ev.Unbind, actions).positions == {0}
-    assert not any(each.blobs for each in of(ev.UnpinBlobs, actions))
+    assert not any(unpin.blobs for unpin in of(ev.UnpinBlobs, actions))
 
 
 def test_a_snapshot_makes_blobs_of_what_a_step_left() -> None:
@@ -255,7 +255,7 @@ def test_what_follows_a_step_that_fails_is_stopped_when_its_turn_comes() -> None
     drive.done(0)
     first, second = one(ev.Execute, drive.step(1)), one(ev.Execute, drive.step(2))
     failed = drive(ev.ExecuteFailed(first.run, ExecuteFailed("no")))
-    assert len(of(ev.Refuse, failed)) == 2 and {each.run for each in of(ev.StopRun, failed)} == {second.run}
+    assert len(of(ev.Refuse, failed)) == 2 and {stop.run for stop in of(ev.StopRun, failed)} == {second.run}
     assert not drive(ev.ExecuteFailed(second.run, BlobMissing("of course")))
     assert drive.machine.queue_depth == 0
 
@@ -279,7 +279,7 @@ def test_a_lost_host_takes_all_it_was_told_of_with_it() -> None:
     drive.step(1)
     drive.step(2)
     refused = of(ev.Refuse, drive(ev.HostLost(0, DeviceLost("gone"))))
-    assert [type(each.error) for each in refused] == [DeviceLost, DeviceLost]
+    assert [type(refusal.error) for refusal in refused] == [DeviceLost, DeviceLost]
     assert drive.machine.queue_depth == 0
 
 
@@ -301,7 +301,7 @@ def test_a_host_that_says_that_its_device_is_gone_does_nothing_else_that_it_was_
     first = one(ev.Execute, drive.step(1))
     drive.step(2)
     refused = of(ev.Refuse, drive(ev.ExecuteFailed(first.run, DeviceLost("gone"))))
-    assert [type(each.error) for each in refused] == [DeviceLost, DeviceLost]
+    assert [type(refusal.error) for refusal in refused] == [DeviceLost, DeviceLost]
     assert drive.machine.queue_depth == 0 and not of(ev.Refuse, drive(ev.HostLost(0, DeviceLost("gone"))))
 
 

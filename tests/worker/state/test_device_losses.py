@@ -174,11 +174,11 @@ def test_what_passed_while_the_machine_slept_counts_for_nothing() -> None:
         assert each.check(1.0 + tenth / 2) == ""
     each.heard()
     assert each.check(8 * 3600.0) == "", "eight hours with the lid closed"
-    found = ""
+    actual = ""
     for tenth in range(1, 20):
         each.heard()
-        found = found or each.check(8 * 3600.0 + tenth / 2)
-    assert "after it was cancelled" in found, "and then it hangs all the same"
+        actual = actual or each.check(8 * 3600.0 + tenth / 2)
+    assert "after it was cancelled" in actual, "and then it hangs all the same"
 
 
 def test_silence_is_counted_in_checks_so_that_a_sleep_of_the_daemon_is_one_check() -> None:

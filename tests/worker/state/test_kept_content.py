@@ -33,7 +33,7 @@ def keep(*blobs: BlobSpec, plan: PlanKey = KEEPS) -> Deploy:
 
 def computes(*blobs: BlobSpec, plan: PlanKey = KEY) -> Deploy:
     return deploy(
-        part(0, [Source(SourceKind.PARAM, blob=each.blob) for each in blobs], [TO_COORD]), blobs=blobs, plan=plan
+        part(0, [Source(SourceKind.PARAM, blob=blob.blob) for blob in blobs], [TO_COORD]), blobs=blobs, plan=plan
     )
 
 
@@ -76,7 +76,7 @@ def test_parts_are_prepared_in_what_is_left() -> None:
     drive = Driver(bounds=Bounds(memory_bytes=1000))
     drive.deployed(keep(blob("a", 600), blob("w", 100)))
     prepares = of(ev.Prepare, drive.deployed(computes(blob("w", 100))))
-    assert [each.kept_bytes for each in prepares] == [600], "what it computes with is not kept besides"
+    assert [prepare.kept_bytes for prepare in prepares] == [600], "what it computes with is not kept besides"
     assert one(ev.Prepare, Driver().ask_deploy(deploy(ONE_PART))).kept_bytes == 0
 
 

@@ -54,15 +54,15 @@ class Lane:
 
     @property
     def runs(self) -> list[ev.Execute]:
-        return [each for each in self.told if isinstance(each, ev.Execute)]
+        return [action for action in self.told if isinstance(action, ev.Execute)]
 
     def will_keep(self) -> set[int]:
         """What it has once it did all that it was told."""
         keeps = set(self.keeps)
-        for each in self.told:
-            if isinstance(each, ev.Execute):
-                keeps |= {wish.keep for wish in each.outputs if wish.keep}
-            keeps -= given_away(each)
+        for action in self.told:
+            if isinstance(action, ev.Execute):
+                keeps |= {wish.keep for wish in action.outputs if wish.keep}
+            keeps -= given_away(action)
         return keeps
 
 
@@ -173,9 +173,9 @@ class Model:
             return
         self.drive.now += LONG_S
         host, self.hosts[device] = self.hosts[device], Lane()
-        for each in host.told:
-            if isinstance(each, ev.MakeBlob):
-                self.see(self.drive(ev.BlobNotMade(each.number, DeviceLost("gone"))))
+        for action in host.told:
+            if isinstance(action, ev.MakeBlob):
+                self.see(self.drive(ev.BlobNotMade(action.number, DeviceLost("gone"))))
         self.starting.add(device)
         self.see(self.drive(ev.HostLost(device, error or DeviceLost("gone"))))
 
@@ -212,7 +212,7 @@ class Model:
             error = error or self.chance.choice((ExecuteFailed("no"), DeviceLost("lost")))
         if error is not None:
             if isinstance(error, DeviceLost):  # it ends after saying so
-                host.told = deque(each for each in host.told if isinstance(each, ev.MakeBlob))
+                host.told = deque(action for action in host.told if isinstance(action, ev.MakeBlob))
             self.see(self.drive(ev.ExecuteFailed(execute.run, error)))
             if isinstance(error, DeviceLost):
                 self.lose(device, error)
@@ -250,7 +250,7 @@ class Model:
                 case ev.Execute(device, run):
                     self.steps[run] = self.drive.machine._steps.runs[run][:2]
                     uses = {use.tensor.tensor for use in action.inputs if isinstance(use.tensor, ev.DeviceTensor)}
-                    promised = {wish.keep for each in unable for wish in each.outputs}
+                    promised = {wish.keep for execute in unable for wish in execute.outputs}
                     assert uses <= self.hosts[device].will_keep() | promised, "it neither is there nor is made before"
                     if self.chance.random() < self.failures / 5:
                         unable.append(action)
@@ -258,7 +258,7 @@ class Model:
                         self.tell(device, action)
                 case ev.StopRun(device, run):
                     first = self.hosts[device].runs[:1]  # none of a host that ends
-                    assert all(each.run == run for each in first), "something else is stopped"
+                    assert all(action.run == run for action in first), "something else is stopped"
                     assert self.drive.machine._plans.step(*self.steps[run]) is None, "somebody waits for it"
                     self.hosts[device].stopped.add(run)
                 case ev.SendBegan(_, began):
@@ -267,12 +267,12 @@ class Model:
                 self.broken.add(self.runs[action.request])
             if isinstance(action, ev.ReplyRan):
                 self.done[action.plan] = max(self.done[action.plan], action.step + 1)
-                self.files -= {each.name for _, each in action.outputs if isinstance(each, ev.SharedFile)}
+                self.files -= {tensor.name for _, tensor in action.outputs if isinstance(tensor, ev.SharedFile)}
                 assert all(run.wait_s >= 0 for run in action.parts)
-        for each in unable:  # the daemon could not even tell the host, and says so later
-            self.take(each)
-            self.hosts[each.device].keeps -= given_away(each)
-            self.see(self.drive(ev.ExecuteFailed(each.run, ConnectFailed("no link to another rank"))))
+        for execute in unable:  # the daemon could not even tell the host, and says so later
+            self.take(execute)
+            self.hosts[execute.device].keeps -= given_away(execute)
+            self.see(self.drive(ev.ExecuteFailed(execute.run, ConnectFailed("no link to another rank"))))
         self.check()
 
     def tell(self, device: int, action: ev.Action) -> None:

@@ -307,7 +307,7 @@ def test_one_part_that_does_not_compile_ends_the_deploy_and_frees_the_others() -
     drive(ev.PartPrepared(first.prepared, 0.1, True))
     actions = drive(ev.PrepareFailed(second.prepared, CompileFailed("too many registers")))
     assert isinstance(one(ev.Refuse, actions).error, CompileFailed)
-    assert {(each.device, each.prepared) for each in of(ev.Unprepare, actions)} == {
+    assert {(unprepare.device, unprepare.prepared) for unprepare in of(ev.Unprepare, actions)} == {
         (0, first.prepared),
         (1, second.prepared),
     }
@@ -623,7 +623,7 @@ class World:
             case ev.Fetch():
                 self.open["fetch"].append(action)
             case ev.AbandonFetch(attempt):
-                self.open["fetch"] = [each for each in self.open["fetch"] if each.attempt != attempt]
+                self.open["fetch"] = [action for action in self.open["fetch"] if action.attempt != attempt]
             case ev.Prepare():
                 self.open["prepare"].append(action)
             case ev.Execute():
@@ -632,10 +632,10 @@ class World:
             case ev.SendPush():
                 self.open["push"].append(action)
             case ev.StopPush(push):
-                stopped = [each for each in self.open["push"] if each.push == push]
-                self.open["push"] = [each for each in self.open["push"] if each.push != push]
-                for each in stopped:
-                    self.consume(each.tensor)
+                stopped = [action for action in self.open["push"] if action.push == push]
+                self.open["push"] = [action for action in self.open["push"] if action.push != push]
+                for push in stopped:
+                    self.consume(push.tensor)
             case ev.LinkTo():
                 self.open["link"].append(action)
             case ev.StartHost():
@@ -735,16 +735,16 @@ class World:
             for request in set(range(1, self.drive.requests + 1)) - self.answered:
                 self.answered.add(request)
                 self.feed(ev.RequestGone(request))
-            kept = tuple(each for each in range(self.generation + 1) if self.random.random() < 0.7)
+            kept = tuple(generation for generation in range(self.generation + 1) if self.random.random() < 0.7)
             self.feed(ev.JoinAsked(self.coordinator, self.drive.request(), COORD, 7, 0.1, 0.0, kept=kept))
 
     def lose_host(self) -> None:
         """What it ran and was to prepare is never answered."""
         device = self.random.randrange(2)
-        if self.random.random() > 0.2 or any(each.device == device for each in self.open["host"]):
+        if self.random.random() > 0.2 or any(action.device == device for action in self.open["host"]):
             return
         for kind in ("execute", "prepare"):
-            self.open[kind] = [each for each in self.open[kind] if each.device != device]
+            self.open[kind] = [action for action in self.open[kind] if action.device != device]
         if self.drive.machine._devices[device].recovery.up:
             self.feed(ev.HostLost(device, DeviceLost("no luck")))
 
