@@ -20,7 +20,14 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT = PYPROJECT["project"]
 SHELL_FILES = ("script/demo", "script/test", "script/setup.sh")
 # Imported where it is needed: without tokenizers a sentence says so, without jeepney a sleep is noticed afterwards.
-OPTIONAL = {"jax": "jax", "jeepney": "suspend", "onnx": "onnx", "tokenizers": "demo", "torch": "torch"}
+OPTIONAL = {
+    "jax": "jax",
+    "jeepney": "suspend",
+    "onnx": "onnx",
+    "tokenizers": "demo",
+    "torch": "torch",
+    "tqdm": "notebook",
+}
 
 # What dash refuses or does differently, and bash does not.
 BASHISMS = {
