@@ -105,7 +105,7 @@ async def short_of_memory(short: tuple[str, ...], still_s: float = 60.0) -> None
             for name in short:
                 left = MemoryLeft(1, 100)
                 daemon = daemons[name]
-                daemon._surroundings = replace(daemon._surroundings, memory=lambda left=left: left)
+                daemon._environment = replace(daemon._environment, memory=lambda left=left: left)
                 what = "looking at the machine's memory", daemon._look_at_memory
                 asyncio.get_running_loop().call_soon(partial(daemon._tasks.keep, *what), context=context_of(name))
             cluster.stand_still(still_s)
