@@ -33,7 +33,28 @@ def masked(scores: Array, mask: Array) -> Array:
 
 
 def causal_mask(queries: Operand, keys: Operand) -> Array:
-    """Where position `keys` (k,) is not after position `queries` (..., q): (..., q, k), bool."""
+    """The mask by which a position sees itself and what comes before.
+
+    Parameters
+    ----------
+    queries : array_like of int, (..., q)
+        Positions that look.
+    keys : array_like of int, (k,)
+        Positions that are looked at.
+
+    Returns
+    -------
+    Array
+        True where the key's position is not after the query's, (..., q, k).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import nn
+    >>> nn.causal_mask(np.arange(2), np.arange(3))
+    Array([[ True, False, False],
+           [ True,  True, False]], dtype=bool)
+    """
     return mnp.expand_dims(asarray(queries), -1) >= asarray(keys)
 
 
@@ -53,11 +74,44 @@ def both_masks(allowed: Array | None, mask: Operand | None) -> Array | None:
 def scaled_dot_product_attention(
     query: Operand, key: Operand, value: Operand, mask: Operand | None = None, *, scale: float | None = None
 ) -> Array:
-    """softmax(query @ key^T * scale) @ value.
+    """Attention, `softmax(query @ key.T * scale) @ value`.
 
-    query (..., q, width), key (..., k, width), value (..., k, out) give (..., q, out).  `mask` broadcasts to
-    (..., q, k): bool (true: look there) or a float that is added to the scores.  `scale` is 1/sqrt(width) by default.
-    Vaswani et al., 2017 (arXiv 1706.03762).
+    Parameters
+    ----------
+    query : array_like, (..., q, width)
+        What is looked for.
+    key : array_like, (..., k, width)
+        What the queries are compared with.
+    value : array_like, (..., k, out)
+        What is looked up.
+    mask : array_like, (..., q, k), optional
+        True where a query may look, or floats that are added to the scores.
+    scale : float, optional
+        The factor of the scores, `1 / sqrt(width)` by default.
+
+    Returns
+    -------
+    Array
+        The mean of the values by weight of their scores, (..., q, out).
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not fit.
+
+    Notes
+    -----
+    Vaswani et al., 2017 (arXiv 1706.03762).  A row that is masked altogether attends evenly.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import nn
+    >>> query, key = np.array([[10.0, 0.0]]), np.array([[10.0, 0.0], [0.0, 10.0]])
+    >>> np.round(nn.scaled_dot_product_attention(query, key, np.array([[1.0], [2.0]])), 3)
+    array([[1.]])
+    >>> nn.scaled_dot_product_attention(query, key, np.array([[1.0], [2.0]]), np.array([False, True]))
+    Array([[2.]], dtype=float64)
     """
     q, k, v = floats(query, key, value)
     if min(q.ndim, k.ndim, v.ndim) < 2 or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:

@@ -20,9 +20,36 @@ from .precision import wide
 
 
 def embedding(indices: Operand, table: Operand) -> Array:
-    """Rows of `table` (n, width) by integer `indices` (...): (..., width).
+    """Rows of a table by their indices.
 
-    Computed indices outside [0, n) are clamped, known ones raise an InputError.
+    Parameters
+    ----------
+    indices : array_like of int, (...)
+        Row numbers from 0 to n - 1.
+    table : array_like, (n, width)
+        The rows.
+
+    Returns
+    -------
+    Array
+        The rows, (..., width).
+
+    Raises
+    ------
+    DTypeError
+        If the indices are no integers.
+    ShapeError
+        If the table does not have two dimensions.
+    InputError
+        If an index whose value is known is outside of the table; computed ones are clamped.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import nn
+    >>> nn.embedding(np.array([2, 0]), np.array([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]))
+    Array([[4., 5.],
+           [0., 1.]], dtype=float64)
     """
     rows, index = asarray(table), asarray(indices)
     if index.type.dtype.kind not in "iu":
@@ -35,7 +62,34 @@ def embedding(indices: Operand, table: Operand) -> Array:
 
 
 def linear(x: Operand, weight: Operand, bias: Operand | None = None) -> Array:
-    """x (..., in) times the transpose of `weight` (out, in), plus `bias` (out,): (..., out)."""
+    """A linear map, `x @ weight.T + bias`.
+
+    Parameters
+    ----------
+    x : array_like, (..., in)
+        The inputs.
+    weight : array_like, (out, in)
+        The matrix, as torch lays it out.
+    bias : array_like, (out,), optional
+        What is added to every row.
+
+    Returns
+    -------
+    Array
+        The outputs, (..., out).
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not fit.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import nn
+    >>> nn.linear(np.array([1.0, 2.0]), np.array([[1.0, 1.0], [0.0, 3.0]]), np.array([0.5, 0.0]))
+    Array([3.5, 6. ], dtype=float64)
+    """
     rows, matrix = operands(x, weight)
     if matrix.ndim != 2 or rows.ndim < 1 or rows.shape[-1] != matrix.shape[1]:
         raise ShapeError(f"linear needs x (..., in) and weight (out, in), got {rows.shape} and {matrix.shape}")
@@ -46,14 +100,68 @@ def linear(x: Operand, weight: Operand, bias: Operand | None = None) -> Array:
 
 @checked
 def softmax(x: Operand, axis: int = -1) -> Array:
-    """exp(x) normalised to sum 1 along `axis`; the maximum is subtracted first."""
+    """The exponentials of x, scaled to sum 1 along an axis.
+
+    Parameters
+    ----------
+    x : array_like
+        Scores of any shape.
+    axis : int, optional
+        The axis along which the results sum to 1.
+
+    Returns
+    -------
+    Array
+        Probabilities, of the shape of x.
+
+    Raises
+    ------
+    InputError
+        If the axis does not exist.
+
+    Notes
+    -----
+    The maximum is subtracted first, so that nothing overflows.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import nn
+    >>> np.round(nn.softmax(np.array([1.0, 2.0, 3.0])), 3)
+    array([0.09 , 0.245, 0.665])
+    """
     (array,) = floats(x)
     return composite("softmax", softmax_body, array, axis=normal_axis(axis, array.ndim))
 
 
 @checked
 def log_softmax(x: Operand, axis: int = -1) -> Array:
-    """The logarithm of `softmax`, accurate where softmax underflows."""
+    """The logarithm of `softmax`, accurate where softmax underflows.
+
+    Parameters
+    ----------
+    x : array_like
+        Scores of any shape.
+    axis : int, optional
+        The axis along which the probabilities sum to 1.
+
+    Returns
+    -------
+    Array
+        Logarithms of probabilities, of the shape of x.
+
+    Raises
+    ------
+    InputError
+        If the axis does not exist.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import nn
+    >>> np.round(nn.log_softmax(np.array([0.0, 1000.0])), 3)
+    array([-1000.,     0.])
+    """
     (array,) = floats(x)
     return composite("log_softmax", _log_softmax, array, axis=normal_axis(axis, array.ndim))
 
@@ -76,7 +184,7 @@ def _log_softmax(x: Array, axis: int) -> Array:
 
 
 def check_known(index: Array, count: int, what: str, but: int | None = None) -> None:
-    """InputError for an index outside [0, count) that is known, and not `but`; computed ones cannot be checked."""
+    """Raise InputError if a known index is outside [0, count) and not `but`; computed ones cannot be checked."""
     if index.value is not None:
         outside = (index.value < 0) | (index.value >= count)
         if but is not None:

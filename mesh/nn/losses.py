@@ -17,21 +17,114 @@ from .functions import check_known, log_softmax
 
 @checked
 def mse(prediction: Operand, target: Operand, *, reduction: str = "mean") -> Array:
-    """(prediction - target)^2."""
+    """The squared error, `(prediction - target)**2`.
+
+    Parameters
+    ----------
+    prediction : array_like
+        What was predicted.
+    target : array_like
+        What is right, of the same shape.
+    reduction : {"mean", "sum", "none"}, optional
+        What is made of the losses of all elements.
+
+    Returns
+    -------
+    Array
+        A number, or for "none" one loss per element.
+
+    Raises
+    ------
+    ShapeError
+        If prediction and target differ in shape.
+    InputError
+        If the reduction is not known.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import nn
+    >>> nn.mse(np.array([1.0, 2.0]), np.array([0.0, 4.0]))
+    Array(2.5, dtype=float64)
+    """
     found, wanted = _pair(prediction, target)
     return _reduced((found - wanted) * (found - wanted), reduction)
 
 
 @checked
 def mae(prediction: Operand, target: Operand, *, reduction: str = "mean") -> Array:
-    """|prediction - target|."""
+    """The absolute error, `|prediction - target|`.
+
+    Parameters
+    ----------
+    prediction : array_like
+        What was predicted.
+    target : array_like
+        What is right, of the same shape.
+    reduction : {"mean", "sum", "none"}, optional
+        What is made of the losses of all elements.
+
+    Returns
+    -------
+    Array
+        A number, or for "none" one loss per element.
+
+    Raises
+    ------
+    ShapeError
+        If prediction and target differ in shape.
+    InputError
+        If the reduction is not known.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import nn
+    >>> nn.mae(np.array([1.0, 2.0]), np.array([0.0, 4.0]))
+    Array(1.5, dtype=float64)
+    """
     found, wanted = _pair(prediction, target)
     return _reduced(mnp.abs(found - wanted), reduction)
 
 
 @checked
 def huber(prediction: Operand, target: Operand, *, delta: float = 1.0, reduction: str = "mean") -> Array:
-    """Half the squared error up to `delta`, from there on linear.  Huber, 1964."""
+    """Half the squared error up to `delta`, and linear from there on.
+
+    Parameters
+    ----------
+    prediction : array_like
+        What was predicted.
+    target : array_like
+        What is right, of the same shape.
+    delta : float, optional
+        The error at which the loss becomes linear.
+    reduction : {"mean", "sum", "none"}, optional
+        What is made of the losses of all elements.
+
+    Returns
+    -------
+    Array
+        A number, or for "none" one loss per element.
+
+    Raises
+    ------
+    ShapeError
+        If prediction and target differ in shape.
+    InputError
+        If the reduction is not known.
+
+    Notes
+    -----
+    Huber, 1964, "Robust estimation of a location parameter".
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import nn
+    >>> nn.huber(np.array([0.5, 3.0]), np.zeros(2), reduction="none")
+    Array([0.125, 2.5  ], dtype=float64)
+    """
     found, wanted = _pair(prediction, target)
     error = found - wanted
     near = mnp.clip(error, -delta, delta)
@@ -47,10 +140,39 @@ def cross_entropy(
     ignore_index: int | None = None,
     reduction: str = "mean",
 ) -> Array:
-    """-log softmax(logits)[label], for logits (..., classes) and labels (...) or probabilities (..., classes).
+    """The cross entropy of classes, `-log softmax(logits)[label]`.
 
-    With smoothing s the wanted probabilities are (1 - s) * label + s / classes.  Samples labelled `ignore_index` count
-    for nothing, in the mean neither.  InputError for a known label that is no class; computed ones are clamped.
+    Parameters
+    ----------
+    logits : array_like, (..., classes)
+        Scores of the classes.
+    labels : array_like, (...) or (..., classes)
+        The right class of each sample, or the probability of each class.
+    label_smoothing : float, optional
+        The share s of the probability that is spread over all classes, which gives `(1 - s) * label + s / classes`.
+    ignore_index : int, optional
+        The label of samples that count for nothing, nor in the mean.
+    reduction : {"mean", "sum", "none"}, optional
+        What is made of the losses of all samples.
+
+    Returns
+    -------
+    Array
+        A number, or for "none" one loss per sample, (...).
+
+    Raises
+    ------
+    ShapeError
+        If the labels do not fit the logits.
+    InputError
+        If a known label is no class, or the reduction is not known; computed labels are clamped.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import nn
+    >>> print(np.round(nn.cross_entropy(np.array([[2.0, 0.0], [0.0, 0.0]]), np.array([0, 1])), 3))
+    0.41
     """
     scores, target = log_softmax(logits), asarray(labels)
     classes = scores.shape[-1]
@@ -72,14 +194,80 @@ def cross_entropy(
 
 @checked
 def binary_cross_entropy(logits: Operand, target: Operand, *, reduction: str = "mean") -> Array:
-    """-(t log sigmoid(x) + (1 - t) log(1 - sigmoid(x))) of logits x and targets t in [0, 1]."""
+    """The cross entropy of yes and no, of logits.
+
+    Parameters
+    ----------
+    logits : array_like
+        Scores x, of which the probabilities are sigmoid(x).
+    target : array_like
+        Probabilities in [0, 1] that are right, of the same shape.
+    reduction : {"mean", "sum", "none"}, optional
+        What is made of the losses of all elements.
+
+    Returns
+    -------
+    Array
+        A number, or for "none" one loss per element.
+
+    Raises
+    ------
+    ShapeError
+        If prediction and target differ in shape.
+    InputError
+        If the reduction is not known.
+
+    Notes
+    -----
+    It is `-(t * log(sigmoid(x)) + (1 - t) * log(1 - sigmoid(x)))`, and never overflows.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import nn
+    >>> np.round(nn.binary_cross_entropy(np.array([0.0, 5.0]), np.array([1.0, 1.0]), reduction="none"), 3)
+    array([0.693, 0.007])
+    """
     x, wanted = _pair(logits, target)
     return _reduced(softplus(x) - x * wanted, reduction)
 
 
 @checked
 def kl_divergence(log_prediction: Operand, target: Operand, *, reduction: str = "mean") -> Array:
-    """t (log t - log_prediction) of probabilities t and logarithms of predicted ones; 0 where t is 0."""
+    """The Kullback-Leibler divergence, `t * (log(t) - log_prediction)`.
+
+    Parameters
+    ----------
+    log_prediction : array_like
+        Logarithms of predicted probabilities.
+    target : array_like
+        Probabilities t that are right, of the same shape.
+    reduction : {"mean", "sum", "none"}, optional
+        What is made of the losses of all elements.
+
+    Returns
+    -------
+    Array
+        A number, or for "none" one loss per element.
+
+    Raises
+    ------
+    ShapeError
+        If prediction and target differ in shape.
+    InputError
+        If the reduction is not known.
+
+    Notes
+    -----
+    It is 0 where t is 0.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import nn
+    >>> print(np.round(nn.kl_divergence(np.log(np.array([0.5, 0.5])), np.array([1.0, 0.0]), reduction="sum"), 3))
+    0.693
+    """
     found, wanted = _pair(log_prediction, target)
     positive = wanted > 0
     logs = mnp.log(mnp.where(positive, wanted, 1))

@@ -19,9 +19,39 @@ from .precision import wide
 
 @checked
 def layer_norm(x: Operand, weight: Operand, bias: Operand, *, eps: float = 1e-5) -> Array:
-    """x (..., width) normalised to mean 0 and variance 1 along the last axis, times `weight` plus `bias` (width,).
+    """Bring each row to mean 0 and variance 1, then scale and shift it.
 
-    Ba, Kiros and Hinton, 2016 (arXiv 1607.06450); BERT's eps is 1e-12.
+    Parameters
+    ----------
+    x : array_like, (..., width)
+        The rows.
+    weight : array_like, (width,)
+        The factors.
+    bias : array_like, (width,)
+        What is added.
+    eps : float, optional
+        Added to the variance; BERT's is 1e-12.
+
+    Returns
+    -------
+    Array
+        The results, of the shape of x.
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not fit.
+
+    Notes
+    -----
+    Ba, Kiros and Hinton, 2016 (arXiv 1607.06450).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import nn
+    >>> np.round(nn.layer_norm(np.array([[1.0, 3.0]]), np.ones(2), np.array([0.0, 5.0])), 3)
+    array([[-1.,  6.]])
     """
     array, scale, shift = floats(x, weight, bias)
     if not array.ndim or scale.shape != array.shape[-1:] or shift.shape != array.shape[-1:]:
@@ -34,9 +64,37 @@ def layer_norm(x: Operand, weight: Operand, bias: Operand, *, eps: float = 1e-5)
 
 @checked
 def rms_norm(x: Operand, weight: Operand, *, eps: float = 1e-6) -> Array:
-    """x (..., width) divided by the root of its mean square along the last axis, times `weight` (width,).
+    """Divide each row by the root of its mean square, then scale it.
 
+    Parameters
+    ----------
+    x : array_like, (..., width)
+        The rows.
+    weight : array_like, (width,)
+        The factors.
+    eps : float, optional
+        Added to the mean square.
+
+    Returns
+    -------
+    Array
+        The results, of the shape of x.
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not fit.
+
+    Notes
+    -----
     Zhang and Sennrich, 2019 (arXiv 1910.07467).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import nn
+    >>> np.round(nn.rms_norm(np.array([[3.0, 4.0]]), np.ones(2)), 3)
+    array([[0.849, 1.131]])
     """
     array, scale = floats(x, weight)
     if not array.ndim or scale.shape != array.shape[-1:]:
@@ -50,9 +108,41 @@ def rms_norm(x: Operand, weight: Operand, *, eps: float = 1e-6) -> Array:
 def group_norm(
     x: Operand, groups: int, weight: Operand | None = None, bias: Operand | None = None, *, eps: float = 1e-5
 ) -> Array:
-    """x (n, channels, *dims) normalised over each sample's groups of channels; weight and bias (channels,).
+    """Bring each group of channels of a sample to mean 0 and variance 1, then scale and shift.
 
+    Parameters
+    ----------
+    x : array_like, (n, channels, *dims)
+        The values.
+    groups : int
+        The number of groups, which divides the channels.
+    weight : array_like, (channels,), optional
+        The factor of each channel.
+    bias : array_like, (channels,), optional
+        What is added to each channel.
+    eps : float, optional
+        Added to the variance, so that nothing is divided by 0.
+
+    Returns
+    -------
+    Array
+        The results, of the shape of x.
+
+    Raises
+    ------
+    ShapeError
+        If the groups do not divide the channels.
+
+    Notes
+    -----
     Wu and He, 2018 (arXiv 1803.08494).  As many groups as channels are an instance norm.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import nn
+    >>> np.round(nn.group_norm(np.array([[1.0, 3.0, 10.0, 30.0]]), 2), 3)
+    array([[-1.,  1., -1.,  1.]])
     """
     (array,) = floats(x)
     if array.ndim < 2 or groups < 1 or array.shape[1] % groups:
@@ -69,7 +159,41 @@ def group_norm(
 def instance_norm(
     x: Operand, weight: Operand | None = None, bias: Operand | None = None, *, eps: float = 1e-5
 ) -> Array:
-    """x (n, channels, *dims) normalised over the dims of each channel; weight and bias (channels,)."""
+    """Bring each channel of a sample to mean 0 and variance 1, then scale and shift.
+
+    Parameters
+    ----------
+    x : array_like, (n, channels, *dims)
+        The values.
+    weight : array_like, (channels,), optional
+        The factor of each channel.
+    bias : array_like, (channels,), optional
+        What is added to each channel.
+    eps : float, optional
+        Added to the variance, so that nothing is divided by 0.
+
+    Returns
+    -------
+    Array
+        The results, of the shape of x.
+
+    Raises
+    ------
+    ShapeError
+        If x has no channels.
+
+    Notes
+    -----
+    Ulyanov et al., 2016 (arXiv 1607.08022).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import nn
+    >>> np.round(nn.instance_norm(np.array([[[1.0, 3.0], [10.0, 30.0]]])), 3)
+    array([[[-1.,  1.],
+            [-1.,  1.]]])
+    """
     array = asarray(x)
     return group_norm(array, array.shape[1] if array.ndim > 1 else 0, weight, bias, eps=eps)
 
@@ -84,9 +208,44 @@ def batch_norm(
     *,
     eps: float = 1e-5,
 ) -> Array:
-    """x (n, channels, *dims) normalised by the mean and variance of each channel; all (channels,).
+    """Bring each channel to mean 0 and variance 1 by statistics that are given, then scale and shift.
 
-    Ioffe and Szegedy, 2015 (arXiv 1502.03167); `batch_statistics` gives those of x itself.
+    Parameters
+    ----------
+    x : array_like, (n, channels, *dims)
+        The values.
+    mean : array_like, (channels,)
+        The mean of each channel.
+    variance : array_like, (channels,)
+        The variance of each channel.
+    weight : array_like, (channels,), optional
+        The factor of each channel.
+    bias : array_like, (channels,), optional
+        What is added to each channel.
+    eps : float, optional
+        Added to the variance, so that nothing is divided by 0.
+
+    Returns
+    -------
+    Array
+        The results, of the shape of x.
+
+    Raises
+    ------
+    ShapeError
+        If x has no channels.
+
+    Notes
+    -----
+    Ioffe and Szegedy, 2015 (arXiv 1502.03167).  `batch_statistics` gives the statistics of x itself.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import nn
+    >>> np.round(nn.batch_norm(np.array([[1.0], [3.0]]), np.array([2.0]), np.array([4.0])), 3)
+    array([[-0.5],
+           [ 0.5]])
     """
     array, centre, spread = floats(x, mean, variance)
     if array.ndim < 2:
@@ -98,7 +257,30 @@ def batch_norm(
 
 
 def batch_statistics(x: Operand) -> tuple[Array, Array]:
-    """Mean and variance of each channel of x (n, channels, *dims), over everything else."""
+    """Mean and variance of each channel, over everything else.
+
+    Parameters
+    ----------
+    x : array_like, (n, channels, *dims)
+        The values.
+
+    Returns
+    -------
+    tuple of Array
+        Mean and variance, (channels,) each.
+
+    Raises
+    ------
+    ShapeError
+        If x has no channels.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import nn
+    >>> nn.batch_statistics(np.array([[1.0], [3.0]]))
+    (Array([2.], dtype=float64), Array([1.], dtype=float64))
+    """
     (array,) = floats(x)
     if array.ndim < 2:
         raise ShapeError(f"batch_statistics needs x (n, channels, *dims), got {array.shape}")

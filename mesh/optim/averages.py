@@ -12,7 +12,7 @@ from .optimiser import Optimiser, told, weight_of, wide, zeros_for
 
 
 class Mean(NamedTuple):
-    """How many values came in, and their weighted sum."""
+    """The number of values that came in, and their weighted sum."""
 
     steps: Operand
     total: Any
@@ -21,9 +21,32 @@ class Mean(NamedTuple):
 @told
 @checked
 def ema(decay: float, *, debias: bool = True) -> Optimiser:
-    """mean = decay * mean + (1 - decay) * value: `update(values, state)` gives the mean and the next state.
+    """Exponential moving average of params, which often predicts better than the params themselves.
 
-    It begins with 0, for which `debias` makes up.
+    The mean is `decay * mean + (1 - decay) * value`.  It begins with 0.
+
+    Parameters
+    ----------
+    decay : float
+        How much of the mean stays at each step, from 0 to below 1.
+    debias : bool, optional
+        Whether to make up for the 0 that the mean begins with.
+
+    Returns
+    -------
+    Optimiser
+        Its `update(values, state)` gives the mean and the next state.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import optim
+    >>> average = optim.ema(0.5)
+    >>> state = average.init(np.array([0.0]))
+    >>> for value in (1.0, 3.0):
+    ...     mean, state = average.update(np.array([value]), state)
+    >>> np.round(mean, 3)
+    array([2.333])
     """
 
     def init(values: Any) -> Mean:

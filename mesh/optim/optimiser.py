@@ -32,7 +32,23 @@ class _Pair(NamedTuple):
 
 
 class Optimiser(_Pair):
-    """A pair of pure functions."""
+    """A pair of pure functions that turn gradients into updates of params.
+
+    Parameters
+    ----------
+    init : callable
+        `init(params)` gives the first state, a pytree of arrays.
+    update : callable
+        `update(gradients, state, params)` gives what to add to the params, and the next state.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import optim
+    >>> downhill = optim.Optimiser(lambda params: (), lambda gradients, state, params: (-gradients, state))
+    >>> downhill.update(np.array([2.0]), downhill.init(None), None)[0]
+    array([-2.])
+    """
 
     made_by = ""  # the call that made it, for people
 
@@ -68,7 +84,33 @@ def _shown(value: Any) -> str:
 
 @told
 def chain(*parts: Optimiser) -> Optimiser:
-    """One optimiser that hands what each part gives to the next; its state is the tuple of theirs."""
+    """One optimiser that hands what each part gives to the next.
+
+    Parameters
+    ----------
+    *parts : Optimiser
+        Optimisers in the order in which gradients go through them.
+
+    Returns
+    -------
+    Optimiser
+        Its state is the tuple of the parts' states.
+
+    Raises
+    ------
+    InputError
+        If `update` is called with a state that neither `init` nor `update` gave.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import optim
+    >>> optimiser = optim.chain(optim.clip_by_value(1.0), optim.scale(-0.1))
+    >>> gradients = np.array([5.0, -0.5])
+    >>> updates, state = optimiser.update(gradients, optimiser.init(gradients))
+    >>> np.round(updates, 3)
+    array([-0.1 ,  0.05])
+    """
 
     def init(params: Any) -> Any:
         return tuple([part.init(params) for part in parts])
@@ -89,17 +131,58 @@ def chain(*parts: Optimiser) -> Optimiser:
 
 
 def apply_updates(params: Any, updates: Any) -> Any:
-    """The params with what an optimiser gave added, in their own dtypes."""
+    """Add what an optimiser gave to the params.
+
+    Parameters
+    ----------
+    params : pytree of Array
+        The params.
+    updates : pytree of Array
+        The first result of `Optimiser.update`, of the same structure.
+
+    Returns
+    -------
+    pytree of Array
+        The new params, in the dtypes of the old ones.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import optim
+    >>> optim.apply_updates({"w": np.ones(2, np.float16)}, {"w": np.array([1.0, -1.0])})
+    {'w': Array([2., 0.], dtype=float16)}
+    """
     return tree.map(_moved, params, updates)
 
 
 def global_norm(values: Any) -> Array:
-    """The root of the sum of all squares of all leaves, as float32 at least."""
+    """The root of the sum of the squares of all elements of all leaves.
+
+    Parameters
+    ----------
+    values : pytree of Array
+        Gradients, for example.
+
+    Returns
+    -------
+    Array
+        A number, float32 at least.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import optim
+    >>> print(optim.global_norm({"w": np.array([3.0]), "b": np.array([4.0])}))
+    Array(5., dtype=float64)
+    """
     return mnp.sqrt(sum([sum_of_squares(leaf) for leaf in tree.leaves(values)], mnp.asarray(0.0)))
 
 
 def sum_of_squares(value: Operand) -> Array:
-    """Of all elements, as float32 at least: a product, so that the squares are written nowhere."""
+    """The sum of the squares of all elements, as float32 at least.
+
+    It is a product of the array with itself, so that the squares are written nowhere.
+    """
     values = wide(value)
     return mnp.tensordot(values, values, (range(values.ndim), range(values.ndim)))
 

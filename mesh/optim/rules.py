@@ -19,14 +19,60 @@ from .schedules import Rate, rate_at
 
 @told
 def scale(factor: Operand) -> Optimiser:
-    """Times a number."""
+    """Multiply gradients by a number.
+
+    Parameters
+    ----------
+    factor : float
+        The number.
+
+    Returns
+    -------
+    Optimiser
+        An optimiser without state.
+
+    Raises
+    ------
+    InputError
+        If the factor is not a finite number.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import optim
+    >>> optim.scale(-2.0).update(np.array([1.0, 3.0]), ())[0]
+    Array([-2., -6.], dtype=float64)
+    """
     check_number(factor, "a factor")
     return stateless(lambda gradients, params: tree.map(lambda each: wide(each) * factor, gradients))
 
 
 @told
 def clip_by_value(bound: Operand) -> Optimiser:
-    """Every element within [-bound, bound]."""
+    """Bring every element into [-bound, bound].
+
+    Parameters
+    ----------
+    bound : float
+        The largest magnitude.
+
+    Returns
+    -------
+    Optimiser
+        An optimiser without state.
+
+    Raises
+    ------
+    InputError
+        If the bound is not a number from 0.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import optim
+    >>> optim.clip_by_value(1.0).update(np.array([5.0, -0.5]), ())[0]
+    Array([ 1. , -0.5], dtype=float64)
+    """
     check_number(bound, "a bound", 0.0)
     low = mnp.negative(bound)
     return stateless(lambda gradients, params: tree.map(lambda each: mnp.clip(each, low, bound), gradients))
@@ -34,7 +80,34 @@ def clip_by_value(bound: Operand) -> Optimiser:
 
 @told
 def clip_by_global_norm(bound: Operand) -> Optimiser:
-    """All together scaled down so that their norm is at most `bound`.  Pascanu et al., 2012 (arXiv 1211.5063)."""
+    """Scale all gradients down together, so that their norm is at most `bound`.
+
+    Parameters
+    ----------
+    bound : float
+        The largest norm; smaller gradients stay as they are.
+
+    Returns
+    -------
+    Optimiser
+        An optimiser without state.
+
+    Raises
+    ------
+    InputError
+        If the bound is not a number from 0.
+
+    Notes
+    -----
+    Pascanu et al., 2012 (arXiv 1211.5063).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import optim
+    >>> optim.clip_by_global_norm(1.0).update(np.array([3.0, 4.0]), ())[0]
+    Array([0.6, 0.8], dtype=float64)
+    """
     check_number(bound, "a bound", 0.0)
 
     def clipped(gradients: Any, params: Any) -> Any:
@@ -47,10 +120,35 @@ def clip_by_global_norm(bound: Operand) -> Optimiser:
 
 @told
 def add_decayed_weights(rate: Operand, mask: Any = None) -> Optimiser:
-    """Plus rate * param.
+    """Add `rate * param` to the gradients.
 
-    `mask` says for which: a tree of bools as the params, or a function of the params to one; for example
-    `lambda params: mesh.tree.map(lambda leaf: leaf.ndim > 1, params)` for matrices only.
+    Parameters
+    ----------
+    rate : float
+        The share of each param that is added, from 0.
+    mask : pytree of bool or callable, optional
+        The params that decay: a tree like the params, or a function of the params that gives one; all by default.
+
+    Returns
+    -------
+    Optimiser
+        An optimiser without state.  Its `update` needs the params.
+
+    Raises
+    ------
+    InputError
+        If the rate is negative or not finite, or `update` is called without the params.
+
+    Examples
+    --------
+    >>> import mesh
+    >>> import numpy as np
+    >>> from mesh import optim
+    >>> params = {"w": np.ones((1, 2)), "b": np.ones(2)}
+    >>> matrices = lambda params: mesh.tree.map(lambda leaf: leaf.ndim > 1, params)
+    >>> gradients = mesh.tree.map(np.zeros_like, params)
+    >>> optim.add_decayed_weights(0.1, matrices).update(gradients, (), params)[0]
+    {'w': Array([[0.1, 0.1]], dtype=float64), 'b': array([0., 0.])}
     """
     check_number(rate, "weight decay", 0.0)
 
@@ -68,7 +166,35 @@ def add_decayed_weights(rate: Operand, mask: Any = None) -> Optimiser:
 @told
 @checked
 def momentum(decay: Operand, nesterov: bool = False) -> Optimiser:
-    """The running sum m = decay * m + g; with `nesterov`, g + decay * m of that."""
+    """Replace gradients by their running sum, `m = decay * m + g`.
+
+    Parameters
+    ----------
+    decay : float
+        How much of the sum stays at each step, from 0 to below 1.
+    nesterov : bool, optional
+        Whether to give `g + decay * m` in place of `m`.
+
+    Returns
+    -------
+    Optimiser
+        Its state is the sum.
+
+    Raises
+    ------
+    InputError
+        If the decay is not a number from 0 to below 1.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import optim
+    >>> rule, gradients = optim.momentum(0.5), np.array([1.0])
+    >>> first, state = rule.update(gradients, rule.init(gradients))
+    >>> second, state = rule.update(gradients, state)
+    >>> np.round(second, 3)
+    array([1.5])
+    """
     check_number(decay, "momentum", 0.0, 1.0)
 
     def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
@@ -81,7 +207,7 @@ def momentum(decay: Operand, nesterov: bool = False) -> Optimiser:
 
 
 class Moments(NamedTuple):
-    """How many steps were made, and the running means of gradients and of their squares."""
+    """The number of steps made, and the running means of gradients and of their squares."""
 
     steps: Operand
     first: Any
@@ -90,9 +216,38 @@ class Moments(NamedTuple):
 
 @told
 def scale_by_adam(b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> Optimiser:
-    """The mean of gradients by the root of the mean of squares, both without bias.
+    """Divide the mean of gradients by the root of the mean of their squares, both without bias.
 
+    Parameters
+    ----------
+    b1 : float, optional
+        Decay of the mean of gradients, from 0 to below 1.
+    b2 : float, optional
+        Decay of the mean of their squares, from 0 to below 1.
+    eps : float, optional
+        Added to the root, so that nothing is divided by 0.
+
+    Returns
+    -------
+    Optimiser
+        Its state is the number of steps and the two means.
+
+    Raises
+    ------
+    InputError
+        If a number is out of its range, or `update` is called with the state of another optimiser.
+
+    Notes
+    -----
     Kingma and Ba, 2014 (arXiv 1412.6980).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import optim
+    >>> rule, gradients = optim.scale_by_adam(), np.array([3.0, -5.0])
+    >>> np.round(rule.update(gradients, rule.init(gradients))[0], 3)
+    array([ 1., -1.])
     """
 
     for what, decay in (("b1", b1), ("b2", b2)):
@@ -116,7 +271,37 @@ def scale_by_adam(b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> Opti
 
 @told
 def scale_by_lion(b1: float = 0.9, b2: float = 0.99) -> Optimiser:
-    """The sign of a mean of gradients.  Chen et al., 2023 (arXiv 2302.06675)."""
+    """Replace gradients by the sign of their mean.
+
+    Parameters
+    ----------
+    b1 : float, optional
+        Weight of the mean beside the newest gradient, from 0 to below 1.
+    b2 : float, optional
+        Decay of the mean that is kept, from 0 to below 1.
+
+    Returns
+    -------
+    Optimiser
+        Its state is the mean.
+
+    Raises
+    ------
+    InputError
+        If a number is out of its range.
+
+    Notes
+    -----
+    Chen et al., 2023 (arXiv 2302.06675).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import optim
+    >>> rule, gradients = optim.scale_by_lion(), np.array([3.0, -5.0])
+    >>> rule.update(gradients, rule.init(gradients))[0]
+    Array([ 1., -1.], dtype=float64)
+    """
     for what, decay in (("b1", b1), ("b2", b2)):
         check_number(decay, what, 0.0, 1.0)
 
@@ -129,7 +314,34 @@ def scale_by_lion(b1: float = 0.9, b2: float = 0.99) -> Optimiser:
 
 @told
 def scale_by_learning_rate(rate: Rate) -> Optimiser:
-    """Times -rate: a number, or a schedule of the number of steps made before."""
+    """Multiply gradients by `-rate`: the end of a chain, which turns a direction into a step down.
+
+    Parameters
+    ----------
+    rate : float or Schedule
+        A number, or a function of the number of steps made before.
+
+    Returns
+    -------
+    Optimiser
+        With a schedule, its state is the number of steps.
+
+    Raises
+    ------
+    InputError
+        If the rate is a number and negative or not finite.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import optim
+    >>> rule = optim.scale_by_learning_rate(optim.linear(0.0, 1.0, 4))
+    >>> state = rule.init(None)
+    >>> for _ in range(3):
+    ...     updates, state = rule.update(np.array([1.0]), state)
+    >>> np.round(updates, 3)
+    array([-0.5])
+    """
     if not callable(rate):
         check_number(rate, "a learning rate", 0.0)
         return scale(mnp.negative(rate))

@@ -21,31 +21,120 @@ Rate = Operand | Schedule
 
 
 def rate_at(rate: Rate, count: Operand) -> Array:
-    """A number as it is, a schedule at a step."""
+    """The rate at a step: a number as it is, or the value of a schedule."""
     return rate(count) if callable(rate) else mnp.positive(rate)
 
 
 @checked
 def constant(value: float) -> Schedule:
-    """Always the same."""
+    """A rate that never changes.
+
+    Parameters
+    ----------
+    value : float
+        The rate.
+
+    Returns
+    -------
+    Schedule
+        A function of the step.
+
+    Examples
+    --------
+    >>> from mesh import optim
+    >>> print(optim.constant(0.5)(100))
+    Array(0.5, dtype=float32)
+    """
     return lambda count: mnp.positive(value)
 
 
 @checked
 def linear(start: float, end: float, steps: int) -> Schedule:
-    """From `start` to `end` over `steps`, and `end` after."""
+    """A straight line from `start` to `end` over `steps`, and `end` after that.
+
+    Parameters
+    ----------
+    start : float
+        The rate at step 0.
+    end : float
+        The rate at step `steps` and later.
+    steps : int
+        How long the line is.
+
+    Returns
+    -------
+    Schedule
+        A function of the step.
+
+    Examples
+    --------
+    >>> from mesh import optim
+    >>> rate = optim.linear(1.0, 0.0, 4)
+    >>> [float(rate(step)) for step in (0, 1, 4, 9)]
+    [1.0, 0.75, 0.0, 0.0]
+    """
     return lambda count: start + (end - start) * _share(count, steps)
 
 
 @checked
 def cosine(start: float, steps: int, end: float = 0.0) -> Schedule:
-    """Half a cosine from `start` to `end` over `steps`, and `end` after.  Loshchilov and Hutter (arXiv 1608.03983)."""
+    """Half a cosine from `start` to `end` over `steps`, and `end` after that.
+
+    Parameters
+    ----------
+    start : float
+        The rate at step 0.
+    steps : int
+        How long the curve is.
+    end : float, optional
+        The rate at step `steps` and later.
+
+    Returns
+    -------
+    Schedule
+        A function of the step.
+
+    Notes
+    -----
+    Loshchilov and Hutter, 2016 (arXiv 1608.03983).
+
+    Examples
+    --------
+    >>> from mesh import optim
+    >>> rate = optim.cosine(1.0, 4)
+    >>> [round(float(rate(step)), 3) for step in (0, 1, 2, 4, 9)]
+    [1.0, 0.854, 0.5, 0.0, 0.0]
+    """
     return lambda count: end + (start - end) * 0.5 * (1 + mnp.cos(math.pi * _share(count, steps)))
 
 
 @checked
 def exponential(start: float, rate: float, steps: int, *, staircase: bool = False) -> Schedule:
-    """Times `rate` every `steps`; at once with `staircase`, gradually without."""
+    """A rate that is multiplied by `rate` every `steps`.
+
+    Parameters
+    ----------
+    start : float
+        The rate at step 0.
+    rate : float
+        The factor.
+    steps : int
+        The number of steps between two of its powers.
+    staircase : bool, optional
+        Whether the rate changes all at once every `steps`, and not gradually.
+
+    Returns
+    -------
+    Schedule
+        A function of the step.
+
+    Examples
+    --------
+    >>> from mesh import optim
+    >>> smooth, stairs = optim.exponential(1.0, 0.25, 2), optim.exponential(1.0, 0.25, 2, staircase=True)
+    >>> [(round(float(smooth(step)), 3), float(stairs(step))) for step in (0, 1, 2)]
+    [(1.0, 1.0), (0.5, 1.0), (0.25, 0.25)]
+    """
 
     def at(count: Operand) -> Array:
         turns = counted(count) / steps
@@ -56,13 +145,63 @@ def exponential(start: float, rate: float, steps: int, *, staircase: bool = Fals
 
 @checked
 def piecewise(values: Sequence[float], boundaries: Sequence[int]) -> Schedule:
-    """values[0] before step boundaries[0], values[1] from there on, and so forth."""
+    """A constant rate between each two boundaries.
+
+    Parameters
+    ----------
+    values : sequence of float
+        The rates: `values[0]` before step `boundaries[0]`, `values[1]` from there on, and so on.
+    boundaries : sequence of int
+        The steps at which the next value begins, rising, one fewer than values.
+
+    Returns
+    -------
+    Schedule
+        A function of the step.
+
+    Raises
+    ------
+    InputError
+        If the boundaries do not rise, or their number does not fit.
+
+    Examples
+    --------
+    >>> from mesh import optim
+    >>> rate = optim.piecewise([1.0, 0.5, 0.25], [10, 20])
+    >>> [float(rate(step)) for step in (9, 10, 20)]
+    [1.0, 0.5, 0.25]
+    """
     return joined([constant(value) for value in values], boundaries)
 
 
 @checked
 def joined(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule:
-    """One schedule after the other, each from its own step 0; the second begins at step boundaries[0]."""
+    """Schedules one after the other, each counted from its own step 0.
+
+    Parameters
+    ----------
+    schedules : sequence of Schedule
+        The schedules.
+    boundaries : sequence of int
+        The steps at which the next schedule begins, rising, one fewer than schedules.
+
+    Returns
+    -------
+    Schedule
+        A function of the step.
+
+    Raises
+    ------
+    InputError
+        If the boundaries do not rise, or their number does not fit.
+
+    Examples
+    --------
+    >>> from mesh import optim
+    >>> rate = optim.joined([optim.linear(0.0, 1.0, 2), optim.constant(0.5)], [2])
+    >>> [float(rate(step)) for step in (0, 1, 2, 3)]
+    [0.0, 0.5, 0.5, 0.5]
+    """
     if len(schedules) != len(boundaries) + 1 or list(boundaries) != sorted(boundaries):
         raise InputError(f"{len(schedules)} schedules need {len(schedules) - 1} boundaries that rise, got {boundaries}")
 
@@ -78,7 +217,33 @@ def joined(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule
 
 @checked
 def warmup_cosine(peak: float, warmup: int, steps: int, end: float = 0.0, start: float = 0.0) -> Schedule:
-    """Linear from `start` to `peak` over `warmup` steps, then a cosine to `end` at step `steps`."""
+    """A line from `start` to `peak` over `warmup` steps, then half a cosine to `end` at step `steps`.
+
+    Parameters
+    ----------
+    peak : float
+        The largest rate.
+    warmup : int
+        The number of steps to the peak.
+    steps : int
+        The number of steps in all.
+    end : float, optional
+        The rate at step `steps` and later.
+    start : float, optional
+        The rate at step 0.
+
+    Returns
+    -------
+    Schedule
+        A function of the step.
+
+    Examples
+    --------
+    >>> from mesh import optim
+    >>> rate = optim.warmup_cosine(1.0, 2, 6)
+    >>> [round(float(rate(step)), 3) for step in (0, 1, 2, 4, 6)]
+    [0.0, 0.5, 1.0, 0.5, 0.0]
+    """
     return joined([linear(start, peak, warmup), cosine(peak, steps - warmup, end)], [warmup])
 
 
