@@ -31,9 +31,45 @@ def conv(
     dilation: Ints = 1,
     groups: int = 1,
 ) -> Array:
-    """x (..., in, *dims) by weight (out, in / groups, *kernel), plus bias (out,): (..., out, *windows).
+    """Convolution over any number of axes, as neural networks know it: the kernel is not turned around.
 
-    `padding` is an int, an int or a (before, after) per axis, "same" or "valid"; every int may be one per axis.
+    Parameters
+    ----------
+    x : array_like, (..., in, *dims)
+        The inputs.
+    weight : array_like, (out, in / groups, *kernel)
+        The kernels; they say how many axes there are.
+    bias : array_like, (out,), optional
+        What is added to each output channel.
+    stride : int or sequence of int, optional
+        The distance of neighbouring windows, for all axes or for each.
+    padding : int, sequence or {"same", "same_lower", "valid"}, optional
+        Zeros around x: one int, an int or a pair (before, after) per axis, or a rule.
+    dilation : int or sequence of int, optional
+        The distance of a kernel's neighbouring elements.
+    groups : int, optional
+        In how many groups channels are; outputs see the inputs of their own group.
+
+    Returns
+    -------
+    Array
+        The outputs, (..., out, *windows).
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not fit, or a window is larger than the padded x.
+    InputError
+        If the padding is not known.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import nn
+    >>> nn.conv(np.array([[1.0, 2.0, 4.0]]), np.array([[[1.0, -1.0]]]))
+    Array([[-1., -2.]], dtype=float64)
+    >>> nn.conv(np.zeros((8, 3, 32, 32)), np.zeros((16, 3, 5, 5)), stride=2, padding="same").shape
+    (8, 16, 16, 16)
     """
     source, kernels = operands(x, weight)
     rank = _rank(source, kernels, "weight (out, in / groups, *kernel)")
@@ -54,10 +90,49 @@ def conv_transpose(
     dilation: Ints = 1,
     groups: int = 1,
 ) -> Array:
-    """The transpose of `conv` as a map: x (..., in, *dims) by weight (in, out / groups, *kernel), plus bias (out,).
+    """The transpose of `conv` as a linear map, which makes arrays larger where `conv` makes them smaller.
 
-    An axis becomes (dim - 1) * stride + dilation * (kernel - 1) + 1 - before - after + output_padding long, where
-    `padding` is what the conv that is transposed was padded with.
+    Parameters
+    ----------
+    x : array_like, (..., in, *dims)
+        The inputs.
+    weight : array_like, (in, out / groups, *kernel)
+        The kernels.
+    bias : array_like, (out,), optional
+        What is added to each output channel.
+    stride : int or sequence of int, optional
+        The stride of the conv that is transposed, for all axes or for each.
+    padding : int, sequence or {"same", "same_lower", "valid"}, optional
+        The padding of the conv that is transposed.
+    output_padding : int or sequence of int, optional
+        How much longer the outputs are at their ends.
+    dilation : int or sequence of int, optional
+        The distance of a kernel's neighbouring elements.
+    groups : int, optional
+        In how many groups channels are.
+
+    Returns
+    -------
+    Array
+        The outputs, (..., out, *lengths).
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not fit.
+    InputError
+        If the padding is not known.
+
+    Notes
+    -----
+    A length is `(dim - 1) * stride + dilation * (kernel - 1) + 1 - before - after + output_padding`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import nn
+    >>> nn.conv_transpose(np.array([[1.0, 2.0]]), np.array([[[1.0, 10.0]]]), stride=2)
+    Array([[ 1., 10.,  2., 20.]], dtype=float64)
     """
     source, kernels = operands(x, weight)
     rank = _rank(source, kernels, "weight (in, out / groups, *kernel)")
@@ -79,7 +154,7 @@ def _rank(x: Array, weight: Array, wanted: str) -> int:
 
 
 class _Windows(NamedTuple):
-    """Where the windows of a correlation lie, per axis, and in how many groups channels are."""
+    """The windows of a correlation, per axis, and the number of groups of channels."""
 
     stride: Sequence[int]
     pads: Sequence[Pair]

@@ -44,25 +44,28 @@ def ones(key: Operand, shape: Sequence[int], dtype: Any = np.float32) -> Array:
 
 @checked
 def normal(deviation: float = 0.02) -> Initialiser:
-    """The normal distribution around 0."""
+    """The normal distribution around 0, of this standard deviation."""
     return lambda key, shape, dtype=np.float32: random.normal(key, shape, dtype) * deviation
 
 
 @checked
 def truncated_normal(deviation: float = 0.02) -> Initialiser:
-    """As `normal`, cut at two standard deviations; `deviation` is what it was before the cut."""
+    """The normal distribution around 0, cut at two standard deviations; `deviation` is what it was before the cut."""
     return lambda key, shape, dtype=np.float32: random.truncated_normal(key, -2, 2, shape, dtype) * deviation
 
 
 @checked
 def uniform(bound: float) -> Initialiser:
-    """Evenly over [-bound, bound)."""
+    """The even distribution over [-bound, bound)."""
     return lambda key, shape, dtype=np.float32: random.uniform(key, shape, dtype, -bound, bound)
 
 
 @checked
 def scaled(scale: float, mode: str, distribution: str) -> Initialiser:
-    """Variance scale / fan, where `mode` is fan_in, fan_out or fan_avg; normal (cut at two deviations) or uniform."""
+    """A distribution of variance `scale / fan`: normal (cut at two deviations) or uniform.
+
+    `mode` says which fan: fan_in, fan_out or their mean fan_avg.  InputError if mode or distribution is not known.
+    """
     for value, known in ((mode, _MODES), (distribution, _DISTRIBUTIONS)):
         if value not in known:
             raise InputError(f"{value!r} is not known", next_step=f"Choose one of {', '.join(known)}")
@@ -88,18 +91,18 @@ def orthogonal(scale: float = 1.0) -> Initialiser:
 
     def make(key: Operand, shape: Sequence[int], dtype: Any = np.float32) -> Array:
         rows, columns = shape[0], math.prod(shape[1:])
-        found = random.normal(key, (min(rows, columns), max(rows, columns)))
-        found = found / mnp.sqrt(mnp.sum(found * found))
+        matrix = random.normal(key, (min(rows, columns), max(rows, columns)))
+        matrix = matrix / mnp.sqrt(mnp.sum(matrix * matrix))
         for _ in range(_STEPS):
-            found = 1.5 * found - 0.5 * ((found @ found.mT) @ found)
-        return mnp.astype((found if rows <= columns else found.mT).reshape(tuple(shape)) * scale, dtype)
+            matrix = 1.5 * matrix - 0.5 * ((matrix @ matrix.mT) @ matrix)
+        return mnp.astype((matrix if rows <= columns else matrix.mT).reshape(tuple(shape)) * scale, dtype)
 
     return make
 
 
 @checked
 def fans(shape: Sequence[int]) -> tuple[int, int]:
-    """How many outputs one input reaches, and how many inputs one output sums."""
+    """The number of outputs that one input reaches, and of inputs that one output sums up."""
     if len(shape) < 2:
         raise ShapeError(f"a weight that is initialised by its fans has two axes or more, got {tuple(shape)}")
     kernel = math.prod(shape[2:])

@@ -30,7 +30,7 @@ Ints = int | Sequence[int]
 
 
 def check_parts(layer: Any, *names: str) -> None:
-    """InputError naming the first of these parts of a layer that is no layer or function itself."""
+    """Raise InputError if one of these parts of a layer is neither a layer nor a function."""
     for name in names:
         check_function(getattr(layer, name), f"{name} of {type(layer).__name__}")
 
@@ -46,7 +46,27 @@ def _bias(wanted: bool, size: int, dtype: Any) -> Array | None:
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """x @ weight^T + bias; weight (out, in), bias (out,) or None."""
+    """A linear map, `x @ weight.T + bias`.
+
+    Called with x (..., in), it gives (..., out).
+
+    Parameters
+    ----------
+    weight : Array, (out, in)
+        The matrix.
+    bias : Array, (out,), optional
+        What is added to every row.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import nn, random
+    >>> layer = nn.Linear.init(random.key(0), 3, 2)
+    >>> layer(np.ones((5, 3), np.float32)).shape
+    (5, 2)
+    >>> nn.Linear(np.array([[1.0, 2.0]]), np.array([0.5]))(np.array([1.0, 1.0]))
+    Array([3.5], dtype=float64)
+    """
 
     weight: Operand
     bias: Operand | None = None
@@ -57,7 +77,33 @@ class Linear:
         cls, key: Operand, inputs: int, outputs: int, *, bias: bool = True,
         initialiser: Initialiser = initialisers.lecun_normal, dtype: Any = np.float32,
     ) -> Linear:  # fmt: skip
-        """From `inputs` to `outputs` features."""
+        """Make a layer with first weights and a bias of 0.
+
+        Parameters
+        ----------
+        key : array_like, uint32 (2,)
+            A key of `mesh.random`.
+        inputs : int
+            The number of features of x.
+        outputs : int
+            The number of features that come out.
+        bias : bool, optional
+            Whether there is a bias.
+        initialiser : callable, optional
+            A function (key, shape, dtype) of the first weight, as in `mesh.nn.initialisers`.
+        dtype : dtype_like, optional
+            The dtype of the weights.
+
+        Returns
+        -------
+        Linear
+            The layer.
+
+        Raises
+        ------
+        InputError
+            If a size is no int.
+        """
         return cls(initialiser(key, (outputs, inputs), dtype), _bias(bias, outputs, dtype))
 
     def __call__(self, x: Operand) -> Array:
@@ -66,7 +112,33 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Conv:
-    """`conv` by weight (out, in / groups, *kernel), plus bias (out,); as many axes as the kernel has."""
+    """A convolution over as many axes as its kernel has.
+
+    Called with x (..., in, *dims), it gives (..., out, *windows).
+
+    Parameters
+    ----------
+    weight : Array, (out, in / groups, *kernel)
+        The kernels.
+    bias : Array, (out,), optional
+        What is added to each channel.
+    stride : int or sequence of int, optional
+        The distance of neighbouring windows.
+    padding : int, sequence or {"same", "same_lower", "valid"}, optional
+        Zeros around x, as for `conv`.
+    dilation : int or sequence of int, optional
+        The distance of a kernel's neighbouring elements.
+    groups : int, optional
+        In how many groups channels are.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import nn, random
+    >>> layer = nn.Conv.init(random.key(0), 3, 16, (5, 5), padding=2)
+    >>> layer(np.ones((8, 3, 32, 32), np.float32)).shape
+    (8, 16, 32, 32)
+    """
 
     weight: Operand
     bias: Operand | None = None
@@ -82,7 +154,43 @@ class Conv:
         dilation: Ints = 1, groups: int = 1, bias: bool = True, initialiser: Initialiser = initialisers.lecun_normal,
         dtype: Any = np.float32,
     ) -> Conv:  # fmt: skip
-        """From `inputs` to `outputs` channels by a kernel of these sizes."""
+        """Make a layer with first weights and a bias of 0.
+
+        Parameters
+        ----------
+        key : array_like, uint32 (2,)
+            A key of `mesh.random`.
+        inputs : int
+            The number of channels of x.
+        outputs : int
+            The number of channels that come out.
+        kernel : sequence of int
+            The kernel's length along each axis.
+        stride : int or sequence of int, optional
+            The distance of neighbouring windows.
+        padding : int, sequence or {"same", "same_lower", "valid"}, optional
+            Zeros around x, as for `conv`.
+        dilation : int or sequence of int, optional
+            The distance of a kernel's neighbouring elements.
+        groups : int, optional
+            In how many groups channels are.
+        bias : bool, optional
+            Whether there is a bias.
+        initialiser : callable, optional
+            A function (key, shape, dtype) of the first weight, as in `mesh.nn.initialisers`.
+        dtype : dtype_like, optional
+            The dtype of the weights.
+
+        Returns
+        -------
+        Conv
+            The layer.
+
+        Raises
+        ------
+        InputError
+            If a size is no int, or there is less than one group.
+        """
         weight = initialiser(key, (outputs, grouped(inputs, groups, "groups of Conv.init"), *kernel), dtype)
         return cls(weight, _bias(bias, outputs, dtype), stride, padding, dilation, groups)
 
@@ -93,7 +201,35 @@ class Conv:
 
 @dataclass(frozen=True, slots=True)
 class ConvTranspose:
-    """`conv_transpose` by weight (in, out / groups, *kernel), plus bias (out,)."""
+    """A transposed convolution over as many axes as its kernel has.
+
+    Called with x (..., in, *dims), it gives (..., out, *lengths); see `conv_transpose`.
+
+    Parameters
+    ----------
+    weight : Array, (in, out / groups, *kernel)
+        The kernels.
+    bias : Array, (out,), optional
+        What is added to each channel.
+    stride : int or sequence of int, optional
+        The stride of the convolution that is transposed.
+    padding : int, sequence or {"same", "same_lower", "valid"}, optional
+        The padding of the convolution that is transposed.
+    output_padding : int or sequence of int, optional
+        How much longer the outputs are at their ends.
+    dilation : int or sequence of int, optional
+        The distance of a kernel's neighbouring elements.
+    groups : int, optional
+        In how many groups channels are.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import nn, random
+    >>> layer = nn.ConvTranspose.init(random.key(0), 16, 3, (2, 2), stride=2)
+    >>> layer(np.ones((8, 16, 8, 8), np.float32)).shape
+    (8, 3, 16, 16)
+    """
 
     weight: Operand
     bias: Operand | None = None
@@ -110,7 +246,45 @@ class ConvTranspose:
         output_padding: Ints = 0, dilation: Ints = 1, groups: int = 1, bias: bool = True,
         initialiser: Initialiser = initialisers.lecun_normal, dtype: Any = np.float32,
     ) -> ConvTranspose:  # fmt: skip
-        """From `inputs` to `outputs` channels by a kernel of these sizes."""
+        """Make a layer with first weights and a bias of 0.
+
+        Parameters
+        ----------
+        key : array_like, uint32 (2,)
+            A key of `mesh.random`.
+        inputs : int
+            The number of channels of x.
+        outputs : int
+            The number of channels that come out.
+        kernel : sequence of int
+            The kernel's length along each axis.
+        stride : int or sequence of int, optional
+            The stride of the convolution that is transposed.
+        padding : int, sequence or {"same", "same_lower", "valid"}, optional
+            The padding of the convolution that is transposed.
+        output_padding : int or sequence of int, optional
+            How much longer the outputs are at their ends.
+        dilation : int or sequence of int, optional
+            The distance of a kernel's neighbouring elements.
+        groups : int, optional
+            In how many groups channels are.
+        bias : bool, optional
+            Whether there is a bias.
+        initialiser : callable, optional
+            A function (key, shape, dtype) of the first weight, as in `mesh.nn.initialisers`.
+        dtype : dtype_like, optional
+            The dtype of the weights.
+
+        Returns
+        -------
+        ConvTranspose
+            The layer.
+
+        Raises
+        ------
+        InputError
+            If a size is no int, or there is less than one group.
+        """
         weight = initialiser(key, (inputs, grouped(outputs, groups, "groups of ConvTranspose.init"), *kernel), dtype)
         return cls(weight, _bias(bias, outputs, dtype), stride, padding, output_padding, dilation, groups)
 
@@ -122,7 +296,23 @@ class ConvTranspose:
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """Rows of a table (n, width)."""
+    """A table of rows that are looked up by their numbers.
+
+    Called with integers (...), it gives (..., width).
+
+    Parameters
+    ----------
+    table : Array, (n, width)
+        The rows.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import nn, random
+    >>> layer = nn.Embedding.init(random.key(0), 1000, 16)
+    >>> layer(np.array([[3, 1, 4]])).shape
+    (1, 3, 16)
+    """
 
     table: Operand
 
@@ -131,7 +321,31 @@ class Embedding:
     def init(
         cls, key: Operand, count: int, width: int, *, initialiser: Initialiser | None = None, dtype: Any = np.float32
     ) -> Embedding:
-        """`count` rows, normally distributed with variance 1 / width by default."""
+        """Make a table with first values.
+
+        Parameters
+        ----------
+        key : array_like, uint32 (2,)
+            A key of `mesh.random`.
+        count : int
+            The number of rows.
+        width : int
+            The number of features of a row.
+        initialiser : callable, optional
+            A function (key, shape, dtype); by default normal with variance 1 / width.
+        dtype : dtype_like, optional
+            The dtype of the weights.
+
+        Returns
+        -------
+        Embedding
+            The layer.
+
+        Raises
+        ------
+        InputError
+            If a size is no int, or the width is less than 1.
+        """
         integer(width, "width of Embedding.init", 1)
         return cls((initialiser or initialisers.normal(width**-0.5))(key, (count, width), dtype))
 
@@ -141,7 +355,30 @@ class Embedding:
 
 @dataclass(frozen=True, slots=True)
 class LayerNorm:
-    """Normalisation along the last axis; weight and bias (width,)."""
+    """Normalisation of rows to mean 0 and variance 1, with a factor and a shift.
+
+    Called with x (..., width), it gives the same shape.
+
+    Parameters
+    ----------
+    weight : Array, (width,)
+        The factors.
+    bias : Array, (width,)
+        What is added.
+    eps : float, optional
+        Added to the variance.
+
+    Notes
+    -----
+    Ba, Kiros and Hinton, 2016 (arXiv 1607.06450).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import nn
+    >>> np.round(nn.LayerNorm.init(2)(np.array([[1.0, 3.0]])), 3)
+    array([[-1.,  1.]])
+    """
 
     weight: Operand
     bias: Operand
@@ -150,7 +387,27 @@ class LayerNorm:
     @classmethod
     @checked
     def init(cls, width: int, *, eps: float = 1e-5, dtype: Any = np.float32) -> LayerNorm:
-        """Weight 1, bias 0."""
+        """Make a layer with weight 1 and bias 0.
+
+        Parameters
+        ----------
+        width : int
+            The number of features of a row.
+        eps : float, optional
+            Added to the variance.
+        dtype : dtype_like, optional
+            The dtype of the weights.
+
+        Returns
+        -------
+        LayerNorm
+            The layer.
+
+        Raises
+        ------
+        InputError
+            If a size is no int.
+        """
         return cls(mnp.ones((width,), dtype=dtype), mnp.zeros((width,), dtype=dtype), eps)
 
     def __call__(self, x: Operand) -> Array:
@@ -159,7 +416,28 @@ class LayerNorm:
 
 @dataclass(frozen=True, slots=True)
 class RMSNorm:
-    """Division by the root of the mean square along the last axis; weight (width,)."""
+    """Division of rows by the root of their mean square, with a factor.
+
+    Called with x (..., width), it gives the same shape.
+
+    Parameters
+    ----------
+    weight : Array, (width,)
+        The factors.
+    eps : float, optional
+        Added to the mean square.
+
+    Notes
+    -----
+    Zhang and Sennrich, 2019 (arXiv 1910.07467).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import nn
+    >>> np.round(nn.RMSNorm.init(2)(np.array([[3.0, 4.0]])), 3)
+    array([[0.849, 1.131]])
+    """
 
     weight: Operand
     eps: float = field(default=1e-6, metadata=STATIC)
@@ -167,7 +445,27 @@ class RMSNorm:
     @classmethod
     @checked
     def init(cls, width: int, *, eps: float = 1e-6, dtype: Any = np.float32) -> RMSNorm:
-        """Weight 1."""
+        """Make a layer with weight 1.
+
+        Parameters
+        ----------
+        width : int
+            The number of features of a row.
+        eps : float, optional
+            Added to the mean square.
+        dtype : dtype_like, optional
+            The dtype of the weights.
+
+        Returns
+        -------
+        RMSNorm
+            The layer.
+
+        Raises
+        ------
+        InputError
+            If a size is no int.
+        """
         return cls(mnp.ones((width,), dtype=dtype), eps)
 
     def __call__(self, x: Operand) -> Array:
@@ -176,7 +474,32 @@ class RMSNorm:
 
 @dataclass(frozen=True, slots=True)
 class GroupNorm:
-    """Normalisation of (n, channels, *dims) over groups of channels; weight and bias (channels,)."""
+    """Normalisation of groups of channels of each sample, with a factor and a shift.
+
+    Called with x (n, channels, *dims), it gives the same shape.
+
+    Parameters
+    ----------
+    weight : Array, (channels,)
+        The factors.
+    bias : Array, (channels,)
+        What is added.
+    groups : int
+        The number of groups, which divides the channels.
+    eps : float, optional
+        Added to the variance.
+
+    Notes
+    -----
+    Wu and He, 2018 (arXiv 1803.08494).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import nn
+    >>> np.round(nn.GroupNorm.init(4, 2)(np.array([[1.0, 3.0, 10.0, 30.0]])), 3)
+    array([[-1.,  1., -1.,  1.]])
+    """
 
     weight: Operand
     bias: Operand
@@ -186,7 +509,29 @@ class GroupNorm:
     @classmethod
     @checked
     def init(cls, channels: int, groups: int, *, eps: float = 1e-5, dtype: Any = np.float32) -> GroupNorm:
-        """Weight 1, bias 0."""
+        """Make a layer with weight 1 and bias 0.
+
+        Parameters
+        ----------
+        channels : int
+            The number of channels.
+        groups : int
+            The number of groups.
+        eps : float, optional
+            Added to the variance.
+        dtype : dtype_like, optional
+            The dtype of the weights.
+
+        Returns
+        -------
+        GroupNorm
+            The layer.
+
+        Raises
+        ------
+        InputError
+            If a size is no int.
+        """
         return cls(mnp.ones((channels,), dtype=dtype), mnp.zeros((channels,), dtype=dtype), groups, eps)
 
     def __call__(self, x: Operand) -> Array:
@@ -195,7 +540,24 @@ class GroupNorm:
 
 @dataclass(frozen=True, slots=True)
 class BatchStatistics:
-    """The running mean and variance of each channel, what a BatchNorm knows of its past; not for an optimiser."""
+    """The running mean and variance of each channel: the state of a `BatchNorm`.
+
+    It is no param: an optimiser must not change it.
+
+    Parameters
+    ----------
+    mean : Array, (channels,)
+        The means.
+    variance : Array, (channels,)
+        The variances.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import nn
+    >>> print(nn.BatchStatistics.init(2).variance)
+    Array([1., 1.], dtype=float32)
+    """
 
     mean: Operand
     variance: Operand
@@ -203,13 +565,66 @@ class BatchStatistics:
     @classmethod
     @checked
     def init(cls, channels: int, *, dtype: Any = np.float32) -> BatchStatistics:
-        """Mean 0, variance 1."""
+        """Make statistics of mean 0 and variance 1.
+
+        Parameters
+        ----------
+        channels : int
+            The number of channels.
+        dtype : dtype_like, optional
+            The dtype of the weights.
+
+        Returns
+        -------
+        BatchStatistics
+            The statistics.
+
+        Raises
+        ------
+        InputError
+            If a size is no int.
+        """
         return cls(mnp.zeros((channels,), dtype=dtype), mnp.ones((channels,), dtype=dtype))
 
 
 @dataclass(frozen=True, slots=True)
 class BatchNorm:
-    """Normalisation of each channel of (n, channels, *dims) over the batch; weight and bias (channels,)."""
+    """Normalisation of each channel over the batch, with a factor and a shift.
+
+    Called with x (n, channels, *dims) and a `BatchStatistics`, it normalises by these, as after training.
+
+    Parameters
+    ----------
+    weight : Array, (channels,)
+        The factors.
+    bias : Array, (channels,)
+        What is added.
+    eps : float, optional
+        Added to the variance.
+    momentum : float, optional
+        How far the running statistics move towards a batch's in a step.
+
+    Raises
+    ------
+    InputError
+        If it is called with a state that is no `BatchStatistics`.
+
+    Notes
+    -----
+    Ioffe and Szegedy, 2015 (arXiv 1502.03167).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import nn
+    >>> layer, state = nn.BatchNorm.init(1), nn.BatchStatistics.init(1)
+    >>> y, state = layer.train(np.array([[1.0], [3.0]]), state)
+    >>> np.round(y, 3)
+    array([[-1.],
+           [ 1.]])
+    >>> np.round(layer(np.array([[1.0]]), state), 3)
+    array([[0.763]])
+    """
 
     weight: Operand
     bias: Operand
@@ -219,32 +634,101 @@ class BatchNorm:
     @classmethod
     @checked
     def init(cls, channels: int, *, eps: float = 1e-5, momentum: float = 0.1, dtype: Any = np.float32) -> BatchNorm:
-        """Weight 1, bias 0; `BatchStatistics.init(channels)` goes with it."""
+        """Make a layer with weight 1 and bias 0; `BatchStatistics.init(channels)` goes with it.
+
+        Parameters
+        ----------
+        channels : int
+            The number of channels.
+        eps : float, optional
+            Added to the variance.
+        momentum : float, optional
+            How far the running statistics move towards a batch's in a step.
+        dtype : dtype_like, optional
+            The dtype of the weights.
+
+        Returns
+        -------
+        BatchNorm
+            The layer.
+
+        Raises
+        ------
+        InputError
+            If a size is no int.
+        """
         return cls(mnp.ones((channels,), dtype=dtype), mnp.zeros((channels,), dtype=dtype), eps, momentum)
 
     @checked
     def __call__(self, x: Operand, state: BatchStatistics) -> Array:
-        """By the running statistics, as after training."""
+        """Normalise by the running statistics, as after training."""
         return normalisation.batch_norm(x, state.mean, state.variance, self.weight, self.bias, eps=self.eps)
 
     @checked
     def train(self, x: Operand, state: BatchStatistics) -> tuple[Array, BatchStatistics]:
-        """By the batch's own statistics, and the running ones moved towards them by `momentum`."""
+        """Normalise by the batch's own statistics, and move the running ones towards them.
+
+        Parameters
+        ----------
+        x : array_like, (n, channels, *dims)
+            The batch.
+        state : BatchStatistics
+            The running statistics.
+
+        Returns
+        -------
+        tuple of Array and BatchStatistics
+            The normalised batch, and the next state.
+
+        Raises
+        ------
+        ShapeError
+            If x has no channels.
+        InputError
+            If the state is no `BatchStatistics`.
+        """
         (array,) = floats(x)
         mean, variance = normalisation.batch_statistics(array)
-        found = normalisation.batch_norm(array, mean, variance, self.weight, self.bias, eps=self.eps)
+        normalised = normalisation.batch_norm(array, mean, variance, self.weight, self.bias, eps=self.eps)
         samples = array.size // array.shape[1]
         unbiased = variance * (samples / max(samples - 1, 1))
         moved = [
             (1 - self.momentum) * mnp.asarray(old) + self.momentum * new
             for old, new in ((state.mean, mean), (state.variance, unbiased))
         ]
-        return found, BatchStatistics(*moved)
+        return normalised, BatchStatistics(*moved)
 
 
 @dataclass(frozen=True, slots=True)
 class Dropout:
-    """Zeros in random places while training, which is when a key is given."""
+    """Zeros in random places while training, which is when a key is given.
+
+    Called with x and perhaps a key of `mesh.random`, it gives the shape of x.
+
+    Parameters
+    ----------
+    rate : float
+        The probability of a zero.
+
+    Raises
+    ------
+    InputError
+        If the rate is outside of [0, 1].
+
+    Notes
+    -----
+    Srivastava et al., 2014, "Dropout: a simple way to prevent neural networks from overfitting".
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import nn, random
+    >>> layer = nn.Dropout(0.5)
+    >>> layer(np.ones(4))
+    Array([1., 1., 1., 1.], dtype=float64)
+    >>> sorted(set(np.asarray(layer(np.ones(100), random.key(0))).tolist()))
+    [0.0, 2.0]
+    """
 
     rate: float = field(metadata=STATIC)
 
@@ -254,9 +738,39 @@ class Dropout:
 
 @checked
 def dropout(x: Operand, rate: float, key: Operand | None) -> Array:
-    """x with each element 0 with probability `rate`, the others divided by 1 - rate; x itself without a key.
+    """Set each element to 0 with some probability, and divide the others by 1 minus that.
 
-    Srivastava et al., 2014.
+    Parameters
+    ----------
+    x : array_like
+        The values.
+    rate : float
+        The probability of a zero.
+    key : array_like, uint32 (2,), or None
+        A key of `mesh.random`; None leaves x as it is.
+
+    Returns
+    -------
+    Array
+        The results, of the shape of x.
+
+    Raises
+    ------
+    InputError
+        If the rate is outside of [0, 1].
+
+    Notes
+    -----
+    Srivastava et al., 2014, "Dropout: a simple way to prevent neural networks from overfitting".
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import nn, random
+    >>> nn.dropout(np.ones(3), 0.5, None)
+    Array([1., 1., 1.], dtype=float64)
+    >>> float(nn.dropout(np.ones(1000), 0.5, random.key(0)).max())
+    2.0
     """
     (array,) = floats(x)
     if not 0 <= rate <= 1:
@@ -271,7 +785,32 @@ def dropout(x: Operand, rate: float, key: Operand | None) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class MLP:
-    """down(activation(up(x)))."""
+    """Two linear layers with an activation between, `down(activation(up(x)))`.
+
+    Called with x (..., width), it gives the same shape.
+
+    Parameters
+    ----------
+    up : Linear
+        From width to hidden features.
+    down : Linear
+        From hidden to width features.
+    activation : callable, optional
+        A function of an array.
+
+    Raises
+    ------
+    InputError
+        If a part is neither a layer nor a function.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import nn, random
+    >>> layer = nn.MLP.init(random.key(0), 8, 32)
+    >>> layer(np.ones((2, 8), np.float32)).shape
+    (2, 8)
+    """
 
     up: Linear
     down: Linear
@@ -283,7 +822,33 @@ class MLP:
         cls, key: Operand, width: int, hidden: int, *, activation: Callable[[Any], Array] = activations.gelu,
         bias: bool = True, dtype: Any = np.float32,
     ) -> MLP:  # fmt: skip
-        """From `width` to `hidden` features and back."""
+        """Make a layer with first weights.
+
+        Parameters
+        ----------
+        key : array_like, uint32 (2,)
+            A key of `mesh.random`.
+        width : int
+            The number of features that go in and come out.
+        hidden : int
+            The number of features between.
+        activation : callable, optional
+            A function of an array.
+        bias : bool, optional
+            Whether there is a bias.
+        dtype : dtype_like, optional
+            The dtype of the weights.
+
+        Returns
+        -------
+        MLP
+            The layer.
+
+        Raises
+        ------
+        InputError
+            If a size is no int.
+        """
         keys = random.split(key)
         up = Linear.init(keys[0], width, hidden, bias=bias, dtype=dtype)
         return cls(up, Linear.init(keys[1], hidden, width, bias=bias, dtype=dtype), activation)
@@ -295,7 +860,38 @@ class MLP:
 
 @dataclass(frozen=True, slots=True)
 class GatedMLP:
-    """down(activation(gate(x)) * up(x)); with silu the SwiGLU of Shazeer, 2020 (arXiv 2002.05202)."""
+    """Linear layers with a gate, `down(activation(gate(x)) * up(x))`.
+
+    Called with x (..., width), it gives the same shape.
+
+    Parameters
+    ----------
+    gate : Linear
+        From width to hidden features.
+    up : Linear
+        From width to hidden features.
+    down : Linear
+        From hidden to width features.
+    activation : callable, optional
+        A function of an array; silu makes it SwiGLU.
+
+    Raises
+    ------
+    InputError
+        If a part is neither a layer nor a function.
+
+    Notes
+    -----
+    Shazeer, 2020 (arXiv 2002.05202).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import nn, random
+    >>> layer = nn.GatedMLP.init(random.key(0), 8, 32)
+    >>> layer(np.ones((2, 8), np.float32)).shape
+    (2, 8)
+    """
 
     gate: Linear
     up: Linear
@@ -308,7 +904,33 @@ class GatedMLP:
         cls, key: Operand, width: int, hidden: int, *, activation: Callable[[Any], Array] = activations.silu,
         bias: bool = False, dtype: Any = np.float32,
     ) -> GatedMLP:  # fmt: skip
-        """From `width` to `hidden` features and back."""
+        """Make a layer with first weights.
+
+        Parameters
+        ----------
+        key : array_like, uint32 (2,)
+            A key of `mesh.random`.
+        width : int
+            The number of features that go in and come out.
+        hidden : int
+            The number of features between.
+        activation : callable, optional
+            A function of an array.
+        bias : bool, optional
+            Whether there is a bias.
+        dtype : dtype_like, optional
+            The dtype of the weights.
+
+        Returns
+        -------
+        GatedMLP
+            The layer.
+
+        Raises
+        ------
+        InputError
+            If a size is no int.
+        """
         keys = random.split(key, 3)
         gate, up = (Linear.init(keys[at], width, hidden, bias=bias, dtype=dtype) for at in (0, 1))
         return cls(gate, up, Linear.init(keys[2], hidden, width, bias=bias, dtype=dtype), activation)

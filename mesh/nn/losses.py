@@ -47,8 +47,8 @@ def mse(prediction: Operand, target: Operand, *, reduction: str = "mean") -> Arr
     >>> nn.mse(np.array([1.0, 2.0]), np.array([0.0, 4.0]))
     Array(2.5, dtype=float64)
     """
-    found, wanted = _pair(prediction, target)
-    return _reduced((found - wanted) * (found - wanted), reduction)
+    predicted, wanted = _pair(prediction, target)
+    return _reduced((predicted - wanted) * (predicted - wanted), reduction)
 
 
 @checked
@@ -83,8 +83,8 @@ def mae(prediction: Operand, target: Operand, *, reduction: str = "mean") -> Arr
     >>> nn.mae(np.array([1.0, 2.0]), np.array([0.0, 4.0]))
     Array(1.5, dtype=float64)
     """
-    found, wanted = _pair(prediction, target)
-    return _reduced(mnp.abs(found - wanted), reduction)
+    predicted, wanted = _pair(prediction, target)
+    return _reduced(mnp.abs(predicted - wanted), reduction)
 
 
 @checked
@@ -125,8 +125,8 @@ def huber(prediction: Operand, target: Operand, *, delta: float = 1.0, reduction
     >>> nn.huber(np.array([0.5, 3.0]), np.zeros(2), reduction="none")
     Array([0.125, 2.5  ], dtype=float64)
     """
-    found, wanted = _pair(prediction, target)
-    error = found - wanted
+    predicted, wanted = _pair(prediction, target)
+    error = predicted - wanted
     near = mnp.clip(error, -delta, delta)
     return _reduced(near * (error - 0.5 * near), reduction)
 
@@ -268,17 +268,19 @@ def kl_divergence(log_prediction: Operand, target: Operand, *, reduction: str = 
     >>> print(np.round(nn.kl_divergence(np.log(np.array([0.5, 0.5])), np.array([1.0, 0.0]), reduction="sum"), 3))
     0.693
     """
-    found, wanted = _pair(log_prediction, target)
+    predicted, wanted = _pair(log_prediction, target)
     positive = wanted > 0
     logs = mnp.log(mnp.where(positive, wanted, 1))
-    return _reduced(mnp.where(positive, wanted * (logs - found), 0), reduction)
+    return _reduced(mnp.where(positive, wanted * (logs - predicted), 0), reduction)
 
 
 def _pair(prediction: Operand, target: Operand) -> list[Array]:
-    found, wanted = floats(prediction, target)
-    if found.shape != wanted.shape:
-        raise ShapeError(f"a loss needs a prediction and a target of one shape, got {found.shape} and {wanted.shape}")
-    return [found, wanted]
+    predicted, wanted = floats(prediction, target)
+    if predicted.shape != wanted.shape:
+        raise ShapeError(
+            f"a loss needs a prediction and a target of one shape, got {predicted.shape} and {wanted.shape}"
+        )
+    return [predicted, wanted]
 
 
 def _reduced(loss: Array, reduction: str) -> Array:

@@ -151,8 +151,8 @@ def group_norm(
     rows = wide(array).reshape(array.shape[0], groups, share)
     centred = rows - mnp.mean(rows, -1, keepdims=True)
     variance = mnp.mean(centred * centred, -1, keepdims=True)
-    found = cast((centred / mnp.sqrt(variance + eps)).reshape(array.shape), array.type.dtype)
-    return _by_channel(found, weight, bias)
+    normalised = cast((centred / mnp.sqrt(variance + eps)).reshape(array.shape), array.type.dtype)
+    return _by_channel(normalised, weight, bias)
 
 
 @checked

@@ -32,10 +32,44 @@ from .layers import STATIC, Linear
 
 @dataclass(frozen=True, slots=True)
 class AllToShardedLinear:
-    """x @ weight^T + bias, of which every rank along `axis` has some features.
+    """A linear map of which every rank along an axis computes some output features.
 
-    weight (out, in) and bias (out,); or in segments, weight (segments, out, in) and bias (segments, out): then each of
-    them is split, and the result is a tuple of arrays (..., out), such as query, key and value of the same heads.
+    Called with x (..., in), it gives (..., out), or a tuple of one array (..., out) per segment.
+
+    Parameters
+    ----------
+    weight : Array, (out, in) or (segments, out, in)
+        The matrix, or one per segment.
+    bias : Array, (out,) or (segments, out), or None
+        What is added to every row.
+    grid : Grid
+        The ranks.
+    axis : str
+        The grid's axis that splits the weights.
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not fit.
+
+    Notes
+    -----
+    Shoeybi et al., 2019, "Megatron-LM" (arXiv 1909.08053).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mesh
+    >>> from mesh import nn, random
+    >>> grid = mesh.Grid((2,), ("tp",))
+    >>> up = nn.AllToShardedLinear.init(random.key(0), 4, 8, grid=grid, axis="tp")
+    >>> down = nn.ShardedToAllLinear.of(nn.Linear.init(random.key(1), 8, 4), grid=grid, axis="tp")
+    >>> down(nn.relu(up(np.ones((3, 4), np.float32)))).shape
+    (3, 4)
+    >>> qkv = nn.AllToShardedLinear.init(random.key(0), 4, 12, grid=grid, axis="tp", segments=3)
+    >>> q, k, v = qkv(np.ones(4))
+    >>> q.shape
+    (4,)
     """
 
     weight: Operand
@@ -49,14 +83,72 @@ class AllToShardedLinear:
         cls, key: Operand, inputs: int, outputs: int, *, grid: Grid, axis: str, segments: int = 1, bias: bool = True,
         initialiser: Initialiser = initialisers.lecun_normal, dtype: Any = np.float32,
     ) -> AllToShardedLinear:  # fmt: skip
-        """From `inputs` to `outputs` features, all segments together."""
+        """Make a layer with first weights and a bias of 0.
+
+        Parameters
+        ----------
+        key : array_like, uint32 (2,)
+            A key of `mesh.random`.
+        inputs : int
+            The number of features of x.
+        outputs : int
+            The number of features that come out, of all segments together.
+        grid : Grid
+            The ranks.
+        axis : str
+            The grid's axis that splits the weights.
+        segments : int, optional
+            In how many arrays the outputs come, such as query, key and value of the same heads.
+        bias : bool, optional
+            Whether there is a bias.
+        initialiser : callable, optional
+            A function (key, shape, dtype) of the first weight, as in `mesh.nn.initialisers`.
+        dtype : dtype_like, optional
+            The dtype of the weights.
+
+        Returns
+        -------
+        AllToShardedLinear
+            The layer.
+
+        Raises
+        ------
+        InputError
+            If a size is no int, or the grid has no such axis.
+        ShapeError
+            If the segments do not divide the outputs.
+        """
         linear = Linear.init(key, inputs, outputs, bias=bias, initialiser=initialiser, dtype=dtype)
         return cls.of(linear, grid=grid, axis=axis, segments=segments)
 
     @classmethod
     @checked
     def of(cls, linear: Linear, *, grid: Grid, axis: str, segments: int = 1) -> AllToShardedLinear:
-        """A Linear that is there already, its output features cut into `segments`; ShapeError unless they divide."""
+        """Split the output features of a Linear.
+
+        Parameters
+        ----------
+        linear : Linear
+            The layer to split.
+        grid : Grid
+            The ranks.
+        axis : str
+            The grid's axis that splits the weights.
+        segments : int, optional
+            In how many arrays the outputs come, such as query, key and value of the same heads.
+
+        Returns
+        -------
+        AllToShardedLinear
+            The layer, with the weights of the given one.
+
+        Raises
+        ------
+        ShapeError
+            If the segments do not divide the outputs.
+        InputError
+            If the grid has no such axis.
+        """
         grid.axes(axis)
         weight, bias = asarray(linear.weight), None if linear.bias is None else asarray(linear.bias)
         if weight.ndim != 2:
@@ -90,9 +182,40 @@ class AllToShardedLinear:
 
 @dataclass(frozen=True, slots=True)
 class ShardedToAllLinear:
-    """x @ weight^T + bias, where every rank along `axis` has some features of x: the sum of what they make of them.
+    """A linear map of which every rank along an axis has some input features; the ranks' results are added up.
 
-    weight (out, in), bias (out,) or None.
+    Called with x (..., in), it gives (..., out).
+
+    Parameters
+    ----------
+    weight : Array, (out, in)
+        The matrix.
+    bias : Array, (out,), or None
+        What is added to every row.
+    grid : Grid
+        The ranks.
+    axis : str
+        The grid's axis that splits the weights.
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not fit.
+
+    Notes
+    -----
+    Shoeybi et al., 2019, "Megatron-LM" (arXiv 1909.08053).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mesh
+    >>> from mesh import nn, random
+    >>> grid = mesh.Grid((2,), ("tp",))
+    >>> up = nn.AllToShardedLinear.init(random.key(0), 4, 8, grid=grid, axis="tp")
+    >>> down = nn.ShardedToAllLinear.of(nn.Linear.init(random.key(1), 8, 4), grid=grid, axis="tp")
+    >>> down(nn.relu(up(np.ones((3, 4), np.float32)))).shape
+    (3, 4)
     """
 
     weight: Operand
@@ -106,14 +229,64 @@ class ShardedToAllLinear:
         cls, key: Operand, inputs: int, outputs: int, *, grid: Grid, axis: str, bias: bool = True,
         initialiser: Initialiser = initialisers.lecun_normal, dtype: Any = np.float32,
     ) -> ShardedToAllLinear:  # fmt: skip
-        """From `inputs` to `outputs` features."""
+        """Make a layer with first weights and a bias of 0.
+
+        Parameters
+        ----------
+        key : array_like, uint32 (2,)
+            A key of `mesh.random`.
+        inputs : int
+            The number of features of x.
+        outputs : int
+            The number of features that come out.
+        grid : Grid
+            The ranks.
+        axis : str
+            The grid's axis that splits the weights.
+        bias : bool, optional
+            Whether there is a bias.
+        initialiser : callable, optional
+            A function (key, shape, dtype) of the first weight, as in `mesh.nn.initialisers`.
+        dtype : dtype_like, optional
+            The dtype of the weights.
+
+        Returns
+        -------
+        ShardedToAllLinear
+            The layer.
+
+        Raises
+        ------
+        InputError
+            If a size is no int, or the grid has no such axis.
+        """
         linear = Linear.init(key, inputs, outputs, bias=bias, initialiser=initialiser, dtype=dtype)
         return cls.of(linear, grid=grid, axis=axis)
 
     @classmethod
     @checked
     def of(cls, linear: Linear, *, grid: Grid, axis: str) -> ShardedToAllLinear:
-        """A Linear that is there already."""
+        """Split the input features of a Linear.
+
+        Parameters
+        ----------
+        linear : Linear
+            The layer to split.
+        grid : Grid
+            The ranks.
+        axis : str
+            The grid's axis that splits the weights.
+
+        Returns
+        -------
+        ShardedToAllLinear
+            The layer, with the weights of the given one.
+
+        Raises
+        ------
+        InputError
+            If the grid has no such axis.
+        """
         grid.axes(axis)
         return cls(linear.weight, linear.bias, grid, axis)
 

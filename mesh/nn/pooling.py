@@ -33,9 +33,43 @@ def max_pool(
     x: Operand, kernel: Ints, *, stride: Ints | None = None, padding: Any = 0, dilation: Ints = 1,
     ceil_mode: bool = False,
 ) -> Array:  # fmt: skip
-    """The largest of each window of x (..., *dims), over as many axes as `kernel` has entries (an int: all but two).
+    """The largest value of each window.
 
-    `stride` is the kernel's size by default, `padding` as in `conv`; what is padded is smaller than everything.
+    Parameters
+    ----------
+    x : array_like, (..., *dims)
+        The values; what stands before the last axes stays.
+    kernel : int or sequence of int
+        The sizes of a window along the last axes; an int is for all axes but two.
+    stride : int or sequence of int, optional
+        The distance of neighbouring windows, the kernel's size by default.
+    padding : int, sequence or {"same", "same_lower", "valid"}, optional
+        Zeros around x: one int, an int or a pair (before, after) per axis, or a rule.
+    dilation : int or sequence of int, optional
+        The distance of a window's neighbouring elements.
+    ceil_mode : bool, optional
+        Whether a last window may end past the padding.
+
+    Returns
+    -------
+    Array
+        One value per window, (..., *windows).
+
+    Raises
+    ------
+    ShapeError
+        If a window does not fit, or the kernel has more axes than x.
+
+    Notes
+    -----
+    Padding is smaller than every value.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import nn
+    >>> nn.max_pool(np.array([[[1.0, 5.0, 2.0, 3.0]]]), 2)
+    Array([[[5., 3.]]], dtype=float64)
     """
     array = asarray(x)
     places = _Places(array, kernel, stride, padding, dilation, ceil_mode)
@@ -47,7 +81,42 @@ def avg_pool(
     x: Operand, kernel: Ints, *, stride: Ints | None = None, padding: Any = 0, dilation: Ints = 1,
     ceil_mode: bool = False, count_include_pad: bool = True,
 ) -> Array:  # fmt: skip
-    """The mean of each window, as `max_pool`; `count_include_pad` says whether padding counts as elements of 0."""
+    """The mean of each window.
+
+    Parameters
+    ----------
+    x : array_like, (..., *dims)
+        The values; what stands before the last axes stays.
+    kernel : int or sequence of int
+        The sizes of a window along the last axes; an int is for all axes but two.
+    stride : int or sequence of int, optional
+        The distance of neighbouring windows, the kernel's size by default.
+    padding : int, sequence or {"same", "same_lower", "valid"}, optional
+        Zeros around x: one int, an int or a pair (before, after) per axis, or a rule.
+    dilation : int or sequence of int, optional
+        The distance of a window's neighbouring elements.
+    ceil_mode : bool, optional
+        Whether a last window may end past the padding.
+    count_include_pad : bool, optional
+        Whether padding counts as elements of value 0.
+
+    Returns
+    -------
+    Array
+        One value per window, (..., *windows).
+
+    Raises
+    ------
+    ShapeError
+        If a window does not fit, or the kernel has more axes than x.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import nn
+    >>> nn.avg_pool(np.array([[[1.0, 5.0, 2.0, 3.0]]]), 2)
+    Array([[[3. , 2.5]]], dtype=float64)
+    """
     (array,) = floats(x)
     places = _Places(array, kernel, stride, padding, dilation, ceil_mode)
     total = places.pooled(wide(array), 0, mnp.sum, mnp.add)
@@ -59,7 +128,42 @@ def lp_pool(
     x: Operand, p: float, kernel: Ints, *, stride: Ints | None = None, padding: Any = 0, dilation: Ints = 1,
     ceil_mode: bool = False,
 ) -> Array:  # fmt: skip
-    """(sum of |x|^p)^(1/p) over each window, as `max_pool`."""
+    """The p-norm of each window, `sum(|x|**p)**(1 / p)`.
+
+    Parameters
+    ----------
+    x : array_like, (..., *dims)
+        The values; what stands before the last axes stays.
+    p : float
+        The exponent.
+    kernel : int or sequence of int
+        The sizes of a window along the last axes; an int is for all axes but two.
+    stride : int or sequence of int, optional
+        The distance of neighbouring windows, the kernel's size by default.
+    padding : int, sequence or {"same", "same_lower", "valid"}, optional
+        Zeros around x: one int, an int or a pair (before, after) per axis, or a rule.
+    dilation : int or sequence of int, optional
+        The distance of a window's neighbouring elements.
+    ceil_mode : bool, optional
+        Whether a last window may end past the padding.
+
+    Returns
+    -------
+    Array
+        One value per window, (..., *windows).
+
+    Raises
+    ------
+    ShapeError
+        If a window does not fit, or the kernel has more axes than x.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import nn
+    >>> nn.lp_pool(np.array([[[3.0, 4.0, 0.0, 2.0]]]), 2, 2)
+    Array([[[5., 2.]]], dtype=float64)
+    """
     (array,) = floats(x)
     places = _Places(array, kernel, stride, padding, dilation, ceil_mode)
     wider = wide(array)
@@ -70,31 +174,129 @@ def lp_pool(
 
 @checked
 def adaptive_avg_pool(x: Operand, output: Ints) -> Array:
-    """Means such that the last axes become `output` long; window i is floor(i * dim / n) to ceil((i + 1) * dim / n)."""
+    """The means of windows that are chosen so that the last axes get the lengths in `output`.
+
+    Parameters
+    ----------
+    x : array_like, (..., *dims)
+        The values; what stands before the last axes stays.
+    output : int or sequence of int
+        The lengths that the last axes get; an int is for all axes but two.
+
+    Returns
+    -------
+    Array
+        The means, (..., *output).
+
+    Raises
+    ------
+    ShapeError
+        If there are more lengths than axes.
+    InputError
+        If a length is less than 1.
+
+    Notes
+    -----
+    Window i of n over an axis goes from `floor(i * dim / n)` to `ceil((i + 1) * dim / n)`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import nn
+    >>> nn.adaptive_avg_pool(np.array([[[1.0, 2.0, 6.0]]]), 2)
+    Array([[[1.5, 4. ]]], dtype=float64)
+    """
     (array,) = floats(x)
     return _adaptive(array, output, mnp.mean)
 
 
 @checked
 def adaptive_max_pool(x: Operand, output: Ints) -> Array:
-    """As `adaptive_avg_pool`, the largest of each window."""
+    """The largest values of windows that are chosen so that the last axes get the lengths in `output`.
+
+    Parameters
+    ----------
+    x : array_like, (..., *dims)
+        The values; what stands before the last axes stays.
+    output : int or sequence of int
+        The lengths that the last axes get; an int is for all axes but two.
+
+    Returns
+    -------
+    Array
+        The largest values, (..., *output).
+
+    Raises
+    ------
+    ShapeError
+        If there are more lengths than axes.
+    InputError
+        If a length is less than 1.
+
+    Notes
+    -----
+    The windows are those of `adaptive_avg_pool`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import nn
+    >>> nn.adaptive_max_pool(np.array([[[1.0, 2.0, 6.0]]]), 2)
+    Array([[[2., 6.]]], dtype=float64)
+    """
     return _adaptive(asarray(x), output, mnp.max)
 
 
 def global_avg_pool(x: Operand) -> Array:
-    """x (n, channels, *dims) as means over all dims, which become 1."""
+    """The mean of each channel over all of its dims.
+
+    Parameters
+    ----------
+    x : array_like, (n, channels, *dims)
+        The values.
+
+    Returns
+    -------
+    Array
+        The means, (n, channels, 1, ...).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import nn
+    >>> nn.global_avg_pool(np.array([[[1.0, 2.0, 6.0]]]))
+    Array([[[3.]]], dtype=float64)
+    """
     (array,) = floats(x)
     return mnp.mean(array, tuple(range(2, array.ndim)), keepdims=True)
 
 
 def global_max_pool(x: Operand) -> Array:
-    """As `global_avg_pool`, the largest."""
+    """The largest value of each channel over all of its dims.
+
+    Parameters
+    ----------
+    x : array_like, (n, channels, *dims)
+        The values.
+
+    Returns
+    -------
+    Array
+        The largest values, (n, channels, 1, ...).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import nn
+    >>> nn.global_max_pool(np.array([[[1.0, 2.0, 6.0]]]))
+    Array([[[6.]]], dtype=float64)
+    """
     array = asarray(x)
     return mnp.max(array, tuple(range(2, array.ndim)), keepdims=True)
 
 
 class _Places:
-    """Where the windows of one pooling lie; the last `rank` axes are pooled."""
+    """The windows of one pooling: where they lie along the last axes."""
 
     def __init__(
         self, x: Array, kernel: Ints, stride: Ints | None, padding: Any, dilation: Ints, ceil_mode: bool
@@ -152,8 +354,8 @@ class _Places:
 
 def _adaptive(x: Array, output: Ints, whole: Reduce) -> Array:
     output = native(output)
-    given = (output,) * (x.ndim - 2) if isinstance(output, int) else items(output, "as output an int or")
-    wanted = [integer(each, "the size of an output", 1) for each in given]
+    entries = (output,) * (x.ndim - 2) if isinstance(output, int) else items(output, "as output an int or")
+    wanted = [integer(entry, "the size of an output", 1) for entry in entries]
     if not 1 <= len(wanted) <= x.ndim:
         raise ShapeError(f"adaptive pooling of {x.shape} to {output}: one length for each of the last axes")
     for place, target in enumerate(wanted):

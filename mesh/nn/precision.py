@@ -16,12 +16,12 @@ Function = TypeVar("Function", bound=Callable[..., Array])
 
 
 def wide(x: Array) -> Array:
-    """x, in float32 if it is narrower."""
+    """The array x, in float32 if it is narrower."""
     return converted(x, F32) if x.type.dtype in (F16, BF16) else x
 
 
 def rounded_once(function: Function) -> Function:
-    """The function of x in float32 where x is narrower, its result in x's dtype."""
+    """The function, computed in float32 where x is narrower, with its result in x's dtype."""
 
     @wraps(function)
     def computed(x: Operand, *args: Any, **named: Any) -> Array:

@@ -26,10 +26,42 @@ from .layers import MLP, STATIC, GatedMLP, LayerNorm, Linear, RMSNorm, check_par
 
 @checked
 def rotary(x: Operand, positions: Operand, *, base: float = 10_000.0, interleaved: bool = False) -> Array:
-    """x (..., n, size) with pairs of features turned by angles that grow with `positions` (n,) or (..., n).
+    """Turn pairs of features by angles that grow with the position.
 
-    Pair i turns by position / base^(2i / size).  It is features i and i + size / 2, or 2i and 2i + 1 if interleaved.
+    Parameters
+    ----------
+    x : array_like, (..., n, size)
+        Queries or keys; the size is even.
+    positions : array_like of int, (n,) or (..., n)
+        The position of each row.
+    base : float, optional
+        Pair i turns by `position / base**(2 * i / size)`.
+    interleaved : bool, optional
+        Whether pair i is features 2 * i and 2 * i + 1, and not i and i + size / 2.
+
+    Returns
+    -------
+    Array
+        The turned rows, of the shape of x.
+
+    Raises
+    ------
+    ShapeError
+        If the size is odd.
+    InputError
+        If the base is no number.
+
+    Notes
+    -----
     Su et al., 2021 (arXiv 2104.09864).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import nn
+    >>> np.round(nn.rotary(np.array([[1.0, 0.0], [1.0, 0.0]]), np.arange(2)), 3)
+    array([[1.   , 0.   ],
+           [0.54 , 0.841]])
     """
     (array,) = floats(x)
     if array.ndim < 2 or array.shape[-1] % 2:
@@ -48,7 +80,28 @@ def rotary(x: Operand, positions: Operand, *, base: float = 10_000.0, interleave
 
 @dataclass(frozen=True, slots=True)
 class KVCache:
-    """Keys and values (..., heads, length, size) of one layer, the first `used` of them (an int32 number) filled."""
+    """The keys and values of one attention layer, for the positions that were computed before.
+
+    The arrays have their full length from the start, so that every step of a text is the same graph.
+
+    Parameters
+    ----------
+    key : Array, (..., heads, length, size)
+        The keys.
+    value : Array, (..., heads, length, size)
+        The values.
+    used : Array, int32
+        How many positions are filled.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import nn
+    >>> cache = nn.KVCache.init((1,), heads=2, length=8, size=4)
+    >>> cache = cache.extended(np.ones((1, 2, 3, 4), np.float32), np.ones((1, 2, 3, 4), np.float32))
+    >>> int(cache.used), cache.key.shape
+    (3, (1, 2, 8, 4))
+    """
 
     key: Operand
     value: Operand
@@ -57,12 +110,54 @@ class KVCache:
     @classmethod
     @checked
     def init(cls, batch: Sequence[int], heads: int, length: int, size: int, *, dtype: Any = np.float32) -> KVCache:
-        """Room for `length` positions, none of them used."""
+        """Make room for positions, none of which is filled.
+
+        Parameters
+        ----------
+        batch : sequence of int
+            The shape in front of the heads.
+        heads : int
+            The number of heads that have keys and values.
+        length : int
+            How many positions there is room for.
+        size : int
+            The number of features of a head.
+        dtype : dtype_like, optional
+            The dtype of the weights.
+
+        Returns
+        -------
+        KVCache
+            The cache.
+
+        Raises
+        ------
+        InputError
+            If a size is no int.
+        """
         shape = (*batch, heads, length, size)
         return cls(mnp.zeros(shape, dtype=dtype), mnp.zeros(shape, dtype=dtype), mnp.asarray(0))
 
     def extended(self, key: Operand, value: Operand) -> KVCache:
-        """With `key` and `value` (..., heads, n, size) behind what is used; past the end they replace the last ones."""
+        """Put keys and values behind those that are there.
+
+        Parameters
+        ----------
+        key : array_like, (..., heads, n, size)
+            The next keys.
+        value : array_like, (..., heads, n, size)
+            The next values.
+
+        Returns
+        -------
+        KVCache
+            The longer cache; past the end, the last positions are replaced.
+
+        Raises
+        ------
+        ShapeError
+            If an array has fewer than two dimensions.
+        """
         key, value, used = _rows(key, "key"), _rows(value, "value"), asarray(self.used)
         starts = mnp.stack([used if axis == key.ndim - 2 else mnp.zeros_like(used) for axis in range(key.ndim)])
         keys, values = (
@@ -74,9 +169,53 @@ class KVCache:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Attention of `heads` heads; bidirectional, causal, or across to a context.
+    """Attention with several heads: bidirectional, causal, or across to a context.
 
-    They share `kv_heads` keys and values, None for one each.  `rotary` is the base of rotary positions, None for none.
+    Called with x (..., n, width), and perhaps a mask that broadcasts to (..., heads, n, k) and a context
+    (..., k, width), it gives (..., n, width).  A mask is bool, true where a query may look, or a float that is added to
+    the scores.
+
+    Parameters
+    ----------
+    query : Linear
+        From width to heads * size features.
+    key : Linear
+        From width to kv_heads * size features.
+    value : Linear
+        From width to kv_heads * size features.
+    output : Linear
+        From heads * size to width features.
+    heads : int
+        The number of heads.
+    kv_heads : int, optional
+        How many heads have keys and values of their own, which the others share; all by default.
+    causal : bool, optional
+        Whether a position sees only itself and what comes before.
+    rotary : float, optional
+        The base of rotary positions; none by default.
+
+    Raises
+    ------
+    InputError
+        If a part is no layer, or a number of heads is less than 1.
+    ShapeError
+        If the shapes do not fit.
+
+    Notes
+    -----
+    Vaswani et al., 2017 (arXiv 1706.03762); shared keys and values: Ainslie et al., 2023 (arXiv 2305.13245).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import nn, random
+    >>> layer = nn.Attention.init(random.key(0), width=8, heads=2, causal=True)
+    >>> x = np.ones((1, 3, 8), np.float32)
+    >>> layer(x).shape
+    (1, 3, 8)
+    >>> y, cache = layer.step(x, nn.KVCache.init((1,), heads=2, length=16, size=4))
+    >>> int(cache.used)
+    3
     """
 
     query: Linear
@@ -94,17 +233,51 @@ class Attention:
         cls, key: Operand, width: int, heads: int, *, kv_heads: int | None = None, size: int | None = None,
         causal: bool = False, rotary: float | None = None, bias: bool = True, dtype: Any = np.float32,
     ) -> Attention:  # fmt: skip
-        """Heads of `size` features each, width / heads by default."""
+        """Make a layer with first weights.
+
+        Parameters
+        ----------
+        key : array_like, uint32 (2,)
+            A key of `mesh.random`.
+        width : int
+            The number of features of x.
+        heads : int
+            The number of heads.
+        kv_heads : int, optional
+            How many heads have keys and values of their own; all by default.
+        size : int, optional
+            The number of features of a head, width / heads by default.
+        causal : bool, optional
+            Whether a position sees only itself and what comes before.
+        rotary : float, optional
+            The base of rotary positions; none by default.
+        bias : bool, optional
+            Whether there is a bias.
+        dtype : dtype_like, optional
+            The dtype of the weights.
+
+        Returns
+        -------
+        Attention
+            The layer.
+
+        Raises
+        ------
+        InputError
+            If a number of heads is less than 1.
+        ShapeError
+            If kv_heads does not divide heads, or heads does not divide the width.
+        """
         integer(heads, "heads of Attention.init", 1)
-        few, each = integer(kv_heads or heads, "kv_heads of Attention.init", 1), size or width // heads
+        few, size_of_head = integer(kv_heads or heads, "kv_heads of Attention.init", 1), size or width // heads
         if heads % few:
             raise ShapeError(f"{heads} heads cannot share {few} keys and values")
         if size is None and width % heads:
             raise ShapeError(f"a width of {width} does not split into {heads} heads; say the size of one")
         keys = random.split(key, 4)
-        query = Linear.init(keys[0], width, heads * each, bias=bias, dtype=dtype)
-        to_key, to_value = (Linear.init(keys[at], width, few * each, bias=bias, dtype=dtype) for at in (1, 2))
-        output = Linear.init(keys[3], heads * each, width, bias=bias, dtype=dtype)
+        query = Linear.init(keys[0], width, heads * size_of_head, bias=bias, dtype=dtype)
+        to_key, to_value = (Linear.init(keys[at], width, few * size_of_head, bias=bias, dtype=dtype) for at in (1, 2))
+        output = Linear.init(keys[3], heads * size_of_head, width, bias=bias, dtype=dtype)
         return cls(query, to_key, to_value, output, heads, kv_heads, causal, rotary)
 
     def __call__(self, x: Operand, mask: Operand | None = None, context: Operand | None = None) -> Array:
@@ -119,7 +292,29 @@ class Attention:
 
     @checked
     def step(self, x: Operand, cache: KVCache, mask: Operand | None = None) -> tuple[Array, KVCache]:
-        """The next positions x (..., n, width), which attend to those in the cache too; and the cache with them."""
+        """Compute the next positions, which also attend to those in a cache.
+
+        Parameters
+        ----------
+        x : array_like, (..., n, width)
+            The next positions.
+        cache : KVCache
+            The keys and values of the positions before.
+        mask : array_like, (..., heads, n, length), optional
+            True where a query may look, or floats that are added to the scores.
+
+        Returns
+        -------
+        tuple of Array and KVCache
+            The results, (..., n, width), and the longer cache.
+
+        Raises
+        ------
+        InputError
+            If the cache is no `KVCache`.
+        ShapeError
+            If the shapes do not fit.
+        """
         self._check()
         source, used = _rows(x, "x"), asarray(cache.used)
         at = mnp.arange(source.shape[-2]) + used
@@ -156,18 +351,57 @@ class Attention:
                 many = mask.shape[-3]
                 apart = (1, 1) if many == 1 else shape[-4:-2]
                 mask = mask.reshape(*mask.shape[:-3], *apart, *mask.shape[-2:])
-        found = scaled_dot_product_attention(q, k, v, mask)
-        return self.output(
-            join_heads(found.reshape(*found.shape[: -3 - (few != self.heads)], self.heads, *found.shape[-2:]))
-        )
+        seen = scaled_dot_product_attention(q, k, v, mask)
+        front = seen.shape[: -3 - (few != self.heads)]
+        return self.output(join_heads(seen.reshape(*front, self.heads, *seen.shape[-2:])))
 
 
 @dataclass(frozen=True, slots=True)
 class TransformerBlock:
-    """Attention and an MLP, each with a norm and a residual; with `cross`, attention to a context between them.
+    """Attention and an MLP, each with a norm and a residual, and perhaps attention to a context between.
 
-    `pre_norm` normalises what a layer reads (x + f(norm(x))), else the sum is (norm(x + f(x))).  An encoder's block
-    attends to all, a decoder's is causal.
+    Called with x (..., n, width), and perhaps a mask, a context (..., k, width), a mask of the context and a key of
+    `mesh.random` that turns dropout on, it gives (..., n, width).
+
+    Parameters
+    ----------
+    attention : Attention
+        Attention of the positions to each other; an encoder's is bidirectional, a decoder's causal.
+    attention_norm : LayerNorm or RMSNorm
+        The norm of the attention.
+    mlp : MLP or GatedMLP
+        The layer after the attention.
+    mlp_norm : LayerNorm or RMSNorm
+        The norm of the MLP.
+    cross : Attention, optional
+        Attention to a context.
+    cross_norm : LayerNorm or RMSNorm, optional
+        The norm of the attention to a context.
+    pre_norm : bool, optional
+        Whether a norm stands before its layer, `x + f(norm(x))`, and not behind the sum, `norm(x + f(x))`.
+    dropout : float, optional
+        The rate of dropout of what is added to the residual.
+
+    Raises
+    ------
+    InputError
+        If a part is neither a layer nor a function.
+    ShapeError
+        If the shapes do not fit.
+
+    Notes
+    -----
+    Vaswani et al., 2017 (arXiv 1706.03762); norms before layers: Xiong et al., 2020 (arXiv 2002.04745).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mesh import nn, random
+    >>> block = nn.TransformerBlock.init(random.key(0), width=8, heads=2, causal=True)
+    >>> x = np.ones((1, 3, 8), np.float32)
+    >>> block(x).shape
+    (1, 3, 8)
+    >>> y, cache = block.step(x, nn.KVCache.init((1,), heads=2, length=16, size=4))
     """
 
     attention: Attention
@@ -186,7 +420,51 @@ class TransformerBlock:
         causal: bool = False, cross: bool = False, rotary: float | None = None, norm: Any = LayerNorm, mlp: Any = MLP,
         pre_norm: bool = True, dropout: float = 0.0, bias: bool = True, dtype: Any = np.float32,
     ) -> TransformerBlock:  # fmt: skip
-        """`hidden` is 4 * width by default; `norm` is LayerNorm or RMSNorm, `mlp` MLP or GatedMLP."""
+        """Make a block with first weights.
+
+        Parameters
+        ----------
+        key : array_like, uint32 (2,)
+            A key of `mesh.random`.
+        width : int
+            The number of features of x.
+        heads : int
+            The number of heads.
+        kv_heads : int, optional
+            How many heads have keys and values of their own; all by default.
+        hidden : int, optional
+            The number of features inside of the MLP, 4 * width by default.
+        causal : bool, optional
+            Whether a position sees only itself and what comes before.
+        cross : bool, optional
+            Whether there is attention to a context.
+        rotary : float, optional
+            The base of rotary positions; none by default.
+        norm : type, optional
+            LayerNorm or RMSNorm.
+        mlp : type, optional
+            MLP or GatedMLP.
+        pre_norm : bool, optional
+            Whether a norm stands before its layer.
+        dropout : float, optional
+            The rate of dropout.
+        bias : bool, optional
+            Whether linear layers have a bias.
+        dtype : dtype_like, optional
+            The dtype of the weights.
+
+        Returns
+        -------
+        TransformerBlock
+            The block.
+
+        Raises
+        ------
+        InputError
+            If a number of heads is less than 1.
+        ShapeError
+            If kv_heads does not divide heads, or heads does not divide the width.
+        """
         keys = random.split(key, 3)
         shape: dict[str, Any] = {"kv_heads": kv_heads, "bias": bias, "dtype": dtype}
         return cls(
@@ -207,23 +485,47 @@ class TransformerBlock:
         """x (..., n, width) to the same shape; a key turns dropout on."""
         self._check()
         keys = _keys(key)
-        found = self._around(self.attention_norm, lambda each: self.attention(each, mask), asarray(x), keys[0])
-        return self._rest(found, context, context_mask, keys)
+        attended = self._around(self.attention_norm, lambda y: self.attention(y, mask), asarray(x), keys[0])
+        return self._after_attention(attended, context, context_mask, keys)
 
     @checked
     def step(
         self, x: Operand, cache: KVCache, context: Operand | None = None, context_mask: Operand | None = None
     ) -> tuple[Array, KVCache]:
-        """As the call, of the next positions, with the keys and values of those before."""
+        """Compute the next positions, which also attend to those in a cache.
+
+        Parameters
+        ----------
+        x : array_like, (..., n, width)
+            The next positions.
+        cache : KVCache
+            The keys and values of the positions before.
+        context : array_like, (..., k, width), optional
+            What the block attends to besides, if it has `cross`.
+        context_mask : array_like, (..., heads, n, k), optional
+            True where a query may look in the context.
+
+        Returns
+        -------
+        tuple of Array and KVCache
+            The results, (..., n, width), and the longer cache.
+
+        Raises
+        ------
+        InputError
+            If the cache is no `KVCache`.
+        ShapeError
+            If the shapes do not fit.
+        """
         self._check()
-        grown = [cache]
+        longer = [cache]
 
-        def attended(each: Array) -> Array:
-            found, grown[0] = self.attention.step(each, cache)
-            return found
+        def attend(y: Array) -> Array:
+            attended, longer[0] = self.attention.step(y, cache)
+            return attended
 
-        found = self._around(self.attention_norm, attended, asarray(x), None)
-        return self._rest(found, context, context_mask, _keys(None)), grown[0]
+        attended = self._around(self.attention_norm, attend, asarray(x), None)
+        return self._after_attention(attended, context, context_mask, _keys(None)), longer[0]
 
     def _check(self) -> None:
         check_parts(self, "attention", "attention_norm", "mlp", "mlp_norm")
@@ -231,10 +533,10 @@ class TransformerBlock:
         if self.cross is not None and self.cross_norm is not None:
             check_parts(self, "cross", "cross_norm")
 
-    def _rest(self, x: Array, context: Any, context_mask: Any, keys: Sequence[Any]) -> Array:
+    def _after_attention(self, x: Array, context: Any, context_mask: Any, keys: Sequence[Any]) -> Array:
         cross, norm = self.cross, self.cross_norm
         if cross is not None and norm is not None:
-            x = self._around(norm, lambda each: cross(each, context_mask, context), x, keys[1])
+            x = self._around(norm, lambda y: cross(y, context_mask, context), x, keys[1])
         return self._around(self.mlp_norm, self.mlp, x, keys[2])
 
     def _around(self, norm: Callable[[Any], Array], inner: Callable[[Array], Array], x: Array, key: Any) -> Array:

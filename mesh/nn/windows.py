@@ -18,11 +18,11 @@ Pair = tuple[int, int]
 def per_axis(value: int | Sequence[int], rank: int, name: str, least: int | None = None) -> tuple[int, ...]:
     """One int for all of `rank` axes, or one for each, `least` or more."""
     value = native(value)
-    each = (value,) * rank if isinstance(value, int) else items(value, f"as {name} an int or")
-    found = tuple([integer(entry, name, least) for entry in each])
-    if len(found) != rank:
+    entries = (value,) * rank if isinstance(value, int) else items(value, f"as {name} an int or")
+    numbers = tuple([integer(entry, name, least) for entry in entries])
+    if len(numbers) != rank:
         raise ShapeError(f"{name} has one entry or {rank}, one per axis, got {value}")
-    return found
+    return numbers
 
 
 def extents(kernel: Sequence[int], dilation: Sequence[int]) -> tuple[int, ...]:
@@ -44,25 +44,28 @@ def pads(padding: Any, dims: Sequence[int], spans: Sequence[int], stride: Sequen
         totals = [max((-(-dim // step) - 1) * step + span - dim, 0) for dim, span, step in rows]
         return tuple([((t + 1) // 2, t // 2) if padding == "same_lower" else (t // 2, (t + 1) // 2) for t in totals])
     padding = native(padding)
-    given = (padding,) * len(dims) if isinstance(padding, int) else items(padding, "as padding an int or")
-    if len(given) != len(dims):
+    entries = (padding,) * len(dims) if isinstance(padding, int) else items(padding, "as padding an int or")
+    if len(entries) != len(dims):
         raise ShapeError(f"padding has an int or a pair for each of {len(dims)} axes, got {padding}")
-    return tuple([_pair(native(each)) for each in given])
+    return tuple([_pair(native(entry)) for entry in entries])
 
 
-def _pair(given: Any) -> Pair:
-    pair = (given, given) if isinstance(given, int) else items(given, "as padding of an axis an int or")
+def _pair(padding: Any) -> Pair:
+    pair = (padding, padding) if isinstance(padding, int) else items(padding, "as padding of an axis an int or")
     if len(pair) != 2:
-        raise ShapeError(f"padding of an axis is an int, or one before and one after, got {given}")
+        raise ShapeError(f"padding of an axis is an int, or one before and one after, got {padding}")
     return integer(pair[0], "padding"), integer(pair[1], "padding")
 
 
 def count(dim: int, span: int, step: int, pair: Pair, ceil_mode: bool = False) -> int:
-    """Windows along an axis.  `ceil_mode` also counts a last one that ends past the padding, if it starts before it."""
+    """The number of windows along an axis.
+
+    `ceil_mode` also counts a last window that ends past the padding, if it starts before the padding's end.
+    """
     room = dim + sum(pair) - span
     if room < 0 and not (ceil_mode and room > -step):
         raise ShapeError(f"a window over {span} does not fit into {dim} with padding {pair}")
     if not ceil_mode:
         return room // step + 1
-    found = -(-room // step) + 1
-    return found - 1 if (found - 1) * step >= dim + pair[0] else found
+    windows = -(-room // step) + 1
+    return windows - 1 if (windows - 1) * step >= dim + pair[0] else windows

@@ -54,8 +54,8 @@ def ema(decay: float, *, debias: bool = True) -> Optimiser:
 
     def update(values: Any, state: Mean, params: Any = None) -> tuple[Any, Mean]:
         steps = mnp.asarray(state.steps) + 1
-        total = tree.map(lambda each, own: decay * own + (1 - decay) * wide(each), values, state.total)
+        total = tree.map(lambda value, own: decay * own + (1 - decay) * wide(value), values, state.total)
         factor = 1 / weight_of(decay, steps) if debias else 1.0
-        return tree.map(lambda each: each * factor, total), Mean(steps, total)
+        return tree.map(lambda value: value * factor, total), Mean(steps, total)
 
     return Optimiser(init, update)

@@ -44,7 +44,7 @@ def scale(factor: Operand) -> Optimiser:
     Array([-2., -6.], dtype=float64)
     """
     check_number(factor, "a factor")
-    return stateless(lambda gradients, params: tree.map(lambda each: wide(each) * factor, gradients))
+    return stateless(lambda gradients, params: tree.map(lambda gradient: wide(gradient) * factor, gradients))
 
 
 @told
@@ -75,7 +75,7 @@ def clip_by_value(bound: Operand) -> Optimiser:
     """
     check_number(bound, "a bound", 0.0)
     low = mnp.negative(bound)
-    return stateless(lambda gradients, params: tree.map(lambda each: mnp.clip(each, low, bound), gradients))
+    return stateless(lambda gradients, params: tree.map(lambda gradient: mnp.clip(gradient, low, bound), gradients))
 
 
 @told
@@ -113,7 +113,7 @@ def clip_by_global_norm(bound: Operand) -> Optimiser:
     def clipped(gradients: Any, params: Any) -> Any:
         norm = global_norm(gradients)
         factor = mnp.where(norm > bound, bound / norm, 1.0)
-        return tree.map(lambda each: wide(each) * factor, gradients)
+        return tree.map(lambda gradient: wide(gradient) * factor, gradients)
 
     return stateless(clipped)
 
@@ -157,7 +157,10 @@ def add_decayed_weights(rate: Operand, mask: Any = None) -> Optimiser:
         if chosen is None:
             chosen = tree.map(lambda leaf: True, needed(params, "weight decay"))
         return tree.map(
-            lambda each, param, wanted: wide(each) + rate * wide(param) if wanted else each, gradients, params, chosen
+            lambda gradient, param, wanted: wide(gradient) + rate * wide(param) if wanted else gradient,
+            gradients,
+            params,
+            chosen,
         )
 
     return stateless(decayed)
@@ -198,10 +201,10 @@ def momentum(decay: Operand, nesterov: bool = False) -> Optimiser:
     check_number(decay, "momentum", 0.0, 1.0)
 
     def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        moved = tree.map(lambda each, own: decay * own + each, gradients, state)
+        moved = tree.map(lambda gradient, own: decay * own + gradient, gradients, state)
         if not nesterov:
             return moved, moved
-        return tree.map(lambda each, own: each + decay * own, gradients, moved), moved
+        return tree.map(lambda gradient, own: gradient + decay * own, gradients, moved), moved
 
     return Optimiser(zeros_for, update)
 
@@ -260,11 +263,13 @@ def scale_by_adam(b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> Opti
     def update(gradients: Any, state: Moments, params: Any = None) -> tuple[Any, Moments]:
         instance(state, "the state of scale_by_adam", Moments, "what its init or update gave")
         steps = mnp.asarray(state.steps) + 1
-        first = tree.map(lambda each, own: b1 * own + (1 - b1) * wide(each), gradients, state.first)
-        second = tree.map(lambda each, own: b2 * own + (1 - b2) * mnp.square(wide(each)), gradients, state.second)
+        first = tree.map(lambda gradient, own: b1 * own + (1 - b1) * wide(gradient), gradients, state.first)
+        second = tree.map(
+            lambda gradient, own: b2 * own + (1 - b2) * mnp.square(wide(gradient)), gradients, state.second
+        )
         of_first, of_second = 1 / weight_of(b1, steps), 1 / weight_of(b2, steps)
-        found = tree.map(lambda m, v: m * of_first / (mnp.sqrt(v * of_second) + eps), first, second)
-        return found, Moments(steps, first, second)
+        scaled = tree.map(lambda m, v: m * of_first / (mnp.sqrt(v * of_second) + eps), first, second)
+        return scaled, Moments(steps, first, second)
 
     return Optimiser(init, update)
 
@@ -306,8 +311,8 @@ def scale_by_lion(b1: float = 0.9, b2: float = 0.99) -> Optimiser:
         check_number(decay, what, 0.0, 1.0)
 
     def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        found = tree.map(lambda each, own: mnp.sign(b1 * own + (1 - b1) * wide(each)), gradients, state)
-        return found, tree.map(lambda each, own: b2 * own + (1 - b2) * wide(each), gradients, state)
+        signs = tree.map(lambda gradient, own: mnp.sign(b1 * own + (1 - b1) * wide(gradient)), gradients, state)
+        return signs, tree.map(lambda gradient, own: b2 * own + (1 - b2) * wide(gradient), gradients, state)
 
     return Optimiser(zeros_for, update)
 
@@ -349,6 +354,6 @@ def scale_by_learning_rate(rate: Rate) -> Optimiser:
     def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Array]:
         count = mnp.asarray(state)
         factor = -rate_at(rate, count)
-        return tree.map(lambda each: wide(each) * factor, gradients), count + 1
+        return tree.map(lambda gradient: wide(gradient) * factor, gradients), count + 1
 
     return Optimiser(lambda params: mnp.asarray(0), update)

@@ -206,11 +206,11 @@ def joined(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule
         raise InputError(f"{len(schedules)} schedules need {len(schedules) - 1} boundaries that rise, got {boundaries}")
 
     def at(count: Operand) -> Array:
-        found = schedules[0](count)
+        rate = schedules[0](count)
         for schedule, boundary in zip(schedules[1:], boundaries, strict=True):
             step = mnp.asarray(count) - boundary
-            found = mnp.where(step >= 0, schedule(mnp.maximum(step, 0)), found)
-        return found
+            rate = mnp.where(step >= 0, schedule(mnp.maximum(step, 0)), rate)
+        return rate
 
     return at
 
