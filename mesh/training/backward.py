@@ -1,17 +1,17 @@
 """Backward: the gradients of a batch, which stay with whoever has the params that they are of.
 
-    with trainer.forward_backward((x, y)) as found:
-        found.loss, found.owners        # which workers have the gradient of which param
-        found.add((x, y))               # those of another batch come to them
-        gradients = found.fetch()       # and only now they travel
-        trainer.step_with(found)        # a step of the optimiser
+    with trainer.forward_backward((x, y)) as gradients:
+        gradients.loss, gradients.owners        # which workers have the gradient of which param
+        gradients.add((x, y))                   # those of another batch come to them
+        values = gradients.fetch()              # and only now they travel
+        trainer.step_with(gradients)            # a step of the optimiser
 
 It is a session whose state are params and gradients, and whose step changes the latter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -44,7 +44,7 @@ Step = Callable[..., tuple[Any, Any]]
 
 
 def gradient_step(recipe: Recipe, whole: bool, rows_apart: bool) -> Step:
-    """The step that adds a batch's gradients to those there are, or puts them in their place where `keeps` is 0."""
+    """The step that adds a batch's gradients to those there are, or replaces them where `keeps` is 0."""
 
     def step(state: Any, batch: Any, weights: Array, keeps: Array) -> tuple[Any, Any]:
         def compute(part: Any, number: Any) -> Any:
@@ -52,8 +52,8 @@ def gradient_step(recipe: Recipe, whole: bool, rows_apart: bool) -> Step:
             key = step_key(recipe, np.int32(0), number)
             return of_rows(recipe, state["params"], own, counted, key, None, rows_apart)
 
-        found = partial(interleaved) if whole else partial(in_turn, recipe)
-        loss, gradients = found(recipe.accumulate, compute, (batch, weights))
+        accumulated = partial(interleaved) if whole else partial(in_turn, recipe)
+        loss, gradients = accumulated(recipe.accumulate, compute, (batch, weights))
 
         def summed(new: Array, old: Array) -> Array:
             return mnp.where(keeps > 0, old + new, new)
@@ -78,8 +78,8 @@ def stepped(recipe: Recipe, state: Mapping[str, Any], gradients: Any) -> dict[st
 
     traced = trace_full(step, state, gradients)
     bound = traced.bind(state, gradients)
-    following, told = traced.unflatten(evaluate(Work(traced.graph, bound.params, "single"), bound.inputs))
-    if not told["good"]:
+    following, report = traced.unflatten(evaluate(Work(traced.graph, bound.params, "single"), bound.inputs))
+    if not report["good"]:
         raise ExecuteFailed("the gradients hold NaN or Inf; they changed nothing", next_step="Look at the data")
     return dict(following)
 
@@ -100,9 +100,49 @@ def _like_params(gradients: Any, params: Any) -> Any:
 
 
 class Gradients:
-    """Made by `DistributedTrainer.forward_backward`.  Close it, or use it as a context manager: then they are gone.
+    """Gradients of a batch, which stay on the workers that have the params they are of.
 
-    `loss` is the mean over the rows of the last batch.
+    `DistributedTrainer.forward_backward` makes them.  Close them, or use them as a context manager, to free what the
+    workers hold.  `loss` is the mean over the rows of the last batch.
+
+    Parameters
+    ----------
+    recipe : Recipe
+        The trainer's loss and how it is computed.
+    strategy : Strategy
+        How workers share the computation.
+    mesh : Mesh or None
+        The mesh; None for this process.
+    params : pytree of array_like
+        The params.
+    batch : pytree of array_like
+        The rows.
+    copies : str
+        The copies of the gradients that workers keep.
+
+    Raises
+    ------
+    InputError
+        If the batch is wrong, or the recipe has shards, compression or a scaled loss.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mesh
+    >>> from mesh import optim
+    >>> def loss(params, x, y):
+    ...     return (x @ params["w"] - y) ** 2
+    >>> params = {"w": np.zeros(2, np.float32)}
+    >>> x = np.array([[1, 0], [0, 1], [1, 1], [1, 2]], np.float32)
+    >>> y = np.array([1, 2, 3, 5], np.float32)
+    >>> trainer = mesh.DistributedTrainer(loss, params, optimizer=optim.sgd(0.1))
+    >>> with trainer.forward_backward((x, y)) as gradients:
+    ...     print(gradients.loss)
+    ...     print(gradients.add((x, y)))
+    ...     print(np.round(gradients.fetch()["w"], 2))
+    9.75
+    9.75
+    [ -9. -15.]
     """
 
     @checked
@@ -130,9 +170,9 @@ class Gradients:
         if workers:
             assert mesh is not None
             opened = mesh.open_session(stepping, copies, 10)
-            self._group: WorkerGroup = SessionGroup(opened, False, lambda given: opened.step(*_each(given)))
+            self._group: WorkerGroup = SessionGroup(opened, False, lambda arguments: opened.step(*arguments))
         else:
-            self._group = LocalGroup(stepping, _each)
+            self._group = LocalGroup(stepping, tuple)
         self.loss = self._step(first)
 
     def __repr__(self) -> str:
@@ -140,20 +180,36 @@ class Gradients:
 
     @property
     def owners(self) -> Mapping[str, tuple[str, ...]]:
-        """By path of a param, the names of the workers that have its gradient; empty where the plan is elsewhere."""
+        """The names of the workers that have each param's gradient, by the param's path; empty if not known."""
         plan = self._group.plan
         if plan is None:
             return {}
         names = {worker.node: worker.name for worker in plan.workers}
-        found: dict[str, set[str]] = {}
+        owners: dict[str, set[str]] = {}
         for piece, nodes in plan.owners.items():
             root, _, path = self._paths[piece.name].partition("/")
             if root == "gradients":
-                found.setdefault(path, set()).update(names[node] for node in nodes)
-        return {path: tuple(sorted(mine)) for path, mine in sorted(found.items())}
+                owners.setdefault(path, set()).update(names[node] for node in nodes)
+        return {path: tuple(sorted(mine)) for path, mine in sorted(owners.items())}
 
     def add(self, batch: Any) -> float:
-        """Add those of another batch, of at most as many rows as the first; the mean of its loss."""
+        """Add the gradients of another batch.
+
+        Parameters
+        ----------
+        batch : pytree of array_like
+            At most as many rows as the first batch had.
+
+        Returns
+        -------
+        float
+            The mean of the batch's loss.
+
+        Raises
+        ------
+        InputError
+            If the batch is wrong or has more rows.
+        """
         batch = batch_of(batch)
         if rows_of(batch) > self._rows:
             raise InputError(f"a batch of {rows_of(batch)} rows comes after one of {self._rows}")
@@ -161,11 +217,22 @@ class Gradients:
         return self.loss
 
     def fetch(self) -> Any:
-        """The gradients, numpy arrays like the params."""
+        """Fetch the gradients from the workers.
+
+        Returns
+        -------
+        pytree of ndarray
+            The sums over all batches, like the params.
+
+        Raises
+        ------
+        NodeLost
+            If the workers that have them died.
+        """
         return self._group.state()["gradients"]
 
     def close(self) -> None:
-        """Free what there is of them on the workers."""
+        """Free the gradients on the workers."""
         self._group.close()
 
     def __enter__(self) -> Gradients:
@@ -176,8 +243,8 @@ class Gradients:
     ) -> None:
         self.close()
 
-    def _step(self, given: Any) -> float:
-        return float(self._group.step(given).result())
+    def _step(self, arguments: Any) -> float:
+        return float(self._group.step(arguments).result())
 
 
 def _arguments(shares: Shares, batch: Any, keeps: int) -> tuple[Any, Any, Any]:
@@ -185,13 +252,8 @@ def _arguments(shares: Shares, batch: Any, keeps: int) -> tuple[Any, Any, Any]:
     return rows, weights, np.int32(keeps)
 
 
-def _each(given: Any) -> Sequence[Any]:
-    """A step's arguments, which are bound already."""
-    return tuple(given)
-
-
 def _text_of(strategy: Strategy, workers: int) -> str:
-    """The strategy of a session on so many workers; no weights change here, so no schedule changes them."""
+    """The strategy of a session on this many workers; no weights change here, so no schedule changes them."""
     if isinstance(strategy, Pipeline):
         order = "1f1b" if SCHEDULES[strategy.schedule].updates else strategy.schedule
         return stages_for(replace(strategy, schedule=order), workers, False)

@@ -34,7 +34,31 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """`state` by path; `about` is what else its maker noted."""
+    """A checkpoint that was loaded.
+
+    Parameters
+    ----------
+    step : int
+        The number of steps that were made.
+    cursor : Cursor
+        The epoch, and the number of its batches that are done.
+    state : mapping of str to ndarray
+        Tensors by their paths.
+    about : mapping
+        What else its maker noted.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> import numpy as np
+    >>> from mesh.training import Checkpoints
+    >>> from mesh.training.data import Cursor
+    >>> with TemporaryDirectory() as folder:
+    ...     path = Checkpoints(folder).save(3, Cursor(1, 0), {"w": np.ones(2)}, {"seed": 0})
+    ...     checkpoint = Checkpoints(folder).latest()
+    >>> checkpoint.step, checkpoint.cursor.epoch, checkpoint.state["w"]
+    (3, 1, array([1., 1.]))
+    """
 
     step: int
     cursor: Cursor
@@ -43,8 +67,43 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """Those in `folder`, of which the `keep` that were saved last stay, whatever their steps: another run of training
-    may have come further there.  `step` is that of the one which was saved or loaded last by this object."""
+    """A folder of checkpoints, each a safetensors file and a manifest.
+
+    `step` is that of the checkpoint which was saved or loaded last by this object, None before.
+
+    Parameters
+    ----------
+    folder : str or Path
+        The folder; it need not exist.
+    keep : int, optional
+        How many stay: those that were saved last, whatever their steps.
+    disk : Disk, optional
+        How files are written; for tests.
+
+    Raises
+    ------
+    InputError
+        If `keep` is no int from 1, or the folder is no path.
+
+    Notes
+    -----
+    A manifest is written last and names the hash of the tensors.  A checkpoint without a manifest, or with other bytes,
+    is
+    none.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> import numpy as np
+    >>> from mesh.training import Checkpoints
+    >>> from mesh.training.data import Cursor
+    >>> with TemporaryDirectory() as folder:
+    ...     checkpoints = Checkpoints(folder, keep=2)
+    ...     for step in (1, 2, 3):
+    ...         path = checkpoints.save(step, Cursor(0, step), {"w": np.ones(2)}, {})
+    ...     print(checkpoints.steps(), checkpoints.latest().step, checkpoints.load(2).step)
+    [3, 2] 3 2
+    """
 
     def __init__(self, folder: str | Path, keep: int = 3, disk: Disk | None = None) -> None:
         integer(keep, "keep: how many checkpoints stay", 1)
@@ -59,7 +118,29 @@ class Checkpoints:
 
     @checked
     def save(self, step: int, cursor: Cursor, state: Any, about: Mapping[str, Any]) -> Path:
-        """Write one, whole or not at all; the path of its manifest.  StorageError if the disk refuses."""
+        """Write a checkpoint, whole or not at all, and delete those that do not stay.
+
+        Parameters
+        ----------
+        step : int
+            The number of steps that were made.
+        cursor : Cursor
+            Where in the data they ended.
+        state : pytree of array_like
+            The tensors.
+        about : mapping
+            What else to note, of JSON's kinds.
+
+        Returns
+        -------
+        Path
+            The manifest.
+
+        Raises
+        ------
+        StorageError
+            If the disk refuses.
+        """
         leaves, _ = tree.flatten_with_paths(state)
         arrays = {path: np.asarray(leaf) for path, leaf in leaves}
         parts = safetensors_parts(arrays)
@@ -73,7 +154,7 @@ class Checkpoints:
             "cursor": asdict(cursor),
             "about": dict(about),
             "sha256": digest.hexdigest(),
-            "tensors": {name: [str(each.dtype), list(each.shape)] for name, each in arrays.items()},
+            "tensors": {name: [str(array.dtype), list(array.shape)] for name, array in arrays.items()},
         }
         data, path = self._paths(step)
         try:
@@ -87,11 +168,23 @@ class Checkpoints:
         return path
 
     def steps(self) -> list[int]:
-        """Of which steps there are manifests, the one that was saved last first."""
+        """List the steps of which there are manifests.
+
+        Returns
+        -------
+        list of int
+            The steps; the one that was saved last comes first.
+        """
         return [step for _, step in sorted(self._saved(), reverse=True)]
 
     def latest(self) -> Checkpoint | None:
-        """The newest whole one, None if there is none; those that are damaged are passed over with a warning."""
+        """Load the newest checkpoint that is whole, and warn of damaged ones before it.
+
+        Returns
+        -------
+        Checkpoint or None
+            The checkpoint, None if there is none.
+        """
         for step in self.steps():
             try:
                 return self.load(step)
@@ -101,16 +194,32 @@ class Checkpoints:
 
     @checked
     def load(self, step: int) -> Checkpoint:
-        """That of a step; InputError if it is not there, or not whole."""
+        """Load the checkpoint of a step.
+
+        Parameters
+        ----------
+        step : int
+            The step.
+
+        Returns
+        -------
+        Checkpoint
+            The checkpoint.
+
+        Raises
+        ------
+        InputError
+            If it is not there, or is damaged.
+        """
         data, path = self._paths(step)
         try:
             manifest = json.loads(path.read_bytes())
-            found = hashlib.sha256(data.read_bytes()).hexdigest()
+            digest = hashlib.sha256(data.read_bytes()).hexdigest()
             cursor = Cursor(**manifest["cursor"])
             wanted, about, tensors = manifest["sha256"], manifest["about"], manifest["tensors"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"{path} is no checkpoint", cause=f"{type(error).__name__}: {error}") from error
-        if manifest.get("format") != FORMAT or found != wanted:
+        if manifest.get("format") != FORMAT or digest != wanted:
             raise InputError(f"{data} is not what {path.name} says")
         state = load_safetensors(data, mmap=False)
         if set(state) != set(tensors):
@@ -120,7 +229,7 @@ class Checkpoints:
 
     def _saved(self) -> list[tuple[int, int]]:
         """The place of every manifest in the order of saving, and its step; 0 for one that does not say."""
-        found = []
+        places = []
         for path in self.folder.glob("step-*.json"):
             name = path.stem.removeprefix("step-")
             if name.isdigit():
@@ -128,23 +237,23 @@ class Checkpoints:
                     saved = int(json.loads(path.read_bytes())["saved"])
                 except (OSError, ValueError, KeyError, TypeError):  # damaged, or of a version that did not say
                     saved = 0
-                found.append((saved, int(name)))
-        return found
+                places.append((saved, int(name)))
+        return places
 
     def _paths(self, step: int) -> tuple[Path, Path]:
         stem = self.folder / f"step-{step:010}"
         return stem.with_suffix(".safetensors"), stem.with_suffix(".json")
 
     def _tidy(self) -> None:
-        """Manifests go first: what has none is rubbish, and is looked for here."""
+        """Delete what does not stay.  Manifests go first: files without one are rubbish, and are looked for here."""
         steps = self.steps()
         for step in steps[self._keep :]:
             for path in reversed(self._paths(step)):
                 with contextlib.suppress(OSError):
                     path.unlink()
-        whole = {self._paths(step)[0] for step in steps[: self._keep]}
+        complete = {self._paths(step)[0] for step in steps[: self._keep]}
         for path in self.folder.glob("step-*.safetensors*"):
-            if path not in whole:
+            if path not in complete:
                 with contextlib.suppress(OSError):
                     path.unlink()
 
@@ -152,7 +261,7 @@ class Checkpoints:
 def filled(template: Any, state: Mapping[str, NDArray[Any]]) -> Any:
     """A tree like `template` with the tensors of a checkpoint; InputError naming what differs."""
     leaves, structure = tree.flatten_with_paths(template)
-    found = []
+    tensors = []
     for path, leaf in leaves:
         own = np.asarray(leaf)
         if path not in state or state[path].shape != own.shape or state[path].dtype != own.dtype:
@@ -161,5 +270,5 @@ def filled(template: Any, state: Mapping[str, NDArray[Any]]) -> Any:
                 f"the checkpoint has {there} for {path!r}, and {own.dtype}{list(own.shape)} is wanted",
                 next_step="Resume with the params, optimiser and precision that it was made with, or elsewhere",
             )
-        found.append(state[path])
-    return tree.unflatten(structure, found)
+        tensors.append(state[path])
+    return tree.unflatten(structure, tensors)

@@ -36,8 +36,10 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What a step is fed: a pytree of rows, or places in what is resident; `counted` are not padding.  `after` it, one
-    is there."""
+    """What a step is fed: a pytree of rows, or their places in resident data.
+
+    `counted` of them are not padding; `after` is the cursor after the step.
+    """
 
     batch: Any
     counted: int
@@ -46,15 +48,17 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """What ranks have of a step's rows: by rank how many, and in how many equal turns it computes them.  All of them
-    have room for as many as the most."""
+    """The rows of a step that each rank has, and the number of equal turns in which it computes them.
+
+    All ranks have room for as many rows as the one with most.
+    """
 
     rows: tuple[int, ...]
     turns: tuple[int, ...]
 
     @classmethod
     def of(cls, recipe: Recipe, portions: Portions, rows: int) -> Shares:
-        """Of so many rows; what is shared out by units are the rows, or the virtual shards."""
+        """The shares of this many rows; what units share out are the rows, or the virtual shards."""
         if isinstance(portions, tuple):
             return cls._unlike(recipe, portions, rows)
         turns = -(-recipe.shards // portions) if recipe.shards else recipe.accumulate
@@ -78,7 +82,7 @@ class Shares:
 
     @property
     def slots(self) -> int:
-        """How many rows there are with padding."""
+        """The number of rows, with padding."""
         return self.room * len(self.rows)
 
     @property
@@ -118,7 +122,7 @@ class ArrayData:
         self.uneven = not drop_last and self.count % self.batch_size != 0
 
     def epoch(self, cursor: Cursor) -> Iterator[Rows]:
-        """The steps that are left of the cursor's epoch."""
+        """Yield the steps that are left of the cursor's epoch."""
         order = self._order(cursor.epoch)
         for batch in range(cursor.batch, self.steps):
             mine = order[batch * self.batch_size : (batch + 1) * self.batch_size]
@@ -154,20 +158,20 @@ class BatchData:
         self.batch_size = rows_of(batch_of(first, 1))
 
     def epoch(self, cursor: Cursor) -> Iterator[Rows]:
-        """The steps that are left of the cursor's epoch."""
-        found = itertools.islice(self._batches, cursor.batch, None)
-        given = next(found, _END)
+        """Yield the steps that are left of the cursor's epoch."""
+        batches = itertools.islice(self._batches, cursor.batch, None)
+        current = next(batches, _END)
         place = cursor.batch
-        while given is not _END:
-            following = next(found, _END)
+        while current is not _END:
+            following = next(batches, _END)
             place += 1
-            batch = batch_of(given, place)
+            batch = batch_of(current, place)
             count = rows_of(batch)
             if count > self.batch_size:
                 raise InputError(f"batch {place} has {counted(count, 'row')}, and the first {self.batch_size}")
             after = Cursor(cursor.epoch, place) if following is not _END else Cursor(cursor.epoch + 1)
             yield Rows(batch, count, after)
-            given = following
+            current = following
 
 
 Data = ArrayData | BatchData
@@ -175,7 +179,7 @@ _END = object()
 
 
 def data_of(data: Any, batch_size: int, shuffle: bool, seed: int, drop_last: bool) -> Data:
-    """Arrays by their rows, a list or anything else to iterate by its batches."""
+    """The data of arrays, by their rows, or of anything iterable, by its batches."""
     leaves = [] if isinstance(data, list) else tree.leaves(data)
     if leaves and all(isinstance(leaf, Handle) or is_array_like(leaf) for leaf in leaves):
         return ArrayData(data, batch_size, shuffle, seed, drop_last)
@@ -184,19 +188,19 @@ def data_of(data: Any, batch_size: int, shuffle: bool, seed: int, drop_last: boo
     raise InputError(f"{type(data).__name__} is no data", next_step="Pass arrays, or something to iterate of batches")
 
 
-def batch_of(given: Any, place: int = 0) -> Any:
-    """A batch as numpy arrays, a list of them as a tuple: so does torch's DataLoader give what it was given as one.
+def batch_of(batch: Any, place: int = 0) -> Any:
+    """A batch as a pytree of numpy arrays; a list becomes a tuple, since torch's DataLoader gives tuples as lists.
 
-    InputError naming what is no array.
+    InputError names what is no array.
     """
-    batch = tuple(given) if type(given) is list else given
+    batch = tuple(batch) if type(batch) is list else batch
     return arrays_of(batch, f"batch {place}" if place else "the batch")
 
 
 def arrays_of(value: Any, what: str) -> Any:
     """A pytree of arrays of any library as one of numpy's."""
-    found, structure = tree.flatten_with_paths(value)
-    return tree.unflatten(structure, [_array(leaf, f"{path!r} of {what}" if path else what) for path, leaf in found])
+    leaves, structure = tree.flatten_with_paths(value)
+    return tree.unflatten(structure, [_array(leaf, f"{path!r} of {what}" if path else what) for path, leaf in leaves])
 
 
 def _array(leaf: Any, what: str) -> NDArray[Any]:
@@ -216,11 +220,11 @@ def _rows_text(data: Any) -> str:
 
 
 def rows_of(batch: Any) -> int:
-    """How many there are; InputError if its arrays differ."""
+    """The number of rows of a batch; InputError if its arrays differ."""
     counts = {np.shape(leaf)[:1] for leaf in tree.leaves(batch)}
     if len(counts) != 1 or () in counts:
-        told = ", ".join(str(each[0]) if each else "none" for each in sorted(counts)) or "no array"
-        raise InputError(f"the arrays of a batch need the same number of rows, got {told}")
+        counts_text = ", ".join(str(shape[0]) if shape else "none" for shape in sorted(counts)) or "no array"
+        raise InputError(f"the arrays of a batch need the same number of rows, got {counts_text}")
     ((count,),) = counts
     if not count:
         raise InputError("a batch has no rows")
@@ -228,7 +232,7 @@ def rows_of(batch: Any) -> int:
 
 
 def padded(rows: Rows, shares: Shares) -> tuple[Any, NDArray[np.float32]]:
-    """The rows as all steps have them, with copies of the first one behind, and the weight of each."""
+    """The rows as all steps have them, with copies of the first row as padding, and the weight of each."""
     weights, rows_at = np.zeros(shares.slots, np.float32), np.zeros(shares.slots, np.intp)
     filled = shares.places[: rows.counted]
     weights[filled] = 1 / rows.counted

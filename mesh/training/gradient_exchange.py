@@ -43,8 +43,8 @@ class Bucket:
 
 
 def buckets(leaves: Sequence[Any], bucket_bytes: int) -> list[Bucket]:
-    """ceil(bytes / bucket_bytes) of every dtype, full but for the last; large leaves have some of their own."""
-    found: list[Bucket] = []
+    """The buckets of every dtype: ceil(bytes / bucket_bytes), full but for the last; large leaves have their own."""
+    filled: list[Bucket] = []
     for dtype in dict.fromkeys(str(leaf.dtype) for leaf in leaves):
         mine = [index for index, leaf in reversed(list(enumerate(leaves))) if str(leaf.dtype) == dtype]
         itemsize = leaves[mine[0]].dtype.itemsize
@@ -52,14 +52,14 @@ def buckets(leaves: Sequence[Any], bucket_bytes: int) -> list[Bucket]:
         alone = max(most // 4, ALONE_BYTES_MIN // itemsize)
         sizes = {index: math.prod(leaves[index].shape) for index in mine}
         for index in (index for index in mine if sizes[index] >= alone):
-            found += [Bucket(pieces, dtype) for pieces in _filled({index: sizes[index]}, most)]
+            filled += [Bucket(pieces, dtype) for pieces in _filled({index: sizes[index]}, most)]
         small = {index: size for index, size in sizes.items() if size < alone}
-        found += [Bucket(pieces, dtype) for pieces in _filled(small, most)]
-    return found
+        filled += [Bucket(pieces, dtype) for pieces in _filled(small, most)]
+    return filled
 
 
 def _filled(sizes: Mapping[int, int], most: int) -> Iterator[tuple[Piece, ...]]:
-    """Tensors of so many elements each, by index, laid end to end and cut after every `most`."""
+    """Pieces of tensors, laid end to end and cut after every `most` elements; `sizes` are elements by index."""
     pieces: list[Piece] = []
     room = most
     for index, size in sizes.items():
@@ -76,12 +76,12 @@ def _filled(sizes: Mapping[int, int], most: int) -> Iterator[tuple[Piece, ...]]:
 
 
 def memory_size(params: Any, compression: Compression) -> int:
-    """How many numbers a rank keeps of what it did not send."""
+    """The count of numbers that a rank keeps of what it did not send."""
     return sum(math.prod(leaf.shape) for leaf in tree.leaves(params)) if compression else 0
 
 
 def summed(recipe: Recipe, gradients: Any, memory: Any) -> tuple[Any, Any]:
-    """The sum of the ranks' gradients, on all of them, and what this one has not sent yet."""
+    """The sum of the ranks' gradients, on all of them, and what this rank has not sent yet."""
     leaves, structure = tree.flatten(gradients)
     flat = [mnp.reshape(leaf, (-1,)) for leaf in leaves]
     made: dict[int, list[tuple[int, Array]]] = {index: [] for index in range(len(leaves))}
@@ -99,30 +99,34 @@ def summed(recipe: Recipe, gradients: Any, memory: Any) -> tuple[Any, Any]:
         for index, first, end in bucket.pieces:
             made[index].append((first, whole[at : at + end - first]))
             at += end - first
-    results = [mnp.reshape(_joined([piece for _, piece in sorted(made[index], key=lambda each: each[0])]), leaf.shape)
+    results = [mnp.reshape(_joined([piece for _, piece in sorted(made[index], key=lambda pair: pair[0])]), leaf.shape)
                for index, leaf in enumerate(leaves)]  # fmt: skip
     return tree.unflatten(structure, results), _joined(kept)[None] if kept else memory
 
 
 def narrowed(recipe: Recipe, gradients: Any, scale: Any) -> Any:
-    """Gradients as they travel: as narrow as they were computed, and `scale` times as large, as they were then, so
-    that nothing is lost where a rank's gradient is one batch's."""
+    """Gradients as they travel: in the dtype of computations, and `scale` times as large, as they were when computed.
+
+    So nothing is lost where a rank's gradient is that of one batch.
+    """
     if recipe.narrow is None:
         return gradients
-    return tree.map(lambda each: mnp.astype(each if scale is None else each * scale, recipe.narrow), gradients)
+    return tree.map(lambda leaf: mnp.astype(leaf if scale is None else leaf * scale, recipe.narrow), gradients)
 
 
 def widened(recipe: Recipe, gradients: Any, params: Any, scale: Any) -> Any:
-    """What `narrowed` made of gradients, in the dtypes of the params again."""
+    """Gradients that `narrowed` made, in the dtypes of the params again."""
     if recipe.narrow is None:
         return gradients
-    wide = tree.map(lambda each, param: mnp.astype(each, param.dtype), gradients, params)
-    return wide if scale is None else tree.map(lambda each: each / scale, wide)
+    wide = tree.map(lambda leaf, param: mnp.astype(leaf, param.dtype), gradients, params)
+    return wide if scale is None else tree.map(lambda leaf: leaf / scale, wide)
 
 
 def combined(stacked: Any, blocks: Sequence[Blocks], shards: int) -> Any:
-    """The sums over all shards, of leaves that have this rank's blocks of them along their first dimension; `blocks`
-    are those of every rank."""
+    """The sums over all shards; the leaves have this rank's blocks along their first dimension.
+
+    `blocks` are those of every rank.
+    """
     leaves, structure = tree.flatten(stacked)
     sizes = [math.prod(leaf.shape[1:]) for leaf in leaves]
     rows, ranks = leaves[0].shape[0], len(blocks)
@@ -135,33 +139,33 @@ def combined(stacked: Any, blocks: Sequence[Blocks], shards: int) -> Any:
     whole = _tree_sum(known, shards)
     if ranks > 1:
         whole = collectives.all_gather(whole, AXIS)[:total]
-    found, first = [], 0
+    sums, first = [], 0
     for leaf, size in zip(leaves, sizes, strict=True):
-        found.append(mnp.astype(mnp.reshape(whole[first : first + size], leaf.shape[1:]), leaf.dtype))
+        sums.append(mnp.astype(mnp.reshape(whole[first : first + size], leaf.shape[1:]), leaf.dtype))
         first += size
-    return tree.unflatten(structure, found)
+    return tree.unflatten(structure, sums)
 
 
 def one_by_one(ranks: int, turns: int, shards: int) -> list[Blocks]:
-    """By rank the blocks of so many shards in a row that are each alone; there are none after the last."""
+    """The blocks of each rank, where each of its `turns` shards is a block; there are none after the last shard."""
     return [
         tuple((0, shard) for shard in range(rank * turns, min((rank + 1) * turns, shards))) for rank in range(ranks)
     ]
 
 
 def blocks_of(first: int, count: int, shards: int) -> Blocks:
-    """The fewest that are made of so many shards from the first, and of no others."""
-    found, place, end = [], first, first + count
+    """The fewest blocks that make up `count` shards from the first, and no others."""
+    blocks, place, end = [], first, first + count
     while place < end:
         level = max(k for k in range((shards - 1).bit_length() + 1)
                     if place % (1 << k) == 0 and min(place + (1 << k), shards) <= end)  # fmt: skip
-        found.append((level, place >> level))
+        blocks.append((level, place >> level))
         place += 1 << level
-    return tuple(found)
+    return tuple(blocks)
 
 
 def added_up(stacked: Any, first: int, blocks: Blocks) -> Any:
-    """The sums of blocks, as f32, of leaves that have their shards, from the first, along their first dimension."""
+    """The sums of blocks, as f32; the leaves have the shards, from the first, along their first dimension."""
 
     def of(leaf: Array) -> Array:
         rows = mnp.astype(leaf, "float32")
@@ -173,7 +177,7 @@ def added_up(stacked: Any, first: int, blocks: Blocks) -> Any:
 
 
 def _tree_sum(known: Mapping[Block, Array], count: int) -> Array:
-    """Of so many terms, or of blocks of them: neighbours first; one that is left over goes up as it is."""
+    """The sum of terms, some known only as blocks: neighbours first; a term that is left over goes up as it is."""
     level, terms = 0, [known.get((0, at)) for at in range(count)]
     while len(terms) > 1:
         level += 1
@@ -184,7 +188,7 @@ def _tree_sum(known: Mapping[Block, Array], count: int) -> Array:
 
 
 def _sum_of(pair: Sequence[Array | None], block: Array | None) -> Array | None:
-    """Of neighbours; of the block that they are where they are not known."""
+    """The sum of two neighbours, or the block that they make where they are not known."""
     if block is not None or pair[0] is None:
         return block
     other = pair[1] if len(pair) > 1 else None
@@ -192,21 +196,21 @@ def _sum_of(pair: Sequence[Array | None], block: Array | None) -> Array | None:
 
 
 def _compressed(own: Array, compression: Compression) -> tuple[Array, Array]:
-    """The sum of all ranks, and what this one gave to it."""
+    """The sum of all ranks, and what this rank gave to it."""
     if isinstance(compression, TopK):
         return _largest(own, max(1, round(compression.share * own.shape[0])))
     return _halved(own) if compression == "f16" else _bytes(own)
 
 
 def _halved(own: Array) -> tuple[Array, Array]:
-    """As f16: every rank gets all blocks of its share, adds them up as f32, and gives the sum as f16 again."""
+    """The sum as f16: every rank gets all blocks of its share, adds them up as f32, and gives the sum as f16 again."""
     sent = mnp.astype(own, "float16")
     total = _by_shares(sent, lambda blocks: mnp.sum(mnp.astype(blocks, "float32"), axis=0))
     return total, mnp.astype(sent, "float32")
 
 
 def _by_shares(sent: Array, add: Any) -> Array:
-    """Reduce and scatter, then gather, with sums that are made as wide as `add` likes and travel as `sent` does."""
+    """The sum by reduce-scatter and gather: `add` makes sums as wide as it likes, and they travel as `sent` does."""
     ranks, size = collectives.axis_size(AXIS), sent.shape[0]
     padded = mnp.concatenate([sent, mnp.zeros((-size % ranks,), sent.dtype)]) if size % ranks else sent
     blocks = collectives.all_to_all(mnp.reshape(padded, (ranks, -1)), AXIS, 0, 0)
@@ -215,7 +219,7 @@ def _by_shares(sent: Array, add: Any) -> Array:
 
 
 def _bytes(own: Array) -> tuple[Array, Array]:
-    """As int8, by the largest number of any rank; the sum is int8 again, of a range as wide as all ranks need."""
+    """The sum as int8, by the largest number of any rank; it is int8 again, of a range as wide as all ranks need."""
     ranks = collectives.axis_size(AXIS)
     top = collectives.all_reduce(mnp.max(mnp.abs(own)), AXIS, "max")
     unit = mnp.where(top > 0, top / 127.0, 1.0)

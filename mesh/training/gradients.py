@@ -33,17 +33,17 @@ def of_rows(
 ) -> LossAndGradients:
     """The loss of these rows, and its gradients in the params' own dtypes.
 
-    With `rows_apart` a loss that is a mean is computed row by row.
+    With `rows_apart`, a loss that is a mean is computed row by row.
     """
 
     def scaled(own: Any) -> Array:
-        found = _weighted(recipe, _cast(recipe, own), _cast(recipe, batch), weights, key, rows_apart)
-        return found if scale is None else found * scale
+        total = _weighted(recipe, _cast(recipe, own), _cast(recipe, batch), weights, key, rows_apart)
+        return total if scale is None else total * scale
 
     loss, gradients = value_and_grad(scaled)(params)
     if scale is None:
         return loss, gradients
-    return loss / scale, tree.map(lambda each: each / scale, gradients)
+    return loss / scale, tree.map(lambda leaf: leaf / scale, gradients)
 
 
 def in_turn(recipe: Recipe, turns: int, compute: Callable[[Any, Any], LossAndGradients], rows: Any) -> LossAndGradients:
@@ -56,8 +56,8 @@ def in_turn(recipe: Recipe, turns: int, compute: Callable[[Any, Any], LossAndGra
     def turn(carry: Any, part: Any) -> tuple[Any, tuple[()]]:
         return tree.map(mnp.add, carry, compute(*part)), ()
 
-    found: LossAndGradients = scan(turn, shapes, (parts, numbers))[0]
-    return found
+    total: LossAndGradients = scan(turn, shapes, (parts, numbers))[0]
+    return total
 
 
 def each_alone(turns: int, compute: Callable[[Any, Any], LossAndGradients], rows: Any, first: Any) -> LossAndGradients:
@@ -66,8 +66,8 @@ def each_alone(turns: int, compute: Callable[[Any, Any], LossAndGradients], rows
     def turn(number: Any, part: Any) -> tuple[Any, LossAndGradients]:
         return number + 1, compute(part, number)
 
-    found: LossAndGradients = scan(turn, asarray(first), _parts(rows, turns))[1]
-    return found
+    stacked: LossAndGradients = scan(turn, asarray(first), _parts(rows, turns))[1]
+    return stacked
 
 
 def by_turns(turns: int, turn: Callable[[Any, Any, Any], Any], first: Any, rows: Any) -> Any:
@@ -80,25 +80,28 @@ def by_turns(turns: int, turn: Callable[[Any, Any, Any], Any], first: Any, rows:
 
 
 def interleaved(turns: int, compute: Callable[[Any, Any], LossAndGradients], rows: Any) -> LossAndGradients:
-    """As `in_turn`, written out: parts take every `turns`-th row, so that whoever splits the rows splits each part."""
+    """Sum over parts, without a loop.  Parts take every `turns`-th row, so that a split of rows splits each part."""
     total: LossAndGradients | None = None
     for turn in range(turns):
         part = tree.map(lambda leaf, turn=turn: _strided(leaf, turns, turn), rows)
-        found = compute(part, np.int32(turn))
-        total = found if total is None else tree.map(mnp.add, total, found)
+        result = compute(part, np.int32(turn))
+        total = result if total is None else tree.map(mnp.add, total, result)
     assert total is not None
     return total
 
 
 def value_shapes(compute: Callable[[Any, Any], LossAndGradients], parts: Any) -> tuple[LossAndGradients, None]:
     """Zeros like what `compute` gives of one part."""
-    found = compute(tree.map(lambda leaf: leaf[0], parts), np.int32(0))
-    return tree.map(lambda leaf: mnp.zeros(leaf.shape, leaf.dtype), found), None
+    result = compute(tree.map(lambda leaf: leaf[0], parts), np.int32(0))
+    return tree.map(lambda leaf: mnp.zeros(leaf.shape, leaf.dtype), result), None
 
 
 def finite(values: Any) -> Array:
-    """1.0 if no leaf holds NaN or Inf, 0.0 if one does.  Their sum says so, in one pass: it is no number then, and
-    otherwise a number unless leaves are so large that their squares, and so the norm of the gradients, are Inf."""
+    """1.0 if all leaves are finite, else 0.0, computed in one pass over their sums.
+
+    A sum is NaN or Inf if a leaf is, and otherwise finite unless leaves are so large that the norm of gradients
+    overflows.
+    """
     sums = [mnp.sum(wide(leaf)) for leaf in tree.leaves(values)]
     return mnp.astype(mnp.isfinite(sum(sums[1:], sums[0])), "float32")
 
@@ -114,42 +117,42 @@ def _weighted(recipe: Recipe, params: Any, batch: Any, weights: Array, key: Any,
     keyed = {} if key is None else {"key": key}
 
     def called(own: Any) -> Array:
-        given = own if type(own) is tuple else (own,)
+        arguments = own if type(own) is tuple else (own,)
         try:
-            check_call(recipe.loss, (params, *given), keyed)
+            check_call(recipe.loss, (params, *arguments), keyed)
         except InputError as error:
             raise InputError(
-                f"the loss does not take a batch of {len(given)}: {error.message}",
+                f"the loss does not take a batch of {len(arguments)}: {error.message}",
                 next_step="It is called loss(params, *batch), or loss(params, batch) where a batch is a dict or one "
                 "array; arrays are given as a tuple, fit((x, y)), and a list is of batches",
             ) from None
-        told = recipe.loss(params, *given, **keyed)
-        if told is None or isinstance(told, (tuple, list, dict)):
-            raise InputError(f"a loss is one array, and this function gives a {type(told).__name__}")
-        return asarray(told)
+        value = recipe.loss(params, *arguments, **keyed)
+        if value is None or isinstance(value, (tuple, list, dict)):
+            raise InputError(f"a loss is one array, and this function gives a {type(value).__name__}")
+        return asarray(value)
 
-    found = called(batch)
-    if found.type.dtype.kind != "f":
-        raise InputError(f"a loss is a float, got {found.type}")
-    if found.shape == weights.shape:
-        return _total(found, weights)
-    if found.shape != ():
-        raise ShapeError(f"a loss is one number per row, {weights.shape}, or the mean over rows, got {found.type}")
+    loss = called(batch)
+    if loss.type.dtype.kind != "f":
+        raise InputError(f"a loss is a float, got {loss.type}")
+    if loss.shape == weights.shape:
+        return _total(loss, weights)
+    if loss.shape != ():
+        raise ShapeError(f"a loss is one number per row, {weights.shape}, or the mean over rows, got {loss.type}")
 
     def apart() -> Array:
         rows = vmap(lambda own: called(tree.map(lambda leaf: leaf[None], own)))(batch)
         return _total(rows, weights)
 
     if not rows_apart:
-        return mnp.astype(found, "float32") * mnp.sum(weights)
+        return mnp.astype(loss, "float32") * mnp.sum(weights)
     if recipe.staged:  # a branch is computed by one stage as a whole
         return apart()
-    whole: Array = cond(mnp.all(weights > 0), lambda: mnp.astype(called(batch), "float32") * mnp.sum(weights), apart)
-    return whole
+    mean: Array = cond(mnp.all(weights > 0), lambda: mnp.astype(called(batch), "float32") * mnp.sum(weights), apart)
+    return mean
 
 
 def _total(losses: Array, weights: Array) -> Array:
-    """What does not count is a copy of a row that does, so it is finite where that is."""
+    """The weighted sum.  Rows that do not count are copies of rows that do, so they are finite where those are."""
     return mnp.sum(mnp.where(weights > 0, mnp.astype(losses, "float32") * weights, 0.0))
 
 

@@ -24,7 +24,7 @@ BYTES = {"in B": "bytes_in", "out B": "bytes_out", "ranks B": "sent_bytes"}
 
 
 class Profile:
-    """Spans of steps, as sessions have them; nothing unless MESH_PROFILE asks for it."""
+    """The spans of steps, as sessions have them; nothing unless MESH_PROFILE asks for them."""
 
     def __init__(self) -> None:
         asked = os.environ.get("MESH_PROFILE", "0")
@@ -32,12 +32,12 @@ class Profile:
         self._spans: list[Any] = []
 
     def take(self, spans: Iterable[Any]) -> None:
-        """What a session did that ends now."""
+        """Keep the spans of a session that ends now."""
         if self._level:
             self._spans += spans
 
     def tell(self) -> None:
-        """Say it, where it was asked for."""
+        """Write what was asked for."""
         if self._level:
             print("\n".join(table(self._spans)), file=sys.stderr, flush=True)
         if self._level > 1:
@@ -49,7 +49,7 @@ class Profile:
 
 
 def table(spans: Iterable[Any]) -> list[str]:
-    """Means per step of each worker."""
+    """The lines of a table of means per step, one line per worker."""
     by_worker: dict[str, list[Any]] = {}
     for span in spans:
         by_worker.setdefault(span.worker, []).append(span)
@@ -59,14 +59,16 @@ def table(spans: Iterable[Any]) -> list[str]:
         count = len(mine)
         times = [sum(getattr(span, name) for span in mine) * 1e3 / count for name in TIMES.values()]
         sizes = [sum(getattr(span, name) for span in mine) // count for name in BYTES.values()]
-        means = "".join(f"{each:12.2f}" for each in times) + "".join(f" {each:9}" for each in sizes)
+        means = "".join(f"{time:12.2f}" for time in times) + "".join(f" {size:9}" for size in sizes)
         lines.append(f"{worker:20} {count:6}{means}")
     return lines
 
 
 def events(spans: Iterable[Any]) -> Iterable[dict[str, Any]]:
-    """A span as Chrome has them, microseconds: waiting for inputs, then the step, and in it what its time went to, in
-    sums: computing, reading back and exchanging take turns."""
+    """The events of spans as Chrome has them, in microseconds: waiting for inputs, then the step and its parts.
+
+    Parts of a step are sums: computing, reading back and exchanging take turns.
+    """
     for span in spans:
         waited_s = span.began_s + span.wait_s
         figures = {f"{title}_ms": getattr(span, name) * 1e3 for title, name in TIMES.items()}

@@ -20,10 +20,35 @@ FRAME_S = 0.1  # between two changes of a bar
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """One step: `loss` is the mean over its rows and `norm` that of its gradients, before they are clipped.
+    """What is known of one step.
 
-    A `skipped` step held NaN or Inf and changed nothing.  `sent_bytes` are what its ranks exchange and are fed.  Of a
-    whole step each worker has so many rows by now, padding too, as `shares` has it; empty where that is not known.
+    Parameters
+    ----------
+    step : int
+        Its number, from 1.
+    epoch : int
+        Its epoch, from 0.
+    loss : float
+        The mean over its rows.
+    norm : float
+        The global norm of the gradients before they are clipped.
+    skipped : bool
+        Whether it held NaN or Inf, and so changed nothing.
+    rows : int
+        The rows of the data in it.
+    workers : int
+        How many workers computed it.
+    sent_bytes : int
+        Bytes that its ranks exchanged and were fed.
+    shares : mapping of str to int, optional
+        Rows of a whole step by worker, with padding; empty if that is not known.
+
+    Examples
+    --------
+    >>> from mesh.training import StepReport
+    >>> report = StepReport(step=1, epoch=0, loss=0.5, norm=1.0, skipped=False, rows=64, workers=2, sent_bytes=100)
+    >>> report.loss
+    0.5
     """
 
     step: int
@@ -39,8 +64,29 @@ class StepReport:
 
 @dataclass(slots=True, repr=False)
 class History:
-    """What `fit` did: `losses` of all steps, the numbers of those that were `skipped`, and seconds in all; `redone`
-    steps were done once more, since the state after them died with its workers."""
+    """What a call of `fit` did.
+
+    Parameters
+    ----------
+    losses : list of float, optional
+        The loss of every step.
+    skipped : list of int, optional
+        The numbers of steps that held NaN or Inf.
+    rows : int, optional
+        Rows of the data that were trained on.
+    redone : int, optional
+        Steps that were done once more, since their state died with its workers.
+    seconds : float, optional
+        Seconds in all.
+
+    Examples
+    --------
+    >>> from mesh.training import History
+    >>> History([2.0, 1.0], rows=128, seconds=2.0)
+    <History: 2 steps, loss 2 to 1, 128 rows in 2 s>
+    >>> History(rows=128, seconds=2.0).rows_per_s
+    64.0
+    """
 
     losses: list[float] = field(default_factory=list)
     skipped: list[int] = field(default_factory=list)
@@ -55,27 +101,91 @@ class History:
 
     @property
     def rows_per_s(self) -> float:
+        """Rows per second."""
         return self.rows / self.seconds if self.seconds else 0.0
 
 
 class Callback:
-    """What can be heard of a run; every method may be overridden, and is called in the thread of `fit`."""
+    """What hears of a run: derive a class and override the methods you need.
+
+    Notes
+    -----
+    Methods are called in the thread of `fit`; an error in one ends the run, and the state so far is kept.
+
+    Examples
+    --------
+    >>> from mesh.training import Callback
+    >>> class Print(Callback):
+    ...     def on_step(self, report):
+    ...         print(report.step, report.loss)
+    ...     def on_epoch(self, epoch, losses):
+    ...         print("epoch", epoch, sum(losses))
+    ...     def on_checkpoint(self, step, path):
+    ...         print("saved", step)
+    ...     def on_workers(self, workers):
+    ...         print(workers, "workers")
+    >>> callback = Print()
+    >>> callback.on_epoch(0, [1.0, 0.5])
+    epoch 0 1.5
+    >>> callback.on_workers(3)
+    3 workers
+    """
 
     def on_step(self, report: StepReport) -> None:
-        """A step is done on all workers, or was skipped on all."""
+        """Hear that a step is done on all workers, or was skipped on all.
+
+        Parameters
+        ----------
+        report : StepReport
+            The step.
+
+        Examples
+        --------
+        >>> from mesh.training import StepReport
+        >>> report = StepReport(step=1, epoch=0, loss=0.5, norm=1.0, skipped=False, rows=64, workers=2, sent_bytes=100)
+        >>> from mesh.training import Callback
+        >>> Callback().on_step(report)
+        """
 
     def on_epoch(self, epoch: int, losses: list[float]) -> None:
-        """An epoch is over; the losses of its steps."""
+        """Hear that an epoch is over.
+
+        Parameters
+        ----------
+        epoch : int
+            Its number, from 0.
+        losses : list of float
+            The losses of its steps.
+        """
 
     def on_checkpoint(self, step: int, path: Any) -> None:
-        """A checkpoint is on disk."""
+        """Hear that a checkpoint is on disk.
+
+        Parameters
+        ----------
+        step : int
+            Its step.
+        path : Path
+            Its manifest.
+
+        Examples
+        --------
+        >>> from mesh.training import Callback
+        >>> Callback().on_checkpoint(1, None)
+        """
 
     def on_workers(self, workers: int) -> None:
-        """So many compute from now on; 0: there are too few, and the run waits for more."""
+        """Hear how many workers compute from now on.
+
+        Parameters
+        ----------
+        workers : int
+            Their number; 0 if there are too few, and the run waits.
+        """
 
 
 class Display(Protocol):
-    """Where progress is shown: `show` replaces the line of the latest step, `say` writes one that stays."""
+    """A place where progress is shown: `show` replaces the line of the latest step, `say` writes one that stays."""
 
     pause_s: float  # at least, between two lines of steps
 

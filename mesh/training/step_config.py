@@ -22,7 +22,28 @@ SCALE_STEPS = 2000  # steps in a row without an overflow, after which the scale 
 
 @dataclass(frozen=True, slots=True)
 class TopK:
-    """Of every bucket of gradients each rank sends the share that is largest; the rest waits for later steps."""
+    """Compression of gradients: a rank sends the largest numbers of each bucket, and the rest with later steps.
+
+    Parameters
+    ----------
+    share : float, optional
+        The share of the numbers that is sent, in (0, 1].
+
+    Raises
+    ------
+    InputError
+        If the share is not in (0, 1].
+
+    Notes
+    -----
+    Stich et al., 2018 (arXiv 1809.07599); what was not sent: Karimireddy et al., 2019 (arXiv 1901.09847).
+
+    Examples
+    --------
+    >>> from mesh.training import TopK
+    >>> TopK(0.05)
+    TopK(share=0.05)
+    """
 
     share: float = 0.01
 
@@ -36,12 +57,14 @@ Compression = str | TopK | None
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """`loss(params, *batch)` gives one loss per row of the batch, or a number, which has to be the mean over rows.
+    """What a training step computes.
 
-    `accumulate` batches make one step.  Of `precision` are computations and what data-parallel ranks exchange; weights
-    stay as they are.  `clip` bounds the global norm of gradients.  `shards` above 0 are how many parts a batch always
-    has, whoever computes them.  `bucket_bytes` is what travels at once.  `staged`: the parts of a step go through
-    stages, and with `updates` the weights change after each of them.
+    `loss(params, *batch)` gives one loss per row of the batch, or a number, which has to be the mean over rows.
+    `accumulate` batches make one step.  `precision` is that of computations and of what data-parallel ranks exchange;
+    weights stay as they are.  `clip` bounds the global norm of gradients.  `shards` above 0 are how many parts a batch
+    always has, whoever computes them.  `bucket_bytes` travel at once.  `staged`: the parts of a step go through stages,
+    and
+    with `updates` the weights change after each of them.
     """
 
     loss: Callable[..., Any]

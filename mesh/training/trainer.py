@@ -42,14 +42,64 @@ SHARDS = 8
 
 
 class DistributedTrainer:
-    """`loss(params, *batch)` with a batch that is a tuple, `loss(params, batch)` with any other pytree.
+    """Train params on the workers of a mesh, or in this process.
 
-    It gives one loss per row, or the mean over rows, which costs more where rows do not come out even.  A loss with an
-    argument `key` gets a key of its own for every step and part.  `deterministic` is True, or the number of shards that
-    every batch has: the weights are then the same to the bit for any number of workers of one type of processor.
+    Parameters
+    ----------
+    loss : callable or WireGraph
+        `loss(params, *batch)` with a batch that is a tuple, else `loss(params, batch)`.  It gives one loss per row, or
+        the mean over rows, which costs more where rows do not come out even.  With an argument `key`, it gets a key of
+        its own for every step and part.  A graph of (params, *batch), for any number of rows, is a loss as well: what it
+        gives is the loss of each row, or where the batch has targets after what it takes, the model's answer, and the
+        loss is their squared error.
+    params : pytree of array_like
+        What is trained: floats.
+    optimizer : Optimiser, optional
+        One of `mesh.optim`; Adam with a rate of 1e-3 by default.
+    strategy : str or Strategy, optional
+        How workers share a step, such as `DataParallel()` or `Pipeline()`.
+    accumulate : int, optional
+        The number of parts of a batch that are computed one after the other.
+    precision : {"f32", "f16", "bf16"}, optional
+        The dtype of computations and of what ranks exchange; the params keep theirs.
+    clip : float, optional
+        The largest global norm of gradients; no limit by default.
+    compression : {"f16", "int8"} or TopK, optional
+        How gradients are made smaller before ranks exchange them.
+    deterministic : bool or int, optional
+        True, or the number of shards that every batch has: the weights are then the same to the bit for any number of
+        workers of one type of processor.
+    bucket_bytes : int, optional
+        Bytes of gradients that travel at once.
+    seed : int, optional
+        The seed of the order of rows, and of the keys that the loss gets.
 
-    The loss may be a graph of (params, *batch), for any number of rows (`graph_loss.py`): what it gives is the loss of
-    each row, or where the batch has targets after what it takes, the model's answer, and the loss their squared error.
+    Raises
+    ------
+    InputError
+        If an argument is wrong, or two of them exclude each other.
+
+    Notes
+    -----
+    Mixed precision: Micikevicius et al., 2018 (arXiv 1710.03740).  docs/training.md is the guide.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mesh
+    >>> from mesh import optim
+    >>> def loss(params, x, y):
+    ...     return (x @ params["w"] - y) ** 2
+    >>> params = {"w": np.zeros(2, np.float32)}
+    >>> x = np.array([[1, 0], [0, 1], [1, 1], [1, 2]], np.float32)
+    >>> y = np.array([1, 2, 3, 5], np.float32)
+    >>> trainer = mesh.DistributedTrainer(loss, params, optimizer=optim.sgd(0.1))
+    >>> trainer.fit((x, y), epochs=50, batch_size=4)
+    <History: ...>
+    >>> trainer.step
+    50
+    >>> np.round(trainer.params["w"], 1)
+    array([1., 2.], dtype=float32)
     """
 
     @spelt
@@ -101,20 +151,49 @@ class DistributedTrainer:
 
     @property
     def params(self) -> Any:
-        """The params as they are now, numpy arrays."""
+        """The params as they are now, a pytree of numpy arrays."""
         return self._state["params"]
 
     @property
     def step(self) -> int:
-        """How many steps were made."""
+        """The number of steps that were made."""
         return self._step
 
     @spelt
     def distribute(self, mesh: Mesh | AsyncMesh | None) -> DistributedTrainer:
-        """Use the workers of a mesh; None: this process.  Returns the trainer.
+        """Use the workers of a mesh from now on.
 
-        With an AsyncMesh use the trainer in another thread than its loop's: await asyncio.to_thread(trainer.fit, x).
-        InputError if the mesh is reproducible, and the weights would follow how many workers there are.
+        Parameters
+        ----------
+        mesh : Mesh, AsyncMesh or None
+            The mesh; None for this process.  With an AsyncMesh, use the trainer in another thread than its loop's:
+            `await asyncio.to_thread(trainer.fit, x)`.
+
+        Returns
+        -------
+        DistributedTrainer
+            This trainer.
+
+        Raises
+        ------
+        InputError
+            If it is no mesh, or the mesh is reproducible and the weights would depend on the number of workers.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import mesh
+        >>> from mesh import optim
+        >>> def loss(params, x, y):
+        ...     return (x @ params["w"] - y) ** 2
+        >>> params = {"w": np.zeros(2, np.float32)}
+        >>> x = np.array([[1, 0], [0, 1], [1, 1], [1, 2]], np.float32)
+        >>> y = np.array([1, 2, 3, 5], np.float32)
+        >>> trainer = mesh.DistributedTrainer(loss, params, optimizer=optim.sgd(0.1))
+        >>> with mesh.Mesh.builder().simulate(2).build() as m:
+        ...     history = trainer.distribute(m).fit((x, y), epochs=1, batch_size=4)
+        >>> len(history.losses)
+        1
         """
         if isinstance(mesh, AsyncMesh):
             mesh = for_threads(mesh)
@@ -145,18 +224,74 @@ class DistributedTrainer:
         max_nodes: int | None = None,
         copies: str = "",
     ) -> History:
-        """Train for so many epochs more, or `steps` at most; what happened.
+        """Train for some epochs more, or for some steps.
 
-        `data` are arrays of rows, or handles of them (`Mesh.put`: then only places are sent), in any pytree but a list.
-        A list, or what else can be iterated again and again, such as torch's DataLoader, is of batches: each a tuple or
-        list of arrays, another pytree of them, or one array.  Arrays are those of any library.  A step takes
-        `batch_size` rows, whoever is there.
+        Parameters
+        ----------
+        data : pytree of array_like, or iterable of batches
+            Arrays of rows, or handles of them (`Mesh.put`: then only the places of rows are sent), in any pytree but a
+            list.  A list, or anything that can be iterated again and again, such as torch's DataLoader, is of batches:
+            each a tuple or list of arrays, another pytree of them, or one array.  Arrays may be of any library.
+        epochs : int, optional
+            How many epochs more; with a checkpoint, how many in all.
+        batch_size : int, optional
+            Rows of a step, however many workers there are; batches that are given keep their own.
+        steps : int, optional
+            The largest number of steps.
+        shuffle : bool, optional
+            Whether every epoch has an order of its own, by the seed.
+        drop_last : bool, optional
+            Whether to leave out a last batch that is not full.
+        checkpoint : str or Path, optional
+            A folder of checkpoints.  Training goes on from the newest one there, and writes one after `every` steps, at
+            the end, and when there are too few workers.
+        every : int, optional
+            Steps between two checkpoints.
+        keep : int, optional
+            How many checkpoints stay in the folder.
+        resume : bool, optional
+            Whether to go on from the newest checkpoint.
+        callbacks : sequence of Callback, optional
+            What hears of steps, epochs, checkpoints and workers.
+        progress : bool, optional
+            Whether to show progress.
+        min_nodes : int, optional
+            With fewer workers, training waits.
+        max_nodes : int, optional
+            The largest number of workers that are used.
+        copies : str, optional
+            The copies of the state that workers keep, as for `Mesh.session`.
 
-        With a folder `checkpoint` it goes on from the newest one there up to `epochs` in all, and writes one after
-        `every` steps, at the end, and when there are fewer than `min_nodes` workers, for which it waits.  `copies` are
-        those of the state on workers, as `session` has them.
+        Returns
+        -------
+        History
+            What happened: losses, skipped steps, rows and seconds.
 
-        ExecuteFailed names the worker if three steps in a row hold NaN or Inf.
+        Raises
+        ------
+        InputError
+            If an argument or the data are wrong, or the state in the folder does not fit.
+        PlacementError
+            If a strategy asks for more workers than there are.
+        NodeLost
+            If workers die again and again and no step is done.
+        ExecuteFailed
+            If three steps in a row hold NaN or Inf; it names the worker.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import mesh
+        >>> from mesh import optim
+        >>> def loss(params, x, y):
+        ...     return (x @ params["w"] - y) ** 2
+        >>> params = {"w": np.zeros(2, np.float32)}
+        >>> x = np.array([[1, 0], [0, 1], [1, 1], [1, 2]], np.float32)
+        >>> y = np.array([1, 2, 3, 5], np.float32)
+        >>> trainer = mesh.DistributedTrainer(loss, params, optimizer=optim.sgd(0.1))
+        >>> history = trainer.fit((x, y), epochs=2, batch_size=2)
+        >>> len(history.losses), history.rows
+        (4, 8)
         """
         _check_counts(1, batch_size=batch_size, every=every, keep=keep, min_nodes=min_nodes)
         _check_counts(0, epochs=epochs, steps=0 if steps is None else steps)
@@ -198,8 +333,41 @@ class DistributedTrainer:
 
     @spelt
     def forward_backward(self, batch: Any, *, copies: str = "none") -> Gradients:
-        """The gradients of the mean loss of a batch, which stay with the workers that have the params that they are of,
-        stages of a pipeline for example; the params stay as they are.  Close it, or use it as a context manager."""
+        """Compute the gradients of the mean loss of a batch, which stay on the workers.
+
+        Parameters
+        ----------
+        batch : pytree of array_like
+            The rows; a list is taken for a tuple.
+        copies : str, optional
+            The copies of the gradients that workers keep, as for `Mesh.session`.
+
+        Returns
+        -------
+        Gradients
+            The gradients, with the workers that have the params they are of.  Close them, or use them as a context
+            manager.
+
+        Raises
+        ------
+        InputError
+            If the batch is wrong, or the trainer is deterministic, compresses gradients or scales the loss.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import mesh
+        >>> from mesh import optim
+        >>> def loss(params, x, y):
+        ...     return (x @ params["w"] - y) ** 2
+        >>> params = {"w": np.zeros(2, np.float32)}
+        >>> x = np.array([[1, 0], [0, 1], [1, 1], [1, 2]], np.float32)
+        >>> y = np.array([1, 2, 3, 5], np.float32)
+        >>> trainer = mesh.DistributedTrainer(loss, params, optimizer=optim.sgd(0.1))
+        >>> with trainer.forward_backward((x, y)) as gradients:
+        ...     print(gradients.loss, np.round(gradients.fetch()["w"], 2))
+        9.75 [-4.5 -7.5]
+        """
         check_copies(copies)
         return Gradients(self.recipe, self._strategy, self._mesh, self.params, batch, copies)
 
@@ -275,11 +443,79 @@ class DistributedTrainer:
         return self.fit((data, targets), **options)
 
     def save(self, folder: str | Path, keep: int = 3) -> Path:
-        """Write a checkpoint now."""
+        """Write a checkpoint now.
+
+        Parameters
+        ----------
+        folder : str or Path
+            Where checkpoints are.
+        keep : int, optional
+            How many checkpoints stay in the folder.
+
+        Returns
+        -------
+        Path
+            The checkpoint's manifest.
+
+        Raises
+        ------
+        InputError
+            If `keep` or the folder is wrong.
+        StorageError
+            If the disk refuses.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import mesh
+        >>> from mesh import optim
+        >>> def loss(params, x, y):
+        ...     return (x @ params["w"] - y) ** 2
+        >>> params = {"w": np.zeros(2, np.float32)}
+        >>> x = np.array([[1, 0], [0, 1], [1, 1], [1, 2]], np.float32)
+        >>> y = np.array([1, 2, 3, 5], np.float32)
+        >>> trainer = mesh.DistributedTrainer(loss, params, optimizer=optim.sgd(0.1))
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     print(trainer.save(folder).name, trainer.load(folder))
+        step-0000000000.json True
+        """
         return Checkpoints(folder, keep).save(self._step, self._cursor, self._state, {"seed": self.recipe.seed})
 
     def load(self, folder: str | Path) -> bool:
-        """Go on from the newest checkpoint of a folder, also where it is of an earlier step; whether there was one."""
+        """Go on from the newest checkpoint of a folder, also if it is of an earlier step.
+
+        Parameters
+        ----------
+        folder : str or Path
+            Where checkpoints are.
+
+        Returns
+        -------
+        bool
+            Whether there was one.
+
+        Raises
+        ------
+        InputError
+            If the checkpoint is of other params, another optimiser or precision.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import mesh
+        >>> from mesh import optim
+        >>> def loss(params, x, y):
+        ...     return (x @ params["w"] - y) ** 2
+        >>> params = {"w": np.zeros(2, np.float32)}
+        >>> x = np.array([[1, 0], [0, 1], [1, 1], [1, 2]], np.float32)
+        >>> y = np.array([1, 2, 3, 5], np.float32)
+        >>> trainer = mesh.DistributedTrainer(loss, params, optimizer=optim.sgd(0.1))
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     print(trainer.load(folder))
+        False
+        """
         return self._resume(Checkpoints(folder), 0)
 
     def _resume(self, store: Checkpoints, least: int) -> bool:
@@ -292,7 +528,7 @@ class DistributedTrainer:
 
 
 def _shards(deterministic: Any) -> int:
-    """How many every batch has; 0 where it does not matter."""
+    """The number of shards of every batch; 0 where it does not matter."""
     if deterministic is None or isinstance(deterministic, bool):
         return SHARDS if deterministic else 0
     return integer(deterministic, "deterministic is True, or", 0)
@@ -305,7 +541,7 @@ def _check_counts(least: int, **counts: int) -> None:
 
 
 def initial_state(recipe: Recipe, params: Any) -> dict[str, Any]:
-    """The first state without ranks, as arrays of this process."""
+    """The first state without ranks, as arrays of this process; InputError if there is nothing that can be trained."""
     named = tree.flatten_with_paths(params)[0]
     if not named:
         raise InputError(f"there is nothing to train in {said(params)}", next_step="Give a pytree of arrays")

@@ -264,7 +264,7 @@ class SessionGroup:
         self,
         session: Session,
         elastic: bool,
-        begin: Callable[[Rows], StepResult],
+        begin: Callable[[Any], StepResult],
         rows_of: Callable[[Portions], Sequence[int]] | None = None,
     ) -> None:
         self.elastic = elastic
@@ -314,7 +314,7 @@ class LocalGroup:
     spans: Sequence[Any] = ()
     shares: Mapping[str, int] = {}
 
-    def __init__(self, stepping: Stepping, bind: Callable[[Rows], Sequence[Any]]) -> None:
+    def __init__(self, stepping: Stepping, bind: Callable[[Any], Sequence[Any]]) -> None:
         from ..core.inprocess import Evaluating
 
         self._bind = bind
