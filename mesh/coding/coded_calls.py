@@ -31,13 +31,48 @@ if TYPE_CHECKING:
 
 
 class Coding:
-    """n shares on n workers of a mesh, any k of which suffice.
+    """Shares of layers on n workers of a mesh, any k of which suffice.
 
-        coded = mesh.Coding(m, n=5, k=3).layers(model)
-        y = coded(x)
+    Parameters
+    ----------
+    mesh : Mesh
+        The mesh.
+    n : int
+        How many shares there are, each on a worker of its own.
+    k : int
+        How many shares suffice.
+    extra : int, optional
+        How many answers beyond k are waited for, to check the others: 1 shows that one is wrong, 2 which one.
+    workers : sequence of str, optional
+        The names of the workers to use; all healthy ones by default.
+    tolerance : float, optional
+        How far answers may differ, relative to their size.
 
-    `extra` answers beyond k are waited for, to check the others: 1 shows that one is wrong, 2 which one.  Where they do
-    not agree, more answers are waited for until it is known who is wrong.  `workers` are the names of those to use.
+    Raises
+    ------
+    InputError
+        If a number is out of its range, a worker is not known, or the mesh is reproducible.
+    PlacementError
+        If there are fewer than n workers.
+
+    Notes
+    -----
+    A worker that dies, hangs or is slow costs nothing but its share.  docs/coding.md says how shares are made.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mesh
+    >>> from mesh import nn, random
+    >>> layer = nn.Linear.init(random.key(0), 8, 6)
+    >>> with mesh.Mesh.builder().simulate(3).build() as m:
+    ...     coding = mesh.Coding(m, n=3, k=2)
+    ...     coded = coding.layers(layer)
+    ...     y = np.asarray(coded(np.ones(8, np.float32)))
+    ...     print(sorted(coding.healthy()), coding.spare(), coding.repair(), coded.share_bytes)
+    ['sim-0', 'sim-1', 'sim-2'] [] {} 108
+    >>> np.allclose(y, layer(np.ones(8, np.float32)), atol=1e-4)
+    True
     """
 
     def __init__(
@@ -67,7 +102,23 @@ class Coding:
         self.workers = there[:n]  # of each share
 
     def layers(self, value: Any) -> Any:
-        """A pytree of layers with every Linear coded, its shares on their workers; InputError if there is none."""
+        """Code every Linear of some layers, and put its shares on their workers.
+
+        Parameters
+        ----------
+        value : pytree
+            Layers of `mesh.nn`.
+
+        Returns
+        -------
+        pytree
+            The same with a `CodedLinear` for each Linear.
+
+        Raises
+        ------
+        InputError
+            If there is no Linear.
+        """
         leaves, structure = tree.flatten(value)
         found: list[Any] = []
         made = tree.unflatten(self._replaced(structure, iter(leaves), found), found)
@@ -90,17 +141,32 @@ class Coding:
         return f"<Coding: any {self.code.k} of {self.code.n} shares, on {self.mesh!r}>"
 
     def healthy(self) -> list[str]:
-        """Names of the workers that can be asked."""
+        """List the workers that can be asked.
+
+        Returns
+        -------
+        list of str
+            Their names.
+        """
         return [node.name for node in self.mesh.nodes if node.state == "healthy"]
 
     def spare(self) -> list[str]:
-        """Names of those that have no share."""
+        """List the healthy workers that have no share.
+
+        Returns
+        -------
+        list of str
+            Their names.
+        """
         return [name for name in self.healthy() if name not in self.workers]
 
     def repair(self) -> dict[int, str]:
-        """Give the shares of workers that are dead or paused to spare ones; the new worker of each, where they are now.
+        """Give the shares of workers that are dead or paused to spare ones; nothing else moves.
 
-        Nothing else moves.
+        Returns
+        -------
+        dict of int to str
+            The new worker of each share that moved.
         """
         there = {node.name for node in self.mesh.nodes if node.state not in ("dead", "paused")}
         lost = [number for number, worker in enumerate(self.workers) if worker not in there]
@@ -112,13 +178,61 @@ class Coding:
         return moved
 
     def pinned(self, number: int) -> DeviceMap:
-        """The strategy that has a share computed by its worker, and by no other."""
+        """Choose the strategy that has a share computed by its worker, and by no other.
+
+        Parameters
+        ----------
+        number : int
+            The share's number, from 0.
+
+        Returns
+        -------
+        DeviceMap
+            The strategy.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import mesh
+        >>> from mesh import nn, random
+        >>> with mesh.Mesh.builder().simulate(3).build() as m:
+        ...     print(mesh.Coding(m, n=3, k=2, workers=["sim-0", "sim-1", "sim-2"]).pinned(1).rows[0].worker)
+        sim-1
+        """
         return DeviceMap().layer("", self.workers[number])
 
     def ask(self, graph: WireGraph, given: Sequence[tuple[Any, ...]]) -> Shares:
-        """Evaluate a graph of one output for every share, with its arguments; k answers or more that agree.
+        """Evaluate a graph for every share, and take the first answers that agree.
 
-        NodeLost if fewer than k can come; ExecuteFailed if they contradict each other, and nobody can say who is wrong.
+        Parameters
+        ----------
+        graph : WireGraph
+            A graph of one output.
+        given : sequence of tuple
+            The arguments for each share.
+
+        Returns
+        -------
+        mapping of int to ndarray
+            At least k answers, by the number of the share.
+
+        Raises
+        ------
+        NodeLost
+            If fewer than k answers can come.
+        ExecuteFailed
+            If answers contradict each other, and nobody can say which are wrong.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import mesh
+        >>> from mesh import nn, random
+        >>> double = mesh.trace(lambda x: x * 2, np.ones(1))
+        >>> with mesh.Mesh.builder().simulate(3).build() as m:
+        ...     answers = mesh.Coding(m, n=3, k=3).ask(double, [(np.array([x]),) for x in (1.0, 2.0, 3.0)])
+        >>> [float(answers[number][0]) for number in sorted(answers)]
+        [2.0, 4.0, 6.0]
         """
         jobs = [self._submit(number, graph, args) for number, args in enumerate(given)]
         answers: dict[int, Any] = {}
@@ -147,7 +261,27 @@ class Coding:
         )
 
     def agreed(self, answers: Shares) -> Shares | None:
-        """The answers without those that are wrong; None if nobody can say which these are."""
+        """Leave out the answers that are wrong.
+
+        Parameters
+        ----------
+        answers : mapping of int to ndarray
+            Answers by the number of the share.
+
+        Returns
+        -------
+        mapping of int to ndarray, or None
+            The others; None if nobody can say which are wrong.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import mesh
+        >>> from mesh import nn, random
+        >>> with mesh.Mesh.builder().simulate(2).build() as m:
+        ...     print(sorted(mesh.Coding(m, n=2, k=1).agreed({0: np.ones(2), 1: np.ones(2)})))
+        [0, 1]
+        """
         if not self.extra:
             return answers
         wrong = wrong_shares(self.code, answers, self._tolerance)
@@ -157,7 +291,7 @@ class Coding:
         return {number: answer for number, answer in answers.items() if number not in wrong}
 
     def _place(self, layer: CodedLinear, numbers: Iterable[int]) -> None:
-        """Have a layer computed once with these shares, to the end: calls that are cancelled may leave them behind."""
+        """Compute a layer once with these shares, to the end: calls that are cancelled may leave shares behind."""
         jobs = [self._submit(number, *layer.trial(number)) for number in numbers]
         for place in self.mesh.as_completed(jobs):
             with contextlib.suppress(MeshError):  # whoever dies meanwhile is dealt with as later

@@ -26,7 +26,38 @@ if TYPE_CHECKING:
 
 
 class CodedLinear:
-    """Made by `Coding.layers`.  Called with values: within a traced function there is no decoding."""
+    """A Linear of which every worker computes one share.
+
+    `Coding.layers` makes them.  Called with values x (..., in), it gives (..., out); within a traced function there is
+    no
+    decoding.
+
+    Parameters
+    ----------
+    coding : Coding
+        The workers and the code.
+    layer : Linear
+        The layer.
+
+    Raises
+    ------
+    NodeLost
+        If fewer than k workers answer a call.
+
+    Notes
+    -----
+    The rows of weight and bias are cut in k blocks; share i of the result is `x @ share_i(weight).T + share_i(bias)`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mesh
+    >>> from mesh import nn, random
+    >>> with mesh.Mesh.builder().simulate(2).build() as m:
+    ...     coded = mesh.Coding(m, n=2, k=1).layers(nn.Linear(np.array([[1.0, 2.0]]), np.array([0.5])))
+    ...     print(np.round(np.asarray(coded(np.array([1.0, 1.0]))), 3), len(coded.trial(0)))
+    [3.5] 2
+    """
 
     __tree_leaf__: ClassVar[bool] = True
 
@@ -43,7 +74,7 @@ class CodedLinear:
 
     @property
     def share_bytes(self) -> int:
-        """Of one share: about 1 / k of the layer."""
+        """The bytes of one share, about 1 / k of the layer."""
         return sum(handle.type.size_bytes for handle in self._held[0].values())
 
     def __call__(self, x: Operand) -> Array:
@@ -57,12 +88,23 @@ class CodedLinear:
         return mnp.asarray(joined(self._coding.code.decode(answers), self._outputs, axis=-1))
 
     def trial(self, number: int) -> tuple[WireGraph, tuple[Any, ...]]:
-        """The smallest call that needs a share: its graph and arguments."""
+        """The smallest call that needs a share.
+
+        Parameters
+        ----------
+        number : int
+            The share's number, from 0.
+
+        Returns
+        -------
+        tuple of WireGraph and tuple
+            Its graph and arguments.
+        """
         row = np.zeros(self._held[number]["weight"].shape[1:], np.float32)
         return self._graph(row), (row, *self._held[number].values())
 
     def _graph(self, rows: NDArray[Any]) -> WireGraph:
-        """The same for every share, so that an engine compiles it once."""
+        """The graph of a call, the same for every share, so that an engine compiles it once."""
         key = rows.shape, rows.dtype
         if key not in self._graphs:
             self._graphs[key] = trace(_share, rows, *self._held[0].values())
@@ -78,6 +120,6 @@ def _share(x: Any, weight: Any, bias: Any = None) -> Array:
 
 
 def _floats(tensor: Operand) -> NDArray[Any]:
-    """Weights of half precision are coded in float32, so that coding costs none of theirs."""
+    """The tensor as an array; weights of half precision become float32, so that coding costs none of theirs."""
     array: NDArray[Any] = np.asarray(tensor)
     return array if array.dtype.name in FLOATS else array.astype(np.float32)

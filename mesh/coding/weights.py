@@ -28,7 +28,7 @@ State = dict[str, Any]  # "share", and "version": the number of the last change 
 
 
 def take(state: State, number: Any, change: Any) -> tuple[State, Any]:
-    """One step of a share: the change if it is the next one, and the number of the last one that it has."""
+    """Take a change if it is the next one; the state, and the number of the last change in it."""
     due = mnp.equal(number, state["version"] + 1)
     share = mnp.where(due, state["share"] + change, state["share"])
     version = mnp.where(due, number, state["version"])
@@ -36,15 +36,49 @@ def take(state: State, number: Any, change: Any) -> tuple[State, Any]:
 
 
 def take_product(state: State, number: Any, left: Any, right: Any) -> tuple[State, Any]:
-    """As `take`, of the change left @ right, which is computed where the share is."""
+    """Take the change left @ right, which is computed where the share is."""
     return take(state, number, left @ right)
 
 
 class CodedWeights:
-    """A tensor of float32 or float64, its first dimension cut in k blocks, in n shares by a Coding.
+    """A tensor that is changed again and again, and lies on n workers in shares only.
 
-    With `rank` r, a change is a product (m, r) @ (r, c) and is sent as its factors: the gradient of a linear layer for
-    r samples, dy^T @ x.  Otherwise it is a tensor of the whole shape.  Close it, or use it as a context manager.
+    Close it, or use it as a context manager, to free the shares.
+
+    Parameters
+    ----------
+    coding : Coding
+        The workers and the code.
+    tensor : array_like
+        The first value, float32 or float64; its first dimension is cut in k blocks.
+    rank : int, optional
+        With a rank r, a change is a product (m, r) @ (r, c), and is sent as its factors.
+
+    Raises
+    ------
+    InputError
+        If it is no Coding, or the rank is no int from 1.
+    ShapeError
+        If the tensor has no rows, or a rank is given and it is no matrix.
+
+    Notes
+    -----
+    Coding is linear, so a change is coded like the tensor and added to the shares: nobody decodes to update.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mesh
+    >>> from mesh import nn, random
+    >>> with mesh.Mesh.builder().simulate(3).build() as m:
+    ...     with mesh.CodedWeights(mesh.Coding(m, n=3, k=2), np.zeros((4, 1))) as weights:
+    ...         print(weights.update(np.ones((4, 1))), weights.shares, len(weights.states()))
+    ...         print(weights.rebuild(), np.round(weights.read(), 3).tolist())
+    ...         step = weights.send(0, 1, weights.coded(np.ones((4, 1)))[0])
+    ...         print(step.result())  # share 0 has had change 1 already
+    1 (0, 1, 2) 2
+    {} [[1.0], [1.0], [1.0], [1.0]]
+    1
     """
 
     def __init__(self, coding: Coding, tensor: Any, *, rank: int | None = None) -> None:
@@ -68,13 +102,30 @@ class CodedWeights:
 
     @property
     def shares(self) -> tuple[int, ...]:
-        """Numbers of the shares that are not known to be lost."""
+        """The numbers of the shares that are not known to be lost."""
         return tuple(sorted(self._sessions))
 
     def update(self, *change: Any) -> int:
-        """Add a change to the tensor; its number, once k shares have it.  NodeLost if fewer can.
+        """Add a change to the tensor.
 
-        With a rank the factors left and right, else one tensor.
+        Parameters
+        ----------
+        *change : array_like
+            One tensor of the whole shape, or with a rank the factors left and right.
+
+        Returns
+        -------
+        int
+            The number of the change, once k shares have it.
+
+        Raises
+        ------
+        ShapeError
+            If the change does not fit.
+        NodeLost
+            If fewer than k shares can have it.
+        ConfigError
+            If the weights are closed.
         """
         coded = self.coded(*change)
         self.version += 1
@@ -85,7 +136,25 @@ class CodedWeights:
         return self.version
 
     def coded(self, *change: Any) -> list[tuple[NDArray[Any], ...]]:
-        """What each share is sent of a change; ShapeError if it does not fit."""
+        """Compute what each share is sent of a change.
+
+        Parameters
+        ----------
+        *change : array_like
+            One tensor of the whole shape, or with a rank the factors left and right.
+
+        Returns
+        -------
+        list of tuple of ndarray
+            The arrays for each share.
+
+        Raises
+        ------
+        InputError
+            If the change is not of arrays.
+        ShapeError
+            If it does not fit.
+        """
         try:
             parts = [np.asarray(part, self._dtype) for part in change]
         except (TypeError, ValueError) as error:
@@ -98,7 +167,29 @@ class CodedWeights:
         return [(share, *parts[1:]) for share in code.encode(blocks_of(parts[0], code.k))]
 
     def send(self, number: int, version: int, coded: tuple[NDArray[Any], ...]) -> Step:
-        """Send one share a change of this number; the step tells the last one it has then.  It may be sent again."""
+        """Send one share a change; it may be sent again.
+
+        Parameters
+        ----------
+        number : int
+            The share's number, from 0.
+        version : int
+            The change's number, from 1.
+        coded : tuple of ndarray
+            What `coded` gave for the share.
+
+        Returns
+        -------
+        Step
+            The step, whose result is the number of the last change that the share has.
+
+        Raises
+        ------
+        InputError
+            If there is no such share, or it is lost.
+        ConfigError
+            If the weights are closed.
+        """
         if self._closed:
             raise ConfigError("these weights are closed")
         if number not in self._sessions:
@@ -107,17 +198,49 @@ class CodedWeights:
         return self._sessions[number].step(np.int64(version), *items(coded, "of what a share is sent, by coded(),"))
 
     def read(self) -> NDArray[Any]:
-        """The tensor, of the k shares that come first, and `extra` to check them; NodeLost if fewer can."""
+        """Fetch and decode the tensor.
+
+        Returns
+        -------
+        ndarray
+            The tensor, of the first shares that come.
+
+        Raises
+        ------
+        NodeLost
+            If fewer than k shares can come.
+        ExecuteFailed
+            If shares contradict each other, and nobody can say which are wrong.
+        """
         return joined(self.coding.code.decode(self._agreed(self.states())), self._shape[0])
 
     def states(self) -> dict[int, State]:
-        """Shares with their versions, all with the last change in it: the k and `extra` that come first."""
+        """Fetch the first k shares that come, and `extra` to check them.
+
+        Returns
+        -------
+        dict of int to dict
+            Shares with their versions, by number; all have the last change.
+
+        Raises
+        ------
+        NodeLost
+            If fewer can come.
+        """
         return self._states(self.coding.code.k + self.coding.extra)
 
     def rebuild(self) -> dict[int, str]:
-        """Make the shares that are lost again, of k others, on spare workers where theirs are dead; the worker of each.
+        """Make lost shares again from k others, on spare workers where theirs are dead.
 
-        What moves is k shares to here and each new one to its worker.
+        Returns
+        -------
+        dict of int to str
+            The worker of each share that was made again.
+
+        Raises
+        ------
+        NodeLost
+            If fewer than k shares are left.
         """
         self.coding.repair()
         there = self.coding.healthy()
@@ -143,7 +266,7 @@ class CodedWeights:
         self.close()
 
     def _agreed(self, states: dict[int, State]) -> Shares:
-        """Shares that agree; ExecuteFailed if they contradict each other, and nobody can say which is wrong."""
+        """The shares that agree; ExecuteFailed if they contradict each other, and nobody can say which is wrong."""
         agreed = self.coding.agreed({number: state["share"] for number, state in states.items()})
         if agreed is None:
             raise ExecuteFailed(
@@ -164,7 +287,7 @@ class CodedWeights:
         )
 
     def _states(self, needed: int) -> dict[int, State]:
-        """As `states`, where so many of them must be had."""
+        """The first shares with their versions, of which `needed` must come."""
         asked = {number: session.begin_state() for number, session in self._sessions.items()}
         found = self._first(asked, needed, self.coding.code.k + self.coding.extra)
         behind = [number for number, state in found.items() if int(state["version"]) != self.version]
@@ -173,7 +296,10 @@ class CodedWeights:
         return found
 
     def _first(self, steps: dict[int, Step], needed: int, wanted: int) -> dict[int, Any]:
-        """What the first `wanted` tell; a share whose worker is lost is given up.  NodeLost for fewer than `needed`."""
+        """The results of the first `wanted` steps; a share whose worker is lost is given up.
+
+        NodeLost for fewer than `needed`.
+        """
         if self._closed:
             raise ConfigError("these weights are closed")
         numbers, why = list(steps), "the others were lost before"

@@ -85,7 +85,7 @@ class _Text:
 
 @dataclass(slots=True)
 class Slots:
-    """The machine.  `slots_max` bounds the batch, `length_max` a text (None: nothing does)."""
+    """The pure machine of a batch.  `slots_max` bounds the batch, `length_max` a text (None: nothing does)."""
 
     slots_max: int
     chunk: int

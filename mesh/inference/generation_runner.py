@@ -37,8 +37,39 @@ ROOMS_MAX = 8  # whose steps are kept
 
 
 class TokenStream:
-    """The tokens of one text, one by one as they come: an async iterator of ints.  `reason` says how it ended: "stop"
-    at an end token, "length" with all tokens that were asked for, "cancelled"."""
+    """The tokens of one text, one by one as they come: an async iterator of ints.
+
+    `reason` says how it ended: "stop" at an end token, "length" with all tokens that were asked for, "cancelled".
+
+    Parameters
+    ----------
+    number : int
+        The text's number in its batch.
+    generating : Generating
+        The batch.
+
+    Examples
+    --------
+    >>> from mesh.inference import Generating
+    >>> from pathlib import Path
+    >>> import numpy as np
+    >>> import mesh
+    >>> from mesh.models.decoder import Decoder, Text
+    >>> following = {"rows": np.roll(np.eye(5, dtype=np.float32), 1, axis=1)}  # token 1 follows 0, and so on
+    >>> embed, head = lambda params, ids, at: params["rows"][ids], lambda params, x: x
+    >>> decoder = Decoder(embed, print, head, (), 1, 1, None, "rows")
+    >>> model = mesh.Model("count", print, [], [], following, Text(decoder, Path(), ends=(4,)))
+    >>> import asyncio
+    >>> async def main():
+    ...     async with await mesh.Mesh.builder().build_async() as m:
+    ...         generating = Generating(m, model)
+    ...         stream = generating.begin([0], tokens_max=3)
+    ...         print([token async for token in stream], stream.reason)
+    ...         stream.cancel()
+    ...         await generating.close()
+    >>> asyncio.run(main())
+    [1, 2, 3] length
+    """
 
     def __init__(self, number: int, generating: Generating) -> None:
         self.reason = ""
@@ -66,30 +97,79 @@ class TokenStream:
         return self._ready.popleft()
 
     def cancel(self) -> None:
-        """Want no more of it: its slot is another text's from the next step on."""
+        """Stop the text; its slot is another text's from the next step on."""
         if not self.reason and self._error is None:
             self._generating.leave(self._number)
-            self.end("cancelled")
+            self._end("cancelled")
 
     # -- what Generating tells
 
-    def tell(self, token: int) -> None:
+    def _tell(self, token: int) -> None:
         self._ready.append(token)
         self._news.set()
 
-    def end(self, reason: str) -> None:
+    def _end(self, reason: str) -> None:
         self.reason = reason
         self._news.set()
 
-    def fail(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException) -> None:
         self._error = error
         self._news.set()
 
 
 class Generating:
-    """One model's batch, on the mesh's loop.  Steps go on while there are texts; close it to free what it holds.
+    """One model's running batch of texts, on the loop of an AsyncMesh.
 
-    `slots` texts at once (rounded up to a power of two), `queue` more may wait while all slots are taken.
+    Steps go on while there are texts.  Close it to free what it holds on the workers.
+
+    Parameters
+    ----------
+    mesh : AsyncMesh
+        The mesh.
+    model : Model
+        A causal language model.
+    slots : int, optional
+        Texts at once, rounded up to a power of two.
+    queue : int, optional
+        Texts that may wait while all slots are taken.
+    chunk : int, optional
+        Tokens of a prompt that a step reads.
+    strategy : str, optional
+        How a step is placed, as for `Mesh.run`.
+    mode : str, optional
+        Where a step is computed, as for `Mesh.run`.
+    copies : str, optional
+        The copies of the weights that workers keep.
+
+    Raises
+    ------
+    InputError
+        If the model does not generate text, or the mesh is reproducible.
+
+    Notes
+    -----
+    Prompts are read in pieces while other texts go on: Agrawal et al., 2024 (arXiv 2403.02310).
+
+    Examples
+    --------
+    >>> from mesh.inference import Generating
+    >>> from pathlib import Path
+    >>> import numpy as np
+    >>> import mesh
+    >>> from mesh.models.decoder import Decoder, Text
+    >>> following = {"rows": np.roll(np.eye(5, dtype=np.float32), 1, axis=1)}  # token 1 follows 0, and so on
+    >>> embed, head = lambda params, ids, at: params["rows"][ids], lambda params, x: x
+    >>> decoder = Decoder(embed, print, head, (), 1, 1, None, "rows")
+    >>> model = mesh.Model("count", print, [], [], following, Text(decoder, Path(), ends=(4,)))
+    >>> import asyncio
+    >>> async def main():
+    ...     async with await mesh.Mesh.builder().build_async() as m:
+    ...         generating = Generating(m, model, slots=2)
+    ...         print([token async for token in generating.begin([0], tokens_max=3)])
+    ...         generating.leave(0)
+    ...         await generating.close()
+    >>> asyncio.run(main())
+    [1, 2, 3]
     """
 
     def __init__(
@@ -125,39 +205,63 @@ class Generating:
 
     @property
     def ends(self) -> tuple[int, ...]:
+        """The tokens that end a text."""
         return self._text.ends
 
     @property
     def waiting(self) -> int:
-        """Texts that have no slot yet."""
+        """How many texts have no slot yet."""
         return len(self._slots.waiting)
 
     @property
     def active(self) -> int:
+        """How many texts have a slot."""
         return self._slots.active
 
     @property
     def room(self) -> Room:
-        """How large the batch is now."""
+        """The size of the batch now."""
         return self._slots.room
 
     @property
     def steps(self) -> int:
-        """Steps that were answered."""
+        """How many steps were answered."""
         return self._steps
 
     @property
     def rebuilt(self) -> int:
-        """How often the state was lost, and made again of the texts."""
+        """How often the state was lost, and made again from the texts."""
         return self._rebuilt
 
     def begin(
         self, prompt: Iterable[int], tokens_max: int | None, how: Sampling = GREEDY, ends: Iterable[int] | None = None
     ) -> TokenStream:
-        """Go on with a text by up to `tokens_max` tokens; None is `TOKENS_MAX`, or as many as there are positions for.
+        """Go on with a text.
 
-        QueueFull at once if all slots are taken and too many wait; InputError for tokens that the model does not have,
-        and for more tokens than it has positions for.
+        Parameters
+        ----------
+        prompt : iterable of int
+            Its tokens.
+        tokens_max : int or None
+            How many tokens follow at most; None for 128, or as many as there are positions for.
+        how : Sampling, optional
+            How tokens are chosen; the likeliest by default.
+        ends : iterable of int, optional
+            The tokens that end the text; by default the model's own.
+
+        Returns
+        -------
+        TokenStream
+            The tokens, as they come.
+
+        Raises
+        ------
+        InputError
+            If the model does not have a token, or has fewer positions than are asked for.
+        QueueFull
+            At once, if too many wait already.
+        Cancelled
+            If it is closed.
         """
         if self._closed:
             raise Cancelled("the model was unloaded")
@@ -178,7 +282,13 @@ class Generating:
         return stream
 
     def leave(self, number: int) -> None:
-        """A stream is not wanted any more."""
+        """Want no more of a text.
+
+        Parameters
+        ----------
+        number : int
+            The text's number.
+        """
         self._streams.pop(number, None)
         self._slots.leave(number)
         self._news.set()
@@ -246,10 +356,10 @@ class Generating:
         stream = self._streams.get(told.number)
         if stream is None:
             return
-        stream.tell(told.token)
+        stream._tell(told.token)
         if told.reason:
             del self._streams[told.number]
-            stream.end(told.reason)
+            stream._end(told.reason)
 
     def _arguments(self, feeds: Feeds) -> tuple[Any, ...]:
         how = sampling.fed(feeds.settings)
@@ -296,7 +406,7 @@ class Generating:
     def _fail_all(self, error: BaseException) -> None:
         for number, stream in list(self._streams.items()):
             self._slots.leave(number)
-            stream.fail(error)
+            stream._fail(error)
         self._streams.clear()
 
     def _room_for(self, tokens: tuple[int, ...], asked: int | None) -> int:

@@ -22,7 +22,7 @@ PROMPTS = "Give a text, a list of tokens, or several of these"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """How to go on with prompts: see `mesh.Model.generate`."""
+    """How to go on with prompts, as `mesh.Model.generate` takes it."""
 
     max_new_tokens: int | None = None
     temperature: float = 0.0
@@ -33,7 +33,7 @@ class Request:
     ends: int | Iterable[int] | None = None
 
     def begin(self, generating: Generating, tokenizer: Tokenizer | None, prompt: Prompt, place: int = 0) -> Reply:
-        """Begin with the prompt in this place among several; its seed is so much more."""
+        """Begin with the prompt in this place among several; its seed is larger by the place."""
         strings, tokens = _stops(self.stop, generating.vocabulary)
         if isinstance(prompt, str):
             assert tokenizer is not None
@@ -49,8 +49,39 @@ class Request:
 
 
 class Reply:
-    """An async iterator of pieces, each when it is there; `tokens` are all until now, `reason` says how it ended:
-    "stop" at an end token or a stop text, "length" with all that was asked for, "cancelled"."""
+    """What comes back for a prompt: an async iterator of pieces, each when it is there.
+
+    `tokens` are all until now.  `reason` says how it ended: "stop" at an end token or a stop text, "length" with all
+    that
+    was asked for, "cancelled".
+
+    Parameters
+    ----------
+    stream : TokenStream
+        The tokens of the text.
+    writing : Writing or None
+        What makes text of tokens; None for a prompt of tokens.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> import numpy as np
+    >>> import mesh
+    >>> from mesh.models.decoder import Decoder, Text
+    >>> following = {"rows": np.roll(np.eye(5, dtype=np.float32), 1, axis=1)}  # token 1 follows 0, and so on
+    >>> embed, head = lambda params, ids, at: params["rows"][ids], lambda params, x: x
+    >>> decoder = Decoder(embed, print, head, (), 1, 1, None, "rows")
+    >>> model = mesh.Model("count", print, [], [], following, Text(decoder, Path(), ends=(4,)))
+    >>> import asyncio
+    >>> async def main():
+    ...     async with await mesh.Mesh.builder().build_async() as m, mesh.AsyncInferenceServer(m) as server:
+    ...         await server.load_model("count", model)
+    ...         reply = server.generate("count", [0])
+    ...         print(await anext(reply), await reply.all(), reply.tokens, reply.reason)
+    ...         reply.cancel()
+    >>> asyncio.run(main())
+    1 [2, 3, 4] [1, 2, 3, 4] stop
+    """
 
     def __init__(self, stream: TokenStream, writing: Writing | None) -> None:
         self.tokens: list[int] = []
@@ -85,12 +116,25 @@ class Reply:
         raise StopAsyncIteration
 
     async def all(self) -> Any:
-        """All that is to come at once: the text, or the list of tokens."""
+        """Wait for all pieces that are to come.
+
+        Returns
+        -------
+        str or list of int
+            The text, or the tokens.
+
+        Raises
+        ------
+        NodeLost
+            If the workers died again and again.
+        Cancelled
+            If the model was unloaded.
+        """
         pieces = [piece async for piece in self]
         return pieces if self._writing is None else "".join(pieces)
 
     def cancel(self) -> None:
-        """Want no more of it."""
+        """Stop the answer; its place in the batch is free from the next step on."""
         self._stream.cancel()
         self.reason = self.reason or "cancelled"
 

@@ -24,7 +24,7 @@ class Waiting:
 
 @dataclass(slots=True)
 class Batcher:
-    """The machine."""
+    """The pure machine of one model's requests."""
 
     rows_max: int
     wait_s: float
@@ -48,7 +48,7 @@ class Batcher:
         return self.waiting.pop(number, None) is not None
 
     def take(self, now: float) -> list[Waiting]:
-        """The requests of the next batch, which is then under way; none if none is due."""
+        """Take the requests of the next batch, which is then under way; none if none is due."""
         if self.under_way >= self.batches_max:
             return []
         for first in self.waiting.values():
@@ -66,7 +66,7 @@ class Batcher:
         self.under_way -= 1
 
     def next_deadline(self) -> float | None:
-        """When a batch is due that is not full, None if there is none or all wait for those under way."""
+        """The time when a batch that is not full is due; None if there is none, or all wait for batches under way."""
         if self.under_way >= self.batches_max or not self.waiting:
             return None
         return next(iter(self.waiting.values())).since_s + self.wait_s

@@ -130,7 +130,7 @@ class Answering:
         return given, sizes.pop(), (structure, tuple([(leaf.dtype, leaf.shape[1:]) for _, leaf in found]))
 
     def _check_fits(self, args: Sequence[Any]) -> None:
-        """InputError for more or fewer arguments than the function takes."""
+        """Raise InputError if these are more or fewer arguments than the function takes."""
         try:
             signature = inspect.signature(self._model)
         except (TypeError, ValueError):  # a builtin without one

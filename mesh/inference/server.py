@@ -39,7 +39,29 @@ Source = str | Path | Model | WireGraph | Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model as `loaded_models` tells of it: its weights, what waits, which texts run, what was done until now."""
+    """A model of a server, and what it does now.
+
+    Parameters
+    ----------
+    name : str
+        Its name on the server.
+    weights_bytes : int
+        Bytes of its weights.
+    waiting : int
+        Requests and texts that wait.
+    texts : int
+        Texts that go on.
+    batches : int
+        Batches of requests until now.
+    steps : int
+        Steps of texts until now.
+
+    Examples
+    --------
+    >>> from mesh.inference import LoadedModel
+    >>> LoadedModel("gpt2", 500_000_000, waiting=0, texts=2, batches=0, steps=40).texts
+    2
+    """
 
     name: str
     weights_bytes: int
@@ -50,7 +72,40 @@ class LoadedModel:
 
 
 class AsyncInferenceServer:
-    """Serves on the loop of its mesh.  Close it, or use it as an async context manager; the mesh stays."""
+    """Several models that answer requests, and go on with texts, on the loop of an AsyncMesh.
+
+    Close it, or use it as an async context manager.
+
+    Parameters
+    ----------
+    mesh : AsyncMesh
+        The mesh; it stays open when the server is closed.
+
+    Raises
+    ------
+    InputError
+        If it is no `mesh.AsyncMesh`.
+
+    Notes
+    -----
+    Requests that come at the same time are computed together.
+
+    Examples
+    --------
+    >>> import asyncio
+    >>> import numpy as np
+    >>> import mesh
+    >>> async def main():
+    ...     async with await mesh.Mesh.builder().build_async() as m:
+    ...         async with mesh.AsyncInferenceServer(m) as server:
+    ...             await server.load_model("double", lambda x: x * 2)
+    ...             rows = await asyncio.gather(*(server.infer("double", np.full((1, 2), x)) for x in (1.0, 2.0)))
+    ...             print(np.concatenate(rows), [model.name for model in server.loaded_models()])
+    ...             await server.unload_model("double")
+    >>> asyncio.run(main())
+    [[2. 2.]
+     [4. 4.]] ['double']
+    """
 
     @spelt
     def __init__(self, mesh: AsyncMesh) -> None:
@@ -63,9 +118,9 @@ class AsyncInferenceServer:
         self._closed = False
 
     def __repr__(self) -> str:
-        return f"<{self.told('AsyncInferenceServer')}>"
+        return f"<{self._text('AsyncInferenceServer')}>"
 
-    def told(self, what: str) -> str:
+    def _text(self, what: str) -> str:
         """This server in a few words, as a `what`."""
         models = ", ".join(sorted(self._models)) or "no model"
         return f"{what}: {'closed' if self._closed else models}, on {self._mesh.told('Mesh')}"
@@ -87,18 +142,54 @@ class AsyncInferenceServer:
         mode: str = "auto",
         copies: str | None = None,
     ) -> None:
-        """Serve a model, a path to one, a function or a graph, under a name; see `Options` for what the options mean.
+        """Serve a model under a name.
 
-        Weights go to the workers when they are first needed.  A graph takes any number of rows: it is computed in
-        blocks of as many as it was traced for.  `mesh` need not be given, and may be this server's own.  InputError for
-        a name that is taken.
+        Parameters
+        ----------
+        name : str
+            The model's name on this server.
+        model : str, Path, Model, WireGraph or callable
+            A path as for `mesh.load`, a model, a function of arrays, or a graph, which takes any number of rows: it is
+            computed in blocks of as many as it was traced for.
+        mesh : Mesh, optional
+            This server's own mesh, which need not be given.
+        max_batch : int, optional
+            Rows that are computed together at most, and texts that go on together.
+        max_wait_ms : float, optional
+            Milliseconds after which a batch that is not full is computed.
+        queue : int, optional
+            Requests that may wait beside what is computed, and as many texts.
+        replicas : int, optional
+            Running batches of texts, which fill the stages of a pipeline.
+        chunk : int, optional
+            Tokens of a prompt that a step reads.
+        batched : bool, optional
+            Whether the first axis of inputs and outputs is one of rows that do not depend on each other; by default as
+            the model's file says, and False on a reproducible mesh.
+        strategy : str, optional
+            How a call is placed, as for `Mesh.run`.
+        mode : str, optional
+            Where a call is computed, as for `Mesh.run`.
+        copies : str, optional
+            The copies of the weights that workers keep, as for `Mesh.run`.
+
+        Raises
+        ------
+        InputError
+            If the name is taken, an option is wrong or not known, or it is no model.
+        ConfigError
+            If the server is closed.
+
+        Notes
+        -----
+        Weights go to the workers when they are first needed.
         """
         _check_mesh(mesh, self._mesh)
         options = Options(max_batch, max_wait_ms, queue, replicas, chunk, batched, strategy, mode, copies)
-        await self.serve(name, model, options)
+        await self._serve(name, model, options)
 
-    async def serve(self, name: str, model: Source, options: Options) -> None:
-        """As `load_model`, with the options as one value."""
+    async def _serve(self, name: str, model: Source, options: Options) -> None:
+        """Serve a model, with the options as one value."""
         self._check_open()
         if not isinstance(name, str) or not name:
             raise InputError(f"a model's name is a str, got {name!r}")
@@ -114,10 +205,28 @@ class AsyncInferenceServer:
 
     @spelt
     async def infer(self, name: str, /, *inputs: Any, **named: Any) -> Any:
-        """What the model makes of the inputs, by place or by name, as `Mesh.run` gives it.  Cancel the task to want it
-        no more.
+        """Compute a model's outputs; cancel the task to want them no more.
 
-        QueueFull at once if too many requests wait; InputError for a model that is not loaded.
+        Parameters
+        ----------
+        name : str
+            The model's name on this server.
+        *inputs : array_like
+            The inputs by place, or one mapping of them by name.
+        **named : array_like
+            The inputs by name.
+
+        Returns
+        -------
+        Any
+            The outputs, as `Mesh.run` gives them.
+
+        Raises
+        ------
+        InputError
+            If no model has this name, or the inputs do not fit.
+        QueueFull
+            At once, if too many wait already.
         """
         served = self._served(name)
         return await served.answering.ask(taken(served.model, inputs, named))
@@ -136,30 +245,96 @@ class AsyncInferenceServer:
         stop: Stop = None,
         ends: int | Iterable[int] | None = None,
     ) -> Reply:
-        """Go on with a prompt, a text or a list of tokens: an async iterator of pieces, each when it is there.
+        """Begin to go on with a prompt.
 
-        The options are those of `mesh.Model.generate`.  QueueFull at once if too many texts wait.
+        Parameters
+        ----------
+        name : str
+            The model's name on this server.
+        prompt : str or sequence of int
+            A text, or tokens.
+        max_new_tokens : int, optional
+            How many tokens follow at most: by default 128, or as many as the model has positions for.
+        temperature : float, optional
+            0 takes the likeliest token; else logits are divided by it, and a token is drawn.
+        top_k : int, optional
+            How many of the likeliest tokens are drawn from; 0 for all.
+        top_p : float, optional
+            The probability that the tokens which are drawn from have together; 1 for all.
+        seed : int, optional
+            The seed of the draws.
+        stop : str, int or sequence of these, optional
+            Texts before which the answer ends, and tokens at which it ends.
+        ends : int or iterable of int, optional
+            The tokens that end an answer; by default the model's own.
+
+        Returns
+        -------
+        Reply
+            An async iterator of pieces, each when it is there.
+
+        Raises
+        ------
+        InputError
+            If no model has this name, or the inputs do not fit.
+        QueueFull
+            At once, if too many wait already.
+
+        Examples
+        --------
+        >>> from pathlib import Path
+        >>> import numpy as np
+        >>> import mesh
+        >>> from mesh.models.decoder import Decoder, Text
+        >>> following = {"rows": np.roll(np.eye(5, dtype=np.float32), 1, axis=1)}  # token 1 follows 0, and so on
+        >>> embed, head = lambda params, ids, at: params["rows"][ids], lambda params, x: x
+        >>> decoder = Decoder(embed, print, head, (), 1, 1, None, "rows")
+        >>> model = mesh.Model("count", print, [], [], following, Text(decoder, Path(), ends=(4,)))
+        >>> import asyncio
+        >>> async def main():
+        ...     async with await mesh.Mesh.builder().build_async() as m, mesh.AsyncInferenceServer(m) as server:
+        ...         await server.load_model("count", model)
+        ...         print([token async for token in server.generate("count", [0])])
+        >>> asyncio.run(main())
+        [1, 2, 3, 4]
         """
-        return self.begin(name, prompt, Request(max_new_tokens, temperature, top_k, top_p, seed, stop, ends))
+        return self._begin(name, prompt, Request(max_new_tokens, temperature, top_k, top_p, seed, stop, ends))
 
-    def begin(self, name: str, prompt: Prompt, request: Request) -> Reply:
-        """As `generate`, with the options as one value."""
+    def _begin(self, name: str, prompt: Prompt, request: Request) -> Reply:
+        """Begin to go on with a prompt, with the options as one value."""
         return self._served(name).begin(prompt, request)
 
     @spelt
     def loaded_models(self) -> tuple[LoadedModel, ...]:
-        """All of them, by name."""
+        """List the models with what they do now.
+
+        Returns
+        -------
+        tuple of LoadedModel
+            The models, by name.
+        """
         return tuple([served.told(name) for name, served in sorted(self._models.items())])
 
     @spelt
     async def unload_model(self, name: str) -> None:
-        """Cancel what is asked of a model, and free what it has on the workers."""
+        """Cancel what is asked of a model, and free what it has on the workers.
+
+        Parameters
+        ----------
+        name : str
+            The model's name on this server.
+
+        Raises
+        ------
+        InputError
+            If no model has this name.
+        """
         served = self._served(name)
         del self._models[name]
         await served.close()
 
     async def close(self) -> None:
-        """Unload all."""
+        """Unload all models."""
         self._closed = True
         while self._models:
             await self._models.popitem()[1].close()
@@ -184,7 +359,36 @@ class AsyncInferenceServer:
 
 
 class InferenceServer:
-    """Serves on a Mesh; any thread may ask.  Close it, or use it as a context manager; the mesh stays."""
+    """Several models that answer requests, and go on with texts, on one mesh.
+
+    Any thread may ask.  Close it, or use it as a context manager.
+
+    Parameters
+    ----------
+    mesh : Mesh
+        The mesh; it stays open when the server is closed.
+
+    Raises
+    ------
+    InputError
+        If it is no `mesh.Mesh`.
+
+    Notes
+    -----
+    Requests that come at the same time are computed together.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mesh
+    >>> with mesh.Mesh.builder().simulate(2).build() as m, mesh.InferenceServer(m) as server:
+    ...     server.load_model("double", lambda x: x * 2, max_batch=4)
+    ...     print(server.infer("double", np.ones((1, 3))))
+    ...     print([model.name for model in server.loaded_models()])
+    ...     server.unload_model("double")
+    [[2. 2. 2.]]
+    ['double']
+    """
 
     @spelt
     def __init__(self, mesh: Mesh) -> None:
@@ -195,7 +399,7 @@ class InferenceServer:
         self._async = AsyncInferenceServer(mesh.on_loop)
 
     def __repr__(self) -> str:
-        return f"<{self._async.told('InferenceServer')}>"
+        return f"<{self._async._text('InferenceServer')}>"
 
     @optioned
     def load_model(
@@ -214,21 +418,76 @@ class InferenceServer:
         mode: str = "auto",
         copies: str | None = None,
     ) -> None:
-        """Serve a model, a path to one, a function or a graph, under a name; see `Options` for what the options mean.
+        """Serve a model under a name.
 
-        Weights go to the workers when they are first needed.  A graph takes any number of rows: it is computed in
-        blocks of as many as it was traced for.  `mesh` need not be given, and may be this server's own.  InputError for
-        a name that is taken.
+        Parameters
+        ----------
+        name : str
+            The model's name on this server.
+        model : str, Path, Model, WireGraph or callable
+            A path as for `mesh.load`, a model, a function of arrays, or a graph, which takes any number of rows: it is
+            computed in blocks of as many as it was traced for.
+        mesh : Mesh, optional
+            This server's own mesh, which need not be given.
+        max_batch : int, optional
+            Rows that are computed together at most, and texts that go on together.
+        max_wait_ms : float, optional
+            Milliseconds after which a batch that is not full is computed.
+        queue : int, optional
+            Requests that may wait beside what is computed, and as many texts.
+        replicas : int, optional
+            Running batches of texts, which fill the stages of a pipeline.
+        chunk : int, optional
+            Tokens of a prompt that a step reads.
+        batched : bool, optional
+            Whether the first axis of inputs and outputs is one of rows that do not depend on each other; by default as
+            the model's file says, and False on a reproducible mesh.
+        strategy : str, optional
+            How a call is placed, as for `Mesh.run`.
+        mode : str, optional
+            Where a call is computed, as for `Mesh.run`.
+        copies : str, optional
+            The copies of the weights that workers keep, as for `Mesh.run`.
+
+        Raises
+        ------
+        InputError
+            If the name is taken, an option is wrong or not known, or it is no model.
+        ConfigError
+            If the server is closed.
+
+        Notes
+        -----
+        Weights go to the workers when they are first needed.
         """
         _check_mesh(mesh, self._mesh)
         options = Options(max_batch, max_wait_ms, queue, replicas, chunk, batched, strategy, mode, copies)
-        self._mesh.wait(self._async.serve(name, model, options))
+        self._mesh.wait(self._async._serve(name, model, options))
 
     @spelt
     def infer(self, name: str, /, *inputs: Any, **named: Any) -> Any:
-        """What the model makes of the inputs, by place or by name, as `Mesh.run` gives it.
+        """Compute a model's outputs.
 
-        QueueFull at once if too many requests wait; InputError for a model that is not loaded.
+        Parameters
+        ----------
+        name : str
+            The model's name on this server.
+        *inputs : array_like
+            The inputs by place, or one mapping of them by name.
+        **named : array_like
+            The inputs by name.
+
+        Returns
+        -------
+        Any
+            The outputs, as `Mesh.run` gives them.
+
+        Raises
+        ------
+        InputError
+            If no model has this name, or the inputs do not fit.
+        QueueFull
+            At once, if too many wait already.
         """
         return self._mesh.wait(self._async.infer(name, *inputs, **named))
 
@@ -247,27 +506,94 @@ class InferenceServer:
         stop: Stop = None,
         ends: int | Iterable[int] | None = None,
     ) -> Any:
-        """Go on with a prompt: all that is new, or with `stream` an iterator of pieces, each when it is there.
+        """Go on with a prompt.
 
-        The options are those of `mesh.Model.generate`.  QueueFull at once if too many texts wait.
+        Parameters
+        ----------
+        name : str
+            The model's name on this server.
+        prompt : str or sequence of int
+            A text, or tokens.
+        stream : bool, optional
+            Whether to give pieces as they come, and not all at once.
+        max_new_tokens : int, optional
+            How many tokens follow at most: by default 128, or as many as the model has positions for.
+        temperature : float, optional
+            0 takes the likeliest token; else logits are divided by it, and a token is drawn.
+        top_k : int, optional
+            How many of the likeliest tokens are drawn from; 0 for all.
+        top_p : float, optional
+            The probability that the tokens which are drawn from have together; 1 for all.
+        seed : int, optional
+            The seed of the draws.
+        stop : str, int or sequence of these, optional
+            Texts before which the answer ends, and tokens at which it ends.
+        ends : int or iterable of int, optional
+            The tokens that end an answer; by default the model's own.
+
+        Returns
+        -------
+        str, list of int, or iterator of pieces
+            What is new: text for a text, tokens for tokens.
+
+        Raises
+        ------
+        InputError
+            If no model has this name, or the inputs do not fit.
+        QueueFull
+            At once, if too many wait already.
+
+        Examples
+        --------
+        >>> from pathlib import Path
+        >>> import numpy as np
+        >>> import mesh
+        >>> from mesh.models.decoder import Decoder, Text
+        >>> following = {"rows": np.roll(np.eye(5, dtype=np.float32), 1, axis=1)}  # token 1 follows 0, and so on
+        >>> embed, head = lambda params, ids, at: params["rows"][ids], lambda params, x: x
+        >>> decoder = Decoder(embed, print, head, (), 1, 1, None, "rows")
+        >>> model = mesh.Model("count", print, [], [], following, Text(decoder, Path(), ends=(4,)))
+        >>> with mesh.Mesh.builder().build() as m, mesh.InferenceServer(m) as server:
+        ...     server.load_model("count", model)
+        ...     print(server.generate("count", [0], max_new_tokens=3))
+        ...     print(list(server.generate("count", [0], stream=True)))
+        [1, 2, 3]
+        [1, 2, 3, 4]
         """
         choice(stream, "stream")
         request = Request(max_new_tokens, temperature, top_k, top_p, seed, stop, ends)
-        reply = self._mesh.wait(_soon(lambda: self._async.begin(name, prompt, request)))
+        reply = self._mesh.wait(_soon(lambda: self._async._begin(name, prompt, request)))
         return self._pieces(reply) if stream else self._mesh.wait(reply.all())
 
     @spelt
     def loaded_models(self) -> tuple[LoadedModel, ...]:
-        """All of them, by name."""
+        """List the models with what they do now.
+
+        Returns
+        -------
+        tuple of LoadedModel
+            The models, by name.
+        """
         return self._mesh.wait(_soon(self._async.loaded_models))
 
     @spelt
     def unload_model(self, name: str) -> None:
-        """Cancel what is asked of a model, and free what it has on the workers."""
+        """Cancel what is asked of a model, and free what it has on the workers.
+
+        Parameters
+        ----------
+        name : str
+            The model's name on this server.
+
+        Raises
+        ------
+        InputError
+            If no model has this name.
+        """
         self._mesh.wait(self._async.unload_model(name))
 
     def close(self) -> None:
-        """Unload all."""
+        """Unload all models."""
         self._mesh.wait(self._async.close())
 
     def __enter__(self) -> InferenceServer:
@@ -328,7 +654,7 @@ class _Served:
         return request.begin(least, self._tokenizer, prompt)
 
     def told(self, name: str) -> LoadedModel:
-        """What it does now."""
+        """What the model does now."""
         weights = self.model.weights.values() if isinstance(self.model, Model) else ()
         texts, steps = (sum(getattr(each, what) for each in self._generating) for what in ("active", "steps"))
         waiting = self.answering.waiting + sum(each.waiting for each in self._generating)

@@ -29,7 +29,7 @@ def number(value: Any, what: str) -> float:
 
 
 def choice(value: Any, what: str) -> bool:
-    """Yes or no; InputError for others, which Python would take for one of these."""
+    """True or False; InputError for other values, which Python would take for one of these."""
     if not isinstance(value, bool):
         raise InputError(f"{what} is True or False, got {value!r}")
     return value
@@ -37,13 +37,44 @@ def choice(value: Any, what: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a model is served: batches of up to `max_batch` rows, begun after `max_wait_ms` at the latest; beside what is
-    computed `queue` requests may wait, and as many texts.
+    """How a server serves a model.
 
-    A language model has `replicas` running batches of `max_batch` texts, which fill the stages of a pipeline, and reads
-    prompts in pieces of `chunk` tokens.  `batched` says whether the first axis of inputs and outputs is one of rows
-    that do not depend on each other; None: as the model's file says, and False on a mesh that is reproducible.
-    `copies` of the weights are kept by workers as for `Mesh.run`.
+    Parameters
+    ----------
+    max_batch : int, optional
+        Rows that are computed together at most, and texts that go on together.
+    max_wait_ms : float, optional
+        Milliseconds after which a batch that is not full is computed.
+    queue : int, optional
+        Requests that may wait beside what is computed, and as many texts.
+    replicas : int, optional
+        Running batches of texts, which fill the stages of a pipeline.
+    chunk : int, optional
+        Tokens of a prompt that a step reads.
+    batched : bool, optional
+        Whether the first axis of inputs and outputs is one of rows that do not depend on each other; by default as the
+        model's file says, and False on a reproducible mesh.
+    strategy : str, optional
+        How a call is placed, as for `Mesh.run`.
+    mode : str, optional
+        Where a call is computed, as for `Mesh.run`.
+    copies : str, optional
+        The copies of the weights that workers keep, as for `Mesh.run`.
+
+    Raises
+    ------
+    InputError
+        If a value is out of its range.
+
+    Notes
+    -----
+    The arguments of `InferenceServer.load_model` have the same names.
+
+    Examples
+    --------
+    >>> from mesh.inference import Options
+    >>> Options(max_batch=16).max_batch
+    16
     """
 
     max_batch: int = 8
@@ -69,8 +100,31 @@ class Options:
 class Sampling:
     """How a text's tokens are chosen.
 
-    `temperature` 0 takes the likeliest; else logits are divided by it.  `top_k` leaves the k likeliest (0: all), then
-    `top_p` the fewest that have this probability together (1: all).  `seed` is any int of up to 64 bits.
+    Parameters
+    ----------
+    temperature : float, optional
+        0 takes the likeliest token; else logits are divided by it, and a token is drawn.
+    top_k : int, optional
+        How many of the likeliest tokens are drawn from; 0 for all.
+    top_p : float, optional
+        The probability that the tokens which are drawn from have together; 1 for all.
+    seed : int, optional
+        The seed of the draws.
+
+    Raises
+    ------
+    InputError
+        If a value is out of its range; the seed is an int of up to 64 bits.
+
+    Notes
+    -----
+    top_p: Holtzman et al., 2020 (arXiv 1904.09751).  top_k comes first, and top_p is of what it left.
+
+    Examples
+    --------
+    >>> from mesh.inference import Sampling
+    >>> Sampling(temperature=0.8, top_k=40, seed=7).shifted(2).seed
+    9
     """
 
     temperature: float = 0.0
@@ -87,7 +141,18 @@ class Sampling:
             raise InputError(f"seed is an int of up to 64 bits, got {self.seed!r}")
 
     def shifted(self, place: int) -> Sampling:
-        """The same for the prompt in this place among several: its seed is so much more, and begins anew at the end."""
+        """Sampling for one prompt among several: the seed is as much larger as its place.
+
+        Parameters
+        ----------
+        place : int
+            The prompt's place, from 0.
+
+        Returns
+        -------
+        Sampling
+            The same with another seed, which begins anew after the largest.
+        """
         seed = int(self.seed) + place
         return replace(self, seed=seed if seed < 1 << 64 else seed - (1 << 64))
 
@@ -97,7 +162,23 @@ GREEDY = Sampling()
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """How large a batch is: `slots` texts of up to `length` tokens, of which a step reads up to `chunk` each."""
+    """The size of a batch of texts.
+
+    Parameters
+    ----------
+    slots : int
+        Texts at once.
+    length : int
+        Tokens of a text that there is room for.
+    chunk : int
+        Tokens of each text that a step reads.
+
+    Examples
+    --------
+    >>> from mesh.inference.settings import Room
+    >>> Room(slots=4, length=64, chunk=16).slots
+    4
+    """
 
     slots: int
     length: int

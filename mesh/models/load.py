@@ -51,11 +51,39 @@ FORMATS: tuple[Format, ...] = (
 
 
 def load(source: Any, dims: Mapping[str, int] | None = None) -> Model:
-    """The model in `source`: a path to a file or folder, or a model object of another framework.
+    """Load a model from a file, a folder or another framework's object.
 
-    `dims` gives free dimensions a size, by name.  InputError if there is nothing there, it is of no known format, or it
-    has no such dimension; ConfigError naming the extra to install where the format needs one; Unsupported listing all
-    that a file uses and this version has not.
+    Parameters
+    ----------
+    source : str, Path or object
+        A .wire or .onnx file, a folder with config.json and safetensors, or an onnx.ModelProto.
+    dims : mapping of str to int, optional
+        Sizes of free dimensions by name.
+
+    Returns
+    -------
+    Model
+        The model; its weights are read when they are used.
+
+    Raises
+    ------
+    InputError
+        If there is nothing there, its format is not known or it is damaged, or it has no such free dimension.
+    ConfigError
+        If the format needs a package that is not installed; it names the extra.
+    Unsupported
+        If the file uses what this version does not have; it lists all of it.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> import numpy as np
+    >>> import mesh
+    >>> with TemporaryDirectory() as folder:
+    ...     mesh.trace(lambda x: x * 2, np.ones(3)).save(f"{folder}/double.wire")
+    ...     model = mesh.load(f"{folder}/double.wire")
+    >>> model(np.array([1.0, 2.0, 3.0]))
+    Array([2., 4., 6.], dtype=float64)
     """
     if isinstance(source, str):
         source = Path(source)

@@ -50,7 +50,30 @@ Function = Callable[[Mapping[str, Array], Mapping[str, Value]], Mapping[str, Arr
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:
-    """An input: a dimension that is a name is free, and the same wherever it stands."""
+    """An input of a model.
+
+    Parameters
+    ----------
+    name : str
+        Its name.
+    dtype : DType
+        The dtype of its elements.
+    shape : tuple of int or str
+        Its dimensions; one with a name is free, and has the same size wherever the name stands.
+    static : bool, optional
+        Whether its values decide about shapes, so that other values make another graph.
+    optional : bool, optional
+        Whether it may be left out.
+    origin : str, optional
+        Where it stands among the arguments that the model was made from, if that is another name.
+
+    Examples
+    --------
+    >>> from mesh.models.model import InputSpec
+    >>> from wire.ir.dtypes import F32
+    >>> print(InputSpec("x", F32, ("batch", 2)).sized({"batch": 8}))
+    f32[8,2]
+    """
 
     name: str
     dtype: DType
@@ -61,7 +84,18 @@ class InputSpec:
 
     @checked
     def sized(self, dims: Mapping[str, int]) -> InputSpec:
-        """The same with these sizes for free dimensions."""
+        """Give free dimensions a size.
+
+        Parameters
+        ----------
+        dims : mapping of str to int
+            Sizes by the names of dimensions.
+
+        Returns
+        -------
+        InputSpec
+            The input with these sizes.
+        """
         return replace(self, shape=tuple([dims.get(dim, dim) if isinstance(dim, str) else dim for dim in self.shape]))
 
     def __str__(self) -> str:
@@ -69,10 +103,61 @@ class InputSpec:
 
 
 class Model:
-    """A pure function of named inputs, with its params.  Models are not changed once made.
+    """A pure function of named inputs, with its params; a model does not change.
 
-    `tied` gives other names of params: that of the param by the other name.  `hint` is what to do where inputs do not
-    fit.
+    `mesh.load` makes them.  Called with its inputs by place or by name, a model gives lazy arrays: one output as it is,
+    several
+    as a dict by name.
+
+    Parameters
+    ----------
+    name : str
+        What messages call it.
+    function : callable
+        `function(params, inputs)` gives the outputs; all three are mappings by name.
+    inputs : sequence of InputSpec
+        The inputs, in their order.
+    outputs : sequence of str
+        The names of the outputs, in their order.
+    params : mapping of str to ndarray
+        What training changes.
+    text : Text, optional
+        How it goes on with texts, for a causal language model.
+    buffers : mapping of str to ndarray, optional
+        Tensors that are read as they are, such as the statistics of a BatchNorm.
+    tied : mapping of str to str, optional
+        Other names of params.
+    hint : str, optional
+        What to do if inputs do not fit.
+
+    Raises
+    ------
+    InputError
+        If a call's input is missing, unknown or does not fit; it names the input.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mesh
+    >>> from mesh.models.model import InputSpec
+    >>> from wire.ir.dtypes import F32
+    >>> x = InputSpec("x", F32, ("batch", 2))
+    >>> def function(params, inputs):
+    ...     return {"y": inputs["x"] @ params["w"]}
+    >>> model = mesh.Model("line", function, [x], ["y"], {"w": np.ones((2, 1), np.float32)})
+    >>> model(np.array([[1, 2]], np.float32))
+    Array([[3.]], dtype=float32)
+    >>> model.apply({"w": np.zeros((2, 1), np.float32)}, x=np.array([[1, 2]], np.float32))
+    Array([[0.]], dtype=float32)
+    >>> model.free, model.sized({"batch": 4}).free
+    (('batch',), ())
+    >>> inputs = model.given([[[1, 2]]])
+    >>> inputs["x"].dtype, model.dynamic(inputs).keys() == inputs.keys()
+    (dtype('float32'), True)
+    >>> model.key(inputs) == model.key(model.given([[[3, 4]]]))
+    True
+    >>> len(model.graph(inputs).outputs), model.arranged({"y": 1})
+    (1, 1)
     """
 
     __tree_leaf__ = True
@@ -107,9 +192,26 @@ class Model:
         return self._applied({}, args, named)
 
     def apply(self, params: Mapping[str, Any], *args: Any, **named: Any) -> Any:
-        """The outputs with these params in place of its own, by name: what a loss that is to be trained calls.
+        """Compute the outputs with other params: what a loss that is to be trained calls.
 
-        Buffers stay its own.  InputError naming a param that is missing, or that the model has not.
+        Parameters
+        ----------
+        params : mapping of str to array_like
+            All params by their names; buffers stay the model's own.
+        *args : array_like
+            The inputs by place, or one mapping of them by name.
+        **named : array_like
+            The inputs by name.
+
+        Returns
+        -------
+        Array or dict of str to Array
+            The output, or several by name.
+
+        Raises
+        ------
+        InputError
+            If a param is missing or unknown, or an input does not fit.
         """
         self._check_names(params)
         return self._applied(params, args, named)
@@ -139,17 +241,64 @@ class Model:
         mesh: Any = None,
         strategy: str = "auto",
     ) -> Any:
-        """What the model says after `prompts`: a text or a list of tokens, or several; it answers with the same.
+        """Go on with prompts.
 
-        `temperature` 0 takes the likeliest token; else tokens are drawn, after `top_k` left the k likeliest (0: all)
-        and `top_p` the fewest that have this probability together; prompt i of several is drawn by `seed` + i.  A text
-        ends at one of the model's end tokens (or `ends`), at a token or before a text of `stop`, or when it is
-        `max_new_tokens` longer: by default 128, or as many as the model has positions for.  With `stream`, an iterator
-        of pieces, each as soon as it is there: of pairs of place and piece where there are several prompts.  Everything
-        is computed on `mesh`, or in this process.
+        Parameters
+        ----------
+        prompts : str, sequence of int, or sequence of these
+            A text or a list of tokens, or several.
+        max_new_tokens : int, optional
+            How many tokens follow at most: by default 128, or as many as the model has positions for.
+        temperature : float, optional
+            0 takes the likeliest token; else logits are divided by it, and a token is drawn.
+        top_k : int, optional
+            How many of the likeliest tokens are drawn from; 0 for all.
+        top_p : float, optional
+            The probability that the tokens which are drawn from have together, of what top_k left; 1 for all.
+        seed : int, optional
+            The seed of the draws; prompt i of several is drawn by `seed + i`.
+        stop : str, int or sequence of these, optional
+            Texts before which an answer ends, and tokens at which it ends.
+        ends : int or iterable of int, optional
+            The tokens that end an answer; by default the model's own.
+        stream : bool, optional
+            Whether to give pieces as they come; of pairs (place, piece) for several prompts.
+        mesh : Mesh, optional
+            Where to compute; in this process by default.
+        strategy : str, optional
+            How a step is placed, as for `Mesh.run`.
 
-        InputError if the model is no causal language model, a prompt has tokens that it has not, or it has fewer
-        positions than the prompt and `max_new_tokens` take.
+        Returns
+        -------
+        str, list of int, list of these, or iterator of pieces
+            What is new: text for a text, tokens for tokens.
+
+        Raises
+        ------
+        InputError
+            If it is no causal language model, or a prompt has tokens that it does not have, or more than it has
+            positions for.
+        ConfigError
+            If a prompt is text and the package tokenizers is not installed.
+
+        Notes
+        -----
+        top_p: Holtzman et al., 2020 (arXiv 1904.09751).
+
+        Examples
+        --------
+        >>> from pathlib import Path
+        >>> import numpy as np
+        >>> import mesh
+        >>> from mesh.models.decoder import Decoder, Text
+        >>> following = {"rows": np.roll(np.eye(5, dtype=np.float32), 1, axis=1)}  # token 1 follows 0, and so on
+        >>> embed, head = lambda params, ids, at: params["rows"][ids], lambda params, x: x
+        >>> decoder = Decoder(embed, print, head, (), 1, 1, None, "rows")
+        >>> model = mesh.Model("count", print, [], [], following, Text(decoder, Path(), ends=(4,)))
+        >>> model.generate([1], max_new_tokens=6)
+        [2, 3, 4]
+        >>> model.generate([[0], [2]], max_new_tokens=2)
+        [[1, 2], [3, 4]]
         """
         from ..inference.generate import generate
         from ..inference.replies import Request
@@ -167,7 +316,23 @@ class Model:
         return tuple(dict.fromkeys(dim for spec in self.inputs for dim in spec.shape if isinstance(dim, str)))
 
     def sized(self, dims: Mapping[str, int]) -> Model:
-        """The same model with these sizes for free dimensions; InputError naming one that it has not."""
+        """Give free dimensions a size.
+
+        Parameters
+        ----------
+        dims : mapping of str to int
+            Sizes by the names of dimensions.
+
+        Returns
+        -------
+        Model
+            The same model with these sizes.
+
+        Raises
+        ------
+        InputError
+            If there is no such free dimension, or a size is no count.
+        """
         if not isinstance(dims, Mapping):
             raise InputError(f"dims are sizes by name, got {dims!r:.40}", next_step="Write dims={'batch': 1}, say")
         for name, size in dims.items():
@@ -181,7 +346,36 @@ class Model:
         return made
 
     def trained(self, params: Mapping[str, Any]) -> Model:
-        """The same model with other params of the same names, shapes and dtypes; InputError naming one that has not."""
+        """Replace the params.
+
+        Parameters
+        ----------
+        params : mapping of str to array_like
+            Params of the same names, shapes and dtypes.
+
+        Returns
+        -------
+        Model
+            The same function with these params.
+
+        Raises
+        ------
+        InputError
+            If a param is missing, unknown or does not fit.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import mesh
+        >>> from mesh.models.model import InputSpec
+        >>> from wire.ir.dtypes import F32
+        >>> x = InputSpec("x", F32, ("batch", 2))
+        >>> def function(params, inputs):
+        ...     return {"y": inputs["x"] @ params["w"]}
+        >>> model = mesh.Model("line", function, [x], ["y"], {"w": np.ones((2, 1), np.float32)})
+        >>> model.trained({"w": np.zeros((2, 1), np.float32)})(np.ones((1, 2), np.float32))
+        Array([[0.]], dtype=float32)
+        """
         self._check_names(params)
         named = {name: as_numpy(params[name], f"the param {name!r}") for name in self.params}
         for name, array in self.params.items():
@@ -205,7 +399,25 @@ class Model:
 
     @checked
     def given(self, args: Sequence[Any], named: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Arguments by the names of the inputs: positional ones, or one mapping, and keywords; all checked."""
+        """Check arguments, and give them the names of the inputs.
+
+        Parameters
+        ----------
+        args : sequence
+            Inputs by place, or one mapping.
+        named : mapping of str to array_like, optional
+            Inputs by name.
+
+        Returns
+        -------
+        dict of str to array_like
+            All inputs by name.
+
+        Raises
+        ------
+        InputError
+            If an input is missing, unknown, given twice or does not fit.
+        """
         values = dict(named or {})
         if len(args) == 1 and isinstance(args[0], Mapping):
             values, args = {**args[0], **values}, ()
@@ -232,7 +444,18 @@ class Model:
 
     @checked
     def key(self, given: Mapping[str, Any]) -> tuple[Any, ...]:
-        """What two calls share exactly when one graph serves both."""
+        """The value that two calls share exactly when one graph serves both.
+
+        Parameters
+        ----------
+        given : mapping of str to array_like
+            The inputs by name, as `given` gives them.
+
+        Returns
+        -------
+        tuple
+            Names, dtypes and shapes, and the values of static inputs.
+        """
         return tuple(
             (spec.name, spec.dtype, given[spec.name].shape, given[spec.name].tobytes() if spec.static else b"")
             for spec in self.inputs
@@ -241,8 +464,20 @@ class Model:
 
     @checked
     def graph(self, given: Mapping[str, Any], remember: bool = True) -> WireGraph:
-        """The graph for inputs like `given`; anything with a shape will do for one that is not static.  The latest are
-        remembered, as nothing changes that a model computes of; with `remember` false it is traced anew."""
+        """Trace the graph for inputs like these, or give the one that was traced.
+
+        Parameters
+        ----------
+        given : mapping of str to array_like
+            The inputs by name; anything with a shape will do for one that is not static.
+        remember : bool, optional
+            Whether to keep the latest graphs.
+
+        Returns
+        -------
+        WireGraph
+            The graph, whose inputs are those that are not static.
+        """
         if not remember:
             return self._traced(given)
         key = self.key(given)
@@ -268,11 +503,22 @@ class Model:
 
     @checked
     def dynamic(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The inputs that a graph takes: all that are not static."""
+        """Choose the inputs that a graph takes.
+
+        Parameters
+        ----------
+        given : mapping of str to array_like
+            The inputs by name, as `given` gives them.
+
+        Returns
+        -------
+        dict of str to array_like
+            All that are not static.
+        """
         return {spec.name: given[spec.name] for spec in self.inputs if spec.name in given and not spec.static}
 
     def _check_names(self, params: Mapping[str, Any]) -> None:
-        """InputError naming a param that is missing, or one that the model has not."""
+        """Raise InputError if a param is missing or unknown."""
         model = self.name or "the model"
         if not isinstance(params, Mapping):
             raise InputError(f"the params of {model} are a dict of arrays by name, not {said(params)}")
@@ -292,12 +538,23 @@ class Model:
 
     @checked
     def arranged(self, outputs: Mapping[str, Any]) -> Any:
-        """One output as it is, several as a dict in the model's order."""
+        """Arrange the outputs as a call gives them.
+
+        Parameters
+        ----------
+        outputs : mapping of str to Any
+            The outputs by name.
+
+        Returns
+        -------
+        Any
+            One output as it is, several as a dict in the model's order.
+        """
         return outputs[self.outputs[0]] if len(self.outputs) == 1 else {name: outputs[name] for name in self.outputs}
 
 
 def parted(weights: Mapping[str, NDArray[Any]], fixed: Collection[str] = ()) -> tuple[Arrays, Arrays]:
-    """Params and buffers of named arrays: what is named in `fixed`, integers and bools are not trained."""
+    """Params and buffers of named arrays; what is named in `fixed`, integers and bools are not trained."""
     buffers = {name: array for name, array in weights.items() if name in fixed or dtype_of(array).kind in "iub"}
     return {name: array for name, array in weights.items() if name not in buffers}, buffers
 

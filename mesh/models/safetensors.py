@@ -32,9 +32,38 @@ _LENGTH_BYTES = 8
 
 @checked
 def load_safetensors(path: str | Path, mmap: bool = True) -> dict[str, NDArray[Any]]:
-    """The file's tensors by name, read-only; with `mmap` their bytes are read when they are used.
+    """Load the tensors of a safetensors file.
 
-    InputError if the file is missing or damaged, naming what is wrong.
+    Parameters
+    ----------
+    path : str or Path
+        The file.
+    mmap : bool, optional
+        Whether to map the file, so that bytes are read when they are used.
+
+    Returns
+    -------
+    dict of str to ndarray
+        The tensors by name, read-only.
+
+    Raises
+    ------
+    InputError
+        If the file is missing or damaged; it says what is wrong.
+
+    Notes
+    -----
+    The format: https://github.com/huggingface/safetensors, README, "Format".
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> import numpy as np
+    >>> import mesh
+    >>> with TemporaryDirectory() as folder:
+    ...     mesh.save_safetensors({"w": np.arange(3.0)}, f"{folder}/model.safetensors")
+    ...     print(mesh.load_safetensors(f"{folder}/model.safetensors", mmap=False)["w"])
+    [0. 1. 2.]
     """
     file = Path(path)
     try:
@@ -51,7 +80,34 @@ def load_safetensors(path: str | Path, mmap: bool = True) -> dict[str, NDArray[A
 
 @checked
 def save_safetensors(tensors: Mapping[str, Any], path: str | Path) -> None:
-    """Write named arrays to a file that `load_safetensors` and the reference package read."""
+    """Write tensors to a safetensors file.
+
+    Parameters
+    ----------
+    tensors : mapping of str to array_like
+        The tensors by name.
+    path : str or Path
+        The file.
+
+    Raises
+    ------
+    InputError
+        If a dtype has no place in the format, or the file cannot be written.
+
+    Notes
+    -----
+    The format: https://github.com/huggingface/safetensors, README, "Format".
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> import numpy as np
+    >>> import mesh
+    >>> with TemporaryDirectory() as folder:
+    ...     mesh.save_safetensors({"w": np.arange(3.0)}, f"{folder}/model.safetensors")
+    ...     print(mesh.load_safetensors(f"{folder}/model.safetensors", mmap=False)["w"])
+    [0. 1. 2.]
+    """
     parts = safetensors_parts(tensors)
     try:
         with Path(path).open("wb") as out:
@@ -61,7 +117,7 @@ def save_safetensors(tensors: Mapping[str, Any], path: str | Path) -> None:
 
 
 def safetensors_parts(tensors: Mapping[str, Any]) -> list[bytes]:
-    """The bytes of such a file, one piece after the other."""
+    """The bytes of a safetensors file, one piece after the other."""
     arrays = {name: np.asarray(tensor) for name, tensor in tensors.items()}
     header: dict[str, Any] = {}
     offset = 0
