@@ -120,15 +120,15 @@ class Coding:
             If there is no Linear.
         """
         leaves, structure = tree.flatten(value)
-        found: list[Any] = []
-        made = tree.unflatten(self._replaced(structure, iter(leaves), found), found)
-        coded = [leaf for leaf in found if isinstance(leaf, CodedLinear)]
+        replaced: list[Any] = []
+        result = tree.unflatten(self._replaced(structure, iter(leaves), replaced), replaced)
+        coded = [leaf for leaf in replaced if isinstance(leaf, CodedLinear)]
         if not coded:
             raise InputError("there is no Linear to code", next_step="Pass a layer of mesh.nn, or a pytree of them")
         for layer in coded:
             self._layers[next(self._numbers)] = layer
             self._place(layer, range(self.code.n))
-        return made
+        return result
 
     def _known(self, workers: Sequence[str]) -> Sequence[str]:
         names = [node.name for node in self.mesh.nodes]
@@ -244,8 +244,8 @@ class Coding:
                 except MeshError as error:
                     errors.append(error)
                     continue
-                if len(answers) >= self.code.k + self.extra and (found := self.agreed(answers)) is not None:
-                    return found
+                if len(answers) >= self.code.k + self.extra and (agreed := self.agreed(answers)) is not None:
+                    return agreed
         finally:
             for job in jobs:
                 job.cancel()
@@ -303,12 +303,12 @@ class Coding:
     def _names(self, numbers: Mapping[int, Any]) -> str:
         return ", ".join(self.workers[number] for number in sorted(numbers))
 
-    def _replaced(self, structure: Tree, leaves: Iterator[Any], found: list[Any]) -> Tree:
+    def _replaced(self, structure: Tree, leaves: Iterator[Any], replaced: list[Any]) -> Tree:
         if structure.kind is Linear:
             layer = tree.unflatten(structure, [next(leaves) for _ in range(structure.leaf_count)])
-            found.append(CodedLinear(self, layer))
+            replaced.append(CodedLinear(self, layer))
             return LEAF
         if structure.kind is None:
-            found.append(next(leaves))
-        children = [self._replaced(child, leaves, found) for child in structure.children]
+            replaced.append(next(leaves))
+        children = [self._replaced(child, leaves, replaced) for child in structure.children]
         return dataclasses.replace(structure, children=tuple(children))

@@ -69,7 +69,7 @@ class CodedLinear:
         if layer.bias is not None:
             shares["bias"] = self._shares(_floats(layer.bias))
         numbers = range(coding.code.n)
-        self._held = coding.mesh.put([{name: each[number] for name, each in shares.items()} for number in numbers])
+        self._held = coding.mesh.put([{name: share[number] for name, share in shares.items()} for number in numbers])
         self._graphs: dict[Any, WireGraph] = {}
 
     @property

@@ -85,14 +85,14 @@ class CodedWeights:
         if not hasattr(coding, "code"):
             raise InputError(f"{said(coding)} is no Coding", next_step="Make one: mesh.Coding(m, n=5, k=3)")
         rank = None if rank is None else integer(rank, "the rank of changes", 1)
-        whole: NDArray[Any] = np.asarray(tensor)
-        if whole.ndim == 0 or (rank is not None and whole.ndim != 2):
-            raise ShapeError(f"a {whole.ndim}-dimensional tensor has no rows to code, or no factors")
-        self.coding, self._shape, self._dtype, self._rank = coding, whole.shape, whole.dtype, rank
+        array: NDArray[Any] = np.asarray(tensor)
+        if array.ndim == 0 or (rank is not None and array.ndim != 2):
+            raise ShapeError(f"a {array.ndim}-dimensional tensor has no rows to code, or no factors")
+        self.coding, self._shape, self._dtype, self._rank = coding, array.shape, array.dtype, rank
         self.version = 0
         self._sessions: dict[int, Session] = {}
         self._closed = False
-        for number, share in enumerate(coding.code.encode(blocks_of(whole, coding.code.k))):
+        for number, share in enumerate(coding.code.encode(blocks_of(array, coding.code.k))):
             self._open(number, share)
 
     def __repr__(self) -> str:
@@ -289,11 +289,11 @@ class CodedWeights:
     def _states(self, needed: int) -> dict[int, State]:
         """The first shares with their versions, of which `needed` must come."""
         asked = {number: session.begin_state() for number, session in self._sessions.items()}
-        found = self._first(asked, needed, self.coding.code.k + self.coding.extra)
-        behind = [number for number, state in found.items() if int(state["version"]) != self.version]
+        states = self._first(asked, needed, self.coding.code.k + self.coding.extra)
+        behind = [number for number, state in states.items() if int(state["version"]) != self.version]
         if behind:
             raise ExecuteFailed(f"the shares {behind} lack changes that were sent to them")
-        return found
+        return states
 
     def _first(self, steps: dict[int, Step], needed: int, wanted: int) -> dict[int, Any]:
         """The results of the first `wanted` steps; a share whose worker is lost is given up.
@@ -303,20 +303,20 @@ class CodedWeights:
         if self._closed:
             raise ConfigError("these weights are closed")
         numbers, why = list(steps), "the others were lost before"
-        found: dict[int, Any] = {}
+        results: dict[int, Any] = {}
         for place in self.coding.mesh.as_completed(list(steps.values())):
             number = numbers[place]
             try:
-                found[number] = steps[number].result()
+                results[number] = steps[number].result()
             except MeshError as error:
                 why = str(error)
                 self._sessions.pop(number).close()
-            if len(found) == wanted:
-                return found
-        if len(found) >= needed:
-            return found
+            if len(results) == wanted:
+                return results
+        if len(results) >= needed:
+            return results
         raise NodeLost(
-            f"{needed} shares are needed, {len(found)} answered",
+            f"{needed} shares are needed, {len(results)} answered",
             cause=why,
             next_step=f"Call rebuild(), which needs {self.coding.code.k}; with fewer the tensor is lost",
         )

@@ -5,7 +5,7 @@ Steps are asked for before the ones ahead of them were answered: what a step cho
 workers.  Whoever ends leaves steps behind that are under way; their answers are nobody's.
 
 A batch that is too small asks for another `room`, and so does one that has been too large for a while; one whose state
-was lost reads every text again, with the tokens that were told.  This file knows no session and no clock.
+was lost reads every text again, with the tokens that were chosen.  This file knows no session and no clock.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def bucket(count: int, least: int = 1) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """A text to go on with: after `prompt`, up to `tokens_max` tokens or to one of `ends`, which is told too."""
+class TextRequest:
+    """A text to go on with: after `prompt`, up to `tokens_max` tokens or to one of `ends`, which is given too."""
 
     number: int
     prompt: tuple[int, ...]
@@ -42,7 +42,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ChosenToken:
     """A token of a text; `reason` says why it is the last one, "" if it is not."""
 
     number: int
@@ -63,24 +63,24 @@ class Feeds:
 
 @dataclass(slots=True, eq=False)
 class _Text:
-    wish: Wish
-    tokens: list[int]  # the prompt, and what was told
-    given: int = 0  # how many positions the steps asked for fill
+    request: TextRequest
+    tokens: list[int]  # the prompt, and what was chosen
+    fed: int = 0  # how many positions the steps asked for fill
     coming: int = 0  # tokens that steps under way will choose
 
     @property
-    def told(self) -> int:
-        return len(self.tokens) - len(self.wish.prompt)
+    def produced(self) -> int:
+        return len(self.tokens) - len(self.request.prompt)
 
     @property
     def satisfied(self) -> bool:
-        return self.told + self.coming >= self.wish.tokens_max
+        return self.produced + self.coming >= self.request.tokens_max
 
     @property
     def room(self) -> int:
         """How long a slot has to be for now."""
         known = len(self.tokens) + self.coming
-        return max(self.given + 1, known + min(SPARE, self.wish.tokens_max - self.told - self.coming) - 1)
+        return max(self.fed + 1, known + min(SPARE, self.request.tokens_max - self.produced - self.coming) - 1)
 
 
 @dataclass(slots=True)
@@ -118,25 +118,25 @@ class Slots:
     def idle(self) -> bool:
         return not self.active and not self.waiting
 
-    def join(self, wish: Wish) -> None:
+    def join(self, request: TextRequest) -> None:
         """A text comes."""
-        self.waiting.append(_Text(wish, list(wish.prompt)))
+        self.waiting.append(_Text(request, list(request.prompt)))
 
     def leave(self, number: int) -> None:
         """A text is not wanted any more."""
-        self.waiting = deque(text for text in self.waiting if text.wish.number != number)
-        self._texts = [None if text is not None and text.wish.number == number else text for text in self._texts]
+        self.waiting = deque(text for text in self.waiting if text.request.number != number)
+        self._texts = [None if text is not None and text.request.number == number else text for text in self._texts]
 
     def wanted(self) -> Room:
         """The room that the texts need: the present one, if they fit and do not lie in it loosely for long."""
         slots = min(bucket(self.active + len(self.waiting)), bucket(self.slots_max))
-        lengths = [text.given + 1 for text in self._texts if text is not None and not text.satisfied]
+        lengths = [text.fed + 1 for text in self._texts if text is not None and not text.satisfied]
         free = max(slots, self.room.slots) - self.active
         lengths += [text.room for text in list(self.waiting)[:free]]
-        length = max((self._length(each) for each in lengths), default=0)
+        length = max((self._length(tokens) for tokens in lengths), default=0)
         if slots > self.room.slots or length > self.room.length:
             return Room(max(slots, self.room.slots), max(length, self.room.length), self.chunk)
-        more = max((text.wish.tokens_max - text.told for text in self._texts if text is not None), default=0)
+        more = max((text.request.tokens_max - text.produced for text in self._texts if text is not None), default=0)
         return self._needed() if self._roomy >= ROOMY_STEPS and more >= ROOMY_TOKENS else self.room
 
     def order(self, room: Room) -> tuple[int, ...]:
@@ -159,7 +159,7 @@ class Slots:
         self._under_way.clear()
         for text in self._texts:
             if text is not None:
-                text.given = text.coming = 0
+                text.fed = text.coming = 0
 
     def ask(self) -> Feeds | None:
         """The next step, None if no text has anything to do in one."""
@@ -169,11 +169,11 @@ class Slots:
         slots = self.room.slots
         feeds = Feeds(
             np.zeros((slots, self.chunk), np.int32), np.zeros(slots, np.int32), np.zeros(slots, np.int32),
-            np.zeros(slots, np.bool_), tuple([text.wish.sampling if text else GREEDY for text in self._texts]),
+            np.zeros(slots, np.bool_), tuple([text.request.sampling if text else GREEDY for text in self._texts]),
         )  # fmt: skip
         choosing: list[_Text | None] = [None] * slots
         for slot, text in enumerate(self._texts):
-            if text is not None and not text.satisfied and text.given < self.room.length:
+            if text is not None and not text.satisfied and text.fed < self.room.length:
                 choosing[slot] = self._give(feeds, slot, text)
         if not feeds.count.any():
             return None
@@ -181,19 +181,19 @@ class Slots:
         self._roomy = 0 if self._needed() == self.room else self._roomy + 1
         return feeds
 
-    def answer(self, chosen: Iterable[int]) -> list[Told]:
+    def answer(self, chosen: Iterable[int]) -> list[ChosenToken]:
         """The oldest step under way chose these tokens, by slots."""
-        told = []
+        tokens = []
         for text, token in zip(self._under_way.popleft(), chosen, strict=True):
             if text is None or text not in self._texts:
                 continue
             text.coming -= 1
             text.tokens.append(int(token))
-            reason = STOP if token in text.wish.ends else FULL if text.told >= text.wish.tokens_max else ""
-            told.append(Told(text.wish.number, int(token), reason))
+            reason = STOP if token in text.request.ends else FULL if text.produced >= text.request.tokens_max else ""
+            tokens.append(ChosenToken(text.request.number, int(token), reason))
             if reason:
                 self._texts[self._texts.index(text)] = None
-        return told
+        return tokens
 
     # -- helpers
 
@@ -201,17 +201,17 @@ class Slots:
         """What would do for the texts that there are, to their ends."""
         there = [*self.waiting, *(text for text in self._texts if text is not None)]
         slots = min(bucket(len(there)), self.room.slots)
-        length = max((self._length(len(text.wish.prompt) + text.wish.tokens_max) for text in there), default=0)
+        length = max((self._length(len(text.request.prompt) + text.request.tokens_max) for text in there), default=0)
         return Room(slots, min(max(length, self._length(1)), self.room.length), self.chunk)
 
     def _give(self, feeds: Feeds, slot: int, text: _Text) -> _Text | None:
         """Put a text's next tokens into the feeds; the text, if this step chooses one for it."""
-        known = text.tokens[text.given : min(text.given + self.chunk, self.room.length)]
+        known = text.tokens[text.fed : min(text.fed + self.chunk, self.room.length)]
         feeds.ids[slot, : len(known)] = known
-        feeds.start[slot], feeds.count[slot] = text.given, max(len(known), 1)
+        feeds.start[slot], feeds.count[slot] = text.fed, max(len(known), 1)
         feeds.follow[slot] = not known
-        text.given += max(len(known), 1)
-        if text.given < len(text.tokens) + text.coming:
+        text.fed += max(len(known), 1)
+        if text.fed < len(text.tokens) + text.coming:
             return None
         text.coming += 1
         return text

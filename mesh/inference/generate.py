@@ -31,13 +31,13 @@ def generate(
     one = is_one(prompts)
     several: list[Any] = [prompts] if one else list(prompts)
     text = text_of(model)
-    tokenizer = Tokenizer(text.folder) if any(isinstance(each, str) for each in several) else None
+    tokenizer = Tokenizer(text.folder) if any(isinstance(prompt, str) for prompt in several) else None
     call = _Call(model, several, request, tokenizer, mesh, strategy)
     if stream:
         pieces = call.pieces()
         return (piece for _, piece in pieces) if one else pieces
-    found = call.all()
-    return found[0] if one else found
+    replies = call.all()
+    return replies[0] if one else replies
 
 
 class _Call:

@@ -27,7 +27,7 @@ from ..models.decoder import Text
 from ..models.model import Model
 from ..util.units import counted
 from . import kv_cache_step, sampling
-from .continuous_batching import Feeds, Slots, Told, Wish
+from .continuous_batching import ChosenToken, Feeds, Slots, TextRequest
 from .settings import GREEDY, Room, Sampling
 
 TOKENS_MAX = 128  # new ones where nobody says how many
@@ -269,15 +269,15 @@ class Generating:
             raise QueueFull(f"{self.waiting} texts wait already", next_step="Try again when some of them are done")
         tokens = tuple([int(token) for token in prompt])
         self._check(tokens)
-        wish = Wish(
+        request = TextRequest(
             next(self._numbers),
             tokens,
             self._room_for(tokens, tokens_max),
             frozenset(self.ends if ends is None else ends),
             how,
         )
-        stream = self._streams[wish.number] = TokenStream(wish.number, self)
-        self._slots.join(wish)
+        stream = self._streams[request.number] = TokenStream(request.number, self)
+        self._slots.join(request)
         self._news.set()
         return stream
 
@@ -349,17 +349,17 @@ class Generating:
         self._answers.popleft()
         self._steps += 1
         self._fruitless = 0
-        for told in self._slots.answer(np.asarray(chosen).tolist()):
-            self._tell(told)
+        for token in self._slots.answer(np.asarray(chosen).tolist()):
+            self._tell(token)
 
-    def _tell(self, told: Told) -> None:
-        stream = self._streams.get(told.number)
+    def _tell(self, chosen: ChosenToken) -> None:
+        stream = self._streams.get(chosen.number)
         if stream is None:
             return
-        stream._tell(told.token)
-        if told.reason:
-            del self._streams[told.number]
-            stream._end(told.reason)
+        stream._tell(chosen.token)
+        if chosen.reason:
+            del self._streams[chosen.number]
+            stream._end(chosen.reason)
 
     def _arguments(self, feeds: Feeds) -> tuple[Any, ...]:
         how = sampling.fed(feeds.settings)

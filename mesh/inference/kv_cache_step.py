@@ -63,9 +63,9 @@ def stepper(decoder: Decoder, room: Room, params: Mapping[str, Array]) -> Callab
     def step(
         state: State, ids: Array, start: Array, count: Array, follow: Array, how: Any, several: Array
     ) -> tuple[State, Array]:
-        given = mnp.astype(mnp.arange(room.chunk), mnp.int32)[None]
-        ids = mnp.where(follow[:, None] & (given == 0), state[LAST][:, None], ids)
-        x = decoder.embed(params, ids, start[:, None] + given)
+        column = mnp.astype(mnp.arange(room.chunk), mnp.int32)[None]
+        ids = mnp.where(follow[:, None] & (column == 0), state[LAST][:, None], ids)
+        x = decoder.embed(params, ids, start[:, None] + column)
         following: State = {}
         for number in range(decoder.layers):
             kept = state[f"keys.{number}"], state[f"values.{number}"]
@@ -89,8 +89,8 @@ def _either(layer: Any, several: Array, x: Array, start: Array, count: Array, ke
         return layer(x, start, count, *kept)
 
     def first(*kept: Array) -> tuple[Array, ...]:
-        made, *more = layer(x[:, :1], start, count, *kept)
-        return (apply("dynamic_update_slice", x, made, mnp.asarray(np.zeros(3, np.int32))), *more)
+        first_column, *caches = layer(x[:, :1], start, count, *kept)
+        return (apply("dynamic_update_slice", x, first_column, mnp.asarray(np.zeros(3, np.int32))), *caches)
 
     return cond(several, lambda *kept: tuple(layer(x, start, count, *kept)), first, *kept)
 
@@ -100,21 +100,21 @@ def _layer(decoder: Decoder, number: int, params: Mapping[str, Array], length: i
     window = decoder.windows[number]
 
     def layer(x: Array, start: Array, count: Array, keys: Array, values: Array) -> tuple[Array, ...]:
-        made: list[Array] = []
+        caches: list[Array] = []
         column = mnp.astype(mnp.arange(x.shape[1]), mnp.int32)[None]
         positions, meant = start[:, None] + column, column < count[:, None]
 
         def attend(_: int, q: Array, k: Array, v: Array, scale: float) -> Array:
-            made[:] = [_written(old, new, positions, meant) for old, new in ((keys, k), (values, v))]
+            caches[:] = [_written(old, new, positions, meant) for old, new in ((keys, k), (values, v))]
             there = mnp.astype(mnp.arange(length), mnp.int32)
             seen = there <= positions[:, :, None]
             if window is not None and window < length:
                 seen = seen & (there > positions[:, :, None] - window)
-            k, v = (mnp.astype(each, q.dtype) for each in made)
+            k, v = (mnp.astype(cache, q.dtype) for cache in caches)
             return attended(q, k, v, seen[:, None], scale)
 
         x = decoder.layer(params, number, x, positions, attend)
-        return x, *made
+        return x, *caches
 
     return layer
 
@@ -128,13 +128,13 @@ def _written(old: Array, new: Array, positions: Array, meant: Array) -> Array:
     places = mnp.where(fits, first + positions[:, None], rows * length)  # beyond the end: dropped
     flat = mnp.reshape(old, (rows * length, size))
     updates = mnp.reshape(mnp.astype(new, old.dtype), (-1, size))
-    made = apply("scatter", flat, mnp.reshape(places, (-1,)), updates, axis=0, mode="set")
-    return mnp.reshape(made, old.shape)
+    written = apply("scatter", flat, mnp.reshape(places, (-1,)), updates, axis=0, mode="set")
+    return mnp.reshape(written, old.shape)
 
 
 def _moved(array: NDArray[Any], room: Room, order: Sequence[int]) -> NDArray[Any]:
     shape = (room.slots, array.shape[1], room.length, array.shape[3]) if array.ndim > 1 else (room.slots,)
-    made = np.zeros(shape, array.dtype)
+    resized = np.zeros(shape, array.dtype)
     part = tuple([slice(0, min(old, new)) for old, new in zip(array.shape[1:], shape[1:], strict=True)])
-    made[(slice(len(order)), *part)] = array[list(order)][(slice(None), *part)]
-    return made
+    resized[(slice(len(order)), *part)] = array[list(order)][(slice(None), *part)]
+    return resized

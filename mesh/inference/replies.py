@@ -13,7 +13,7 @@ from wire.errors import InputError
 from ..util.units import counted
 from .generation_runner import Generating, TokenStream
 from .settings import Sampling, count
-from .tokenizer import Tokenizer, Writing
+from .tokenizer import Detokenizer, Tokenizer
 
 Prompt = str | Sequence[int]
 Stop = str | int | Sequence[str | int] | None
@@ -37,7 +37,7 @@ class Request:
         strings, tokens = _stops(self.stop, generating.vocabulary)
         if isinstance(prompt, str):
             assert tokenizer is not None
-            writing, ids = Writing(tokenizer, strings), tokenizer.ids(prompt)
+            writing, ids = Detokenizer(tokenizer, strings), tokenizer.ids(prompt)
         elif strings:
             raise InputError(f"stop={strings[0]!r} is text, and the prompt is tokens", next_step="Give a token")
         else:
@@ -59,7 +59,7 @@ class Reply:
     ----------
     stream : TokenStream
         The tokens of the text.
-    writing : Writing or None
+    writing : Detokenizer or None
         What makes text of tokens; None for a prompt of tokens.
 
     Examples
@@ -83,7 +83,7 @@ class Reply:
     1 [2, 3, 4] [1, 2, 3, 4] stop
     """
 
-    def __init__(self, stream: TokenStream, writing: Writing | None) -> None:
+    def __init__(self, stream: TokenStream, writing: Detokenizer | None) -> None:
         self.tokens: list[int] = []
         self.reason = ""
         self._stream = stream
@@ -161,26 +161,26 @@ def _ids(prompt: Any) -> list[int]:
         return []
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise InputError(f"a prompt is a text or a list of tokens, got {array.dtype}{list(array.shape)}")
-    found: list[int] = array.tolist()
-    return found
+    ids: list[int] = array.tolist()
+    return ids
 
 
 def _ends(ends: Any, vocabulary: int) -> tuple[int, ...]:
-    found = _each(ends)
-    if not all(_is_token(one) for one in found):
+    tokens = _items(ends)
+    if not all(_is_token(token) for token in tokens):
         raise InputError(f"ends={ends!r:.60} is no token, nor several of them")
-    return tuple([_known(one, "ends", vocabulary) for one in found])
+    return tuple([_known(token, "ends", vocabulary) for token in tokens])
 
 
 def _stops(stop: Any, vocabulary: int) -> tuple[list[str], list[int]]:
-    each = _each(stop) if stop is not None else []
-    strings = [one for one in each if isinstance(one, str)]
-    if "" in strings or not all(isinstance(one, str) or _is_token(one) for one in each):
+    stops = _items(stop) if stop is not None else []
+    strings = [item for item in stops if isinstance(item, str)]
+    if "" in strings or not all(isinstance(item, str) or _is_token(item) for item in stops):
         raise InputError(f"stop={stop!r:.60} is no text or token, nor several of them")
-    return strings, [_known(one, "stop", vocabulary) for one in each if _is_token(one)]
+    return strings, [_known(item, "stop", vocabulary) for item in stops if _is_token(item)]
 
 
-def _each(value: Any) -> list[Any]:
+def _items(value: Any) -> list[Any]:
     alone = isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable)
     return [value] if alone or (isinstance(value, np.ndarray) and not value.ndim) else list(value)
 

@@ -39,12 +39,12 @@ Rows = dict[str, NDArray[Any]]
 
 @dataclass(slots=True)
 class _Request:
-    given: Any
+    inputs: Any
     rows: int
     result: asyncio.Future[Any]
 
 
-class Answering:
+class RequestRunner:
     """One model's queue, on the mesh's loop.  `batched` False computes every request as it is."""
 
     def __init__(self, mesh: AsyncMesh, model: Model | Callable[..., Any], options: Options, batched: bool) -> None:
@@ -74,11 +74,11 @@ class Answering:
         if self._batcher.full:
             waiting = len(self._batcher.waiting)
             raise QueueFull(f"{waiting} requests wait already", next_step="Try again when some of them are done")
-        given, rows, kind = self._taken(args)
+        inputs, rows, kind = self._taken(args)
         number = next(self._numbers)
         result: asyncio.Future[Any] = self._loop.create_future()
         result.add_done_callback(lambda _: self._over(number))
-        self._requests[number] = _Request(given, rows, result)
+        self._requests[number] = _Request(inputs, rows, result)
         self._batcher.add(Waiting(number, kind if self._batched else number, rows, self._loop.time()))
         self._go()
         return result
@@ -108,26 +108,26 @@ class Answering:
     def _taken(self, args: Sequence[Any]) -> tuple[Any, int, Any]:
         """A copy of the arguments, the number of their rows, and what others must share to go with them."""
         if isinstance(self._model, Model):
-            given: Any = {name: np.array(value) for name, value in self._model.given(*apart(args)).items()}
+            inputs: Any = {name: np.array(value) for name, value in self._model.given(*apart(args)).items()}
         else:
             self._check_fits(args)
-            given = tree.map(np.array, tuple(args))
-        found, structure = tree.flatten_with_paths(given)
-        for path, leaf in found:
+            inputs = tree.map(np.array, tuple(args))
+        leaves, structure = tree.flatten_with_paths(inputs)
+        for path, leaf in leaves:
             if not isinstance(self._model, Model) and leaf.dtype.kind in "OSUMm":
                 raise InputError(f"the input {path or 'given'!r} is no tensor: numpy makes {leaf.dtype} of it")
         if not self._batched:
-            return given, self._batcher.rows_max, None  # a batch by itself, which nothing is waited for
-        flat = next((path for path, leaf in found if not np.ndim(leaf)), None)
-        sizes = {np.shape(leaf)[0] for _, leaf in found if np.ndim(leaf)}
+            return inputs, self._batcher.rows_max, None  # a batch by itself, which nothing is waited for
+        flat = next((path for path, leaf in leaves if not np.ndim(leaf)), None)
+        sizes = {np.shape(leaf)[0] for _, leaf in leaves if np.ndim(leaf)}
         if flat is not None or len(sizes) != 1 or min(sizes) < 1:
-            have = "there is none" if not found else f"they have {sorted(sizes)} rows"
+            have = "there is none" if not leaves else f"they have {sorted(sizes)} rows"
             raise InputError(
                 "the first axis of every input is the batch, and "
                 + (have if flat is None else f"{flat or 'what was given'!r} is a scalar"),
                 next_step="Load the model with batched=False if it has no batch",
             )
-        return given, sizes.pop(), (structure, tuple([(leaf.dtype, leaf.shape[1:]) for _, leaf in found]))
+        return inputs, sizes.pop(), (structure, tuple([(leaf.dtype, leaf.shape[1:]) for _, leaf in leaves]))
 
     def _check_fits(self, args: Sequence[Any]) -> None:
         """Raise InputError if these are more or fewer arguments than the function takes."""
@@ -136,8 +136,8 @@ class Answering:
         except (TypeError, ValueError):  # a builtin without one
             return
         try:
-            given, named = apart(args)
-            signature.bind(*given, **named)
+            places, named = apart(args)
+            signature.bind(*places, **named)
         except TypeError as error:
             raise InputError(
                 f"the function takes {signature}, got {counted(len(args), 'input')}", cause=str(error),
@@ -153,7 +153,7 @@ class Answering:
     def _go(self) -> None:
         """Begin what is due, and see when the next batch is."""
         while batch := self._batcher.take(self._loop.time()):
-            task = self._loop.create_task(self._compute([self._requests[each.number] for each in batch]))
+            task = self._loop.create_task(self._compute([self._requests[waiting.number] for waiting in batch]))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         if self._timer is not None:
@@ -210,10 +210,10 @@ class Answering:
         if self._batched:
             rows = sum(request.rows for request in batch)
             missing = bucket(rows) - rows
-            given = tree.map(lambda *leaves: _joined(leaves, missing), *(request.given for request in batch))
+            inputs = tree.map(lambda *leaves: _joined(leaves, missing), *(request.inputs for request in batch))
         else:
-            given = batch[0].given
-        return (given,) if isinstance(self._model, Model) else tuple(given)
+            inputs = batch[0].inputs
+        return (inputs,) if isinstance(self._model, Model) else tuple(inputs)
 
     def _share(self, batch: list[_Request], outputs: Any) -> None:
         """Give everybody their rows."""

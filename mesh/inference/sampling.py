@@ -27,13 +27,13 @@ _COLDEST = 1e-30  # of temperatures above 0: logits divided by less are infinite
 
 def fed(settings: Sequence[Sampling]) -> dict[str, NDArray[Any]]:
     """The settings of a batch as arrays: temperature and top_p f32 (n,), top_k i32 (n,), key u32 (n, 2)."""
-    words = [(each.seed >> 32 & 0xFFFFFFFF, each.seed & 0xFFFFFFFF) for each in settings]
+    words = [(one.seed >> 32 & 0xFFFFFFFF, one.seed & 0xFFFFFFFF) for one in settings]
     return {
         "temperature": np.array(
-            [max(each.temperature, _COLDEST) if each.temperature else 0 for each in settings], np.float32
+            [max(one.temperature, _COLDEST) if one.temperature else 0 for one in settings], np.float32
         ),
-        "top_k": np.array([each.top_k for each in settings], np.int32),
-        "top_p": np.array([each.top_p for each in settings], np.float32),
+        "top_k": np.array([one.top_k for one in settings], np.int32),
+        "top_p": np.array([one.top_p for one in settings], np.float32),
         "key": np.array(words, np.uint32).reshape(len(settings), 2),
     }
 

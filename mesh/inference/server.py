@@ -30,7 +30,7 @@ from ..transforms.graph_function import graph_function
 from ..util.did_you_mean import optioned, spelt
 from .generation_runner import Generating, text_of
 from .replies import Prompt, Reply, Request, Stop
-from .request_runner import Answering, is_batched
+from .request_runner import RequestRunner, is_batched
 from .settings import Options, choice
 from .tokenizer import Tokenizer
 
@@ -113,7 +113,7 @@ class AsyncInferenceServer:
             use = "InferenceServer is for a mesh.Mesh" if isinstance(mesh, Mesh) else "Use AsyncMesh.connect()"
             raise InputError(f"AsyncInferenceServer serves on a mesh.AsyncMesh, got {mesh!r:.60}", next_step=use)
         self._mesh = mesh
-        self._models: dict[str, _Served] = {}
+        self._models: dict[str, _ServedModel] = {}
         self._loading: set[str] = set()
         self._closed = False
 
@@ -199,7 +199,7 @@ class AsyncInferenceServer:
         try:
             loaded = await asyncio.to_thread(_loaded, model, options.batched is not False)
             self._check_open()
-            self._models[name] = _Served(self._mesh, loaded, options)
+            self._models[name] = _ServedModel(self._mesh, loaded, options)
         finally:
             self._loading.discard(name)
 
@@ -229,7 +229,7 @@ class AsyncInferenceServer:
             At once, if too many wait already.
         """
         served = self._served(name)
-        return await served.answering.ask(taken(served.model, inputs, named))
+        return await served.request_runner.ask(taken(served.model, inputs, named))
 
     @optioned
     def generate(
@@ -345,13 +345,13 @@ class AsyncInferenceServer:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def _served(self, name: str) -> _Served:
+    def _served(self, name: str) -> _ServedModel:
         self._check_open()
-        found = self._models.get(name) if isinstance(name, str) else None
-        if found is None:
+        served = self._models.get(name) if isinstance(name, str) else None
+        if served is None:
             known = ", ".join(sorted(self._models)) or "none"
             raise InputError(f"no model is called {name!r}", next_step=f"Loaded: {known}")
-        return found
+        return served
 
     def _check_open(self) -> None:
         if self._closed:
@@ -613,7 +613,7 @@ class InferenceServer:
             self._mesh.wait(_soon(reply.cancel))
 
 
-class _Served:
+class _ServedModel:
     """A model with its queues."""
 
     def __init__(self, mesh: AsyncMesh, model: Model | Callable[..., Any], options: Options) -> None:
@@ -629,7 +629,7 @@ class _Served:
             )
         if batched is None:
             batched = (is_batched(model) if isinstance(model, Model) else True) and not mesh.reproducible
-        self.answering = Answering(mesh, model, options, batched)
+        self.request_runner = RequestRunner(mesh, model, options, batched)
         self._generating: list[Generating] = []
         self._tokenizer: Tokenizer | None = None
 
@@ -650,21 +650,21 @@ class _Served:
                 )
                 for _ in range(options.replicas)
             ]  # fmt: skip
-        least = min(self._generating, key=lambda each: each.waiting + each.active)
+        least = min(self._generating, key=lambda batch: batch.waiting + batch.active)
         return request.begin(least, self._tokenizer, prompt)
 
     def told(self, name: str) -> LoadedModel:
         """What the model does now."""
         weights = self.model.weights.values() if isinstance(self.model, Model) else ()
-        texts, steps = (sum(getattr(each, what) for each in self._generating) for what in ("active", "steps"))
-        waiting = self.answering.waiting + sum(each.waiting for each in self._generating)
+        texts, steps = (sum(getattr(batch, what) for batch in self._generating) for what in ("active", "steps"))
+        waiting = self.request_runner.waiting + sum(batch.waiting for batch in self._generating)
         size = sum(weight.nbytes for weight in weights)
-        return LoadedModel(name, size, waiting, texts, self.answering.batches, steps)
+        return LoadedModel(name, size, waiting, texts, self.request_runner.batches, steps)
 
     async def close(self) -> None:
         """Cancel everything."""
-        await self.answering.close()
-        await asyncio.gather(*(each.close() for each in self._generating))
+        await self.request_runner.close()
+        await asyncio.gather(*(batch.close() for batch in self._generating))
 
 
 def _check_mesh(given: object, own: Mesh | AsyncMesh) -> None:

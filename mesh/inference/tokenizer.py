@@ -63,7 +63,7 @@ class Tokenizer:
         return step
 
 
-class Writing:
+class Detokenizer:
     """Tokens that come one by one, as text: `add` gives what is new and final, `rest` what was held back.
 
     A character is never split: bytes of one that is not complete wait for the others.  Nor is one of `stops`: what may

@@ -341,9 +341,9 @@ class Model:
                 raise InputError(f"{model} has no free dimension {name!r}", next_step=f"It has: {known}")
             if not isinstance(size, int) or size < 0:
                 raise InputError(f"the dimension {name!r} is a count, got {size!r}")
-        made = copy(self)
-        made.inputs = tuple([spec.sized(dims) for spec in self.inputs])
-        return made
+        sized = copy(self)
+        sized.inputs = tuple([spec.sized(dims) for spec in self.inputs])
+        return sized
 
     def trained(self, params: Mapping[str, Any]) -> Model:
         """Replace the params.
@@ -379,9 +379,9 @@ class Model:
         self._check_names(params)
         named = {name: as_numpy(params[name], f"the param {name!r}") for name in self.params}
         for name, array in self.params.items():
-            wanted, found = (TensorType(each.shape, dtype_of(each)) for each in (array, named[name]))
-            if wanted != found:
-                raise InputError(f"the param {name!r} is {found}, expected {wanted}")
+            wanted, kind = (TensorType(param.shape, dtype_of(param)) for param in (array, named[name]))
+            if wanted != kind:
+                raise InputError(f"the param {name!r} is {kind}, expected {wanted}")
         return Model(
             self.name, self._function, self.inputs, self.outputs, named, self.text,
             buffers=self.buffers, tied=self.tied, hint=self.hint,
@@ -481,11 +481,11 @@ class Model:
         if not remember:
             return self._traced(given)
         key = self.key(given)
-        found = self._graphs.get(key)
-        if found is None:
-            made = self._traced(given)
-            found = self._graphs.keep(key, made, graph_bytes(made))
-        return found
+        graph = self._graphs.get(key)
+        if graph is None:
+            traced = self._traced(given)
+            graph = self._graphs.keep(key, traced, graph_bytes(traced))
+        return graph
 
     def _traced(self, given: Mapping[str, Any]) -> WireGraph:
         arguments = {
@@ -496,9 +496,9 @@ class Model:
             if spec.name in given
         }
         params = {name: argument("param", name, handle.type) for name, handle in self.handles.items()}
-        declared = [each.tensor for each in (*arguments.values(), *params.values()) if isinstance(each, Array)]
-        made = self._function(params, arguments)
-        graph, _ = graph_of(declared, [made[name] for name in self.outputs], self.outputs, self.name)
+        declared = [array.tensor for array in (*arguments.values(), *params.values()) if isinstance(array, Array)]
+        outputs = self._function(params, arguments)
+        graph, _ = graph_of(declared, [outputs[name] for name in self.outputs], self.outputs, self.name)
         return graph
 
     @checked
@@ -598,9 +598,9 @@ def _fitting(spec: InputSpec, value: Any, sizes: dict[str, int]) -> Any:
         sizes.setdefault(d, n) != n if isinstance(d, str) else d != n for d, n in zip(spec.shape, shape, strict=True)
     ):
         known = "".join(f", {name} = {size}" for name, size in sizes.items() if name in spec.shape)
-        found = dtype_of(value.dtype)
+        dtype = dtype_of(value.dtype)
         raise InputError(
-            f"the input {spec.name!r} is {found.name}{list(shape)}, expected {spec}{known}",
-            next_step="" if found is spec.dtype else f"Convert it: {spec.name}.astype({spec.dtype.numpy.name!r})",
+            f"the input {spec.name!r} is {dtype.name}{list(shape)}, expected {spec}{known}",
+            next_step="" if dtype is spec.dtype else f"Convert it: {spec.name}.astype({spec.dtype.numpy.name!r})",
         )
     return value

@@ -169,11 +169,11 @@ def _tensor(name: str, entry: Any, body: NDArray[np.uint8], file: Path) -> NDArr
             f"its offsets are {offsets} of {len(body)}"
         )
     try:
-        found = np.asarray(body[offsets[0] : offsets[1]]).view(dtype.numpy).reshape(shape)
+        tensor = np.asarray(body[offsets[0] : offsets[1]]).view(dtype.numpy).reshape(shape)
     except (ValueError, OverflowError) as error:  # no bytes, and so a shape of any numbers, or more than 64 dimensions
         raise InputError(f"{file} is damaged: {name!r} has the shape {shape!s:.100}", cause=str(error)) from None
-    found.flags.writeable = False
-    return found if found.flags.aligned else _aligned(found)
+    tensor.flags.writeable = False
+    return tensor if tensor.flags.aligned else _aligned(tensor)
 
 
 def _aligned(array: NDArray[Any]) -> NDArray[Any]:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 from ..util.annotation_checks import checked
-from .optimiser import Optimiser, chain, told
+from .optimiser import Optimiser, chain, named_by_call
 from .rules import add_decayed_weights, scale_by_adam, scale_by_learning_rate, scale_by_lion
 from .rules import momentum as running
 from .schedules import Rate
 
 
-@told
+@named_by_call
 @checked
 def sgd(
     learning_rate: Rate, *, momentum: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0, mask: Any = None
@@ -61,7 +61,7 @@ def sgd(
     )
 
 
-@told
+@named_by_call
 @checked
 def adam(
     learning_rate: Rate, *, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.0,
@@ -114,7 +114,7 @@ def adam(
     )
 
 
-@told
+@named_by_call
 @checked
 def adamw(
     learning_rate: Rate, *, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8, weight_decay: float = 1e-2,
@@ -165,7 +165,7 @@ def adamw(
     )
 
 
-@told
+@named_by_call
 @checked
 def lion(
     learning_rate: Rate, *, b1: float = 0.9, b2: float = 0.99, weight_decay: float = 0.0, mask: Any = None

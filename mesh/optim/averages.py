@@ -8,7 +8,7 @@ from .. import numpy as mnp
 from .. import tree
 from ..core.array import Operand
 from ..util.annotation_checks import checked
-from .optimiser import Optimiser, told, weight_of, wide, zeros_for
+from .optimiser import Optimiser, named_by_call, weight_of, wide, zeros_for
 
 
 class Mean(NamedTuple):
@@ -18,7 +18,7 @@ class Mean(NamedTuple):
     total: Any
 
 
-@told
+@named_by_call
 @checked
 def ema(decay: float, *, debias: bool = True) -> Optimiser:
     """Exponential moving average of params, which often predicts better than the params themselves.

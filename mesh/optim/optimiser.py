@@ -61,15 +61,15 @@ class Optimiser(_Pair):
         return f"<Optimiser: {self.made_by or getattr(self.update, '__name__', 'of functions')}>"
 
 
-def told(fn: Callable[P, Optimiser]) -> Callable[P, Optimiser]:
+def named_by_call(fn: Callable[P, Optimiser]) -> Callable[P, Optimiser]:
     """`fn`, whose optimisers say by which call they were made."""
 
     @wraps(fn)
     def call(*args: P.args, **keywords: P.kwargs) -> Optimiser:
-        made = fn(*args, **keywords)
-        given = ", ".join([*map(_shown, args), *(f"{name}={_shown(value)}" for name, value in keywords.items())])
-        made.made_by = shorten(f"{fn.__name__}({given})", SHOWN_MAX, placeholder=" ...")
-        return made
+        optimiser = fn(*args, **keywords)
+        arguments = ", ".join([*map(_shown, args), *(f"{name}={_shown(value)}" for name, value in keywords.items())])
+        optimiser.made_by = shorten(f"{fn.__name__}({arguments})", SHOWN_MAX, placeholder=" ...")
+        return optimiser
 
     return call
 
@@ -82,7 +82,7 @@ def _shown(value: Any) -> str:
     return str(getattr(value, "__name__", type(value).__name__))
 
 
-@told
+@named_by_call
 def chain(*parts: Optimiser) -> Optimiser:
     """One optimiser that hands what each part gives to the next.
 

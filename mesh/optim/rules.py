@@ -13,11 +13,11 @@ from .. import tree
 from ..core.array import Array, Operand
 from ..util.annotation_checks import checked, instance
 from ..util.argument_checks import check_number
-from .optimiser import Optimiser, global_norm, needed, stateless, told, weight_of, wide, zeros_for
+from .optimiser import Optimiser, global_norm, named_by_call, needed, stateless, weight_of, wide, zeros_for
 from .schedules import Rate, rate_at
 
 
-@told
+@named_by_call
 def scale(factor: Operand) -> Optimiser:
     """Multiply gradients by a number.
 
@@ -47,7 +47,7 @@ def scale(factor: Operand) -> Optimiser:
     return stateless(lambda gradients, params: tree.map(lambda gradient: wide(gradient) * factor, gradients))
 
 
-@told
+@named_by_call
 def clip_by_value(bound: Operand) -> Optimiser:
     """Bring every element into [-bound, bound].
 
@@ -78,7 +78,7 @@ def clip_by_value(bound: Operand) -> Optimiser:
     return stateless(lambda gradients, params: tree.map(lambda gradient: mnp.clip(gradient, low, bound), gradients))
 
 
-@told
+@named_by_call
 def clip_by_global_norm(bound: Operand) -> Optimiser:
     """Scale all gradients down together, so that their norm is at most `bound`.
 
@@ -118,7 +118,7 @@ def clip_by_global_norm(bound: Operand) -> Optimiser:
     return stateless(clipped)
 
 
-@told
+@named_by_call
 def add_decayed_weights(rate: Operand, mask: Any = None) -> Optimiser:
     """Add `rate * param` to the gradients.
 
@@ -166,7 +166,7 @@ def add_decayed_weights(rate: Operand, mask: Any = None) -> Optimiser:
     return stateless(decayed)
 
 
-@told
+@named_by_call
 @checked
 def momentum(decay: Operand, nesterov: bool = False) -> Optimiser:
     """Replace gradients by their running sum, `m = decay * m + g`.
@@ -217,7 +217,7 @@ class Moments(NamedTuple):
     second: Any
 
 
-@told
+@named_by_call
 def scale_by_adam(b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> Optimiser:
     """Divide the mean of gradients by the root of the mean of their squares, both without bias.
 
@@ -274,7 +274,7 @@ def scale_by_adam(b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> Opti
     return Optimiser(init, update)
 
 
-@told
+@named_by_call
 def scale_by_lion(b1: float = 0.9, b2: float = 0.99) -> Optimiser:
     """Replace gradients by the sign of their mean.
 
@@ -317,7 +317,7 @@ def scale_by_lion(b1: float = 0.9, b2: float = 0.99) -> Optimiser:
     return Optimiser(zeros_for, update)
 
 
-@told
+@named_by_call
 def scale_by_learning_rate(rate: Rate) -> Optimiser:
     """Multiply gradients by `-rate`: the end of a chain, which turns a direction into a step down.
 

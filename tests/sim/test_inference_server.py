@@ -347,7 +347,7 @@ def test_shapes_of_long_ago_are_forgotten() -> None:
         built = AsyncMesh.builder().mesh("sim").simulate(2).build_async()
         async with await built as mesh, AsyncInferenceServer(mesh) as server:
             await server.load_model("double", lambda x: x + x, max_wait_ms=0)
-            (its,) = (model.answering for model in server._models.values())
+            (its,) = (model.request_runner for model in server._models.values())
             its._works_max, its._function._forms = 3, Latest(2, GRAPHS_BYTES)
             for seed in range(2):
                 for size in range(1, 8):

@@ -123,7 +123,7 @@ async def under_faults(seed: int) -> tuple[dict[str, int], list[str]]:
                 break
             await asyncio.sleep(0.1)
         assert slots_of(server) == [(0, 0, 0)] * len(slots_of(server)), "a slot is taken by nobody"
-        assert all(not served.answering._requests for served in server._models.values())
+        assert all(not served.request_runner._requests for served in server._models.values())
         cluster.heal()
         await asyncio.sleep(5)  # who was away is back
         for name in LANGUAGE:

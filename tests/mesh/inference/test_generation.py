@@ -162,7 +162,7 @@ def test_every_row_of_a_batch_is_drawn_in_its_own_way() -> None:
 
 def test_streamed_text_never_splits_a_character(tmp_path: Path) -> None:
     pytest.importorskip("tokenizers")
-    from mesh.inference.tokenizer import Tokenizer, Writing
+    from mesh.inference.tokenizer import Detokenizer, Tokenizer
 
     tokenizer = Tokenizer(with_bytes(gpt2_folder(tmp_path / "plain", layers=1), tmp_path / "model"))
     text = "naïve 日本語 🙂👩‍👩‍👧 end\n"
@@ -170,17 +170,17 @@ def test_streamed_text_never_splits_a_character(tmp_path: Path) -> None:
         tokenizer.ids("abc\ud800")
     ids = tokenizer.ids(text)
     assert len(ids) == len(text.encode()) and tokenizer.text(ids) == text
-    writing = Writing(tokenizer)
+    writing = Detokenizer(tokenizer)
     pieces = [writing.add(token) for token in ids]
     assert "".join(pieces) == text and writing.rest() == "" and all("\ufffd" not in piece for piece in pieces)
-    broken = Writing(tokenizer)
+    broken = Detokenizer(tokenizer)
     assert "".join([broken.add(token) for token in tokenizer.ids("a🙂")[:-1]]) == "a" and "\ufffd" in broken.rest()
 
 
 def test_bytes_that_are_no_text_do_not_end_a_stream(tmp_path: Path) -> None:
     """Llama's decoder marks a run of byte tokens as a whole if one of it is no text, also what was told before."""
     tokenizers = pytest.importorskip("tokenizers")
-    from mesh.inference.tokenizer import Tokenizer, Writing
+    from mesh.inference.tokenizer import Detokenizer, Tokenizer
 
     vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"\u2581the": 256, "\u2581end": 257}
     own = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, [], byte_fallback=True))
@@ -190,9 +190,9 @@ def test_bytes_that_are_no_text_do_not_end_a_stream(tmp_path: Path) -> None:
     )
     own.save(str(tmp_path / "tokenizer.json"))
     euro = list("\u20ac".encode())
-    writing = Writing(Tokenizer(tmp_path))
+    writing = Detokenizer(Tokenizer(tmp_path))
     assert "".join(map(writing.add, [256, *euro, 257])) + writing.rest() == "the\u20ac end"
-    broken = Writing(Tokenizer(tmp_path))
+    broken = Detokenizer(Tokenizer(tmp_path))
     pieces = "".join(map(broken.add, [0x41, euro[0], 256, *euro, 257])) + broken.rest()
     assert pieces.startswith("A") and pieces.endswith("the\u20ac end")
 
@@ -200,10 +200,10 @@ def test_bytes_that_are_no_text_do_not_end_a_stream(tmp_path: Path) -> None:
 @pytest.mark.parametrize("stop", ["lo w", "world", "d", "hello world"])
 def test_text_ends_before_a_stop_and_holds_back_its_beginnings(tmp_path: Path, stop: str) -> None:
     pytest.importorskip("tokenizers")
-    from mesh.inference.tokenizer import Tokenizer, Writing
+    from mesh.inference.tokenizer import Detokenizer, Tokenizer
 
     tokenizer = Tokenizer(with_bytes(gpt2_folder(tmp_path / "plain", layers=1), tmp_path / "model"))
-    writing = Writing(tokenizer, [stop, "never"])
+    writing = Detokenizer(tokenizer, [stop, "never"])
     text = "hello wor hello world and more"
     shown = ""
     for token in tokenizer.ids(text):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from mesh.inference.continuous_batching import FULL, ROOMY_TOKENS, STOP, Feeds, Slots, Wish, bucket
+from mesh.inference.continuous_batching import FULL, ROOMY_TOKENS, STOP, Feeds, Slots, TextRequest, bucket
 from mesh.inference.settings import GREEDY, Room, Sampling
 
 CHUNK = 4
@@ -19,7 +19,7 @@ def next_token(tokens: list[int], how: Sampling) -> int:
     return zlib.crc32(repr((tokens, how.seed)).encode()) % 1000
 
 
-def alone(wish: Wish) -> list[int]:
+def alone(wish: TextRequest) -> list[int]:
     """What a text becomes when it is the only one."""
     tokens = list(wish.prompt)
     while len(tokens) < len(wish.prompt) + wish.tokens_max:
@@ -61,7 +61,7 @@ class Worker:
 
 
 def play(
-    wishes: list[Wish], seed: int, slots_max: int = 4, die: float = 0.0, length_max: int | None = None
+    wishes: list[TextRequest], seed: int, slots_max: int = 4, die: float = 0.0, length_max: int | None = None
 ) -> list[Room]:
     """Texts come at any time, answers too, and the state is lost now and then; every text is as if it were alone.
 
@@ -108,10 +108,10 @@ def play(
     return rooms
 
 
-def wishes(seed: int, count: int) -> list[Wish]:
+def wishes(seed: int, count: int) -> list[TextRequest]:
     rng = random.Random(seed)
     return [
-        Wish(
+        TextRequest(
             number, tuple(rng.randrange(1000) for _ in range(rng.choice((1, 3, 4, 5, 30)))), rng.choice((1, 2, 9, 60)),
             frozenset(rng.sample(range(1000), 30)), Sampling(seed=number),
         )
@@ -130,7 +130,7 @@ def test_texts_go_on_where_they_were_after_the_state_is_lost(seed: int) -> None:
 
 
 def test_a_loss_at_every_single_step_changes_no_token() -> None:
-    wish = Wish(0, tuple(range(10)), 12, sampling=Sampling(seed=5))
+    wish = TextRequest(0, tuple(range(10)), 12, sampling=Sampling(seed=5))
     for deadline in range(20):
         slots, heard, steps = Slots(1, CHUNK), list[int](), 0
         slots.join(wish)
@@ -148,15 +148,17 @@ def test_a_loss_at_every_single_step_changes_no_token() -> None:
 
 
 def test_a_batch_grows_with_its_texts_and_no_further_than_it_may() -> None:
-    rooms = play([Wish(0, tuple(range(60)), 100), *(Wish(at, (at,), 5) for at in range(1, 12))], 1, slots_max=4)
+    rooms = play(
+        [TextRequest(0, tuple(range(60)), 100), *(TextRequest(at, (at,), 5) for at in range(1, 12))], 1, slots_max=4
+    )
     assert (max(room.slots for room in rooms), max(room.length for room in rooms)) == (4, 192)
-    assert play([Wish(0, tuple(range(60)), 41)], 1, length_max=100) == [Room(1, 100, CHUNK)]
+    assert play([TextRequest(0, tuple(range(60)), 41)], 1, length_max=100) == [Room(1, 100, CHUNK)]
     assert [bucket(count) for count in (1, 2, 3, 8, 9)] == [1, 2, 4, 8, 16]
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_batch_shrinks_when_texts_that_end_leave_one_with_much_to_say(seed: int) -> None:
-    long, short = Wish(0, (1, 2, 3), 300), [Wish(at, (at,), 5) for at in range(1, 8)]
+    long, short = TextRequest(0, (1, 2, 3), 300), [TextRequest(at, (at,), 5) for at in range(1, 8)]
     rooms = play([*short, long] if seed % 2 else [long, *short], seed, slots_max=8)
     most = max(rooms, key=lambda room: room.slots)
     assert most.slots > 2 and rooms[-1].slots == 1, rooms
@@ -164,14 +166,16 @@ def test_a_batch_shrinks_when_texts_that_end_leave_one_with_much_to_say(seed: in
 
 
 def test_a_batch_becomes_no_smaller_for_a_few_tokens() -> None:
-    rooms = play([Wish(0, (1,), ROOMY_TOKENS), *(Wish(at, (at,), 5) for at in range(1, 8))], 3, slots_max=8)
+    rooms = play(
+        [TextRequest(0, (1,), ROOMY_TOKENS), *(TextRequest(at, (at,), 5) for at in range(1, 8))], 3, slots_max=8
+    )
     assert [room.slots for room in rooms] == sorted(room.slots for room in rooms)
 
 
 def test_texts_keep_their_order_in_a_smaller_room_and_one_that_leaves_on_the_way_leaves_a_gap() -> None:
     slots = Slots(4, CHUNK)
     for number in range(4):
-        slots.join(Wish(number, (number,), 3))
+        slots.join(TextRequest(number, (number,), 3))
     worker = Worker(slots.wanted())
     slots.moved(worker.room)
     first = slots.ask()
@@ -191,9 +195,9 @@ def test_texts_keep_their_order_in_a_smaller_room_and_one_that_leaves_on_the_way
 
 def test_who_leaves_makes_room_for_who_waits() -> None:
     slots = Slots(1, CHUNK)
-    slots.join(Wish(0, (1, 2), 50))
-    slots.join(Wish(1, (3,), 2))
-    slots.join(Wish(2, (4,), 2))
+    slots.join(TextRequest(0, (1, 2), 50))
+    slots.join(TextRequest(1, (3,), 2))
+    slots.join(TextRequest(2, (4,), 2))
     worker = Worker(slots.wanted())
     slots.moved(worker.room)
     first = slots.ask()
@@ -208,7 +212,7 @@ def test_who_leaves_makes_room_for_who_waits() -> None:
 
 def test_a_slot_without_a_text_has_nothing_to_do() -> None:
     slots = Slots(2, CHUNK)
-    slots.join(Wish(0, (1,), 3))
+    slots.join(TextRequest(0, (1,), 3))
     slots.moved(Room(2, 64, CHUNK))
     feeds = slots.ask()
     assert feeds is not None and feeds.count.tolist() == [1, 0] and feeds.settings[1] is GREEDY
