@@ -9,9 +9,9 @@ from wire.errors import InputError
 
 from ..backends.config import MeshConfig
 from ..client.mesh import Mesh
-from ..models.model import Model
+from ..models.model import Model, Prompt
 from .generation_runner import Generating, text_of
-from .replies import Prompt, Reply, Request, is_one
+from .replies import Reply, Request, is_one
 from .settings import choice
 from .tokenizer import Tokenizer
 

@@ -10,13 +10,12 @@ import numpy as np
 
 from wire.errors import InputError
 
+from ..models.model import Prompt, Stop
 from ..util.units import counted
 from .generation_runner import Generating, TokenStream
 from .settings import Sampling, count
 from .tokenizer import Detokenizer, Tokenizer
 
-Prompt = str | Sequence[int]
-Stop = str | int | Sequence[str | int] | None
 PROMPTS = "Give a text, a list of tokens, or several of these"
 
 

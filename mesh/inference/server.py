@@ -25,11 +25,11 @@ from ..client.async_mesh import AsyncMesh
 from ..client.mesh import Mesh
 from ..core.call_arguments import taken
 from ..models.load import load
-from ..models.model import Model
+from ..models.model import Model, Prompt, Stop
 from ..transforms.graph_function import graph_function
 from ..util.did_you_mean import optioned, spelt
 from .generation_runner import Generating, text_of
-from .replies import Prompt, Reply, Request, Stop
+from .replies import Reply, Request
 from .request_runner import RequestRunner, is_batched
 from .settings import Options, choice
 from .tokenizer import Tokenizer
@@ -151,7 +151,7 @@ class AsyncInferenceServer:
         model : str, Path, Model, WireGraph or callable
             A path as for `mesh.load`, a model, a function of arrays, or a graph, which takes any number of rows: it is
             computed in blocks of as many as it was traced for.
-        mesh : Mesh, optional
+        mesh : AsyncMesh, optional
             This server's own mesh, which need not be given.
         max_batch : int, optional
             Rows that are computed together at most, and texts that go on together.

@@ -14,11 +14,11 @@ knows no file format.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,8 +42,13 @@ from ..util.lru_cache import GRAPHS_BYTES, GRAPHS_COUNT, Latest, graph_bytes
 from ..util.units import counted
 from .decoder import Text
 
+if TYPE_CHECKING:
+    from ..client.mesh import Mesh
+
 Value = Array | NDArray[Any]
 Arrays = dict[str, NDArray[Any]]
+Prompt = str | Sequence[int] | NDArray[Any]  # a text, or tokens
+Stop = str | int | Sequence[str | int] | None
 Function = Callable[[Mapping[str, Array], Mapping[str, Value]], Mapping[str, Array]]
 """From params and inputs to outputs, each by name; static inputs come as numpy arrays, all others as Arrays."""
 
@@ -228,17 +233,17 @@ class Model:
     @spelt
     def generate(
         self,
-        prompts: Any,
+        prompts: Prompt | Sequence[Prompt],
         *,
         max_new_tokens: int | None = None,
         temperature: float = 0.0,
         top_k: int = 0,
         top_p: float = 1.0,
         seed: int = 0,
-        stop: Any = None,
-        ends: Any = None,
+        stop: Stop = None,
+        ends: int | Iterable[int] | None = None,
         stream: bool = False,
-        mesh: Any = None,
+        mesh: Mesh | None = None,
         strategy: str = "auto",
     ) -> Any:
         """Go on with prompts.

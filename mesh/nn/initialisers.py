@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from wire.errors import InputError, ShapeError
 
@@ -31,13 +31,13 @@ _TRUNCATED = 0.87962566103423978  # the standard deviation of a standard normal 
 
 
 @checked
-def zeros(key: Operand, shape: Sequence[int], dtype: Any = np.float32) -> Array:
+def zeros(key: Operand, shape: Sequence[int], dtype: DTypeLike = np.float32) -> Array:
     """All 0; the key is not used."""
     return mnp.zeros(shape, dtype=dtype)
 
 
 @checked
-def ones(key: Operand, shape: Sequence[int], dtype: Any = np.float32) -> Array:
+def ones(key: Operand, shape: Sequence[int], dtype: DTypeLike = np.float32) -> Array:
     """All 1; the key is not used."""
     return mnp.ones(shape, dtype=dtype)
 
@@ -70,7 +70,7 @@ def scaled(scale: float, mode: str, distribution: str) -> Initialiser:
         if value not in known:
             raise InputError(f"{value!r} is not known", next_step=f"Choose one of {', '.join(known)}")
 
-    def make(key: Operand, shape: Sequence[int], dtype: Any = np.float32) -> Array:
+    def make(key: Operand, shape: Sequence[int], dtype: DTypeLike = np.float32) -> Array:
         reached, summed = fans(shape)
         fan = {"fan_in": summed, "fan_out": reached, "fan_avg": (summed + reached) / 2}[mode]
         deviation = math.sqrt(scale / max(fan, 1))
@@ -89,7 +89,7 @@ def orthogonal(scale: float = 1.0) -> Initialiser:
     Saxe et al., 2013 (arXiv 1312.6120).
     """
 
-    def make(key: Operand, shape: Sequence[int], dtype: Any = np.float32) -> Array:
+    def make(key: Operand, shape: Sequence[int], dtype: DTypeLike = np.float32) -> Array:
         rows, columns = shape[0], math.prod(shape[1:])
         matrix = random.normal(key, (min(rows, columns), max(rows, columns)))
         matrix = matrix / mnp.sqrt(mnp.sum(matrix * matrix))

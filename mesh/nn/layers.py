@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from wire.errors import InputError
 
@@ -75,7 +76,7 @@ class Linear:
     @checked
     def init(
         cls, key: Operand, inputs: int, outputs: int, *, bias: bool = True,
-        initialiser: Initialiser = initialisers.lecun_normal, dtype: Any = np.float32,
+        initialiser: Initialiser = initialisers.lecun_normal, dtype: DTypeLike = np.float32,
     ) -> Linear:  # fmt: skip
         """Make a layer with first weights and a bias of 0.
 
@@ -152,7 +153,7 @@ class Conv:
     def init(
         cls, key: Operand, inputs: int, outputs: int, kernel: Sequence[int], *, stride: Ints = 1, padding: Any = 0,
         dilation: Ints = 1, groups: int = 1, bias: bool = True, initialiser: Initialiser = initialisers.lecun_normal,
-        dtype: Any = np.float32,
+        dtype: DTypeLike = np.float32,
     ) -> Conv:  # fmt: skip
         """Make a layer with first weights and a bias of 0.
 
@@ -244,7 +245,7 @@ class ConvTranspose:
     def init(
         cls, key: Operand, inputs: int, outputs: int, kernel: Sequence[int], *, stride: Ints = 1, padding: Any = 0,
         output_padding: Ints = 0, dilation: Ints = 1, groups: int = 1, bias: bool = True,
-        initialiser: Initialiser = initialisers.lecun_normal, dtype: Any = np.float32,
+        initialiser: Initialiser = initialisers.lecun_normal, dtype: DTypeLike = np.float32,
     ) -> ConvTranspose:  # fmt: skip
         """Make a layer with first weights and a bias of 0.
 
@@ -319,7 +320,13 @@ class Embedding:
     @classmethod
     @checked
     def init(
-        cls, key: Operand, count: int, width: int, *, initialiser: Initialiser | None = None, dtype: Any = np.float32
+        cls,
+        key: Operand,
+        count: int,
+        width: int,
+        *,
+        initialiser: Initialiser | None = None,
+        dtype: DTypeLike = np.float32,
     ) -> Embedding:
         """Make a table with first values.
 
@@ -386,7 +393,7 @@ class LayerNorm:
 
     @classmethod
     @checked
-    def init(cls, width: int, *, eps: float = 1e-5, dtype: Any = np.float32) -> LayerNorm:
+    def init(cls, width: int, *, eps: float = 1e-5, dtype: DTypeLike = np.float32) -> LayerNorm:
         """Make a layer with weight 1 and bias 0.
 
         Parameters
@@ -444,7 +451,7 @@ class RMSNorm:
 
     @classmethod
     @checked
-    def init(cls, width: int, *, eps: float = 1e-6, dtype: Any = np.float32) -> RMSNorm:
+    def init(cls, width: int, *, eps: float = 1e-6, dtype: DTypeLike = np.float32) -> RMSNorm:
         """Make a layer with weight 1.
 
         Parameters
@@ -508,7 +515,7 @@ class GroupNorm:
 
     @classmethod
     @checked
-    def init(cls, channels: int, groups: int, *, eps: float = 1e-5, dtype: Any = np.float32) -> GroupNorm:
+    def init(cls, channels: int, groups: int, *, eps: float = 1e-5, dtype: DTypeLike = np.float32) -> GroupNorm:
         """Make a layer with weight 1 and bias 0.
 
         Parameters
@@ -564,7 +571,7 @@ class BatchStatistics:
 
     @classmethod
     @checked
-    def init(cls, channels: int, *, dtype: Any = np.float32) -> BatchStatistics:
+    def init(cls, channels: int, *, dtype: DTypeLike = np.float32) -> BatchStatistics:
         """Make statistics of mean 0 and variance 1.
 
         Parameters
@@ -633,7 +640,9 @@ class BatchNorm:
 
     @classmethod
     @checked
-    def init(cls, channels: int, *, eps: float = 1e-5, momentum: float = 0.1, dtype: Any = np.float32) -> BatchNorm:
+    def init(
+        cls, channels: int, *, eps: float = 1e-5, momentum: float = 0.1, dtype: DTypeLike = np.float32
+    ) -> BatchNorm:
         """Make a layer with weight 1 and bias 0; `BatchStatistics.init(channels)` goes with it.
 
         Parameters
@@ -820,7 +829,7 @@ class MLP:
     @checked
     def init(
         cls, key: Operand, width: int, hidden: int, *, activation: Callable[[Any], Array] = activations.gelu,
-        bias: bool = True, dtype: Any = np.float32,
+        bias: bool = True, dtype: DTypeLike = np.float32,
     ) -> MLP:  # fmt: skip
         """Make a layer with first weights.
 
@@ -902,7 +911,7 @@ class GatedMLP:
     @checked
     def init(
         cls, key: Operand, width: int, hidden: int, *, activation: Callable[[Any], Array] = activations.silu,
-        bias: bool = False, dtype: Any = np.float32,
+        bias: bool = False, dtype: DTypeLike = np.float32,
     ) -> GatedMLP:  # fmt: skip
         """Make a layer with first weights.
 

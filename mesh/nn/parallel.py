@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from wire.errors import ShapeError
 
@@ -81,7 +82,7 @@ class AllToShardedLinear:
     @checked
     def init(
         cls, key: Operand, inputs: int, outputs: int, *, grid: Grid, axis: str, segments: int = 1, bias: bool = True,
-        initialiser: Initialiser = initialisers.lecun_normal, dtype: Any = np.float32,
+        initialiser: Initialiser = initialisers.lecun_normal, dtype: DTypeLike = np.float32,
     ) -> AllToShardedLinear:  # fmt: skip
         """Make a layer with first weights and a bias of 0.
 
@@ -227,7 +228,7 @@ class ShardedToAllLinear:
     @checked
     def init(
         cls, key: Operand, inputs: int, outputs: int, *, grid: Grid, axis: str, bias: bool = True,
-        initialiser: Initialiser = initialisers.lecun_normal, dtype: Any = np.float32,
+        initialiser: Initialiser = initialisers.lecun_normal, dtype: DTypeLike = np.float32,
     ) -> ShardedToAllLinear:  # fmt: skip
         """Make a layer with first weights and a bias of 0.
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from wire.errors import ShapeError
 
@@ -109,7 +110,9 @@ class KVCache:
 
     @classmethod
     @checked
-    def init(cls, batch: Sequence[int], heads: int, length: int, size: int, *, dtype: Any = np.float32) -> KVCache:
+    def init(
+        cls, batch: Sequence[int], heads: int, length: int, size: int, *, dtype: DTypeLike = np.float32
+    ) -> KVCache:
         """Make room for positions, none of which is filled.
 
         Parameters
@@ -231,7 +234,7 @@ class Attention:
     @checked
     def init(
         cls, key: Operand, width: int, heads: int, *, kv_heads: int | None = None, size: int | None = None,
-        causal: bool = False, rotary: float | None = None, bias: bool = True, dtype: Any = np.float32,
+        causal: bool = False, rotary: float | None = None, bias: bool = True, dtype: DTypeLike = np.float32,
     ) -> Attention:  # fmt: skip
         """Make a layer with first weights.
 
@@ -418,7 +421,7 @@ class TransformerBlock:
     def init(
         cls, key: Operand, width: int, heads: int, *, kv_heads: int | None = None, hidden: int | None = None,
         causal: bool = False, cross: bool = False, rotary: float | None = None, norm: Any = LayerNorm, mlp: Any = MLP,
-        pre_norm: bool = True, dropout: float = 0.0, bias: bool = True, dtype: Any = np.float32,
+        pre_norm: bool = True, dropout: float = 0.0, bias: bool = True, dtype: DTypeLike = np.float32,
     ) -> TransformerBlock:  # fmt: skip
         """Make a block with first weights.
 
