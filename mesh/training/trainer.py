@@ -49,9 +49,9 @@ class DistributedTrainer:
     loss : callable or WireGraph
         `loss(params, *batch)` with a batch that is a tuple, else `loss(params, batch)`.  It gives one loss per row, or
         the mean over rows, which costs more where rows do not come out even.  With an argument `key`, it gets a key of
-        its own for every step and part.  A graph of (params, *batch), for any number of rows, is a loss as well: what it
-        gives is the loss of each row, or where the batch has targets after what it takes, the model's answer, and the
-        loss is their squared error.
+        its own for every step and part.  A graph of (params, *batch), for any number of rows, is a loss as well: it
+        gives the loss of each row, or where the batch has targets after what it takes, the model's answer, and the loss
+        is their squared error.
     params : pytree of array_like
         What is trained: floats.
     optimizer : Optimiser, optional
