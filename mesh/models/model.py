@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,9 +41,6 @@ from ..util.did_you_mean import spelt
 from ..util.lru_cache import GRAPHS_BYTES, GRAPHS_COUNT, Latest, graph_bytes
 from ..util.units import counted
 from .decoder import Text
-
-if TYPE_CHECKING:
-    from ..client.mesh import Mesh
 
 Value = Array | NDArray[Any]
 Arrays = dict[str, NDArray[Any]]
@@ -243,7 +240,7 @@ class Model:
         stop: Stop = None,
         ends: int | Iterable[int] | None = None,
         stream: bool = False,
-        mesh: Mesh | None = None,
+        mesh: Any = None,
         strategy: str = "auto",
     ) -> Any:
         """Go on with prompts.
