@@ -39,7 +39,7 @@ class AutoJoin:
         self._changed = asyncio.Event()
         mesh, redial_s = key or coordinator.config.mesh, coordinator.config.timeouts.discovery_redial_s
         browser = Browser(mesh, on_gone=self._gone, role="worker", interfaces=interfaces, redial_s=redial_s)
-        self._lookout = AutoDialer(browser, self._join, self._wanted, "join", imposter)
+        self._dialer = AutoDialer(browser, self._join, self._wanted, "join", imposter)
 
     @property
     def joined(self) -> int:
@@ -49,10 +49,10 @@ class AutoJoin:
     @property
     def failures(self) -> list[str]:
         """The errors of announced workers that have not joined."""
-        return [str(error) for error in self._lookout.failures.values()]
+        return [str(error) for error in self._dialer.failures.values()]
 
     async def start(self) -> None:
-        await self._lookout.start()
+        await self._dialer.start()
 
     async def wait_for(self, count: int, wait_s: float) -> bool:
         """Whether `count` workers joined within `wait_s` seconds."""
@@ -66,7 +66,7 @@ class AutoJoin:
         return True
 
     async def close(self) -> None:
-        await self._lookout.close()
+        await self._dialer.close()
 
     def _wanted(self, candidate: Candidate) -> bool:
         return candidate.label not in self._joined
@@ -83,7 +83,7 @@ class AutoJoin:
         self._changed.set()
 
     def _gone(self, candidate: Candidate) -> None:
-        self._lookout.forget(candidate)
+        self._dialer.forget(candidate)
         where = self._joined.pop(candidate.label, None)
         if where is not None:
             self._coordinator.forget(*where)

@@ -191,11 +191,11 @@ class WebSockets:
             self._told_s = now_s
 
     async def resolve(self, host: str) -> Sequence[str]:
-        """As Carrier has it."""
+        """Resolve a host to the addresses that may be dialled."""
         return await _addresses(host, self.allowed, "dial")
 
     async def connect(self, address: str, port: int) -> _Socket:
-        """As Carrier has it."""
+        """Connect to an address."""
         self.allowed.check(address, "dial")
         if self._session is None:
             self._session = aiohttp.ClientSession(
@@ -250,7 +250,7 @@ class WebSockets:
         return nobody_at(where, _reason(error))
 
     async def close(self) -> None:
-        """As Carrier has it."""
+        """Stop listening, and drop connections that belong to no link."""
         for server in self._servers:
             server.close()
         if self._listener is not None:
@@ -350,7 +350,7 @@ class _Socket:
         self.settled = settled
 
     def write(self, frame: bytes) -> bool:
-        """As Socket has it.
+        """Write a frame now; False if the socket is congested.
 
         aiohttp writes first and only then waits for a congested socket, so the coroutine is run to its first wait.
         """
@@ -368,7 +368,7 @@ class _Socket:
         return False
 
     async def send(self, frame: bytes) -> None:
-        """As Socket has it."""
+        """Send a frame, and wait until the socket takes more."""
         if (binary := self._alone) is not None:
             binary.write(frame)
             await binary.drain()
@@ -382,7 +382,7 @@ class _Socket:
         return None if binary is None or binary.handed_over or self._websocket.closed else binary
 
     async def receive(self) -> bytes | None:
-        """As Socket has it; a text frame is no frame of ours and ends the connection."""
+        """The next frame; None when the connection has ended.  A text frame is no frame of ours and ends it."""
         if self._binary is not None:
             frame = await self._binary.receive()
             if frame is not None or not self._binary.handed_over:
@@ -391,7 +391,7 @@ class _Socket:
         return message.data if message.type is WSMsgType.BINARY else None
 
     async def pour(self, take: Callable[[bytes | memoryview], None]) -> None:
-        """As Socket has it."""
+        """Hand every frame to `take` until the connection has ended."""
         if self._binary is not None:
             await self._binary.pour(take)
         while (frame := await self.receive()) is not None:
@@ -399,7 +399,7 @@ class _Socket:
             del frame  # a chunk would be held for as long as the next does not come
 
     async def close(self) -> None:
-        """As Socket has it."""
+        """Let what is written leave, then drop the connection."""
         try:
             await asyncio.wait_for(self._websocket.close(), 2 * self._close_s)
         except (TimeoutError, ConnectionError):

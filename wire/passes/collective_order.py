@@ -71,11 +71,11 @@ def stages(nodes: Sequence[Node]) -> list[int]:
     return by_node
 
 
-def _take(nodes: Sequence[Node], meeting: int, found: list[int], stage: int) -> None:
+def _take(nodes: Sequence[Node], meeting: int, by_node: list[int], stage: int) -> None:
     """Put a meeting, and what it needs that is in no stage yet, into one."""
     waiting = [meeting]
     while waiting:
         index = waiting.pop()
-        if found[index] < 0:
-            found[index] = stage
+        if by_node[index] < 0:
+            by_node[index] = stage
             waiting += nodes[index].inputs

@@ -186,7 +186,7 @@ class Partitioner:
         op, inputs, attrs = self._graph.nodes[group[0]]
         if rule is None:
             raise GraphError(f"{op} stands in a graph over whole tensors", op=op, next_step="Write it inside shard_map")
-        option = min(self._options(group, rule), key=lambda each: self._cost_s(group, rule, each))
+        option = min(self._options(group, rule), key=lambda candidate: self._cost_s(group, rule, candidate))
         needed = self._needed(rule, option)
         types = self._program.types(group[0])
         operands = [self._obtained(source, layout) for source, layout in zip(inputs, needed, strict=True)]

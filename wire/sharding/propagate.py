@@ -48,25 +48,25 @@ def propagate(program: Program, prices: Prices) -> list[Dims]:
     return layouts
 
 
-def _node(program: Program, prices: Prices, found: list[Dims], index: int) -> list[int]:
+def _node(program: Program, prices: Prices, layouts: list[Dims], index: int) -> list[int]:
     """Let a node's tensors learn of each other; those that did."""
     rule = program.rules[index]
     if rule is None:
         return []
     operands = zip(program.graph.nodes[index].inputs, rule.operands, strict=True)
     tensors: list[tuple[int, Made]] = [(index, rule.results[program.output(index)]), *operands]
-    parts = [projected(rule, dims, found[tensor], program.axes) for tensor, dims in tensors]
+    parts = [projected(rule, dims, layouts[tensor], program.axes) for tensor, dims in tensors]
     offers = agreements(rule, [part for part in parts if part], program.axes)
     if not offers:
         return []
     best = offers[0]
     if len(offers) > 1:
-        best = min(offers, key=lambda offer: prices.node_s([index], rule, offer, found))
+        best = min(offers, key=lambda offer: prices.node_s([index], rule, offer, layouts))
     learnt = []
     for tensor, dims in tensors:
-        grown = _grown(found[tensor], dims_of(rule, dims, best, program.axes))
-        if tensor not in program.fixed and grown != found[tensor]:
-            found[tensor] = grown
+        grown = _grown(layouts[tensor], dims_of(rule, dims, best, program.axes))
+        if tensor not in program.fixed and grown != layouts[tensor]:
+            layouts[tensor] = grown
             learnt.append(tensor)
     return learnt
 

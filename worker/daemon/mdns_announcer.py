@@ -34,7 +34,7 @@ async def advertise(
         announcer = Announcer(endpoint.identity, port, key, config.host, config.interfaces)
         announced(await stack.enter_async_context(announcer))
         if key:
-            lookout = look_for(endpoint, key, "coordinator", config.interfaces)
-            stack.push_async_callback(lookout.close)
-            await lookout.start()
+            dialer = look_for(endpoint, key, "coordinator", config.interfaces)
+            stack.push_async_callback(dialer.close)
+            await dialer.start()
         await stopped

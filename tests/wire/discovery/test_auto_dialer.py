@@ -1,4 +1,4 @@
-"""A lookout dials every candidate in turn, tells of each new failure once and of few in all, and knows imposters."""
+"""An auto dialer dials every candidate in turn, tells of each new failure once, of few in all, and knows imposters."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ async def looking(dial: Callable[[Candidate], Any], **options: Any) -> AsyncIter
             await answer
 
     wanted = options.pop("wanted", lambda candidate: True)
-    lookout = AutoDialer(cast(Browser, source), dialled, wanted, "join", **options)
-    await lookout.start()
-    yield source, lookout
-    await lookout.close()
+    dialer = AutoDialer(cast(Browser, source), dialled, wanted, "join", **options)
+    await dialer.start()
+    yield source, dialer
+    await dialer.close()
     assert source.closed
 
 
@@ -61,9 +61,9 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def show(found: Found, *candidates: Candidate) -> None:
+async def show(source: Found, *candidates: Candidate) -> None:
     for candidate in candidates:
-        found.candidates.put_nowait(candidate)
+        source.candidates.put_nowait(candidate)
         await settle()
 
 
@@ -84,10 +84,10 @@ async def test_one_that_is_being_dialled_is_not_dialled_twice_and_may_be_forgott
         dialled.append(candidate.label)
         await never.wait()
 
-    async with looking(wait) as (source, lookout):
+    async with looking(wait) as (source, dialer):
         await show(source, node(1), node(1), node(2))
         assert dialled == ["1", "2"]
-        lookout.forget(node(1))
+        dialer.forget(node(1))
         await show(source, node(1), node(2))
         assert dialled == ["1", "2", "1"]
 
@@ -100,11 +100,11 @@ async def test_a_failure_is_told_once_and_tried_again_if_that_may_help(caplog: p
         tries.append(candidate.label)
         return failures[candidate.label]
 
-    async with looking(dial) as (source, lookout):
+    async with looking(dial) as (source, dialer):
         await show(source, node(1), node(2), node(1), node(2), node(1))
         assert tries == ["1", "2", "1", "1"]
-        assert [str(error) for error in lookout.failures.values()] == [str(error) for error in failures.values()]
-        lookout.forget(node(2))
+        assert [str(error) for error in dialer.failures.values()] == [str(error) for error in failures.values()]
+        dialer.forget(node(2))
         await show(source, node(2))
         assert tries[-1] == "2"
     assert [line.split(" announced")[0] for line in caplog.messages] == [
@@ -114,10 +114,10 @@ async def test_a_failure_is_told_once_and_tried_again_if_that_may_help(caplog: p
 
 async def test_who_announces_many_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    async with looking(lambda candidate: ConnectFailed(f"nobody at {candidate.label}")) as (source, lookout):
+    async with looking(lambda candidate: ConnectFailed(f"nobody at {candidate.label}")) as (source, dialer):
         for number in range(200):
             await show(source, node(number))
-            lookout.forget(node(number))
+            dialer.forget(node(number))
     assert len(caplog.messages) == LINES_PER_MINUTE_MAX
 
 

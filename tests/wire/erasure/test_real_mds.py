@@ -21,8 +21,8 @@ def weights(*shape: int, seed: int = 0) -> NDArray[np.float32]:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-def error(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
-    return float(np.abs(found - wanted).max() / np.abs(wanted).max())
+def error(decoded: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
+    return float(np.abs(decoded - wanted).max() / np.abs(wanted).max())
 
 
 @pytest.mark.parametrize("code", CODES, ids=ids)

@@ -51,9 +51,9 @@ def everything() -> WireGraph:
     return builder.build(kept, names=[f"out {place}" for place in range(len(kept))], name="everything")
 
 
-def assert_same(found: WireGraph, wanted: WireGraph) -> None:
-    assert (found.nodes, found.types, found.outputs) == (wanted.nodes, wanted.types, wanted.outputs)
-    assert (found.output_names, found.name, found.encoded) == (wanted.output_names, wanted.name, wanted.encoded)
+def assert_same(graph: WireGraph, wanted: WireGraph) -> None:
+    assert (graph.nodes, graph.types, graph.outputs) == (wanted.nodes, wanted.types, wanted.outputs)
+    assert (graph.output_names, graph.name, graph.encoded) == (wanted.output_names, wanted.name, wanted.encoded)
 
 
 def test_the_golden_text_is_written_and_read() -> None:

@@ -21,8 +21,8 @@ from wire.sharding.reshard import (
 F32_BYTES = 4
 
 
-def _moves(found: Path) -> list[type]:
-    return [type(step.move) for step in found.steps]
+def _moves(way: Path) -> list[type]:
+    return [type(step.move) for step in way.steps]
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (5, 4), (5, 3), (2, 1), (0, 4)], ids=str)
