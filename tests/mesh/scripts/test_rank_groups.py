@@ -246,7 +246,7 @@ def test_a_barrier_names_the_missing(tmp_path: Path) -> None:
         if world.rank == 2:
             over.wait(60.0)
             return None
-        while world.rank == 0 and world._wires.wires[1].inbox.empty:
+        while world.rank == 0 and world._channels.peers[1].reader.empty:
             over.wait(0.001)  # rank 1 has come
         try:
             with pytest.raises(DeadlineExceeded, match="rank 2") as caught:
