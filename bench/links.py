@@ -36,12 +36,12 @@ from support.machines.links import Recorder, node
 from support.tls import authority, credentials
 
 from wire.errors import MeshError
+from wire.joining.credentials import Credentials
 from wire.limits import KIB, MIB
 from wire.link.link import Link
 from wire.link.websocket_carrier import Endpoint
 from wire.protocol.messages import BlobStream, Done, FetchBlob, Message
 from wire.security.certificates import any_server_name
-from wire.security.credentials import Credentials
 
 FRAME_BYTES = 256 * KIB
 GOALS = "goals: link / bare 0.6, plain and TLS alike; TLS / plain 0.35"

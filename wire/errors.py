@@ -290,7 +290,7 @@ class JoinRefused(RemoteError):
     message : str
         What went wrong.
     reason : str, optional
-        A row of `REFUSALS` in wire/security/join_protocol.py.
+        A row of `REFUSALS` in wire/joining/join_protocol.py.
     **where : str
         The keywords of MeshError.
     """

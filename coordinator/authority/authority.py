@@ -23,14 +23,14 @@ from pathlib import Path
 
 from wire.addresses import check_name
 from wire.errors import ConfigError, MeshError, ProtocolError
+from wire.joining.join_protocol import Admitted, Asked, Former, Grant, Refusal, prove_grant
+from wire.joining.join_tokens import KEY_ID_BYTES, SECRET_BYTES, Token, new_token, pin_of
 from wire.security.certificates import (
     CERTIFICATE_S,
     PublicKey,
     key_of_certificate,
     key_of_request,
 )
-from wire.security.join_protocol import Admitted, Asked, Former, Grant, Refusal, prove_grant
-from wire.security.join_tokens import KEY_ID_BYTES, SECRET_BYTES, Token, new_token, pin_of
 from wire.system.atomic_files import Disk
 from wire.system.file_lock import FileLock
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from wire.errors import ConfigError, InputError
+from wire.joining.join_protocol import Asked
 from wire.limits import DEFAULT
-from wire.security.join_protocol import Asked
 
 from .token_table import TokenRecord, TokenTable
 

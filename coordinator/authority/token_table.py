@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from wire.errors import ConfigError, InputError
-from wire.security.join_protocol import Asked
-from wire.security.join_tokens import Token
+from wire.joining.join_protocol import Asked
+from wire.joining.join_tokens import Token
 
 ROLES = ("worker", "client")  # nobody joins as a coordinator
 TTL_S = 900.0  # long enough to walk to the other machine

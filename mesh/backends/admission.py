@@ -18,13 +18,13 @@ from pathlib import Path
 from coordinator.authority.authority import Authority, Trust
 from coordinator.coordinator import Coordinator
 from wire.errors import ConfigError, MeshError
+from wire.joining.credentials import Credentials, InterruptibleSleep, keep_renewed
+from wire.joining.join_port import PORT_OFFSET, JoinPort, serve_joining
+from wire.joining.join_protocol import Admitted
+from wire.joining.join_tokens import Token, discovery_key
 from wire.link.identity import member_id
 from wire.link.websocket_carrier import Endpoint
 from wire.protocol.messages import Revocations
-from wire.security.credentials import Credentials, InterruptibleSleep, keep_renewed
-from wire.security.join_port import PORT_OFFSET, JoinPort, serve_joining
-from wire.security.join_protocol import Admitted
-from wire.security.join_tokens import Token, discovery_key
 from wire.security.tls_listener import addresses_of
 
 log = logging.getLogger("graph_mesh.identity")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from wire.addresses import check_name
-from wire.security.join_tokens import Token
+from wire.joining.join_tokens import Token
 from wire.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
 from .enrolment import joined_mesh, state_root

@@ -23,11 +23,11 @@ from coordinator.sessions.elastic import Elastic
 from coordinator.sessions.runtime import Session, ahead_for
 from coordinator.sessions.state import Policy
 from wire.ir.graph import WireGraph
+from wire.joining.credentials import Credentials
 from wire.link.identity import identity_here
 from wire.link.websocket_carrier import Endpoint
 from wire.policy.batch_shares import Portions
 from wire.protocol.reports import Event
-from wire.security.credentials import Credentials
 from wire.system.open_file_limit import allow_open_files
 from wire.system.shared_memory import SharedDir
 

@@ -22,9 +22,9 @@ import platformdirs
 
 from wire.addresses import parse_address, shown
 from wire.errors import ConfigError
+from wire.joining.credentials import Credentials
+from wire.joining.join_tokens import Token, discovery_key, parse_token
 from wire.link.membership import COORDINATOR_FILE, Membership, ask_to_join, coordinator_known, remember_coordinator
-from wire.security.credentials import Credentials
-from wire.security.join_tokens import Token, discovery_key, parse_token
 from wire.system.file_lock import FileLock
 from wire.timeouts import DEFAULT_TIMEOUTS, Timeouts
 

@@ -33,6 +33,7 @@ from wire.errors import (
 )
 from wire.ir.codec import tensor_bytes
 from wire.ir.graph import WireGraph
+from wire.joining.credentials import Credentials
 from wire.link.endpoint import Endpoint as AnyEndpoint
 from wire.link.identity import identity_here, process_id
 from wire.link.keepalive import LinkWatch
@@ -63,7 +64,6 @@ from wire.protocol.messages import (
     SubmitJob,
 )
 from wire.protocol.peer import Identity
-from wire.security.credentials import Credentials
 from wire.system.shared_memory import SharedDir
 from wire.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from wire.transfer.content_exchange import BlobExchange, apart

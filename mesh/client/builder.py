@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from wire.addresses import check_name, parse_address
 from wire.errors import ConfigError
+from wire.joining.join_tokens import parse_token
 from wire.limits import DEFAULT
 from wire.policy.redundancy import OF_CALLS, copies_of
-from wire.security.join_tokens import parse_token
 from wire.timeouts import check_collective_timeout, check_node_timeout, node_timeout_of_beat, timeouts_of
 
 from ..backends.config import DiscoverSpec, LocalSpec, MeshConfig, SimulateSpec

@@ -24,11 +24,11 @@ from wire.addresses import parse_address
 from wire.discovery.mdns import Browser
 from wire.discovery.multicast_sockets import LOOPBACK, MulticastCounts
 from wire.errors import MeshError
+from wire.joining.join_port import PORT_OFFSET
 from wire.link.address_policy import is_loopback
 from wire.link.membership import COORDINATOR_FILE, coordinator_known
 from wire.package import package_version
 from wire.protocol.messages import Nodes
-from wire.security.join_port import PORT_OFFSET
 from worker.config import WorkerConfig
 from worker.devices.registry import list_devices
 

@@ -21,10 +21,10 @@ from coordinator.jobs.session_service import SessionService
 from coordinator.workers.log_lines import LogLines
 from wire.addresses import LAST_PORT, PORT, parse_address
 from wire.errors import MeshError
+from wire.joining.join_tokens import Token
 from wire.link.address_updates import AddressUpdates
 from wire.link.membership import COORDINATOR_FILE, remember_coordinator
 from wire.protocol.reports import Event
-from wire.security.join_tokens import Token
 from wire.system.signals import watch_signals
 from wire.timeouts import COORDINATOR
 

@@ -19,7 +19,7 @@ from .exit_codes import OK, run_command
 from .flags import add_common, add_listening, add_timeouts, command, mesh_name, node_name, timeouts, verbosity
 
 if TYPE_CHECKING:
-    from wire.security.credentials import Credentials
+    from wire.joining.credentials import Credentials
 
 THROTTLE = "flops=2e9,rate=20Mbit/s,delay=5ms"
 

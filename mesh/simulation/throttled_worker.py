@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+from wire.joining.credentials import Credentials
 from wire.link.endpoint import Endpoint
 from wire.link.link import Handler
 from wire.link.websocket_carrier import Endpoint as WebSocketEndpoint
 from wire.protocol.peer import Identity
-from wire.security.credentials import Credentials
 from wire.system.child_python import python_command
 from worker.config import WorkerConfig
 from worker.daemon.environment import Environment

@@ -13,9 +13,9 @@ from support.processes.fault_proxy import DOWN, UP, FaultProxy
 from support.tls import MESH, authority, credentials
 
 from wire.errors import MeshError, NodeLost
+from wire.joining.credentials import Credentials
 from wire.link.websocket_carrier import Endpoint
 from wire.protocol.messages import BlobStream, Done, Message
-from wire.security.credentials import Credentials
 
 WITHIN_S = 120.0
 CONTROL, BULK = 0, 1

@@ -17,12 +17,12 @@ from support.waiting import until
 
 from coordinator.authority.authority import Authority
 from wire.errors import ConfigError, MeshError
+from wire.joining.credentials import Credentials
+from wire.joining.join_port import join, serve_joining
 from wire.link.reconnect import stay_linked
 from wire.link.websocket_carrier import Endpoint
 from wire.security.certificates import new_key
 from wire.security.connection_limiter import ConnectionLimiter, ConnectionLimits
-from wire.security.credentials import Credentials
-from wire.security.join_port import join, serve_joining
 
 NAME = "attic.example"  # of nobody
 KNOWN = {NAME: "127.0.0.1"}

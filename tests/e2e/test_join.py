@@ -22,16 +22,16 @@ from support.waiting import until
 from coordinator.authority.audit_log import read_events, verify
 from coordinator.authority.authority import Authority
 from wire.errors import ConnectFailed, JoinRefused, MeshError, NotTrusted
+from wire.joining.credentials import Credentials
+from wire.joining.join_port import NOT_ASKED, PORT_OFFSET, JoinPort, join, renew, serve_joining
+from wire.joining.join_protocol import STRANGER_BYTES_MAX, Admitted, Renew, encode
+from wire.joining.join_protocol import Authority as Greeting
+from wire.joining.join_tokens import Token
 from wire.link.identity import identity_here
 from wire.link.membership import Membership
 from wire.link.websocket_carrier import Endpoint
 from wire.security.certificates import CERTIFICATE_S, JOIN_NAME, new_key, server_name
 from wire.security.connection_limiter import ConnectionLimiter
-from wire.security.credentials import Credentials
-from wire.security.join_port import NOT_ASKED, PORT_OFFSET, JoinPort, join, renew, serve_joining
-from wire.security.join_protocol import STRANGER_BYTES_MAX, Admitted, Renew, encode
-from wire.security.join_protocol import Authority as Greeting
-from wire.security.join_tokens import Token
 from wire.security.tls import client_context, join_client_context, peer_member, unverified_context
 from wire.timeouts import DEFAULT_TIMEOUTS
 

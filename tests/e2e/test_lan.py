@@ -20,8 +20,8 @@ from support.lan.namespaces import Host, Lan, needs_namespaces
 from support.processes.commands import ROOT, environment
 
 from coordinator.authority.audit_log import read_events
-from wire.security.join_port import NOT_ASKED
-from wire.security.join_tokens import Token, discovery_key, parse_token
+from wire.joining.join_port import NOT_ASKED
+from wire.joining.join_tokens import Token, discovery_key, parse_token
 
 pytestmark = needs_namespaces
 HEALTHY = "healthy"

@@ -24,12 +24,12 @@ from mesh import Mesh, errors, trace
 from mesh.backends.enrolment import authority_folder, client_folder, client_membership, enrolled
 from mesh.backends.remote import Remote
 from mesh.commands import exit_codes
+from wire.joining.credentials import Credentials
+from wire.joining.join_port import PORT_OFFSET
 from wire.link.identity import identity_here
 from wire.link.link import Link
 from wire.link.websocket_carrier import Endpoint
 from wire.protocol.messages import AskJobs, AskNodes, Message, SubmitJob
-from wire.security.credentials import Credentials
-from wire.security.join_port import PORT_OFFSET
 
 MESH = "members"
 SERVE = ("coord", "serve", "--no-mdns")

@@ -20,10 +20,10 @@ from coordinator.authority.audit_log import verify
 from coordinator.authority.authority import Authority
 from mesh.commands import exit_codes
 from wire.errors import NotTrusted
+from wire.joining.join_protocol import Grant
 from wire.link.identity import identity_here
 from wire.link.websocket_carrier import Endpoint
 from wire.security.certificates import authority_from_pem, is_issued, new_key
-from wire.security.join_protocol import Grant
 
 MESH = "rotated"
 SERVE = ("coord", "serve", "--no-mdns", "--port", "0")

@@ -25,11 +25,11 @@ from support.machines.links import Recorder, node
 from support.tls import MESH, authority, credentials
 
 from wire.errors import ConnectFailed, MeshError, NotTrusted
+from wire.joining.credentials import Credentials
 from wire.link.websocket_carrier import Endpoint
 from wire.protocol.messages import Done, PlanKey, Push, Value
 from wire.security.certificates import CERTIFICATE_S, CertificateAuthority, any_server_name
 from wire.security.connection_limiter import ConnectionLimits
-from wire.security.credentials import Credentials
 from wire.security.tls_listener import HEADER_BYTES, HELLO_BYTES_MAX
 
 

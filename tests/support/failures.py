@@ -26,8 +26,8 @@ from wire.addresses import parse_address  # noqa: E402
 from wire.errors import MeshError  # noqa: E402
 from wire.ir.dtypes import F32  # noqa: E402
 from wire.ir.graph import GraphBuilder, WireGraph  # noqa: E402
+from wire.joining.join_tokens import parse_token  # noqa: E402
 from wire.protocol.versions import negotiate  # noqa: E402
-from wire.security.join_tokens import parse_token  # noqa: E402
 from worker.engine_host.host import mesh_error_of  # noqa: E402
 from worker.engine_host.watchdog import loss_of  # noqa: E402
 from worker.state import events as ev  # noqa: E402

@@ -7,6 +7,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from wire.joining.credentials import Credentials
+from wire.joining.join_protocol import Admitted, Grant
 from wire.security.certificates import (
     CertificateAuthority,
     NodeKey,
@@ -15,8 +17,6 @@ from wire.security.certificates import (
     new_key,
     revocations_pem,
 )
-from wire.security.credentials import Credentials
-from wire.security.join_protocol import Admitted, Grant
 from wire.security.tls import TLSFiles
 
 from .hostile.faulty_disk import QuickDisk

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from ..addresses import parse_address
 from ..errors import ConfigError, ConnectFailed, JoinRefused, MeshError, NotTrusted
+from ..joining.credentials import Credentials, InterruptibleSleep, keep_renewed
+from ..joining.join_port import PORT_OFFSET, join, renew
+from ..joining.join_protocol import Admitted, Former
+from ..joining.join_tokens import Token
 from ..security.certificates import NodeKey
-from ..security.credentials import Credentials, InterruptibleSleep, keep_renewed
-from ..security.join_port import PORT_OFFSET, join, renew
-from ..security.join_protocol import Admitted, Former
-from ..security.join_tokens import Token
 from ..system.atomic_files import Disk
 from ..timeouts import DEFAULT_TIMEOUTS, Timeouts
 from .endpoint import Endpoint

@@ -22,13 +22,13 @@ from aiohttp import WSMsgType
 
 from ..addresses import LAST_PORT, PORT, shown
 from ..errors import ConfigError, ConnectFailed, MeshError
+from ..joining.credentials import Credentials
+from ..joining.join_protocol import JOIN
 from ..limits import DEFAULT, Limits
 from ..protocol.frames import frame_bytes_max
 from ..protocol.peer import Identity
 from ..security.certificates import Member, any_server_name
 from ..security.connection_limiter import ConnectionLimiter, ConnectionLimits, origin_of
-from ..security.credentials import Credentials
-from ..security.join_protocol import JOIN
 from ..security.tls import drop, explain, explain_caller, gave_up, is_tls_error, peer_member
 from ..security.tls_listener import Caller, Listener, addresses_of
 from ..timeouts import DEFAULT_TIMEOUTS, Timeouts

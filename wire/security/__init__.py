@@ -1,1 +1,1 @@
-"""Keys, certificates, TLS, and the exchange by which a node joins a mesh."""
+"""Keys, certificates, TLS, and limits on callers."""

@@ -30,7 +30,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ..errors import ConfigError, ProtocolError
-from .join_tokens import base32
+from . import base32
 
 ROLES = ("worker", "client", "coordinator")
 CERTIFICATE_S = 24 * 3600.0  # a node that is not renewed is out after a day
@@ -368,7 +368,7 @@ def _names(node_id: str, role: str, mesh: str) -> list[x509.GeneralName]:
 
 def _label(mesh: str) -> str:
     """A mesh's name as a part of a host name: any name fits, and strangers on the network cannot read it."""
-    return base32(hashlib.sha256(b"graph-mesh\0" + mesh.encode()).digest())[:16]
+    return base32.encode(hashlib.sha256(b"graph-mesh\0" + mesh.encode()).digest())[:16]
 
 
 def _serial(node_id: str) -> int:
@@ -384,7 +384,7 @@ def _public_key(key: object) -> PublicKey:
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise ProtocolError("a node's key is not a P-256 key")
     spki = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    return PublicKey(base32(hashlib.sha256(spki).digest())[:26], key)
+    return PublicKey(base32.encode(hashlib.sha256(spki).digest())[:26], key)
 
 
 def _load(certificate: bytes) -> x509.Certificate:

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from wire.addresses import parse_address
+from wire.joining.credentials import Credentials
 from wire.link.link import Link
 from wire.protocol.messages import Meet
 from wire.security.certificates import server_name
-from wire.security.credentials import Credentials
 from wire.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
 from ..collectives.connector import KEY_BYTES

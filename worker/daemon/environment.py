@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from wire.errors import MeshError
+from wire.joining.credentials import Credentials
 from wire.link.address_updates import AddressUpdates
 from wire.link.endpoint import Endpoint
 from wire.link.keepalive import LinkWatch
 from wire.link.link import Handler
 from wire.link.websocket_carrier import Endpoint as WebSocketEndpoint
 from wire.protocol.peer import Identity
-from wire.security.credentials import Credentials
 from wire.system.memory import machine_memory
 
 from ..config import WorkerConfig

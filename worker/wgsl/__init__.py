@@ -5,7 +5,7 @@ Reading order is the life of a part:
     canonicalise  graph -> plain nodes (composites inlined, no-ops dropped, shapes without work removed)
     fuse          nodes -> groups; one group is one kernel
     elements      one element of a node as a scalar expression over index expressions
-    families      a group -> loops, loads and stores (map, row, matmul, scatter, sort)
+    kernels       a group -> loops, loads and stores (map, row, matmul, scatter, sort)
     kernel_ir     what those are made of; `expressions` has the scalar and index algebra
     legalise      which WGSL text computes each scalar op exactly as the op table says; `polyfills` has the functions
     emit          kernel -> WGSL text

@@ -14,8 +14,8 @@ from wire.ir.graph import Node, WireGraph
 from wire.ir.types import NO_ATTRS, TensorType
 
 from .emit import Shader, emit
-from .families import LOWERINGS, Frame
 from .fuse import Group
+from .kernels import LOWERINGS, Frame
 from .profile import Profile
 
 SHADERS_MAX = 1_024  # groups remembered; one is a few kB of text

@@ -27,6 +27,9 @@ from coordinator.authority.member_roster import (
 from coordinator.authority.token_table import TokenTable
 from mesh.simulation.loop import VirtualLoop
 from wire.errors import ConfigError, InputError, JoinRefused
+from wire.joining.join_protocol import Asked, Grant, JoiningCoordinator, JoiningNode, Refusal, Send, encode
+from wire.joining.join_protocol import Authority as Greeting
+from wire.joining.join_tokens import Token, request_mac
 from wire.limits import DEFAULT
 from wire.security.certificates import (
     CERTIFICATE_S,
@@ -39,9 +42,6 @@ from wire.security.certificates import (
     new_key,
     read_revocations,
 )
-from wire.security.join_protocol import Asked, Grant, JoiningCoordinator, JoiningNode, Refusal, Send, encode
-from wire.security.join_protocol import Authority as Greeting
-from wire.security.join_tokens import Token, request_mac
 
 LEAF = b"the coordinator's certificate"
 

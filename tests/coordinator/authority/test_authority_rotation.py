@@ -21,9 +21,9 @@ from coordinator.authority.audit_log import read_events, verify
 from coordinator.authority.authority import OVERLAP_S, Authority, Trust
 from mesh.simulation.loop import VirtualLoop
 from wire.errors import ConfigError, InputError, MeshError, ProtocolError
+from wire.joining.credentials import Credentials
+from wire.joining.join_protocol import Admitted, Grant, Refusal
 from wire.security.certificates import CERTIFICATE_S, any_server_name, check_issued, is_issued
-from wire.security.credentials import Credentials
-from wire.security.join_protocol import Admitted, Grant, Refusal
 from wire.security.tls import TLSContext, join_client_context
 from wire.system.atomic_files import Data, Disk
 

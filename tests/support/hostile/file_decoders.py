@@ -23,10 +23,10 @@ from wire.errors import ConfigError, GraphError, InputError, JournalDamaged, Ver
 from wire.ir.codec import hash_bytes
 from wire.ir.file import load_graph, load_params
 from wire.ir.verify import verify
+from wire.joining.credentials import Credentials
 from wire.link.identity import kept_node_id
 from wire.link.membership import coordinator_known
 from wire.security.certificates import authority_from_pem, certificate_pem, new_authority
-from wire.security.credentials import Credentials
 from worker.daemon.pause_file import PauseFiles
 from worker.devices.benchmark import measured
 from worker.engine.protocol import EngineInfo, Measured

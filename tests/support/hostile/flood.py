@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from itertools import cycle
 
 from wire.addresses import PORT
-from wire.security.join_port import PORT_OFFSET
+from wire.joining.join_port import PORT_OFFSET
 
 AT_ONCE = 250
 STAY_S = 3.0

@@ -18,10 +18,10 @@ from support.machines.links import Recorder
 from coordinator.authority.authority import Authority
 from wire.addresses import PORT
 from wire.discovery.mdns import Announcer
+from wire.joining.credentials import Credentials
+from wire.joining.join_port import PORT_OFFSET, serve_joining
 from wire.link.identity import identity_here
 from wire.link.websocket_carrier import Endpoint
-from wire.security.credentials import Credentials
-from wire.security.join_port import PORT_OFFSET, serve_joining
 
 WORKER_PORT = 7200
 

@@ -33,6 +33,22 @@ from wire.ir.dtypes import F32, dtype_named
 from wire.ir.text import from_text, to_text
 from wire.ir.types import TensorType
 from wire.ir.verify import verify
+from wire.joining.join_protocol import (
+    Asked,
+    Authority,
+    Former,
+    Grant,
+    JoiningCoordinator,
+    JoiningNode,
+    Listening,
+    Refusal,
+    Renew,
+    RenewingNode,
+    Send,
+    prove_grant,
+)
+from wire.joining.join_protocol import encode as encode_join
+from wire.joining.join_tokens import new_token, parse_token, redacted
 from wire.limits import DEFAULT
 from wire.link.address_policy import is_loopback
 from wire.protocol.frames import (
@@ -69,22 +85,6 @@ from wire.security.certificates import (
     new_key,
     read_revocations,
 )
-from wire.security.join_protocol import (
-    Asked,
-    Authority,
-    Former,
-    Grant,
-    JoiningCoordinator,
-    JoiningNode,
-    Listening,
-    Refusal,
-    Renew,
-    RenewingNode,
-    Send,
-    prove_grant,
-)
-from wire.security.join_protocol import encode as encode_join
-from wire.security.join_tokens import new_token, parse_token, redacted
 from wire.system.shared_memory import SharedDir, take
 from worker.engine import host_messages as host
 from worker.engine.protocol import EngineInfo, Measured

@@ -26,11 +26,11 @@ from support.machines.links import Recorder, node
 from support.processes.commands import ROOT
 
 from wire.errors import MeshError
+from wire.joining.credentials import Credentials
 from wire.limits import MIB
 from wire.link.link import Link
 from wire.link.websocket_carrier import Endpoint
 from wire.protocol.messages import BlobStream, Done, Message
-from wire.security.credentials import Credentials
 
 
 class LanNode:

@@ -25,7 +25,7 @@ from mesh import trace
 from mesh.backends.enrolment import client_membership
 from mesh.backends.remote import Remote
 from wire.errors import MeshError
-from wire.security.join_port import PORT_OFFSET
+from wire.joining.join_port import PORT_OFFSET
 
 from .commands import ROOT, Daemon, environment
 from .site import working

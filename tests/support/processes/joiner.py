@@ -13,9 +13,9 @@ import time
 
 from wire.addresses import PORT
 from wire.errors import MeshError
+from wire.joining.join_port import PORT_OFFSET, join
+from wire.joining.join_tokens import parse_token
 from wire.security.certificates import new_key
-from wire.security.join_port import PORT_OFFSET, join
-from wire.security.join_tokens import parse_token
 
 
 async def main(host: str, count: int) -> None:

@@ -10,7 +10,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from wire.security.credentials import Credentials
+from wire.joining.credentials import Credentials
 from worker.config import config_of
 from worker.daemon.daemon import run_worker
 from worker.daemon.environment import REAL

@@ -8,9 +8,9 @@ import os
 from dataclasses import dataclass, field
 
 from wire.errors import MeshError
+from wire.joining.credentials import Credentials
 from wire.link.websocket_carrier import Endpoint
 from wire.protocol.messages import BlobStream, TailLog
-from wire.security.credentials import Credentials
 
 from ..machines.links import Recorder, node
 

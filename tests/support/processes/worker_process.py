@@ -21,6 +21,7 @@ from wire.ir.codec import hash_array, tensor_bytes, tensor_from
 from wire.ir.dtypes import dtype_named, dtype_of
 from wire.ir.graph import WireGraph
 from wire.ir.types import TensorType
+from wire.joining.credentials import Credentials
 from wire.link.identity import identity_here
 from wire.link.link import Link
 from wire.link.websocket_carrier import Endpoint
@@ -45,7 +46,6 @@ from wire.protocol.messages import (
     Value,
 )
 from wire.security.certificates import CertificateAuthority
-from wire.security.credentials import Credentials
 from wire.system.child_python import python_command
 from wire.system.shared_memory import SharedDir, take
 from wire.transfer.content_exchange import BlobExchange

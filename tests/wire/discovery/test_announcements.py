@@ -23,7 +23,7 @@ from wire.discovery.announcements import (
     text_of,
 )
 from wire.discovery.mdns import advert_in
-from wire.security.join_tokens import discovery_key
+from wire.joining.join_tokens import discovery_key
 
 KEY = discovery_key(bytes(32))
 REDIAL_S = 5.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from wire.errors import TokenError
-from wire.security.join_tokens import (
+from wire.joining.join_tokens import (
     TOKEN_CHARS,
     Token,
     discovery_key,

@@ -19,9 +19,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from ..errors import ConfigError, MeshError, ProtocolError
-from ..system.atomic_files import Disk
-from ..timeouts import DEFAULT_TIMEOUTS, Timeouts
-from .certificates import (
+from ..security.certificates import (
     BACKDATED_S,
     Member,
     Revocations,
@@ -37,9 +35,11 @@ from .certificates import (
     revocations_from_pem,
     revocations_pem,
 )
+from ..security.tls import TLSContext, TLSFiles, client_context, join_server_context, reload, server_context
+from ..system.atomic_files import Disk
+from ..timeouts import DEFAULT_TIMEOUTS, Timeouts
 from .join_protocol import Admitted, Former, Grant
 from .join_tokens import discovery_key, pin_of
-from .tls import TLSContext, TLSFiles, client_context, join_server_context, reload, server_context
 
 log = logging.getLogger("graph_mesh.identity")
 

@@ -1,4 +1,4 @@
-"""One file per kernel family: a fused group -> kernels.  `LOWERINGS` is the table."""
+"""The kernel families, one file each: a fused group becomes kernels.  `LOWERINGS` is the table."""
 
 from __future__ import annotations
 

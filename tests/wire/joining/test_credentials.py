@@ -14,6 +14,8 @@ from support.hostile.faulty_disk import FaultyDisk, Fuse, QuickDisk
 from support.tls import MESH, Pair
 
 from wire.errors import ConfigError, ConnectFailed, ProtocolError
+from wire.joining.credentials import LOOK_S, Credentials, keep_renewed, renewal_due_s
+from wire.joining.join_protocol import Admitted, Grant
 from wire.security.certificates import (
     CERTIFICATE_S,
     CertificateAuthority,
@@ -23,8 +25,6 @@ from wire.security.certificates import (
     new_key,
     server_name,
 )
-from wire.security.credentials import LOOK_S, Credentials, keep_renewed, renewal_due_s
-from wire.security.join_protocol import Admitted, Grant
 from wire.timeouts import DEFAULT_TIMEOUTS as LAN
 
 NOW_S = time.time()

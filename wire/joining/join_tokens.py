@@ -6,13 +6,13 @@ a key made of the secret, and the secret never travels.  Pure: it knows neither 
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import hmac
 import re
 from dataclasses import dataclass, field
 
 from ..errors import TokenError
+from ..security import base32
 
 PREFIX = "gm1_"
 PIN_BYTES, KEY_ID_BYTES, SECRET_BYTES = 32, 5, 20
@@ -34,7 +34,7 @@ class Token:
     @property
     def text(self) -> str:
         """What people paste.  Whoever reads it may join: keep it out of logs and command lines."""
-        return PREFIX + base32(self.pin + self.key_id_bytes + self.secret)
+        return PREFIX + base32.encode(self.pin + self.key_id_bytes + self.secret)
 
     @property
     def key_id_bytes(self) -> bytes:
@@ -61,7 +61,7 @@ def parse_token(text: str) -> Token:
         cut = "was it cut when it was copied?" if len(text) < TOKEN_CHARS else "is it two, or with something behind it?"
         raise TokenError(f"a join token has {TOKEN_CHARS} characters and this has {len(text)}: {cut}")
     data = _unbase32(text[len(PREFIX) :])
-    if base32(data) != text[len(PREFIX) :].lower():
+    if base32.encode(data) != text[len(PREFIX) :].lower():
         raise TokenError("a join token has a wrong last character", next_step="Copy it again")
     pin, key_id, secret = data[:PIN_BYTES], data[PIN_BYTES:-SECRET_BYTES], data[-SECRET_BYTES:]
     return Token(pin, key_id_text(key_id), secret)
@@ -74,7 +74,7 @@ def redacted(text: str) -> str:
 
 def key_id_text(key_id: bytes) -> str:
     """How lists and logs name a token: 8 characters."""
-    return base32(key_id)
+    return base32.encode(key_id)
 
 
 # -- keys and proofs ---------------------------------------------------------------------------------------
@@ -119,13 +119,8 @@ def _mac(key: bytes, data: bytes) -> bytes:
     return hmac.digest(key, data, "sha256")
 
 
-def base32(data: bytes) -> str:
-    """Encode in lower case and without padding, as tokens and host names have it."""
-    return base64.b32encode(data).decode().rstrip("=").lower()
-
-
 def _unbase32(text: str) -> bytes:
     try:
-        return base64.b32decode(text.upper() + "=" * (-len(text) % 8))
+        return base32.decode(text)
     except ValueError:
         raise TokenError("a join token has letters and the digits 2 to 7 only", next_step="Copy it again") from None

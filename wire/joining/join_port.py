@@ -19,10 +19,20 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from ..errors import ConnectFailed, MeshError, NotTrusted, ProtocolError
+from ..security.certificates import JOIN_NAME, NodeKey, is_authority_of
+from ..security.connection_limiter import ConnectionLimiter, origin_of
+from ..security.tls import (
+    TLSContext,
+    drop,
+    explain,
+    explain_caller,
+    join_client_context,
+    peer_certificate,
+    unverified_context,
+)
+from ..security.tls_listener import Caller, Listener
 from ..system.tasks import Tasks, unheard
 from ..timeouts import DEFAULT_TIMEOUTS, Timeouts
-from .certificates import JOIN_NAME, NodeKey, is_authority_of
-from .connection_limiter import ConnectionLimiter, origin_of
 from .credentials import Credentials
 from .join_protocol import (
     Admitted,
@@ -39,16 +49,6 @@ from .join_protocol import (
     Verify,
 )
 from .join_tokens import NONCE_BYTES, Token
-from .tls import (
-    TLSContext,
-    drop,
-    explain,
-    explain_caller,
-    join_client_context,
-    peer_certificate,
-    unverified_context,
-)
-from .tls_listener import Caller, Listener
 
 log = logging.getLogger("graph_mesh.join")
 

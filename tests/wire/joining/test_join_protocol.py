@@ -20,7 +20,7 @@ from coordinator.authority.token_table import (
     TokenTable,
 )
 from wire.errors import ConfigError, InputError, JoinRefused, MeshError, NotTrusted, ProtocolError, VersionMismatch
-from wire.security.join_protocol import (
+from wire.joining.join_protocol import (
     GRANT_BYTES_MAX,
     REFUSALS,
     STRANGER_BYTES_MAX,
@@ -42,7 +42,7 @@ from wire.security.join_protocol import (
     encode,
     prove_grant,
 )
-from wire.security.join_tokens import Token, new_token
+from wire.joining.join_tokens import Token, new_token
 
 AUTHORITY, LEAF = b"the authority's certificate", b"the coordinator's certificate"
 GRANT = Grant(b"certificate", b"revocations", "home", 3)
