@@ -98,7 +98,7 @@ READ_PASSES = 3  # passes of the loop until all that the sockets hold is read: i
 
 
 class Coordinator:
-    """Runs programs on the workers it is connected to.  Use on one event loop; `close` when done.
+    """The coordinator runs programs on the workers that it is connected to.  It belongs to one event loop; `close` it.
 
     coordinator = Coordinator(CoordinatorConfig("home", "me"), identity)
     await coordinator.connect("127.0.0.1", 7100)
@@ -191,8 +191,8 @@ class Coordinator:
         }
         self.link_watch = LinkWatch(self.endpoint)
         self.link_watch.answer_s = max(config.timeouts.keepalive_answer_s, 2 * config.health.node_timeout_s)
-        for each in (self.link_watch, self.prober, self._planning, self._rehearsing, self._pacing):
-            self._tasks.keep(type(each).__name__, each.run)
+        for task in (self.link_watch, self.prober, self._planning, self._rehearsing, self._pacing):
+            self._tasks.keep(type(task).__name__, task.run)
         self._tasks.keep("watching the time", self._watch_time)
 
     # -- what callers use
@@ -255,7 +255,7 @@ class Coordinator:
         return await self._planning.plan(graph, strategy, self._state.nodes, copies, firm)
 
     async def preview(self, graph: WireGraph, strategy: str = "auto", *more: str) -> dict[str, Any]:
-        """That plan as plain data (`Planning.described`); `more`: the copies of params, and the worker that dies."""
+        """The plan as plain data (`Planning.described`); `more`: the copies of params, and the worker that dies."""
         return await self._planning.described(await self.plan(graph, strategy, *more[:1]), graph, strategy, *more)
 
     async def pause(self, name: str, on: bool) -> None:
@@ -493,9 +493,9 @@ class Coordinator:
             if node in self._state.stuck - was:
                 self._publish("stuck", node, "a part takes far too long")
                 for generation, step, part, took_s in runs:
-                    found = self._deployments.get(generation)
-                    if found is not None and step != plan_messages.PREPARING:
-                        self._pacing.late(found, part, took_s, len(self._calls))
+                    deployment = self._deployments.get(generation)
+                    if deployment is not None and step != plan_messages.PREPARING:
+                        self._pacing.late(deployment, part, took_s, len(self._calls))
             if node in self._state.stuck:
                 self.sessions.stuck(node)
             elif node in was:
@@ -749,7 +749,8 @@ class Coordinator:
     # -- audits
 
     def _parts_of(self, program: Program) -> int:
-        plans = (each.plan for each in self._deployments.values() if each.plan is not None and each.program == program)
+        deployments = self._deployments.values()
+        plans = (d.plan for d in deployments if d.plan is not None and d.program == program)
         return max((len(plan.parts) for plan in plans if plan.audit is None), default=1)
 
     def _audit(self, plan: Plan, outputs: Mapping[int, NDArray[Any]]) -> bool:

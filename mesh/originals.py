@@ -206,7 +206,7 @@ class FaultHandler:
 
 
 class HealthMonitor:
-    """Which workers of a mesh are alive.
+    """The view of which workers of a mesh are alive.
 
     Workers send heartbeats by themselves, at the interval of `Mesh.builder().heartbeat(seconds)`.
 
@@ -268,7 +268,7 @@ class HealthMonitor:
         'healthy'
         """
         name = _name(node)
-        return next((each.state for each in self._mesh.nodes if each.name == name), None)
+        return next((node.state for node in self._mesh.nodes if node.name == name), None)
 
     def healthy_nodes(self) -> tuple[str, ...]:
         """Return which workers are healthy.

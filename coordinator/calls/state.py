@@ -223,7 +223,7 @@ class CoordinatorState:
         return frozenset(self._stuck)
 
     def validate(self) -> None:
-        """AssertionError if the state contradicts itself; tests call it after every event."""
+        """Assert that the state does not contradict itself; tests call it after every event."""
         for call in self._calls.values():
             if not call.tries:
                 alone, parked = call.alone_since_s is not None, call.parked_until_s is not None
@@ -523,7 +523,7 @@ class CoordinatorState:
         return actions
 
     def _job_forgotten(self, event: JobForgotten, now: float) -> list[Action]:
-        """Its plans go now, or once the calls under way are over."""
+        """The call's plans go now, or once the calls under way are over."""
         actions: list[Action] = []
         for plan in [plan for plan in self._plans.values() if plan.job == event.job]:
             plan.free = True

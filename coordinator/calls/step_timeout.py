@@ -143,7 +143,7 @@ class AvoidedWorkers:
         self._until_s.clear()
 
     def others(self, nodes: frozenset[str], now: float) -> frozenset[str]:
-        """Those of these nodes that are not avoided; none if all are."""
+        """Select the nodes that are not avoided; none if all are."""
         return nodes - {node for node, until_s in self._until_s.items() if until_s > now}
 
 

@@ -19,7 +19,7 @@ from ..workers.records import Call
 
 @dataclass(frozen=True, slots=True)
 class RelayServer:
-    """Answers Relay.  `link_to` gives the link to a connected worker; `epoch` and `calls` are the coordinator's."""
+    """Answer Relay.  `link_to` gives the link to a connected worker; `epoch` and `calls` are the coordinator's."""
 
     link_to: Callable[[str], Link | None]
     calls: Mapping[int, Call]

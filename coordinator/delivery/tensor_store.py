@@ -35,5 +35,5 @@ class TensorStore:
             self._held[address] = (array, holds - 1)
 
     def find(self, address: bytes) -> memoryview | None:
-        """Its bytes, None if it is not held."""
+        """The bytes of a tensor, None if it is not held."""
         return tensor_bytes(self._held[address][0]) if address in self else None

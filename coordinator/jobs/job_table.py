@@ -380,7 +380,7 @@ class JobTable:
         self._tell(self.get(job), now, text)
 
     def validate(self) -> None:
-        """AssertionError if the state contradicts itself; tests call it after every event."""
+        """Assert that the state does not contradict itself; tests call it after every event."""
         for name, job in self._jobs.items():
             assert job.job == name
             assert job.state != "queued" or job.accepted, f"{name} waits to run and was not accepted"

@@ -126,7 +126,7 @@ class PlanService:
     # -- plans made ahead
 
     def use(self, program: Program, nodes: frozenset[str]) -> None:
-        """Calls go by a plan that runs on these workers."""
+        """Whether calls go by a plan that runs on these workers."""
         self._ahead.use(ProgramInUse(program, nodes))
         self._news.set()
 

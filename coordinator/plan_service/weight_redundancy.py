@@ -93,7 +93,7 @@ class WeightRedundancy:
         deployer.restore = self.restore
 
     def admit(self, program: Program, plan: Plan) -> None:
-        """Its copies had room once: from now on a death may take that, and its calls go on."""
+        """The plan's copies had room once: from now on a death may take that room, and the plan's calls go on."""
         if plan.unkept is None and plan.audit is None:
             self._admitted[program] = None
             while len(self._admitted) > ADMITTED_MAX:
@@ -370,7 +370,7 @@ class WeightRedundancy:
     # -- making lost weights again
 
     async def _make(self, node: str, blob: bytes) -> Moved:
-        """One of them; nothing where there are too few shares."""
+        """A share, or None where there are too few."""
         for guard in self._guards.values():
             for group, blobs in guard.groups.items():
                 places = [place for place, member in enumerate(group.members) if blobs[place] == blob]

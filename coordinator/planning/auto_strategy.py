@@ -69,7 +69,7 @@ class CandidatePlans:
         self._profiles, self._asked, self._accept = profiles, asked, accept
 
     def add(self, name: str, plan: Plan) -> None:
-        """One that follows the strategy called so."""
+        """Make a plan by the strategy of this name."""
         self.known += [candidate for candidate in plan.candidates if candidate.name != name]
         accepted = self._accept(plan)
         if accepted is None:
@@ -78,7 +78,7 @@ class CandidatePlans:
             self.have(name, accepted, as_it_was=accepted is plan and not plan.gangs)
 
     def have(self, name: str, plan: Plan, as_it_was: bool = True) -> None:
-        """One that need not be accepted any more; its own prediction stands, if it is as it was made."""
+        """Make a plan that was accepted before; its own prediction stands, if it is as it was made."""
         seconds = plan.seconds if as_it_was else timeline(plan, self._profiles).seconds
         self.made.append(CandidatePlan(name, replace(plan, seconds=seconds), seconds))
 
@@ -90,7 +90,7 @@ class CandidatePlans:
         return min((draft.seconds for draft in self._fitting()), default=float("inf"))
 
     def best(self) -> Plan:
-        """The one that takes least, with the others as candidates and reasons; PlacementError if there is none."""
+        """The plan that takes least, with the others as candidates and reasons; PlacementError if there is none."""
         fitting = self._fitting()
         if not fitting:
             most = max((draft.candidate.workers for draft in self.made), default=0)

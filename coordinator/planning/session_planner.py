@@ -189,7 +189,7 @@ def _not_in_place(plan: Plan, state: Stateful) -> PlacementError:
 
 
 def check_carried(graph: WireGraph, state: Stateful) -> None:
-    """InputError unless every next value is computed, and every state is read."""
+    """Check that every next value is computed and every state is read; InputError if not."""
     simple = simplify(graph)
     names = {node.attrs["name"] for node in simple.nodes if node.op == "param"}
     for name, position in state.carries:

@@ -101,7 +101,7 @@ class PendingCopy:
     copy: Copy
     purpose: str | int
     sources: dict[Piece, str]
-    found: dict[Piece, bytes] = field(default_factory=dict)
+    pieces: dict[Piece, bytes] = field(default_factory=dict)
     also: dict[Piece, dict[str, bytes]] = field(default_factory=dict)  # what others than its source made of a piece
     snapping: set[str] = field(default_factory=set)
     keeping: set[str] = field(default_factory=set)
@@ -112,12 +112,12 @@ class PendingCopy:
         """Decide where to store the copy, once all pieces have addresses: the pieces of each node, and the owners of
         each piece or check.  `others` are nodes that hold pieces beside those that made them."""
         copy = self.copy
-        copy.contents = self.found
+        copy.contents = self.pieces
         copy.holders = {piece: {node, *others[piece]} for piece, node in self.sources.items()}
         by_node: dict[str, dict[Piece, bytes]] = {}
         for piece, nodes in copy.holders.items():
             for node in nodes:
-                by_node.setdefault(node, {})[piece] = self.found[piece]
+                by_node.setdefault(node, {})[piece] = self.pieces[piece]
         owners = {piece: frozenset({node}) for piece, node in self.sources.items()}
         for group in copy.checked:
             for node, blob in group.checks:

@@ -205,7 +205,7 @@ class SessionState:
         return self._told == self._asked and not self._reads
 
     def validate(self) -> None:
-        """AssertionError if the state contradicts itself; tests call it after every event."""
+        """Assert that the state does not contradict itself; tests call it after every event."""
         assert self._told <= self._asked
         if self._over is not None:
             assert self._plan is None and not self._copies and not self._pending and not self._reads
@@ -591,7 +591,7 @@ class SessionState:
         """Begin to store an existing copy in other places."""
         assert copy.contents is not None
         pending = self._begin_copy(purpose, copy.where)
-        pending.found = dict(copy.contents)
+        pending.pieces = dict(copy.contents)
         return pending
 
     def _snapshot_done(self, event: SnapshotTaken, now: float) -> list[Action]:
@@ -601,7 +601,7 @@ class SessionState:
         pending.snapping.discard(event.node)
         for piece, address in event.contents.items():
             if pending.sources.get(piece) == event.node:
-                pending.found[piece] = address
+                pending.pieces[piece] = address
             else:
                 pending.also.setdefault(piece, {})[event.node] = address
         return self._snapped(pending, now)
@@ -609,12 +609,12 @@ class SessionState:
     def _snapped(self, pending: PendingCopy, now: float) -> list[Action]:
         if pending.snapping:
             return []
-        silent = [node for piece, node in pending.sources.items() if piece not in pending.found]
+        silent = [node for piece, node in pending.sources.items() if piece not in pending.pieces]
         if silent:
             error = BlobError("a worker left out a piece of the state")
             return self._copy_failed(CopyFailed(pending.copy.number, min(silent), error), now)
         if pending.purpose == "copy" and self._kind.members != 1 and self._keeps_on_workers:
-            return [MakeChecks(pending.copy.number, pending.found, dict(pending.sources), self._nodes)]
+            return [MakeChecks(pending.copy.number, pending.pieces, dict(pending.sources), self._nodes)]
         return self._keep(pending)
 
     @property
@@ -651,7 +651,7 @@ class SessionState:
         """The nodes that hold a piece besides its owner: others that made it, the buddy, or this process."""
         owner, also = pending.sources[piece], pending.also.get(piece, {})
         if pending.purpose == "rescue" and not self._through_here:
-            return {node for node, address in also.items() if address == pending.found[piece]} & self._nodes
+            return {node for node, address in also.items() if address == pending.pieces[piece]} & self._nodes
         if pending.purpose == "copy" and self._keeps_on_workers:
             if self._kind.members != 1:
                 return set()

@@ -101,7 +101,7 @@ class Read:
 def validate(
     plan: CurrentPlan | None, copies: Iterable[Copy], nodes: frozenset[str], done: int, held_from: int
 ) -> None:
-    """AssertionError if a session's plan or copies need workers that are not there, or feeds that are gone."""
+    """Assert that a session's plan and copies need no worker that is not there, and no feed that is gone."""
     if plan is not None:
         assert plan.nodes <= nodes, "a plan uses a node that is gone"
         assert plan.start <= done, "a plan went back"

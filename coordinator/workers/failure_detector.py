@@ -198,7 +198,7 @@ Decision = Transition | AskPeer | ProbeSelf
 
 
 class FailureDetector:
-    """Decides the health of any number of nodes by when they were last heard."""
+    """The failure detector decides the health of any number of nodes by when they were last heard."""
 
     def __init__(self, config: HealthConfig) -> None:
         self.config = config

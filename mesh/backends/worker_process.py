@@ -76,7 +76,7 @@ class Worker:
 
     @property
     def address(self) -> str:
-        """Where it listens, for `Mesh.builder().node(address)`."""
+        """The address that it listens on, for `Mesh.builder().node(address)`."""
         return f"127.0.0.1:{self._worker.port}"
 
     def close(self) -> None:

@@ -30,7 +30,7 @@ def named(options: argparse.Namespace) -> tuple[str, int] | None:
 
 
 def check_there(path: str) -> None:
-    """InputError for a file that is not there or may not be read."""
+    """Check that a file is there and may be read; InputError if not."""
     try:
         with open(path, "rb"):
             return

@@ -107,7 +107,7 @@ def hosts_of(options: argparse.Namespace) -> tuple[Host, ...]:
 
 
 def _check_master(options: argparse.Namespace) -> None:
-    """ConfigError if a rank of another machine is to be the one that others meet at; a line that nobody needs to."""
+    """Warn of a rendezvous that nobody needs; ConfigError if it is to be on a rank of another machine."""
     host: str | None = options.master_addr
     if host is not None and not _is_here(host):
         raise ConfigError(

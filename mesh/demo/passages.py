@@ -31,7 +31,7 @@ class Passage:
 def passages(names: Sequence[str] = ()) -> list[Passage]:
     """Every passage of these documents, () all, in order of file name; ConfigError if there is none of that name, or
     the documents are not installed."""
-    found: dict[str, Passage] = {}  # a sentence that stands twice is searched once
+    by_text: dict[str, Passage] = {}  # a sentence that stands twice is searched once
     folder = documents()
     known = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*.md"))}
     for name in names:
@@ -40,8 +40,8 @@ def passages(names: Sequence[str] = ()) -> list[Passage]:
     for name, path in known.items():
         if name in names or not (names or name.startswith(LEFT_OUT)):
             for text in blocks(path.read_text(encoding="utf-8")):
-                found.setdefault(text, Passage(name, text))
-    return list(found.values())
+                by_text.setdefault(text, Passage(name, text))
+    return list(by_text.values())
 
 
 def documents() -> Path:

@@ -161,7 +161,7 @@ def _progress(stack: ExitStack, console: Console, count: int) -> Any:
 
 
 def _weights(reports: Sequence[Report]) -> str:
-    """Where the weights of some calls came from, and their kernels."""
+    """The origin of some calls' weights and kernels."""
     workers = [worker for report in reports for worker in report.workers.values()]
     moved = sum(worker.weight_bytes["socket"] + worker.weight_bytes["shared"] for worker in workers)
     disk = sum(worker.weight_bytes["disk"] for worker in workers)

@@ -131,7 +131,7 @@ class Candidates:
         return was
 
     def expired(self, now_s: float) -> list[Candidate]:
-        """Those of which nothing has been heard for too long, which go."""
+        """Forget the nodes of which nothing has been heard for too long, and return them."""
         went = []
         for label, known in self._known.items():
             was = self._candidate(label)
@@ -162,7 +162,7 @@ class Candidates:
         )
 
     def _tidy(self, now_s: float) -> None:
-        """One that was just dialled keeps its place, so that who says goodbye and returns is not dialled more often."""
+        """A node that was just dialled keeps its place, so that saying goodbye does not get it dialled more often."""
         for label in [label for label, known in self._known.items() if not known.until and known.due_s <= now_s]:
             del self._known[label]
 

@@ -23,7 +23,7 @@ LINES_PER_MINUTE_MAX = 20  # of failures: whoever has the discovery key may anno
 
 
 class AutoDialer:
-    """Calls `dial(candidate)` for every candidate that is `wanted`, at once and then every few seconds.
+    """The dialler calls `dial(candidate)` for every candidate that is `wanted`, at once and then every few seconds.
 
     A MeshError of a dial is told once, with the `aim` that was missed; where retrying is hopeless, it is final.
     `imposter(where, error)` hears of those who are not whom they announced.
@@ -53,7 +53,7 @@ class AutoDialer:
         self._tasks.cancel()
 
     def forget(self, candidate: Candidate) -> None:
-        """It is gone: give up dialling it."""
+        """The node is gone: give up dialling it."""
         self.failures.pop(candidate.label, None)
         task = self._dialling.pop(candidate.label, None)
         if task is not None:

@@ -81,7 +81,7 @@ Look = Callable[[], Sequence[Interface]]
 
 
 class Announcer:
-    """Tells the network that this node listens on `port`, from `start` until `close`.
+    """An advert of this node, which listens on `port`; it lasts from `start` until `close`.
 
     Members give the `key` that their mesh knows adverts by (tokens.discovery_key), or what tells the keys of now, and
     `host`, what they listen on.  `interfaces` are the names of those to use, if not all.
@@ -175,7 +175,7 @@ class Finder(Protocol):
 
 
 class Browser:
-    """Reports nodes of a mesh, of one role or of any: those to dial by `next`, news by `on_found` and `on_gone`.
+    """The nodes of a mesh, of one role or of any: those to dial by `next`, news by `on_found` and `on_gone`.
 
     `mesh` is the discovery key of members, or what tells their keys of now, or the name of a mesh without tokens.
     """
@@ -512,7 +512,7 @@ class _Channel:
 
 
 class _PacketFilter(asyncio.DatagramProtocol):
-    """Stands before zeroconf at a socket."""
+    """A filter between a socket and zeroconf."""
 
     def __init__(self, channel: _Channel, inner: Any) -> None:
         self._channel = channel

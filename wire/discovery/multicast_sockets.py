@@ -81,14 +81,14 @@ def multicast_interfaces(interfaces: Sequence[Interface], names: Sequence[str] =
 
 
 def listened(told: Sequence[str], host: str) -> list[str]:
-    """Those of a place's addresses that a node which listens on `host` answers at."""
+    """The addresses of a place that a node which listens on `host` answers at."""
     if host in EVERY:
         return [address for address in told if host == "::" or _version(address) == 4]
     return [address for address in told if address == host.partition("%")[0]]
 
 
 def dialled(hosts: Iterable[str], port: int, scope: int, place: MulticastInterface) -> list[str]:
-    """Those of an advert's addresses that may be dialled from where it was heard, as "host:port".
+    """The addresses of an advert that may be dialled from where it was heard, as "host:port".
 
     `scope` is the number of the interface it came by, without which a link-local IPv6 address means nothing.
     """

@@ -201,7 +201,7 @@ def _pack_graph(value: object) -> msgpack.ExtType:
 
 
 class _Reader:
-    """Reads one graph and those nested in it; counts what all of them together may still contain."""
+    """The reader of one graph and those nested in it, which counts what all of them together may still contain."""
 
     __slots__ = ("_depth", "_edges", "_inner", "_items", "_limits", "_lists", "_nodes", "_tables")
 

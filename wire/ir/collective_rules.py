@@ -119,7 +119,7 @@ SIBLINGS = 8  # nodes with the same body whose operands are checked once: all re
 def _check_blocks(
     body: Any, axes: Axes, sizes: Sizes, in_specs: tuple[str, ...], types: tuple[TensorType, ...]
 ) -> None:
-    """Unless the body takes the operands' blocks on a grid.  Every result of an spmd asks that: of hundreds of operands
+    """Check that a body takes its operands' blocks.  Every result of an spmd asks that: of hundreds of operands
     each it would be most of the time that tracing takes."""
     blocks = []
     for text, kind in zip(in_specs, types, strict=True):
@@ -130,7 +130,7 @@ def _check_blocks(
 
 
 def _check_inside(body: Any, grid: dict[str, int]) -> None:
-    """Unless the collectives of a body are over axes of its grid, and no other grid is inside."""
+    """Check that the collectives of a body are over axes of its grid, and that no other grid is inside."""
     for axis, size in body.free_axes.items():
         if grid.get(axis) != size:
             has = f"it with size {grid[axis]}" if axis in grid else f"the axes {', '.join(grid)}"

@@ -101,7 +101,7 @@ def _scanned_type(attrs: Attrs, types: Types) -> TensorType:
 
 
 def check_body(what: str, body: Any, types: Types) -> None:
-    """Unless the graph stands alone and takes exactly these types."""
+    """Check that the graph stands alone and takes exactly these types."""
     if not body.stands_alone:
         raise AttrError(f"{what} has params or large constants; pass them as operands")
     expected = tuple([body.types[node] for node in body.inputs])

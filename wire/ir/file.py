@@ -96,7 +96,7 @@ def _check_param(graph: WireGraph, name: str, array: NDArray[Any]) -> None:
 
 
 def path_of(path: object) -> Path:
-    """InputError for what is no path."""
+    """Check that a value is a path; InputError if not."""
     if not isinstance(path, str | os.PathLike):
         raise InputError(f"the path of a file is a text or a Path, not {path!r:.80}")
     return Path(path)

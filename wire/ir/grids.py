@@ -29,7 +29,7 @@ WHOLE = "-"  # a dimension that no axis splits
 
 
 def check_axes(axes: Axes, sizes: Sizes) -> None:
-    """AttrError unless these are distinct names with sizes of a grid that may exist."""
+    """Check that these are distinct names with sizes of a grid that may exist; AttrError if not."""
     if not axes or len(axes) != len(sizes):
         raise AttrError(f"a grid has one size per axis and an axis at least, got axes {axes} and sizes {sizes}")
     for name in axes:
@@ -52,7 +52,7 @@ def spec_of(text: str) -> Spec:
 
 
 def check_spec(spec: Spec, rank: int, axes: Axes) -> None:
-    """AttrError unless the spec fits a tensor of `rank` dimensions on a grid with these axes."""
+    """Check that the spec fits a tensor of `rank` dimensions on a grid with these axes; AttrError if not."""
     if len(spec) != rank:
         raise AttrError(f"the spec {spec_text(spec)!r} is of {counted(len(spec), 'dimension')}, the tensor has {rank}")
     named = [axis for dim in spec for axis in dim]
@@ -64,7 +64,7 @@ def check_spec(spec: Spec, rank: int, axes: Axes) -> None:
 
 
 def parts(spec: Spec, axes: Axes, sizes: Sizes) -> tuple[int, ...]:
-    """Into how many blocks each dimension is split."""
+    """The number of blocks that each dimension is split into."""
     return tuple(math.prod(sizes[axes.index(axis)] for axis in dim) for dim in spec)
 
 

@@ -461,7 +461,7 @@ def _attr_checks(name: str) -> tuple[frozenset[str], dict[str, _Check]]:
 
 
 def check_attrs(op: Op, attrs: Attrs) -> None:
-    """AttrError unless `attrs` has exactly the attributes of the row, each of its kind."""
+    """Check that `attrs` has exactly the attributes of the row, each of its kind; AttrError if not."""
     required, checks = _attr_checks(op.name)
     for name, value in attrs.items():
         if name not in checks:

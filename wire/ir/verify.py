@@ -32,7 +32,7 @@ def verify(graph: WireGraph, limits: Limits = DEFAULT, grid: Mapping[str, int] =
 
 
 def check_bound(graph: WireGraph, grid: Mapping[str, int] = MappingProxyType({})) -> None:
-    """AttrError unless every collective is in the body of an spmd node, or over axes of the grid that it is run on."""
+    """Check that collectives are in an spmd node's body, or over axes of the grid that it runs on; AttrError if not."""
     for axis, size in graph.free_axes.items():
         if grid.get(axis) != size:
             raise AttrError(

@@ -64,7 +64,7 @@ JOIN_AGAIN = {"worker": "mesh-worker join here", "client": "mesh-coord join here
 
 
 class Admission(Protocol):
-    """Decides who is let in.  All of it writes files and so is called in a thread."""
+    """The authority decides who is let in.  Its methods write files and so are called in a thread."""
 
     def admit(self, asked: Asked, host: str) -> Grant | Refusal:
         """Answer a node with a token."""

@@ -30,7 +30,7 @@ class AddressPolicy:
         return address
 
     def among(self, addresses: Iterable[str]) -> tuple[str, ...]:
-        """Those that may be used."""
+        """The addresses that may be used."""
         return tuple(address for address in addresses if self.anywhere or is_loopback(address))
 
 

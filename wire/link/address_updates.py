@@ -16,7 +16,7 @@ log = logging.getLogger("graph_mesh.transport")
 
 
 class AddressUpdates:
-    """Keeps the addresses of an endpoint that listens on `host` and `port` up to date.
+    """The updater keeps the addresses of an endpoint that listens on `host` and `port` up to date.
 
     `names` are the interfaces to use (none: all that others may reach), `extra` addresses that only its owner knows.
     ConfigError for one that is not there or not allowed.

@@ -77,14 +77,14 @@ class Socket(Protocol):
         """Hand every frame to `take`, which must not keep a view, until the connection has ended."""
 
     def settled(self) -> None:
-        """It is part of a link: no time limit holds for it any more."""
+        """The connection is part of a link: no time limit holds for it any more."""
 
     async def close(self) -> None:
         """Let what is written leave, then drop the connection."""
 
 
 class Carrier(Protocol):
-    """Makes connections.  Only addresses that its rules allow are listened on or dialled; others are a ConfigError."""
+    """A carrier makes connections.  It uses only addresses that its rules allow, and raises ConfigError for others."""
 
     async def listen(
         self, host: str, port: int, last_port: int, accept: Callable[[Socket], Awaitable[None]]
@@ -510,7 +510,7 @@ def _write_all(peer: Peer, channel: Channel, socket: Socket) -> None:
 
 
 def _check_member(socket: Socket, said: Identity) -> None:
-    """NotTrusted for a node that says it is another than its certificate does."""
+    """Check that a node is the one that its certificate names; NotTrusted if not."""
     member = socket.member
     if member is not None and (member.node_id, member.role) != (member_id(said.node_id), said.role):
         raise NotTrusted(

@@ -71,7 +71,7 @@ def judge(interfaces: Sequence[Interface], wanted: Sequence[str] = ()) -> list[C
 
 
 def check_named(interfaces: Sequence[Interface], wanted: Sequence[str]) -> None:
-    """ConfigError for a name that no interface has."""
+    """Check that an interface has this name; ConfigError if none has."""
     there = [interface.name for interface in interfaces]
     for name in wanted:
         if name not in there:

@@ -39,7 +39,7 @@ USERS = frozenset({"client", "coordinator"})
 
 
 class LinkWatch:
-    """Watches one endpoint while `run` runs.
+    """The watch over one endpoint's links while `run` runs.
 
     `moved()` says whether the machine's addresses changed since it was last asked; `wall` is the time of day; `woke` is
     told when either made all links doubtful; an idle node has `answer_s` to answer.  `needed()` are the nodes that
@@ -84,7 +84,7 @@ class LinkWatch:
             self._tasks.cancel()
 
     def _quiet(self, now: float) -> list[Link]:
-        """Those that were silent for long enough to be asked; links to others than the needed are seldom looked at."""
+        """The links that were silent for long enough to be probed; links that nobody needs are seldom looked at."""
         links, needed = self._endpoint.links, self.needed() if self.needed else None
         idle_s = self._timeouts.keepalive_idle_s
         if needed is None:

@@ -62,7 +62,7 @@ class Handler(Protocol):
 
 
 class Connection(Protocol):
-    """One of a link's two connections, for writing."""
+    """A connection of a link (it has two), for writing."""
 
     def pump(self) -> None:
         """Write what `Link.next_frame` gives, as far as the connection takes it now, and the rest later."""
@@ -433,5 +433,5 @@ def _flat(part: memoryview) -> memoryview:
 
 
 def _copy(error: MeshError) -> MeshError:
-    """Its own object for every waiter: a traceback is kept on the exception."""
+    """Make an exception of its own for every waiter: a traceback is kept on the exception."""
     return type(error)(error.message, node=error.node, op=error.op, cause=error.cause, next_step=error.next_step)

@@ -64,7 +64,7 @@ async def stay_linked(
 
 @dataclass(slots=True)
 class Backoff:
-    """Waits between attempts, with full jitter: each is drawn evenly from nothing to a bound that doubles up to a cap.
+    """The waits between attempts, with full jitter: each is drawn evenly from 0 to a bound that doubles up to a cap.
 
     So a hundred workers whose coordinator comes back do not all dial it at the same moment.  `chance` gives numbers
     from 0 up to 1.  The first wait is at most `first_s`, none is longer than `cap_s`.
@@ -81,5 +81,5 @@ class Backoff:
         return self.chance() * self._bound_s
 
     def reset(self) -> None:
-        """It worked: the next failure is a first one."""
+        """The attempt worked: the next failure is a first one."""
         self._bound_s = 0.0

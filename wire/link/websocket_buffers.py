@@ -34,7 +34,7 @@ Take = Callable[[memoryview], None]
 
 
 class BinaryWebSocket(asyncio.BufferedProtocol):
-    """Between `transport` and aiohttp's protocol `inner`.  `masked` says what the other side must do."""
+    """A protocol between `transport` and aiohttp's protocol `inner`.  `masked` says what the other side must do."""
 
     def __init__(self, transport: Any, masked: bool, message_bytes_max: int) -> None:
         self.handed_over = False  # aiohttp reads on

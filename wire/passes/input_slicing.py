@@ -42,7 +42,7 @@ def _within(builder: GraphBuilder, source: int, low: tuple[int, ...], node: Node
 
 
 def _end(node: Node, kind: TensorType) -> tuple[int, ...]:
-    """Behind the last elements that a slice takes; what takes none may say anything."""
+    """The ends behind the last elements that a slice takes; a slice that takes none may have any end."""
     stop: tuple[int, ...] = node.attrs["stop"]
     if not kind.size:
         return stop

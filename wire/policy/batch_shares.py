@@ -42,8 +42,8 @@ def uneven(figures: Sequence[float]) -> bool:
 
 
 def by_speed(even_s: Sequence[float], pieces: int) -> Portions:
-    """Those of ranks that take so many seconds for an even share of a batch of so many pieces, some for each of them;
-    even ones where these are alike, or pieces too few."""
+    """The shares of a batch of `pieces` for ranks that take `even_s` seconds for an even share.  Every rank gets some;
+    the shares are even where the times are alike, or the pieces too few."""
     ranks = len(even_s)
     units = min(pieces, UNITS * ranks)
     if units < ranks or min(even_s) <= 0 or not uneven(even_s):

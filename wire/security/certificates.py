@@ -160,7 +160,7 @@ def member_of(certificate: bytes) -> Member:
 
 
 def check_issued(certificate: bytes, authority: bytes) -> None:
-    """ProtocolError unless the authority with this certificate signed `certificate`."""
+    """Check that the authority with this certificate signed `certificate`; ProtocolError if not."""
     try:
         _load(certificate).verify_directly_issued_by(_load(authority))
     except (InvalidSignature, *_BAD) as error:

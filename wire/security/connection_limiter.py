@@ -42,7 +42,7 @@ class _Stranger:
 
 
 class ConnectionLimiter:
-    """Counts callers from `arrive` until `leave`, and questions.
+    """The limiter counts callers from `arrive` until `leave`, and questions.
 
     Where there is no room, the one goes that has not got on for longest: each has a moment for every step, and not
     more.  So a flood takes the places of its own, and whoever means it gets in between, if it tries again.  Where all
@@ -75,7 +75,7 @@ class ConnectionLimiter:
         return Arrival(True, goes)
 
     def spoke(self, caller: int) -> None:
-        """It said all that it has to say first, or asked: now it is our turn."""
+        """The caller said all that it has to say first, or asked: now it is our turn."""
         if caller in self._strangers:
             self._strangers[caller].spoke = True
             self._strangers[caller].stalled_s = math.inf
@@ -86,7 +86,7 @@ class ConnectionLimiter:
             self._strangers[caller].stalled_s = now_s + self._limits.patience_s
 
     def leave(self, caller: int) -> None:
-        """It is gone, or no stranger any more."""
+        """The caller is gone, or no stranger any more."""
         self._strangers.pop(caller, None)
 
     def delay_s(self, host: str, now_s: float) -> float:

@@ -77,7 +77,7 @@ class NodeSocket(ssl.SSLSocket):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Those that the other end's certificate has."""
+        """The name and role that the other end's certificate has."""
         alternatives: Any = (self.getpeercert() or {}).get("subjectAltName", ())
         return tuple(name for kind, name in alternatives if kind == "DNS")
 

@@ -54,16 +54,16 @@ class Caller:
     _gate: ConnectionLimiter
 
     def asked(self) -> None:
-        """It said all it has to say, and waits for us."""
+        """The caller said all that it has to say, and waits for us."""
         self._gate.spoke(self.number)
 
     def answered(self) -> None:
-        """It is its turn, and others may take its place if nothing comes."""
+        """The caller's turn has come, and others may take its place if it sends nothing."""
         self._gate.answered(self.number, asyncio.get_running_loop().time())
 
 
 class Listener:
-    """Calls `serve(connection, caller)` for each caller; it counts as a stranger until that returns.
+    """The listener calls `serve(connection, caller)` for each caller; it counts as a stranger until that returns.
 
     `serve` owns the socket and takes care of its time limit; it is cancelled when the caller has to go.
     `turned_away(host, why)` hears of callers that did not begin.

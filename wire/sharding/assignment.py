@@ -48,7 +48,7 @@ def dims_of(rule: Rule, made: Made, assignment: Assignment, axes: Axes) -> Dims:
 
 
 def shards_of(rule: Rule, assignment: Assignment, axes: Axes) -> list[int]:
-    """Into how many shards each factor is split."""
+    """The number of shards that each factor is split into."""
     return [axes.size(assignment.get(factor, ())) for factor in range(len(rule.sizes))]
 
 

@@ -53,7 +53,7 @@ def _shards_inside(
     rule: Rule, operands: Sequence[tuple[tuple[int, ...], ...]], result: tuple[tuple[int, ...], ...], output: int,
     shards: Sequence[int],
 ) -> list[int]:  # fmt: skip
-    """Into how many shards the factors of an inner node are split, by those of its dimensions."""
+    """The number of shards that the factors of an inner node are split into, by those of its dimensions."""
     counts = [1] * len(rule.sizes)
     pairs = [*zip(rule.operands, operands, strict=True), (rule.results[output], result)]
     for mine, outer in pairs:

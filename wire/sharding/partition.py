@@ -69,7 +69,7 @@ class Option:
 
 
 class Partitioner:
-    """Writes the graph of a rank; `wanted` are layouts for every node, of which the fixed ones are kept to."""
+    """The writer of a rank's graph; `wanted` are layouts for every node, of which the fixed ones are kept to."""
 
     def __init__(self, program: Program, prices: Prices, wanted: Sequence[Dims]) -> None:
         self._program = program

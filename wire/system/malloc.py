@@ -18,7 +18,7 @@ _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # glibc's malloc.h
 
 
 def give_back() -> None:
-    """Takes about a millisecond, other threads run meanwhile; nothing happens where the library has no such call."""
+    """Give freed memory back to the system, in about a millisecond.  It does nothing without that call."""
     trim = _trim()
     if trim is not None:
         trim(0)

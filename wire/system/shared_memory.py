@@ -257,7 +257,7 @@ def _file(directory: str | Path, name: str) -> str:
 
 
 def check_name(name: str) -> None:
-    """ProtocolError for a name that no SharedDir makes."""
+    """Check that a SharedDir could have made this name; ProtocolError if not."""
     if not _FILE_NAME.fullmatch(name):
         raise ProtocolError(f"{name[:64]!r} is not the name of a shared file")
 

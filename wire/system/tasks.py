@@ -22,7 +22,7 @@ Failed = Callable[[MeshError], object]
 
 
 class Tasks:
-    """Those of one object, which cancels them at its end."""
+    """The tasks of one object, which cancels them at its end."""
 
     def __init__(self) -> None:
         self._running: set[asyncio.Task[Any]] = set()

@@ -85,7 +85,7 @@ def room_for(size_bytes: int) -> memoryview:
 
 
 class BlobExchange:
-    """Serves what `find(address)` has (its bytes, or None) and fetches from others.
+    """The exchange serves what `find(address)` has (its bytes, or None), and fetches from others.
 
     `kept(address, size)` may have it from before, on disk say, so that it need not be fetched.
     """

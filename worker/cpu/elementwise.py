@@ -199,7 +199,7 @@ def _saturating(source: Array, target: np.dtype[Any]) -> Array:
 
 
 def _to_bf16(source: Array) -> Array:
-    """Rounded once: where f32 landed on a tie of bf16, it is moved off it, towards what it was rounded from."""
+    """Round once: where f32 landed on a tie of bf16, it is moved off it, towards what it was rounded from."""
     near = np.asarray(source).astype(np.float32)  # kernels of rank 0 give numpy's scalars, which cannot be assigned to
     ties = (near.view(np.uint32) & 0xFFFF) == 0x8000
     tied, exact = near[ties], source[ties]

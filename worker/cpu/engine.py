@@ -105,7 +105,7 @@ class CpuExecutable:
 
     @property
     def kept_bytes(self) -> int:
-        """Its constants; calls are names and numbers."""
+        """The bytes of its constants; calls are names and numbers."""
         inner = sum(
             graph.kept_bytes for call in self.calls if isinstance(call, _Turn) for graph in call.graphs.values()
         )
@@ -394,7 +394,7 @@ def _failed(call: _Call | _Turn, error: Exception) -> ExecuteFailed:
 
 
 def _strides(kind: TensorType) -> tuple[int, ...]:
-    """Those of a canonical array that is not empty."""
+    """The bytes of a canonical array that is not empty."""
     sizes = itertools.accumulate(reversed(kind.shape[1:]), operator.mul, initial=kind.dtype.itemsize)
     return tuple(reversed(list(sizes))) if kind.shape else ()
 

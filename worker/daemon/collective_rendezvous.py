@@ -24,8 +24,8 @@ from ..engine.host_messages import Connect, Listen, NodeTLS, ToHost
 
 @dataclass(frozen=True, slots=True)
 class HostConnections:
-    """Has hosts connect.  `send` sends a message to the host of a device, and `host` is the address on which the daemon
-    listens.  `credentials` are the node's, in a mesh with a token."""
+    """The connections between engine hosts.  `send` sends a message to the host of a device, and `host` is the address
+    on which the daemon listens.  `credentials` are the node's, in a mesh with a token."""
 
     send: Callable[[int, ToHost], None]
     host: str

@@ -32,7 +32,7 @@ def _check_parent(loop: asyncio.AbstractEventLoop, parent: int, leave: Leave) ->
 
 
 class _EndOfInput(asyncio.Protocol):
-    """Calls back when stdin ends; what it says does not matter."""
+    """A reader that calls back when stdin ends; what stdin says does not matter."""
 
     def __init__(self, on_end: Callable[[], None]) -> None:
         self._on_end = on_end

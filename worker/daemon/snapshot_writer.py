@@ -19,7 +19,7 @@ from .tensor_refs import bytes_of, made_of
 
 
 class SnapshotWriter:
-    """Performs MakeBlob.  `send` sends a message to the host of a device; `feed` takes the event that answers."""
+    """The writer performs MakeBlob.  `send` sends a message to the host of a device; `feed` takes the answer."""
 
     def __init__(
         self,

@@ -29,8 +29,7 @@ Send = Callable[[ev.SendPush], Awaitable[None]]
 
 
 class TensorSender:
-    """Sends over the links of `endpoint`.  `relay` sends to a worker without a link; `feed` takes PushSent and
-    PushFailed."""
+    """The sender uses the links of `endpoint`, and `relay` for a worker without a link.  `feed` takes the outcome."""
 
     def __init__(self, endpoint: Endpoint, relay: Send, feed: Callable[[ev.Event], None]) -> None:
         self._endpoint = endpoint

@@ -47,7 +47,7 @@ def selections(asked: Sequence[str]) -> tuple[str, ...]:
 
 
 def choose(rows: Sequence[DeviceRow], selection: str) -> DeviceRow | None:
-    """The one of `rows` (best first) that `selection` means; None for "best" where there is no adapter but software.
+    """Choose the row (best first) that `selection` means; None for "best" where there is no adapter but software.
 
     ConfigError names what there is.
     """

@@ -468,7 +468,7 @@ class Host:
     # -- inputs and outputs
 
     def _check_left(self, inputs: tuple[messages.Input, ...]) -> None:
-        """BlobMissing if an earlier run failed that should have left some of the inputs.
+        """Check that no earlier run failed that should have left some of the inputs; BlobMissing if one did.
 
         This failure is not told to other ranks: they may not have been told yet why the earlier step failed, and a ring
         buffer has the error of one step only.

@@ -22,7 +22,7 @@ Leave = Callable[[str, int, float], list[ev.Action]]
 
 
 class DeviceLosses:
-    """Takes the devices of a worker through the table of `device_recovery.py`.  `leave` ends the worker."""
+    """The losses of a worker's devices, by the table of `device_recovery.py`.  `leave` ends the worker."""
 
     def __init__(self, shared: SharedState, steps: Steps, deployments: Deployments, leave: Leave) -> None:
         self._shared = shared

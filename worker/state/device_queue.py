@@ -74,7 +74,7 @@ class DeviceQueue:
         return entry
 
     def validate(self) -> None:
-        """AssertionError if the queue contradicts itself."""
+        """Assert that the queue does not contradict itself."""
         assert not self.idle or self.next is None, "a device idles while parts are ready"
         assert len(self.ordered) == len(set(self.ordered)), "a part has two places in the order"
         assert not self.issued or self.recovery.up, "a part runs on a device that is down"

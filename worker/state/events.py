@@ -39,7 +39,7 @@ class SharedFile:
 
 @dataclass(frozen=True, slots=True)
 class DeviceTensor:
-    """Held by the engine host of `device` under the number `tensor`."""
+    """A tensor that the engine host of `device` holds under the number `tensor`."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -470,7 +470,7 @@ class UnpinBlobs:
 
 @dataclass(frozen=True, slots=True)
 class DiscardBlobs:
-    """These were put into the store, and may go if nobody has pinned them and nothing says that they be kept."""
+    """These blobs were put into the store, and may go if nobody has pinned them and nothing says that they be kept."""
 
     blobs: frozenset[bytes]
 
@@ -592,7 +592,7 @@ class StartHost:
 
 @dataclass(frozen=True, slots=True)
 class GiveUpDevice:
-    """It is out of use until this worker starts anew; `node` is the owner that should know, "" if there is none."""
+    """The device is out of use until this worker starts anew; `node` is the owner to be told, "" if there is none."""
 
     device: int
     node: str

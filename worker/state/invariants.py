@@ -18,7 +18,7 @@ Plans = Mapping[PlanKey, Plan]
 def validate_plans(
     plans: Plans, dropped: Collection[PlanKey], epoch: int | None, devices: Sequence[DeviceQueue]
 ) -> None:
-    """AssertionError if a plan should not be here, or is not prepared.  `epoch` is the owner's."""
+    """Assert that the plans here should be here, and are prepared.  `epoch` is the owner's."""
     for key, plan in plans.items():
         assert key.epoch == epoch, "a plan without an owner, or of another epoch"
         assert key not in dropped, "a dropped plan lives"
@@ -34,7 +34,7 @@ def validate_devices(
     runs: Mapping[int, Entry],
     requests: Mapping[int, tuple[PlanKey, int]],
 ) -> None:
-    """AssertionError if the steps and the devices' runs contradict each other."""
+    """Assert that the steps and the devices' runs do not contradict each other."""
     for key, plan in plans.items():
         for number, step in plan.steps.items():
             assert number not in plan.closed, "a closed step lives"

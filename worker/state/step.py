@@ -75,7 +75,7 @@ class Step:
         return ReplyRan(self.request, node, plan, number, outputs, parts, self.bytes_in, self.bytes_out)
 
     def validate(self) -> None:
-        """AssertionError if a tensor's uses are miscounted."""
+        """Assert that the uses of every tensor are counted right."""
         entries = list(self.inputs.values())
         assert all(entry.uses == sum(other is entry for other in entries) for entry in entries)
 

@@ -110,7 +110,7 @@ class WorkerState:
 
     @property
     def paused(self) -> str:
-        """The one who paused the worker, "" for nobody."""
+        """The person or program that paused the worker, "" for nobody."""
         return self._availability.paused
 
     @property
@@ -147,7 +147,7 @@ class WorkerState:
         return self._plans.neighbours(busy=True)
 
     def validate(self) -> None:
-        """AssertionError if the state contradicts itself; tests call it after every event."""
+        """Assert that the state does not contradict itself; tests call it after every event."""
         self._deployments.validate()
         self._steps.early.validate()
         validate_plans(self._plans, self._dropped, self.owner.epoch if self.owner else None, self._devices)

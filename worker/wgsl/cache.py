@@ -48,7 +48,7 @@ class ProgramCache:
 
     @contextmanager
     def turn(self, key: str) -> Iterator[None]:
-        """While this lasts no other process makes the program under `key`: look for it again first, and then make it.
+        """Hold the lock of `key`: no other process makes its program meanwhile.  Look for it again, then make it.
 
         Workers of one machine that share a folder are asked for the same program at the same moment, one per rank.
         """

@@ -1,5 +1,5 @@
-"""Runs graphs with branches, loops and collectives: the steps of `control_schedule.py`, one after another, with all
-tensors on the device.
+"""The runner of graphs with branches, loops and collectives: it does the steps of `control_schedule.py` in turn.  All
+tensors stay on the device.
 
 Nothing is read back but what decides how to go on, the four bytes of a cond's or a while's test, and what other ranks
 are to have: the operands of collectives.  The turns of a scan
@@ -47,7 +47,7 @@ class Pace:
         self._began_s = time.perf_counter()
 
     def turn(self) -> None:
-        """Between two turns; Cancelled if the run was stopped."""
+        """Come here between two turns; Cancelled if the run was stopped."""
         if self._stopped():
             raise Cancelled("the run was stopped")
         self._turns += 1

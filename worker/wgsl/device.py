@@ -348,7 +348,7 @@ class Device:
     def _read(
         self, staging: Memory, wanted: Sequence[int], sizes: Sequence[int], began_s: float | None
     ) -> list[NDArray[np.uint8]]:
-        """Waits for what was submitted; mapping is the wait.  Reading began then, or after it."""
+        """Wait for what was submitted; mapping is the wait.  Reading began then, or after it."""
         total = max(sum(sizes), _STAGING_ALIGN)
         staging.raw.map_sync(wgpu.MapMode.READ, 0, total)
         began_s = began_s or time.perf_counter()

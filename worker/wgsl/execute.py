@@ -67,7 +67,7 @@ class WgslExecutable:
 
     @property
     def kept_bytes(self) -> int:
-        """Its constants, and what drivers keep of its kernels."""
+        """The bytes of its constants, and of what drivers keep of its kernels."""
         code = sum(_PIPELINE_BYTES + _BYTES_PER_CHARACTER * len(module.text) for module in self.program.modules)
         return code + sum(memory.size_bytes for memory in self._consts.values())
 

@@ -48,7 +48,7 @@ class Expr:
 
 
 class Builder:
-    """Makes the expressions of one kernel."""
+    """The builder of one kernel's expressions."""
 
     def __init__(self) -> None:
         self._interned: dict[Any, Expr] = {}

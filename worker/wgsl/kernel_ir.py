@@ -77,7 +77,7 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """Waits for the workgroup, and makes its stores to workgroup memory visible."""
+    """A barrier: it waits for the workgroup, and makes its stores to workgroup memory visible."""
 
 
 Statement = Let | Declare | Assign | Store | StoreShared | Loop | When | Leave | Barrier

@@ -67,7 +67,7 @@ def allows(name: DeviceName, worker: WorkerProfile, device: DeviceProfile, profi
 
 
 def check_devices(pinned: dict[int, DeviceName], profiles: Profiles) -> None:
-    """NoSuchDevice unless there is a device for every pin."""
+    """Check that there is a device for every pin; NoSuchDevice if not."""
     sites = [(worker, device) for worker in profiles.workers for device in worker.devices]
     for name in dict.fromkeys(pinned.values()):
         if not any(allows(name, *site, profiles) for site in sites):

@@ -222,7 +222,7 @@ class Line:
         return anchors
 
     def _alike(self, index: int, ends: Collection[int]) -> set[int]:
-        """Those of `ends` that a node is made of by way of tensors of its shape."""
+        """The nodes among `ends` that a node is made of by way of tensors of its shape."""
         body, alike, seen, stack = self.body, set[int](), set[int](), [index]
         while stack:
             node = stack.pop()

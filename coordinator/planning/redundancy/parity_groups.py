@@ -90,7 +90,7 @@ def _exposed(held: Iterable[HeldContent], nodes: Collection[str], copies: Copies
 
 
 class _GreedyPacker:
-    """Makes one group after another: of the largest content that is left, with one of each owner that has most left.
+    """Make one group after another: of the largest content that is left, with one of each owner that has most left.
 
     Checks go to the workers that keep least for the same owners, since a death hits all of that at once; with
     `roomiest_first` to those that have most room.

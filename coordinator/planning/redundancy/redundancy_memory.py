@@ -124,7 +124,7 @@ def weights_kept(profiles: Profiles, text: str) -> CopiesOfPlan:
 
 
 def share_of(copies: Copies, workers: int) -> float:
-    """About what part of all that workers hold is their own, where these copies are kept."""
+    """The approximate part of all that workers hold which is their own, where these copies are kept."""
     members = min(copies.members or workers, max(workers - copies.extra, 1))
     return members / (members + copies.extra)
 
@@ -240,7 +240,7 @@ def _levels(budgets: Sequence[int], wanted: int, share: float) -> Iterator[list[
 
 
 def least(most: int, enough: Callable[[int], bool]) -> int | None:
-    """About the least number up to `most` that is enough, if that is."""
+    """The approximate least number up to `most` that is enough, if one is."""
     if not enough(most):
         return None
     low, high = 0, most

@@ -114,7 +114,7 @@ def _apart(
 
 
 def _numbered(graph: WireGraph) -> WireGraph:
-    """Its inputs named by their position."""
+    """Name a program's inputs by their position."""
     builder = GraphBuilder()
     builder.blobs.update(graph.blobs)
     inputs = enumerate(graph.input_types.items())

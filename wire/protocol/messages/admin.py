@@ -11,7 +11,7 @@ from .link import DeviceReport
 
 
 class AskNodes(Message, frozen=True):
-    """Answered by Nodes, with `pairs` if they are asked for.  `after` is where the answer before ended: the id of its
+    """The answer is Nodes, with `pairs` if they are asked for.  `after` is where the answer before ended: the id of its
     last node, or the ends of its last pair."""
 
     pairs: bool = False

@@ -77,7 +77,7 @@ class Jobs(Message, frozen=True):
 
 
 class AwaitJob(Message, frozen=True):
-    """Answered by JobResult when the job is done, or by its error."""
+    """The answer is JobResult when the job is done, or its error."""
 
     job: Name
 
@@ -90,6 +90,6 @@ class JobResult(Message, frozen=True):
 
 
 class CancelJob(Message, frozen=True):
-    """Answered by Done."""
+    """The answer is Done."""
 
     job: Name

@@ -40,7 +40,7 @@ class SessionOpened(Message, frozen=True):
 
 
 class SessionStep(Message, frozen=True):
-    """One more step.  What is asked of a session is done in the order of `number`, from 0, and once, however often it
+    """A further step.  What is asked of a session is done in the order of `number`, from 0, and once, however often it
     is sent; all answers below `heard` have come, with their blobs, and are forgotten.  Answered by SessionTold."""
 
     session: Name
@@ -65,6 +65,6 @@ class SessionTold(Message, frozen=True):
 
 
 class CloseSession(Message, frozen=True):
-    """Answered by Done once its workers have freed all of it."""
+    """The answer is Done once the session's workers have freed all of it."""
 
     session: Name
