@@ -58,7 +58,7 @@ class RemoteBlobs:
 
 
 class BlobFetcher:
-    """The fetcher performs Fetch for the node `node_id`, which has its own content in `store`.  `feed` takes answers."""
+    """The fetcher performs Fetch for the node `node_id`, with its own content in `store`.  `feed` takes replies."""
 
     def __init__(self, node_id: str, store: BlobStore, remote: RemoteBlobs, feed: Callable[[ev.Event], None]) -> None:
         self._node_id = node_id
