@@ -13,11 +13,12 @@ from wire import addresses
 from wire.discovery import announcements, mdns
 from wire.discovery.mdns import SERVICE
 from wire.ir.codec import FORMAT
+from wire.joining import join_port, join_protocol
 from wire.link import websocket_carrier
 from wire.protocol.frames import MAGIC, encode
 from wire.protocol.messages import INLINE_BYTES_MAX
 from wire.protocol.versions import PROTOCOL, text
-from wire.security import join_port, join_protocol, tls_listener
+from wire.security import tls_listener
 from wire.security.connection_limiter import ConnectionLimits
 from wire.timeouts import DEFAULT_TIMEOUTS as LAN
 

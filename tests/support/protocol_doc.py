@@ -19,11 +19,11 @@ if __name__ == "__main__":
 
 from support.golden import stored  # noqa: E402
 
+from wire.joining import join_protocol  # noqa: E402
 from wire.limits import DEFAULT, GIB, KIB, MIB, Limits  # noqa: E402
 from wire.protocol.frames import _ROWS, HelloBody  # noqa: E402
 from wire.protocol.messages import AnyMessage, admin, blobs, deploy, fields, jobs, link, run, session  # noqa: E402
 from wire.protocol.peer import _BOTH, _CHANNELS  # noqa: E402
-from wire.security import join_protocol  # noqa: E402
 
 PATH = ROOT / "docs" / "protocol.md"
 _WIDTHS = {"B": "u8", "H": "u16", "I": "u32", "Q": "u64"}
