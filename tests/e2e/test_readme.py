@@ -17,6 +17,7 @@ from support.processes.site import SERVE
 
 README = document("README.md")
 EXAMPLES = README.code_blocks("python")
+COORDINATOR = "localhost:7100"  # in an example: wherever `mesh-coord serve` runs
 
 
 @pytest.fixture(scope="module")
@@ -40,12 +41,20 @@ def env(folder: Path) -> Iterator[dict[str, str]]:
 
 
 @pytest.mark.parametrize("number", range(len(EXAMPLES)))
-def test_examples_run(number: int, folder: Path) -> None:
-    script = folder / f"example_{number}.py"
-    script.write_text(EXAMPLES[number], encoding="utf-8")
+def test_examples_run(number: int, folder: Path, env: dict[str, str]) -> None:
+    run_script(folder / f"example_{number}.py", EXAMPLES[number].replace(COORDINATOR, env["MESH_ADDRESS"]), env)
+
+
+def test_an_example_uses_the_workers_of_a_coordinator() -> None:
+    assert any(COORDINATOR in example for example in EXAMPLES)
+
+
+def run_script(script: Path, text: str, env: dict[str, str]) -> None:
+    """Run a Python program in its own folder; the test fails if it does."""
+    script.write_text(text, encoding="utf-8")
     command = [sys.executable, script.name]
     done = subprocess.run(
-        command, cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=RUN_S, check=False
+        command, cwd=script.parent, env=env, capture_output=True, text=True, timeout=RUN_S, check=False
     )
     assert done.returncode == 0, done.stderr
 
