@@ -1,4 +1,4 @@
-"""What the README shows runs as it stands there: its Python in an empty folder, its commands against real daemons."""
+"""What the README and some pages show runs as it stands: Python in an empty folder, commands against real daemons."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from support.processes.site import SERVE
 README = document("README.md")
 EXAMPLES = README.code_blocks("python")
 COORDINATOR = "localhost:7100"  # in an example: wherever `mesh-coord serve` runs
+PAGES = ("docs/training.md", "docs/training-details.md", "docs/sessions.md")
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +48,12 @@ def test_examples_run(number: int, folder: Path, env: dict[str, str]) -> None:
 
 def test_an_example_uses_the_workers_of_a_coordinator() -> None:
     assert any(COORDINATOR in example for example in EXAMPLES)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_examples_of_a_page_run_one_after_the_other(page: str, tmp_path: Path) -> None:
+    """A later one may use the names of an earlier one."""
+    run_script(tmp_path / "examples.py", "\n".join(document(page).code_blocks("python")), environment(tmp_path))
 
 
 def run_script(script: Path, text: str, env: dict[str, str]) -> None:

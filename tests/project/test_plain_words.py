@@ -13,6 +13,7 @@ PAGES = (
     "docs/architecture.md",
     "docs/journey.md",
     "docs/training.md",
+    "docs/training-details.md",
     "docs/sessions.md",
     "docs/inference.md",
     "docs/sharding.md",
