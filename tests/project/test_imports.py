@@ -44,8 +44,9 @@ DIRECTIONS: dict[str, set[str]] = {
     "worker/collectives": {"worker/engine"},
     "worker/wgsl": {"worker/compiler", "worker/engine"},
     "worker/cpu": {"worker/collectives", "worker/compiler", "worker/engine"},
+    "worker/native": {"worker/compiler", "worker/cpu", "worker/engine"},
     "worker/config.py": set(),
-    "worker/devices": {"worker/cpu", "worker/engine", "worker/wgsl"},
+    "worker/devices": {"worker/cpu", "worker/engine", "worker/native", "worker/wgsl"},
     "worker/engine_host": {"worker/collectives", "worker/config.py", "worker/devices", "worker/engine"},
     "worker/daemon": {
         "worker/collectives",
@@ -293,6 +294,7 @@ DOORS = {
     "filelock": {"wire/system/file_lock.py"},
     "jax": {"mesh/importers/jax/__init__.py", "mesh/importers/jax/control.py"},
     "lazy_loader": {"mesh/__init__.py"},
+    "llvmlite": {"worker/native/llvm.py"},
     "jeepney": {"worker/daemon/system_sleep.py"},
     "ml_dtypes": {"wire/ir/dtypes.py", "mesh/numpy/dtypes.py"},
     "msgpack": {"wire/ir/codec.py"},
