@@ -44,9 +44,9 @@ DIRECTIONS: dict[str, set[str]] = {
     "worker/collectives": {"worker/engine"},
     "worker/wgsl": {"worker/compiler", "worker/engine"},
     "worker/cpu": {"worker/collectives", "worker/compiler", "worker/engine"},
-    "worker/native": {"worker/compiler", "worker/cpu", "worker/engine"},
+    "worker/native": set(),
     "worker/config.py": set(),
-    "worker/devices": {"worker/cpu", "worker/engine", "worker/native", "worker/wgsl"},
+    "worker/devices": {"worker/cpu", "worker/engine", "worker/wgsl"},
     "worker/engine_host": {"worker/collectives", "worker/config.py", "worker/devices", "worker/engine"},
     "worker/daemon": {
         "worker/collectives",

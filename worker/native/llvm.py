@@ -48,9 +48,13 @@ class Processor:
         return 32 if "+avx" in features else 16
 
     @property
+    def is_arm(self) -> bool:
+        return self.triple.startswith(("aarch64", "arm64"))
+
+    @property
     def has_fma(self) -> bool:
         """Whether a fused product and sum is an instruction; without it every one would be a call."""
-        return self.triple.startswith(("aarch64", "arm64")) or "+fma" in self.features.split(",")
+        return self.is_arm or "+fma" in self.features.split(",")
 
 
 @cache
@@ -61,12 +65,22 @@ def this_processor() -> Processor:
 
 @cache
 def target_machine(processor: Processor) -> Any:
-    binding.initialize_all_targets()
-    binding.initialize_all_asmprinters()
+    """What generates code for a processor."""
+    return _new_machine(processor)
+
+
+def _new_machine(processor: Processor) -> Any:
+    _initialize()
     model = "jitdefault" if processor == this_processor() else "default"
     return binding.Target.from_triple(processor.triple).create_target_machine(
         cpu=processor.name, features=processor.features, opt=3, reloc="pic", codemodel=model
     )
+
+
+@cache
+def _initialize() -> None:
+    binding.initialize_all_targets()
+    binding.initialize_all_asmprinters()
 
 
 def new_module(name: str) -> ir.Module:
@@ -96,7 +110,8 @@ class Loaded:
     """Functions of an object file, ready to be called while this object lives."""
 
     def __init__(self, code: bytes) -> None:
-        self._engine = binding.create_mcjit_compiler(binding.parse_assembly(""), target_machine(this_processor()))
+        # The engine owns its machine, and ends it with itself.
+        self._engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _new_machine(this_processor()))
         self._engine.add_object_file(binding.ObjectFileRef.from_data(code))
         self._engine.finalize_object()
         self.size_bytes = len(code)

@@ -95,7 +95,7 @@ class Vectors:
         return self.intrinsic("trunc", a)
 
     def round(self, a: ir.Value) -> ir.Value:
-        """To the nearest integer, half to even."""
+        """The nearest integer, half to even."""
         return self.intrinsic("roundeven", a)
 
     def is_nan(self, a: ir.Value) -> ir.Value:

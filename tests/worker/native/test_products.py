@@ -1,0 +1,183 @@
+"""Cores of matrix products: the bits of their definition, on every tile and processor."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from worker.native import products
+from worker.native.llvm import Loaded, Processor, machine_code, this_processor
+from worker.native.products import RUN, Tile
+
+DTYPES = {"f32": np.float32, "f64": np.float64}
+
+
+def without(*features: str) -> Processor:
+    """This processor, had it not these features."""
+    here = this_processor()
+    off = (f"-{name[1:]}" if name[1:].startswith(features) else name for name in here.features.split(","))
+    return Processor(here.triple, "x86-64", ",".join(off))
+
+
+HERE = this_processor()
+VARIANTS: dict[str, tuple[Processor, Tile | None]] = {
+    "this processor": (HERE, None),
+    "vectors of 16 bytes": (HERE, Tile(4, 2, 3, 4)),
+    "one vector": (HERE, Tile(8, 1, 4, 4)),
+}
+if not HERE.is_arm:
+    VARIANTS["without avx512"] = (without("avx512"), None)
+
+
+@dataclass(frozen=True)
+class Core:
+    """A core as a function of arrays."""
+
+    kind: str
+    processor: Processor
+    tile: Tile
+
+    def __call__(self, a: np.ndarray[Any, Any], b: np.ndarray[Any, Any], c: np.ndarray[Any, Any] | None = None) -> Any:
+        integer, pointer = ctypes.c_int64, ctypes.c_void_p
+        matrix = (pointer, integer, integer)
+        kinds = (*matrix, *matrix, pointer, integer, integer, integer, integer, pointer)
+        function = ctypes.CFUNCTYPE(None, *kinds)(loaded(self).address(products.FUNCTION))
+        (m, length), n = a.shape, b.shape[1]
+        c = np.full((m, n), 77, DTYPES[self.kind]) if c is None else c
+        scratch = np.zeros(self.tile.scratch_bytes + 64, np.uint8)
+        operands = [(each.ctypes.data, *(stride // each.itemsize for stride in each.strides)) for each in (a, b, c)]
+        start = scratch.ctypes.data + -scratch.ctypes.data % 64
+        function(*operands[0], *operands[1], *operands[2][:2], m, n, length, start)
+        return c
+
+
+@cache
+def loaded(made: Core) -> Loaded:
+    return Loaded(machine_code(products.product_core(made.processor, made.kind, made.tile), made.processor))
+
+
+@cache
+def core(variant: str, kind: str = "f32") -> Core:
+    processor, tile = VARIANTS[variant]
+    return Core(kind, processor, tile or products.tile_for(processor, kind))
+
+
+def fma32(a: Any, b: Any, c: Any) -> Any:
+    """a * b + c of f32, rounded once: the product is exact in f64, and the sum there is rounded to odd."""
+    product, c = np.float64(a) * np.float64(b), np.float64(c)
+    total = product + c
+    other = total - product
+    error = (product - (total - other)) + (c - other)
+    bits = np.atleast_1d(total).view(np.int64)
+    inexact = (error != 0) & np.isfinite(error) & (bits & 1 == 0)
+    towards = np.where((error > 0) == (total > 0), 1, -1)
+    return np.where(inexact, bits + towards, bits).view(np.float64).astype(np.float32)
+
+
+def fma64(a: Any, b: Any, c: Any) -> Any:
+    exact = np.vectorize(lambda x, y, z: float(Fraction(x) * Fraction(y) + Fraction(z)), otypes=[np.float64])
+    return exact(a, b, c)
+
+
+def defined(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The definition of `native-1`, element by element of the length."""
+    fma = fma32 if a.dtype == np.float32 else fma64
+    result = np.zeros((a.shape[0], b.shape[1]), a.dtype)
+    with np.errstate(all="ignore"):
+        for begin in range(0, a.shape[1], RUN):
+            run = np.zeros_like(result)
+            for k in range(begin, min(begin + RUN, a.shape[1])):
+                run = fma(a[:, k, None], b[None, k, :], run)
+            result = run if begin == 0 else result + run
+    return result
+
+
+def same_bits(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:
+    """Whether all bits are equal; a NaN is a NaN."""
+    return bool(np.array_equal(np.isnan(a), np.isnan(b)) and a[~np.isnan(a)].tobytes() == b[~np.isnan(b)].tobytes())
+
+
+def lying(rng: np.random.Generator, rows: int, columns: int, how: str, dtype: type = np.float32) -> Any:
+    """A matrix whose values no f16 can hold, and how it lies in memory."""
+    if how == "rows":
+        return rng.standard_normal((rows, columns)).astype(dtype)
+    if how == "columns":
+        return rng.standard_normal((columns, rows)).astype(dtype).T
+    if how == "backwards":
+        return rng.standard_normal((rows, columns)).astype(dtype)[::-1, ::-1]
+    return rng.standard_normal((2 * rows, 3 * columns)).astype(dtype)[::2, ::3]
+
+
+HOWS = ("rows", "columns", "sliced", "backwards")
+SHAPES = [  # m, length, n
+    (1, 1, 1), (2, 3, 70), (3, 300, 5), (4, 17, 129), (5, 5, 5), (13, 256, 31), (14, 257, 33), (15, 9, 40), (9, 0, 2),
+    (29, 27, 65), (70, 1, 1), (70, 520, 2), (40, 16, 4), (0, 5, 4), (4, 5, 0), (3, 0, 7), (20, 0, 20),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("m", "length", "n"), SHAPES)
+def test_bits_are_those_of_the_definition(variant: str, m: int, length: int, n: int) -> None:
+    rng = np.random.default_rng(m * n + length)
+    a, b = lying(rng, m, length, "rows"), lying(rng, length, n, "rows")
+    want = defined(a, b)
+    for of_a in HOWS:
+        for of_b in HOWS:
+            stored = [lying(rng, *each.shape, how) for each, how in ((a, of_a), (b, of_b))]
+            for place, value in zip(stored, (a, b), strict=True):
+                place[...] = value
+            assert same_bits(core(variant)(*stored), want), (of_a, of_b)
+
+
+def test_bits_of_f64_are_those_of_the_definition() -> None:
+    rng = np.random.default_rng(1)
+    for m, length, n in ((3, 270, 2), (15, 20, 9), (1, 4, 40), (2, 0, 2)):
+        a, b = rng.standard_normal((m, length)), rng.standard_normal((length, n))
+        want = defined(a, b)
+        assert same_bits(core("this processor", "f64")(a, b), want)
+        assert same_bits(core("this processor", "f64")(np.asfortranarray(a), np.asfortranarray(b)), want)
+
+
+def test_every_processor_and_tile_gives_the_same_bits() -> None:
+    rng = np.random.default_rng(2)
+    for m, length, n in ((197, 64, 197), (200, 600, 70), (1, 1030, 1300), (1300, 530, 3), (7, 300, 1100)):
+        for how in ("rows", "columns"):
+            a, b = lying(rng, m, length, "rows"), lying(rng, length, n, how)
+            results = {variant: core(variant)(a, b) for variant in VARIANTS}
+            assert len({result.tobytes() for result in results.values()}) == 1
+
+
+def test_a_part_has_the_bits_of_the_whole() -> None:
+    """Rows and columns of C may be computed in any parts: into a part of a larger C, too."""
+    rng = np.random.default_rng(3)
+    a, b = lying(rng, 60, 700, "rows"), lying(rng, 700, 90, "columns")
+    product = core("this processor")
+    whole = product(a, b)
+    for cut in (1, 2, 4, 5, 14, 33):
+        parts = np.full((60, 100), 5, np.float32)
+        for row in range(0, 60, cut):
+            for column in range(0, 90, 2 * cut):
+                rows, columns = slice(row, row + cut), slice(column, min(column + 2 * cut, 90))
+                product(a[rows], b[:, columns], parts[rows, columns])
+        assert parts[:, :90].tobytes() == whole.tobytes()
+        assert (parts[:, 90:] == 5).all()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_infinite_and_subnormal_numbers_and_nans_stay_in_their_rows(variant: str) -> None:
+    rng = np.random.default_rng(4)
+    for m, n in ((20, 40), (3, 40), (40, 3)):
+        a, b = lying(rng, m, 270, "rows"), lying(rng, 270, n, "columns")
+        a[1, 3], a[0, 260] = np.inf, np.nan
+        b[5, 1], b[6, 0] = -np.inf, 1e-42
+        a[m - 1] = 1e-30
+        b[:, n - 1] *= np.float32(1e-12)
+        want = defined(a, b)
+        assert np.isnan(want).any() and np.isinf(want).any() and 0 < np.abs(want[m - 1, n - 1]) < 1e-38
+        assert same_bits(core(variant)(a, b), want)

@@ -1,0 +1,281 @@
+"""The runner: native code that walks a program, so there is no Python between kernels.
+
+A program is a table of int64, `WORDS` to a row.  A row is a kernel: its address, the address of its arguments, the
+number of its tasks, and `AFTER`, the number of rows from the first on that must be done before a task of it begins.  A
+kernel has the type `KERNEL`: arguments, number of the task, and scratch memory of the thread.
+
+`alone` walks a program on the calling thread.  To walk it on several, one thread opens the job and walks; others come
+and go through a gate: who comes too late finds it closed, and who is inside is waited for, so that nobody looks at the
+job of a run that is over.  All walk the same rows in order and take tasks by a counter.  Where a row has to wait, a
+thread spins for a while, then yields, then sleeps for short times.
+
+A thread computes with IEEE 754's rounding and subnormal numbers, whatever the process has set it to.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+from typing import Any
+
+from .llvm import ADDRESS, I32, I64, VOID, Processor, index, ir, loop, new_module
+
+KERNEL = ir.FunctionType(VOID, [I64.as_pointer(), I64, ADDRESS])
+WORDS = 4
+LINE_WORDS = 8  # of a cache line, so that counters of two rows do not share one
+SPINS, YIELDS = 2000, 200  # turns, about 20 us to 100 us; then the processor is given away; then this thread sleeps
+STOPPED = 1
+
+
+class Row(IntEnum):
+    """Words of a program's row."""
+
+    FUNCTION = 0
+    ARGUMENTS = 1
+    TASKS = 2
+    AFTER = 3
+
+
+class Job(IntEnum):
+    """Words of a job, which lives as long as its threads; those of two lines, since all threads write the first."""
+
+    OPEN = 0
+    INSIDE = 1
+    ROWS = 8
+    COUNT = 9
+    COUNTERS = 10  # a line for every row: tasks taken, tasks done
+    STOP = 11  # the address of a word: not 0 asks all to leave
+    THREADS = 12
+    SCRATCH = 13  # the address of an address for every thread
+    YIELD = 14  # int ()
+    SLEEP = 15  # int (int): SLEEP_FOR
+    SLEEP_FOR = 16
+
+
+JOB_WORDS = 24
+TAKEN, DONE = 0, 1
+WALKERS = ir.FunctionType(I64, [I64.as_pointer(), I64])
+
+
+class Runner:
+    """The runner's functions, to be called without the GIL.  All arguments are int64: addresses and numbers.
+
+    alone(rows, count, stop, scratch) -> STOPPED or 0
+    open(job, rows, count, counters, stop, threads)
+    walk(job, thread) -> STOPPED or 0, for thread 0 when all rows are done
+    close(job)
+    """
+
+    def __init__(self, address: Callable[[str], int]) -> None:
+        def function(name: str, arguments: int, result: Any = None) -> Callable[..., int]:
+            return ctypes.CFUNCTYPE(result, *[ctypes.c_int64] * arguments)(address(name))
+
+        self.alone = function("alone", 4, ctypes.c_int64)
+        self.open = function("open", 6)
+        self.walk = function("walk", 2, ctypes.c_int64)
+        self.close = function("close", 1)
+
+
+def runner_module(processor: Processor) -> ir.Module:
+    """A module of the functions of `Runner`."""
+    return _Runner(processor).module
+
+
+class _Runner:
+    def __init__(self, processor: Processor) -> None:
+        self.processor = processor
+        self.module = new_module("runner")
+        self._alone()
+        self._open()
+        self._close()
+        self._walk()
+
+    def _function(self, name: str, kind: ir.FunctionType) -> tuple[ir.Function, ir.IRBuilder]:
+        function = ir.Function(self.module, kind, name)
+        function.attributes.add("nounwind")
+        return function, ir.IRBuilder(function.append_basic_block("entry"))
+
+    def _alone(self) -> None:
+        words = I64.as_pointer()
+        function, build = self._function("alone", ir.FunctionType(I64, [words, I64, words, ADDRESS]))
+        rows, count, stop, scratch = function.args
+        with self._floats(build) as restore:
+            with loop(build, index(0), count, index(1), "row") as at:
+                row = build.gep(rows, [build.mul(at, index(WORDS))])
+                kernel, arguments, tasks = self._kernel(build, row)
+                with loop(build, index(0), tasks, index(1), "task") as task:
+                    with build.if_then(_is_set(build, stop), likely=False):
+                        restore()
+                        build.ret(index(STOPPED))
+                    build.call(kernel, [arguments, task, scratch])
+            restore()
+        build.ret(index(0))
+
+    def _open(self) -> None:
+        words = I64.as_pointer()
+        function, build = self._function("open", ir.FunctionType(VOID, [words, I64, I64, I64, I64, I64]))
+        job, *values = function.args
+        for word, value in zip((Job.ROWS, Job.COUNT, Job.COUNTERS, Job.STOP, Job.THREADS), values, strict=True):
+            build.store(value, _word(build, job, word))
+        counters = build.inttoptr(values[2], words)
+        with loop(build, index(0), values[1], index(1), "row") as at:
+            for which in (TAKEN, DONE):
+                build.store(index(0), build.gep(counters, [build.add(build.mul(at, index(LINE_WORDS)), index(which))]))
+        build.store_atomic(index(1), _word(build, job, Job.OPEN), "seq_cst", 8)
+        build.ret_void()
+
+    def _close(self) -> None:
+        function, build = self._function("close", ir.FunctionType(VOID, [I64.as_pointer()]))
+        (job,) = function.args
+        build.store_atomic(index(0), _word(build, job, Job.OPEN), "seq_cst", 8)
+        with self._waiting(build, job) as leave:
+            inside = build.load_atomic(_word(build, job, Job.INSIDE), "seq_cst", 8)
+            leave(build.icmp_signed("==", inside, index(0)))
+        build.ret_void()
+
+    def _walk(self) -> None:
+        function, build = self._function("walk", WALKERS)
+        job, thread = function.args
+        inside = _word(build, job, Job.INSIDE)
+        build.atomic_rmw("add", inside, index(1), "seq_cst")
+        opened = build.load_atomic(_word(build, job, Job.OPEN), "seq_cst", 8)
+        wanted = build.icmp_signed("<", thread, build.load(_word(build, job, Job.THREADS)))
+        result = build.alloca(I64)
+        build.store(index(0), result)
+        rows = self._rows()
+        here = build.and_(build.icmp_signed("!=", opened, index(0)), wanted)
+        with build.if_then(here), self._floats(build) as restore:
+            build.store(build.call(rows, [job, thread]), result)
+            restore()
+        build.atomic_rmw("sub", inside, index(1), "seq_cst")
+        build.ret(build.load(result))
+
+    def _rows(self) -> ir.Function:
+        """What a thread does inside."""
+        words = I64.as_pointer()
+        function, build = self._function("rows", WALKERS)
+        function.linkage = "internal"
+        job, thread = function.args
+        rows, counters, stop = (
+            build.inttoptr(build.load(_word(build, job, word)), words) for word in (Job.ROWS, Job.COUNTERS, Job.STOP)
+        )
+        count = build.load(_word(build, job, Job.COUNT))
+        addresses = build.inttoptr(build.load(_word(build, job, Job.SCRATCH)), words)
+        scratch = build.inttoptr(build.load(build.gep(addresses, [thread])), ADDRESS)
+        done = build.alloca(I64)  # rows from the first on that are known to be done
+        build.store(index(0), done)
+
+        def wait_for(rows_done: ir.Value) -> None:
+            with loop(build, build.load(done), rows_done, index(1), "wait") as at:
+                tasks = build.load(build.gep(rows, [build.add(build.mul(at, index(WORDS)), index(Row.TASKS))]))
+                counter = build.gep(counters, [build.add(build.mul(at, index(LINE_WORDS)), index(DONE))])
+                with self._waiting(build, job) as leave:
+                    leave(build.icmp_signed(">=", build.load_atomic(counter, "acquire", 8), tasks))
+                    with build.if_then(_is_set(build, stop), likely=False):
+                        build.ret(index(STOPPED))
+                build.store(build.add(at, index(1)), done)
+
+        with loop(build, index(0), count, index(1), "row") as at:
+            row = build.gep(rows, [build.mul(at, index(WORDS))])
+            wait_for(build.load(_word(build, row, Row.AFTER)))
+            kernel, arguments, tasks = self._kernel(build, row)
+            line = build.gep(counters, [build.mul(at, index(LINE_WORDS))])
+            take, compute, out = (function.append_basic_block(name) for name in ("take", "compute", "out"))
+            build.branch(take)
+            build.position_at_end(take)
+            with build.if_then(_is_set(build, stop), likely=False):
+                build.ret(index(STOPPED))
+            task = build.atomic_rmw("add", _word(build, line, TAKEN), index(1), "monotonic")
+            build.cbranch(build.icmp_signed("<", task, tasks), compute, out)
+            build.position_at_end(compute)
+            build.call(kernel, [arguments, task, scratch])
+            build.atomic_rmw("add", _word(build, line, DONE), index(1), "release")
+            build.branch(take)
+            build.position_at_end(out)
+        with build.if_then(build.icmp_signed("==", thread, index(0))):
+            wait_for(count)
+        build.ret(index(0))
+        return function
+
+    # -- parts ----------------------------------------------------------------------------------------------
+
+    def _kernel(self, build: ir.IRBuilder, row: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
+        """A row's function, arguments and number of tasks."""
+        function, arguments, tasks = (
+            build.load(_word(build, row, word)) for word in (Row.FUNCTION, Row.ARGUMENTS, Row.TASKS)
+        )
+        return build.inttoptr(function, KERNEL.as_pointer()), build.inttoptr(arguments, I64.as_pointer()), tasks
+
+    @contextmanager
+    def _waiting(self, build: ir.IRBuilder, job: ir.Value) -> Iterator[Callable[..., Any]]:
+        """A loop until `leave` is told a true value; between two looks the thread waits."""
+        function = build.function
+        before = build.block
+        look, leave_block = (function.append_basic_block(name) for name in ("look", "leave"))
+        build.branch(look)
+        build.position_at_end(look)
+        turns = build.phi(I64, "turns")
+        turns.add_incoming(index(0), before)
+
+        def leave(condition: ir.Value) -> None:
+            stay = function.append_basic_block("stay")
+            build.cbranch(condition, leave_block, stay)
+            build.position_at_end(stay)
+
+        yield leave
+        with build.if_else(build.icmp_signed("<", turns, index(SPINS))) as (spin, yielding):
+            with spin:
+                self._pause(build)
+            with yielding, build.if_else(build.icmp_signed("<", turns, index(SPINS + YIELDS))) as (give_way, sleep):
+                with give_way:
+                    build.call(self._from_job(build, job, Job.YIELD, ir.FunctionType(I32, [])), [])
+                with sleep:
+                    length = build.trunc(build.load(_word(build, job, Job.SLEEP_FOR)), I32)
+                    build.call(self._from_job(build, job, Job.SLEEP, ir.FunctionType(I32, [I32])), [length])
+        turns.add_incoming(build.add(turns, index(1)), build.block)
+        build.branch(look)
+        build.position_at_end(leave_block)
+
+    def _from_job(self, build: ir.IRBuilder, job: ir.Value, word: Job, kind: ir.FunctionType) -> ir.Value:
+        return build.inttoptr(build.load(_word(build, job, word)), kind.as_pointer())
+
+    def _pause(self, build: ir.IRBuilder) -> None:
+        if self.processor.is_arm:
+            build.call(self._intrinsic("llvm.aarch64.hint", VOID, I32), [ir.Constant(I32, 1)])
+        else:
+            build.call(self._intrinsic("llvm.x86.sse2.pause", VOID), [])
+
+    @contextmanager
+    def _floats(self, build: ir.IRBuilder) -> Iterator[Callable[..., Any]]:
+        """The processor's word of rounding at IEEE 754's defaults, and a call that writes back what there was."""
+        if self.processor.is_arm:
+            read, write = (
+                self._intrinsic(f"llvm.aarch64.{name}.fpcr", *kinds)
+                for name, *kinds in (("get", I64), ("set", VOID, I64))
+            )
+            before = build.call(read, [])
+            build.call(write, [index(0)])
+            yield lambda: build.call(write, [before])
+            return
+        read, write = (self._intrinsic(f"llvm.x86.sse.{name}mxcsr", VOID, ADDRESS) for name in ("st", "ld"))
+        before, default = build.alloca(I32), build.alloca(I32)
+        build.store(ir.Constant(I32, MXCSR), default)
+        build.call(read, [build.bitcast(before, ADDRESS)])
+        build.call(write, [build.bitcast(default, ADDRESS)])
+        yield lambda: build.call(write, [build.bitcast(before, ADDRESS)])
+
+    def _intrinsic(self, name: str, result: ir.Type, *kinds: ir.Type) -> ir.Function:
+        return self.module.globals.get(name) or ir.Function(self.module, ir.FunctionType(result, kinds), name)
+
+
+MXCSR = 0x1F80  # all exceptions masked, round to nearest, subnormal numbers kept: its value when a thread begins
+
+
+def _word(build: ir.IRBuilder, words: ir.Value, which: int) -> ir.Value:
+    return build.gep(words, [index(which)])
+
+
+def _is_set(build: ir.IRBuilder, word: ir.Value) -> ir.Value:
+    return build.icmp_signed("!=", build.load_atomic(word, "monotonic", 8), index(0))

@@ -1,0 +1,142 @@
+"""Threads that run programs: they wait in Python, and compute in the runner's native code without the GIL."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .runner import JOB_WORDS, LINE_WORDS, STOPPED, WORDS, Job, Runner
+
+ALIGNED = 64  # bytes of scratch memory: a vector register's, and a cache line's
+SLEEP_MICROSECONDS = 50
+
+
+class Stop:
+    """A word that asks a run to end: other threads set it, and the runner looks at it between tasks."""
+
+    def __init__(self) -> None:
+        self._word = np.zeros(1, np.int64)
+
+    @property
+    def address(self) -> int:
+        return int(self._word.ctypes.data)
+
+    def set(self) -> None:
+        self._word[0] = 1
+
+    def clear(self) -> None:
+        self._word[0] = 0
+
+    def is_set(self) -> bool:
+        return bool(self._word[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Rows of kernels (runner.py), and what must live as long as they may run: arguments, code."""
+
+    rows: NDArray[np.int64]
+    scratch_bytes: int  # of each thread
+    keeps: Any = None
+
+    def __post_init__(self) -> None:
+        assert self.rows.ndim == 2 and self.rows.shape[1] == WORDS and self.rows.dtype == np.int64
+        assert self.rows.flags.c_contiguous
+
+
+class Threads:
+    """A pool of `count` threads, of which the caller of `run` is one.  One thread at a time calls `run`."""
+
+    def __init__(self, runner: Runner, count: int) -> None:
+        self.count = count
+        self._runner = runner
+        self._process = os.getpid()
+        self._job = _aligned(8 * JOB_WORDS).view(np.int64)
+        self._scratch = [_aligned(ALIGNED) for _ in range(count)]
+        self._addresses = np.array([each.ctypes.data for each in self._scratch], np.int64)
+        self._counters = _aligned(8 * LINE_WORDS).view(np.int64)
+        yield_to_others, sleep, sleep_for = _waiting()
+        for word, value in (
+            (Job.SCRATCH, self._addresses.ctypes.data), (Job.YIELD, yield_to_others), (Job.SLEEP, sleep),
+            (Job.SLEEP_FOR, sleep_for),
+        ):  # fmt: skip
+            self._job[word] = value
+        self._address = int(self._job.ctypes.data)
+        self._closed = False
+        self._wakers = [threading.Semaphore(0) for _ in range(count - 1)]
+        self._helpers = [
+            threading.Thread(target=self._help, args=(at + 1, waker), name=f"kernels-{at + 1}", daemon=True)
+            for at, waker in enumerate(self._wakers)
+        ]
+        for helper in self._helpers:
+            helper.start()
+
+    def run(self, program: Program, stop: Stop, threads: int | None = None) -> bool:
+        """Run a program on some of the threads; False if `stop` ended it early."""
+        if os.getpid() != self._process:
+            raise RuntimeError("a pool of threads ends with fork(): make another one in the child")
+        if self._closed:
+            raise RuntimeError("this pool of threads is closed")
+        threads = min(threads or self.count, self.count)
+        self._grow(program.scratch_bytes, threads)
+        count, rows = len(program.rows), int(program.rows.ctypes.data)
+        if threads == 1:
+            return self._runner.alone(rows, count, stop.address, int(self._addresses[0])) != STOPPED
+        if self._counters.size < count * LINE_WORDS:
+            self._counters = _aligned(8 * count * LINE_WORDS).view(np.int64)
+        try:
+            self._runner.open(self._address, rows, count, int(self._counters.ctypes.data), stop.address, threads)
+            for waker in self._wakers[: threads - 1]:
+                waker.release()
+            return self._runner.walk(self._address, 0) != STOPPED
+        finally:
+            self._runner.close(self._address)  # waits for those inside, so nobody looks at this program afterwards
+
+    def close(self) -> None:
+        """End the threads.  It waits for none that a kernel does not let go."""
+        if not self._closed and os.getpid() == self._process:
+            for waker in self._wakers:
+                waker.release()
+        self._closed = True
+
+    def _help(self, thread: int, waker: threading.Semaphore) -> None:
+        while True:
+            waker.acquire()
+            if self._closed:
+                return
+            self._runner.walk(self._address, thread)
+
+    def _grow(self, size: int, threads: int) -> None:
+        """Scratch memory for some threads.  Between runs nobody is inside."""
+        for at in range(threads):
+            if self._scratch[at].size < size:
+                self._scratch[at] = _aligned(size)
+                self._addresses[at] = self._scratch[at].ctypes.data
+
+
+def _aligned(size: int) -> NDArray[np.uint8]:
+    """Zeroed memory that begins at a cache line."""
+    memory = np.zeros(size + ALIGNED, np.uint8)
+    begin = -memory.ctypes.data % ALIGNED
+    return memory[begin : begin + size]
+
+
+def _waiting() -> tuple[int, int, int]:
+    """Addresses of what gives the processor to others, of what sleeps, and how long that is in its unit."""
+    if sys.platform == "win32":
+        kernel: Any = ctypes.WinDLL("kernel32")
+        return _address(kernel.SwitchToThread), _address(kernel.Sleep), 0
+    library = ctypes.CDLL(None)
+    return _address(library.sched_yield), _address(library.usleep), SLEEP_MICROSECONDS
+
+
+def _address(function: Callable[..., Any]) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
