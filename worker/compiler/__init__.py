@@ -1,1 +1,1 @@
-"""Passes over graphs that an engine runs before it compiles them, whatever it compiles for."""
+"""What engines share that compile, whatever they compile for: passes over graphs, and functions of numbers."""

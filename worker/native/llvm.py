@@ -17,7 +17,7 @@ import llvmlite.binding as binding
 from llvmlite import ir as ir
 
 VOID, I1, I8, I16, I32, I64 = ir.VoidType(), *(ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
-F32, F64 = ir.FloatType(), ir.DoubleType()
+F16, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
 ADDRESS = I8.as_pointer()
 # What a tensor's dtype is in memory.  Integers have no sign in LLVM; operations have.  f16 and bf16 are 16 bits.
 STORED: dict[str, ir.Type] = {

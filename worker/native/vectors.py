@@ -2,20 +2,32 @@
 
 A value of `lanes` elements is an LLVM vector, and of one element an LLVM scalar.  The width changes no bits: every
 operation is IEEE 754's, correctly rounded, and a fused product and sum is one only where `fma` asks for it.  Integers
-are without a sign; operations that care say which they mean.
+are without a sign; operations that care say which they mean.  None of it becomes a call of a library: not on x86-64
+with AVX2, FMA and F16C, and not on aarch64.
 """
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from .llvm import F32, F64, I1, I8, I16, I32, I64, ir
+from .llvm import F16, F32, F64, I1, I8, I16, I32, I64, ir
 
 REGISTERS: dict[str, ir.Type] = {
     "f32": F32, "f64": F64, "i8": I8, "u8": I8, "i16": I16, "u16": I16, "i32": I32, "u32": I32, "i64": I64, "u64": I64,
     "bool": I1,
 }  # fmt: skip
-_NAMES = {str(F32): "f32", str(F64): "f64", **{str(kind): str(kind) for kind in (I1, I8, I16, I32, I64)}}
+_NAMES = {
+    str(F16): "f16",
+    str(F32): "f32",
+    str(F64): "f64",
+    **{str(kind): str(kind) for kind in (I1, I8, I16, I32, I64)},
+}
+
+_IN_FLOATS = {"f16": "f32", "bf16": "f32", "f32": "f32", "f64": "f64"}  # which float of the registers holds a float
+_ROUNDED = frozenset({"f16", "bf16"})
+_FLOATS = {16: F16, 32: F32, 64: F64}
 
 
 class Vectors:
@@ -32,6 +44,14 @@ class Vectors:
         """The same value in every lane; bits of a float that has no text are made by `real(constant(bits))`."""
         kind = self.type_of(scalar)
         return ir.Constant(kind, value if self.lanes == 1 else [value] * self.lanes)
+
+    def like(self, a: ir.Value, value: float) -> ir.Constant:
+        """The same value in every lane, of the type of `a`; NaN and the infinities are values."""
+        return self.constant(value, _scalar(a.type))
+
+    def width(self, a: ir.Value) -> int:
+        """The bits of an element."""
+        return _bits(_scalar(a.type))
 
     def splat(self, scalar: ir.Value) -> ir.Value:
         """A scalar in every lane."""
@@ -113,43 +133,292 @@ class Vectors:
         """a if a < b, else b: also where one of them is NaN."""
         return self.builder.select(self.compare("<", a, b), a, b)
 
+    # -- integers and conditions --------------------------------------------------------------------------
+
+    def int_add(self, a: ir.Value, b: ir.Value) -> ir.Value:
+        """a + b, which wraps."""
+        return self.builder.add(a, b)
+
+    def int_sub(self, a: ir.Value, b: ir.Value) -> ir.Value:
+        """a - b, which wraps."""
+        return self.builder.sub(a, b)
+
+    def int_mul(self, a: ir.Value, b: ir.Value) -> ir.Value:
+        """The lower half of a * b."""
+        return self.builder.mul(a, b)
+
+    def int_mul_high(self, a: ir.Value, b: ir.Value) -> ir.Value:
+        """The upper half of a * b, both without a sign."""
+        bits = self.width(a)
+        wide = self.type_of(ir.IntType(2 * bits))
+        product = self.builder.mul(self.builder.zext(a, wide), self.builder.zext(b, wide))
+        shift = self.constant(bits, ir.IntType(2 * bits))
+        return self.builder.trunc(self.builder.lshr(product, shift), a.type)
+
+    def int_neg(self, a: ir.Value) -> ir.Value:
+        return self.builder.neg(a)
+
+    def int_div(self, a: ir.Value, b: ir.Value, signed: bool) -> ir.Value:
+        """The op table's `div`: rounded down, 0 if b is 0, and a if a is the least integer and b is -1."""
+        return self._divided(a, b, signed)[0]
+
+    def int_rem(self, a: ir.Value, b: ir.Value, signed: bool) -> ir.Value:
+        """The op table's `rem`: what `int_div` leaves, with the sign of b; 0 if b is 0."""
+        return self._divided(a, b, signed)[1]
+
+    def _divided(self, a: ir.Value, b: ir.Value, signed: bool) -> tuple[ir.Value, ir.Value]:
+        zero = self.like(a, 0)
+        by_zero = self.int_compare("==", b, zero)
+        if not signed:
+            quotient = self.builder.udiv(a, self.select(by_zero, self.like(a, 1), b))
+        else:
+            # Of -1 is made a 1, and of the quotient its negative: LLVM has no meaning for the least integer by -1.
+            flips = self.int_compare("==", b, self.like(a, -1))
+            safe = self.select(self.bit_or(by_zero, flips), self.like(a, 1), b)
+            towards_zero = self.builder.sdiv(a, safe)
+            left = self.int_sub(a, self.int_mul(towards_zero, safe))
+            other_sign = self.int_compare("<", self.bit_xor(left, safe), zero, signed=True)
+            down = self.bit_and(self.int_compare("!=", left, zero), other_sign)
+            quotient = self.select(down, self.int_sub(towards_zero, self.like(a, 1)), towards_zero)
+            quotient = self.select(flips, self.int_neg(a), quotient)
+        left = self.int_sub(a, self.int_mul(quotient, b))
+        return self.select(by_zero, zero, quotient), self.select(by_zero, zero, left)
+
+    def bit_and(self, a: ir.Value, b: ir.Value) -> ir.Value:
+        """Bits of both integers; of two conditions whether both hold."""
+        return self.builder.and_(a, b)
+
+    def bit_or(self, a: ir.Value, b: ir.Value) -> ir.Value:
+        return self.builder.or_(a, b)
+
+    def bit_xor(self, a: ir.Value, b: ir.Value) -> ir.Value:
+        return self.builder.xor(a, b)
+
+    def bit_not(self, a: ir.Value) -> ir.Value:
+        return self.builder.not_(a)
+
+    def shift_left(self, a: ir.Value, by: ir.Value) -> ir.Value:
+        """Bits moved up by fewer than there are; zeros come in."""
+        return self.builder.shl(a, by)
+
+    def shift_right(self, a: ir.Value, by: ir.Value) -> ir.Value:
+        """Bits moved down by fewer than there are; zeros come in."""
+        return self.builder.lshr(a, by)
+
+    def shift_right_signed(self, a: ir.Value, by: ir.Value) -> ir.Value:
+        """Bits moved down by fewer than there are; copies of the sign come in."""
+        return self.builder.ashr(a, by)
+
+    def int_compare(self, sign: str, a: ir.Value, b: ir.Value, signed: bool = False) -> ir.Value:
+        return (self.builder.icmp_signed if signed else self.builder.icmp_unsigned)(sign, a, b)
+
+    def resize(self, a: ir.Value, kind: ir.Type, signed: bool = False) -> ir.Value:
+        """An integer of another size: it wraps into a smaller one, and keeps its value in a larger one."""
+        have, want = self.width(a), _bits(kind)
+        if have == want:
+            return a
+        if have > want:
+            return self.builder.trunc(a, self.type_of(kind))
+        return (self.builder.sext if signed else self.builder.zext)(a, self.type_of(kind))
+
+    # -- choice -------------------------------------------------------------------------------------------
+
+    def select(self, condition: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:
+        return self.builder.select(condition, a, b)
+
+    def any(self, condition: ir.Value) -> ir.Value:
+        """Whether a condition holds in any lane, a scalar."""
+        if self.lanes == 1:
+            return condition
+        name = f"llvm.vector.reduce.or.v{self.lanes}i1"
+        return self.builder.call(self._declared(name, I1, [condition.type]), [condition])
+
+    def rarely(
+        self, condition: ir.Value, usual: Sequence[ir.Value], rare: Callable[[], Sequence[ir.Value]]
+    ) -> list[ir.Value]:
+        """What `rare` gives in lanes where the condition holds, else the usual values.
+
+        What `rare` writes runs only if the condition holds in a lane; the bits are those of a `select`.
+        """
+        function, before = self.builder.function, self.builder.block
+        seldom, after = (function.append_basic_block(name) for name in ("rarely", "then"))
+        self.builder.cbranch(self.any(condition), seldom, after).set_weights([1, 1000])
+        self.builder.position_at_end(seldom)
+        chosen = [self.select(condition, a, b) for a, b in zip(rare(), usual, strict=True)]
+        seldom = self.builder.block
+        self.builder.branch(after)
+        self.builder.position_at_end(after)
+        values = [self.builder.phi(value.type) for value in usual]
+        for phi, one, other in zip(values, usual, chosen, strict=True):
+            phi.add_incoming(one, before)
+            phi.add_incoming(other, seldom)
+        return values
+
+    def lookup(self, words: Sequence[int], index: ir.Value) -> ir.Value:
+        """Elements of a constant table of integers of the index's size, where the index is within the table."""
+        kind = _scalar(index.type)
+        table = ir.Constant(ir.ArrayType(kind, len(words)), list(words))
+        module = self.builder.module
+        name = f"table.{_bits(kind)}.{zlib.crc32(repr(tuple(words)).encode()):08x}"
+        held = module.globals.get(name)
+        if held is None:
+            held = ir.GlobalVariable(module, table.type, name)
+            held.initializer, held.global_constant, held.linkage = table, True, "internal"
+        found = []
+        for lane in range(self.lanes):
+            at = self.builder.zext(self.lane(index, lane), I64) if kind != I64 else self.lane(index, lane)
+            found.append(self.builder.load(self.builder.gep(held, [ir.Constant(I64, 0), at])))
+        return self.gathered(found)
+
+    def gathered(self, scalars: Sequence[ir.Value]) -> ir.Value:
+        """Scalars, one per lane, as one value."""
+        if self.lanes == 1:
+            return scalars[0]
+        value = ir.Constant(self.type_of(scalars[0].type), ir.Undefined)
+        for lane, scalar in enumerate(scalars):
+            value = self.builder.insert_element(value, scalar, ir.Constant(I32, lane))
+        return value
+
     # -- between kinds ------------------------------------------------------------------------------------
 
     def bits(self, a: ir.Value) -> ir.Value:
         """The bits of a float as an integer of its size."""
-        return self.builder.bitcast(a, self.type_of(I32 if _scalar(a.type) is F32 else I64))
+        return self.builder.bitcast(a, self.type_of(ir.IntType(self.width(a))))
 
     def real(self, a: ir.Value) -> ir.Value:
         """The float with these bits."""
-        return self.builder.bitcast(a, self.type_of(F32 if _scalar(a.type).width == 32 else F64))
+        return self.builder.bitcast(a, self.type_of(_FLOATS[self.width(a)]))
 
     def to_integer(self, a: ir.Value, kind: ir.Type = I32) -> ir.Value:
         """A float that is within the range of a signed integer, towards zero; another one gives any value."""
         return self.builder.fptosi(a, self.type_of(kind))
 
-    def to_real(self, a: ir.Value, kind: ir.Type) -> ir.Value:
-        """A signed integer as a float."""
-        return self.builder.sitofp(a, self.type_of(kind))
+    def saturated(self, a: ir.Value, kind: ir.Type, signed: bool) -> ir.Value:
+        """A float as an integer, towards zero: the nearest one there is, and 0 for NaN."""
+        name = f"llvm.fpto{'si' if signed else 'ui'}.sat"
+        full = f"{name}.{self._shape(_NAMES[str(kind)])}.{self._shape(_NAMES[str(_scalar(a.type))])}"
+        return self.builder.call(self._declared(full, self.type_of(kind), [a.type]), [a])
 
-    def select(self, condition: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:
-        return self.builder.select(condition, a, b)
+    def to_real(self, a: ir.Value, kind: ir.Type, signed: bool = True) -> ir.Value:
+        """An integer as a float, rounded once."""
+        return (self.builder.sitofp if signed else self.builder.uitofp)(a, self.type_of(kind))
+
+    def whole_to_f64(self, a: ir.Value) -> ir.Value:
+        """A signed i64 as f64, rounded once."""
+        return self.to_real(a, F64)
+
+    def lower_half(self, a: ir.Value) -> ir.Value:
+        """The lower bits of an integer, as one of half its size."""
+        return self.resize(a, ir.IntType(self.width(a) // 2))
+
+    def widen(self, a: ir.Value) -> ir.Value:
+        """An f32 as f64, exactly."""
+        return self.builder.fpext(a, self.type_of(F64))
+
+    def narrow(self, a: ir.Value) -> ir.Value:
+        """An f64 as f32, rounded once."""
+        return self.builder.fptrunc(a, self.type_of(F32))
+
+    def from_f16(self, a: ir.Value) -> ir.Value:
+        """The f32 of the bits of an f16, exactly."""
+        return self.builder.fpext(self.builder.bitcast(a, self.type_of(F16)), self.type_of(F32))
+
+    def to_f16(self, a: ir.Value) -> ir.Value:
+        """The bits of the f16 nearest to an f32 or f64."""
+        near = a if self.width(a) == 32 else self._narrow_to_odd(a)
+        return self.builder.bitcast(self.builder.fptrunc(near, self.type_of(F16)), self.type_of(I16))
+
+    def from_bf16(self, a: ir.Value) -> ir.Value:
+        """The f32 of the bits of a bf16, exactly."""
+        bits = self.builder.zext(a, self.type_of(I32))
+        return self.real(self.shift_left(bits, self.like(bits, 16)))
+
+    def to_bf16(self, a: ir.Value) -> ir.Value:
+        """The bits of the bf16 nearest to an f32 or f64; a NaN stays one, with its sign."""
+        near = a if self.width(a) == 32 else self._narrow_to_odd(a)
+        bits = self.bits(near)
+        sixteen = self.like(bits, 16)
+        odd = self.bit_and(self.shift_right(bits, sixteen), self.like(bits, 1))
+        rounded = self.int_add(self.int_add(bits, self.like(bits, 0x7FFF)), odd)
+        quiet = self.bit_or(bits, self.like(bits, 0x400000))
+        chosen = self.select(self.is_nan(near), quiet, rounded)
+        return self.builder.trunc(self.shift_right(chosen, sixteen), self.type_of(I16))
+
+    def _narrow_to_odd(self, a: ir.Value) -> ir.Value:
+        """An f64 as f32 that can be rounded again: where it is not exact, the neighbour whose last bit is 1.
+
+        S. Boldo and G. Melquiond, "Emulation of a FMA and correctly rounded sums", IEEE Trans. Computers 57, 2008.
+        """
+        near = self.narrow(a)
+        back, bits = self.widen(near), self.bits(near)
+        one = self.like(bits, 1)
+        even = self.int_compare("==", self.bit_and(bits, one), self.like(bits, 0))
+        inexact = self.bit_and(self.compare("!=", back, a), self.bit_not(self.is_nan(a)))
+        beyond = self.compare(">", self.abs(back), self.abs(a))
+        odd = self.select(beyond, self.int_sub(bits, one), self.int_add(bits, one))
+        return self.real(self.select(self.bit_and(inexact, even), odd, bits))
+
+    def cast(self, a: ir.Value, source: str, target: str) -> ir.Value:
+        """The op table's `cast` from one dtype to another, of values in registers: f16 and bf16 are f32 there."""
+        if source == target:
+            return a
+        if target == "bool":
+            zero = self.like(a, 0)
+            return self.compare("!=", a, zero) if source in _IN_FLOATS else self.int_compare("!=", a, zero)
+        kind = REGISTERS[_IN_FLOATS.get(target, target)]
+        if source in _IN_FLOATS:
+            if target not in _IN_FLOATS:
+                return self.saturated(a, kind, target[0] == "i")
+            if target in _ROUNDED:
+                return self._rounded_to(a, target)
+            have, want = self.width(a), _bits(kind)
+            return a if have == want else self.widen(a) if want > have else self.narrow(a)
+        signed = source[0] == "i"
+        if target not in _IN_FLOATS:
+            return self.resize(a, kind, signed)
+        if target != "bf16" or self.width(a) < 32:
+            real = self.to_real(a, kind, signed)
+            return self._rounded_to(real, target) if target in _ROUNDED else real
+        if self.width(a) == 64:
+            # f64 holds the first 53 bits.  The last of them is set if any behind is, so that bf16 rounds as it should.
+            behind = self.like(a, 2**11 - 1)
+            lost = self.int_compare("!=", self.bit_and(a, behind), self.like(a, 0))
+            short = self.bit_and(a, self.bit_not(behind))
+            short = self.bit_or(short, self.select(lost, self.like(a, 2**11), self.like(a, 0)))
+            low, high = (-(2**53), 2**53) if signed else (0, 2**53)
+            inside = self.bit_and(
+                self.int_compare(">=", a, self.like(a, low), signed),
+                self.int_compare("<=", a, self.like(a, high), signed),
+            )
+            a = self.select(inside, a, short)
+        return self._rounded_to(self.to_real(a, F64, signed), target)
+
+    def _rounded_to(self, a: ir.Value, dtype: str) -> ir.Value:
+        """The f32 that is nearest among those of f16 or bf16."""
+        return self.from_f16(self.to_f16(a)) if dtype == "f16" else self.from_bf16(self.to_bf16(a))
 
     def intrinsic(self, name: str, *args: ir.Value) -> ir.Value:
         """A call of LLVM's function `llvm.NAME` for values of the first one's type."""
-        scalar = _scalar(args[0].type)
-        suffix = _NAMES[str(scalar)]
-        full = f"llvm.{name}.{suffix}" if self.lanes == 1 else f"llvm.{name}.v{self.lanes}{suffix}"
+        full = f"llvm.{name}.{self._shape(_NAMES[str(_scalar(args[0].type))])}"
+        return self.builder.call(self._declared(full, args[0].type, [arg.type for arg in args]), args)
+
+    def _shape(self, name: str) -> str:
+        """LLVM's name of a type of `lanes` elements."""
+        return name if self.lanes == 1 else f"v{self.lanes}{name}"
+
+    def _declared(self, name: str, result: ir.Type, args: list[ir.Type]) -> ir.Function:
         module = self.builder.module
-        function = module.globals.get(full)
-        if function is None:
-            function = ir.Function(module, ir.FunctionType(args[0].type, [arg.type for arg in args]), full)
-        return self.builder.call(function, args)
+        return module.globals.get(name) or ir.Function(module, ir.FunctionType(result, args), name)
 
 
 def _scalar(kind: Any) -> ir.Type:
     element = kind.element if isinstance(kind, ir.VectorType) else kind
-    return {"float": F32, "double": F64}.get(str(element), element)
+    return {"half": F16, "float": F32, "double": F64}.get(str(element), element)
+
+
+def _bits(scalar: ir.Type) -> int:
+    return {"half": 16, "float": 32, "double": 64}.get(str(scalar)) or int(scalar.width)
 
 
 def _bytes(scalar: ir.Type) -> int:
-    return {"float": 4, "double": 8}.get(str(scalar)) or max(1, scalar.width // 8)
+    return max(1, _bits(scalar) // 8)

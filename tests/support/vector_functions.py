@@ -1,0 +1,69 @@
+"""Functions of vectors over numpy arrays: each is compiled into a loop over elements, and called."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from worker.native.llvm import F32, F64, I64, STORED, VOID, Loaded, Processor, index, ir, loop, machine_code, new_module
+from worker.native.llvm import this_processor as this_processor
+from worker.native.vectors import Vectors
+
+FLOATS = {"f32": F32, "f64": F64}
+NAME = "compute"
+Body = Callable[..., ir.Value]
+
+
+def object_code(body: Body, operands: list[str], result: str, lanes: int, processor: Processor) -> bytes:
+    """Machine code of `compute(count, out, operands...)`, each a pointer to elements of a dtype."""
+    module = new_module(NAME)
+    pointers = [STORED[dtype].as_pointer() for dtype in (result, *operands)]
+    function = ir.Function(module, ir.FunctionType(VOID, [I64, *pointers]), NAME)
+    builder = ir.IRBuilder(function.append_basic_block("entry"))
+    count, *arrays = function.args
+    whole = builder.sub(count, builder.urem(count, index(lanes)))
+    for width, start, stop in ((lanes, index(0), whole), (1, whole, count)):
+        v = Vectors(builder, width)
+        with loop(builder, start, stop, index(width), f"by{width}") as at:
+            out, *given = (builder.gep(array, [at]) for array in arrays)
+            v.store(body(v, *map(v.load, given)), out)
+    builder.ret_void()
+    return machine_code(module, processor)
+
+
+class Compiled:
+    """A function of arrays of the same length, which gives an array of the dtype `result`."""
+
+    def __init__(
+        self, body: Body, operands: list[str], result: str, lanes: int, processor: Processor | None = None
+    ) -> None:
+        self.result = np.dtype(NUMPY[result])
+        self._code = Loaded(object_code(body, operands, result, lanes, processor or this_processor()))
+        address = self._code.address(NAME)
+        self._call = ctypes.CFUNCTYPE(None, ctypes.c_int64, *[ctypes.c_void_p] * (len(operands) + 1))(address)
+
+    def __call__(self, *operands: NDArray[np.generic]) -> NDArray[np.generic]:
+        given = [np.ascontiguousarray(operand) for operand in operands]
+        out = np.empty(given[0].size, self.result)
+        self.into(out, *given)
+        return out
+
+    def into(self, out: NDArray[np.generic], *operands: NDArray[np.generic]) -> None:
+        """Contiguous arrays, the first of which is written."""
+        self._call(out.size, out.ctypes.data, *(operand.ctypes.data for operand in operands))
+
+
+NUMPY = {
+    "f16": "u2", "bf16": "u2", "f32": "f4", "f64": "f8", "i8": "i1", "u8": "u1", "i16": "i2", "u16": "u2", "i32": "i4",
+    "u32": "u4", "i64": "i8", "u64": "u8", "bool": "u1",
+}  # fmt: skip
+
+
+def without_avx512(processor: Processor) -> Processor:
+    """The processor as if it had no AVX-512: 256 bits a vector, and no instructions on 64-bit integers but AVX2's."""
+    features = [one for one in processor.features.split(",") if not one.startswith(("+avx512", "-avx512"))]
+    return replace(processor, features=",".join([*features, "-avx512f"]))
