@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from wire.addresses import PORT
 from wire.limits import GIB, MIB
+from wire.protocol.engine_names import ON_CPU
 from wire.protocol.messages import PairReport
 from wire.protocol.missing_gpu import ASKED, FAILED, LIBRARY, NONE, SAID, SOFTWARE, kind_of, long_text
 from wire.protocol.throttled_adapters import throttle_in
@@ -321,7 +322,7 @@ def _adapters(facts: Facts) -> Iterator[tuple[str, str, tuple[Adapter, ...], str
 def _software(facts: Facts) -> Iterator[Symptom]:
     for name, system, adapters, _ in _adapters(facts):
         for adapter in adapters:
-            if adapter.software and adapter.engine != "cpu":
+            if adapter.software and adapter.engine not in ON_CPU:
                 yield Symptom(name, system, f"its adapter {adapter.name} is software: the processor does the work")
 
 
@@ -329,7 +330,7 @@ def _processor_only(*kinds: str) -> Callable[[Facts], Iterator[Symptom]]:
     def shown(facts: Facts) -> Iterator[Symptom]:
         for name, system, adapters, reason in _adapters(facts):
             kind = kind_of(reason) if kind_of(reason) in SAID else ""  # "": it does not say, or is newer
-            if kind in kinds and all(adapter.engine == "cpu" for adapter in adapters):
+            if kind in kinds and all(adapter.engine in ON_CPU for adapter in adapters):
                 why = long_text(reason) if reason else "has no graphics adapter, or was given none"
                 yield Symptom(name, system, f"it computes on its processor: it {why}")
 

@@ -17,6 +17,7 @@ from coordinator.workers.failure_detector import HealthConfig
 from wire.errors import ConfigError, MeshError, from_fields
 from wire.limits import MIB
 from wire.policy.strategies import Auto, text_of
+from wire.protocol.engine_names import ON_CPU
 from wire.protocol.missing_gpu import long_text, short_text
 
 from ..util.units import size_text, speed_text
@@ -78,7 +79,7 @@ async def _show_nodes(options: Options, remote: Remote, workers: Sequence[Node])
         for place, device in enumerate(node.devices):
             first = (node.name, node.state) if place == 0 else ("", "")
             last = (node.version, node.address) if place == 0 else ("", "")
-            adapter = device.adapter + (" (software)" if device.software and device.engine != "cpu" else "")
+            adapter = device.adapter + (" (software)" if device.software and device.engine not in ON_CPU else "")
             adapter += " (given up)" if device.given_up else ""
             adapter += f" (no GPU: {short_text(node.without_gpu)})" if node.without_gpu and place == 0 else ""
             speed = (speed_text(device.gflops), f"{device.gbytes_per_s:.1f}")

@@ -12,6 +12,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from wire.errors import ConfigError
+from wire.protocol.engine_names import ON_CPU
 from wire.timeouts import WORKER
 
 from ..util.units import parse_size
@@ -51,8 +53,16 @@ def parser() -> argparse.ArgumentParser:
         "--device",
         action="append",
         default=[],
-        metavar="N|name|cpu",
-        help="a device to lend, as --list-devices shows it (repeatable; default: the best adapter and the cpu)",
+        metavar="N|name|cpu|native",
+        help="a device to lend, as --list-devices shows it (repeatable; default: the best adapter and the cpu); "
+        "with `native` the processor computes by machine code instead of numpy",
+    )
+    root.add_argument(
+        "--threads",
+        type=int,
+        default=0,
+        metavar="N",
+        help="threads of the native engine (default: as many as there are cores)",
     )
     root.add_argument("--list-devices", action="store_true", help="show this machine's devices and exit")
     root.add_argument(
@@ -108,6 +118,7 @@ def work(options: argparse.Namespace) -> int:
         advertise=tuple(options.advertise),
         peers=tuple(options.peer),
         devices=tuple(options.device),
+        threads=_threads(options.threads),
         memory_bytes=parse_size(options.max_memory) if options.max_memory else 0,
         timeouts=timeouts(options, WORKER),
         state_dir=options.state_dir,
@@ -133,6 +144,12 @@ def work(options: argparse.Namespace) -> int:
 
         config, environment = throttled(config, environment, options.throttle)
     return asyncio.run(run_worker(config, environment))
+
+
+def _threads(asked: int) -> int:
+    if asked < 0:
+        raise ConfigError(f"--threads {asked} is no number of threads", next_step="Give 1 or more, or leave it out")
+    return asked
 
 
 def join(options: argparse.Namespace) -> str:
@@ -178,7 +195,7 @@ def list_devices(as_json: bool) -> int:
                 row.adapter or "(this processor)",
                 row.backend,
                 row.driver,
-                row.kind + (" (software)" if row.software and row.engine != "cpu" else ""),
+                row.kind + (" (software)" if row.software and row.engine not in ON_CPU else ""),
             )
             for row in rows
         ],

@@ -1,8 +1,9 @@
 """One suite that every engine passes: all cases of the op table, within the table's tolerances of the cpu engine.
 
 The wgsl engine runs it with its adapter's limits and with the limits lowered to what WebGPU guarantees, as another,
-smaller device would have them.  Since a driver that computes on cpus takes 0.1 s to compile a case, the default run
-has a sample of each op's cases there, and the long suite has all.  To add an engine, add a row to ENGINES.
+smaller device would have them.  Since a driver that computes on cpus takes 0.1 s to compile a case, and the native
+engine some milliseconds, the default run has a sample of each op's cases there, and the long suite has all.  To add an
+engine, add a row to ENGINES.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from wire.ir.graph import WireGraph
 from wire.ir.ops import EXACT, OPS, inner_graphs
 from worker.cpu import CpuEngine, evaluate
 from worker.engine.protocol import Engine
+from worker.native.engine import NativeEngine
 from worker.wgsl.profile import CPU_ONLY, WEBGPU_MINIMUM
 
 EVERY_DTYPE = {"bool", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "f16", "bf16", "f32", "f64",
@@ -41,12 +43,14 @@ def _wgsl(folder: Path, limits: Any = None) -> Engine:
 
 ENGINES: dict[str, Callable[[Path], Engine]] = {
     "cpu": lambda folder: CpuEngine(),
+    "native": lambda folder: NativeEngine(threads=2),
     "wgsl": _wgsl,
     "wgsl-minimum": lambda folder: _wgsl(folder, WEBGPU_MINIMUM),
 }
-SAMPLED = {"wgsl": 12, "wgsl-minimum": 6}  # about so many cases of an op are in the default run
-MARKED = [name if name == "cpu" else pytest.param(name, marks=needs_adapter) for name in ENGINES]
-WGSL = [name for name in MARKED if name != "cpu"]
+SAMPLED = {"native": 12, "wgsl": 12, "wgsl-minimum": 6}  # about so many cases of an op are in the default run
+ON_CPU = ("cpu", "native")  # engines that have every op and dtype, and need no adapter
+MARKED = [name if name in ON_CPU else pytest.param(name, marks=needs_adapter) for name in ENGINES]
+WGSL = [name for name in MARKED if name not in ON_CPU]
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +126,7 @@ def test_engine_agrees_with_cpu(request: pytest.FixtureRequest, engine: Engine, 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("engine", [pytest.param(name, marks=needs_adapter) for name in SAMPLED], indirect=True)
+@pytest.mark.parametrize("engine", [name for name in MARKED if name != "cpu"], indirect=True)
 @pytest.mark.parametrize("op", EVERY_OP)
 def test_engine_agrees_with_cpu_in_every_case(engine: Engine, op: str) -> None:
     check_cases(engine, op)
@@ -142,7 +146,7 @@ def check_random(engine: Engine, seeds: range) -> None:
 def check_random_by_node(engine: Engine, seeds: range) -> None:
     dtypes = [BY_NAME[name] for name in engine.info.dtypes_by_op["add"]]
     for seed in seeds:
-        random = random_graph(seed, dtypes=dtypes, matrices=engine.info.engine == "cpu")
+        random = random_graph(seed, dtypes=dtypes, matrices=engine.info.engine in ON_CPU)
         judge(engine, random.graph, {**random.inputs, **random.params})
 
 
@@ -175,7 +179,7 @@ def test_resident_tensors_stand_for_inputs(request: pytest.FixtureRequest, engin
 @pytest.mark.parametrize("engine", MARKED, indirect=True)
 def test_declared_dtypes(engine: Engine) -> None:
     """Exactly these: what WGSL has no type for, the planner places on the cpu engine of the same machine."""
-    if engine.info.engine == "cpu":
+    if engine.info.engine in ON_CPU:
         allowed: list[set[str]] = [EVERY_DTYPE]
         assert set(engine.info.dtypes_by_op) == set(OPS)
     else:

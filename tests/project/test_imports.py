@@ -44,9 +44,9 @@ DIRECTIONS: dict[str, set[str]] = {
     "worker/collectives": {"worker/engine"},
     "worker/wgsl": {"worker/compiler", "worker/engine"},
     "worker/cpu": {"worker/collectives", "worker/compiler", "worker/engine"},
-    "worker/native": set(),
+    "worker/native": {"worker/compiler", "worker/cpu", "worker/engine"},
     "worker/config.py": set(),
-    "worker/devices": {"worker/cpu", "worker/engine", "worker/wgsl"},
+    "worker/devices": {"worker/cpu", "worker/engine", "worker/native", "worker/wgsl"},
     "worker/engine_host": {"worker/collectives", "worker/config.py", "worker/devices", "worker/engine"},
     "worker/daemon": {
         "worker/collectives",
@@ -234,7 +234,12 @@ LATE: dict[str, set[str]] = {
     },
     "worker/collectives/connector.py": {"wire/security/tls.py"},
     "worker/daemon/mdns_announcer.py": {"wire/discovery/auto_dialer.py", "wire/discovery/mdns.py"},
-    "worker/devices/registry.py": {"worker/cpu/__init__.py", "worker/wgsl/device.py", "worker/wgsl/engine.py"},
+    "worker/devices/registry.py": {
+        "worker/cpu/__init__.py",
+        "worker/native/engine.py",
+        "worker/wgsl/device.py",
+        "worker/wgsl/engine.py",
+    },
     # Whoever computes in this process loads an engine, and nobody else.
     "mesh/core/realise.py": {"mesh/core/inprocess.py"},
     "mesh/training/backward.py": {"mesh/core/inprocess.py"},
@@ -406,14 +411,14 @@ PURE_FILES = (
     "worker/engine_host/watchdog.py",
     "worker/wgsl/canonicalise.py",
     "worker/wgsl/control_schedule.py",
-    "worker/wgsl/element_exprs.py",
+    "worker/compiler/element_exprs.py",
     "worker/wgsl/emit.py",
-    "worker/wgsl/expressions.py",
-    "worker/wgsl/fuse.py",
+    "worker/compiler/expressions.py",
+    "worker/compiler/fuse.py",
     "worker/wgsl/kernel_ir.py",
     "worker/wgsl/legalise.py",
     "worker/wgsl/lower.py",
-    "worker/wgsl/memory.py",
+    "worker/compiler/memory.py",
     "worker/wgsl/polyfills.py",
     "worker/wgsl/profile.py",
     "worker/wgsl/program.py",
@@ -433,7 +438,7 @@ PURE = tuple(
     for path in BY_PATH
     if path in PURE_FILES or (path.startswith(PURE_FOLDERS) and not path.endswith("__init__.py"))
 )
-SEVERAL = ("wire/protocol", "worker/wgsl", "mesh/importers")  # with the folders in them, one room
+SEVERAL = ("wire/protocol", "worker/native", "worker/wgsl", "mesh/importers")  # with the folders in them, one room
 
 
 def imports() -> Iterator[tuple[SourceFile, Import]]:

@@ -24,6 +24,8 @@ ALL = (GPU, SMALL, LAVAPIPE)
         (("cpu",), ("cpu",)),
         (("wgsl",), ("wgsl", "cpu")),
         (("cpu", "1", "0", "1"), ("1", "0", "cpu")),
+        (("native",), ("native",)),
+        (("1", "native", "cpu"), ("1", "native")),
     ],
 )
 def test_the_cpu_is_always_opened_and_always_last(asked: tuple[str, ...], opened: tuple[str, ...]) -> None:

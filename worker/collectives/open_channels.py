@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from wire.system.cores import core_count
 from wire.system.shared_memory import share
 
 from ..engine.host_messages import RankOf
@@ -57,8 +57,7 @@ def open_rank(
 
 def is_crowded(ranks: int) -> bool:
     """Whether so many ranks on this machine have fewer than two cores each: one to compute, and one to move bytes."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return 2 * ranks > cores
+    return 2 * ranks > core_count()
 
 
 def _no_daemon() -> None:

@@ -12,10 +12,10 @@ import operator
 import platform
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ from wire.errors import Cancelled, ExecuteFailed, InputError, MeshError, OutOfMe
 from wire.ir.dtypes import DTYPES, F32, F64
 from wire.ir.graph import GraphBuilder, Node, WireGraph, const_value
 from wire.ir.ops import COLLECTIVES, GRAPH_ATTRS, LEAVES, MULTIPLE, OPS
-from wire.ir.types import TensorType
+from wire.ir.types import Attrs, TensorType
 from wire.ir.workspace import scratch_bytes
 from wire.passes.collective_order import meets, stages
 from wire.passes.unroll_spmd import unroll
@@ -35,7 +35,7 @@ from ..engine.donation import Lent
 from ..engine.protocol import Collectives, EngineInfo, Measured, Pending, Stopped, never
 from .control import CONTROL, Several
 from .elementwise import ELEMENTWISE, IN_PLACE, Kernel
-from .inplace_analysis import UPDATED_BYTES_MIN, spare
+from .inplace_analysis import FUSED, UPDATED_BYTES_MIN, spare
 from .inplace_updates import Writing
 from .matrices import FACTORISATIONS, MATRICES
 from .process import arithmetic, keep_memory, one_thread
@@ -49,6 +49,26 @@ SEVERAL: dict[str, Several] = {**CONTROL, **FACTORISATIONS}
 MUTUAL = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all"})
 OVER_BYTES_MIN = 1 << 14  # of a result that is written over an operand
 IOTA_BYTES_MAX = 1 << 15  # of numbers that are kept instead of counted in every run
+
+
+@dataclass(frozen=True, slots=True)
+class Fusion:
+    """How groups of nodes become kernels of their own: `outline` puts a node FUSED in place of each group, for which
+    `kernel` gives what computes it."""
+
+    outline: Callable[[WireGraph], WireGraph]
+    joined: Callable[[Sequence[tuple[Node, int]], Mapping[int, TensorType], Sequence[int]], Joined]
+
+
+class Joined(Protocol):
+    """Fused nodes that follow each other: `inputs` and `outputs` are the values that they need and that others need."""
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+    def __call__(self, inputs: list[NDArray[Any]], stopped: Stopped) -> list[NDArray[Any]]:
+        """The outputs; Cancelled soon after `stopped()`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +113,23 @@ class _Meeting:
 
 
 @dataclass(frozen=True, slots=True)
+class _Fused:
+    """Fused nodes that follow each other."""
+
+    kernel: Joined
+    frees: tuple[int, ...]
+
+
+Step = _Call | _Turn | _Meeting | _Fused
+
+
+@dataclass(frozen=True, slots=True)
 class CpuExecutable:
     """A compiled part.  `arguments` are in the order of a run's inputs, None for one that no call reads."""
 
     arguments: tuple[int | None, ...]
     constants: tuple[tuple[int, NDArray[Any]], ...]
-    calls: tuple[_Call | _Turn | _Meeting, ...]
+    calls: tuple[Step, ...]
     outputs: tuple[int, ...]
     memory_bytes: int
     from_cache: bool = True  # there are no kernels to generate
@@ -137,10 +168,10 @@ class CpuEngine:
         square = np.ones((512, 512), np.float32)
         line = np.ones(1 << 22, np.float32)
         into = np.empty_like(line)
-        gflops = 2 * 512**3 / _fastest(lambda: np.matmul(square, square)) / 1e9
-        gbytes_per_s = 2 * line.nbytes / _fastest(lambda: np.multiply(line, 2.0, out=into)) / 1e9
-        executable, given = compile_graph(_trivial_graph()), [np.ones(1, np.float32)]
-        return Measured(gflops, gbytes_per_s, _fastest(lambda: run(executable, given)))
+        gflops = 2 * 512**3 / fastest(lambda: np.matmul(square, square)) / 1e9
+        gbytes_per_s = 2 * line.nbytes / fastest(lambda: np.multiply(line, 2.0, out=into)) / 1e9
+        executable, given = compile_graph(trivial_graph()), [np.ones(1, np.float32)]
+        return Measured(gflops, gbytes_per_s, fastest(lambda: run(executable, given)))
 
     def compile(self, graph: WireGraph, force: bool = False) -> CpuExecutable:
         return compile_graph(graph)
@@ -189,11 +220,14 @@ def ordered(graph: WireGraph, given: Mapping[str, NDArray[Any]]) -> list[NDArray
 
 
 def compile_graph(
-    graph: WireGraph, mine: Collection[int] | None = None, updated_bytes_min: int = UPDATED_BYTES_MIN
-) -> CpuExecutable:
+    graph: WireGraph, mine: Collection[int] | None = None, updated_bytes_min: int = UPDATED_BYTES_MIN,
+    fusion: Fusion | None = None,
+) -> CpuExecutable:  # fmt: skip
     """The schedule of a graph; BlobMissing if a large constant is not here.  `mine` are the places of inputs that it
-    may write over if their memory is the run's, by default all; what is smaller than `updated_bytes_min` is copied."""
+    may write over if their memory is the run's, by default all; what is smaller than `updated_bytes_min` is copied.
+    Without `fusion` every node is a numpy call."""
     flat = inline_composites(unroll(graph))
+    flat = fusion.outline(flat) if fusion else flat
     arguments = _arguments(graph, flat)
     later = {index for first, group in flat.siblings.items() for index in group if index != first}
     computed = [(index, node) for index, node in _in_order(flat) if index not in later]
@@ -213,18 +247,39 @@ def compile_graph(
         elif node.op == "iota" and flat.types[index].size_bytes <= IOTA_BYTES_MAX:
             constants.append((index, _canonical(np.array(KERNELS["iota"](node.attrs, [], flat.types[index])))))
         elif node.op in MULTIPLE:
-            calls.append(_turn(flat, index, frees, spared.of(index), updated_bytes_min))
+            calls.append(_turn(flat, index, frees, spared.of(index), updated_bytes_min, fusion))
         elif node.op in COLLECTIVES:
             following = computed[place + 1][1].inputs if place + 1 < len(computed) else (index,)
             calls.append(_Meeting(node, index, index not in following, frees))
         elif node.op not in LEAVES:
-            kernel = KERNELS.get(node.op)
+            kernel = _fused if node.op == FUSED else KERNELS.get(node.op)
             if kernel is None:
                 raise Unsupported(f"the cpu engine has no op {node.op!r}", op=node.op)
             over, into = _over(flat, index, frees), index in spared.updates
             kind = flat.types[index]
             calls.append(_Call(kernel, node, kind, index, frees, _strides(kind), over, into, index in in_room))
-    return CpuExecutable(arguments, tuple(constants), tuple(calls), flat.outputs, _peak_bytes(flat, calls))
+    steps = _joined(flat, calls, fusion) if fusion else calls
+    return CpuExecutable(arguments, tuple(constants), tuple(steps), flat.outputs, _peak_bytes(flat, calls))
+
+
+def _joined(graph: WireGraph, calls: Sequence[_Call | _Turn | _Meeting], fusion: Fusion) -> list[Step]:
+    """The calls, those of fused nodes that follow each other as one."""
+    steps: list[Step] = []
+    for fused, group in itertools.groupby(calls, lambda call: isinstance(call, _Call) and call.node.op == FUSED):
+        members = list(group)
+        if not fused:
+            steps += members
+            continue
+        nodes = [(call.node, call.index) for call in members if isinstance(call, _Call)]
+        freed = {value for call in members for value in call.frees}
+        made = {index for _, index in nodes}
+        kernel = fusion.joined(nodes, {index: graph.types[index] for index in made}, sorted(made - freed))
+        steps.append(_Fused(kernel, tuple(freed - made)))
+    return steps
+
+
+def _fused(attrs: Attrs, operands: list[NDArray[Any]], out: TensorType) -> NDArray[Any]:
+    raise ExecuteFailed("a fused node is computed with those that follow it", op=FUSED)
 
 
 def _over(graph: WireGraph, index: int, frees: Sequence[int]) -> int:
@@ -254,11 +309,14 @@ def _same_memory(graph: WireGraph) -> list[int]:
     return same
 
 
-def _turn(graph: WireGraph, index: int, frees: tuple[int, ...], mine: Collection[int], updated_bytes_min: int) -> _Turn:
+def _turn(
+    graph: WireGraph, index: int, frees: tuple[int, ...], mine: Collection[int], updated_bytes_min: int,
+    fusion: Fusion | None,
+) -> _Turn:  # fmt: skip
     """What is computed where the first of some siblings stands, for all of them; the rest as for `compile_graph`."""
     node = graph.nodes[index]
     names = GRAPH_ATTRS.get(node.op, ())
-    graphs = {name: compile_graph(node.attrs[name], mine, updated_bytes_min) for name in names}
+    graphs = {name: compile_graph(node.attrs[name], mine, updated_bytes_min, fusion) for name in names}
     outputs = tuple((sibling, graph.nodes[sibling].attrs["output"]) for sibling in graph.siblings[index])
     return _Turn(SEVERAL[node.op], node, graphs, outputs, frees)
 
@@ -304,6 +362,9 @@ class _Run:
         for call in executable.calls:
             if self.stopped():
                 raise Cancelled("the run was stopped")
+            if isinstance(call, _Fused):
+                self._run_fused(call, under_way, values)
+                continue
             if under_way:
                 _settle(call.node.inputs, under_way, values)
             operands = [values[source] for source in call.node.inputs]
@@ -320,6 +381,18 @@ class _Run:
                 values.pop(source, None)
         _settle(executable.outputs, under_way, values)
         return [values[index] for index in executable.outputs]
+
+    def _run_fused(self, call: _Fused, under_way: dict[int, Pending], values: dict[int, NDArray[Any]]) -> None:
+        kernel = call.kernel
+        if under_way:
+            _settle(kernel.inputs, under_way, values)
+        try:
+            results = kernel([values[index] for index in kernel.inputs], self.stopped)
+        except MemoryError as error:
+            raise OutOfMemory("no memory for the results of kernels", cause=str(error)) from None
+        values.update(zip(kernel.outputs, results, strict=True))
+        for source in call.frees:
+            values.pop(source, None)
 
     def _met(self, call: _Meeting, operands: list[NDArray[Any]]) -> Pending:
         if self.collectives is None:
@@ -422,13 +495,15 @@ def _peak_bytes(graph: WireGraph, calls: Sequence[_Call | _Turn | _Meeting]) -> 
     return peak
 
 
-def _trivial_graph() -> WireGraph:
+def trivial_graph() -> WireGraph:
+    """A graph whose calls take what a call takes."""
     builder = GraphBuilder()
     x = builder.input("x", (1,), F32)
     return builder.build([builder.add("add", x, x)])
 
 
-def _fastest(work: Any) -> float:
+def fastest(work: Callable[[], object]) -> float:
+    """The seconds of the fastest of five calls, after one that warms up."""
     work()
     times = []
     for _ in range(5):

@@ -23,7 +23,8 @@ from ..compiler.inline_composites import inline_composites
 UPDATES = frozenset({"scatter", "dynamic_update_slice"})
 UPDATED_BYTES_MIN = 1 << 14  # what is smaller is copied as quickly
 MAYBE_VIEWS = frozenset({"select", "real", "imag", "floor", "round", "bitcast", "after", "constraint", "transfer"})
-FRESH = (ELEMENTWISE | UPDATES | {"dot", "conv", "gather", "concat", "pad", "argmax", "argsort"}) - MAYBE_VIEWS
+FUSED = "fused"  # in place of a group of nodes: one kernel, which makes memory of its own
+FRESH = (ELEMENTWISE | UPDATES | {"dot", "conv", "gather", "concat", "pad", "argmax", "argsort", FUSED}) - MAYBE_VIEWS
 """Ops whose kernels give memory that no operand has; a test runs them all.  So does an update, of a kind: what was
 written over is nobody's from then on."""
 

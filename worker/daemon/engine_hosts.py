@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from wire.errors import DeviceLost, MeshError, from_fields
+from wire.protocol.engine_names import ON_CPU
 from wire.protocol.messages import DeviceReport
 from wire.protocol.missing_gpu import ASKED, NONE, failed
 from wire.system.shared_memory import SharedDir
@@ -50,7 +51,7 @@ class EngineHosts:
     async def start(self, selections: Sequence[str]) -> None:
         """Begin to open these devices; `opened` says what came of it."""
         looks, folder = self._environment.adapter_cache, self._config.measured_folder
-        if all(selection == "cpu" for selection in selections):
+        if all(selection in ON_CPU for selection in selections):
             self.without_gpu = ASKED
         elif BEST in selections and (why := await asyncio.to_thread(looks.found_none, folder)):
             self.without_gpu = why
@@ -108,6 +109,7 @@ class EngineHosts:
         opening = hm.Open(
             device=selection,
             memory_bytes=self._config.memory_bytes,
+            threads=self._config.threads,
             cache_dir=str(self._kernels),
             measured_dir=str(self._config.measured_folder),
             shared_dir=str(self._shared.path),

@@ -1,7 +1,8 @@
 """The registry of devices: those that a machine has, and those of them that a worker opens.
 
-A selection is "cpu", "wgsl" (the best adapter, software ones included), "best" (the best adapter that is not software,
-or none), an adapter's number or a part of its name, or the name of an engine registered under `graph_mesh.engines`.
+A selection is "cpu", "native" (the cpu by machine code), "wgsl" (the best adapter, software ones included), "best"
+(the best adapter that is not software, or none), an adapter's number or a part of its name, or the name of an engine
+registered under `graph_mesh.engines`.
 Looking at adapters loads the driver, which may take the process down with it; so the daemon never does that, but an
 engine host or the child process behind `list_devices`.
 """
@@ -17,8 +18,10 @@ from pathlib import Path
 from typing import cast
 
 from wire.errors import ConfigError
+from wire.protocol.engine_names import CPU, NATIVE, ON_CPU
 from wire.protocol.missing_gpu import LIBRARY, NONE, SOFTWARE
 from wire.system.child_python import python_command
+from wire.system.cores import core_count
 
 from ..engine.protocol import Engine
 
@@ -41,9 +44,9 @@ class DeviceRow:
 
 
 def selections(asked: Sequence[str]) -> tuple[str, ...]:
-    """What a worker opens for its --device flags: the cpu is always among them, and last."""
-    chosen = [device for device in asked if device != "cpu"] if asked else [BEST]
-    return (*dict.fromkeys(chosen), "cpu")
+    """What a worker opens for its --device flags: the cpu is always among them, and last, by one engine."""
+    chosen = [device for device in asked if device not in ON_CPU] if asked else [BEST]
+    return (*dict.fromkeys(chosen), NATIVE if NATIVE in asked else CPU)
 
 
 def choose(rows: Sequence[DeviceRow], selection: str) -> DeviceRow | None:
@@ -67,12 +70,16 @@ def choose(rows: Sequence[DeviceRow], selection: str) -> DeviceRow | None:
     raise ConfigError(f"there is no device {selection!r}", next_step=f"This machine has: cpu, {known}")
 
 
-def open_engine(selection: str, cache_dir: Path, memory_bytes: int) -> Engine | None:
-    """The engine for a selection; `memory_bytes` 0 leaves the budget to the engine.  None as for `choose`."""
-    if selection == "cpu":
+def open_engine(selection: str, cache_dir: Path, memory_bytes: int, threads: int = 0) -> Engine | None:
+    """The engine for a selection; 0 bytes or threads leave the number to the engine.  None as for `choose`."""
+    if selection == CPU:
         from ..cpu import CpuEngine
 
         return cast(Engine, CpuEngine(memory_bytes or None))
+    if selection == NATIVE:
+        from ..native.engine import NativeEngine
+
+        return cast(Engine, NativeEngine(memory_bytes or None, threads or core_count()))
     registered = _registered(selection)
     if registered is not None:
         return registered

@@ -39,15 +39,16 @@ class _Message(Struct, frozen=True, array_like=True, tag=True):
 class Open(_Message, frozen=True, array_like=True, tag=True):
     """The first message: open `device`, as `devices.open_engine` reads it.  Answered by Opened or OpenFailed.
 
-    `memory_bytes` is the budget for params and working memory (0: what the engine says).  The engine may keep kernels
-    in `cache_dir`.  Measurements of devices are in `measured_dir`.  Outputs are left in the daemon's `shared_dir`.  Its
-    file `stop_file` holds the number of the run to stop (8 bytes, little-endian): while it computes, the host reads no
-    messages, but it looks there.  The host sends Alive every `beat_s`, and ends when `parent_pid` is no longer its
-    parent.
+    `memory_bytes` is the budget for params and working memory, and `threads` is how many compute (0: what the engine
+    says).  The engine may keep kernels in `cache_dir`.  Measurements of devices are in `measured_dir`.  Outputs are
+    left in the daemon's `shared_dir`.  Its file `stop_file` holds the number of the run to stop (8 bytes,
+    little-endian): while it computes, the host reads no messages, but it looks there.  The host sends Alive every
+    `beat_s`, and ends when `parent_pid` is no longer its parent.
     """
 
     device: str
     memory_bytes: int
+    threads: int
     cache_dir: str
     measured_dir: str
     shared_dir: str

@@ -30,6 +30,7 @@ from wire.ir.codec import decode_graph, tensor_bytes, tensor_from
 from wire.ir.dtypes import dtype_named, dtype_of
 from wire.ir.graph import WireGraph
 from wire.ir.types import TensorType
+from wire.protocol.engine_names import ON_CPU
 from wire.system import mapped_files
 from wire.system.child_python import take_stdio
 from wire.system.malloc import give_back
@@ -75,7 +76,7 @@ def main(adapt: Callable[[Engine, Measured], tuple[Engine, messages.Device]] = _
     allow_open_files()
     threading.Thread(target=_watch, args=(pipe, opening), name="watch", daemon=True).start()
     try:
-        engine = open_engine(opening.device, Path(opening.cache_dir), opening.memory_bytes)
+        engine = open_engine(opening.device, Path(opening.cache_dir), opening.memory_bytes, opening.threads)
     except MeshError as error:
         pipe.send(messages.OpenFailed(error.to_fields()))
         sys.exit(1)
@@ -174,7 +175,7 @@ class Host:
         self._shared = shared
         self._stop_cell = stop_cell
         self._memory_bytes = memory_bytes or engine.info.memory_bytes
-        self._shares_memory = bool(memory_bytes) or engine.info.engine == "cpu"  # with what the daemon keeps
+        self._shares_memory = bool(memory_bytes) or engine.info.engine in ON_CPU  # with what the daemon keeps
         self._executables: OrderedDict[bytes, tuple[WireGraph, Executable]] = OrderedDict()  # oldest first
         self._prepared: dict[int, _Prepared] = {}
         self._arenas: OrderedDict[int, _Prepared] = OrderedDict()  # with an arena; the least recently run first

@@ -35,6 +35,17 @@ class Library:
         loaded = self._get(f"product {kind}", lambda: products.product_core(self.processor, kind, tile))
         return ProductCore(loaded.address(products.FUNCTION), tile)
 
+    def windows(self, kind: str) -> ProductCore:
+        """The core of products whose B is read through tables."""
+        tile = products.tile_for(self.processor, kind)
+        loaded = self._get(f"windows {kind}", lambda: products.window_core(self.processor, kind, tile))
+        return ProductCore(loaded.address(products.FUNCTION), tile)
+
+    def core(self, name: str) -> ProductCore:
+        """The core that a kernel asks for: "product f32", "windows f64"."""
+        form, _, kind = name.partition(" ")
+        return self.windows(kind) if form == "windows" else self.product(kind)
+
     def runner(self) -> runner.Runner:
         """The functions that walk programs."""
         loaded = self._get("runner", lambda: runner.runner_module(self.processor))

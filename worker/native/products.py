@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from .llvm import ADDRESS, F32, F64, I1, I32, I64, VOID, Processor, index, ir, loop, loop_with, new_module
 from .vectors import Vectors
@@ -83,6 +84,15 @@ def tile_for(processor: Processor, kind: str) -> Tile:
     return Tile(wide // size, vectors, rows, size)
 
 
+def window_core(processor: Processor, kind: str, tile: Tile | None = None) -> ir.Module:
+    """The same function for a B that is read through tables: element (k, j) lies at rows[k] + columns[j].
+
+    In place of B's strides it takes the addresses of these tables of int64; the columns grow.  So a convolution reads
+    the windows of an image, or of its derivative, where they lie.
+    """
+    return _WindowCore(processor, kind, tile or tile_for(processor, kind)).module
+
+
 def product_core(processor: Processor, kind: str, tile: Tile | None = None) -> ir.Module:
     """A module with one function, `FUNCTION`, of type `CORE`: A [m, K] times B [K, n] to C [m, n].
 
@@ -136,6 +146,8 @@ class _Shares:
 class _Core:
     """The functions of one core's module.  In all of them k counts along the length, and sums are those of a run."""
 
+    operand: type[_Matrix] = _Matrix  # what B is
+
     def __init__(self, processor: Processor, kind: str, tile: Tile) -> None:
         self.tile = tile
         self.scalar = KINDS[kind]
@@ -157,7 +169,7 @@ class _Core:
         a, a_row, a_column, b, b_row, b_column, c, c_row, m, n, length, scratch = (
             build.bitcast(arg, self.pointer) if arg.type == ADDRESS else arg for arg in function.args
         )
-        few_columns = build.and_(build.icmp_signed("<=", n, index(FEW)), build.icmp_signed("<", n, m))
+        few_columns = self._few_columns(build, m, n)
         one = index(1)
         with build.if_else(few_columns) as (transposed, plain):
             with transposed:
@@ -172,9 +184,9 @@ class _Core:
         matrix = (pointer, I64, I64)
         function, build = self._function("blocks", *matrix, *matrix, *matrix, I64, I64, I64, pointer)
         args = function.args
-        a, b, c = (_Matrix(*args[at : at + 3]) for at in (0, 3, 6))
+        a, b, c = _Matrix(*args[:3]), self.operand(*args[3:6]), _Matrix(*args[6:9])
         m, n, length, scratch = args[9:]
-        as_it_lies = build.and_(build.icmp_signed("<=", m, index(FEW)), build.icmp_signed("==", b.column, index(1)))
+        as_it_lies = self._as_it_lies(build, m, b)
         width = build.select(build.icmp_signed("<=", m, index(tile.rows)), index(COLUMNS_FOR_FEW), index(COLUMNS_OF_B))
         width = build.select(as_it_lies, index(STREAMED), width)
         with loop(build, index(0), n, width, "column") as column:
@@ -219,9 +231,8 @@ class _Core:
             loop(build, index(0), columns, index(tile.columns)) as column,
         ):
             panel = build.gep(block_b, [build.add(build.mul(column, deep), build.mul(k, index(tile.columns)))])
-            source, left = b.at(build, k, column), build.sub(columns, column)
-            some = _smaller(build, build.sub(depth, k), for_b)
-            self._pack(build, source, b.row, b.column, some, left, panel, tile.columns)
+            left, some = build.sub(columns, column), _smaller(build, build.sub(depth, k), for_b)
+            self._pack_b(build, b.part(build, k, column), some, left, panel)
         panels = build.sdiv(build.add(m, index(tile.rows - 1)), index(tile.rows))
         shares = _Shares.of(build, m, _larger(build, panels, index(1)))
         with loop(build, index(0), panels, index(PANELS_OF_A), "rows") as begin:
@@ -260,7 +271,18 @@ class _Core:
                 build.call(micro, [of_a, of_b, edge, index(tile.columns), wide, depth, ir.Constant(I1, 1)])
                 build.call(self.settle, [edge, index(tile.columns), c.start, c.row, c.column, height, wide, first])
 
+    def _few_columns(self, build: ir.IRBuilder, m: ir.Value, n: ir.Value) -> ir.Value:
+        """Whether the transposed product is the one of few rows."""
+        return build.and_(build.icmp_signed("<=", n, index(FEW)), build.icmp_signed("<", n, m))
+
+    def _as_it_lies(self, build: ir.IRBuilder, m: ir.Value, b: _Matrix) -> ir.Value:
+        """Whether B is read once, without being packed."""
+        return build.and_(build.icmp_signed("<=", m, index(FEW)), build.icmp_signed("==", b.column, index(1)))
+
     # -- packing --------------------------------------------------------------------------------------------
+
+    def _pack_b(self, build: ir.IRBuilder, b: _Matrix, depth: ir.Value, count: ir.Value, panel: ir.Value) -> None:
+        self._pack(build, b.start, b.row, b.column, depth, count, panel, self.tile.columns)
 
     def _pack(
         self, build: ir.IRBuilder, source: ir.Value, along: ir.Value, across: ir.Value, depth: ir.Value,
@@ -489,6 +511,64 @@ class _Core:
         suffix = "f" if self.scalar in (F32, F64) else "i"
         full = f"llvm.masked.{name}.v{self.tile.lanes}{suffix}{8 * self.tile.bytes}.p0"
         return self.module.globals.get(full) or ir.Function(self.module, ir.FunctionType(result, kinds), full)
+
+
+class _Table(_Matrix):
+    """An operand whose elements lie where two tables say: `row` and `column` are the addresses of these."""
+
+    def part(self, build: ir.IRBuilder, row: ir.Value, column: ir.Value) -> _Table:
+        rows, columns = (
+            build.add(table, build.mul(at, index(8))) for table, at in ((self.row, row), (self.column, column))
+        )
+        return _Table(self.start, rows, columns)
+
+
+class _WindowCore(_Core):
+    """The core whose B is read through tables; it is always packed."""
+
+    operand = _Table
+
+    def _few_columns(self, build: ir.IRBuilder, m: ir.Value, n: ir.Value) -> ir.Value:
+        return ir.Constant(I1, 0)
+
+    def _as_it_lies(self, build: ir.IRBuilder, m: ir.Value, b: _Matrix) -> ir.Value:
+        return ir.Constant(I1, 0)
+
+    def _pack_b(self, build: ir.IRBuilder, b: _Matrix, depth: ir.Value, count: ir.Value, panel: ir.Value) -> None:
+        """A panel, a vector of columns after the other; neighbours in memory are loaded together."""
+        lanes, words = self.tile.lanes, I64.as_pointer()
+        rows, columns = build.inttoptr(b.row, words), build.inttoptr(b.column, words)
+        for at in range(0, self.tile.columns, lanes):
+            left = build.sub(count, index(at))
+            with build.if_then(build.icmp_signed(">", left, index(0))):
+                place = build.gep(panel, [index(at)])
+                build.call(self._window_strip, [b.start, rows, build.gep(columns, [index(at)]), depth, left, place])
+
+    @cached_property
+    def _window_strip(self) -> ir.Function:
+        """A vector of a panel: panel[k * wide + lane] = source[rows[k] + columns[lane]]."""
+        pointer, lanes, words = self.pointer, self.tile.lanes, I64.as_pointer()
+        function, build = self._function("window_strip", pointer, words, words, I64, I64, pointer)
+        source, rows, columns, depth, count, panel = function.args
+        v, step = Vectors(build, lanes), index(self.tile.columns)
+        last = build.sub(_smaller(build, count, index(lanes)), index(1))
+        begin = build.load(columns)
+        span = build.sub(build.load(build.gep(columns, [last])), begin)
+        beside = build.icmp_signed("==", span, index(lanes - 1))
+        whole = build.and_(build.icmp_signed(">=", count, index(lanes)), beside)
+        with build.if_else(whole) as (together, apart):
+            with together, loop(build, index(0), depth, index(1), "k") as k:
+                row = build.load(build.gep(rows, [k]))
+                value = v.load(build.gep(source, [build.add(row, begin)]))
+                v.store(value, build.gep(panel, [build.mul(k, step)]))
+            with apart:
+                places = [build.load(build.gep(columns, [_smaller(build, index(lane), last)])) for lane in range(lanes)]
+                with loop(build, index(0), depth, index(1), "k") as k:
+                    row = build.load(build.gep(rows, [k]))
+                    values = [build.load(build.gep(source, [build.add(row, place)])) for place in places]
+                    v.store(_vector(build, values), build.gep(panel, [build.mul(k, step)]))
+        build.ret_void()
+        return function
 
 
 def _smaller(build: ir.IRBuilder, a: ir.Value, b: ir.Value) -> ir.Value:

@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 
 from wire.errors import Unsupported
-from wire.ir.dtypes import F16, F32, U32, DType, dtype_named
+from wire.ir.dtypes import F16, F32, U32, DType
 from wire.ir.graph import GraphBuilder, Node, WireGraph
 from wire.ir.ops import CONTROL
 from wire.ir.types import TensorType
 
+from ..compiler.constants import identity_of
 from .profile import CPU_ONLY, Profile
 
 ELEMENTS_MAX = (1 << 31) - 1  # indices are u32, and differences of indices must not wrap
@@ -240,19 +241,6 @@ def _chunks(rewriter: Rewriter, source: int, axes: Sequence[int], identity: Any)
     return rewriter.add("reshape", source, shape=(rows, count, chunk))
 
 
-def identity_of(op: str, dtype: DType) -> Any:
-    """The value that changes nothing under this reduction."""
-    if op in ("reduce_sum", "reduce_prod"):
-        return 0 if op == "reduce_sum" else 1
-    lowest = op == "reduce_max"
-    if dtype.kind == "b":
-        return not lowest
-    if dtype.kind == "f":
-        return -math.inf if lowest else math.inf
-    info = np.iinfo(dtype.numpy)
-    return info.min if lowest else info.max
-
-
 # -- along an axis ----------------------------------------------------------------------------------------
 
 
@@ -440,20 +428,3 @@ RULES: dict[str, Rule] = {
     "dot": _dot,
     "conv": _conv,
 }
-
-
-def splat_bits(node: Node) -> int | None:
-    """The 32 bits (bool: 0 or 1; f16: of the f32 of equal value) every element of an inline const has, or None."""
-    if node.op != "const" or "data" not in node.attrs:
-        return None
-    dtype = dtype_named(node.attrs["dtype"])
-    data: bytes = node.attrs["data"]
-    first = data[: dtype.itemsize]
-    if not data or data != first * (len(data) // dtype.itemsize):
-        return None
-    value = np.frombuffer(first, dtype.numpy)
-    if dtype.name == "bool":
-        return int(value[0])
-    if dtype.name == "f16":
-        value = value.astype(np.float32)
-    return int(value.view(np.uint32)[0])

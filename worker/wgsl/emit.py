@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from wire.errors import CompileFailed
 from wire.units import size_text
 
-from .expressions import Expr, terms_of
+from ..compiler.expressions import Expr, terms_of
 from .kernel_ir import (
     Assign,
     Barrier,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from .expressions import Expr
+from ..compiler.expressions import Expr
 
 
 @dataclass(frozen=True, slots=True)

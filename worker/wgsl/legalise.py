@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .expressions import Expr
+from ..compiler.expressions import Expr
 
 # (op, dtype of the first operand) -> text; {0} {1} {2} are the operands
 ROWS: dict[tuple[str, str], str] = {

@@ -12,10 +12,11 @@ from wire.ir.graph import Node, WireGraph
 from wire.ir.ops import LEAVES
 from wire.units import need_text, room_text
 
-from .canonicalise import canonicalise, splat_bits
+from ..compiler.constants import splat_bits
+from ..compiler.fuse import WEIGHTS_MAX, fuse
+from ..compiler.memory import assign_slots
+from .canonicalise import canonicalise
 from .emit import Shader, TextTooLong
-from .fuse import WEIGHTS_MAX, fuse
-from .memory import assign_slots
 from .profile import Profile
 from .program import Buffer, Dispatch, Module, Program, padded
 from .shaders import Shaders
@@ -37,12 +38,13 @@ def lower(graph: WireGraph, known: Shaders) -> Program:
 def _shaders(graph: WireGraph, known: Shaders) -> list[Shader]:
     """The shaders of all groups, in order.  Groups are made smaller if their text would be too long."""
     *larger, smallest = WEIGHTS_MAX
+    target = known.profile.target
     for weight_max in larger:
         try:
-            return [shader for group in fuse(graph, known.profile, weight_max) for shader in known.of(graph, group)]
+            return [shader for group in fuse(graph, target, weight_max) for shader in known.of(graph, group)]
         except TextTooLong:
             continue
-    return [shader for group in fuse(graph, known.profile, smallest) for shader in known.of(graph, group)]
+    return [shader for group in fuse(graph, target, smallest) for shader in known.of(graph, group)]
 
 
 def const_key(node: Node) -> str:

@@ -11,6 +11,10 @@ from dataclasses import asdict, dataclass, fields
 
 from wire.errors import ConfigError
 
+from ..compiler.fuse import MOVES
+from ..compiler.target import Target
+from .legalise import COSTLY, LOOPING
+
 KIB, MIB = 1 << 10, 1 << 20
 
 
@@ -38,6 +42,8 @@ class DeviceLimits:
 CPU_ONLY = frozenset({"real", "imag", "complex", "fft", "cholesky", "solve", "lu", "qr", "eigh", "svd"})
 """Ops without a kernel here: the planner places them on a cpu engine."""
 
+KINDS = {"dot": "matmul", "conv": "matmul", "scatter": "scatter", "argsort": "sort"}  # families of `kernels`
+
 WEBGPU_MINIMUM: Mapping[str, int] = asdict(DeviceLimits())
 
 
@@ -54,6 +60,11 @@ class Profile:
     f16: bool = False
     loop_trips: int = 60_000
     wgsl_bytes: int = 256 * KIB
+
+    @property
+    def target(self) -> Target:
+        """This device as the passes see it."""
+        return Target(self.limits.storage_buffers - 1, KINDS, MOVES | {"cast"}, COSTLY, LOOPING)
 
     @property
     def dtypes(self) -> tuple[str, ...]:

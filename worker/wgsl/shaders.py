@@ -8,32 +8,17 @@ not know what is in a shader.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from wire.ir.graph import Node, WireGraph
-from wire.ir.types import NO_ATTRS, TensorType
+from wire.ir.graph import WireGraph
 
+from ..compiler.cut import Cut, cut
+from ..compiler.fuse import Group
 from .emit import Shader, emit
-from .fuse import Group
 from .kernels import LOWERINGS, Frame
 from .profile import Profile
 
 SHADERS_MAX = 1_024  # groups remembered; one is a few kB of text
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """A group on its own: `nodes` in topological order, what it reads being "input"; `numbers` are the old ones."""
-
-    kind: str
-    nodes: tuple[Node, ...]
-    types: tuple[TensorType, ...]
-    anchors: tuple[int, ...]
-    numbers: tuple[int, ...]
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        return self.kind, self.nodes, self.types, self.anchors
 
 
 class Shaders:
@@ -62,35 +47,3 @@ def lower_cut(part: Cut, profile: Profile) -> tuple[Shader, ...]:
     reads = {number for number, node in enumerate(part.nodes) if node.op == "input"}
     group = Group(root, part.kind, list(part.anchors), set(), reads)
     return tuple(emit(kernel, profile) for kernel in LOWERINGS[part.kind](Frame(graph, group, profile)))
-
-
-def cut(graph: WireGraph, group: Group) -> Cut:
-    """The group's nodes, numbered from 0 as a depth-first walk from its root leaves them; the root is the last."""
-    numbers = _walk(graph, group)
-    place = {number: position for position, number in enumerate(numbers)}
-    nodes = [
-        Node("input", (), NO_ATTRS) if number in group.reads else _renumbered(graph.nodes[number], place)
-        for number in numbers
-    ]
-    types = tuple(graph.types[number] for number in numbers)
-    anchors = tuple(sorted(place[anchor] for anchor in group.anchors))
-    return Cut(group.kind, tuple(nodes), types, anchors, tuple(numbers))
-
-
-def _walk(graph: WireGraph, group: Group) -> list[int]:
-    left: dict[int, None] = {}
-    stack = [(group.root, False)]
-    while stack:
-        number, done = stack.pop()
-        if number in left:
-            continue
-        if done or number in group.reads:
-            left[number] = None
-            continue
-        stack.append((number, True))
-        stack.extend((operand, False) for operand in reversed(graph.nodes[number].inputs))
-    return list(left)
-
-
-def _renumbered(node: Node, place: dict[int, int]) -> Node:
-    return Node(node.op, tuple(place[operand] for operand in node.inputs), node.attrs)

@@ -24,6 +24,7 @@ import numpy as np
 from wire.ir.dtypes import F32, PARTS, DType
 from wire.ir.graph import GraphBuilder, WireGraph
 from wire.ir.ops import tolerance_for
+from wire.protocol.engine_names import ON_CPU
 
 from ..model.cost_model import needs
 from ..model.plan import Audit, Edge, FromPart, Part, Plan, Source
@@ -76,7 +77,7 @@ def audited(plan: Plan, variant: int, profiles: Profiles) -> Plan:
 
 def _audit_part(part: Part, rounds: str, index: int, node: str, device: DeviceProfile) -> Part | None:
     """The audit on a device; what is audited `rounds` so."""
-    exact = part.engine == device.engine == "cpu" and rounds == device.arithmetic
+    exact = part.engine == device.engine and device.engine in ON_CPU and rounds == device.arithmetic
     graph = audit_graph(part.graph, exact)
     if graph is None:
         return None

@@ -12,6 +12,7 @@ from wire.errors import InputError, NoSuchDevice
 from wire.ir.device_names import ANY, DeviceName, device_named
 from wire.ir.graph import WireGraph
 from wire.ir.ops import GRAPH_ATTRS, LEAVES, inner_graphs
+from wire.protocol.engine_names import ON_CPU
 
 from .profiles import DeviceProfile, Profiles, WorkerProfile
 
@@ -63,7 +64,7 @@ def allows(name: DeviceName, worker: WorkerProfile, device: DeviceProfile, profi
     if name.kind == "accelerator":
         others = _accelerators(profiles)
         return name.number < len(others) and others[name.number] == (worker.node_id, device.index)
-    return (device.engine == "cpu") == (name.kind == "cpu")
+    return (device.engine in ON_CPU) == (name.kind == "cpu")
 
 
 def check_devices(pinned: dict[int, DeviceName], profiles: Profiles) -> None:
@@ -78,4 +79,4 @@ def check_devices(pinned: dict[int, DeviceName], profiles: Profiles) -> None:
 def _accelerators(profiles: Profiles) -> list[tuple[str, int]]:
     """All that are no cpu, in the order of workers' names."""
     workers = sorted(profiles.workers, key=lambda worker: worker.name)
-    return [(worker.node_id, d.index) for worker in workers for d in worker.devices if d.engine != "cpu"]
+    return [(worker.node_id, d.index) for worker in workers for d in worker.devices if d.engine not in ON_CPU]

@@ -11,11 +11,11 @@ from dataclasses import replace
 
 from wire.errors import PlacementError
 from wire.policy.strategies import Auto, DataParallel, DataTensor, FullySharded, Strategy, TensorParallel
+from wire.protocol.engine_names import ON_CPU
 
 from .plan import Plan
 from .profiles import Profiles
 
-ENGINE = "cpu"
 EXCLUDED = tuple(kind().word for kind in (DataParallel, TensorParallel, FullySharded, DataTensor))  # what splits
 
 
@@ -24,7 +24,7 @@ def reproducible_profiles(profiles: Profiles) -> Profiles:
     kinds: dict[str, list[str]] = {}
     for worker in profiles.workers:
         for device in worker.devices:
-            if device.engine == ENGINE:
+            if device.engine in ON_CPU:
                 kinds.setdefault(device.arithmetic, []).append(worker.name)
     if len(kinds) != 1:
         known = "; ".join(f"{', '.join(names)}: {kind}" for kind, names in sorted(kinds.items())) or "none"
@@ -37,7 +37,7 @@ def reproducible_profiles(profiles: Profiles) -> Profiles:
         replace(
             worker,
             devices=tuple(
-                device if device.engine == ENGINE else replace(device, dtypes_by_op={}, gflops=0.0)
+                device if device.engine in ON_CPU else replace(device, dtypes_by_op={}, gflops=0.0)
                 for device in worker.devices
             ),
         )
@@ -48,7 +48,7 @@ def reproducible_profiles(profiles: Profiles) -> Profiles:
 
 def with_exclusions(plan: Plan, asked: Strategy, profiles: Profiles) -> Plan:
     """The plan by the name of what was asked for, with what was excluded for the sake of its bits."""
-    others = sorted({device.engine for worker in profiles.workers for device in worker.devices} - {ENGINE})
+    others = sorted({device.engine for worker in profiles.workers for device in worker.devices} - ON_CPU)
     excluded = [*(EXCLUDED if isinstance(asked, Auto) else ()), *(f"{engine} devices" for engine in others)]
     whose = f": excluded are {', '.join(excluded)}, whose last bits may differ" if excluded else ""
     why = f"reproducible{whose}"

@@ -315,7 +315,7 @@ def host_messages(folder: Path) -> Target:
     """A pipe between a daemon and its engine host: lengths and bodies, for either side."""
     unpackers = {True: host.unpack_to_host, False: host.unpack_from_host}
     messages = [
-        host.Open("cpu", 1 << 30, "/c", "/m", "/s", "stop", 7, 0.1),
+        host.Open("cpu", 1 << 30, 2, "/c", "/m", "/s", "stop", 7, 0.1),
         host.PreparePart(1, b"k" * 32, b"graph", 2, 1, (host.BoundParam(1, b"b", "/p"),), {b"c": "/c"}, True),
         host.ExecutePart(
             2, 1, (host.Input(0, "f32", (2,), True, bytes(8)),), (host.OutputRequest(3, 1),)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 
-from ..element_exprs import Elements, padded, register
-from ..expressions import Expr
+from ...compiler.element_exprs import Elements, padded, register
+from ...compiler.expressions import Expr
 from .frame import Frame
 
 

@@ -9,9 +9,9 @@ from functools import cached_property
 
 from wire.ir.graph import WireGraph
 
-from ..element_exprs import Anchor, Elements
-from ..expressions import Builder, Expr
-from ..fuse import Group
+from ...compiler.element_exprs import Anchor, Elements
+from ...compiler.expressions import Builder, Expr
+from ...compiler.fuse import Group
 from ..kernel_ir import Leave, Let, Statement
 from ..profile import Profile
 

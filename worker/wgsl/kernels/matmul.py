@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..element_exprs import Elements, Index, register
-from ..expressions import Expr, terms_of
+from ...compiler.element_exprs import Elements, Index, register
+from ...compiler.expressions import Expr, terms_of
 from ..kernel_ir import (
     Assign,
     Barrier,

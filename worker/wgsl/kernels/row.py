@@ -15,10 +15,10 @@ import numpy as np
 
 from wire.ir.dtypes import dtype_named
 
-from ..canonicalise import identity_of
-from ..element_exprs import Anchor, Index, register
-from ..expressions import Expr
-from ..fuse import row_index, row_shape
+from ...compiler.constants import identity_of
+from ...compiler.element_exprs import Anchor, Index, register
+from ...compiler.expressions import Expr
+from ...compiler.fuse import row_index, row_shape
 from ..kernel_ir import (
     Assign,
     Barrier,

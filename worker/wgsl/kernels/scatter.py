@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from ..element_exprs import Index
-from ..expressions import Expr
+from ...compiler.element_exprs import Index
+from ...compiler.expressions import Expr
 from ..kernel_ir import Assign, Declare, Kernel, Let, Loop, Statement, Store, When
 from .frame import Frame
 

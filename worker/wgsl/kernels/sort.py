@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..expressions import Expr
+from ...compiler.expressions import Expr
 from ..kernel_ir import Barrier, Kernel, Leave, Let, Loop, Shared, Statement, Store, StoreShared, When
 from .frame import Frame
 

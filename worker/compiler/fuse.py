@@ -26,18 +26,14 @@ from functools import partial
 from wire.ir.graph import WireGraph
 from wire.ir.ops import ELEMENTWISE, LEAVES, VIEWS
 
-from .canonicalise import splat_bits
+from .constants import splat_bits
 from .element_exprs import FUSABLE, Elements, Index
 from .expressions import Builder, Expr
-from .legalise import COSTLY, LOOPING
-from .profile import Profile
+from .target import Target
 
 REDUCTIONS = frozenset({"reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "argmax"})
 MOVES = frozenset({"reshape", "transpose", "broadcast", "slice", "reverse"})  # views that read one element
-PROLOGUE = MOVES | {"cast"}  # what a matmul computes while loading: each element is loaded many times
-KEYS = PROLOGUE | {"pad"}  # what a sort computes while loading
-
-OWN_KINDS = {"dot": "matmul", "conv": "matmul", "scatter": "scatter", "argsort": "sort"}
+KEYS = MOVES | {"cast", "pad"}  # what a sort computes while loading
 
 WEIGHTS_MAX = (150, 30, 5)  # of one group's inlined nodes: bounds compile time and recursion; smaller if text gets long
 VIEW_AXES = 4  # a view of so many axes more weighs one more: each axis may cost a division
@@ -61,9 +57,9 @@ class Group:
     weight: int = 0
 
 
-def fuse(graph: WireGraph, profile: Profile, weight_max: int = WEIGHTS_MAX[0]) -> list[Group]:
+def fuse(graph: WireGraph, target: Target, weight_max: int = WEIGHTS_MAX[0]) -> list[Group]:
     """The groups in an order in which they can run; every node outside them is a leaf or unused."""
-    return _Fuser(graph, profile, weight_max).run()
+    return _Fuser(graph, target, weight_max).run()
 
 
 def row_shape(graph: WireGraph, anchor: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
@@ -90,11 +86,15 @@ class _Misfit(Exception):
 
 
 class _Fuser:
-    def __init__(self, graph: WireGraph, profile: Profile, weight_max: int) -> None:
+    def __init__(self, graph: WireGraph, target: Target, weight_max: int) -> None:
         self.graph = graph
         self.weight_max = weight_max
-        self.reads_max = profile.limits.storage_buffers - 1
+        self.target = target
+        self.reads_max = target.reads_max
+        self.taken = [target.takes(graph, index) for index in range(len(graph.nodes))]
         self.outputs = set(graph.outputs)
+        for node, taken in zip(graph.nodes, self.taken, strict=True):
+            self.outputs.update(() if taken else node.inputs)
         self.consumers: list[list[int]] = [[] for _ in graph.nodes]
         self.groups: list[Group] = []
         self.member: list[list[Group]] = [[] for _ in graph.nodes]  # groups that compute a node
@@ -112,7 +112,8 @@ class _Fuser:
 
     def in_memory(self, index: int) -> bool:
         node = self.graph.nodes[index]
-        return (node.op in LEAVES and splat_bits(node) is None) or self.graph.types[index].size == 0
+        leaf = node.op in LEAVES and splat_bits(node) is None
+        return leaf or not self.taken[index] or self.graph.types[index].size == 0
 
     def inline_only(self, index: int) -> bool:
         return splat_bits(self.graph.nodes[index]) is not None and index not in self.outputs
@@ -142,13 +143,13 @@ class _Fuser:
             return False
         if op in REDUCTIONS:
             return group.kind in ("map", "row") and self.try_anchor(index, group, "row")
-        return OWN_KINDS.get(op) == "matmul" and group.kind == "map" and self.try_anchor(index, group, "matmul")
+        return self.target.kinds.get(op) == "matmul" and group.kind == "map" and self.try_anchor(index, group, "matmul")
 
     def may_inline(self, index: int, group: Group) -> bool:
         node, own = self.graph.nodes[index], self.graph.types[index]
         if group.weight + self.weight(index) > self.weight_max or len(self.reads_after(index, group)) > self.reads_max:
             return False
-        if (node.op, own.dtype.name) in LOOPING and (group.kind != "map"):
+        if (node.op, own.dtype.name) in self.target.looping and (group.kind != "map"):
             return False
         if group.kind == "sort" and node.op not in KEYS:
             return False
@@ -156,10 +157,10 @@ class _Fuser:
         if len(self.classes_of(index, users)) > CLASSES_MAX and node.op not in LEAVES:
             return False
         for consumer in users:
-            if OWN_KINDS.get(self.graph.nodes[consumer].op) == "matmul" and not self.as_prologue(index):
+            if self.target.kinds.get(self.graph.nodes[consumer].op) == "matmul" and not self.as_prologue(index):
                 return False
             spread = self.graph.types[consumer].size >= SPREAD * own.size
-            if spread and node.op in COSTLY and not self.from_row(index, consumer):
+            if spread and node.op in self.target.costly and not self.from_row(index, consumer):
                 return False
         return not (group.kind == "matmul" and self.feeds_dot(index, group) and not self.as_prologue(index))
 
@@ -175,7 +176,7 @@ class _Fuser:
         op = self.graph.nodes[index].op
         if op in VIEWS:
             return 1 + len(self.graph.types[index].shape) // VIEW_AXES
-        return COSTLY_WEIGHT if op in COSTLY else 1
+        return COSTLY_WEIGHT if op in self.target.costly else 1
 
     def reads_after(self, index: int, group: Group) -> set[int]:
         return (group.reads - {index}) | self.operands(index)
@@ -196,7 +197,7 @@ class _Fuser:
 
     def as_prologue(self, index: int) -> bool:
         node = self.graph.nodes[index]
-        return node.op in PROLOGUE or node.op == "const"
+        return node.op in self.target.prologue or node.op == "const"
 
     def feeds_dot(self, index: int, group: Group) -> bool:
         """Whether `index` is used, through inlined nodes, by the group's dot."""
@@ -233,7 +234,7 @@ class _Fuser:
                 costs.append(0)
             elif node.op in MOVES or node.op == "iota":
                 costs.append(below)
-            elif node.op in ELEMENTWISE and node.op not in COSTLY:
+            elif node.op in ELEMENTWISE and node.op not in self.target.costly:
                 costs.append(below + 2 + (1 if type_.size > 1 else 0))
             else:
                 costs.append(math.inf)
@@ -243,7 +244,7 @@ class _Fuser:
 
     def start(self, index: int) -> None:
         op = self.graph.nodes[index].op
-        kind = "row" if op in REDUCTIONS else OWN_KINDS.get(op, "map")
+        kind = "row" if op in REDUCTIONS else self.target.kinds.get(op, "map")
         anchors = [index] if kind in ("row", "matmul") else []
         group = Group(index, kind, anchors, set(), self.operands(index), self.weight(index))
         self.groups.append(group)
@@ -265,7 +266,7 @@ class _Fuser:
         return True
 
     def is_looping(self, index: int) -> bool:
-        return (self.graph.nodes[index].op, self.graph.types[index].dtype.name) in LOOPING
+        return (self.graph.nodes[index].op, self.graph.types[index].dtype.name) in self.target.looping
 
 
 def fits(graph: WireGraph, group: Group) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 from wire.ir.graph import WireGraph
 from wire.ir.ops import ELEMENTWISE
 
-from .canonicalise import splat_bits
+from .constants import splat_bits
 from .expressions import Builder, Expr
 
 Index = tuple[Expr, ...]
@@ -27,18 +27,30 @@ BITWISE = frozenset({"neg", "sign"})  # no algebra a driver knows changes them
 TESTS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 
 
+NARROW = {"f16": "to_f16", "bf16": "to_bf16"}  # dtypes that are computed in f32, and the op that rounds to them
+
+
 def register(dtype: str) -> str:
     """The register dtype a tensor dtype computes in."""
-    return "f32" if dtype == "f16" else dtype
+    return "f32" if dtype in NARROW else dtype
 
 
 class Elements:
-    """Elements of one kernel's nodes.  Several instances may share a Builder."""
+    """Elements of one kernel's nodes.  Several instances may share a Builder.
+
+    `guarded` keeps drivers from simplifying floats across ops; a compiler of our own does no such thing.
+    """
 
     def __init__(
-        self, graph: WireGraph, build: Builder, sources: Mapping[int, int], anchors: Mapping[int, Anchor] | None = None
+        self,
+        graph: WireGraph,
+        build: Builder,
+        sources: Mapping[int, int],
+        anchors: Mapping[int, Anchor] | None = None,
+        guarded: bool = True,
     ) -> None:
         self.graph = graph
+        self.guarded = guarded
         self.build = build
         self.sources = sources
         self.anchors = anchors or {}
@@ -63,12 +75,14 @@ class Elements:
 
     def scalar(self, op: str, args: Sequence[Expr], dtype: str, attr: Any = None) -> Expr:
         """A scalar op on registers of one tensor dtype; f16 is computed in f32 and rounded."""
-        if op not in BITWISE and register(dtype) == "f32":
+        if self.guarded and op not in BITWISE and register(dtype) == "f32":
             args = [self.apart(arg, again=op == "div" and arg in args[:place]) for place, arg in enumerate(args)]
-        if dtype != "f16":
-            return self.build.make(op, args, register(dtype), attr)
-        wide = self.build.make(op, args, "f32", attr)
-        return wide if op in ROUNDLESS else self.build.make("to_f16", [wide], "f32")
+        wide = self.build.make(op, args, register(dtype), attr)
+        return wide if op in ROUNDLESS else self.rounded(wide, dtype)
+
+    def rounded(self, value: Expr, dtype: str) -> Expr:
+        """A register's value as a tensor of the dtype has it."""
+        return self.build.make(NARROW[dtype], [value], "f32") if dtype in NARROW else value
 
     def apart(self, value: Expr, again: bool = False) -> Expr:
         """A float as if it came from memory.
@@ -84,12 +98,12 @@ class Elements:
         return value if value.dtype == "bool" else self.build.make("positive", [value], "bool")
 
     def clamped(self, value: Expr, hi: int) -> Expr:
-        """A run-time index, i32 or u32, clamped to [0, hi]."""
+        """A run-time index of any integer dtype, clamped to [0, hi]."""
         if value.op == "lit":
-            signed = value.attr - (1 << 32) if value.dtype == "i32" and value.attr >> 31 else value.attr
-            return self.build.number(min(max(signed, 0), hi))
-        op = "clamp_i32" if value.dtype == "i32" else "clamp_u32"
-        return self.build.bounded(self.build.make(op, [value], "u32", hi), hi)
+            bits = int(value.dtype[1:])
+            negative = value.dtype.startswith("i") and value.attr >> (bits - 1)
+            return self.build.number(0 if negative else min(value.attr, hi))
+        return self.build.bounded(self.build.make(f"clamp_{value.dtype}", [value], "u32", hi), hi)
 
     def inside(self, index: Expr, lo: int, hi: int) -> Expr:
         """Whether lo <= index < hi, as a bool expression."""
@@ -149,9 +163,9 @@ def _elementwise(elements: Elements, node: int, index: Index) -> Expr:
 
 def _cast(elements: Elements, value: Expr, source: str, target: str) -> Expr:
     if register(source) == register(target):
-        return elements.build.make("to_f16", [value], "f32") if target == "f16" and source != "f16" else value
+        return value if target == source else elements.rounded(value, target)
     wide = elements.build.make("cast", [value], register(target), register(source))
-    return elements.build.make("to_f16", [wide], "f32") if target == "f16" else wide
+    return elements.rounded(wide, target)
 
 
 def _const(elements: Elements, node: int, index: Index) -> Expr:
@@ -178,7 +192,7 @@ def _reshape(elements: Elements, node: int, index: Index) -> Expr:
 
 def _transpose(elements: Elements, node: int, index: Index) -> Expr:
     _, inputs, attrs = elements.graph.nodes[node]
-    moved: list[Expr] = [index[0]] * len(index)
+    moved = list(index)
     for position, axis in enumerate(attrs["perm"]):
         moved[axis] = index[position]
     return elements.at(inputs[0], tuple(moved))

@@ -1,0 +1,118 @@
+"""The native engine gives the same bits for vectors of any width, any number of threads, and any cut of a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from support.cases.cuts import cut_in_two, same_bits
+from support.cases.random_graphs import random_graph
+from support.node_by_node import judge
+
+import mesh.numpy as mnp
+from mesh import nn, trace, value_and_grad
+from wire.ir.graph import WireGraph
+from worker.cpu.engine import ordered
+from worker.native.engine import NativeEngine
+from worker.native.llvm import this_processor
+
+Tensors = Mapping[str, NDArray[Any]]
+WIDTHS = [width for width in (16, 32, 64) if width <= this_processor().vector_bytes]
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[dict[str, NativeEngine]]:
+    made = {f"{width} bytes": NativeEngine(vector_bytes=width) for width in WIDTHS}
+    made.update({f"{threads} threads": NativeEngine(threads=threads) for threads in (2, 3, 4)})
+    yield made
+    for engine in made.values():
+        engine.close()
+
+
+def evaluated(engine: NativeEngine, graph: WireGraph, given: Tensors) -> list[NDArray[Any]]:
+    return engine.run(engine.compile(graph), ordered(graph, given))
+
+
+def check_everywhere(engines: Mapping[str, NativeEngine], graph: WireGraph, given: Tensors) -> list[NDArray[Any]]:
+    """AssertionError unless all engines give the same bits; they."""
+    results = {name: evaluated(engine, graph, given) for name, engine in engines.items()}
+    first, *others = results
+    for name in others:
+        assert same_bits(results[name], results[first]), f"{name} and {first} differ:\n{graph}"
+    return results[first]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_random_graph(engines: Mapping[str, NativeEngine], seed: int) -> None:
+    random = random_graph(seed)
+    given = {**random.inputs, **random.params}
+    whole = check_everywhere(engines, random.graph, given)
+    engine = next(iter(engines.values()))
+    for position in range(1, len(random.graph.nodes), 11):
+        parts = cut_in_two(random.graph, position, given, lambda graph, inputs: evaluated(engine, graph, inputs))
+        assert same_bits(parts, whole), f"cut before node {position}:\n{random.graph}"
+    judge(engine, random.graph, given)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", range(100, 400, 20))
+def test_many_random_graphs(engines: Mapping[str, NativeEngine], first: int) -> None:
+    for seed in range(first, first + 20):
+        test_a_random_graph(engines, seed)
+
+
+def attention(q: Any, k: Any, v: Any) -> Any:
+    scores = mnp.einsum("nqd,nkd->nqk", q, k) / np.float32(np.sqrt(q.shape[-1]))
+    causal = mnp.tril(mnp.ones((q.shape[1], k.shape[1]), bool))
+    return mnp.einsum("nqk,nkd->nqd", nn.softmax(mnp.where(causal, scores, -mnp.inf)), v)
+
+
+def layers(w1: Any, b1: Any, w2: Any, x: Any) -> Any:
+    hidden = nn.gelu(x @ w1 + b1)
+    out = hidden @ w2
+    centred = out - mnp.mean(out, axis=-1, keepdims=True)
+    return mnp.sum((centred / mnp.sqrt(mnp.mean(centred**2, axis=-1, keepdims=True) + 1e-5)) ** 3)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+def test_derivatives_of_layers(engines: Mapping[str, NativeEngine], dtype: Any) -> None:
+    """Sums over 700 rows and 300 columns pass the runs and the lanes of the definition."""
+    random = np.random.default_rng(3)
+    shapes = {"w1": (70, 300), "b1": (300,), "w2": (300, 37), "x": (700, 70)}
+    given = {name: (random.standard_normal(shape) / 5).astype(dtype) for name, shape in shapes.items()}
+    graph = trace(lambda *args: value_and_grad(layers, argnums=(0, 1, 2, 3))(*args), *given.values())
+    names = [graph.nodes[index].attrs["name"] for index in (*graph.inputs, *graph.params)]
+    check_everywhere(engines, graph, dict(zip(names, given.values(), strict=True)))
+
+
+def test_rows_of_a_batch_have_the_bits_that_they_have_alone(engines: Mapping[str, NativeEngine]) -> None:
+    """What `auto` may split, and what a server puts together."""
+    random = np.random.default_rng(4)
+    w1, b1, w2 = (random.standard_normal(shape).astype(np.float32) for shape in ((96, 200), (200,), (200, 31)))
+
+    def rows(x: Any) -> Any:
+        return nn.softmax(nn.gelu(x @ w1 + b1) @ w2)
+
+    x = random.standard_normal((61, 96)).astype(np.float32)
+    (whole,) = evaluated_of(engines["2 threads"], rows, x)
+    for size in (1, 2, 3, 7, 16, 40):
+        for start in range(0, 61 - size, 13):
+            (part,) = evaluated_of(engines["2 threads"], rows, x[start : start + size])
+            assert part.tobytes() == whole[start : start + size].tobytes(), f"rows {start} to {start + size}"
+
+
+def test_heads_of_attention_have_the_bits_that_they_have_alone(engines: Mapping[str, NativeEngine]) -> None:
+    random = np.random.default_rng(5)
+    q, k, v = (random.standard_normal((6, 50, 24)).astype(np.float32) for _ in range(3))
+    (whole,) = evaluated_of(engines["2 threads"], attention, q, k, v)
+    for head in range(6):
+        alone = [operand[head : head + 1] for operand in (q, k, v)]
+        assert evaluated_of(engines["2 threads"], attention, *alone)[0].tobytes() == whole[head : head + 1].tobytes()
+
+
+def evaluated_of(engine: NativeEngine, fn: Any, *args: NDArray[Any]) -> list[NDArray[Any]]:
+    graph = trace(fn, *args)
+    return engine.run(engine.compile(graph), list(args))

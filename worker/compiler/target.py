@@ -1,0 +1,35 @@
+"""What a target is to the passes: what it computes, and a few figures by which they decide.
+
+A target is what kernels are printed for: WGSL on one adapter (`worker/wgsl/profile.py`), or this processor
+(`worker/native/target.py`).  The passes ask nothing else of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from wire.ir.graph import WireGraph
+
+
+def everything(graph: WireGraph, index: int) -> bool:
+    """A target that computes every node, since others were refused before."""
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """`reads_max` bounds the tensors that a kernel reads, `kinds` names the families of ops that have one of their own.
+
+    `prologue` are ops on operands of a product that its kernel computes while it loads, each element many times.
+    `costly` are ops that are not worth computing twice, and `looping` those, by dtype, that must stay out of the loops
+    of a reduction.  `takes(graph, index)` says whether a kernel computes a node; another node's result is in memory,
+    and so are its operands.
+    """
+
+    reads_max: int
+    kinds: Mapping[str, str]
+    prologue: frozenset[str]
+    costly: frozenset[str]
+    looping: frozenset[tuple[str, str]] = frozenset()
+    takes: Callable[[WireGraph, int], bool] = everything

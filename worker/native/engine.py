@@ -1,0 +1,154 @@
+"""NativeEngine: a part of a graph as machine code of this processor, and numpy for what has no kernel here."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wire.errors import Cancelled
+from wire.ir.dtypes import F32
+from wire.ir.graph import GraphBuilder, Node, WireGraph
+from wire.ir.types import TensorType
+
+from ..compiler.cut import Cut
+from ..cpu.engine import CpuEngine, CpuExecutable, Fusion, compile_graph, fastest, trivial_graph
+from ..engine.protocol import Measured, Stopped, never
+from .kernels import FAMILIES
+from .kernels.frame import NAME, Frame
+from .library import Library
+from .llvm import Loaded, machine_code
+from .outline import outlined
+from .program import Sequenced, Step
+from .threads import Stop, Threads
+
+MEASURED = 1024  # rows and columns
+WATCHED_S = 0.01  # between two looks whether a run is to be stopped
+WATCHED_FLOPS = 1 << 28  # of a program: shorter ones end by themselves before anybody could wait for them
+
+
+class NativeEngine(CpuEngine):
+    """The engine (worker/engine/protocol.py) over machine code that is made here."""
+
+    def __init__(self, memory_bytes: int | None = None, threads: int = 1, vector_bytes: int | None = None) -> None:
+        super().__init__(memory_bytes)
+        self.info = replace(self.info, engine="native", driver=f"native-1, {self.info.driver}")
+        self._library = Library()
+        self._vector_bytes = vector_bytes or self._library.processor.vector_bytes
+        self._threads = Threads(self._library.runner(), threads)
+        self._kernels: dict[tuple[object, ...], _Kernel] = {}
+        self._fusion = Fusion(outlined, self._joined)
+
+    def compile(self, graph: WireGraph, force: bool = False) -> CpuExecutable:
+        return compile_graph(graph, fusion=self._fusion)
+
+    def measure(self) -> Measured:
+        """GFLOP/s of f32 at 1024^3, GB/s of a scaled copy of 16 MiB, seconds per call of a trivial graph."""
+        square, line = np.ones((MEASURED, MEASURED), np.float32), np.ones(1 << 22, np.float32)
+        product_s, copy_s, call_s = (
+            fastest(partial(self.run, self.compile(graph), operands))
+            for graph, operands in (
+                (_product(), [square, square]), (_scaled(), [line]), (trivial_graph(), [np.ones(1, np.float32)]),
+            )
+        )  # fmt: skip
+        return Measured(2 * MEASURED**3 / product_s / 1e9, 2 * line.nbytes / copy_s / 1e9, call_s)
+
+    def close(self) -> None:
+        self._threads.close()
+
+    def _joined(
+        self, nodes: Sequence[tuple[Node, int]], types: Mapping[int, TensorType], needed: Sequence[int]
+    ) -> _Joined:
+        steps, kernels = [], []
+        for node, index in nodes:
+            kernel = self._kernel(node.attrs["cut"])
+            kernels.append(kernel)
+            steps.append(Step(kernel.address, kernel.words, node.inputs, index, kernel.tasks, kernel.scratch_bytes))
+        flops = sum(kernel.flops for kernel in kernels)
+        return _Joined(Sequenced(steps, types, needed), kernels, self._threads, flops >= WATCHED_FLOPS)
+
+    def _kernel(self, part: Cut) -> _Kernel:
+        known = self._kernels.get(part.key)
+        if known is None:
+            known = self._kernels[part.key] = self._made(part)
+        return known
+
+    def _made(self, part: Cut) -> _Kernel:
+        frame = Frame.of(part, self._vector_bytes)
+        kernel = FAMILIES[part.kind](frame)
+        loaded = Loaded(machine_code(kernel.module, self._library.processor))
+        cores = [self._library.core(name) for name in kernel.cores]
+        scratch_bytes = kernel.scratch_bytes + max((core.scratch_bytes for core in cores), default=0)
+        words = (*(core.address for core in cores), *(table.ctypes.data for table in kernel.tables))
+        return _Kernel(
+            (loaded, kernel.tables), loaded.address(NAME), words, kernel.tasks, scratch_bytes, frame.graph.flops
+        )
+
+
+def _product() -> WireGraph:
+    builder = GraphBuilder()
+    sides = [builder.input(name, (MEASURED, MEASURED), F32) for name in "ab"]
+    axes = {"lhs_batch": (), "rhs_batch": (), "lhs_contract": (1,), "rhs_contract": (0,)}
+    return builder.build([builder.add("dot", *sides, **axes)])
+
+
+def _scaled() -> WireGraph:
+    builder = GraphBuilder()
+    line = builder.input("x", (1 << 22,), F32)
+    return builder.build([builder.add("mul", line, builder.const(np.float32(2)))])
+
+
+@dataclass(frozen=True, slots=True)
+class _Kernel:
+    """A group's machine code, and what a program needs of it."""
+
+    keeps: object  # code and tables
+    address: int
+    words: tuple[int, ...]
+    tasks: int
+    scratch_bytes: int
+    flops: int
+
+
+class _Joined:
+    """Kernels that follow each other, run by the engine's threads."""
+
+    def __init__(self, sequenced: Sequenced, kernels: Sequence[_Kernel], threads: Threads, watched: bool) -> None:
+        self.inputs, self.outputs = sequenced.inputs, sequenced.outputs
+        self._sequenced, self._kernels, self._threads, self._watched = sequenced, kernels, threads, watched
+
+    def __call__(self, inputs: list[NDArray[Any]], stopped: Stopped) -> list[NDArray[Any]]:
+        (outputs, held), stop = self._sequenced.bind(inputs), Stop()
+        if stopped is never or not self._watched:
+            self._threads.run(self._sequenced.program, stop)
+            del held
+            return outputs
+        with _Watch(stopped, stop):
+            if not self._threads.run(self._sequenced.program, stop):
+                raise Cancelled("the run was stopped")
+        return outputs
+
+
+class _Watch:
+    """A look now and then, while a program runs, whether it is to stop: `stop` is set once `stopped()`."""
+
+    def __init__(self, stopped: Stopped, stop: Stop) -> None:
+        self._stopped, self._stop, self._over = stopped, stop, threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._over.wait(WATCHED_S):
+            if self._stopped():
+                self._stop.set()

@@ -1,0 +1,14 @@
+"""The kernel families, one file each: a fused group becomes machine code.  `FAMILIES` is the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .frame import Frame, Kernel
+from .map import lower_map
+from .product import lower_product
+from .row import lower_row
+
+FAMILIES: dict[str, Callable[[Frame], Kernel]] = {"map": lower_map, "row": lower_row, "matmul": lower_product}
+
+__all__ = ["FAMILIES", "Frame", "Kernel"]

@@ -1,0 +1,92 @@
+"""What every family starts from: a cut group, its expressions, and a function of LLVM that tasks are calls of.
+
+A kernel is `void kernel(i64* arguments, i64 task, i8* scratch)`: the arguments are the addresses of the tensors that it
+reads, in the order of `reads`, and of the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wire.ir.graph import WireGraph
+
+from ...compiler.cut import Cut
+from ...compiler.element_exprs import Anchor, Elements
+from ...compiler.expressions import Builder
+from ..llvm import ADDRESS, I32, I64, STORED, VOID, ir, new_module
+from ..printer import Buffer, Printer
+
+Value = Any
+NAME = "kernel"
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A function to be, and how often to call it: for tasks 0 to `tasks` - 1, in any order."""
+
+    module: ir.Module
+    tasks: int
+    scratch_bytes: int = 0
+    cores: tuple[str, ...] = ()  # of the library; their addresses follow the tensors' among the arguments
+    tables: tuple[NDArray[np.int64], ...] = ()  # whose addresses follow those
+
+
+@dataclass(eq=False)
+class Frame:
+    """A kernel under construction: `graph` is the group alone, with leaves `input`.  Buffers are numbers of nodes."""
+
+    graph: WireGraph
+    vector_bytes: int
+    build: Builder = field(default_factory=Builder)
+
+    def __post_init__(self) -> None:
+        self.root = self.graph.outputs[0]
+        self.reads = self.graph.inputs
+
+    @classmethod
+    def of(cls, part: Cut, vector_bytes: int = 16) -> Frame:
+        """The frame of a group."""
+        return cls(WireGraph(part.nodes, (len(part.nodes) - 1,), ("0",), part.types), vector_bytes)
+
+    def shape(self, node: int) -> tuple[int, ...]:
+        return self.graph.types[node].shape
+
+    def dtype(self, node: int) -> str:
+        return self.graph.types[node].dtype.name
+
+    def elements(self, anchors: Mapping[int, Anchor] | None = None) -> Elements:
+        return Elements(self.graph, self.build, {node: node for node in self.reads}, anchors, guarded=False)
+
+    def lanes(self) -> int:
+        """How many elements of the widest dtype here a vector register holds."""
+        widths = [4 if kind.dtype.itemsize < 4 else kind.dtype.itemsize for kind in self.graph.types]
+        return self.vector_bytes // max(widths, default=4)
+
+    def function(self) -> tuple[ir.IRBuilder, Printer, Value, Value]:
+        """A new kernel: where to write its body, a printer, the task's number, and the scratch memory."""
+        module = new_module(NAME)
+        kind = ir.FunctionType(VOID, [I64.as_pointer(), I64, ADDRESS])
+        function = ir.Function(module, kind, NAME)
+        function.attributes.add("nounwind")
+        arguments, task, scratch = function.args
+        builder = ir.IRBuilder(function.append_basic_block("entry"))
+        buffers = {}
+        for place, node in enumerate((*self.reads, self.root)):
+            address = builder.load(builder.gep(arguments, [ir.Constant(I64, place)]))
+            pointer = builder.inttoptr(address, STORED[self.dtype(node)].as_pointer())
+            buffers[node] = Buffer(pointer, self.dtype(node))
+        return builder, Printer(builder, buffers), task, scratch
+
+
+def narrowed(builder: ir.IRBuilder, value: Value) -> Value:
+    """An index of 64 bits as expressions have it."""
+    return builder.trunc(value, I32)
+
+
+def least(builder: ir.IRBuilder, a: Value, b: Value) -> Value:
+    return builder.select(builder.icmp_signed("<", a, b), a, b)

@@ -1,0 +1,81 @@
+"""Outlining: groups of nodes that one kernel computes are put in place of their nodes, as one node each.
+
+The other nodes stay as they are and in their order, which ranks that meet rely on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from wire.ir.graph import Node, WireGraph
+from wire.ir.types import Attrs, TensorType
+
+from ..compiler.cut import Cut, cut
+from ..compiler.fuse import Group, fuse
+from ..cpu.inplace_analysis import FUSED
+from .kernels.frame import Frame
+from .kernels.product import is_even
+from .rewrite import rewritten
+from .target import NATIVE, takes
+
+FREE = frozenset({"reshape"})  # what numpy computes without touching an element
+
+
+def outlined(graph: WireGraph) -> WireGraph:
+    """`graph` with a node FUSED, whose attribute `cut` is the group, for each group that is worth a kernel."""
+    graph = rewritten(graph)
+    groups = {group.root: group for group in _groups(graph) if _pays(graph, group)}
+    inside = {index for group in groups.values() for index in (*group.inlined, *group.anchors)} - set(groups)
+    needed = _needed(graph, groups)
+    nodes, types, placed = list[Node](), list[TensorType](), dict[int, int]()
+    for index, node in enumerate(graph.nodes):
+        if index in inside and index not in needed:
+            continue
+        placed[index] = len(nodes)
+        if index in groups:
+            part = cut(graph, groups[index])
+            reads = tuple(placed[number] for number in _reads(part))
+            nodes.append(Node(FUSED, reads, Attrs({"cut": part})))
+        else:
+            nodes.append(node._replace(inputs=tuple(placed[source] for source in node.inputs)))
+        types.append(graph.types[index])
+    outputs = tuple(placed[index] for index in graph.outputs)
+    return WireGraph(tuple(nodes), outputs, graph.output_names, tuple(types), graph.name, graph.blobs)
+
+
+def _groups(graph: WireGraph) -> list[Group]:
+    """The groups of a graph.  Views before products are left out of these where one makes an operand uneven, and then
+    products whose operands are uneven as they lie in memory."""
+    groups = fuse(graph, NATIVE)
+    if _uneven(graph, groups):
+        plain = replace(NATIVE, prologue=frozenset())
+        uneven = _uneven(graph, fuse(graph, plain))
+        groups = fuse(graph, replace(plain, takes=lambda graph, index: index not in uneven and takes(graph, index)))
+    return groups
+
+
+def _uneven(graph: WireGraph, groups: list[Group]) -> set[int]:
+    """The products whose operands are not matrices at even strides."""
+    products = [group for group in groups if group.kind == "matmul"]
+    return {group.anchors[0] for group in products if not is_even(Frame.of(cut(graph, group)))}
+
+
+def _pays(graph: WireGraph, group: Group) -> bool:
+    return any(graph.nodes[index].op not in FREE for index in (group.root, *group.inlined, *group.anchors))
+
+
+def _needed(graph: WireGraph, groups: dict[int, Group]) -> set[int]:
+    """The nodes whose results have to be there: outputs, and what kernels and other nodes read."""
+    needed, pending = set[int](), list(graph.outputs)
+    pending += [index for index, node in enumerate(graph.nodes) if node.op in ("input", "param")]
+    while pending:
+        index = pending.pop()
+        if index not in needed:
+            needed.add(index)
+            pending += groups[index].reads if index in groups else graph.nodes[index].inputs
+    return needed
+
+
+def _reads(part: Cut) -> list[int]:
+    """The numbers, in the graph it was cut from, of what a group reads, in the order of its kernel's arguments."""
+    return [part.numbers[place] for place, node in enumerate(part.nodes) if node.op == "input"]

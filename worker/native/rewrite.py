@@ -1,0 +1,112 @@
+"""Rewrites before fusion: products in the forms that their kernels take, each a definition of what is computed.
+
+    f16, bf16           operands are cast to f32, the result back: sums are f32's, and rounded once
+    conv with padding   x is padded first, and zeros are multiplied as all else
+    uneven operands     are laid out as (batch, rows, length) first
+
+Nodes keep their order, which ranks that meet rely on.  To add a rewrite: a row of `RULES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+from wire.ir.dtypes import BF16, F16, F32
+from wire.ir.graph import Node, WireGraph
+from wire.ir.ops import op_named
+from wire.ir.types import NO_ATTRS, Attrs, TensorType
+
+NARROW = (F16, BF16)
+
+
+def rewritten(graph: WireGraph) -> WireGraph:
+    """The same values by nodes that kernels take."""
+    if not any(node.op in RULES for node in graph.nodes):
+        return graph
+    rewriter, placed = Rewriter(), list[int]()
+    for node, type_ in zip(graph.nodes, graph.types, strict=True):
+        inputs = tuple([placed[source] for source in node.inputs])
+        rule = RULES.get(node.op)
+        instead = rule(rewriter, node, inputs, type_) if rule else None
+        placed.append(rewriter.place(node._replace(inputs=inputs), type_) if instead is None else instead)
+    outputs = tuple([placed[index] for index in graph.outputs])
+    nodes, types = tuple(rewriter.nodes), tuple(rewriter.types)
+    return WireGraph(nodes, outputs, graph.output_names, types, graph.name, graph.blobs)
+
+
+class Rewriter:
+    """A graph that grows node by node."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.types: list[TensorType] = []
+
+    def place(self, node: Node, type_: TensorType) -> int:
+        self.nodes.append(node)
+        self.types.append(type_)
+        return len(self.nodes) - 1
+
+    def add(self, op: str, *inputs: int, **attrs: Any) -> int:
+        own = Attrs(attrs) if attrs else NO_ATTRS
+        return self.place(Node(op, inputs, own), op_named(op).infer(own, [self.types[index] for index in inputs]))
+
+    def zero(self, type_: TensorType) -> int:
+        data = bytes(type_.dtype.itemsize)
+        return self.add("const", shape=(), dtype=type_.dtype.name, data=data)
+
+
+Rule = Callable[[Rewriter, Node, Sequence[int], TensorType], int | None]
+
+
+def _widened(rewriter: Rewriter, node: Node, inputs: Sequence[int], type_: TensorType) -> int | None:
+    """A product of f16 or bf16 in f32, rounded once."""
+    if type_.dtype not in NARROW:
+        return None
+    wide = [rewriter.add("cast", index, dtype=F32.name) for index in inputs]
+    product = RULES[node.op](rewriter, node, wide, TensorType(type_.shape, F32))
+    product = rewriter.add(node.op, *wide, **node.attrs) if product is None else product
+    return rewriter.add("cast", product, dtype=type_.dtype.name)
+
+
+def _conv(rewriter: Rewriter, node: Node, inputs: Sequence[int], type_: TensorType) -> int | None:
+    """A conv over an x with its padding."""
+    if type_.dtype in NARROW:
+        return _widened(rewriter, node, inputs, type_)
+    attrs = node.attrs
+    spatial = len(attrs["low"])
+    none, once = (0,) * spatial, (1,) * spatial
+    if (attrs["low"], attrs["high"], attrs["lhs_dilation"]) == (none, none, once):
+        return None
+    interior = (0, 0, *(spread - 1 for spread in attrs["lhs_dilation"]))
+    zero = rewriter.zero(type_)
+    x = rewriter.add("pad", inputs[0], zero, low=(0, 0, *attrs["low"]), high=(0, 0, *attrs["high"]), interior=interior)
+    return rewriter.add("conv", x, inputs[1], **{**attrs, "low": none, "high": none, "lhs_dilation": once})
+
+
+def _dot(rewriter: Rewriter, node: Node, inputs: Sequence[int], type_: TensorType) -> int | None:
+    """A dot whose contracting axes, several of them, do not follow each other in an operand."""
+    if type_.dtype in NARROW:
+        return _widened(rewriter, node, inputs, type_)
+    sides = []
+    for index, name in zip(inputs, ("lhs", "rhs"), strict=True):
+        rank, attrs = len(rewriter.types[index].shape), node.attrs
+        batch, contract = attrs[f"{name}_batch"], attrs[f"{name}_contract"]
+        free = tuple(axis for axis in range(rank) if axis not in (*batch, *contract))
+        sides.append((batch, free, contract, rank))
+    if all(_follow(group) for batch, free, contract, _ in sides for group in (free, contract)):
+        return None
+    operands, axes = list[int](), dict[str, tuple[int, ...]]()
+    for index, name, (batch, free, contract, rank) in zip(inputs, ("lhs", "rhs"), sides, strict=True):
+        operands.append(rewriter.add("transpose", index, perm=(*batch, *free, *contract)))
+        axes[f"{name}_batch"] = tuple(range(len(batch)))
+        axes[f"{name}_contract"] = tuple(range(rank - len(contract), rank))
+    return rewriter.add("dot", *operands, **axes)
+
+
+def _follow(axes: Sequence[int]) -> bool:
+    return all(after == axis + 1 for axis, after in pairwise(axes))
+
+
+RULES: dict[str, Rule] = {"dot": _dot, "conv": _conv}
