@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,6 +28,7 @@ from .outline import outlined
 from .program import Sequenced, Step
 from .threads import Stop, Threads
 
+KERNELS_MAX = 1024  # remembered; one is some kB of code
 MEASURED = 1024  # rows and columns
 WATCHED_S = 0.01  # between two looks whether a run is to be stopped
 WATCHED_FLOPS = 1 << 28  # of a program: shorter ones end by themselves before anybody could wait for them
@@ -41,7 +43,7 @@ class NativeEngine(CpuEngine):
         self._library = Library()
         self._vector_bytes = vector_bytes or self._library.processor.vector_bytes
         self._threads = Threads(self._library.runner(), threads)
-        self._kernels: dict[tuple[object, ...], _Kernel] = {}
+        self._kernels: OrderedDict[tuple[object, ...], _Kernel] = OrderedDict()
         self._fusion = Fusion(outlined, self._joined)
 
     def compile(self, graph: WireGraph, force: bool = False) -> CpuExecutable:
@@ -73,9 +75,10 @@ class NativeEngine(CpuEngine):
         return _Joined(Sequenced(steps, types, needed), kernels, self._threads, flops >= WATCHED_FLOPS)
 
     def _kernel(self, part: Cut) -> _Kernel:
-        known = self._kernels.get(part.key)
-        if known is None:
-            known = self._kernels[part.key] = self._made(part)
+        known = self._kernels.pop(part.key, None) or self._made(part)
+        self._kernels[part.key] = known
+        if len(self._kernels) > KERNELS_MAX:
+            self._kernels.popitem(last=False)  # those in use live on with what uses them
         return known
 
     def _made(self, part: Cut) -> _Kernel:

@@ -43,7 +43,7 @@ def _product_of(frame: Frame) -> _Product:
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A matrix in memory: its buffer, the index of its element (0, 0) in a batch, its strides along rows and columns."""
+    """A matrix in memory: its buffer, the index of element (0, 0) of a batch, its strides along rows and columns."""
 
     buffer: int
     start: Expr
