@@ -75,7 +75,7 @@ def stuck_step(took_s: float) -> MeshError:
     return DeadlineExceeded(
         "a step of the session does not end, though its workers are there",
         cause=f"steps before it took {time_text(took_s)} at most" if took_s else "it is the first",
-        next_step="See with mesh-coord status which worker hangs, and start that one again",
+        next_step="See with mesh-coord nodes which worker hangs, and start that one again",
     )
 
 
@@ -84,7 +84,7 @@ def stalled(seconds: float) -> MeshError:
     return DeadlineExceeded(
         f"nobody has worked on the call for {seconds:.0f} s, though its workers are there and it is not done",
         cause="something between two of them was lost, perhaps with a connection that is cut",
-        next_step="See with mesh-coord pairs which of them reach each other",
+        next_step="See with mesh-coord topology which of them reach each other",
     )
 
 
@@ -94,7 +94,7 @@ def stuck_at_first(node: str) -> MeshError:
     return DeadlineExceeded(
         "a worker does not get ready for the session: it takes far too long to compile, or for what it did before",
         node=node,
-        next_step="See with mesh-coord status which worker hangs, and start that one again",
+        next_step="See with mesh-coord nodes which worker hangs, and start that one again",
     )
 
 

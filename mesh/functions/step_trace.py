@@ -74,7 +74,7 @@ class Stepping:
         self._fn = fn
         self._examples = len(examples)
         if not leaves:
-            raise InputError("the state has no tensors", next_step="Use mesh.compile: such a function has no state")
+            raise InputError("the state has no tensors", next_step="Call Mesh.compile: such a function has no state")
         self._leaves = [_Leaf(path, _handle(path, leaf)) for path, leaf in leaves]
         self._traced = self._settled(fn, examples)
         self._told_at = self._traced.out_tree.children[0].leaf_count
@@ -83,7 +83,7 @@ class Stepping:
         if not carried:
             raise InputError(
                 "no step needs anything of the state that the step before made",
-                next_step="Use mesh.compile: such a function has no state",
+                next_step="Call Mesh.compile: such a function has no state",
             )
         names = self._names(self._traced)
         self._told = told
