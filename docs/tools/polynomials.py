@@ -19,7 +19,7 @@ from mpmath import mp, mpf
 
 mp.dps = 60
 GRID = 600
-TANH_NEAR = 0.875  # up to here tanh is a polynomial
+TANH_NEAR, ERF_NEAR = 0.875, 1.0  # up to here tanh and erf are polynomials
 FIXED = 2  # coefficients that are rounded first
 Function = Callable[[mpf], mpf]
 ROUNDED = {32: np.float32, 64: np.float64}
@@ -62,16 +62,16 @@ ROWS = (
         0.0, 0.02947, {64: 4}),
     Row("LOG_TAIL", "(log((1 + s) / (1 - s)) - 2 s - 2/3 s^3 - 2/5 s^5) / s^7, of s^2",
         odd(log_of_quotient, mpf(2), mpf(2) / 3, mpf(2) / 5), lambda z: z**3, 0.0, 0.02947, {64: 6}),
-    Row("SIN", "(sin(r) - r) / r^3, of r^2", odd(mpmath.sin, mpf(1)), lambda z: z, 0.0, 0.63, {32: 2, 64: 5}),
+    Row("SIN", "(sin(r) - r) / r^3, of r^2", odd(mpmath.sin, mpf(1)), lambda z: z, 0.0, 0.63, {32: 3, 64: 6}),
     Row("COS", "(cos(r) - 1 + r^2 / 2) / r^4, of r^2",
         lambda z: (mpmath.cos(mpmath.sqrt(z)) - 1 + z / 2) / z**2, lambda z: z**2, 0.0, 0.63, {32: 2, 64: 5}),
     Row("ATAN", "(atan(t) - t) / t^3, of t^2", odd(mpmath.atan, mpf(1)), lambda z: z, 0.0, 0.1716, {32: 4, 64: 11}),
     Row("TANH", "(tanh(x) - x) / x^3, of x^2", odd(mpmath.tanh, mpf(1)), lambda z: z,
         0.0, TANH_NEAR**2, {32: 6, 64: 16}),
     Row("ERF", "erf(x) / x - 1, of x^2", lambda z: odd(mpmath.erf)(z) - 1, lambda z: mpf(1),
-        0.0, 1.0, {32: 6, 64: 12}),
-    Row("ERFC", "log(1 - erf(x)), of x from 1 on", lambda x: mpmath.log(mpmath.erfc(x)), mpmath.erfc,
-        1.0, 6.0, {32: 6, 64: 18}, 4.0),
+        0.0, ERF_NEAR**2, {32: 6, 64: 12}),
+    Row("ERFC", "log(1 - erf(x)), of x from ERF_NEAR on", lambda x: mpmath.log(mpmath.erfc(x)), mpmath.erfc,
+        ERF_NEAR, 6.0, {32: 6, 64: 18}, 4.0),
 )  # fmt: skip
 
 
@@ -187,7 +187,7 @@ def main() -> None:
     lines += [f"# The first {TURN_BITS} bits of 2 / pi behind the binary point.", "TWO_OVER_PI = int("]
     lines += [f'    "{text[at : at + 96]}"' for at in range(0, len(text), 96)]
     lines += ["    , 16)", f"TURN_BITS = {TURN_BITS}"]
-    lines += ["# Up to here tanh is a polynomial.", f"TANH_NEAR = {TANH_NEAR}"]
+    lines += ["# Up to here tanh and erf are polynomials.", f"TANH_NEAR, ERF_NEAR = {TANH_NEAR}, {ERF_NEAR}"]
     print("\n".join(lines))
 
 

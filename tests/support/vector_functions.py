@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.native.llvm import F32, F64, I64, STORED, VOID, Loaded, Processor, index, ir, loop, machine_code, new_module
-from worker.native.llvm import this_processor as this_processor
+from worker.native.llvm import (
+    I64,
+    STORED,
+    VOID,
+    Loaded,
+    Processor,
+    index,
+    ir,
+    loop,
+    machine_code,
+    new_module,
+    this_processor,
+)
 from worker.native.vectors import Vectors
 
-FLOATS = {"f32": F32, "f64": F64}
+TARGETS = (  # what objects are written for, though this machine may be another one
+    Processor("x86_64-unknown-linux-gnu", "x86-64-v3", "+avx2,+fma,+f16c"),
+    Processor("aarch64-unknown-linux-gnu", "generic", "+neon"),
+)
 NAME = "compute"
 Body = Callable[..., ir.Value]
 
@@ -67,3 +82,20 @@ def without_avx512(processor: Processor) -> Processor:
     """The processor as if it had no AVX-512: 256 bits a vector, and no instructions on 64-bit integers but AVX2's."""
     features = [one for one in processor.features.split(",") if not one.startswith(("+avx512", "-avx512"))]
     return replace(processor, features=",".join([*features, "-avx512f"]))
+
+
+def undefined_symbols(code: bytes) -> list[str]:
+    """What an ELF object for 64 bits needs from elsewhere."""
+    assert code[:5] == b"\x7fELF\x02"
+    start, size, count = *struct.unpack_from("<Q", code, 0x28), *struct.unpack_from("<HH", code, 0x3A)
+    sections = [struct.unpack_from("<IIQQQQIIQQ", code, start + size * at) for at in range(count)]
+    names: list[str] = []
+    for section in sections:
+        if section[1] != 2:  # SHT_SYMTAB
+            continue
+        texts = sections[section[6]][4]
+        for at in range(section[4], section[4] + section[5], 24):
+            name, _, _, defined_in = struct.unpack_from("<IBBH", code, at)
+            if name and not defined_in:
+                names.append(code[texts + name : code.index(b"\0", texts + name)].decode())
+    return names

@@ -17,7 +17,7 @@ The methods are those of the literature; the coefficients are ours, by docs/tool
 * log: x = 2^e (1 + f), and log(1 + f) by s = f / (2 + f), as in Sun's fdlibm (1993).
 * sin, cos, tan: Cody and Waite, for large x M. Payne and R. Hanek, "Radian reduction for trigonometric functions"
   (SIGNUM 18, 1983), with quotients and remainders that fma makes exact.
-* erf: a polynomial up to 1, and 1 - exp of a polynomial behind it, which is N. Juffa's form.
+* erf: a polynomial near 0, and 1 - exp of a polynomial behind it, which is N. Juffa's form.
 * sums and products in two parts: T. J. Dekker, "A floating-point technique for extending the available precision"
   (Numerische Mathematik 18, 1971).
 """
@@ -33,6 +33,7 @@ from .polynomials import (
     ATAN,
     COS,
     ERF,
+    ERF_NEAR,
     ERFC,
     EXP,
     EXP_SHORT,
@@ -53,7 +54,7 @@ from .polynomials import (
 )
 
 Value = Any  # what an Arithmetic computes with: elements of one type
-Pair = tuple[Value, Value]  # a sum of two floats, the second within half a unit of the first's last place or so
+Pair = tuple[Value, Value]  # a sum of two floats, the second much the smaller
 
 
 class Arithmetic(Protocol):
@@ -192,13 +193,15 @@ def tanh(v: Arithmetic, x: Value) -> Value:
 
 def erf(v: Arithmetic, x: Value) -> Value:
     form = FORMATS[v.width(x)]
-    one = v.like(x, 1.0)
+    one, edge = v.like(x, 1.0), v.like(x, ERF_NEAR)
     size = v.smaller(v.abs(x), v.like(x, form.erf_high))
-    near = v.smaller(size, one)
+    near = v.smaller(size, edge)
     small = v.fma(near, _polynomial(v, v.mul(near, near), ERF), near)
-    n, r, low = _without_ln2(v, _polynomial(v, v.larger(size, one), ERFC))
-    large = v.sub(one, v.mul(_exp_near(v, r, low), _power_of_2(v, n)))
-    y = v.select(v.compare("<", size, one), small, large)
+    n, r, low = _without_ln2(v, _polynomial(v, v.larger(size, edge), ERFC))
+    unit = _power_of_2(v, n)  # 1 - 2^n exp(r), without a rounding of exp
+    tail = v.fma(v.mul(r, r), _polynomial(v, r, EXP), low)
+    large = v.fma(v.neg(unit), v.add(r, tail), v.sub(one, unit))
+    y = v.select(v.compare("<", size, edge), small, large)
     return _nan_of(v, x, _with_sign_too(v, y, x))
 
 
@@ -237,7 +240,7 @@ def _scaled(v: Arithmetic, y: Value, n: Value) -> Value:
 
 def log(v: Arithmetic, x: Value) -> Value:
     e, f = _split(v, x)
-    return _log_edges(v, x, _log_of(v, e, f, v.like(x, 0.0)))
+    return _log_edges(v, x, _log_of(v, e, f))
 
 
 def log1p(v: Arithmetic, x: Value) -> Value:
@@ -282,12 +285,13 @@ def _log_rest(v: Arithmetic, f: Value, half_square: Value) -> Value:
     return v.mul(s, v.fma(z, _polynomial(v, z, LOG), half_square))
 
 
-def _log_of(v: Arithmetic, e: Value, f: Value, more: Value) -> Value:
+def _log_of(v: Arithmetic, e: Value, f: Value, more: Value | None = None) -> Value:
     """e ln 2 + log(1 + f) + more, which is small."""
     high, low = (v.like(f, part) for part in LN2_SHORT[v.width(f)])
     half_square = v.mul(v.mul(f, v.like(f, 0.5)), f)
     total, rest = _fast_sum(v, v.mul(e, high), f)
-    small = v.sub(v.fma(e, low, v.add(_log_rest(v, f, half_square), more)), half_square)
+    near = _log_rest(v, f, half_square)
+    small = v.sub(v.fma(e, low, near if more is None else v.add(near, more)), half_square)
     return v.add(total, v.add(rest, small))
 
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.vector_functions import Compiled, without_avx512
+from support.vector_functions import TARGETS, Compiled, object_code, undefined_symbols, without_avx512
 
 from wire.ir.dtypes import BY_NAME, DType
 from wire.ir.types import TensorType
 from worker.compiler.functions import Arithmetic
 from worker.cpu.elementwise import ELEMENTWISE
-from worker.native.llvm import I8, this_processor
+from worker.native.llvm import I8, I64, Processor, this_processor
 from worker.native.vectors import Vectors
 
 pytestmark = pytest.mark.skipif(not this_processor().has_fma, reason="the native engine needs fma")
@@ -85,6 +85,20 @@ def test_casts_are_those_of_the_op_table(source: str, target: str) -> None:
         got = Compiled(body, [source], target, lanes, processor)(given.view(f"u{given.itemsize}"))
         wrong = differing(got, want, want_dtype)
         assert not wrong.size, [(given[at], got[at], want[at]) for at in wrong[:5]]
+
+
+@pytest.mark.parametrize("processor", TARGETS, ids=lambda processor: processor.triple.partition("-")[0])
+@pytest.mark.parametrize("source", REAL)
+def test_no_cast_is_a_call(source: str, processor: Processor) -> None:
+    def body(v: Vectors, a: Any) -> Any:
+        together = v.constant(0, I64)
+        for target in REAL:
+            cast = in_memory(v, v.cast(in_registers(v, a, source), source, target), target)
+            cast = v.bits(cast) if target in ("f32", "f64") else cast
+            together = v.bit_xor(together, v.resize(cast, I64))
+        return together
+
+    assert undefined_symbols(object_code(body, [source], "i64", 8, processor)) == []
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
