@@ -19,7 +19,7 @@ from mpmath import mp, mpf
 
 mp.dps = 60
 GRID = 600
-TANH_NEAR, ERF_NEAR = 0.875, 1.0  # up to here tanh and erf are polynomials
+TANH_NEAR, ERF_NEAR = 0.9375, 1.0  # up to here tanh and erf are polynomials
 FIXED = 2  # coefficients that are rounded first
 Function = Callable[[mpf], mpf]
 ROUNDED = {32: np.float32, 64: np.float64}
