@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from . import products, runner
-from .llvm import Loaded, Processor, ir, machine_code, this_processor
+from .llvm import Loaded, ir, this_processor
+from .objects import Objects
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,33 +26,32 @@ class ProductCore:
 class Library:
     """Functions for this processor, made when they are first asked for and kept for as long as this object lives."""
 
-    def __init__(self, processor: Processor | None = None) -> None:
-        self.processor = processor or this_processor()
-        self._loaded: dict[str, Loaded] = {}
+    def __init__(self, objects: Objects | None = None) -> None:
+        self.processor = this_processor()
+        self._objects = objects or Objects()
+        self._kept: dict[str, Loaded] = {}
 
-    def product(self, kind: str) -> ProductCore:
-        """The core of a kind of `products.KINDS`; KeyError for another one."""
-        tile = products.tile_for(self.processor, kind)
-        loaded = self._get(f"product {kind}", lambda: products.product_core(self.processor, kind, tile))
-        return ProductCore(loaded.address(products.FUNCTION), tile)
+    def product(self, dtype: str) -> ProductCore:
+        """The core of a dtype of `products.OPERANDS`; KeyError for another one."""
+        return self.core(f"product {dtype}")
 
-    def windows(self, kind: str) -> ProductCore:
+    def windows(self, dtype: str) -> ProductCore:
         """The core of products whose B is read through tables."""
-        tile = products.tile_for(self.processor, kind)
-        loaded = self._get(f"windows {kind}", lambda: products.window_core(self.processor, kind, tile))
-        return ProductCore(loaded.address(products.FUNCTION), tile)
+        return self.core(f"windows {dtype}")
 
     def core(self, name: str) -> ProductCore:
         """The core that a kernel asks for: "product f32", "windows f64"."""
-        form, _, kind = name.partition(" ")
-        return self.windows(kind) if form == "windows" else self.product(kind)
+        form, _, dtype = name.partition(" ")
+        tile = products.tile_for(self.processor, dtype)
+        make = {"product": products.product_core, "windows": products.window_core}[form]
+        loaded = self._get(name, lambda: make(self.processor, dtype, tile))
+        return ProductCore(loaded.address(products.FUNCTION), tile)
 
     def runner(self) -> runner.Runner:
         """The functions that walk programs."""
-        loaded = self._get("runner", lambda: runner.runner_module(self.processor))
-        return runner.Runner(loaded.address)
+        return runner.Runner(self._get("runner", lambda: runner.runner_module(self.processor)).address)
 
     def _get(self, name: str, make: Callable[[], ir.Module]) -> Loaded:
-        if name not in self._loaded:
-            self._loaded[name] = Loaded(machine_code(make(), self.processor))
-        return self._loaded[name]
+        if name not in self._kept:
+            self._kept[name] = self._objects.loaded(name, make)
+        return self._kept[name]

@@ -7,12 +7,14 @@ asks for it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import llvmlite
 import llvmlite.binding as binding
 from llvmlite import ir as ir
 
@@ -24,6 +26,9 @@ STORED: dict[str, ir.Type] = {
     "f16": I16, "bf16": I16, "f32": F32, "f64": F64, "i8": I8, "u8": I8, "i16": I16, "u16": I16, "i32": I32, "u32": I32,
     "i64": I64, "u64": I64, "bool": I8,
 }  # fmt: skip
+
+
+LLVMLITE = str(llvmlite.__version__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +127,19 @@ class Loaded:
         if not address:
             raise KeyError(name)
         return address
+
+
+def executable_memory() -> str:
+    """Why this process may not run code that it has made, or "" if it may.
+
+    Hardened systems forbid it: SELinux, a filter of system calls such as systemd's MemoryDenyWriteExecute, or Windows'
+    arbitrary code guard.  What LLVM does to load code is tried on a page, and nothing is run.
+    """
+    try:
+        binding.check_jit_execution()
+    except OSError as error:
+        return f"this system forbids memory that is executable: {os.strerror(error.errno or 0)}"
+    return ""
 
 
 # -- control flow -----------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from fractions import Fraction
 from functools import cache
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -15,7 +16,13 @@ from worker.native import products
 from worker.native.llvm import Loaded, Processor, machine_code, this_processor
 from worker.native.products import RUN, Tile
 
-DTYPES = {"f32": np.float32, "f64": np.float64}
+# What operands are in numpy, and what C is.
+DTYPES: dict[str, tuple[Any, Any]] = {
+    "f16": (np.float16, np.float32), "bf16": (ml_dtypes.bfloat16, np.float32), "f32": (np.float32, np.float32),
+    "f64": (np.float64, np.float64), "i8": (np.int8, np.int32), "u8": (np.uint8, np.uint32),
+    "i16": (np.int16, np.int32), "u16": (np.uint16, np.uint32), "i32": (np.int32, np.int32),
+    "u32": (np.uint32, np.uint32), "i64": (np.int64, np.int64), "u64": (np.uint64, np.uint64),
+}  # fmt: skip
 
 
 def without(*features: str) -> Processor:
@@ -39,7 +46,7 @@ if not HERE.is_arm:
 class Core:
     """A core as a function of arrays."""
 
-    kind: str
+    dtype: str
     processor: Processor
     tile: Tile
 
@@ -49,7 +56,7 @@ class Core:
         kinds = (*matrix, *matrix, pointer, integer, integer, integer, integer, pointer)
         function = ctypes.CFUNCTYPE(None, *kinds)(loaded(self).address(products.FUNCTION))
         (m, length), n = a.shape, b.shape[1]
-        c = np.full((m, n), 77, DTYPES[self.kind]) if c is None else c
+        c = np.full((m, n), 77, DTYPES[self.dtype][1]) if c is None else c
         scratch = np.zeros(self.tile.scratch_bytes + 64, np.uint8)
         operands = [(each.ctypes.data, *(stride // each.itemsize for stride in each.strides)) for each in (a, b, c)]
         start = scratch.ctypes.data + -scratch.ctypes.data % 64
@@ -59,13 +66,19 @@ class Core:
 
 @cache
 def loaded(made: Core) -> Loaded:
-    return Loaded(machine_code(products.product_core(made.processor, made.kind, made.tile), made.processor))
+    return Loaded(machine_code(products.product_core(made.processor, made.dtype, made.tile), made.processor))
 
 
 @cache
-def core(variant: str, kind: str = "f32") -> Core:
+def core(variant: str, dtype: str = "f32") -> Core:
     processor, tile = VARIANTS[variant]
-    return Core(kind, processor, tile or products.tile_for(processor, kind))
+    return Core(dtype, processor, tile or products.tile_for(processor, dtype))
+
+
+def low(dtype: str) -> Core:
+    """A core of this processor with tiles of few rows, which is compiled soon."""
+    tile = products.tile_for(HERE, dtype)
+    return Core(dtype, HERE, Tile(tile.lanes, tile.vectors, 3, tile.bytes))
 
 
 def fma32(a: Any, b: Any, c: Any) -> Any:
@@ -142,6 +155,32 @@ def test_bits_of_f64_are_those_of_the_definition() -> None:
         want = defined(a, b)
         assert same_bits(core("this processor", "f64")(a, b), want)
         assert same_bits(core("this processor", "f64")(np.asfortranarray(a), np.asfortranarray(b)), want)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "i8", "u16", "i32", "u64"])
+def test_operands_of_other_dtypes(dtype: str) -> None:
+    """Narrow floats are widened exactly, and integers wrap."""
+    rng = np.random.default_rng(5)
+    stored, computed = DTYPES[dtype]
+    for m, length, n in ((20, 270, 40), (2, 40, 50), (50, 37, 3), (0, 1, 1), (2, 0, 3)):
+        if dtype.endswith("f16"):
+            a, b = rng.standard_normal((m, length)).astype(stored), rng.standard_normal((length, n)).astype(stored)
+            want = defined(a.astype(np.float32), b.astype(np.float32))
+        else:
+            limits = np.iinfo(stored)
+            a, b = (rng.integers(limits.min, limits.max, shape, stored) for shape in ((m, length), (length, n)))
+            want = a.astype(computed) @ b.astype(computed)
+        for of_a in (a, np.asfortranarray(a)):
+            for of_b in (b, np.asfortranarray(b), np.repeat(b, 2, axis=1)[:, ::2]):
+                assert low(dtype)(of_a, of_b).tobytes() == want.tobytes()
+
+
+def test_narrow_floats_that_are_no_numbers_and_subnormal_ones_are_widened() -> None:
+    values = np.array([[np.inf, -np.inf, np.nan, 6e-8, -3e-6, 65504, -0.0, 1]])
+    for dtype in ("f16", "bf16"):
+        a = values.astype(DTYPES[dtype][0]).T
+        one = np.ones((1, 20), a.dtype)
+        assert same_bits(low(dtype)(a, one), np.repeat(a.astype(np.float32) + 0.0, 20, axis=1))
 
 
 def test_every_processor_and_tile_gives_the_same_bits() -> None:
