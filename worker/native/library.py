@@ -17,6 +17,7 @@ class ProductCore:
 
     address: int
     tile: products.Tile
+    code: Loaded  # it goes with its last user
 
     @property
     def scratch_bytes(self) -> int:
@@ -45,11 +46,11 @@ class Library:
         tile = products.tile_for(self.processor, dtype)
         make = {"product": products.product_core, "windows": products.window_core}[form]
         loaded = self._get(name, lambda: make(self.processor, dtype, tile))
-        return ProductCore(loaded.address(products.FUNCTION), tile)
+        return ProductCore(loaded.address(products.FUNCTION), tile, loaded)
 
     def runner(self) -> runner.Runner:
         """The functions that walk programs."""
-        return runner.Runner(self._get("runner", lambda: runner.runner_module(self.processor)).address)
+        return runner.Runner(self._get("runner", lambda: runner.runner_module(self.processor)))
 
     def _get(self, name: str, make: Callable[[], ir.Module]) -> Loaded:
         if name not in self._kept:

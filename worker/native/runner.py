@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from enum import IntEnum
 from typing import Any
 
-from .llvm import ADDRESS, I32, I64, VOID, Processor, index, ir, loop, new_module
+from .llvm import ADDRESS, I32, I64, VOID, Loaded, Processor, index, ir, loop, new_module
 
 KERNEL = ir.FunctionType(VOID, [I64.as_pointer(), I64, ADDRESS])
 WORDS = 4
@@ -68,9 +68,11 @@ class Runner:
     close(job)
     """
 
-    def __init__(self, address: Callable[[str], int]) -> None:
+    def __init__(self, code: Loaded) -> None:
+        self._code = code  # it goes with its last user
+
         def function(name: str, arguments: int, result: Any = None) -> Callable[..., int]:
-            return ctypes.CFUNCTYPE(result, *[ctypes.c_int64] * arguments)(address(name))
+            return ctypes.CFUNCTYPE(result, *[ctypes.c_int64] * arguments)(code.address(name))
 
         self.alone = function("alone", 4, ctypes.c_int64)
         self.open = function("open", 6)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from functools import cache
 
@@ -14,6 +16,7 @@ import pytest
 from worker.native.library import Library
 from worker.native.llvm import I64, Loaded, index, loop, machine_code, new_module, this_processor
 from worker.native.llvm import ir as ir
+from worker.native.objects import Objects
 from worker.native.runner import KERNEL
 from worker.native.threads import Program, Stop, Threads
 
@@ -123,6 +126,16 @@ def test_programs_of_no_rows_and_of_many_run(threads: Threads) -> None:
     for _ in range(2):
         assert threads.run(long, Stop())
         assert log.read() == list(range(1500))
+
+
+def test_the_runner_outlives_its_library() -> None:
+    code = weakref.ref(Library(Objects(live_max=0)).runner()._code)
+    assert code() is None
+    made = Threads(Library(Objects(live_max=0)).runner(), 2)
+    gc.collect()
+    assert made._runner._code is not None
+    assert made.run(program([]), Stop())
+    made.close()
 
 
 def test_the_caller_says_how_many_threads_run() -> None:
