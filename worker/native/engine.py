@@ -21,9 +21,9 @@ from ..compiler.cut import Cut
 from ..cpu.engine import CpuEngine, CpuExecutable, Fusion, compile_graph, fastest, trivial_graph
 from ..engine.protocol import Measured, Stopped, never
 from .kernels import FAMILIES
-from .kernels.frame import NAME, Frame
+from .kernels.frame import NAME, Description, Frame
 from .library import Library
-from .llvm import Loaded, machine_code
+from .llvm import Loaded, ir, machine_code
 from .outline import outlined
 from .program import Sequenced, Step
 from .threads import Stop, Threads
@@ -82,15 +82,16 @@ class NativeEngine(CpuEngine):
         return known
 
     def _made(self, part: Cut) -> _Kernel:
-        frame = Frame.of(part, self._vector_bytes)
-        kernel = FAMILIES[part.kind](frame)
-        loaded = Loaded(machine_code(kernel.module, self._library.processor))
-        cores = [self._library.core(name) for name in kernel.cores]
-        scratch_bytes = kernel.scratch_bytes + max((core.scratch_bytes for core in cores), default=0)
-        words = (*(core.address for core in cores), *(table.ctypes.data for table in kernel.tables))
-        return _Kernel(
-            (loaded, kernel.tables), loaded.address(NAME), words, kernel.tasks, scratch_bytes, frame.graph.flops
-        )
+        def module() -> ir.Module:
+            return FAMILIES[part.kind](Frame.of(part, self._vector_bytes)).described()
+
+        loaded = Loaded(machine_code(module(), self._library.processor))
+        said = Description.of(loaded)
+        cores = [self._library.core(name) for name in said.cores]
+        scratch_bytes = said.scratch_bytes + max((core.scratch_bytes for core in cores), default=0)
+        words = tuple(core.address for core in cores)
+        flops = Frame.of(part).graph.flops
+        return _Kernel(loaded, loaded.address(NAME), words, said.tasks, scratch_bytes, flops)
 
 
 def _product() -> WireGraph:
@@ -110,7 +111,7 @@ def _scaled() -> WireGraph:
 class _Kernel:
     """A group's machine code, and what a program needs of it."""
 
-    keeps: object  # code and tables
+    loaded: Loaded
     address: int
     words: tuple[int, ...]
     tasks: int

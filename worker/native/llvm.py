@@ -121,6 +121,13 @@ class Loaded:
         self._engine.finalize_object()
         self.size_bytes = len(code)
 
+    def data(self, name: str) -> int:
+        """The address of a constant; KeyError if the object has none of this name."""
+        address = int(self._engine.get_global_value_address(name))
+        if not address:
+            raise KeyError(name)
+        return address
+
     def address(self, name: str) -> int:
         """The address of a function; KeyError if the object has none of this name."""
         address = int(self._engine.get_function_address(name))

@@ -6,23 +6,22 @@ reads, in the order of `reads`, and of the result.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ctypes
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from wire.ir.graph import WireGraph
 
 from ...compiler.cut import Cut
 from ...compiler.element_exprs import Anchor, Elements
 from ...compiler.expressions import Builder
-from ..llvm import ADDRESS, I32, I64, STORED, VOID, ir, new_module
+from ..llvm import ADDRESS, I8, I32, I64, STORED, VOID, Loaded, ir, new_module
 from ..printer import Buffer, Printer
 
 Value = Any
-NAME = "kernel"
+NAME, DESCRIPTION = "kernel", "description"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,35 @@ class Kernel:
     tasks: int
     scratch_bytes: int = 0
     cores: tuple[str, ...] = ()  # of the library; their addresses follow the tensors' among the arguments
-    tables: tuple[NDArray[np.int64], ...] = ()  # whose addresses follow those
+
+    def described(self) -> ir.Module:
+        """The module, in which the rest of this lies as text: an object file says all that a caller needs."""
+        text = json.dumps({"tasks": self.tasks, "scratch_bytes": self.scratch_bytes, "cores": self.cores})
+        constant(self.module, DESCRIPTION, I8, text.encode() + b"\0")
+        return self.module
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What an object file says of its kernel."""
+
+    tasks: int
+    scratch_bytes: int
+    cores: tuple[str, ...]
+
+    @classmethod
+    def of(cls, loaded: Loaded) -> Description:
+        fields = json.loads(ctypes.string_at(loaded.data(DESCRIPTION)))
+        return cls(fields["tasks"], fields["scratch_bytes"], tuple(fields["cores"]))
+
+
+def constant(module: ir.Module, name: str, kind: ir.Type, values: Sequence[int]) -> ir.GlobalVariable:
+    """An array of integers in a module."""
+    array = ir.ArrayType(kind, len(values))
+    variable = ir.GlobalVariable(module, array, name)
+    variable.global_constant = True
+    variable.initializer = ir.Constant(array, bytearray(values) if kind is I8 else [int(value) for value in values])
+    return variable
 
 
 @dataclass(eq=False)

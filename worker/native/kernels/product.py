@@ -23,7 +23,7 @@ from ...compiler.expressions import Expr, terms_of
 from ..llvm import ADDRESS, F32, F64, I64, index, ir, loop
 from ..printer import Buffer, Printer
 from ..products import CORE
-from .frame import Frame, Kernel, Value, narrowed
+from .frame import Frame, Kernel, Value, constant, narrowed
 from .map import along, span
 
 TILE = (512, 512)  # rows and columns of a task: each packs its operands, and this many pay for it
@@ -104,10 +104,6 @@ class _Product(ABC):
         """The core's name, as a kernel asks for it."""
         ...
 
-    @property
-    def tables(self) -> tuple[NDArray[np.int64], ...]:
-        return ()
-
     def _strided(self, load: Expr, row: Expr, column: Expr) -> Operand | None:
         const, terms = terms_of(load.args[0])
         strides = [terms.pop(variable, 0) for variable in (row, column)]
@@ -148,7 +144,7 @@ class _Product(ABC):
         if not direct:
             self._finish(printer, into, wide, (first_row, stop_row), (first_column, stop_column))
         builder.ret_void()
-        return Kernel(builder.module, self.batches * down * across, tile_bytes, (self.core,), self.tables)
+        return Kernel(builder.module, self.batches * down * across, tile_bytes, (self.core,))
 
     def _tile(self) -> tuple[int, int]:
         """Rows and columns of a task."""
@@ -174,7 +170,7 @@ class _Product(ABC):
         builder.call(core, [*words, builder.bitcast(into, ADDRESS), across_row, *size, index(self.length), scratch])
 
     def _word(self, builder: ir.IRBuilder, which: int) -> Value:
-        """A word of the arguments behind the tensors: the core's address, then those of tables."""
+        """A word of the arguments behind the tensors."""
         return builder.load(builder.gep(builder.function.args[0], [index(len(self.frame.reads) + 1 + which)]))
 
     def _row_words(self, printer: Printer, left: Operand, first: Value) -> list[Value]:
@@ -312,17 +308,17 @@ class _Windows(_Product):
         columns = _places(self.frame.shape(self.anchor)[2:], steps)
         return Table(value.attr, build.affine(const, terms), rows, columns)
 
-    @property
-    def tables(self) -> tuple[NDArray[np.int64], ...]:
-        assert self.right is not None
-        return self.right.rows, self.right.columns
-
     def _column_words(self, printer: Printer, right: Operand | Table, first: Value) -> list[Value]:
         builder = printer.builder
         start = builder.zext(printer.scalar(right.start), I64)
         pointer = builder.gep(printer.buffers[right.buffer].pointer, [start])
-        columns = builder.add(self._word(builder, 2), builder.mul(first, index(8)))
-        return [builder.bitcast(pointer, ADDRESS), self._word(builder, 1), columns]
+        assert isinstance(right, Table)
+        rows, columns = (
+            builder.ptrtoint(constant(builder.module, name, I64, table.tolist()), I64)
+            for name, table in (("rows", right.rows), ("columns", right.columns))
+        )
+        columns = builder.add(columns, builder.mul(first, index(8)))
+        return [builder.bitcast(pointer, ADDRESS), rows, columns]
 
 
 def _places(sizes: Sequence[int], strides: Sequence[int]) -> NDArray[np.int64]:
