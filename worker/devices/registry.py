@@ -77,9 +77,14 @@ def open_engine(selection: str, cache_dir: Path, memory_bytes: int, threads: int
 
         return cast(Engine, CpuEngine(memory_bytes or None))
     if selection == NATIVE:
-        from ..native.engine import NativeEngine
-
-        return cast(Engine, NativeEngine(memory_bytes or None, threads or core_count()))
+        try:
+            from ..native.engine import NativeEngine
+        except ModuleNotFoundError as error:
+            if error.name != "llvmlite":
+                raise
+            next_step = "Take the device `cpu`; llvmlite has no wheel for this machine"
+            raise ConfigError("there is no native engine here without llvmlite", next_step=next_step) from None
+        return cast(Engine, NativeEngine(memory_bytes or None, threads or core_count(), cache_dir / "native"))
     registered = _registered(selection)
     if registered is not None:
         return registered

@@ -7,12 +7,13 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.errors import Cancelled
+from wire.errors import Cancelled, ConfigError
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder, Node, WireGraph
 from wire.ir.types import TensorType
@@ -23,7 +24,8 @@ from ..engine.protocol import Measured, Stopped, never
 from .kernels import FAMILIES
 from .kernels.frame import NAME, Description, Frame
 from .library import Library
-from .llvm import Loaded, ir, machine_code
+from .llvm import Loaded, ir, missing
+from .objects import Objects
 from .outline import outlined
 from .program import Sequenced, Step
 from .threads import Stop, Threads
@@ -37,10 +39,20 @@ WATCHED_FLOPS = 1 << 28  # of a program: shorter ones end by themselves before a
 class NativeEngine(CpuEngine):
     """The engine (worker/engine/protocol.py) over machine code that is made here."""
 
-    def __init__(self, memory_bytes: int | None = None, threads: int = 1, vector_bytes: int | None = None) -> None:
+    def __init__(
+        self, memory_bytes: int | None = None, threads: int = 1, folder: Path | None = None,
+        vector_bytes: int | None = None,
+    ) -> None:  # fmt: skip
+        """Compiled kernels are kept in `folder`; ConfigError where no machine code can be made or run."""
+        why = missing()
+        if why:
+            raise ConfigError(
+                f"there is no native engine here: {why}", next_step="Take the device `cpu`, which is numpy"
+            )
         super().__init__(memory_bytes)
         self.info = replace(self.info, engine="native", driver=f"native-1, {self.info.driver}")
-        self._library = Library()
+        self._objects = Objects(folder)
+        self._library = Library(self._objects)
         self._vector_bytes = vector_bytes or self._library.processor.vector_bytes
         self._threads = Threads(self._library.runner(), threads)
         self._kernels: OrderedDict[tuple[object, ...], _Kernel] = OrderedDict()
@@ -85,7 +97,7 @@ class NativeEngine(CpuEngine):
         def module() -> ir.Module:
             return FAMILIES[part.kind](Frame.of(part, self._vector_bytes)).described()
 
-        loaded = Loaded(machine_code(module(), self._library.processor))
+        loaded = self._objects.loaded(f"{self._vector_bytes} {part.key!r}", module)
         said = Description.of(loaded)
         cores = [self._library.core(name) for name in said.cores]
         scratch_bytes = said.scratch_bytes + max((core.scratch_bytes for core in cores), default=0)

@@ -136,6 +136,13 @@ class Loaded:
         return address
 
 
+def missing() -> str:
+    """What keeps this process from making and running machine code, "" for nothing."""
+    if not this_processor().has_fma:
+        return "this processor has no instruction for a fused product and sum"
+    return executable_memory()
+
+
 def executable_memory() -> str:
     """Why this process may not run code that it has made, or "" if it may.
 

@@ -1,0 +1,107 @@
+"""The native engine as a whole: kernels on disk, runs that are stopped, memory over many graphs, refusals."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from numpy.typing import NDArray
+
+import mesh.numpy as mnp
+from mesh import nn, trace
+from wire.errors import Cancelled, ConfigError
+from wire.ir.graph import WireGraph
+from worker.cpu import CpuEngine
+from worker.devices.registry import open_engine
+from worker.native import engine as native
+from worker.native.engine import NativeEngine
+
+
+def layers(x: Any, w: Any) -> Any:
+    return nn.softmax(nn.gelu(x @ w) + mnp.sin(x @ w))
+
+
+def example() -> tuple[WireGraph, list[NDArray[np.float32]]]:
+    random = np.random.default_rng(1)
+    arrays = [random.standard_normal(shape).astype(np.float32) for shape in ((40, 24), (24, 33))]
+    return trace(layers, *arrays), arrays
+
+
+def private(folder: Path) -> Path:
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+def test_another_process_finds_the_kernels_on_disk(tmp_path: Path) -> None:
+    graph, arrays = example()
+    results, compiled = [], []
+    for _ in range(2):
+        engine = NativeEngine(folder=private(tmp_path / "kernels") if not compiled else tmp_path / "kernels")
+        results.append(engine.run(engine.compile(graph), arrays)[0].tobytes())
+        compiled.append(engine._objects.compiled)
+        engine.close()
+    assert compiled[0] > 2
+    assert compiled[1] == 0
+    assert results[0] == results[1]
+
+
+def test_it_computes_what_numpy_does() -> None:
+    graph, arrays = example()
+    engine, numpys = NativeEngine(threads=2), CpuEngine()
+    (result,), (expected,) = (each.run(each.compile(graph), arrays) for each in (engine, numpys))
+    np.testing.assert_allclose(result, expected, rtol=2e-5, atol=1e-7)
+    engine.close()
+
+
+def test_a_run_that_is_stopped_ends_soon_and_the_next_one_is_whole() -> None:
+    """A product of some seconds is stopped after its first tiles."""
+    size = 6144
+    graph = trace(lambda x, y: x @ y @ x @ y, *[np.zeros((size, size), np.float32)] * 2)
+    engine, asked = NativeEngine(threads=2), threading.Event()
+    executable, arrays = engine.compile(graph), [np.zeros((size, size), np.float32)] * 2
+    threading.Timer(0.05, asked.set).start()
+    began_s = time.process_time()
+    with pytest.raises(Cancelled):
+        engine.run(executable, arrays, asked.is_set)
+    stopped_s = time.process_time() - began_s
+    began_s = time.process_time()
+    assert not engine.run(executable, arrays)[0].any()
+    assert stopped_s < (time.process_time() - began_s) / 2
+    engine.close()
+
+
+def test_where_machine_code_may_not_run_it_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(native, "missing", lambda: "this system forbids memory that is executable: Permission denied")
+    with pytest.raises(ConfigError, match=r"no native engine here: this system forbids memory.*device `cpu`"):
+        open_engine("native", tmp_path, 0)
+
+
+@pytest.mark.long
+def test_a_thousand_graphs_leave_no_memory_behind() -> None:
+    """Kernels are remembered up to a number; from then on memory stays where it is."""
+    engine, x, sizes = NativeEngine(), np.ones((8, 8), np.float32), []
+    for number in range(3 * native.KERNELS_MAX):
+        graph = trace(lambda x, factor=float(number + 1): mnp.sum(x * factor + mnp.tanh(x)), x)
+        engine.run(engine.compile(graph), [x])
+        if number >= 1.5 * native.KERNELS_MAX and number % 100 == 0:
+            sizes.append(psutil.Process().memory_info().rss)
+    assert max(sizes) - sizes[0] < 8 << 20
+    engine.close()
+
+
+@pytest.mark.long
+def test_ten_thousand_runs_leave_no_memory_behind() -> None:
+    graph, arrays = example()
+    engine, sizes = NativeEngine(threads=2), []
+    executable = engine.compile(graph)
+    for number in range(10_000):
+        engine.run(executable, arrays)
+        if number >= 1_000 and number % 1_000 == 0:
+            sizes.append(psutil.Process().memory_info().rss)
+    assert max(sizes) - sizes[0] < 4 << 20
+    engine.close()
