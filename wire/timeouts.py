@@ -12,7 +12,7 @@ import difflib
 import numbers
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 from .errors import ConfigError
 
@@ -418,7 +418,7 @@ class Timeouts:
         """A copy with other values; ConfigError for a name that no field has."""
         for name in values:
             check_name_of_time(name)
-        return replace(self, **values)  # type: ignore[arg-type]
+        return replace(self, **{name: _checked(name, seconds) for name, seconds in values.items()})
 
     def arguments(self, process: str) -> list[str]:
         """The flags with which a command of a worker or coordinator gets all these times that it reads."""
@@ -506,17 +506,26 @@ def check_collective_timeout(seconds: float) -> float:
 
 def _checked(name: str, seconds: object) -> float:
     """What a field may be, as a float."""
-    _check_number(name, seconds)
+    if not _is_number(seconds):
+        raise _no_number(name, seconds)
     row = ROWS[name].metadata
     if not row["least"] <= seconds <= row["most"]:
         limits = f"{row['least']:g} to {row['most']:g} s"
         raise ConfigError(f"{name} of {seconds} s is outside {limits}", next_step=row["why"])
-    return float(seconds)  # type: ignore[arg-type]
+    return float(seconds)
 
 
 def _check_number(what: str, seconds: object) -> None:
-    if isinstance(seconds, bool) or not isinstance(seconds, numbers.Real):
-        raise ConfigError(f"{what} is a number of seconds, not {seconds!r}")
+    if not _is_number(seconds):
+        raise _no_number(what, seconds)
+
+
+def _is_number(seconds: object) -> TypeGuard[float]:
+    return isinstance(seconds, numbers.Real) and not isinstance(seconds, bool)
+
+
+def _no_number(what: str, seconds: object) -> ConfigError:
+    return ConfigError(f"{what} is a number of seconds, not {seconds!r}")
 
 
 # -- presets -------------------------------------------------------------------------------------------------

@@ -53,15 +53,15 @@ class Objects:
         """The functions of a module.  `content` names everything that decides what `make` writes, but for the processor
         and the version of the generator."""
         name = object_name(content, this_processor(), *self._made_by)
-        found = self._in_use.get(name)
-        if found is None:
-            found = Loaded(self._code(name, make))
-            self._in_use[name] = found
-        self._recent[name] = found
+        module = self._in_use.get(name)
+        if module is None:
+            module = Loaded(self._code(name, make))
+            self._in_use[name] = module
+        self._recent[name] = module
         self._recent.move_to_end(name)
         while len(self._recent) > self._live_max:
             self._recent.popitem(last=False)
-        return found
+        return module
 
     def _code(self, name: str, make: Callable[[], ir.Module]) -> bytes:
         code = self._folder.read(name) if self._folder else None

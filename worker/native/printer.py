@@ -155,8 +155,8 @@ class Printer:
                 continue
             stack.append((current, how, True))
             stack.extend((arg, needed, False) for arg, needed in self._operands(current, how))
-        found = self._known(expr, mode)
-        return found if found is not None else self._known(expr, "scalar")
+        value = self._known(expr, mode)
+        return value if value is not None else self._known(expr, "scalar")
 
     def _operands(self, expr: Expr, mode: str) -> list[tuple[Expr, str]]:
         if expr.op == "load":

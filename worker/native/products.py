@@ -228,7 +228,7 @@ class _Core:
         """A run of few rows: B is read as it lies, along its rows or along its columns."""
         with build.if_then(build.icmp_signed(">", m, index(0))):
             by_rows, by_columns = (
-                self._chosen(build, each, build.sub(m, index(1))) for each in (self.streams, self.dots)
+                self._chosen(build, table, build.sub(m, index(1))) for table in (self.streams, self.dots)
             )
             rows_lie = build.icmp_signed("==", b.column, index(1))
             sums, step = build.select(rows_lie, by_rows, by_columns), build.select(rows_lie, b.row, b.column)
@@ -499,9 +499,9 @@ class _Core:
             whole = build.and_(count, index(-quad))
             ahead = build.gep(b_start, [build.add(part, index(COPIED))])
             with loop_with(build, index(0), whole, index(quad), sums, "k") as (k, held, following):
-                each = COPIED // quad
-                for at in range(DOTTED // each):
-                    which = build.add(build.mul(build.sdiv(k, index(quad)), index(DOTTED // each)), index(at))
+                quads = COPIED // quad
+                for at in range(DOTTED // quads):
+                    which = build.add(build.mul(build.sdiv(k, index(quad)), index(DOTTED // quads)), index(at))
                     self._prefetch(build, build.gep(ahead, [build.mul(which, b_column)]), COPIED)
                 following += step(k, held, quad)
             with loop_with(build, whole, count, index(1), held, "rest") as (k, held, following):
@@ -622,7 +622,7 @@ class _Core:
         start = build.bitcast(address, ADDRESS)
         for at in (*range(0, size, LINE), size - 1):
             where = build.gep(start, [index(at)])
-            build.call(function, [where, *(ir.Constant(I32, each) for each in (int(write), 3, 1))])
+            build.call(function, [where, *(ir.Constant(I32, flag) for flag in (int(write), 3, 1))])
 
     def _load_first(self, build: ir.IRBuilder, address: ir.Value, count: ir.Value) -> ir.Value:
         """`count` elements, where a vector would reach past the end; zeros in the other lanes."""
@@ -782,6 +782,6 @@ def _transpose(build: ir.IRBuilder, rows: Sequence[ir.Value], element_bytes: int
     for at in range(quad):
         line = [square[at] for square in squares]
         for _ in range(quads.bit_length() - 1):
-            line = [alternate(line[2 * each], line[2 * each + 1], odd) for odd in (0, 1) for each in range(quads // 2)]
+            line = [alternate(line[2 * pair], line[2 * pair + 1], odd) for odd in (0, 1) for pair in range(quads // 2)]
         columns.append(line)
     return [columns[at][place] for place in range(quads) for at in range(quad)]

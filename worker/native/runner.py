@@ -211,7 +211,7 @@ class _Runner:
         return build.inttoptr(function, KERNEL.as_pointer()), build.inttoptr(arguments, I64.as_pointer()), tasks
 
     @contextmanager
-    def _waiting(self, build: ir.IRBuilder, job: ir.Value) -> Iterator[Callable[..., Any]]:
+    def _waiting(self, build: ir.IRBuilder, job: ir.Value) -> Iterator[Callable[..., None]]:
         """A loop until `leave` is told a true value; between two looks the thread waits."""
         function = build.function
         before = build.block
@@ -250,7 +250,7 @@ class _Runner:
             build.call(self._intrinsic("llvm.x86.sse2.pause", VOID), [])
 
     @contextmanager
-    def _floats(self, build: ir.IRBuilder) -> Iterator[Callable[..., Any]]:
+    def _floats(self, build: ir.IRBuilder) -> Iterator[Callable[..., None]]:
         """The processor's word of rounding at IEEE 754's defaults, and a call that writes back what there was."""
         if self.processor.is_arm:
             read, write = (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from ..compiler.expressions import Expr
 from ..compiler.functions import FUNCTIONS
@@ -15,7 +15,7 @@ from .llvm import I8, I32, ir
 from .vectors import REGISTERS, Vectors
 
 Value = Any
-Row = Callable[[Vectors, Sequence[Value], Any], Value]
+
 HALF = ir.HalfType()
 
 
@@ -27,12 +27,26 @@ def is_signed(dtype: str) -> bool:
     return dtype.startswith("i")
 
 
+class Typed(Protocol):
+    """What rows look at of an expression."""
+
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def args(self) -> Sequence[Typed]: ...
+    @property
+    def attr(self) -> Any: ...
+
+
+Row = Callable[[Vectors, Sequence[Value], Typed], Value]
+
+
 @dataclass(frozen=True, slots=True)
 class _Typed:
-    """The parts of an expression that rows look at."""
+    """An expression of which nothing but its dtype is known."""
 
     dtype: str
-    args: tuple[Any, ...] = ()
+    args: tuple[_Typed, ...] = ()
     attr: Any = None
 
 
@@ -77,20 +91,20 @@ def to_stored(v: Vectors, value: Value, dtype: str) -> Value:
 
 
 def _arithmetic(float_op: str, int_op: str) -> Row:
-    def row(v: Vectors, args: Sequence[Value], expr: Any) -> Value:
+    def row(v: Vectors, args: Sequence[Value], expr: Typed) -> Value:
         return getattr(v.builder, float_op if is_float(expr.dtype) else int_op)(*args)
 
     return row
 
 
-def _div(v: Vectors, args: Sequence[Value], expr: Any) -> Value:
+def _div(v: Vectors, args: Sequence[Value], expr: Typed) -> Value:
     if is_float(expr.dtype):
         return v.div(*args)
     return v.int_div(args[0], args[1], is_signed(expr.dtype))
 
 
 def _shift(left: bool) -> Row:
-    def row(v: Vectors, args: Sequence[Value], expr: Any) -> Value:
+    def row(v: Vectors, args: Sequence[Value], expr: Typed) -> Value:
         b, (x, count) = v.builder, args
         bits = int(expr.dtype[1:])
         inside = b.icmp_unsigned("<", count, v.like(x, bits))
@@ -103,7 +117,7 @@ def _shift(left: bool) -> Row:
 
 
 def _extreme(sign: str) -> Row:
-    def row(v: Vectors, args: Sequence[Value], expr: Any) -> Value:
+    def row(v: Vectors, args: Sequence[Value], expr: Typed) -> Value:
         b, (x, y) = v.builder, args
         if is_float(expr.dtype):  # NaN if either is
             first = b.or_(v.is_nan(x), b.fcmp_ordered(sign, x, y))
@@ -120,18 +134,18 @@ def _ordered(v: Vectors, sign: str, x: Value, y: Value, dtype: str) -> Value:
 
 
 def _compare(sign: str) -> Row:
-    def row(v: Vectors, args: Sequence[Value], expr: Any) -> Value:
+    def row(v: Vectors, args: Sequence[Value], expr: Typed) -> Value:
         dtype = expr.args[0].dtype
         return v.compare(sign, *args) if is_float(dtype) else _ordered(v, sign, args[0], args[1], dtype)
 
     return row
 
 
-def _neg(v: Vectors, args: Sequence[Value], expr: Any) -> Value:
+def _neg(v: Vectors, args: Sequence[Value], expr: Typed) -> Value:
     return v.neg(args[0]) if is_float(expr.dtype) else v.builder.sub(v.like(args[0], 0), args[0])
 
 
-def _abs(v: Vectors, args: Sequence[Value], expr: Any) -> Value:
+def _abs(v: Vectors, args: Sequence[Value], expr: Typed) -> Value:
     (x,) = args
     if is_float(expr.dtype):
         return v.abs(x)
@@ -141,7 +155,7 @@ def _abs(v: Vectors, args: Sequence[Value], expr: Any) -> Value:
     return v.builder.select(v.builder.icmp_signed("<", x, zero), v.builder.sub(zero, x), x)
 
 
-def _sign(v: Vectors, args: Sequence[Value], expr: Any) -> Value:
+def _sign(v: Vectors, args: Sequence[Value], expr: Typed) -> Value:
     (x,), b = args, v.builder
     if is_float(expr.dtype):
         one, zero = v.like(args[0], 1.0), v.like(args[0], 0.0)
@@ -152,7 +166,7 @@ def _sign(v: Vectors, args: Sequence[Value], expr: Any) -> Value:
     return b.select(b.icmp_signed("<", x, zero), v.like(x, -1), positive) if is_signed(expr.dtype) else positive
 
 
-def _cast(v: Vectors, args: Sequence[Value], expr: Any) -> Value:
+def _cast(v: Vectors, args: Sequence[Value], expr: Typed) -> Value:
     (x,), source, to = args, expr.attr, expr.dtype
     kind = REGISTERS[to]
     if source == to:
@@ -166,7 +180,7 @@ def _cast(v: Vectors, args: Sequence[Value], expr: Any) -> Value:
     return v.to_real(x, kind, is_signed(source)) if is_float(to) else v.resize(x, kind, is_signed(source))
 
 
-def _clamp(v: Vectors, args: Sequence[Value], expr: Any) -> Value:
+def _clamp(v: Vectors, args: Sequence[Value], expr: Typed) -> Value:
     (x,), b, dtype, most = args, v.builder, expr.args[0].dtype, expr.attr
     bits = int(dtype[1:])
     if is_signed(dtype):
@@ -176,12 +190,12 @@ def _clamp(v: Vectors, args: Sequence[Value], expr: Any) -> Value:
     return v.resize(x, I32)
 
 
-def _inside(v: Vectors, args: Sequence[Value], expr: Any) -> Value:
+def _inside(v: Vectors, args: Sequence[Value], expr: Typed) -> Value:
     (x,), (lo, hi) = args, expr.attr
     return v.builder.icmp_unsigned("<", v.builder.sub(x, v.like(x, lo)), v.like(x, hi - lo))
 
 
-def _affine(v: Vectors, args: Sequence[Value], expr: Any) -> Value:
+def _affine(v: Vectors, args: Sequence[Value], expr: Typed) -> Value:
     const, *factors = expr.attr
     total = None
     for value, factor in zip(args, factors, strict=True):
@@ -190,7 +204,7 @@ def _affine(v: Vectors, args: Sequence[Value], expr: Any) -> Value:
     return v.builder.add(total, v.like(total, const)) if const else total
 
 
-def _threefry(v: Vectors, args: Sequence[Value], expr: Any) -> Value:
+def _threefry(v: Vectors, args: Sequence[Value], expr: Typed) -> Value:
     """The first word of threefry2x32 with 20 rounds over the counter (0, position): Salmon et al., SC 2011."""
     b, (low, high, counter) = v.builder, args
     keys = [low, high, b.xor(b.xor(low, high), v.constant(0x1BD11BDA, I32))]
@@ -205,16 +219,16 @@ def _threefry(v: Vectors, args: Sequence[Value], expr: Any) -> Value:
     return x
 
 
-def _not(v: Vectors, args: Sequence[Value], expr: Any) -> Value:
+def _not(v: Vectors, args: Sequence[Value], expr: Typed) -> Value:
     return v.builder.not_(args[0])
 
 
-def _select(v: Vectors, args: Sequence[Value], expr: Any) -> Value:
+def _select(v: Vectors, args: Sequence[Value], expr: Typed) -> Value:
     return v.builder.select(*args)
 
 
 def _function(name: str) -> Row:
-    def row(v: Vectors, args: Sequence[Value], expr: Any) -> Value:
+    def row(v: Vectors, args: Sequence[Value], expr: Typed) -> Value:
         return FUNCTIONS[name](v, *args)
 
     return row

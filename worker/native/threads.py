@@ -6,7 +6,6 @@ import ctypes
 import os
 import sys
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,7 +44,7 @@ class Program:
 
     rows: NDArray[np.int64]
     scratch_bytes: int  # of each thread
-    keeps: Any = None
+    keeps: object = None
 
     def __post_init__(self) -> None:
         assert self.rows.ndim == 2 and self.rows.shape[1] == WORDS and self.rows.dtype == np.int64
@@ -61,7 +60,7 @@ class Threads:
         self._process = os.getpid()
         self._job = _aligned(8 * JOB_WORDS).view(np.int64)
         self._scratch = [_aligned(ALIGNED) for _ in range(count)]
-        self._addresses = np.array([each.ctypes.data for each in self._scratch], np.int64)
+        self._addresses = np.array([memory.ctypes.data for memory in self._scratch], np.int64)
         self._counters = _aligned(8 * LINE_WORDS).view(np.int64)
         yield_to_others, sleep, sleep_for = _waiting()
         for word, value in (
@@ -138,5 +137,5 @@ def _waiting() -> tuple[int, int, int]:
     return _address(library.sched_yield), _address(library.usleep), SLEEP_MICROSECONDS
 
 
-def _address(function: Callable[..., Any]) -> int:
-    return ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
+def _address(function: Any) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0

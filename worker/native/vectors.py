@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from .llvm import F16, F32, F64, I1, I8, I16, I32, I64, ir
 
@@ -264,11 +263,11 @@ class Vectors:
         if held is None:
             held = ir.GlobalVariable(module, table.type, name)
             held.initializer, held.global_constant, held.linkage = table, True, "internal"
-        found = []
+        elements = []
         for lane in range(self.lanes):
             at = self.builder.zext(self.lane(index, lane), I64) if kind != I64 else self.lane(index, lane)
-            found.append(self.builder.load(self.builder.gep(held, [ir.Constant(I64, 0), at])))
-        return self.gathered(found)
+            elements.append(self.builder.load(self.builder.gep(held, [ir.Constant(I64, 0), at])))
+        return self.gathered(elements)
 
     def gathered(self, scalars: Sequence[ir.Value]) -> ir.Value:
         """Scalars, one per lane, as one value."""
@@ -411,7 +410,7 @@ class Vectors:
         return module.globals.get(name) or ir.Function(module, ir.FunctionType(result, args), name)
 
 
-def _scalar(kind: Any) -> ir.Type:
+def _scalar(kind: ir.Type) -> ir.Type:
     element = kind.element if isinstance(kind, ir.VectorType) else kind
     return {"half": F16, "float": F32, "double": F64}.get(str(element), element)
 

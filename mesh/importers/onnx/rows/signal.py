@@ -36,11 +36,11 @@ def _dft(call: Call, x: Array, length: Array | None = None, axis: Array | None =
         if length is None:
             count = 2 * (rows.shape[-2] - 1)
         real, imaginary = _mirrored(real, count, 1.0), _mirrored(imaginary, count, -1.0)
-    result = transformed((_fitted(real, count), _fitted(imaginary, count)), inverse)
+    result = list(transformed((_fitted(real, count), _fitted(imaginary, count)), inverse))
     if onesided and not inverse:
-        result = tuple([part[..., : count // 2 + 1] for part in result])  # type: ignore[assignment]
+        result = [part[..., : count // 2 + 1] for part in result]
     if onesided and inverse:
-        result = (result[0],)  # type: ignore[assignment]
+        result = result[:1]
     return mnp.moveaxis(mnp.stack(result, -1), -2, place)
 
 
@@ -82,7 +82,8 @@ def _split_transform(x: Pair, sign: int) -> Pair:
     turned = _times(inner, _constant(np.cos(angles), inner[0]), _constant(np.sin(angles), inner[0]))
     outer = _split_transform((mnp.swapaxes(turned[0], -1, -2), mnp.swapaxes(turned[1], -1, -2)), sign)  # (..., p, q)
     shape = (*x[0].shape[:-1], count)
-    return tuple([mnp.reshape(mnp.swapaxes(part, -1, -2), shape) for part in outer])  # type: ignore[return-value]
+    real, imaginary = (mnp.reshape(mnp.swapaxes(part, -1, -2), shape) for part in outer)
+    return real, imaginary
 
 
 def _angles(count: int, sign: int) -> NDArray[np.float64]:
