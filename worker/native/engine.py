@@ -97,7 +97,7 @@ class NativeEngine(CpuEngine):
         def module() -> ir.Module:
             return FAMILIES[part.kind](Frame.of(part, self._vector_bytes)).described()
 
-        loaded = self._objects.loaded(f"{self._vector_bytes} {part.key!r}", module)
+        loaded = self._objects.loaded(repr((self._vector_bytes, part.key)), module)
         said = Description.of(loaded)
         cores = [self._library.core(name) for name in said.cores]
         scratch_bytes = said.scratch_bytes + max((core.scratch_bytes for core in cores), default=0)
