@@ -62,6 +62,7 @@ class PlannerProcess:
         self._idle_s = idle_s
         self._turn = asyncio.Lock()
         self._process: asyncio.subprocess.Process | None = None
+        self._ending: list[asyncio.subprocess.Process] = []  # which end by themselves, and may not be over yet
         self._rest: asyncio.TimerHandle | None = None
 
     async def answer(self, question: AnyQuestion) -> bytes | None:
@@ -74,11 +75,12 @@ class PlannerProcess:
             await self._use(self._started())
 
     async def close(self) -> None:
-        """End the process, and whatever it is at."""
-        process, self._process = self._process, None
+        """End the process, and whatever it is at.  It is over when this returns, since event loops close then."""
+        ending, self._ending = [*self._ending, *filter(None, [self._process])], []
+        self._process = None
         if self._rest is not None:
             self._rest.cancel()
-        if process is not None:
+        for process in ending:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
@@ -120,3 +122,4 @@ class PlannerProcess:
         process, self._process = self._process, None
         if process is not None and process.stdin is not None:
             process.stdin.close()
+            self._ending = [process, *(other for other in self._ending if other.returncode is None)]

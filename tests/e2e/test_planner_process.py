@@ -139,3 +139,16 @@ async def test_a_question_that_is_given_up_ends_it_at_once() -> None:
     with pytest.raises(asyncio.CancelledError):
         await asking
     assert child.returncode is not None and child.returncode != 0
+
+
+async def test_one_that_rests_is_over_once_it_is_closed() -> None:
+    """Its pipes would otherwise outlive the event loop."""
+    planner = PlannerProcess(idle_s=0.0)
+    await planner.get_ready()
+    process = planner._process
+    assert process is not None
+    os.kill(process.pid, signal.SIGSTOP)  # so that it cannot end by itself before it is closed
+    while planner._process is not None:
+        await asyncio.sleep(0)
+    await asyncio.wait_for(planner.close(), 20)
+    assert process.returncode is not None
