@@ -218,7 +218,7 @@ def test_a_port_in_use_is_named(served: Served) -> None:
     ("arguments", "said"),
     [
         (("--host", "0.0.0.0"), "not a loopback address, and this node has joined no mesh"),
-        (("--device", "nonsense"), "there is no device 'nonsense'. This machine has: cpu"),
+        (("--device", "nonsense"), "there is no device 'nonsense'. This machine has: "),
         (("--max-memory", "much"), "'much' is not a size"),
         (("--peer", "nonsense:port"), "Write HOST:PORT"),
         (("--device", "cpu", "--cache-dir", "/proc/none"), "/proc/none"),

@@ -19,13 +19,15 @@ from wire.system.file_lock import FileLock
 
 from ..engine.protocol import Engine, Measured
 
-FORMAT = 1  # of the kept figures; another number is measured anew
+FORMAT = 2  # of the kept figures; another number is measured anew
 
 
 def measured(engine: Engine, folder: Path) -> Measured:
     """The engine's figures, from `folder` if they are there."""
     info = engine.info
-    identity = json.dumps([FORMAT, info.engine, info.adapter, info.backend, info.driver, os.cpu_count()])
+    identity = json.dumps(
+        [FORMAT, info.engine, info.adapter, info.backend, info.driver, os.cpu_count(), dict(info.limits)]
+    )
     path = folder / f"{hashlib.blake2b(identity.encode(), digest_size=12).hexdigest()}.json"
     with contextlib.ExitStack() as stack:
         try:

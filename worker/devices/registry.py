@@ -67,7 +67,14 @@ def choose(rows: Sequence[DeviceRow], selection: str) -> DeviceRow | None:
         if fitting:
             return fitting[0]
     known = ", ".join(f"{row.select} ({row.adapter}, {row.backend})" for row in rows) or "no adapter"
-    raise ConfigError(f"there is no device {selection!r}", next_step=f"This machine has: cpu, {known}")
+    raise ConfigError(
+        f"there is no device {selection!r}", next_step=f"This machine has: {', '.join(_on_cpu())}, {known}"
+    )
+
+
+def _on_cpu() -> dict[str, str]:
+    """The devices that are this processor, and what each computes with."""
+    return {**({NATIVE: "LLVM"} if find_spec("llvmlite") else {}), CPU: "numpy"}
 
 
 def open_engine(selection: str, cache_dir: Path, memory_bytes: int, threads: int = 0) -> Engine | None:
@@ -124,13 +131,13 @@ def adapters() -> list[DeviceRow]:
 
 def list_devices() -> list[DeviceRow]:
     """What `--device` can select on this machine, asked in a child process."""
-    cpu = DeviceRow("cpu", "cpu", "", "numpy", "", "cpu", True)
+    on_cpu = [DeviceRow(name, name, "", library, "", "cpu", True) for name, library in _on_cpu().items()]
     try:
         command, nothing = python_command("worker.devices.registry"), subprocess.DEVNULL
         done = subprocess.run(command, stdin=nothing, capture_output=True, timeout=LIST_TIMEOUT_S, check=True)
-        return [*(DeviceRow(**fields) for fields in json.loads(done.stdout)), cpu]
+        return [*(DeviceRow(**fields) for fields in json.loads(done.stdout)), *on_cpu]
     except (subprocess.SubprocessError, OSError, ValueError, TypeError):
-        return [cpu]  # the driver aborted, hung or is not there
+        return on_cpu  # the driver aborted, hung or is not there
 
 
 def main() -> None:

@@ -50,7 +50,9 @@ class NativeEngine(CpuEngine):
                 f"there is no native engine here: {why}", next_step="Take the device `cpu`, which is numpy"
             )
         super().__init__(memory_bytes)
-        self.info = replace(self.info, engine="native", driver=f"native-1, {self.info.driver}")
+        self.info = replace(
+            self.info, engine="native", driver=f"native-1, {self.info.driver}", limits={"threads": threads}
+        )
         self._objects = Objects(folder)
         self._library = Library(self._objects)
         self._vector_bytes = vector_bytes or self._library.processor.vector_bytes

@@ -36,12 +36,8 @@ class Library:
         """The core of a dtype of `products.OPERANDS`; KeyError for another one."""
         return self.core(f"product {dtype}")
 
-    def windows(self, dtype: str) -> ProductCore:
-        """The core of products whose B is read through tables."""
-        return self.core(f"windows {dtype}")
-
     def core(self, name: str) -> ProductCore:
-        """The core that a kernel asks for: "product f32", "windows f64"."""
+        """The core that a kernel asks for: "product f32", or "windows f64", whose B is read through tables."""
         form, _, dtype = name.partition(" ")
         tile = products.tile_for(self.processor, dtype)
         make = {"product": products.product_core, "windows": products.window_core}[form]

@@ -17,7 +17,8 @@ from mesh import nn, trace
 from wire.errors import Cancelled, ConfigError
 from wire.ir.graph import WireGraph
 from worker.cpu import CpuEngine
-from worker.devices.registry import open_engine
+from worker.devices.benchmark import measured
+from worker.devices.registry import list_devices, open_engine
 from worker.native import engine as native
 from worker.native.engine import NativeEngine
 
@@ -105,3 +106,16 @@ def test_ten_thousand_runs_leave_no_memory_behind() -> None:
             sizes.append(psutil.Process().memory_info().rss)
     assert max(sizes) - sizes[0] < 4 << 20
     engine.close()
+
+
+def test_figures_of_another_number_of_threads_are_measured_anew(tmp_path: Path) -> None:
+    """A worker that was measured with one thread is faster with two, and plans must know it."""
+    for threads in (1, 2, 1):
+        engine = NativeEngine(threads=threads)
+        measured(engine, tmp_path)
+        engine.close()
+    assert len(list(tmp_path.glob("*.json"))) == 2
+
+
+def test_it_is_listed_as_a_device() -> None:
+    assert [row.select for row in list_devices()][-2:] == ["native", "cpu"]

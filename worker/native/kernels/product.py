@@ -165,13 +165,13 @@ class _Product(ABC):
         builder = printer.builder
         assert self.left is not None and self.right is not None
         words = [*self._row_words(printer, self.left, first[0]), *self._column_words(printer, self.right, first[1])]
-        address = self._word(builder, 0)
+        address = self._core_address(builder)
         core = builder.inttoptr(address, CORE.as_pointer())
         builder.call(core, [*words, builder.bitcast(into, ADDRESS), across_row, *size, index(self.length), scratch])
 
-    def _word(self, builder: ir.IRBuilder, which: int) -> Value:
-        """A word of the arguments behind the tensors."""
-        return builder.load(builder.gep(builder.function.args[0], [index(len(self.frame.reads) + 1 + which)]))
+    def _core_address(self, builder: ir.IRBuilder) -> Value:
+        """The argument behind the tensors' addresses."""
+        return builder.load(builder.gep(builder.function.args[0], [index(len(self.frame.reads) + 1)]))
 
     def _row_words(self, printer: Printer, left: Operand, first: Value) -> list[Value]:
         """The core's arguments for the left operand from a row on."""

@@ -21,7 +21,7 @@ import numpy as np
 from wire.ir.dtypes import dtype_named
 
 from ...compiler.constants import identity_of
-from ...compiler.element_exprs import Anchor, register
+from ...compiler.element_exprs import NARROW, Anchor, register
 from ...compiler.expressions import Expr
 from ...compiler.fuse import REDUCTIONS, row_index, row_shape
 from ..llvm import I32, I64, STORED, index, ir, loop, loop_with
@@ -132,9 +132,7 @@ class _Row:
     def finish(self, v: Vectors, anchor: int, value: Value) -> Value:
         """A reduction's value as its dtype has it."""
         dtype = self.frame.dtype(anchor)
-        return (
-            applied(v, {"f16": "to_f16", "bf16": "to_bf16"}[dtype], "f32", value) if dtype in ("f16", "bf16") else value
-        )
+        return applied(v, NARROW[dtype], "f32", value) if dtype in NARROW else value
 
     # -- the last axis is reduced -------------------------------------------------------------------------
 
