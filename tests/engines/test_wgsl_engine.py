@@ -4,6 +4,7 @@ and float algebra that drivers would simplify.  Values of every op are in test_c
 from __future__ import annotations
 
 import gc
+import re
 import subprocess
 import sys
 import threading
@@ -476,6 +477,18 @@ def test_adapters_and_the_device_are_described(engine: Any) -> None:
     assert (info.engine, info.adapter, info.backend) == ("wgsl", adapters[0].name, adapters[0].backend)
     assert info.memory_bytes > 0 and info.limits["storage_buffers"] >= 8 and info.limits["invocations"] >= 256
     assert {"f32", "i32", "u32", "bool"} <= set(info.dtypes_by_op["add"]) and "f64" not in info.dtypes_by_op["add"]
+
+
+def test_the_size_of_subgroups_is_asked_of_the_device(engine: Any) -> None:
+    """llvmpipe names its width in bits, and a lane is 32; what is not known is 0, and then no kernel relies on it."""
+    from worker.wgsl.profile import SUBGROUPS
+
+    bits = re.search(r"llvmpipe .*?(\d+) bits", engine.info.adapter)
+    size = engine._device.profile.subgroup
+    assert size in (0, *SUBGROUPS)
+    if bits:
+        lanes = int(bits[1]) // 32
+        assert size == (lanes if lanes in SUBGROUPS else 0)
 
 
 def test_the_device_is_measured(engine: Any) -> None:

@@ -27,11 +27,11 @@ from wire.errors import CompileFailed, ConfigError, DeviceLost, EngineError, Exe
 from wire.system.malloc import give_back
 from wire.units import size_text
 
-from .profile import DeviceLimits, Profile
+from .profile import SUBGROUPS, DeviceLimits, Profile
 
 _TYPES = ("DiscreteGPU", "IntegratedGPU", "VirtualGPU", "CPU")  # best first
 _BACKENDS = ("Metal", "Vulkan", "D3D12")  # best first; OpenGL lacks too much
-_FEATURES = ("shader-f16",)
+_FEATURES = ("shader-f16", "subgroup")
 _DEFAULT_BYTES = 4 << 30  # budget where the memory of the device cannot be asked
 _STAGING_ALIGN = 16
 _APART_BYTES_MIN = 8 << 20  # which take much longer to read than another wait for the device
@@ -118,6 +118,7 @@ class Device:
             limits=own.lowered_to(limits_override or {}),
             software=self.adapter.software,
             f16="shader-f16" in wanted,
+            subgroup=_subgroup(self._device) if self.adapter.software and "subgroup" in wanted else 0,
         )
         self.memory_bytes = memory_bytes if memory_bytes is not None else _default_budget(self.adapter.software)
         self.allocated_bytes = 0
@@ -460,6 +461,38 @@ def _device_limits(raw: Mapping[str, int]) -> DeviceLimits:
         workgroup_bytes=raw["max-compute-workgroup-storage-size"],
         groups_per_dimension=raw["max-compute-workgroups-per-dimension"],
     )
+
+
+_LANES = 64  # invocations that are asked for their place in a subgroup
+_PROBE = f"""
+@group(0) @binding(0) var<storage, read_write> found: array<vec2<u32>>;
+@compute @workgroup_size({_LANES})
+fn main(@builtin(local_invocation_index) at: u32, @builtin(subgroup_size) size: u32,
+        @builtin(subgroup_invocation_id) lane: u32) {{ found[at] = vec2<u32>(size, lane); }}
+"""
+
+
+def _subgroup(device: Any) -> int:
+    """How many neighbouring invocations are one subgroup, as they say themselves (what adapters report is wrong); 0 if
+    that is no small power of two, or their order is another one."""
+    with translated("asking for the size of subgroups"):
+        module = device.create_shader_module(code=_PROBE)
+        pipeline = device.create_compute_pipeline(layout="auto", compute={"module": module, "entry_point": "main"})
+        found = device.create_buffer(size=8 * _LANES, usage=wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC)
+        entry = {"binding": 0, "resource": {"buffer": found, "offset": 0, "size": found.size}}
+        group = device.create_bind_group(layout=pipeline.get_bind_group_layout(0), entries=[entry])
+        encoder = device.create_command_encoder()
+        compute = encoder.begin_compute_pass()
+        compute.set_pipeline(pipeline)
+        compute.set_bind_group(0, group)
+        compute.dispatch_workgroups(1)
+        compute.end()
+        device.queue.submit([encoder.finish()])
+        sizes, lanes = np.frombuffer(device.queue.read_buffer(found), np.uint32).reshape(_LANES, 2).T
+        found.destroy()
+    size = int(sizes[0])
+    known = size in SUBGROUPS and (sizes == size).all() and (lanes == np.arange(_LANES) % size).all()
+    return size if known else 0
 
 
 def _default_budget(software: bool) -> int:

@@ -16,6 +16,7 @@ from ..compiler.target import Target
 from .legalise import COSTLY, LOOPING
 
 KIB, MIB = 1 << 10, 1 << 20
+SUBGROUPS = (8, 16)  # the sizes that kernels are made for
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +54,14 @@ class Profile:
 
     `software` devices (lavapipe, WARP) pay for barriers and per-lane loads, not for occupancy.  `loop_trips` is how
     many loop iterations one invocation may make: lavapipe silently stops at 65,535, summed over all its loops.
+    `subgroup` is how many neighbouring invocations can read each other's registers, where that was measured, else 0;
+    only software devices are asked.
     """
 
     limits: DeviceLimits = DeviceLimits()
     software: bool = True
     f16: bool = False
+    subgroup: int = 0
     loop_trips: int = 60_000
     wgsl_bytes: int = 256 * KIB
 
