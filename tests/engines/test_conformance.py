@@ -1,9 +1,9 @@
 """One suite that every engine passes: all cases of the op table, within the table's tolerances of the cpu engine.
 
-The wgsl engine runs it with its adapter's limits and with the limits lowered to what WebGPU guarantees, as another,
-smaller device would have them.  Since a driver that computes on cpus takes 0.1 s to compile a case, and the native
-engine some milliseconds, the default run has a sample of each op's cases there, and the long suite has all.  To add an
-engine, add a row to ENGINES.
+The wgsl engine runs it with its adapter's limits, and once more with the limits lowered to what WebGPU guarantees and
+with the kernels that a GPU gets, as another, smaller device would have them.  Since a driver that computes on cpus
+takes 0.1 s to compile a case, and the native engine some milliseconds, the default run has a sample of each op's cases
+there, and the long suite has all.  To add an engine, add a row to ENGINES.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.adapter import needs_adapter
+from support.adapter import as_gpu, needs_adapter
 from support.cases.op_cases import PROGRAMS, ROWS, Case, cases
 from support.cases.random_graphs import random_graph
 from support.compare import assert_close, magnitude_of
@@ -45,7 +45,7 @@ ENGINES: dict[str, Callable[[Path], Engine]] = {
     "cpu": lambda folder: CpuEngine(),
     "native": lambda folder: NativeEngine(threads=2),
     "wgsl": _wgsl,
-    "wgsl-minimum": lambda folder: _wgsl(folder, WEBGPU_MINIMUM),
+    "wgsl-minimum": lambda folder: as_gpu(_wgsl(folder, WEBGPU_MINIMUM)),
 }
 SAMPLED = {"native": 12, "wgsl": 12, "wgsl-minimum": 6}  # about so many cases of an op are in the default run
 ON_CPU = ("cpu", "native")  # engines that have every op and dtype, and need no adapter

@@ -2,7 +2,7 @@
 
 Valid graph in, valid graph out, same inputs and outputs by name (params nobody reads are dropped).  Every rewrite is a
 row of `RULES`: `rule(rewriter, node, inputs, type) -> index in the new graph, or None to keep the node`.  Rewrites here
-replace special kernels: a reduction too long for one kernel becomes two reductions, a dot with one row becomes a
+replace special kernels: a reduction too long for one kernel becomes two reductions, a dot of a few products becomes a
 multiply and a reduction, a wide concat becomes a tree.
 
 It does not know kernels.  To add a rewrite: one function and its row.
@@ -24,6 +24,7 @@ from wire.ir.ops import CONTROL
 from wire.ir.types import TensorType
 
 from ..compiler.constants import identity_of
+from .kernels.product_forms import LENGTH_MAX, Sizes, parts
 from .profile import CPU_ONLY, Profile
 
 ELEMENTS_MAX = (1 << 31) - 1  # indices are u32, and differences of indices must not wrap
@@ -31,8 +32,10 @@ CONCAT_FAN_IN = 4
 REDUCE_LENGTH_MAX = 16_384  # longer reductions are split in two
 SPLIT_CHUNK = 1_024
 SPLIT_FEW_ROWS = 64  # with fewer rows than this, a reduction of more than SPLIT_CHUNK is split to use the device
-DOT_LENGTH_MAX = 1 << 18  # longer dots become a batch of shorter ones and a sum: loops are bounded, rounding is better
-DOT_TILE_MIN = 2  # a dot with fewer rows or columns is a multiply and a reduction
+LINE_MIN = 16  # a dot with one row, and fewer columns or a shorter length, is a multiply and a reduction
+PACK_WORK_MIN = 1 << 24  # products of a conv for which its operands are copied
+PACK_USES_MIN = 32  # and how often each element of x is used
+PACK_SHARE_MAX = 8  # on a GPU, x is copied only if it has fewer channels: those of one position fill no tile
 
 
 def canonicalise(graph: WireGraph, profile: Profile) -> WireGraph:
@@ -306,8 +309,17 @@ def _dot(rewriter: Rewriter, node: Node, inputs: list[int], type_: TensorType) -
     length = math.prod(sides[0].contract)
     if length == 0:
         return rewriter.filled(0, type_.dtype, type_.shape)
-    if min(rows, columns) >= DOT_TILE_MIN or type_.size * length > ELEMENTS_MAX:
-        return _split_dot(rewriter, inputs, sides, type_) if length > DOT_LENGTH_MAX else None
+    line = min(rows, columns) == 1
+    if line and min(max(rows, columns), length) < LINE_MIN and type_.size * length <= ELEMENTS_MAX:
+        return _multiplied(rewriter, inputs, sides, type_)
+    count = parts(Sizes(batch, rows, columns, length), rewriter.profile)
+    return _split_dot(rewriter, inputs, sides, type_, count) if count > 1 else None
+
+
+def _multiplied(rewriter: Rewriter, inputs: list[int], sides: Sequence[_Side], type_: TensorType) -> int:
+    """The dot as a multiply and a sum."""
+    batch, rows, columns = (math.prod(dims) for dims in (sides[0].batch, sides[0].free, sides[1].free))
+    length = math.prod(sides[0].contract)
     left = sides[0].arranged(rewriter, inputs[0], (batch, rows, 1, length))
     right = sides[1].arranged(rewriter, inputs[1], (batch, 1, columns, length))
     if type_.dtype is F16:
@@ -317,10 +329,10 @@ def _dot(rewriter: Rewriter, node: Node, inputs: list[int], type_: TensorType) -
     return rewriter.add("cast", total, dtype=type_.dtype.name)
 
 
-def _split_dot(rewriter: Rewriter, inputs: list[int], sides: Sequence[_Side], type_: TensorType) -> int:
-    """The dot in chunks of its length, as (batch, chunks, rows, columns), and their sum."""
+def _split_dot(rewriter: Rewriter, inputs: list[int], sides: Sequence[_Side], type_: TensorType, count: int) -> int:
+    """The dot in `count` chunks of its length or somewhat more, as (batch, chunks, rows, columns), and their sum."""
     batch, length = math.prod(sides[0].batch), math.prod(sides[0].contract)
-    count = -(-length // DOT_LENGTH_MAX)
+    count = next((more for more in range(count, 2 * count) if length % (4 * more) == 0), count)  # nothing to pad
     chunk = -(-length // count)
     chunks = []
     for side, index in zip(sides, inputs, strict=True):
@@ -345,9 +357,9 @@ def _conv(rewriter: Rewriter, node: Node, inputs: list[int], type_: TensorType) 
         return rewriter.filled(0, type_.dtype, type_.shape)
     if 0 in rewriter.shape(inputs[0]):
         return _conv_of_padding(rewriter, node, inputs)
-    small = min(rows, places) < DOT_TILE_MIN and type_.size * length <= ELEMENTS_MAX
-    if not small and length <= DOT_LENGTH_MAX:
-        return None
+    small = min(rows, places) == 1 and type_.size * length <= ELEMENTS_MAX
+    if not small and length <= LENGTH_MAX:
+        return _packed(rewriter, inputs, node.attrs, type_)
     x, w = (rewriter.add("cast", side, dtype=F32.name) if type_.dtype is F16 else side for side in inputs)
     windows = _windows(rewriter, x, weights[2:], type_.shape[2:], node.attrs)
     if small:
@@ -360,6 +372,36 @@ def _conv(rewriter: Rewriter, node: Node, inputs: list[int], type_: TensorType) 
         axes = {"lhs_batch": (0,), "rhs_batch": (1,), "lhs_contract": (2,), "rhs_contract": (2,)}
         total = rewriter.add("transpose", rewriter.add("dot", left, right, **axes), perm=(2, 0, 1, 3))
     return rewriter.add("cast", rewriter.add("reshape", total, shape=type_.shape), dtype=type_.dtype.name)
+
+
+def _packed(rewriter: Rewriter, inputs: list[int], attrs: Mapping[str, Any], type_: TensorType) -> int | None:
+    """The conv over copies of its operands that have channels last, where those pay; else None.
+
+    A window's row then lies in one piece, and padding is in memory, not in conditions.  GPUs read x as it is, and only
+    w as (channels made, position, channels).
+    """
+    (_, share, *kernel), groups = rewriter.shape(inputs[1]), attrs["groups"]
+    taps, rows = math.prod(kernel), type_.shape[1] // groups
+    if taps == 1 or type_.size * share * taps < PACK_WORK_MIN or rows * taps < PACK_USES_MIN:
+        return None
+    widths = {"low": attrs["low"], "high": attrs["high"], "interior": [spread - 1 for spread in attrs["lhs_dilation"]]}
+    none = (0,) * len(kernel)
+    x, w = inputs
+    w = _channels_last(rewriter, w, dict.fromkeys(widths, none))
+    if rewriter.profile.software or share < PACK_SHARE_MAX:
+        x = _channels_last(rewriter, x, widths)
+        attrs = {**attrs, "low": none, "high": none, "lhs_dilation": (1,) * len(kernel)}
+    return rewriter.builder.add("conv", x, w, **attrs)
+
+
+def _channels_last(rewriter: Rewriter, source: int, widths: Mapping[str, Sequence[int]]) -> int:
+    """`source` padded, and so copied (no kernel pads while it loads for a product), as a view of (n, *dims, c)."""
+    axes = range(2, len(rewriter.shape(source)))
+    moved = rewriter.add("transpose", source, perm=(0, *axes, 1))
+    fill = rewriter.filled(0, rewriter.dtype(source))
+    # past the rules: they would drop a pad of nothing
+    copied = rewriter.builder.add("pad", moved, fill, **{name: (0, *own, 0) for name, own in widths.items()})
+    return rewriter.add("transpose", copied, perm=(0, axes[-1], *(axis - 1 for axis in axes)))
 
 
 def _conv_of_padding(rewriter: Rewriter, node: Node, inputs: list[int]) -> int:

@@ -38,6 +38,7 @@ from .profile import Profile
 STORAGE = {"f32": "f32", "i32": "i32", "u32": "u32", "bool": "u32", "f16": "f16"}
 FROM_STORAGE = {"bool": "({} != 0u)", "f16": "gm_from_f16({})"}
 _UNFOLDED = ("load", "read", "shared", "bounded", "opaque")  # their literals are indices, or hidden already
+_PLACES = frozenset({"var", "lit", "affine", "index_div", "index_mod", "least", "bounded", "inside", "and"})
 TO_STORAGE = {"bool": "select(0u, 1u, {})", "f16": "gm_to_f16({})"}
 
 
@@ -175,16 +176,15 @@ class _Printer:
         self.inner(loop.body)
 
     def hoist(self, loop: Loop) -> None:
-        """Compute before the loop what does not change in it; not what a `When` guards."""
+        """Compute before the loop what does not change in it; of what a `When` guards, only where things lie."""
         inside = {loop.var.attr}
-        direct: list[Statement] = []
-        pending: list[Statement] = list(loop.body)
+        direct: list[tuple[Statement, bool]] = []
+        pending = [(statement, False) for statement in loop.body]
         while pending:
-            statement = pending.pop(0)
-            direct.append(statement)
-            if isinstance(statement, Loop):
-                inside.add(statement.var.attr)
-                pending.extend(statement.body)
+            statement, guarded = pending.pop(0)
+            direct.append((statement, guarded))
+            if isinstance(statement, Loop | When):
+                pending.extend((inner, guarded or isinstance(statement, When)) for inner in statement.body)
         for statement in statements(loop.body):
             match statement:
                 case Let(var, _):
@@ -193,7 +193,7 @@ class _Printer:
                     inside.add(name)
                 case Loop(var):
                     inside.add(var.attr)
-        for statement in direct:
+        for statement, guarded in direct:
             stack = list(expressions(statement))
             seen: set[int] = set()
             while stack:
@@ -201,7 +201,8 @@ class _Printer:
                 if expr.uid in seen:
                     continue
                 seen.add(expr.uid)
-                if not expr.volatile and not expr.free & inside:
+                same = not expr.volatile and not expr.free & inside
+                if same and not _offset(expr) and (not guarded or _only_places(expr)):
                     self.ref(expr)
                 else:
                     stack.extend(expr.args)
@@ -224,15 +225,20 @@ class _Printer:
             if current.uid in texts:
                 continue
             if ready:
-                texts[current.uid] = self.named(current, [texts[arg.uid] for arg in current.args])
+                texts[current.uid] = self.named(current, [texts[arg.uid] for arg in self.operands(current)])
                 continue
             known = self.known(current)
             if known is not None:
                 texts[current.uid] = known
                 continue
             stack.append((current, True))
-            stack.extend((arg, False) for arg in current.args)
+            stack.extend((arg, False) for arg in self.operands(current))
         return texts[expr.uid]
+
+    def operands(self, expr: Expr) -> tuple[Expr, ...]:
+        """What the text of an expression names; a load of fours works out its own index."""
+        in_fours = expr.op in ("load", "read") and expr.attr in self.quads
+        return () if in_fours else expr.args
 
     def known(self, expr: Expr) -> str | None:
         if expr.op in ("var", "mutable"):
@@ -269,17 +275,17 @@ class _Printer:
 
     def text(self, expr: Expr, args: list[str]) -> str:
         if expr.op in ("load", "read"):
-            return self.load(expr, args[0])
+            return self.load(expr, args)
         if expr.op == "shared":
             return f"{expr.attr}[{args[0]}]"
         return text_of(expr, args)
 
-    def load(self, expr: Expr, index: str) -> str:
+    def load(self, expr: Expr, args: list[str]) -> str:
         buffer = expr.attr
         self.used.add(buffer)
         template = FROM_STORAGE.get(self.kernel.dtypes[buffer], "{}")
         if buffer not in self.quads:
-            return template.format(f"b{buffer}[{index}]")
+            return template.format(f"b{buffer}[{args[0]}]")
         quad, lane = quad_of(expr.args[0])
         key = ("quad", buffer, quad)
         for scope in reversed(self.scopes):
@@ -288,6 +294,16 @@ class _Printer:
         const, terms = quad
         at = _quad_text([(self.ref(atom), factor) for atom, factor in terms], const)
         return template.format(f"{self.let(key, f'b{buffer}[{at}]')}.{'xyzw'[lane]}")
+
+
+def _offset(expr: Expr) -> bool:
+    """Whether this is one index and a constant: it costs less than a register that is held through a loop."""
+    return expr.op == "affine" and len(expr.args) == 1
+
+
+def _only_places(expr: Expr) -> bool:
+    """Whether this is arithmetic on indices alone, which costs little and cannot fail."""
+    return all(each.op in _PLACES for each in walk([expr]))
 
 
 Quad = tuple[int, tuple[tuple[Expr, int], ...]]

@@ -63,6 +63,7 @@ for _int in ("i32", "u32"):
     ROWS.update({(op, _int): f"gm_{op}_{_int}({{0}}, {{1}})" for op in ("div", "rem", "pow", "shl", "shr")})
     ROWS.update({(op, _int): f"{op}({{0}}, {{1}})" for op in ("max", "min")})
     ROWS[("not", _int)] = "(~{0})"
+ROWS.update({("add", f"{_dtype}x4"): "({0} + {1})" for _dtype in ("f32", "i32", "u32")})
 
 CASTS: dict[tuple[str, str], str] = {
     ("f32", "i32"): "gm_f32_to_i32({0})",
@@ -165,6 +166,7 @@ _SPECIAL: dict[str, Callable[[Expr, list[str]], str]] = {
     "splat": lambda expr, args: f"vec4<{expr.dtype.split('x')[0]}>({args[0]})",
     "quad": lambda expr, args: f"vec4<{expr.dtype.split('x')[0]}>({', '.join(args)})",
     "lane": lambda expr, args: f"{args[0]}.{'xyzw'[expr.attr]}",
+    "broadcast": lambda expr, args: f"subgroupBroadcast({args[0]}, {expr.attr}u)",
     "fma": lambda expr, args: f"({args[0]} + {args[1]} * {args[2]})",
     "bounded": lambda expr, args: args[0],
     "opaque": lambda expr, args: f"bitcast<f32>(bitcast<u32>({args[0]}) ^ gm_zero)",

@@ -1,6 +1,7 @@
 """conv as the matmul kernel sees it: per sample and group, kernels (rows) times windows (columns).
 
-Neither is copied: a place in the matrix of windows is arithmetic on x's index, and zero where it falls on padding.
+A place in the matrix of windows is arithmetic on x's index, and zero where it falls on padding.  The length is
+(position in the kernel, channel): within one position, both sides are read at a steady stride.
 """
 
 from __future__ import annotations
@@ -36,13 +37,12 @@ class _Conv:
 
     def position(self, along: Expr) -> tuple[Expr, ...]:
         """Channel of the group, and position in the kernel."""
-        return self.build.unravel(along, [self.share, *self.kernel])
+        *position, channel = self.build.unravel(along, [*self.kernel, self.share])
+        return channel, *position
 
 
 class _Kernels(_Conv):
     """w: a row makes one channel of the result."""
-
-    along_length = True
 
     @property
     def free(self) -> int:
@@ -56,8 +56,6 @@ class _Kernels(_Conv):
 
 class _Windows(_Conv):
     """x: a column is what the kernel reads at one place."""
-
-    along_length = False
 
     @property
     def free(self) -> int:

@@ -1,0 +1,214 @@
+"""What the forms of a product share: where operands lie, how the length is walked, and what is done with results.
+
+Operands are read in blocks of four neighbours by four of the length; where those lie in fours in memory, along either,
+they are read in fours.  Places past an edge are read at the edge and never stored; past the length they count as zero.
+f16 is loaded into f32 and rounded once, integers wrap.
+
+The length is cut in stretches where that spares divisions: a conv's length is (tap, channel), and where a window lies
+is worked out once per tap.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import cached_property
+
+from ...compiler.element_exprs import register
+from ...compiler.expressions import Expr
+from ..kernel_ir import Assign, Declare, Kernel, Leave, Let, Loop, Statement, Store, When, walk
+from .frame import Frame
+from .operands import Side
+from .product_forms import Form
+
+STRETCH_MIN = 8  # the turns of shorter ones cost more than divisions
+Places = Sequence[tuple[Expr, Expr]]  # places below a size, each with whether it was inside before it was clamped
+
+
+class Product(ABC):
+    """One product in one form."""
+
+    def __init__(self, frame: Frame, left: Side, right: Side, form: Form) -> None:
+        self.frame, self.build, self.form = frame, frame.build, form
+        self.left, self.right = left, right
+        (self.dot,) = frame.group.anchors
+        self.batch, self.rows, self.columns, self.length = left.batch, left.free, right.free, left.length
+        self.dtype = register(frame.dtype(self.dot))
+        self.quad = f"{self.dtype}x4"
+        self.elements = frame.elements()
+        self.zero = self.build.literal(0, self.dtype)
+        row_tiles, column_tiles = -(-self.rows // form.tile_rows), -(-self.columns // form.tile_columns)
+        self.groups = self.batch * row_tiles * column_tiles
+        group = self.build.var("group", self.groups)
+        self.lane = self.build.var("lane", form.invocations)
+        self.tile_column = self.build.mod(group, column_tiles)
+        self.tile_row = self.build.mod(self.build.div(group, column_tiles), row_tiles)
+        self.at_batch = self.build.div(group, column_tiles * row_tiles)
+
+    @abstractmethod
+    def kernel(self) -> Kernel: ...
+
+    @abstractmethod
+    def row_of(self, i: Expr) -> Expr:
+        """The row of this invocation's results `sum{i}_*`; it may lie past the last one."""
+
+    @abstractmethod
+    def quad_of(self, j: int) -> Expr:
+        """Which four columns this invocation's results `sum*_{j}` are; they may lie past the last one."""
+
+    def head(self) -> list[Statement]:
+        """What comes first: workgroups past the last one leave, and sums start at zero."""
+        body: list[Statement] = []
+        if self.groups > self.frame.profile.limits.groups_per_dimension:
+            group = self.build.var("group", self.groups)
+            body.append(Leave(self.build.make("ge", [group, self.build.number(self.groups)], "bool")))
+        zero = self.build.make("splat", [self.zero], self.quad)
+        return body + [Declare(self.sum_name(i, j), zero) for i in range(self.form.rows) for j in self.column_quads]
+
+    @property
+    def column_quads(self) -> range:
+        return range(self.form.columns // 4)
+
+    @staticmethod
+    def sum_name(i: int, j: int) -> str:
+        return f"sum{i}_{j}"
+
+    # -- operands -----------------------------------------------------------------------------------------
+
+    @cached_property
+    def stretch(self) -> int:
+        """The longest stretch of the length within which no operand's place takes a division."""
+        divisors = self._divisors(self.length)
+        least = max(STRETCH_MIN, self.form.length)  # a shorter one would leave a part of each tile empty
+        candidates = sorted((by for by in divisors if by >= least and self.length % by == 0), reverse=True)
+        return next((by for by in candidates if not self._divisors(by)), self.length)
+
+    @property
+    def stretches(self) -> int:
+        return self.length // self.stretch
+
+    @property
+    def stretch_var(self) -> Expr:
+        """Which stretch it is, where there are several."""
+        return self.build.var("stretch", self.stretches) if self.stretches > 1 else self.build.number(0)
+
+    def _divisors(self, stretch: int) -> set[int]:
+        """What places within a stretch are divided by, powers of two aside."""
+        build = self.build
+        within = build.var("within", stretch)
+        along = build.sum(build.scaled(build.var("turn", self.length // stretch), stretch), within)
+        values = [side.at(self.elements, self.at_batch, build.var("free", side.free), along) for side in self.sides]
+        return {
+            expr.attr
+            for expr in walk(values)
+            if expr.op in ("index_div", "index_mod") and "within" in expr.free and expr.attr & (expr.attr - 1)
+        }
+
+    @property
+    def sides(self) -> tuple[Side, Side]:
+        return self.left, self.right
+
+    def fours(self, quad: Expr, size: int) -> Places:
+        """Places 4*quad to 4*quad + 3 of `size`."""
+        build = self.build
+        if size % 4 == 0:
+            inside = self.elements.inside(quad, 0, size // 4)
+            base = build.scaled(build.least(quad, size // 4 - 1), 4)
+            return [(build.sum(base, build.number(lane)), inside) for lane in range(4)]
+        places = [build.sum(build.scaled(quad, 4), build.number(lane)) for lane in range(4)]
+        return [(build.least(place, size - 1), self.elements.inside(place, 0, size)) for place in places]
+
+    def block(self, side: Side, frees: Places, stretch: Expr, depths: Places) -> list[list[Expr]]:
+        """Elements of an operand, [depth within the stretch][row or column]; zero past the stretch."""
+        start = self.build.scaled(stretch, self.stretch)
+        return [
+            [
+                self.elements.choose(
+                    inside, side.at(self.elements, self.at_batch, free, self.build.sum(start, depth)), self.zero
+                )
+                for free, _ in frees
+            ]
+            for depth, inside in depths
+        ]
+
+    def vector(self, values: Sequence[Expr]) -> Expr:
+        """Up to four scalars as a vec4."""
+        return self.build.make("quad", [*values, *[self.zero] * (4 - len(values))], self.quad)
+
+    def named(self, body: list[Statement], name: str, value: Expr) -> Expr:
+        own = self.build.make("var", (), value.dtype, name)
+        body.append(Let(own, value))
+        return own
+
+    def add(self, i: int, j: int, factors: Sequence[tuple[Expr, Expr]]) -> Statement:
+        """sum{i}_{j} += scalar * quad, of each pair in turn."""
+        total = self.build.mutable(self.sum_name(i, j), self.quad)
+        for scalar, quad in factors:
+            total = self.build.make("fma", [total, scalar, quad], self.quad)
+        return Assign(self.sum_name(i, j), total)
+
+    def lane_of(self, quad: Expr, lane: int) -> Expr:
+        return self.build.make("lane", [quad], self.dtype, lane)
+
+    # -- results ------------------------------------------------------------------------------------------
+
+    def results(self) -> list[Statement]:
+        """Store this invocation's results, or what the group makes of them.  What takes more than a store is said once,
+        in a loop over the rows."""
+        build, rows = self.build, self.form.rows
+        if rows == 1 or (self.frame.root == self.dot and self.columns % 4 == 0):
+            return [statement for i in range(rows) for statement in self._row(build.number(i), i)]
+        i = build.var("i", rows)
+        body: list[Statement] = []
+        for j in self.column_quads:
+            body.append(Declare(f"v{j}", build.mutable(self.sum_name(0, j), self.quad)))
+            for other in range(1, rows):
+                chosen = Assign(f"v{j}", build.mutable(self.sum_name(other, j), self.quad))
+                body.append(When(build.make("eq", [i, build.number(other)], "bool"), (chosen,)))
+        return [Loop(i, build.number(0), rows, 1, (*body, *self._row(i, None)))]
+
+    def _row(self, i: Expr, number: int | None) -> list[Statement]:
+        """Store one row; it is `sum{number}_*`, or `v*`."""
+        own = self.row_of(i)
+        row = self.build.var("row" if number is None else f"row{number}", self.rows)
+        inner: list[Statement] = [Let(row, own)]
+        for j in self.column_quads:
+            total = self.build.mutable(f"v{j}" if number is None else self.sum_name(number, j), self.quad)
+            inner += self._store(row, j, total)
+        return self.guarded(self.elements.inside(own, 0, self.rows), inner)
+
+    def _store(self, row: Expr, j: int, total: Expr) -> list[Statement]:
+        build, place = self.build, self.quad_of(j)
+        value = build.make("var", (), self.quad, f"w{row.attr}_{j}")
+        head: Statement = Let(value, total)
+        if self.columns % 4 == 0:
+            quad = build.var(f"q{row.attr}_{j}", self.columns // 4)
+            columns = [build.sum(build.scaled(quad, 4), build.number(lane)) for lane in range(4)]
+            values = tuple(self._value(row, column, value, lane) for lane, column in enumerate(columns))
+            where = build.div(self._linear(row, columns[0]), 4)
+            inner: list[Statement] = [Let(quad, place), head, Store(self.frame.root, where, values)]
+            return self.guarded(self.elements.inside(place, 0, self.columns // 4), inner)
+        body = [head]
+        for lane in range(4):
+            column = build.var(f"n{row.attr}_{j}_{lane}", self.columns)
+            own = build.sum(build.scaled(place, 4), build.number(lane))
+            store = Store(self.frame.root, self._linear(row, column), (self._value(row, column, value, lane),))
+            body += self.guarded(self.elements.inside(own, 0, self.columns), [Let(column, own), store])
+        return body
+
+    @staticmethod
+    def guarded(condition: Expr, body: list[Statement]) -> list[Statement]:
+        return body if condition.op == "lit" else [When(condition, tuple(body))]
+
+    def _linear(self, row: Expr, column: Expr) -> Expr:
+        return self.build.ravel((self.at_batch, row, column), (self.batch, self.rows, self.columns))
+
+    def _value(self, row: Expr, column: Expr, total: Expr, lane: int) -> Expr:
+        """The root's element where the product's is lane `lane` of `total`."""
+        value = self.lane_of(total, lane)
+        if self.frame.dtype(self.dot) == "f16":
+            value = self.build.make("to_f16", [value], "f32")
+        if self.frame.root == self.dot:
+            return value
+        index = self.build.unravel(self._linear(row, column), self.frame.shape(self.frame.root))
+        return self.frame.elements({self.dot: lambda _: value}).at(self.frame.root, index)

@@ -1,0 +1,128 @@
+"""The forms of a product's kernel, and which one a product gets: the one place where that is decided.
+
+    tiles      for GPUs: tiles of both operands in workgroup memory, a block of results in an invocation's registers
+    broadcast  for software devices, whose drivers make a loop over lanes of every load: the lanes of a subgroup hold
+               blocks of the left operand in registers, and read each other's
+    line       one row, or one column, of results: every weight is read once, in fours, by neighbours
+
+A form is chosen by its row: the first of its device's table whose product is large enough, and which the device's
+limits allow.  A product with few workgroups and a long sum is cut along its length (`parts`).
+To try another blocking: a row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..profile import Profile
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """A product: `batch` times (rows, length) @ (length, columns).
+
+    `along`: neighbours along the length are neighbours in memory, in the right operand.
+    """
+
+    batch: int
+    rows: int
+    columns: int
+    length: int
+    along: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Invocations of a workgroup along columns (x) and rows (y), results of one of them, and the length of a tile.
+
+    It is for products of at least so many rows and columns, which give at least so many workgroups.
+    """
+
+    family: str
+    x: int
+    y: int
+    rows: int
+    columns: int
+    length: int
+    rows_from: int = 1
+    columns_from: int = 1
+    groups_from: int = 1
+
+    @property
+    def tile_rows(self) -> int:
+        return self.y * self.rows
+
+    @property
+    def tile_columns(self) -> int:
+        return self.x * self.columns
+
+    @property
+    def invocations(self) -> int:
+        return self.x * self.y
+
+    @property
+    def workgroup_bytes(self) -> int:
+        return 4 * self.length * (self.tile_rows + self.tile_columns) if self.family == "tiles" else 0
+
+    def groups(self, sizes: Sizes) -> int:
+        """The workgroups of a product."""
+        return sizes.batch * -(-sizes.rows // self.tile_rows) * -(-sizes.columns // self.tile_columns)
+
+    def suits(self, sizes: Sizes, profile: Profile) -> bool:
+        limits = profile.limits
+        return (
+            sizes.rows >= self.rows_from
+            and sizes.columns >= self.columns_from
+            and self.groups(sizes) >= self.groups_from
+            and self.invocations <= limits.invocations
+            and self.workgroup_bytes <= limits.workgroup_bytes
+        )
+
+
+TILES = (  # 8 x 8 results make 16 fma of each 128-bit load from workgroup memory; smaller ones are for small products
+    Form("tiles", 16, 16, 8, 8, 16, rows_from=96, columns_from=96, groups_from=48),
+    Form("tiles", 8, 8, 8, 8, 16, rows_from=33, columns_from=33),
+    Form("tiles", 16, 4, 8, 8, 8, rows_from=17, columns_from=65),
+    Form("tiles", 4, 16, 8, 8, 8, rows_from=65, columns_from=17),
+    Form("tiles", 32, 2, 8, 8, 8, columns_from=65),
+    Form("tiles", 2, 32, 8, 8, 8, rows_from=65),
+    Form("tiles", 8, 8, 4, 4, 16),
+)
+LINE = Form("line", 16, 16, 1, 4, 4)
+LINES_SOFTWARE = {  # by whether the matrix lies along the length; barriers are dear there, so nobody shares a length
+    True: Form("line", 16, 1, 1, 4, 4),
+    False: Form("line", 8, 1, 1, 16, 4),  # whole pages of each row at a time
+}
+
+
+def broadcast(lanes: int) -> tuple[Form, ...]:
+    """By subgroups of so many lanes.  The larger a tile, the fewer loads, and the longer a driver compiles."""
+    return (
+        Form("broadcast", lanes, 1, 32, 8, 4, rows_from=17, columns_from=8 * lanes - 15, groups_from=8),
+        Form("broadcast", lanes, 1, 32, 4, 4, rows_from=17, groups_from=8),
+        Form("broadcast", lanes, 1, 16, 8, 4, rows_from=9, columns_from=8 * lanes - 15, groups_from=8),
+        Form("broadcast", lanes, 1, 16, 4, 4, rows_from=9),
+        Form("broadcast", lanes, 1, lanes, 4, 4),
+    )
+
+
+def form_of(sizes: Sizes, profile: Profile) -> Form:
+    """The form of a product's kernel; of one with a single row or column, that is its row."""
+    if sizes.rows == 1:
+        return LINES_SOFTWARE[sizes.along] if profile.software else LINE
+    table = broadcast(profile.subgroup) if profile.subgroup else TILES
+    return next((form for form in table if form.suits(sizes, profile)), table[-1])
+
+
+LENGTH_MAX = 1 << 17  # of one sum: loops are bounded, and the rounding is better
+PART_MIN = 512  # of the length: a shorter part is over before its results are stored
+TILE = 64  # rows and columns of a usual tile
+TILES_WANTED, TILES_WANTED_SOFTWARE = 96, 16  # to keep every core of a device busy
+
+
+def parts(sizes: Sizes, profile: Profile) -> int:
+    """How many parts the length is cut into, so that there are sums for all cores, and none is too long."""
+    wanted = TILES_WANTED_SOFTWARE if profile.software else TILES_WANTED
+    tiles = sizes.batch * -(-sizes.rows // TILE) * -(-sizes.columns // TILE)
+    useful = min(wanted // tiles, sizes.length // PART_MIN)
+    return max(1, useful, -(-sizes.length // LENGTH_MAX))
