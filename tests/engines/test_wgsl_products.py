@@ -109,7 +109,14 @@ def agrees_with_cpu(engine: Any, function: Callable[..., Any], arrays: list[NDAr
     return graph
 
 
-@pytest.mark.parametrize("name", PRODUCTS)
+LONG = {  # others of the default run have the same form
+    "both turned, odd", "some columns", "few columns", "sixteen rows", "bias, odd columns", "f16, a row", "i32, a row",
+    "a length below a tile", "batch",
+}  # fmt: skip
+EACH = [pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in PRODUCTS]
+
+
+@pytest.mark.parametrize("name", EACH)
 def test_a_product_is_right_in_every_form(engine: Any, name: str) -> None:
     function, make, shapes = PRODUCTS[name]
     agrees_with_cpu(engine, function, [make(*shape) for shape in shapes], "dot")

@@ -413,6 +413,7 @@ PURE_FILES = (
     "worker/wgsl/control_schedule.py",
     "worker/compiler/element_exprs.py",
     "worker/wgsl/emit.py",
+    "worker/wgsl/kernels/product_forms.py",
     "worker/compiler/expressions.py",
     "worker/compiler/fuse.py",
     "worker/wgsl/kernel_ir.py",

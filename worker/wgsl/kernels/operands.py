@@ -71,7 +71,7 @@ def sides_of(frame: Frame, product: int) -> tuple[Side, Side]:
 def runs_along(frame: Frame, side: Side) -> bool:
     """Whether neighbours along the length are neighbours in memory."""
     build = frame.build
-    within = build.var("within", side.length)
-    value = side.at(frame.elements(), build.var("batch", side.batch), build.var("free", side.free), within)
+    within, free = build.var(f"within{side.length}", side.length), build.var(f"free{side.free}", side.free)
+    value = side.at(frame.elements(), build.var("batch", side.batch), free, within)
     loads = [expr for expr in walk([value]) if expr.op == "load"]
     return any(terms_of(load.args[0])[1].get(within) == 1 for load in loads)

@@ -54,7 +54,7 @@ class Product(ABC):
 
     @abstractmethod
     def quad_of(self, j: int) -> Expr:
-        """Which four columns this invocation's results `sum*_{j}` are; they may lie past the last one."""
+        """The four columns of this invocation's results `sum*_{j}`, as a quad; they may lie past the last one."""
 
     def head(self) -> list[Statement]:
         """What comes first: workgroups past the last one leave, and sums start at zero."""
@@ -89,24 +89,24 @@ class Product(ABC):
 
     @property
     def stretch_var(self) -> Expr:
-        """Which stretch it is, where there are several."""
+        """The number of the stretch, where there are several."""
         return self.build.var("stretch", self.stretches) if self.stretches > 1 else self.build.number(0)
 
     def _divisors(self, stretch: int) -> set[int]:
         """What places within a stretch are divided by, powers of two aside."""
-        build = self.build
-        within = build.var("within", stretch)
-        along = build.sum(build.scaled(build.var("turn", self.length // stretch), stretch), within)
-        values = [side.at(self.elements, self.at_batch, build.var("free", side.free), along) for side in self.sides]
-        return {
-            expr.attr
-            for expr in walk(values)
-            if expr.op in ("index_div", "index_mod") and "within" in expr.free and expr.attr & (expr.attr - 1)
-        }
+        within = self.build.var(f"within{stretch}", stretch)
+        turn = self.build.var(f"turn{stretch}", self.length // stretch)
+        return self.divisors(turn, within, stretch, str(within.attr))
 
-    @property
-    def sides(self) -> tuple[Side, Side]:
-        return self.left, self.right
+    def divisors(self, turn: Expr, within: Expr, stretch: int, name: str) -> set[int]:
+        """The divisors in the operands' places that depend on a variable of that name, powers of two aside."""
+        build, along = self.build, self.build.sum(self.build.scaled(turn, stretch), within)
+        values = [
+            side.at(self.elements, self.at_batch, build.var(f"free{side.free}", side.free), along)
+            for side in (self.left, self.right)
+        ]
+        divisions = [expr for expr in walk(values) if expr.op in ("index_div", "index_mod") and name in expr.free]
+        return {expr.attr for expr in divisions if expr.attr & (expr.attr - 1)}
 
     def fours(self, quad: Expr, size: int) -> Places:
         """Places 4*quad to 4*quad + 3 of `size`."""
@@ -132,7 +132,7 @@ class Product(ABC):
         ]
 
     def vector(self, values: Sequence[Expr]) -> Expr:
-        """Up to four scalars as a vec4."""
+        """Scalars as a vec4; missing ones are zero."""
         return self.build.make("quad", [*values, *[self.zero] * (4 - len(values))], self.quad)
 
     def named(self, body: list[Statement], name: str, value: Expr) -> Expr:

@@ -96,7 +96,7 @@ LINES_SOFTWARE = {  # by whether the matrix lies along the length; barriers are 
 
 
 def broadcast(lanes: int) -> tuple[Form, ...]:
-    """By subgroups of so many lanes.  The larger a tile, the fewer loads, and the longer a driver compiles."""
+    """The forms for subgroups of so many lanes.  A larger tile needs fewer loads, and longer compiling."""
     return (
         Form("broadcast", lanes, 1, 32, 8, 4, rows_from=17, columns_from=8 * lanes - 15, groups_from=8),
         Form("broadcast", lanes, 1, 32, 4, 4, rows_from=17, groups_from=8),

@@ -43,7 +43,7 @@ class LineProduct(Product):
 
     @property
     def share(self) -> Expr:
-        """Which of those that share the length this invocation is."""
+        """The number of this invocation among those that share the length."""
         return self.build.mod(self.lane, self.form.y) if self.along else self.build.div(self.lane, self.form.x)
 
     def row_of(self, i: Expr) -> Expr:

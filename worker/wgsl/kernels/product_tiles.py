@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 from ...compiler.expressions import Expr
 from ..kernel_ir import Assign, Barrier, Declare, Kernel, Let, Loop, Shared, Statement, StoreShared
@@ -85,7 +86,7 @@ class TiledProduct(Product):
         )
 
     def _shares(self) -> Iterator[_Share]:
-        """Who loads what: the blocks of both tiles, one after the other, over the invocations, round after round."""
+        """The shares of all invocations: the blocks of both tiles, one after the other, dealt out in rounds."""
         done, size = 0, self.form.invocations
         for tile in self._tiles:
             block, count = 0, tile.quads * self.form.length // 4
@@ -111,7 +112,7 @@ class TiledProduct(Product):
         return body
 
     def _place(self, share: _Share) -> tuple[Expr, Expr]:
-        """Where this invocation's block is: its quad of rows or columns, and its quad of the length."""
+        """The place of this invocation's block: its quad of rows or columns, and its quad of the length."""
         build, quads, deep = self.build, share.tile.quads, self.form.length // 4
         block = build.sum(self.lane, build.number(share.block - share.first))
         if block.lo < 0 or block.hi >= quads * deep:
@@ -121,29 +122,45 @@ class TiledProduct(Product):
         return build.mod(block, quads), build.div(block, quads)
 
     def _registers(self, turns: int) -> list[Statement]:
-        """Where the next tile is kept, and which one that is."""
+        """The registers that keep the next tile, and the counters that say which one it is."""
         zero = self.build.make("splat", [self.zero], self.quad)
         rounds = 1 + max(share.turn for share in self._shares())
         body: list[Statement] = [Declare(f"p{turn}_{c}", zero) for turn in range(rounds) for c in range(4)]
-        counted = {"next_step": turns > 1, "next_stretch": self.stretches > 1}
-        return body + [Declare(name, self.build.number(0)) for name, used in counted.items() if used]
+        counted = ["next_step"] if turns > 1 else []
+        counted += [f"next_{var.attr}" for var, _, _ in self._counters]
+        return body + [Declare(name, self.build.number(0)) for name in counted]
+
+    @cached_property
+    def _counters(self) -> list[tuple[Expr, int, int]]:
+        """The number of the stretch in digits that no place divides, lowest first: (digit, its values, its weight)."""
+        if self.stretches == 1:
+            return []
+        turn, within = self.build.var("which", self.stretches), self.build.var(f"within{self.stretch}", self.stretch)
+        weights = [1]
+        for by in sorted(self.divisors(turn, within, self.stretch, "which")):
+            if by % weights[-1] == 0 and self.stretches % by == 0:
+                weights.append(by)
+        sizes = [above // below for below, above in pairwise([*weights, self.stretches])]
+        digits = [self.build.var(f"digit{place}", size) for place, size in enumerate(sizes)]
+        return list(zip(digits, sizes, weights, strict=True))
 
     def _following(self, steps: int) -> list[Statement]:
-        """Load what the next turn multiplies; in the last turn, something that nobody uses."""
+        """Load what the next turn multiplies: the counters go on by one; after the last turn they are zero again."""
         build, body = self.build, list[Statement]()
+        carry = build.literal(1, "bool")
         step = build.var("step", steps)
-        after = build.sum(build.mutable("next_step", "u32"), build.number(1))
-        if self.stretches > 1:
-            over = build.make("ge", [after, build.number(steps)], "bool")
-            own = build.mutable("next_stretch", "u32")
-            more = build.make("select", [over, build.sum(own, build.number(1)), own], "u32")
-            body.append(Assign("next_stretch", build.make("least", [more], "u32", self.stretches - 1)))
-            body.append(Let(self.stretch_var, own))
-            body.append(Assign("next_step", build.make("select", [over, build.number(0), after], "u32")))
-        else:
-            body.append(Assign("next_step", build.make("least", [after], "u32", steps - 1)))
-        body.append(Let(step, build.mutable("next_step", "u32")))
-        return body + self._fetch(self.stretch_var, step)
+        for var, size in [(step, steps), *((digit, size) for digit, size, _ in self._counters)]:
+            own = build.mutable(f"next_{var.attr}", "u32")
+            more = build.sum(own, build.number(1))
+            over = build.make("ge", [more, build.number(size)], "bool")
+            following = build.make("var", (), "bool", f"after_{var.attr}")
+            body.append(Let(following, self.elements.both([carry, over])))
+            wrapped = build.make("select", [following, build.number(0), more], "u32")
+            body.append(Assign(f"next_{var.attr}", self.elements.choose(carry, wrapped, own)))
+            body.append(Let(var, own))
+            carry = following
+        places = [build.scaled(digit, weight) for digit, _, weight in self._counters]
+        return body + self._fetch(build.sum(build.number(0), *places), step)
 
     def _fetch(self, stretch: Expr, step: Expr) -> list[Statement]:
         """Blocks from memory into registers."""
