@@ -128,14 +128,14 @@ def whole_name(plan: Plan) -> str:
 
 
 def add_splits(
-    drafts: CandidatePlans, graph: WireGraph, profiles: Profiles, use_all: bool, carries: CarriedParams = ()
+    drafts: CandidatePlans, graph: WireGraph, profiles: Profiles, auto: Auto, carries: CarriedParams = ()
 ) -> None:
     """Split the program in every way that may be better than what there is."""
     if len(profiles.workers) < 2:
         return
     left = NODES_MAX
     for name, asked, ranks in _splits(drafts, graph, profiles, carries):
-        if use_all and ranks < len(profiles.workers):
+        if auto.use_all and ranks < len(profiles.workers):
             continue
         bound_s = _least_s(graph, profiles, ranks)
         if bound_s >= drafts.best_s * (1 - GAIN_MIN):
@@ -151,7 +151,8 @@ def add_splits(
             if isinstance(asked, DataParallel) and asked.by_speed:
                 drafts.add(name, plan_shares(graph, asked, profiles))
             else:
-                made = simplify(split(graph, asked, ranks, profiles, carries))
+                exactly = replace(asked, reproducible=auto.reproducible)
+                made = simplify(split(graph, exactly, ranks, profiles, carries))
                 drafts.add(name, plan_ranks(made, profiles, asked.text))
         except (InputError, PlacementError) as error:
             drafts.leave_out(name, error.message)

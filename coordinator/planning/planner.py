@@ -23,7 +23,7 @@ from .model.memory_check import does_not_fit, missing, tightened
 from .model.plan import REASONS_MAX, Candidate, Plan
 from .model.plan_builder import plan_of
 from .model.profiles import Profiles
-from .model.reproducible import reproducible_profiles, with_exclusions
+from .model.reproducible import check_split, may_split, reproducible_profiles, with_exclusions
 from .model.subgraphs import output_source, parts_of
 from .pipeline.pipeline_planner import plan_pipeline
 from .placement.device_map import named_workers, placed_by_map
@@ -80,13 +80,12 @@ def make_plan(graph: WireGraph, profiles: Profiles, strategy: str = "auto", carr
     asked = strategy_of(strategy)
     if not profiles.workers:
         raise PlacementError("there is no worker to plan for", next_step="Start mesh-worker")
-    if asked.reproducible:
-        return with_exclusions(
-            _made(simplify(graph), reproducible_profiles(profiles), asked.plain, carries, asked.reproducible),
-            asked,
-            profiles,
-        )
-    return _made(simplify(graph), profiles, asked, carries)
+    if not asked.reproducible:
+        return _made(simplify(graph), profiles, asked, carries)
+    alike = reproducible_profiles(profiles, graph)
+    check_split(asked, alike, graph)
+    plan = _made(simplify(graph), alike, asked.plain, carries, asked.reproducible)
+    return with_exclusions(plan, asked, profiles, graph)
 
 
 def _made(
@@ -94,14 +93,14 @@ def _made(
 ) -> Plan:
     whole = graph
     if isinstance(asked, Split):
-        return _split(graph, profiles, asked, carries)
+        return _split(graph, profiles, replace(asked, reproducible=reproducible), carries)
     if isinstance(asked, Pipeline) and (staged := _in_stages(graph, profiles, asked, carries)) is not None:
         return staged
     if isinstance(asked, Auto | Ranks) and any(node.op == "constraint" for node in graph.nodes):
         graph = simplify(partition(graph, rates=None if reproducible else rates_of(profiles)))
         whole = graph if reproducible else whole
     if not graph.has_spmd and isinstance(asked, Auto):
-        return _cheapest(graph, profiles, asked, carries, not reproducible)
+        return _cheapest(graph, profiles, asked, carries, reproducible)
     if not graph.has_spmd:
         return _whole(graph, profiles, asked)
     return _with_all(_apart(graph, whole, profiles, asked, carries), profiles, asked)
@@ -132,10 +131,11 @@ def _with_all(plan: Plan, profiles: Profiles, asked: Strategy) -> Plan:
     return plan
 
 
-def _cheapest(graph: WireGraph, profiles: Profiles, asked: Auto, carries: CarriedParams, splits: bool) -> Plan:
+def _cheapest(graph: WireGraph, profiles: Profiles, asked: Auto, carries: CarriedParams, reproducible: bool) -> Plan:
     """The cheapest of all that may be done with a program."""
     drafts = CandidatePlans(profiles, asked)
-    add_all(drafts, graph, profiles, asked, carries, splits)
+    splits = not reproducible or may_split(profiles, graph)
+    add_all(drafts, graph, profiles, replace(asked, reproducible=reproducible), carries, splits)
     return drafts.best()
 
 
@@ -155,7 +155,7 @@ def add_all(
     except PlacementError as error:
         refusal = error
     if splits:
-        add_splits(drafts, graph, profiles, asked.use_all, carries)
+        add_splits(drafts, graph, profiles, asked, carries)
     if refusal is not None:
         if not drafts.made:
             raise refusal
@@ -183,7 +183,8 @@ def _split(graph: WireGraph, profiles: Profiles, asked: Split, carries: CarriedP
     refusals: list[PlacementError] = []
     for ranks in counts(asked, profiles):
         try:
-            plans.append(plan_ranks(simplify(split(graph, asked, ranks, profiles, carries)), profiles, asked.text))
+            made = simplify(split(graph, asked, ranks, profiles, carries))
+            plans.append(plan_ranks(made, profiles, asked.plain.text))
         except PlacementError as error:
             refusals.append(error)
     if not plans:

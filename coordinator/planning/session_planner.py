@@ -25,7 +25,7 @@ from .model.memory_check import does_not_fit, memory_by_worker, missing, tighten
 from .model.plan import Carry, FromParam, FromPart, FromState, Part, Plan, Window
 from .model.plan_builder import plan_of
 from .model.profiles import Profiles
-from .model.reproducible import reproducible_profiles, with_exclusions
+from .model.reproducible import check_split, may_split, reproducible_profiles, with_exclusions
 from .model.subgraphs import output_source, parts_of
 from .placement.state_colocation import StateColocation
 from .placement.sticky_placement import STICKY_STRATEGIES, Homes
@@ -82,7 +82,9 @@ def session_plan(graph: WireGraph, profiles: Profiles, strategy: str, state: Sta
     graph = simplify(graph)
     asked = strategy_of(strategy)
     if asked.reproducible and profiles.workers:
-        return with_exclusions(_made(graph, reproducible_profiles(profiles), asked, state), asked, profiles)
+        alike = reproducible_profiles(profiles, graph)
+        check_split(asked, alike, graph)
+        return with_exclusions(_made(graph, alike, asked, state), asked, profiles, graph)
     return _made(graph, profiles, asked, state)
 
 
@@ -124,7 +126,7 @@ def sticky_session_plan(
     whole = asked.plain.text in STICKY_STRATEGIES and not graph.has_spmd and not needs_ranks(graph)
     if not (whole and homes and profiles.workers):
         return None
-    colocation = _colocation(graph, reproducible_profiles(profiles) if asked.reproducible else profiles, state)
+    colocation = _colocation(graph, reproducible_profiles(profiles, graph) if asked.reproducible else profiles, state)
     assignment = colocation.sticky(homes)
     if assignment is None:
         return None
@@ -152,8 +154,8 @@ def _cheapest(graph: WireGraph, profiles: Profiles, asked: Auto, state: Stateful
                 drafts.have(whole_name(shared), shared)
         except PlacementError as error:
             refusals.append(error)
-    if not asked.reproducible:
-        add_splits(drafts, graph, profiles, asked.use_all, state.carries)
+    if not asked.reproducible or may_split(profiles, graph):
+        add_splits(drafts, graph, profiles, asked, state.carries)
     if refusals and not drafts.made:
         raise refusals[-1]
     return drafts.best()

@@ -359,9 +359,10 @@ class MeshBuilder:
     def reproducible(self, wanted: bool = True) -> MeshBuilder:
         """Allow only plans whose results have the same bits, whichever workers are there (docs/planning.md).
 
-        Programs are cut between nodes and never split, they run on cpu engines that round alike, and this process
-        computes nothing.  What cannot keep bits raises InputError, which says what can: strategies that split, training
-        without `deterministic`, servers that batch requests, text generation, and coded layers.
+        Programs run on cpu engines that round alike, and this process computes nothing.  Native engines round alike on
+        all processors, and split programs too; those over numpy only cut them.  What cannot keep bits raises an error
+        that says what can: strategies that split over workers with numpy, training without `deterministic`, servers
+        that batch requests, text generation, and coded layers.
 
         Parameters
         ----------

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from wire.errors import InputError
-from wire.policy.strategies import Strategy, text_of
+from wire.policy.strategies import Split, Strategy, text_of
 
 from ..optim import Optimiser
 
@@ -140,8 +140,16 @@ class Recipe:
                 "compressed gradients are not reproducible: what is left unsent follows the number of workers",
                 next_step="Leave out compression, or build the mesh without reproducible",
             )
-        if not self.shards:  # with shards the same parts make every batch, whoever computes them
-            text_of(strategy, reproducible=True)
+        if self.shards:  # the same parts make every batch, whoever computes them
+            return
+        text_of(strategy, reproducible=True)
+        if isinstance(strategy, Split):
+            raise InputError(
+                f"training by {strategy.word!r} is not reproducible: the order in which gradients are added up follows "
+                "the number of workers",
+                next_step="Train with DistributedTrainer(deterministic=N), choose Auto(), Single() or Pipeline(), or "
+                "build the mesh without reproducible",
+            )
 
 
 __all__ = ["Compression", "Recipe", "TopK"]

@@ -62,7 +62,7 @@ class Strategy:
 
     @property
     def other_bits(self) -> str:
-        """Why the strategy has no reproducible plans, "" if it has."""
+        """Why the strategy has no reproducible plans on any machines, "" if it has."""
         return ""
 
     @property
@@ -273,11 +273,6 @@ class Split(Strategy):
             Whether they do.
         """
         return ranks >= 2
-
-    @property
-    def other_bits(self) -> str:
-        """Why the strategy has no reproducible plans."""
-        return "the last bits of a product follow its shapes, and these follow the number of ranks"
 
 
 RANKS_MAX = 4096

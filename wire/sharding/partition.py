@@ -37,20 +37,21 @@ from .rule import Rule
 
 
 def partition(
-    graph: WireGraph, axes: Axes | None = None, specs: Mapping[str, Dims] | None = None, rates: Rates | None = None
-) -> WireGraph:
+    graph: WireGraph, axes: Axes | None = None, specs: Mapping[str, Dims] | None = None, rates: Rates | None = None,
+    in_order: bool = False,
+) -> WireGraph:  # fmt: skip
     """`graph` with the same inputs, params and outputs, computed by the ranks of a grid together.
 
     `specs` are layouts of inputs, params and outputs by name, besides those that `constraint` nodes ask for.  A graph
-    in which nothing is asked for is returned as it is.  AttrError if a spec does not fit, InputError if there are two
-    grids.
+    in which nothing is asked for is returned as it is.  With `in_order` every sum of numbers that round is one rank's.
+    AttrError if a spec does not fit, InputError if there are two grids.
     """
     rates = rates or Rates()
     grid = asked_axes(graph, axes)
     if grid is None:
         return graph
     while True:
-        program = Program(graph, grid, asked_layouts(graph, grid, specs or {}))
+        program = Program(graph, grid, asked_layouts(graph, grid, specs or {}), in_order)
         prices = Prices(program, rates)
         wanted = propagate(program, prices)
         inner = opened(program, wanted)

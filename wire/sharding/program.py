@@ -13,12 +13,16 @@ from .rule import Rule
 
 
 class Program:
-    """A graph over whole tensors, to be split over `axes`; `fixed` are the layouts that somebody asked for, by node."""
+    """A graph over whole tensors, to be split over `axes`; `fixed` are the layouts that somebody asked for, by node.
 
-    def __init__(self, graph: WireGraph, axes: Axes, fixed: Mapping[int, Dims]) -> None:
+    With `in_order` no sum of numbers that round is shared out.
+    """
+
+    def __init__(self, graph: WireGraph, axes: Axes, fixed: Mapping[int, Dims], in_order: bool = False) -> None:
         self.graph = graph
         self.axes = axes
         self.fixed = fixed
+        self.in_order = in_order
 
     def types(self, index: int) -> list[TensorType]:
         """The types of a node's operands."""
@@ -41,6 +45,8 @@ class Program:
             op, _, attrs = self.graph.nodes[first]
             results = 1 + max(self.output(index) for index in group)
             rule = rule_of(op, attrs, self.types(first), results)
+            if rule and self.in_order and any(self.graph.types[index].dtype.kind in "fc" for index in group):
+                rule = rule.in_order()
             for index in group:
                 rules[index] = rule
         return tuple(rules)

@@ -6,7 +6,7 @@ The form, and what free, reduced, exact and special factors are, is told in `fac
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..ir.graph import WireGraph
 from ..ir.types import TensorType
@@ -17,6 +17,7 @@ Made = tuple[tuple[int, ...], ...]
 
 Dimensions = Sequence[tuple[int, ...]]
 WHOLE: tuple[int, ...] = ()
+ORDERED = frozenset({"sum", "prod"})  # reductions whose result follows their order, of numbers that round
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,8 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What of one node can be split.  `results` are by the attribute `output`; most ops have one."""
+    """What of one node can be split.  `results` are by the attribute `output`; most ops have one.  `whole` are factors
+    that nobody may share out."""
 
     sizes: tuple[int, ...]
     operands: tuple[Made, ...]
@@ -38,10 +40,15 @@ class Rule:
     special: frozenset[int] = frozenset()
     exact: frozenset[int] = frozenset()
     bodies: Mapping[str, Body] = field(default_factory=dict)
+    whole: frozenset[int] = frozenset()
+
+    def in_order(self) -> Rule:
+        """The rule by which one rank adds up or multiplies all that a node adds up or multiplies."""
+        return replace(self, whole=frozenset([factor for factor, how in self.reduced.items() if how in ORDERED]))
 
     def may_split(self, factor: int, shards: int) -> bool:
         """Whether so many ranks can share a factor out."""
-        return factor not in self.exact or self.sizes[factor] % shards == 0
+        return factor not in self.whole and (factor not in self.exact or self.sizes[factor] % shards == 0)
 
 
 def local_of(shape: Sequence[int], made: Made, shards: Sequence[int]) -> tuple[int, ...]:

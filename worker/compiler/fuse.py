@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
-from wire.ir.graph import WireGraph
+from wire.ir.graph import Node, WireGraph
 from wire.ir.ops import ELEMENTWISE, LEAVES, VIEWS
 
 from .constants import splat_bits
@@ -94,7 +94,7 @@ class _Fuser:
         self.taken = [target.takes(graph, index) for index in range(len(graph.nodes))]
         self.outputs = set(graph.outputs)
         for node, taken in zip(graph.nodes, self.taken, strict=True):
-            self.outputs.update(() if taken else node.inputs)
+            self.outputs.update(self.constants_of_product(node) if taken else node.inputs)
         self.consumers: list[list[int]] = [[] for _ in graph.nodes]
         self.groups: list[Group] = []
         self.member: list[list[Group]] = [[] for _ in graph.nodes]  # groups that compute a node
@@ -109,6 +109,12 @@ class _Fuser:
             if not self.in_memory(index) and not self.inline_only(index):
                 self.visit(index)
         return sorted(self.groups, key=lambda group: group.root)
+
+    def constants_of_product(self, node: Node) -> list[int]:
+        """Operands of a product that are one number, where it cannot take that from an expression."""
+        if self.target.kinds.get(node.op) != "matmul" or "const" in self.target.prologue:
+            return []
+        return [operand for operand in node.inputs if splat_bits(self.graph.nodes[operand]) is not None]
 
     def in_memory(self, index: int) -> bool:
         node = self.graph.nodes[index]
@@ -196,8 +202,7 @@ class _Fuser:
         return labels
 
     def as_prologue(self, index: int) -> bool:
-        node = self.graph.nodes[index]
-        return node.op in self.target.prologue or node.op == "const"
+        return self.graph.nodes[index].op in self.target.prologue
 
     def feeds_dot(self, index: int, group: Group) -> bool:
         """Whether `index` is used, through inlined nodes, by the group's dot."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from wire.ir.arithmetic import ELEMENTS_MAX
 from wire.ir.graph import WireGraph
 from wire.ir.ops import LEAVES
 
@@ -16,7 +17,6 @@ FLOATS = frozenset({"f32", "f64", "f16", "bf16"})
 EVERY = INTEGERS | FLOATS | {"bool"}
 WIDE = frozenset({"f32", "f64"})
 PRODUCTS = {"dot": "matmul", "conv": "matmul"}
-ELEMENTS_MAX = (1 << 31) - 1  # indices are 32 bits
 
 # Ops whose kernels do not have every dtype: those of the operands and of the result.
 DTYPES: dict[str, frozenset[str]] = {
@@ -53,8 +53,6 @@ def takes(graph: WireGraph, index: int) -> bool:
     dtypes = {kind.dtype.name for kind in types}
     if not dtypes <= DTYPES.get(op, EVERY):
         return False
-    if op in PRODUCTS:
-        return all(splat_bits(graph.nodes[source]) is None for source in inputs)
     if op == "cast":
         source, to = types[1].dtype.name, own.dtype.name
         return to not in ROUNDED_ONCE or source == to or source in ROUNDED_ONCE[to]

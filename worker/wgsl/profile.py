@@ -68,7 +68,7 @@ class Profile:
     @property
     def target(self) -> Target:
         """This device as the passes see it."""
-        return Target(self.limits.storage_buffers - 1, KINDS, MOVES | {"cast"}, COSTLY, LOOPING)
+        return Target(self.limits.storage_buffers - 1, KINDS, MOVES | {"cast", "const"}, COSTLY, LOOPING)
 
     @property
     def dtypes(self) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from wire.ir.arithmetic import arithmetic_of
 from wire.ir.dtypes import F32, PARTS, DType
 from wire.ir.graph import GraphBuilder, WireGraph
 from wire.ir.ops import tolerance_for
@@ -77,7 +78,8 @@ def audited(plan: Plan, variant: int, profiles: Profiles) -> Plan:
 
 def _audit_part(part: Part, rounds: str, index: int, node: str, device: DeviceProfile) -> Part | None:
     """The audit on a device; what is audited `rounds` so."""
-    exact = part.engine == device.engine and device.engine in ON_CPU and rounds == device.arithmetic
+    same = arithmetic_of(rounds, part.graph) == arithmetic_of(device.arithmetic, part.graph)
+    exact = part.engine == device.engine and device.engine in ON_CPU and same
     graph = audit_graph(part.graph, exact)
     if graph is None:
         return None

@@ -1,16 +1,28 @@
 """Reproducible plans: all have the same bits, whoever is there, whatever was measured, and after every death.  Pure.
 
-Bits stay where every node is computed in the shapes that it has in the graph, by one arithmetic.  So a program may be
-cut at any node, but it is neither split (`other_bits` of a strategy says why) nor laid out by what was measured of
-links and devices, and only cpu engines that round alike compute it.  The plan's reasons say what was excluded.
+Bits stay where every node is computed in the shapes that it has in the graph, by one arithmetic
+(wire/ir/arithmetic.py).  So a program may be cut at any node, and only cpu engines that round alike compute it.  Where
+numpy does, it is neither split nor laid out by what was measured of links and devices, since the bits of a product
+follow its shapes.  The arithmetic "native-1" gives a row the same bits among any others, so there a program may be
+split, as long as every sum is one rank's (`Program.in_order`).  The plan's reasons say what was excluded.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from wire.errors import PlacementError
-from wire.policy.strategies import Auto, DataParallel, DataTensor, FullySharded, Strategy, TensorParallel
+from wire.errors import InputError, PlacementError
+from wire.ir.arithmetic import NATIVE_1, arithmetic_of, by_libraries
+from wire.ir.graph import WireGraph
+from wire.policy.strategies import (
+    Auto,
+    DataParallel,
+    DataTensor,
+    FullySharded,
+    Split,
+    Strategy,
+    TensorParallel,
+)
 from wire.protocol.engine_names import ON_CPU
 
 from .plan import Plan
@@ -19,19 +31,21 @@ from .profiles import Profiles
 EXCLUDED = tuple(kind().word for kind in (DataParallel, TensorParallel, FullySharded, DataTensor))  # what splits
 
 
-def reproducible_profiles(profiles: Profiles) -> Profiles:
-    """The profiles with cpu engines only; PlacementError unless all of these round alike."""
+def reproducible_profiles(profiles: Profiles, graph: WireGraph) -> Profiles:
+    """The profiles with cpu engines only; PlacementError unless all of these compute `graph` by one arithmetic."""
     kinds: dict[str, list[str]] = {}
     for worker in profiles.workers:
         for device in worker.devices:
             if device.engine in ON_CPU:
-                kinds.setdefault(device.arithmetic, []).append(worker.name)
+                kinds.setdefault(arithmetic_of(device.arithmetic, graph), []).append(worker.name)
     if len(kinds) != 1:
         known = "; ".join(f"{', '.join(names)}: {kind}" for kind, names in sorted(kinds.items())) or "none"
+        what = by_libraries(graph)
+        of_op = f" for {what}, whose bits no definition fixes," if what else ""
         raise PlacementError(
-            f"nothing is reproducible here: it needs cpu engines that round alike, and there are {known}",
-            next_step="Build the mesh of workers of one kind, start all with one OPENBLAS_CORETYPE and "
-            "NPY_DISABLE_CPU_FEATURES (docs/planning.md), or leave out reproducible",
+            f"nothing is reproducible here: it needs cpu engines that round alike{of_op} and there are {known}",
+            next_step="Build the mesh of workers that have the native engine, or of one kind, all with one "
+            "OPENBLAS_CORETYPE and NPY_DISABLE_CPU_FEATURES (docs/planning.md), or leave out reproducible",
         )
     workers = tuple(
         replace(
@@ -46,10 +60,28 @@ def reproducible_profiles(profiles: Profiles) -> Profiles:
     return replace(profiles, workers=workers)
 
 
-def with_exclusions(plan: Plan, asked: Strategy, profiles: Profiles) -> Plan:
+def may_split(profiles: Profiles, graph: WireGraph) -> bool:
+    """Whether parts of a tensor have the bits there that they have in the whole; of `reproducible_profiles`."""
+    devices = [device for worker in profiles.workers for device in worker.devices if device.engine in ON_CPU]
+    return all(arithmetic_of(device.arithmetic, graph) == NATIVE_1 for device in devices)
+
+
+def check_split(asked: Strategy, profiles: Profiles, graph: WireGraph) -> None:
+    """Raise InputError for a strategy that splits where bits follow shapes."""
+    if isinstance(asked, Split) and not may_split(profiles, graph):
+        raise InputError(
+            f"the strategy {asked.word!r} is not reproducible: the last bits of a product follow its shapes with "
+            "numpy, and these follow the number of ranks",
+            next_step="Use workers with the native engine, choose 'auto', 'single' or 'pipeline', train with "
+            "DistributedTrainer(deterministic=N), or leave out reproducible",
+        )
+
+
+def with_exclusions(plan: Plan, asked: Strategy, profiles: Profiles, graph: WireGraph) -> Plan:
     """The plan by the name of what was asked for, with what was excluded for the sake of its bits."""
     others = sorted({device.engine for worker in profiles.workers for device in worker.devices} - ON_CPU)
-    excluded = [*(EXCLUDED if isinstance(asked, Auto) else ()), *(f"{engine} devices" for engine in others)]
+    whole = isinstance(asked, Auto) and not may_split(profiles, graph)
+    excluded = [*(EXCLUDED if whole else ()), *(f"{engine} devices" for engine in others)]
     whose = f": excluded are {', '.join(excluded)}, whose last bits may differ" if excluded else ""
     why = f"reproducible{whose}"
     return replace(plan, strategy=asked.text, reasons=tuple(dict.fromkeys((why, *plan.reasons))))

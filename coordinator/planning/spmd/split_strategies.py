@@ -25,7 +25,8 @@ RANKS_MAX = 16  # where nobody said how many
 def split(graph: WireGraph, asked: Split, ranks: int, profiles: Profiles, carries: CarriedParams = ()) -> WireGraph:
     """The program of so many ranks; InputError if the strategy finds nothing to split.
 
-    `carries` are params by name, each with the position of an output that is to lie as it does.
+    `carries` are params by name, each with the position of an output that is to lie as it does.  For a reproducible
+    strategy every sum is one rank's.
     """
     grid = asked.grid(ranks)
     axes = Axes(tuple(grid), tuple(grid.values()))
@@ -35,7 +36,7 @@ def split(graph: WireGraph, asked: Split, ranks: int, profiles: Profiles, carrie
     kinds = graph.param_types
     state = {name: specs.get(name, ((),) * len(kinds[name].shape)) for name, _ in carries if name in kinds}
     following = {graph.output_names[at]: state[name] for name, at in carries if name in state}
-    return partition(graph, axes, {**specs, **state, **following}, rates_of(profiles))
+    return partition(graph, axes, {**specs, **state, **following}, rates_of(profiles), asked.reproducible)
 
 
 def batch_of(graph: WireGraph, asked: DataParallel) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,9 +29,11 @@ from mesh.functions.step_trace import Stepping
 from mesh.simulation.loop import VirtualLoop
 from wire.errors import InputError, PlacementError
 from wire.ir.graph import WireGraph
-from wire.policy.strategies import STRATEGIES, DeviceMap, strategy_of, text_of
+from wire.policy.strategies import DeviceMap, strategy_of, text_of
 from worker.cpu import evaluate
+from worker.cpu.engine import ordered
 from worker.cpu.process import arithmetic
+from worker.native.engine import NativeEngine
 
 RNG = np.random.default_rng(11)
 SAME = Auto(reproducible=True).text
@@ -208,16 +210,88 @@ def test_the_name_of_this_processs_arithmetic_says_what_rounds() -> None:
     assert np.__version__ in arithmetic() and len(arithmetic()) < 256
 
 
+# -- the arithmetic native-1
+
+
+NATIVE = {
+    name: replace(
+        profiles,
+        workers=tuple(
+            replace(each, devices=tuple(replace(d, arithmetic=f"native-1, numpy {number}") for d in each.devices))
+            for number, each in enumerate(profiles.workers)
+        ),
+    )
+    for name, profiles in MESHES.items()
+}
+
+
+@pytest.fixture(scope="module")
+def compute() -> Iterator[Callable[..., Any]]:
+    engine = NativeEngine(threads=2)
+    yield lambda graph, values: engine.run(engine.compile(graph), ordered(graph, values))
+    engine.close()
+
+
+def normalised(x: Any, w: Any, scale: Any) -> Any:
+    """Rows that are normalised before and after a product."""
+    x = nn.layer_norm(mnp.exp(x @ w), scale, scale)
+    return nn.softmax(x @ w.T, axis=-1)
+
+
+ROWS_99 = np.zeros((96, 99), np.float32)
+SPLITTING = ("auto", "single", "pipeline", "data", "fully-sharded", "tensor", "data-tensor")
+SPLIT_PROGRAMS = {
+    "towers": layers(96, 200, 3),
+    "sums": mesh.trace(lambda x: mnp.sum(mnp.tanh(x @ mnp.ones((99, 99), "float32")), axis=0), ROWS_99),
+    "rows": mesh.trace(
+        normalised, np.zeros((90, 300), np.float32), np.zeros((300, 520), np.float32), np.zeros(520, np.float32)
+    ),
+}
+
+
+@pytest.mark.parametrize("machine", ["alike", "slow"])
+@pytest.mark.parametrize(
+    ("strategy", "program"),
+    [*((name, "towers") for name in SPLITTING), ("auto", "rows"), ("data", "sums"), ("auto", "sums")],
+)
+def test_native_workers_of_any_processors_split_and_have_the_bits_of_one(
+    strategy: str, program: str, machine: str, compute: Callable[..., Any]
+) -> None:
+    graph = SPLIT_PROGRAMS[program]
+    plan = make_plan(graph, NATIVE[machine], text_of(strategy, reproducible=True))
+    values = values_of(graph)
+    inputs = {name: values[name] for name in graph.input_types}
+    got = run_plan(plan, inputs, {name: values[name] for name in graph.param_types}, compute)
+    assert [each.tobytes() for each in got] == [each.tobytes() for each in compute(graph, values)]
+    assert plan.gangs or strategy not in EXCLUDED
+    assert not any(node.op in ("all_reduce", "reduce_scatter") for part in plan.parts for node in part.graph.nodes)
+    assert plan.reasons[0] == "reproducible"
+
+
+@pytest.mark.parametrize("op", ["cholesky", "fft"])
+def test_what_a_library_computes_is_reproducible_on_one_kind_of_processor_only(op: str) -> None:
+    x = np.eye(4, dtype=np.float32 if op == "cholesky" else np.complex64)
+    graph = mesh.trace(getattr(mnp.linalg if op == "cholesky" else mnp.fft, op), x)
+    what = op if op == "cholesky" else "c64"
+    with pytest.raises(PlacementError, match=f"for {what}.*, whose bits no definition fixes, and there are worker-0: "):
+        make_plan(graph, NATIVE["alike"], SAME)
+    assert make_plan(graph, NATIVE["alone"], SAME).parts
+
+
+def test_audits_of_native_workers_of_two_processors_are_exact() -> None:
+    plan = make_plan(layers(8, 16, 2), NATIVE["alike"], DeviceMap().layer("", "worker-0").text)
+    found = audited(plan, 0, NATIVE["alike"])
+    assert found.parts[-1].graph == audit_graph(found.parts[0].graph, exact=True)
+
+
 # -- what cannot have equal bits
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_strategies_that_split_are_refused_and_the_error_says_why(name: str) -> None:
-    if name not in EXCLUDED:
-        assert strategy_of(text_of(name, reproducible=True)).reproducible
-        return
+@pytest.mark.parametrize("name", EXCLUDED)
+def test_strategies_that_split_are_refused_where_bits_follow_shapes_and_the_error_says_why(name: str) -> None:
+    graph, asked = layers(64, 64, 2), text_of(name, reproducible=True)
     with pytest.raises(InputError, match=rf"'{name}' is not reproducible: the last bits .*deterministic=N"):
-        text_of(name, reproducible=True)
+        make_plan(graph, MESHES["alike"], asked)
 
 
 @pytest.mark.parametrize(("asked", "why"), [({"schedule": "pipedream"}, "stale"), ({"data": 2}, "add up gradients")])
@@ -250,12 +324,19 @@ async def served(batched: bool | None) -> None:
         assert server.loaded_models()[0].batches == 2, "each alone"
 
 
+def kept(state: Any, x: Any) -> Any:
+    return state + x, state
+
+
 REFUSED: dict[str, tuple[str, Callable[[Mesh], Any]]] = {
     "run": ("'data' is not reproducible", lambda m: m.run(mnp.tanh, ROWS, strategy="data")),
     "plan": ("'tensor' is not reproducible", lambda m: m.plan(mnp.tanh, ROWS, strategy="tensor")),
-    "compile": ("'data' is not reproducible", lambda m: m.compile(mnp.tanh, ROWS, strategy="data")),
-    "submit": ("'data' is not reproducible", lambda m: m.submit(mnp.tanh, ROWS, strategy="data")),
-    "session": ("not reproducible", lambda m: m.session(lambda s, x: (s + x, s), ROWS, ROWS, strategy="data")),
+    "compile": ("'data' is not reproducible", lambda m: m.compile(mnp.tanh, ROWS, strategy="data")(ROWS)),
+    "submit": ("'data' is not reproducible", lambda m: m.submit(mnp.tanh, ROWS, strategy="data").result()),
+    "session": (
+        "not reproducible",
+        lambda m: m.session(lambda s, x: (s + x, s), ROWS, ROWS, strategy="data").step(ROWS).result(),
+    ),
     "decorated": ("not reproducible", lambda m: np.asarray(mesh.distributed(mnp.tanh, strategy="data")(ROWS))),
     "training": ("deterministic=N", lambda m: trainer().distribute(m)),
     "sharded": ("deterministic=N", lambda m: trainer(mesh.FullySharded()).distribute(m)),

@@ -1,4 +1,4 @@
-"""A plan carried out in this process, part by part, on the cpu engine: what workers do, without workers."""
+"""A plan carried out in this process, part by part, on one engine: what workers do, without workers."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from wire.passes.unroll_spmd import Ranks
 from worker.cpu import evaluate
 
 Arrays = Mapping[str, NDArray[Any]]
+Compute = Callable[[WireGraph, Arrays], Sequence[NDArray[Any]]]
 Value = Callable[[int, int, Source], NDArray[Any]]  # of a part's input
 
 
-def run_plan(plan: Plan, inputs: Arrays, params: Arrays) -> list[NDArray[Any]]:
+def run_plan(plan: Plan, inputs: Arrays, params: Arrays, compute: Compute = evaluate) -> list[NDArray[Any]]:
     """The graph's outputs, then auditors' counts; a KeyError if a part reads what nobody made or no edge brings."""
     edges = {(edge.source, edge.part, edge.slot) for edge in plan.edges}
     made: dict[FromPart, NDArray[Any]] = {}
@@ -42,21 +43,23 @@ def run_plan(plan: Plan, inputs: Arrays, params: Arrays) -> list[NDArray[Any]]:
     for part in plan.parts:
         if part.index in gangs:
             if part.index == gangs[part.index].parts[0]:
-                made.update(_together([plan.parts[each] for each in gangs[part.index].parts], gangs[part.index], value))
+                ranks = [plan.parts[each] for each in gangs[part.index].parts]
+                made.update(_together(ranks, gangs[part.index], value, compute))
             continue
         names = [part.graph.nodes[index].attrs["name"] for index in part.graph.inputs]
         given = {name: value(part.index, int(name), part.sources[int(name)]) for name in names}
-        for slot, array in enumerate(evaluate(part.graph, given)):
+        for slot, array in enumerate(compute(part.graph, given)):
             made[FromPart(part.index, slot)] = array
     arrived = {position: made[source] for position, source in plan.arrivals.items()}
     return [*outputs(plan, arrived, inputs, params), *(np.array(count) for count in counts(plan, arrived))]
 
 
-def _together(parts: Sequence[Part], gang: Gang, value: Value) -> dict[FromPart, NDArray[Any]]:
+def _together(parts: Sequence[Part], gang: Gang, value: Value, compute: Compute) -> dict[FromPart, NDArray[Any]]:
     """What the ranks of a gang make: all in one graph, or each by itself where they have graphs of their own."""
     graph, builder = parts[0].graph, GraphBuilder()
     assert len({(part.node, part.device) for part in parts}) == len(parts), "two ranks on one device"
     if any(part.graph != graph for part in parts):
+        assert compute is evaluate, "ranks by themselves are the cpu engine's"
         fed = [[value(part.index, slot, source) for slot, source in enumerate(part.sources)] for part in parts]
         results = each_by_itself([part.graph for part in parts], fed, gang.axes, gang.sizes)
         return {FromPart(part.index, slot): array for part, made in zip(parts, results, strict=True)
@@ -72,7 +75,7 @@ def _together(parts: Sequence[Part], gang: Gang, value: Value) -> dict[FromPart,
     found = Ranks(builder, gang.axes, gang.sizes).place(graph, placed)
     flat = [FromPart(part.index, slot) for slot in range(len(found)) for part in parts]
     whole = builder.build([node for nodes in found for node in nodes])
-    return dict(zip(flat, evaluate(whole, given), strict=True))
+    return dict(zip(flat, compute(whole, given), strict=True))
 
 
 def memory_by_device(plan: Plan) -> dict[tuple[str, int], int]:

@@ -11,17 +11,28 @@ import pytest
 from support.cases.layouts import GRIDS, layouts
 from support.cases.sharded_cases import Case, cases
 
+from wire.ir.arithmetic import by_libraries
 from wire.ir.ops import OPS
 from wire.ir.verify import verify
 from wire.sharding.factors import WITHOUT
 from wire.sharding.layout import Axes, Dims
 from wire.sharding.partition import partition
 from worker.cpu import evaluate
+from worker.cpu.engine import ordered
+from worker.native.engine import NativeEngine
 
 SHARDED = sorted(
     OPS.keys() - WITHOUT.keys() - {"constraint"}
 )  # which names its own grid: tests/wire/sharding/test_partition.py
+CASES_MAX = 3  # of an op that are compiled to machine code
 WAYS_MAX = 400  # of one case on one grid; of more, that many are tried
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[NativeEngine]:
+    made = NativeEngine()
+    yield made
+    made.close()
 
 
 def ways(case: Case, axes: Axes, rng: random.Random) -> Iterator[dict[str, Dims]]:
@@ -54,6 +65,36 @@ def test_sharded_is_local(op: str) -> None:
         rng = random.Random(case.id)
         axes = GRIDS[rng.choice(list(GRIDS))]
         check(case, axes, next(ways(case, axes, rng)))
+
+
+def check_bits(case: Case, axes: Axes, specs: dict[str, Dims], engine: NativeEngine) -> None:
+    """Raises unless the program, split with every sum in order, has the bits that it has on one device."""
+    if by_libraries(case.graph):
+        return
+    sharded = partition(case.graph, axes, specs, in_order=True)
+    one, several = (engine.run(engine.compile(graph), ordered(graph, case.inputs)) for graph in (case.graph, sharded))
+    for result, wanted in zip(several, one, strict=True):
+        assert result.tobytes() == wanted.tobytes(), f"{case.id} split as {specs}"
+
+
+@pytest.mark.parametrize("op", SHARDED)
+def test_split_in_order_is_the_same_to_the_bit(op: str, engine: NativeEngine) -> None:
+    """Some of the cases, in one way each: every way is made of other kernels."""
+    chosen = random.Random(op)
+    examples = cases(op)
+    for case in chosen.sample(examples, min(len(examples), CASES_MAX)):
+        rng = random.Random(case.id)
+        axes = GRIDS[rng.choice(list(GRIDS))]
+        check_bits(case, axes, next(ways(case, axes, rng)), engine)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize("op", SHARDED)
+def test_split_in_order_in_every_way_is_the_same_to_the_bit(op: str, grid: str, engine: NativeEngine) -> None:
+    for case in cases(op):
+        for specs in ways(case, GRIDS[grid], random.Random(case.id)):
+            check_bits(case, GRIDS[grid], specs, engine)
 
 
 @pytest.mark.long

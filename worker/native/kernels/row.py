@@ -69,8 +69,7 @@ class _Row:
         self.shape, self.kept, self.gone = row_shape(frame.graph, self.anchors[0])
         self.rows = math.prod(self.shape[axis] for axis in self.kept)
         self.columns = math.prod(self.shape[axis] for axis in self.gone)
-        last = max((axis for axis, dim in enumerate(self.shape) if dim > 1), default=len(self.shape) - 1)
-        self.inner = last in self.gone
+        self.inner = len(self.shape) - 1 in self.gone  # be it of one element: a rank's part of it may be
         after = [axis for axis in self.kept if axis > max(self.gone)]
         self.width = 1 if self.inner else math.prod(self.shape[axis] for axis in after)
         self.full = frame.shape(frame.root) == self.shape and frame.root not in self.anchors and self.columns > 1
