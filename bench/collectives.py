@@ -144,9 +144,9 @@ def ours(chosen: argparse.Namespace) -> Figures:
 
 
 def our_rank(group: Any, size: int, rounds: int, algorithm: str) -> list[float]:
-    from worker.cpu.process import keep_memory
+    from wire.system.malloc import hold_arrays
 
-    keep_memory()  # as engine hosts do
+    hold_arrays()  # as engine hosts do
     group.algorithm = algorithm
     array = np.ones(size // 4, np.float32)
 

@@ -39,7 +39,7 @@ class WorkerConfig:
     memory_bytes: int = 0  # budget for weights and working memory of all devices; 0: what they have
     state_dir: str = ""  # "": the platform's folder for state
     cache_dir: str = ""  # weights and kernels kept between runs; "": the platform's cache folder, one per worker
-    kernel_dir: str = ""  # kernels, which workers may share; "": in `cache_dir`, or one for this mesh's workers here
+    kernel_dir: str = ""  # kernels, which workers may share; "": in `cache_dir`, or this user's for all workers
     cache_bytes_max: int = 20 * GIB  # of weights on disk: a handful of 7B models in 8 bits, or hundreds of small ones
     blob_memory_bytes_max: int = 0  # of content that is not on disk; 0: `memory_bytes`, or half of the machine's
     measured_dir: str = ""  # where measurements of devices are kept; "": the user's cache folder, for all workers
@@ -99,11 +99,12 @@ class WorkerConfig:
             return Path(self.cache_dir)
         return platformdirs.user_cache_path(APP, appauthor=False) / self.mesh_name / name
 
-    def kernel_folder(self, name: str) -> Path:
-        """The folder in which the worker called `name` keeps kernels.  The mesh's workers on this machine share it."""
-        if self.kernel_dir:
-            return Path(self.kernel_dir)
-        return self.cache_folder(name) / "kernels" if self.cache_dir else self.cache_folder("@kernels")
+    @property
+    def kernel_folder(self) -> Path:
+        """The folder of kernels.  This user's workers on this machine share it, whatever their mesh."""
+        if self.kernel_dir or self.cache_dir:
+            return Path(self.kernel_dir) if self.kernel_dir else Path(self.cache_dir) / "kernels"
+        return platformdirs.user_cache_path(APP, appauthor=False) / "@kernels"  # no mesh has such a name
 
     @property
     def measured_folder(self) -> Path:

@@ -2,9 +2,9 @@
 
 Each is the ordinary `mesh-worker` in a process of its own (never multiprocessing, so scripts need no main guard),
 started with `python -P` so that a file in the current folder cannot take the place of a library.  It is not announced
-on the network, keeps its state in a temporary folder, and ends by itself within a second when this process dies,
-because its standard input then closes.  The folder goes with the mesh, or with this process if nobody closes the mesh;
-after a kill -9 the next worker that starts on this machine removes it.
+on the network, keeps its state in a temporary folder and its kernels in this user's cache, and ends by itself within a
+second when this process dies, because its standard input then closes.  The folder goes with the mesh, or with this
+process if nobody closes the mesh; after a kill -9 the next worker that starts on this machine removes it.
 
 Part of the composition root: it knows the worker's command line and its ready line, nothing else of it.
 """
@@ -23,8 +23,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from platformdirs import user_cache_path
+
 from wire.errors import ConfigError, ConnectFailed
 from wire.limits import DEFAULT, KIB
+from wire.system.cores import core_count
 from wire.system.shared_memory import SharedDir
 from wire.timeouts import DEFAULT_TIMEOUTS, WORKER, Timeouts
 
@@ -62,6 +65,9 @@ class LocalWorkers:
         self._timeouts = timeouts
         self._members = members
         self._cache_dir = cache_dir
+        self._kernels = (
+            cache_dir / "kernels" if cache_dir else user_cache_path("graph-mesh", appauthor=False) / "@kernels"
+        )
         self._memory_bytes = memory_bytes
         self._folder: SharedDir | None = None
         self._processes: list[asyncio.subprocess.Process] = []
@@ -70,12 +76,13 @@ class LocalWorkers:
     async def start(self, devices: Sequence[Sequence[str]], names: Sequence[str] = ()) -> list[LocalWorker]:
         """One worker per entry, each with the devices named there; ConnectFailed with the log of each that fails.
 
-        `names` are theirs, by default local-0, local-1 and so on.
+        `names` are theirs, by default local-0, local-1 and so on.  They share this machine's cores evenly.
         """
         self._folder = SharedDir.create(Path(tempfile.gettempdir()))
         weakref.finalize(self, self._folder.close)
         names = names or [f"local-{index}" for index in range(len(devices))]
-        starts = [self._start_one(*worker) for worker in zip(names, devices, strict=True)]
+        threads = max(core_count() // len(devices), 1)
+        starts = [self._start_one(*worker, threads) for worker in zip(names, devices, strict=True)]
         try:
             return await gather_all(starts)
         except BaseException:
@@ -102,7 +109,7 @@ class LocalWorkers:
             await asyncio.to_thread(self._folder.close)
             self._folder = None
 
-    async def _start_one(self, name: str, devices: Sequence[str]) -> LocalWorker:
+    async def _start_one(self, name: str, devices: Sequence[str], threads: int) -> LocalWorker:
         assert self._folder is not None
         folder = self._folder.path
         log = folder / f"{name}.log"
@@ -110,9 +117,10 @@ class LocalWorkers:
         command = [sys.executable, "-P", "-m", "mesh.commands.worker", "--local", "--port", "0"]
         command += ["--name", name, "--mesh", self._mesh]
         command += ["--state-dir", str(folder / name), "--cache-dir", str(cache)]
-        command += ["--kernel-dir", str((self._cache_dir or folder) / "kernels")]  # of all: ranks have the same
+        command += ["--kernel-dir", str(self._kernels)]  # of all: ranks have the same
         command += ["--authority", str(authority_folder(self._mesh))] if self._members else []
         command += ["--max-memory", str(self._memory_bytes)] if self._memory_bytes else []
+        command += ["--threads", str(threads)]
         command += self._timeouts.arguments(WORKER)
         for device in devices:
             command += ["--device", device]

@@ -1,4 +1,7 @@
-"""The evaluator of last resort: the cpu engine in this very process.
+"""The evaluator of last resort: an engine in this very process.
+
+A graph that takes long is compiled to machine code of this processor, which uses all cores (docs/native.md); a small
+one is done by numpy before that would be compiled.  Which of them it is follows from the graph alone.
 
 Part of the composition root: the one file besides `mesh/backends/local_workers.py`, `mesh/backends/embedded.py` and
 `commands/` that reaches into `worker`.  It is imported when the first value is computed without a mesh.
@@ -8,7 +11,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from functools import cache
+from typing import Any, cast
 from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
@@ -17,8 +21,10 @@ from numpy.typing import NDArray
 from wire.errors import NoSuchDevice
 from wire.ir.device_names import ANY, device_named
 from wire.ir.graph import WireGraph
-from worker.cpu.engine import CpuExecutable, compile_graph, ordered, run
+from worker.config import WorkerConfig
+from worker.cpu.engine import CpuEngine, CpuExecutable, compile_graph, ordered, run
 from worker.cpu.process import one_thread
+from worker.devices.registry import PROCESSOR, open_engine
 from worker.engine.donation import Lent
 from worker.engine.protocol import Stopped, never
 
@@ -26,6 +32,7 @@ from ..util.lru_cache import NODE_BYTES, Latest
 from .backend import Work
 from .handle import Handle
 
+FLOPS_MIN = 1 << 26  # of a graph that is compiled to machine code: numpy takes some 10 ms for so many
 LATEST_COUNT, LATEST_BYTES = 64, 32 << 20  # compiled graphs that nobody has any more, and what they take
 
 
@@ -58,7 +65,7 @@ class Executables:
         if executable is None:
             _check_devices(graph)
             one_thread()
-            executable = compile_graph(graph)
+            executable = _engine().compile(graph) if graph.flops >= FLOPS_MIN else compile_graph(graph)
             with self._lock:
                 self.compiled += 1
         with self._lock:
@@ -101,6 +108,12 @@ class Evaluating:
             self._executable,
             [Lent(values_by_name[name]) if name in spent else values_by_name[name] for name in self._names],
         )
+
+
+@cache
+def _engine() -> CpuEngine:
+    """The best engine for this processor: the native one, or numpy's where no machine code can be made."""
+    return cast(CpuEngine, open_engine(PROCESSOR, WorkerConfig().kernel_folder, memory_bytes=0))
 
 
 def _check_devices(graph: WireGraph) -> None:

@@ -318,7 +318,12 @@ DOORS = {
         "worker/engine/host_messages.py",
     },
     "onnx": {"mesh/importers/onnx/reading.py"},
-    "platformdirs": {"worker/config.py", "mesh/backends/enrolment.py", "mesh/demo/show.py"},
+    "platformdirs": {
+        "worker/config.py",
+        "mesh/backends/enrolment.py",
+        "mesh/backends/local_workers.py",
+        "mesh/demo/show.py",
+    },
     "psutil": {"wire/link/interfaces.py", "wire/system/memory.py"},
     "rich": {
         "mesh/commands/progress.py",
@@ -382,6 +387,7 @@ PURE_FILES = (
     "wire/units.py",
     "wire/discovery/announcements.py",
     "wire/errors.py",
+    "wire/ir/arithmetic.py",
     "wire/ir/codec.py",
     "wire/ir/collective_rules.py",
     "wire/ir/control_rules.py",

@@ -16,7 +16,7 @@ from worker.config import WorkerConfig
 from worker.daemon.engine_hosts import EngineHosts
 from worker.daemon.environment import REAL, Environment
 from worker.devices.adapter_cache import FILE, AdapterCache, machine
-from worker.devices.registry import selections
+from worker.devices.registry import PROCESSOR, selections
 from worker.engine import host_messages as hm
 
 BOOT = "proc/sys/kernel/random/boot_id"
@@ -97,11 +97,11 @@ def test_a_damaged_memory_is_none_and_one_that_cannot_be_kept_does_no_harm(root:
 def test_the_next_worker_opens_no_host_for_adapters_that_are_not_there(root: Path) -> None:
     """A device that was asked for is opened.  A worker says why it has no GPU, whether it looked itself or not."""
     none = hm.Opened(None, SOFTWARE)
-    assert opened(root, none) == (["best", "cpu"], SOFTWARE)
-    assert opened(root, none) == (["cpu"], SOFTWARE)
-    assert opened(root, none, "wgsl") == (["wgsl", "cpu"], "")
+    assert opened(root, none) == (["best", PROCESSOR], SOFTWARE)
+    assert opened(root, none) == ([PROCESSOR], SOFTWARE)
+    assert opened(root, none, "wgsl") == (["wgsl", PROCESSOR], "")
     CHANGES["a card was put in"](root)
-    assert opened(root, none) == (["best", "cpu"], SOFTWARE)
+    assert opened(root, none) == (["best", PROCESSOR], SOFTWARE)
 
 
 def test_a_worker_that_was_told_to_use_the_cpu_says_so_and_one_whose_driver_failed_says_how(root: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_worker_that_was_told_to_use_the_cpu_says_so_and_one_whose_driver_fail
     lost = hm.OpenFailed(DeviceLost("opening the device failed", cause="exit code -6").to_fields())
     for _ in range(2):
         made, why = opened(root, lost)
-        assert made == ["best", "cpu"], "a failure is not remembered"
+        assert made == ["best", PROCESSOR], "a failure is not remembered"
         assert why == "failed: opening the device failed: exit code -6"
         assert long_text(why).endswith("cannot be used (opening the device failed: exit code -6)")
 

@@ -20,9 +20,9 @@ ALL = (GPU, SMALL, LAVAPIPE)
 @pytest.mark.parametrize(
     ("asked", "opened"),
     [
-        ((), ("best", "cpu")),
+        ((), ("best", "processor")),
         (("cpu",), ("cpu",)),
-        (("wgsl",), ("wgsl", "cpu")),
+        (("wgsl",), ("wgsl", "processor")),
         (("cpu", "1", "0", "1"), ("1", "0", "cpu")),
         (("native",), ("native",)),
         (("1", "native", "cpu"), ("1", "native")),

@@ -38,7 +38,7 @@ from .elementwise import ELEMENTWISE, IN_PLACE, Kernel
 from .inplace_analysis import FUSED, UPDATED_BYTES_MIN, spare
 from .inplace_updates import Writing
 from .matrices import FACTORISATIONS, MATRICES
-from .process import arithmetic, keep_memory, one_thread
+from .process import arithmetic, one_thread
 from .shared_outputs import INTO, in_rooms
 from .structural import STRUCTURAL
 
@@ -150,7 +150,6 @@ class CpuEngine:
 
     def __init__(self, memory_bytes: int | None = None) -> None:
         one_thread()
-        keep_memory()
         names = tuple(dtype.name for dtype in DTYPES)
         self.info = EngineInfo(
             engine="cpu",

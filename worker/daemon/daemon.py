@@ -155,7 +155,7 @@ class Daemon:
         self._store = BlobStore(
             cache / "blobs", self._shared.path / "blobs", config.cache_bytes_max, config.blob_memory_bytes
         )
-        self._kernel_dir = config.kernel_folder(self._folder.name)
+        self._kernel_dir = config.kernel_folder
         self._exchange = BlobExchange(self._shared, self._store.view)
         credentials = environment.credentials(self._folder.path, self._folder.name)
         times = config.timeouts

@@ -12,13 +12,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from wire.errors import DeviceLost, MeshError, from_fields
-from wire.protocol.engine_names import ON_CPU
 from wire.protocol.messages import DeviceReport
 from wire.protocol.missing_gpu import ASKED, NONE, failed
 from wire.system.shared_memory import SharedDir
 
 from ..config import WorkerConfig
-from ..devices.registry import BEST
+from ..devices.registry import BEST, ON_PROCESSOR, PROCESSOR
 from ..engine import host_messages as hm
 from .device_reports import report_of
 from .environment import EngineHost, Environment, OnLost, OnMessage
@@ -51,7 +50,7 @@ class EngineHosts:
     async def start(self, selections: Sequence[str]) -> None:
         """Begin to open these devices; `opened` says what came of it."""
         looks, folder = self._environment.adapter_cache, self._config.measured_folder
-        if all(selection in ON_CPU for selection in selections):
+        if all(selection in ON_PROCESSOR for selection in selections):
             self.without_gpu = ASKED
         elif BEST in selections and (why := await asyncio.to_thread(looks.found_none, folder)):
             self.without_gpu = why
@@ -78,6 +77,8 @@ class EngineHosts:
                 self.without_gpu = failed(": ".join(filter(None, (error.message, error.cause))))
             elif answer.device is not None:
                 host.device = len(self.hosts)
+                if host.selection == PROCESSOR:
+                    host.selection = answer.device.info.engine  # the host that may follow it computes the same bits
                 self.hosts.append(host)
                 reports.append(report_of(host.device, answer.device))
                 continue

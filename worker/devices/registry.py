@@ -1,8 +1,8 @@
 """The registry of devices: those that a machine has, and those of them that a worker opens.
 
-A selection is "cpu", "native" (the cpu by machine code), "wgsl" (the best adapter, software ones included), "best"
-(the best adapter that is not software, or none), an adapter's number or a part of its name, or the name of an engine
-registered under `graph_mesh.engines`.
+A selection is "processor" (this machine's processor by its best engine), "native" (it by machine code) or "cpu" (it by
+numpy), "wgsl" (the best adapter, software ones included), "best" (the best adapter that is not software, or none), an
+adapter's number or a part of its name, or the name of an engine registered under `graph_mesh.engines`.
 Looking at adapters loads the driver, which may take the process down with it; so the daemon never does that, but an
 engine host or the child process behind `list_devices`.
 """
@@ -10,6 +10,7 @@ engine host or the child process behind `list_devices`.
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -25,7 +26,11 @@ from wire.system.cores import core_count
 
 from ..engine.protocol import Engine
 
+logger = logging.getLogger(__name__)
+
 BEST = "best"
+PROCESSOR = "processor"
+ON_PROCESSOR = ON_CPU | {PROCESSOR}
 ENGINES_GROUP = "graph_mesh.engines"
 LIST_TIMEOUT_S = 30.0  # a cold driver takes seconds; a hung one must not hang the command
 
@@ -44,9 +49,10 @@ class DeviceRow:
 
 
 def selections(asked: Sequence[str]) -> tuple[str, ...]:
-    """What a worker opens for its --device flags: the cpu is always among them, and last, by one engine."""
-    chosen = [device for device in asked if device not in ON_CPU] if asked else [BEST]
-    return (*dict.fromkeys(chosen), NATIVE if NATIVE in asked else CPU)
+    """What a worker opens for its --device flags: the processor is always among them, and last, by one engine."""
+    chosen = [device for device in asked if device not in ON_PROCESSOR] if asked else [BEST]
+    by = next((name for name in (NATIVE, CPU) if name in asked), PROCESSOR)
+    return (*dict.fromkeys(chosen), by)
 
 
 def choose(rows: Sequence[DeviceRow], selection: str) -> DeviceRow | None:
@@ -79,19 +85,8 @@ def _on_cpu() -> dict[str, str]:
 
 def open_engine(selection: str, cache_dir: Path, memory_bytes: int, threads: int = 0) -> Engine | None:
     """The engine for a selection; 0 bytes or threads leave the number to the engine.  None as for `choose`."""
-    if selection == CPU:
-        from ..cpu import CpuEngine
-
-        return cast(Engine, CpuEngine(memory_bytes or None))
-    if selection == NATIVE:
-        try:
-            from ..native.engine import NativeEngine
-        except ModuleNotFoundError as error:
-            if error.name != "llvmlite":
-                raise
-            next_step = "Take the device `cpu`; llvmlite has no wheel for this machine"
-            raise ConfigError("there is no native engine here without llvmlite", next_step=next_step) from None
-        return cast(Engine, NativeEngine(memory_bytes or None, threads or core_count(), cache_dir / "native"))
+    if selection in ON_PROCESSOR:
+        return _processor_engine(selection, cache_dir, memory_bytes, threads)
     registered = _registered(selection)
     if registered is not None:
         return registered
@@ -101,6 +96,31 @@ def open_engine(selection: str, cache_dir: Path, memory_bytes: int, threads: int
     from ..wgsl.engine import WgslEngine
 
     return cast(Engine, WgslEngine(int(row.select), cache_dir, memory_bytes or None))
+
+
+def _processor_engine(selection: str, cache_dir: Path, memory_bytes: int, threads: int) -> Engine:
+    """The native engine, or the one over numpy: where it is asked for, or PROCESSOR is and there is no native one."""
+    if selection != CPU:
+        try:
+            return _native_engine(cache_dir, memory_bytes, threads)
+        except ConfigError as error:
+            if selection == NATIVE:
+                raise
+            logger.warning("this processor computes with numpy, which is slower: %s", error.message)
+    from ..cpu import CpuEngine
+
+    return cast(Engine, CpuEngine(memory_bytes or None))
+
+
+def _native_engine(cache_dir: Path, memory_bytes: int, threads: int) -> Engine:
+    try:
+        from ..native.engine import NativeEngine
+    except ModuleNotFoundError as error:
+        if error.name != "llvmlite":
+            raise
+        next_step = "Take the device `cpu`; llvmlite has no wheel for this machine"
+        raise ConfigError("there is no native engine here without llvmlite", next_step=next_step) from None
+    return cast(Engine, NativeEngine(memory_bytes or None, threads or core_count(), cache_dir / "native"))
 
 
 def without_gpu() -> str:

@@ -33,7 +33,7 @@ from wire.ir.types import TensorType
 from wire.protocol.engine_names import ON_CPU
 from wire.system import mapped_files
 from wire.system.child_python import take_stdio
-from wire.system.malloc import give_back
+from wire.system.malloc import give_back, hold_arrays
 from wire.system.open_file_limit import allow_open_files
 from wire.system.shared_memory import SharedDir, exists, remove, remove_all, share, take
 from wire.units import need_text, room_text, size_text
@@ -83,6 +83,8 @@ def main(adapt: Callable[[Engine, Measured], tuple[Engine, messages.Device]] = _
     if engine is None:
         pipe.send(messages.Opened(None, without_gpu()))
         return
+    if engine.info.engine in ON_CPU:
+        hold_arrays()
     stop_cell = share(opening.shared_dir, opening.stop_file)
     remove(opening.shared_dir, opening.stop_file)
     shared = SharedDir.attach(Path(opening.shared_dir))

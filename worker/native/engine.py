@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wire.errors import Cancelled, ConfigError
+from wire.ir.arithmetic import NATIVE_1
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder, Node, WireGraph
 from wire.ir.types import TensorType
@@ -37,7 +38,7 @@ WATCHED_FLOPS = 1 << 28  # of a program: shorter ones end by themselves before a
 
 
 class NativeEngine(CpuEngine):
-    """The engine (worker/engine/protocol.py) over machine code that is made here."""
+    """The engine (worker/engine/protocol.py) over machine code that is made here.  Any thread may use it."""
 
     def __init__(
         self, memory_bytes: int | None = None, threads: int = 1, folder: Path | None = None,
@@ -51,7 +52,7 @@ class NativeEngine(CpuEngine):
             )
         super().__init__(memory_bytes)
         self.info = replace(
-            self.info, engine="native", driver=f"native-1, {self.info.driver}", limits={"threads": threads}
+            self.info, engine="native", driver=f"{NATIVE_1}, {self.info.driver}", limits={"threads": threads}
         )
         self._objects = Objects(folder)
         self._library = Library(self._objects)
@@ -59,9 +60,11 @@ class NativeEngine(CpuEngine):
         self._threads = Threads(self._library.runner(), threads)
         self._kernels: OrderedDict[tuple[object, ...], _Kernel] = OrderedDict()
         self._fusion = Fusion(outlined, self._joined)
+        self._compiling = threading.Lock()
 
     def compile(self, graph: WireGraph, force: bool = False) -> CpuExecutable:
-        return compile_graph(graph, fusion=self._fusion)
+        with self._compiling:
+            return compile_graph(graph, fusion=self._fusion)
 
     def measure(self) -> Measured:
         """GFLOP/s of f32 at 1024^3, GB/s of a scaled copy of 16 MiB, seconds per call of a trivial graph."""
@@ -141,6 +144,10 @@ class _Joined:
         self._sequenced, self._kernels, self._threads, self._watched = sequenced, kernels, threads, watched
 
     def __call__(self, inputs: list[NDArray[Any]], stopped: Stopped) -> list[NDArray[Any]]:
+        with self._threads.turn:  # from here on the program's arguments are this run's
+            return self._run(inputs, stopped)
+
+    def _run(self, inputs: list[NDArray[Any]], stopped: Stopped) -> list[NDArray[Any]]:
         (outputs, held), stop = self._sequenced.bind(inputs), Stop()
         if stopped is never or not self._watched:
             self._threads.run(self._sequenced.program, stop)

@@ -8,6 +8,7 @@ import sys
 import threading
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,12 +53,15 @@ class Program:
 
 
 class Threads:
-    """A pool of `count` threads, of which the caller of `run` is one.  One thread at a time calls `run`."""
+    """A pool of `count` threads, of which the caller of `run` is one.  Who calls `run` has `turn`.
+
+    In a process made by fork() the caller is the only one.
+    """
 
     def __init__(self, runner: Runner, count: int) -> None:
         self.count = count
+        self.turn = threading.Lock()
         self._runner = runner
-        self._process = os.getpid()
         self._job = _aligned(8 * JOB_WORDS).view(np.int64)
         self._scratch = [_aligned(ALIGNED) for _ in range(count)]
         self._addresses = np.array([memory.ctypes.data for memory in self._scratch], np.int64)
@@ -77,11 +81,10 @@ class Threads:
         ]
         for helper in self._helpers:
             helper.start()
+        _POOLS.add(self)
 
     def run(self, program: Program, stop: Stop, threads: int | None = None) -> bool:
         """Run a program on some of the threads; False if `stop` ended it early."""
-        if os.getpid() != self._process:
-            raise RuntimeError("a pool of threads ends with fork(): make another one in the child")
         if self._closed:
             raise RuntimeError("this pool of threads is closed")
         threads = min(threads or self.count, self.count)
@@ -101,10 +104,14 @@ class Threads:
 
     def close(self) -> None:
         """End the threads.  It waits for none that a kernel does not let go."""
-        if not self._closed and os.getpid() == self._process:
+        if not self._closed:
             for waker in self._wakers:
                 waker.release()
         self._closed = True
+
+    def forked(self) -> None:
+        """This is a child now, which has none of the pool's other threads, and in which nobody has the turn."""
+        self.count, self.turn, self._wakers = 1, threading.Lock(), []
 
     def _help(self, thread: int, waker: threading.Semaphore) -> None:
         while True:
@@ -119,6 +126,18 @@ class Threads:
             if self._scratch[at].size < size:
                 self._scratch[at] = _aligned(size)
                 self._addresses[at] = self._scratch[at].ctypes.data
+
+
+_POOLS: WeakSet[Threads] = WeakSet()
+
+
+def _forked() -> None:
+    for pool in _POOLS:
+        pool.forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 def _aligned(size: int) -> NDArray[np.uint8]:
