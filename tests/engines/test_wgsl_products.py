@@ -72,6 +72,7 @@ Make = Callable[..., NDArray[Any]]
 PRODUCTS: dict[str, tuple[Callable[..., Any], Make, list[tuple[int, ...]]]] = {
     "whole tiles": (lambda x, y: x @ y, fine, [(128, 64), (64, 128)]),
     "many tiles": (lambda x, y: x @ y, fine, [(768, 16), (16, 1024)]),
+    "in panels": (lambda x, y: x.T @ y, fine, [(260, 1030), (260, 1052)]),
     "odd sizes": (lambda x, y: x @ y, fine, [(67, 53), (53, 71)]),
     "a length below a tile": (lambda x, y: x @ y, fine, [(40, 3), (3, 50)]),
     "left turned": (lambda x, y: x.T @ y, fine, [(64, 70), (64, 52)]),
@@ -174,7 +175,9 @@ WHO: list[tuple[Sizes, str, str]] = [  # (rows x columns of the tile, on a GPU a
     (Sizes(1, 8, 4096, 1024), "tiles 16x256", "broadcast 8x32"),
     (Sizes(1, 4096, 8, 1024), "tiles 256x16", "broadcast 32x32"),
     (Sizes(1, 20, 20, 20), "tiles 32x32", "broadcast 16x32"),
-    (Sizes(1, 1, 4096, 4096), "line 1x64", "line 1x128"),
+    (Sizes(1, 1, 4096, 4096), "line 1x64", "line 1x512"),
+    (Sizes(1, 1, 100, 4096), "line 1x64", "line 1x128"),
+    (Sizes(1, 1, 20, 4096), "line 1x64", "line 1x32"),
     (Sizes(1, 1, 4096, 4096, along=True), "line 1x64", "line 1x64"),
 ]
 
@@ -218,6 +221,15 @@ def test_a_long_sum_of_few_results_is_cut_into_parts() -> None:
     assert parts(Sizes(1, 64, 64, 900), GPU) == 1  # a part would be too short
     assert parts(Sizes(64, 512, 512, 3 * LENGTH_MAX), GPU) == 3
     assert len(lowered(lambda x, y: x @ y, GPU, (64, 65_536), (65_536, 64)).dispatches) == 2
+
+
+def test_a_software_product_whose_tiles_would_read_far_apart_gets_copies() -> None:
+    def kernels(rows: int, length: int, columns: int, profile: Profile) -> int:
+        return len(lowered(lambda x, y: x @ y, profile, (rows, length), (length, columns)).dispatches)
+
+    assert kernels(1024, 1024, 1024, SOFTWARE) == 3
+    assert kernels(512, 1024, 1024, SOFTWARE) == kernels(1024, 1022, 1024, SOFTWARE) == 1
+    assert kernels(1024, 1024, 1024, GPU) == kernels(1024, 1024, 1024, Profile()) == 1
 
 
 def test_a_software_product_shares_registers_and_needs_no_workgroup_memory() -> None:

@@ -24,7 +24,7 @@ from wire.ir.ops import CONTROL
 from wire.ir.types import TensorType
 
 from ..compiler.constants import identity_of
-from .kernels.product_forms import LENGTH_MAX, Sizes, parts
+from .kernels.product_forms import LENGTH_MAX, Sizes, form_of, in_panels, parts
 from .profile import CPU_ONLY, Profile
 
 ELEMENTS_MAX = (1 << 31) - 1  # indices are u32, and differences of indices must not wrap
@@ -312,8 +312,11 @@ def _dot(rewriter: Rewriter, node: Node, inputs: list[int], type_: TensorType) -
     line = min(rows, columns) == 1
     if line and min(max(rows, columns), length) < LINE_MIN and type_.size * length <= ELEMENTS_MAX:
         return _multiplied(rewriter, inputs, sides, type_)
-    count = parts(Sizes(batch, rows, columns, length), rewriter.profile)
-    return _split_dot(rewriter, inputs, sides, type_, count) if count > 1 else None
+    sizes = Sizes(batch, min(rows, columns) if line else rows, max(rows, columns) if line else columns, length)
+    count = parts(sizes, rewriter.profile)
+    if count > 1:
+        return _split_dot(rewriter, inputs, sides, type_, count)
+    return _in_panels(rewriter, inputs, sides, sizes, type_) if in_panels(sizes, rewriter.profile) else None
 
 
 def _multiplied(rewriter: Rewriter, inputs: list[int], sides: Sequence[_Side], type_: TensorType) -> int:
@@ -327,6 +330,35 @@ def _multiplied(rewriter: Rewriter, inputs: list[int], sides: Sequence[_Side], t
     total = rewriter.add("reduce_sum", rewriter.add("mul", left, right), axes=(3,))
     total = rewriter.add("reshape", total, shape=type_.shape)
     return rewriter.add("cast", total, dtype=type_.dtype.name)
+
+
+def _in_panels(rewriter: Rewriter, inputs: list[int], sides: Sequence[_Side], sizes: Sizes, type_: TensorType) -> int:
+    """The dot over copies of its operands, in which what a tile reads lies in one piece: the left one as (tile, quad of
+    the length, row, 4), the right one as (tile, length, column)."""
+    form = form_of(sizes, rewriter.profile)
+    views = []
+    for side, index, width, deep in zip(sides, inputs, (form.tile_rows, form.tile_columns), (4, 1), strict=True):
+        free = math.prod(side.free)
+        rest = -free % width
+        shape, perm = (sizes.batch, (free + rest) // width, width, sizes.length // deep, deep), (0, 1, 3, 2, 4)
+        zero = rewriter.filled(0, type_.dtype)
+        whole = side.arranged(rewriter, index, (sizes.batch, free, sizes.length))
+        whole = rewriter.add("pad", whole, zero, low=(0, 0, 0), high=(0, rest, 0), interior=(0, 0, 0))
+        panels = rewriter.add("transpose", rewriter.add("reshape", whole, shape=shape), perm=perm)
+        view = rewriter.add("transpose", _copied(rewriter, panels, {}), perm=perm)
+        view = rewriter.add("reshape", view, shape=(sizes.batch, free + rest, sizes.length))
+        stop = (sizes.batch, free, sizes.length)
+        views.append(rewriter.add("slice", view, start=(0, 0, 0), stop=stop, step=(1, 1, 1)))
+    axes = {"lhs_batch": (0,), "rhs_batch": (0,), "lhs_contract": (2,), "rhs_contract": (2,)}
+    return rewriter.add("reshape", rewriter.builder.add("dot", *views, **axes), shape=type_.shape)
+
+
+def _copied(rewriter: Rewriter, source: int, widths: Mapping[str, Sequence[int]]) -> int:
+    """`source` padded, and so in memory: no kernel pads while it loads for a product.  The rules would drop a pad of
+    nothing, so this goes past them."""
+    none = (0,) * len(rewriter.shape(source))
+    fill = rewriter.filled(0, rewriter.dtype(source))
+    return rewriter.builder.add("pad", source, fill, **{"low": none, "high": none, "interior": none, **widths})
 
 
 def _split_dot(rewriter: Rewriter, inputs: list[int], sides: Sequence[_Side], type_: TensorType, count: int) -> int:
@@ -395,12 +427,10 @@ def _packed(rewriter: Rewriter, inputs: list[int], attrs: Mapping[str, Any], typ
 
 
 def _channels_last(rewriter: Rewriter, source: int, widths: Mapping[str, Sequence[int]]) -> int:
-    """`source` padded, and so copied (no kernel pads while it loads for a product), as a view of (n, *dims, c)."""
+    """A padded copy of `source` as (n, *dims, c), seen as `source` is."""
     axes = range(2, len(rewriter.shape(source)))
     moved = rewriter.add("transpose", source, perm=(0, *axes, 1))
-    fill = rewriter.filled(0, rewriter.dtype(source))
-    # past the rules: they would drop a pad of nothing
-    copied = rewriter.builder.add("pad", moved, fill, **{name: (0, *own, 0) for name, own in widths.items()})
+    copied = _copied(rewriter, moved, {name: (0, *own, 0) for name, own in widths.items()})
     return rewriter.add("transpose", copied, perm=(0, axes[-1], *(axis - 1 for axis in axes)))
 
 

@@ -89,10 +89,12 @@ TILES = (  # 8 x 8 results make 16 fma of each 128-bit load from workgroup memor
     Form("tiles", 8, 8, 4, 4, 16),
 )
 LINE = Form("line", 16, 16, 1, 4, 4)
-LINES_SOFTWARE = {  # by whether the matrix lies along the length; barriers are dear there, so nobody shares a length
-    True: Form("line", 16, 1, 1, 4, 4),
-    False: Form("line", 8, 1, 1, 16, 4),  # whole pages of each row at a time
-}
+LINES_ALONG = (Form("line", 16, 1, 1, 4, 4),)  # software, whose barriers are dear: the matrix lies along the length
+LINES_ACROSS = (  # or across it, and then each row should be read in pieces of a page
+    Form("line", 8, 1, 1, 64, 4, columns_from=512),
+    Form("line", 8, 1, 1, 16, 4, columns_from=96),
+    Form("line", 8, 1, 1, 4, 4),
+)
 
 
 def broadcast(lanes: int) -> tuple[Form, ...]:
@@ -108,10 +110,15 @@ def broadcast(lanes: int) -> tuple[Form, ...]:
 
 def form_of(sizes: Sizes, profile: Profile) -> Form:
     """The form of a product's kernel; of one with a single row or column, that is its row."""
-    if sizes.rows == 1:
-        return LINES_SOFTWARE[sizes.along] if profile.software else LINE
-    table = broadcast(profile.subgroup) if profile.subgroup else TILES
+    table = _table(sizes, profile)
     return next((form for form in table if form.suits(sizes, profile)), table[-1])
+
+
+def _table(sizes: Sizes, profile: Profile) -> tuple[Form, ...]:
+    if sizes.rows > 1:
+        return broadcast(profile.subgroup) if profile.subgroup else TILES
+    across = LINES_ALONG if sizes.along else LINES_ACROSS
+    return across if profile.software else (LINE,)
 
 
 LENGTH_MAX = 1 << 17  # of one sum: loops are bounded, and the rounding is better
@@ -124,5 +131,19 @@ def parts(sizes: Sizes, profile: Profile) -> int:
     """How many parts the length is cut into, so that there are sums for all cores, and none is too long."""
     wanted = TILES_WANTED_SOFTWARE if profile.software else TILES_WANTED
     tiles = sizes.batch * -(-sizes.rows // TILE) * -(-sizes.columns // TILE)
+    tiles = form_of(sizes, profile).groups(sizes) if sizes.rows == 1 else tiles
     useful = min(wanted // tiles, sizes.length // PART_MIN)
     return max(1, useful, -(-sizes.length // LENGTH_MAX))
+
+
+PANELS_FROM = 1_024  # rows and columns: each element of an operand is used so often
+PANELS_LENGTH_FROM = 256
+
+
+def in_panels(sizes: Sizes, profile: Profile) -> bool:
+    """Whether operands are first copied so that what a tile reads lies in one piece of memory.
+
+    Rows often lie a power of two apart, and then drop each other from a cpu's caches; GPUs have workgroup memory.
+    """
+    large = min(sizes.rows, sizes.columns) >= PANELS_FROM and sizes.length >= PANELS_LENGTH_FROM
+    return bool(profile.subgroup) and large and sizes.length % 4 == 0
