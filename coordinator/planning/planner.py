@@ -82,9 +82,9 @@ def make_plan(graph: WireGraph, profiles: Profiles, strategy: str = "auto", carr
         raise PlacementError("there is no worker to plan for", next_step="Start mesh-worker")
     if not asked.reproducible:
         return _made(simplify(graph), profiles, asked, carries)
-    alike = reproducible_profiles(profiles, graph)
+    alike = reproducible_profiles(profiles, graph, asked)
     check_split(asked, alike, graph)
-    plan = _made(simplify(graph), alike, asked.plain, carries, asked.reproducible)
+    plan = _made(simplify(graph), alike, asked.plain, carries, reproducible=True)
     return with_exclusions(plan, asked, profiles, graph)
 
 

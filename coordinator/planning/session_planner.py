@@ -82,7 +82,7 @@ def session_plan(graph: WireGraph, profiles: Profiles, strategy: str, state: Sta
     graph = simplify(graph)
     asked = strategy_of(strategy)
     if asked.reproducible and profiles.workers:
-        alike = reproducible_profiles(profiles, graph)
+        alike = reproducible_profiles(profiles, graph, asked)
         check_split(asked, alike, graph)
         return with_exclusions(_made(graph, alike, asked, state), asked, profiles, graph)
     return _made(graph, profiles, asked, state)
@@ -126,7 +126,9 @@ def sticky_session_plan(
     whole = asked.plain.text in STICKY_STRATEGIES and not graph.has_spmd and not needs_ranks(graph)
     if not (whole and homes and profiles.workers):
         return None
-    colocation = _colocation(graph, reproducible_profiles(profiles, graph) if asked.reproducible else profiles, state)
+    colocation = _colocation(
+        graph, reproducible_profiles(profiles, graph, asked) if asked.reproducible else profiles, state
+    )
     assignment = colocation.sticky(homes)
     if assignment is None:
         return None

@@ -361,8 +361,8 @@ class MeshBuilder:
 
         Programs run on cpu engines that round alike, and this process computes nothing.  Native engines round alike on
         all processors, and split programs too; those over numpy only cut them.  What cannot keep bits raises an error
-        that says what can: strategies that split over workers with numpy, training without `deterministic`, servers
-        that batch requests, text generation, and coded layers.
+        that says what can: strategies that split over workers with numpy, training without `deterministic`,
+        batches of requests and text generation over numpy, and coded layers.
 
         Parameters
         ----------

@@ -28,7 +28,7 @@ from ..models.model import Model
 from ..util.units import counted
 from . import kv_cache_step, sampling
 from .continuous_batching import ChosenToken, Feeds, Slots, TextRequest
-from .settings import GREEDY, Room, Sampling
+from .settings import GREEDY, Room, Sampling, by_rows
 
 TOKENS_MAX = 128  # new ones where nobody says how many
 AHEAD = 3  # steps asked for before the first of them is answered
@@ -144,7 +144,7 @@ class Generating:
     Raises
     ------
     InputError
-        If the model does not generate text, or the mesh is reproducible.
+        If the model does not generate text.
 
     Notes
     -----
@@ -177,16 +177,10 @@ class Generating:
         strategy: str = "auto", mode: str = "auto", copies: str | None = None,
     ) -> None:  # fmt: skip
         self._text = text_of(model)
-        if mesh.reproducible:
-            raise InputError(
-                "texts are not reproducible on a mesh: how many go on together, and how much of one is read at a time, "
-                "is in the shapes that the last bits follow",
-                next_step="Generate without a mesh, or build one without reproducible",
-            )
         self._mesh = mesh
-        self._strategy = strategy
+        self._strategy = by_rows(strategy) if mesh.reproducible else strategy
         self._copies = copies
-        self._mode = mode if mode != "auto" else "on" if mesh.live() else "off"  # and so it stays
+        self._mode = mode if mode != "auto" else "on" if mesh.live() or mesh.reproducible else "off"  # and so it stays
         self._queue = queue
         self._params = {name: handle_array(handle) for name, handle in model.handles.items()}
         table = model.weights[self._text.decoder.table]

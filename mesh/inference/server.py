@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from ..util.did_you_mean import optioned, spelt
 from .generation_runner import Generating, text_of
 from .replies import Reply, Request
 from .request_runner import RequestRunner, is_batched
-from .settings import Options, choice
+from .settings import Options, by_rows, choice
 from .tokenizer import Tokenizer
 
 Source = str | Path | Model | WireGraph | Callable[..., Any]
@@ -622,11 +622,7 @@ class _ServedModel:
         self._options = options
         batched = options.batched
         if batched and mesh.reproducible:
-            raise InputError(
-                "requests that are computed together are not reproducible: the last bits of one follow how many others "
-                "are beside it",
-                next_step="Leave out batched, or build the mesh without reproducible",
-            )
+            options = replace(options, strategy=by_rows(options.strategy))
         if batched is None:
             batched = (is_batched(model) if isinstance(model, Model) else True) and not mesh.reproducible
         self.request_runner = RequestRunner(mesh, model, options, batched)

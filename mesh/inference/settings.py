@@ -8,6 +8,8 @@ from numbers import Integral, Real
 from typing import Any
 
 from wire.errors import InputError
+from wire.ir.arithmetic import NATIVE_1
+from wire.policy.strategies import Strategy, strategy_of
 
 CHUNK_MAX = 1 << 14  # tokens that a step reads of a prompt: a batch computes as many for each of its slots
 
@@ -33,6 +35,12 @@ def choice(value: Any, what: str) -> bool:
     if not isinstance(value, bool):
         raise InputError(f"{what} is True or False, got {value!r}")
     return value
+
+
+def by_rows(strategy: str | Strategy) -> str:
+    """The strategy for plans in which a row has the same bits among any others; its text."""
+    asked = strategy if isinstance(strategy, Strategy) else strategy_of(strategy)
+    return replace(asked, reproducible=NATIVE_1).text
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,8 @@ from support.processes.worker_process import children
 from support.waiting import until
 
 import mesh
-from mesh import InferenceServer, Mesh
+import mesh.numpy as mnp
+from mesh import InferenceServer, Mesh, nn
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no kill -9")
@@ -34,6 +36,28 @@ def test_a_stage_killed_in_the_middle_changes_no_token(tmp_path: Path) -> None:
             if place == 0 and len(said[0]) == 10:
                 os.kill(workers.nodes[1].pid, signal.SIGKILL)
         assert said == expected
+
+
+def test_a_reproducible_mesh_of_native_workers_serves_batches_and_texts(tmp_path: Path) -> None:
+    model, how = mesh.load(gpt2_folder(tmp_path)), {"temperature": 0.8, "seed": 7, "max_new_tokens": 6}
+    prompts = [[5, 6, 7], list(range(100, 130)), [9], [5, 6, 7]]
+    rng = np.random.default_rng(3)
+    weights = rng.standard_normal((200, 70)).astype(np.float32)
+    rows = rng.standard_normal((16, 1, 200)).astype(np.float32)
+
+    def layer(x: Any) -> Any:
+        return nn.softmax(mnp.tanh(x @ weights))
+
+    built = Mesh.builder().local(2, engine="native").node_timeout(PATIENT_S).reproducible().build()
+    with built as own, InferenceServer(own) as server, ThreadPoolExecutor(16) as users:
+        server.load_model("layer", layer, batched=True, max_batch=16, max_wait_ms=200)
+        together = [*users.map(lambda row: server.infer("layer", row), rows)]
+        assert server.loaded_models()[0].batches < len(rows)
+        alone = [own.run(layer, row, strategy="single") for row in rows]
+        assert [each.tobytes() for each in together] == [np.asarray(each).tobytes() for each in alone]
+        server.load_model("gpt2", model)
+        said = [*users.map(lambda prompt: server.generate("gpt2", prompt, **how), prompts)]
+        assert said == [server.generate("gpt2", prompt, **how) for prompt in prompts]
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is read from /proc")

@@ -31,8 +31,9 @@ class Strategy:
 
     Parameters
     ----------
-    reproducible : bool, optional
+    reproducible : bool or str, optional
         Whether only plans are allowed whose results have the same bits, whichever workers there are (docs/planning.md).
+        The name of an arithmetic, such as "native-1", is True by that arithmetic alone.
 
     Raises
     ------
@@ -47,12 +48,12 @@ class Strategy:
     ('single {"reproducible":true}', Single(reproducible=False))
     """
 
-    reproducible: bool = field(default=False, kw_only=True)
+    reproducible: bool | str = field(default=False, kw_only=True)
     word: ClassVar[str]
 
     def __post_init__(self) -> None:
-        if type(self.reproducible) is not bool:
-            raise InputError(f"reproducible is True or False, not {self.reproducible!r}")
+        if type(self.reproducible) is not bool and not (self.reproducible and isinstance(self.reproducible, str)):
+            raise InputError(f"reproducible is True, False or the name of an arithmetic, not {self.reproducible!r}")
         if self.reproducible and self.other_bits:
             raise InputError(
                 f"the strategy {self.word!r} is not reproducible: {self.other_bits}",
@@ -567,7 +568,7 @@ class DeviceMap(Strategy):
     def text(self) -> str:
         """The strategy's form in messages."""
         rows = [[row.name, row.worker, row.first, row.stop] for row in self.rows]
-        fields = {"rows": rows, "reproducible": True} if self.reproducible else rows
+        fields = {"rows": rows, "reproducible": self.reproducible} if self.reproducible else rows
         return f"{self.word} {json.dumps(fields, separators=(',', ':'))}"
 
     def row_of(self, param: str) -> int | None:
@@ -604,7 +605,7 @@ def text_of(strategy: str | Strategy, reproducible: bool = False) -> str:
     With `reproducible` that of the same strategy for plans of which all have the same bits, InputError if not all have.
     """
     asked = strategy if isinstance(strategy, Strategy) else strategy_of(strategy)
-    return (replace(asked, reproducible=True) if reproducible else asked).text
+    return (replace(asked, reproducible=asked.reproducible or True) if reproducible else asked).text
 
 
 def strategy_of(text: object) -> Strategy:

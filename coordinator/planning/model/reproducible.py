@@ -31,19 +31,22 @@ from .profiles import Profiles
 EXCLUDED = tuple(kind().word for kind in (DataParallel, TensorParallel, FullySharded, DataTensor))  # what splits
 
 
-def reproducible_profiles(profiles: Profiles, graph: WireGraph) -> Profiles:
-    """The profiles with cpu engines only; PlacementError unless all of these compute `graph` by one arithmetic."""
+def reproducible_profiles(profiles: Profiles, graph: WireGraph, asked: Strategy) -> Profiles:
+    """The profiles with cpu engines only; PlacementError unless all of these compute `graph` by one arithmetic, and by
+    the one that was asked for by name."""
     kinds: dict[str, list[str]] = {}
     for worker in profiles.workers:
         for device in worker.devices:
             if device.engine in ON_CPU:
                 kinds.setdefault(arithmetic_of(device.arithmetic, graph), []).append(worker.name)
-    if len(kinds) != 1:
+    name = asked.reproducible if isinstance(asked.reproducible, str) else ""
+    if len(kinds) != 1 or (name and name not in kinds):
         known = "; ".join(f"{', '.join(names)}: {kind}" for kind, names in sorted(kinds.items())) or "none"
         what = by_libraries(graph)
+        how = f" by {name}" if name else ""
         of_op = f" for {what}, whose bits no definition fixes," if what else ""
         raise PlacementError(
-            f"nothing is reproducible here: it needs cpu engines that round alike{of_op} and there are {known}",
+            f"nothing is reproducible here: it needs cpu engines that round alike{how}{of_op} and there are {known}",
             next_step="Build the mesh of workers that have the native engine, or of one kind, all with one "
             "OPENBLAS_CORETYPE and NPY_DISABLE_CPU_FEATURES (docs/planning.md), or leave out reproducible",
         )

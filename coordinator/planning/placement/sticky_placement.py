@@ -47,7 +47,7 @@ def sticky_plan(
     asked = strategy_of(strategy)
     if not (homes and whole and asked.plain.text in STICKY_STRATEGIES):
         return None
-    model = CostModel(graph, reproducible_profiles(profiles, graph) if asked.reproducible else profiles)
+    model = CostModel(graph, reproducible_profiles(profiles, graph, asked) if asked.reproducible else profiles)
     assignment, lost = _at_home(model, homes)
     has = {unit: _having(model, unit, kept) for unit in lost}
     sizes, able = [_bytes(model, [unit]) or 1 for unit in lost], [model.able[unit] for unit in lost]

@@ -36,7 +36,7 @@ def split(graph: WireGraph, asked: Split, ranks: int, profiles: Profiles, carrie
     kinds = graph.param_types
     state = {name: specs.get(name, ((),) * len(kinds[name].shape)) for name, _ in carries if name in kinds}
     following = {graph.output_names[at]: state[name] for name, at in carries if name in state}
-    return partition(graph, axes, {**specs, **state, **following}, rates_of(profiles), asked.reproducible)
+    return partition(graph, axes, {**specs, **state, **following}, rates_of(profiles), bool(asked.reproducible))
 
 
 def batch_of(graph: WireGraph, asked: DataParallel) -> int:

@@ -278,6 +278,17 @@ def test_what_a_library_computes_is_reproducible_on_one_kind_of_processor_only(o
     assert make_plan(graph, NATIVE["alone"], SAME).parts
 
 
+def test_what_needs_native_1_by_name_refuses_numpy_of_one_kind() -> None:
+    asked = Single(reproducible="native-1")
+    assert strategy_of(asked.text) == asked
+    assert make_plan(layers(4, 4, 2), NATIVE["alike"], asked.text).parts
+    with pytest.raises(PlacementError, match="round alike by native-1 and there are worker-0, worker-1: numpy"):
+        make_plan(layers(4, 4, 2), rounding("haswell", "haswell"), asked.text)
+    assert strategy_of(text_of(asked, reproducible=True)) == asked, "a reproducible mesh asks for no less"
+    with pytest.raises(InputError, match="the name of an arithmetic"):
+        Single(reproducible="")
+
+
 def test_audits_of_native_workers_of_two_processors_are_exact() -> None:
     plan = make_plan(layers(8, 16, 2), NATIVE["alike"], DeviceMap().layer("", "worker-0").text)
     found = audited(plan, 0, NATIVE["alike"])
@@ -371,10 +382,10 @@ def test_what_it_computes_is_asked_for_so_however_it_is_asked_for(simulated: Mes
         assert session.running.plan.strategy == SAME  # type: ignore[attr-defined]
 
 
-def test_requests_are_computed_alone_and_batches_refused() -> None:
+def test_requests_are_computed_alone_and_batches_refused_over_numpy() -> None:
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         runner.run(served(None))
-        with pytest.raises(InputError, match="how many others are beside it"):
+        with pytest.raises(PlacementError, match="round alike by native-1 and there are sim-0"):
             runner.run(served(True))
 
 

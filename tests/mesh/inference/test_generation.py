@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,16 @@ import pytest
 from support.cases.language import GOLDEN, golden_model, gpt2_folder, with_bytes
 
 import mesh
+from mesh.core.array import handle_array
 from mesh.errors import InputError
+from mesh.inference import kv_cache_step
+from mesh.inference.generation_runner import text_of
 from mesh.inference.sampling import chosen, fed
-from mesh.inference.settings import Sampling
+from mesh.inference.settings import GREEDY, Room, Sampling
+from mesh.tracing.trace import trace_full
+from wire.ir.dtypes import dtype_of
+from worker.cpu.engine import ordered
+from worker.native.engine import NativeEngine
 
 REFERENCE: dict[str, Any] = json.loads((GOLDEN / "generation.json").read_text())
 
@@ -31,6 +39,52 @@ def test_a_text_is_the_same_alone_and_in_a_batch_whatever_the_seed() -> None:
     together = model.generate(prompts, seed=11, **how)
     assert [model.generate(prompt, seed=11 + place, **how) for place, prompt in enumerate(prompts)] == together
     assert model.generate(prompts, seed=12, **how) != together
+
+
+@pytest.fixture(scope="module")
+def native() -> Iterator[NativeEngine]:
+    engine = NativeEngine(threads=2)
+    yield engine
+    engine.close()
+
+
+def kept_by(engine: NativeEngine, room: Room, prompts: list[list[int]], steps: int) -> list[dict[str, Any]]:
+    """The state of every slot after some steps of greedy texts, as far as it is written."""
+    model, executable = golden_model("llama"), None
+    decoder, params = text_of(model).decoder, {key: handle_array(handle) for key, handle in model.handles.items()}
+    step = kv_cache_step.stepper(decoder, room, params)
+    state: Any = kv_cache_step.empty(decoder, room, dtype_of(model.weights[decoder.table]))
+    state = {key: np.asarray(value) for key, value in state.items()}
+    start = np.zeros(room.slots, np.int32)
+    for _ in range(steps):
+        ids = np.zeros((room.slots, room.chunk), np.int32)
+        count, follow = np.zeros(room.slots, np.int32), np.zeros(room.slots, np.bool_)
+        for slot, prompt in enumerate(prompts):
+            rest = prompt[start[slot] :][: room.chunk]
+            ids[slot, : len(rest)] = rest
+            count[slot], follow[slot] = max(len(rest), 1), not rest
+        feeds = kv_cache_step.feeds(room, ids, start.copy(), count, follow, fed([GREEDY] * room.slots))
+        traced = trace_full(step, state, *feeds)
+        bound = traced.bind(state, *feeds)
+        values = {**bound.inputs, **{key: np.asarray(handle) for key, handle in bound.params.items()}}
+        executable = executable or engine.compile(traced.graph)
+        state, _ = traced.unflatten(engine.run(executable, ordered(traced.graph, values)))
+        start += count
+    return [
+        {key: each[slot, :, : start[slot]] if each.ndim > 1 else each[slot] for key, each in state.items()}
+        for slot in range(len(prompts))
+    ]
+
+
+def test_the_native_engine_keeps_the_same_bits_of_a_text_alone_and_in_every_batch(native: NativeEngine) -> None:
+    """With other texts beside it, more room, and its prompt read in other pieces."""
+    prompts = [[3, 4, 9, 1, 7], list(range(2, 21)), [7], [8, 6, 4]]
+    together = kept_by(native, Room(slots=4, length=32, chunk=8), prompts, 8)
+    for prompt, beside in zip(prompts, together, strict=True):
+        length = beside["keys.0"].shape[1]
+        (alone,) = kept_by(native, Room(slots=1, length=30, chunk=1), [prompt], length)
+        for key, array in beside.items():
+            assert alone[key].tobytes() == array.tobytes(), f"{key} of {prompt}"
 
 
 def test_a_cache_that_is_full_grows_until_there_are_no_positions(tmp_path: Path) -> None:
