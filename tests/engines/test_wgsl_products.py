@@ -19,7 +19,7 @@ import mesh.numpy as mnp
 from mesh import nn
 from mesh.core.array import apply
 from wire.ir.dtypes import F32
-from wire.ir.graph import WireGraph
+from wire.ir.graph import GraphBuilder, WireGraph
 from worker.cpu import evaluate
 from worker.wgsl.kernels.product_forms import LENGTH_MAX, TILES, Form, Sizes, broadcast, form_of, parts
 from worker.wgsl.lower import lower
@@ -230,6 +230,16 @@ def test_a_software_product_whose_tiles_would_read_far_apart_gets_copies() -> No
     assert kernels(1024, 1024, 1024, SOFTWARE) == 3
     assert kernels(512, 1024, 1024, SOFTWARE) == kernels(1024, 1022, 1024, SOFTWARE) == 1
     assert kernels(1024, 1024, 1024, GPU) == kernels(1024, 1024, 1024, Profile()) == 1
+
+
+def test_copies_that_cannot_be_bound_are_not_made() -> None:
+    """128 MiB are what every adapter binds; a copy is a little larger than the operand, with dilation much larger."""
+    builder = GraphBuilder()
+    x, y = builder.input("x", (1_040, 32_260), F32), builder.input("y", (32_260, 1_024), F32)
+    product = builder.add("dot", x, y, lhs_batch=(), rhs_batch=(), lhs_contract=(1,), rhs_contract=(0,))
+    assert len(lower(builder.build([product]), Shaders(SOFTWARE)).dispatches) == 1
+    assert len(lowered(conv(4, 1, 1, spread=4), SOFTWARE, (1, 64, 256, 256), (32, 64, 3, 3)).dispatches) == 2
+    assert len(lowered(conv(4, 1, 1, spread=4), SOFTWARE, (1, 64, 64, 64), (32, 64, 3, 3)).dispatches) == 3
 
 
 def test_a_software_product_shares_registers_and_needs_no_workgroup_memory() -> None:

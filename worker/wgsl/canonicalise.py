@@ -24,8 +24,9 @@ from wire.ir.ops import CONTROL
 from wire.ir.types import TensorType
 
 from ..compiler.constants import identity_of
-from .kernels.product_forms import LENGTH_MAX, Sizes, form_of, in_panels, parts
+from .kernels.product_forms import LENGTH_MAX, Sizes, conv_copies, form_of, in_panels, parts
 from .profile import CPU_ONLY, Profile
+from .program import padded as padded_size
 
 ELEMENTS_MAX = (1 << 31) - 1  # indices are u32, and differences of indices must not wrap
 CONCAT_FAN_IN = 4
@@ -33,9 +34,6 @@ REDUCE_LENGTH_MAX = 16_384  # longer reductions are split in two
 SPLIT_CHUNK = 1_024
 SPLIT_FEW_ROWS = 64  # with fewer rows than this, a reduction of more than SPLIT_CHUNK is split to use the device
 LINE_MIN = 16  # a dot with one row, and fewer columns or a shorter length, is a multiply and a reduction
-PACK_WORK_MIN = 1 << 24  # products of a conv for which its operands are copied
-PACK_USES_MIN = 32  # and how often each element of x is used
-PACK_SHARE_MAX = 8  # on a GPU, x is copied only if it has fewer channels: those of one position fill no tile
 
 
 def canonicalise(graph: WireGraph, profile: Profile) -> WireGraph:
@@ -332,21 +330,26 @@ def _multiplied(rewriter: Rewriter, inputs: list[int], sides: Sequence[_Side], t
     return rewriter.add("cast", total, dtype=type_.dtype.name)
 
 
-def _in_panels(rewriter: Rewriter, inputs: list[int], sides: Sequence[_Side], sizes: Sizes, type_: TensorType) -> int:
+def _in_panels(
+    rewriter: Rewriter, inputs: list[int], sides: Sequence[_Side], sizes: Sizes, type_: TensorType
+) -> int | None:
     """The dot over copies of its operands, in which what a tile reads lies in one piece: the left one as (tile, quad of
-    the length, row, 4), the right one as (tile, length, column)."""
+    the length, row, 4), the right one as (tile, length, column); None if they do not fit."""
     form = form_of(sizes, rewriter.profile)
+    widths = (form.tile_rows, form.tile_columns)
+    frees = [free + -free % width for free, width in zip((sizes.rows, sizes.columns), widths, strict=True)]
+    if not all(_fits(rewriter, sizes.batch * free * sizes.length, type_.dtype) for free in frees):
+        return None
     views = []
-    for side, index, width, deep in zip(sides, inputs, (form.tile_rows, form.tile_columns), (4, 1), strict=True):
+    for side, index, width, whole_free, deep in zip(sides, inputs, widths, frees, (4, 1), strict=True):
         free = math.prod(side.free)
-        rest = -free % width
-        shape, perm = (sizes.batch, (free + rest) // width, width, sizes.length // deep, deep), (0, 1, 3, 2, 4)
+        shape, perm = (sizes.batch, whole_free // width, width, sizes.length // deep, deep), (0, 1, 3, 2, 4)
         zero = rewriter.filled(0, type_.dtype)
         whole = side.arranged(rewriter, index, (sizes.batch, free, sizes.length))
-        whole = rewriter.add("pad", whole, zero, low=(0, 0, 0), high=(0, rest, 0), interior=(0, 0, 0))
+        whole = rewriter.add("pad", whole, zero, low=(0, 0, 0), high=(0, whole_free - free, 0), interior=(0, 0, 0))
         panels = rewriter.add("transpose", rewriter.add("reshape", whole, shape=shape), perm=perm)
         view = rewriter.add("transpose", _copied(rewriter, panels, {}), perm=perm)
-        view = rewriter.add("reshape", view, shape=(sizes.batch, free + rest, sizes.length))
+        view = rewriter.add("reshape", view, shape=(sizes.batch, whole_free, sizes.length))
         stop = (sizes.batch, free, sizes.length)
         views.append(rewriter.add("slice", view, start=(0, 0, 0), stop=stop, step=(1, 1, 1)))
     axes = {"lhs_batch": (0,), "rhs_batch": (0,), "lhs_contract": (2,), "rhs_contract": (2,)}
@@ -391,7 +394,7 @@ def _conv(rewriter: Rewriter, node: Node, inputs: list[int], type_: TensorType) 
         return _conv_of_padding(rewriter, node, inputs)
     small = min(rows, places) == 1 and type_.size * length <= ELEMENTS_MAX
     if not small and length <= LENGTH_MAX:
-        return _packed(rewriter, inputs, node.attrs, type_)
+        return _with_copies(rewriter, inputs, node.attrs, type_)
     x, w = (rewriter.add("cast", side, dtype=F32.name) if type_.dtype is F16 else side for side in inputs)
     windows = _windows(rewriter, x, weights[2:], type_.shape[2:], node.attrs)
     if small:
@@ -406,24 +409,31 @@ def _conv(rewriter: Rewriter, node: Node, inputs: list[int], type_: TensorType) 
     return rewriter.add("cast", rewriter.add("reshape", total, shape=type_.shape), dtype=type_.dtype.name)
 
 
-def _packed(rewriter: Rewriter, inputs: list[int], attrs: Mapping[str, Any], type_: TensorType) -> int | None:
-    """The conv over copies of its operands that have channels last, where those pay; else None.
-
-    A window's row then lies in one piece, and padding is in memory, not in conditions.  GPUs read x as it is, and only
-    w as (channels made, position, channels).
-    """
-    (_, share, *kernel), groups = rewriter.shape(inputs[1]), attrs["groups"]
-    taps, rows = math.prod(kernel), type_.shape[1] // groups
-    if taps == 1 or type_.size * share * taps < PACK_WORK_MIN or rows * taps < PACK_USES_MIN:
-        return None
+def _with_copies(rewriter: Rewriter, inputs: list[int], attrs: Mapping[str, Any], type_: TensorType) -> int | None:
+    """The conv over copies of its operands that have channels last, where those pay and fit; else None."""
+    (made, share, *kernel), groups = rewriter.shape(inputs[1]), attrs["groups"]
+    positions, none = math.prod(kernel), (0,) * len(kernel)
+    places = math.prod(type_.shape[2:])
+    sizes = Sizes(type_.shape[0] * groups, made // groups, places, share * positions)
+    copy_w, copy_x = conv_copies(sizes, positions, rewriter.profile)
+    samples, channels, *dims = rewriter.shape(inputs[0])
     widths = {"low": attrs["low"], "high": attrs["high"], "interior": [spread - 1 for spread in attrs["lhs_dilation"]]}
-    none = (0,) * len(kernel)
+    padded = math.prod(
+        low + dim + (dim - 1) * between + high for dim, low, high, between in zip(dims, *widths.values(), strict=True)
+    )
     x, w = inputs
-    w = _channels_last(rewriter, w, dict.fromkeys(widths, none))
-    if rewriter.profile.software or share < PACK_SHARE_MAX:
+    if copy_w and _fits(rewriter, made * sizes.length, type_.dtype):
+        w = _channels_last(rewriter, w, dict.fromkeys(widths, none))
+    if copy_x and _fits(rewriter, samples * channels * padded, type_.dtype):
         x = _channels_last(rewriter, x, widths)
         attrs = {**attrs, "low": none, "high": none, "lhs_dilation": (1,) * len(kernel)}
-    return rewriter.builder.add("conv", x, w, **attrs)
+    return None if [x, w] == inputs else rewriter.builder.add("conv", x, w, **attrs)
+
+
+def _fits(rewriter: Rewriter, elements: int, dtype: DType) -> bool:
+    """Whether a tensor of so many elements can be bound."""
+    limits = rewriter.profile.limits
+    return padded_size(elements * dtype.itemsize) <= min(limits.binding_bytes, limits.buffer_bytes)
 
 
 def _channels_last(rewriter: Rewriter, source: int, widths: Mapping[str, Sequence[int]]) -> int:

@@ -474,9 +474,12 @@ fn main(@builtin(local_invocation_index) at: u32, @builtin(subgroup_size) size: 
 
 def _subgroup(device: Any) -> int:
     """How many neighbouring invocations are one subgroup, as they say themselves (what adapters report is wrong); 0 if
-    that is no small power of two, or their order is another one."""
-    with translated("asking for the size of subgroups"):
+    that is no small power of two, their order is another one, or the driver cannot compile the question."""
+    try:
         module = device.create_shader_module(code=_PROBE)
+    except wgpu.GPUError:
+        return 0
+    with translated("asking for the size of subgroups"):
         pipeline = device.create_compute_pipeline(layout="auto", compute={"module": module, "entry_point": "main"})
         found = device.create_buffer(size=8 * _LANES, usage=wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC)
         entry = {"binding": 0, "resource": {"buffer": found, "offset": 0, "size": found.size}}

@@ -118,7 +118,11 @@ class Product(ABC):
         places = [build.sum(build.scaled(quad, 4), build.number(lane)) for lane in range(4)]
         return [(build.least(place, size - 1), self.elements.inside(place, 0, size)) for place in places]
 
-    def block(self, side: Side, frees: Places, stretch: Expr, depths: Places) -> list[list[Expr]]:
+    def at_edge(self, quad: Expr, size: int) -> list[Expr]:
+        """The same places, whether they were inside or not."""
+        return [place for place, _ in self.fours(quad, size)]
+
+    def block(self, side: Side, frees: Sequence[Expr], stretch: Expr, depths: Places) -> list[list[Expr]]:
         """Elements of an operand, [depth within the stretch][row or column]; zero past the stretch."""
         start = self.build.scaled(stretch, self.stretch)
         return [
@@ -126,7 +130,7 @@ class Product(ABC):
                 self.elements.choose(
                     inside, side.at(self.elements, self.at_batch, free, self.build.sum(start, depth)), self.zero
                 )
-                for free, _ in frees
+                for free in frees
             ]
             for depth, inside in depths
         ]

@@ -40,7 +40,7 @@ class BroadcastProduct(Product):
         )
 
     @property
-    def _blocks(self) -> list[tuple[int, Places]]:
+    def _blocks(self) -> list[tuple[int, list[Expr]]]:
         """The rows that this lane holds, in blocks of neighbours; a block's first row in lane 0."""
         build, lanes, rows = self.build, self.form.x, self.form.rows
         tile = build.scaled(self.tile_row, rows)
@@ -48,11 +48,11 @@ class BroadcastProduct(Product):
             starts = range(0, rows, 4 * lanes)
             quads = [build.div(build.sum(tile, build.number(start)), 4) for start in starts]
             return [
-                (start, self.fours(build.sum(quad, self.lane), self.rows))
+                (start, self.at_edge(build.sum(quad, self.lane), self.rows))
                 for start, quad in zip(starts, quads, strict=True)
             ]
         own = [(start, build.sum(tile, self.lane, build.number(start))) for start in range(0, rows, lanes)]
-        return [(start, [(build.least(row, self.rows - 1), self.zero)]) for start, row in own]
+        return [(start, [build.least(row, self.rows - 1)]) for start, row in own]
 
     def _deep(self, quad: Expr, count: int) -> Places:
         """Places along a stretch, all of them inside."""
@@ -70,7 +70,7 @@ class BroadcastProduct(Product):
                 held.update({start + lane * len(rows) + i: (own, lane) for lane in range(self.form.x)})
         rights = []
         for j in self.column_quads:
-            values = self.block(self.right, self.fours(self.quad_of(j), self.columns), stretch, depths)
+            values = self.block(self.right, self.at_edge(self.quad_of(j), self.columns), stretch, depths)
             rights.append([self.named(body, f"b{c}_{j}", self.vector(deep)) for c, deep in enumerate(values)])
         for row in range(self.form.rows):
             quad, lane = held[row]

@@ -141,9 +141,25 @@ PANELS_LENGTH_FROM = 256
 
 
 def in_panels(sizes: Sizes, profile: Profile) -> bool:
-    """Whether operands are first copied so that what a tile reads lies in one piece of memory.
+    """Whether a dot's operands are first copied so that what a tile reads lies in one piece of memory.
 
     Rows often lie a power of two apart, and then drop each other from a cpu's caches; GPUs have workgroup memory.
     """
     large = min(sizes.rows, sizes.columns) >= PANELS_FROM and sizes.length >= PANELS_LENGTH_FROM
     return bool(profile.subgroup) and large and sizes.length % 4 == 0
+
+
+COPIES_WORK_FROM = 1 << 24  # multiply-adds
+COPIES_USES_FROM = 32  # of an element of x
+FEW_CHANNELS = 7  # those of one position fill no tile
+
+
+def conv_copies(sizes: Sizes, positions: int, profile: Profile) -> tuple[bool, bool]:
+    """Whether a conv's w, and its x, are first copied with channels last, for a kernel of so many positions.
+
+    Then windows lie in pieces, and padding in memory, not in conditions.  GPUs read x as it is unless its channels are
+    few.
+    """
+    work = sizes.batch * sizes.rows * sizes.columns * sizes.length
+    pays = positions > 1 and work >= COPIES_WORK_FROM and sizes.rows * positions >= COPIES_USES_FROM
+    return pays, pays and (profile.software or sizes.length // positions <= FEW_CHANNELS)

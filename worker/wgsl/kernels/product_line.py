@@ -58,10 +58,9 @@ class LineProduct(Product):
     def _multiply(self, step: Expr) -> Iterator[Statement]:
         build = self.build
         depths = self.fours(build.sum(build.scaled(step, self.form.y), self.share), self.stretch)
-        row = [(build.number(0), build.literal(1, "bool"))]
-        scalars = [deep[0] for deep in self.block(self.left, row, self.stretch_var, depths)]
+        scalars = [deep[0] for deep in self.block(self.left, [build.number(0)], self.stretch_var, depths)]
         for j in self.column_quads:
-            columns = self.fours(self.quad_of(j), self.columns)
+            columns = self.at_edge(self.quad_of(j), self.columns)
             fours = [self.vector(deep) for deep in self.block(self.right, columns, self.stretch_var, depths)]
             yield self.add(0, j, list(zip(scalars, fours, strict=True)))
 

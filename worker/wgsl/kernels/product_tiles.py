@@ -170,7 +170,7 @@ class TiledProduct(Product):
         def make(share: _Share, quad: Expr, deep: Expr, c: int) -> Statement:
             tile = share.tile
             if share not in known:
-                frees = self.fours(build.sum(build.scaled(tile.at, tile.quads), quad), tile.size)
+                frees = self.at_edge(build.sum(build.scaled(tile.at, tile.quads), quad), tile.size)
                 depths = self.fours(build.sum(build.scaled(step, self.form.length // 4), deep), self.stretch)
                 known[share] = self.block(tile.side, frees, stretch, depths)
             return Assign(f"p{share.turn}_{c}", self.vector(known[share][c]))
