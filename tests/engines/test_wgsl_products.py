@@ -80,8 +80,8 @@ PRODUCTS: dict[str, tuple[Callable[..., Any], Make, list[tuple[int, ...]]]] = {
     "both turned, odd": (lambda x, y: x.T @ y.T, fine, [(35, 41), (49, 35)]),
     "batch": (lambda x, y: x @ y, fine, [(5, 33, 20), (5, 20, 65)]),
     "heads": (joined, fine, [(50, 3 * 20), (3 * 20, 70)]),
-    "few rows": (lambda x, y: x @ y, fine, [(5, 96), (96, 200)]),
-    "sixteen rows": (lambda x, y: x @ y, fine, [(16, 40), (40, 130)]),
+    "few rows": (lambda x, y: x @ y, fine, [(5, 96), (96, 1030)]),
+    "sixteen rows": (lambda x, y: x @ y, fine, [(16, 40), (40, 1030)]),
     "some rows": (lambda x, y: x @ y, fine, [(24, 33), (33, 150)]),
     "few columns": (lambda x, y: x @ y, fine, [(200, 40), (40, 7)]),
     "some columns": (lambda x, y: x @ y, fine, [(150, 33), (33, 24)]),
@@ -172,7 +172,7 @@ WHO: list[tuple[Sizes, str, str]] = [  # (rows x columns of the tile, on a GPU a
     (Sizes(32, 256, 64, 256), "tiles 64x64", "broadcast 32x64"),
     (Sizes(1, 24, 4096, 1024), "tiles 32x128", "broadcast 32x64"),
     (Sizes(1, 4096, 24, 1024), "tiles 128x32", "broadcast 32x32"),
-    (Sizes(1, 8, 4096, 1024), "tiles 16x256", "broadcast 8x32"),
+    (Sizes(1, 8, 4096, 1024), "tiles 16x256", "broadcast 8x128"),
     (Sizes(1, 4096, 8, 1024), "tiles 256x16", "broadcast 32x32"),
     (Sizes(1, 20, 20, 20), "tiles 32x32", "broadcast 16x32"),
     (Sizes(1, 1, 4096, 4096), "line 1x64", "line 1x512"),
@@ -230,6 +230,15 @@ def test_a_software_product_whose_tiles_would_read_far_apart_gets_copies() -> No
     assert kernels(1024, 1024, 1024, SOFTWARE) == 3
     assert kernels(512, 1024, 1024, SOFTWARE) == kernels(1024, 1022, 1024, SOFTWARE) == 1
     assert kernels(1024, 1024, 1024, GPU) == kernels(1024, 1024, 1024, Profile()) == 1
+
+
+def test_a_line_reads_both_operands_in_fours_whichever_way_they_lie() -> None:
+    for profile in (GPU, SOFTWARE):
+        for function, matrix in ((lambda x, y: x @ y, (512, 1024)), (lambda x, y: x @ y.T, (1024, 512))):
+            text = lowered(function, profile, (1, 512), matrix).modules[0].text
+            assert text.count("var<storage, read> in0: array<vec4<f32>>;") == 1
+            assert text.count("var<storage, read> in1: array<vec4<f32>>;") == 1
+            assert " / " not in text and " % " not in text
 
 
 def test_copies_that_cannot_be_bound_are_not_made() -> None:

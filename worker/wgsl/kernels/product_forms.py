@@ -102,8 +102,9 @@ def broadcast(lanes: int) -> tuple[Form, ...]:
     return (
         Form("broadcast", lanes, 1, 32, 8, 4, rows_from=17, columns_from=8 * lanes - 15, groups_from=8),
         Form("broadcast", lanes, 1, 32, 4, 4, rows_from=17, groups_from=8),
-        Form("broadcast", lanes, 1, 16, 8, 4, rows_from=9, columns_from=8 * lanes - 15, groups_from=8),
+        Form("broadcast", lanes, 1, 16, 16, 4, rows_from=9, columns_from=16 * lanes - 31, groups_from=8),
         Form("broadcast", lanes, 1, 16, 4, 4, rows_from=9),
+        Form("broadcast", lanes, 1, lanes, 16, 4, columns_from=16 * lanes - 31, groups_from=8),
         Form("broadcast", lanes, 1, lanes, 4, 4),
     )
 
