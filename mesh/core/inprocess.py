@@ -32,7 +32,8 @@ from ..util.lru_cache import NODE_BYTES, Latest
 from .backend import Work
 from .handle import Handle
 
-FLOPS_MIN = 1 << 26  # of a graph that is compiled to machine code: numpy takes some 10 ms for so many
+COMPILING_S = 0.02  # a graph that numpy is done with sooner is not compiled: a kernel takes some 10 ms
+NUMPY_FLOPS_PER_S, NUMPY_BYTES_PER_S = 4e10, 2e9  # about: of a product on one thread, and of results elsewhere
 LATEST_COUNT, LATEST_BYTES = 64, 32 << 20  # compiled graphs that nobody has any more, and what they take
 
 
@@ -65,7 +66,7 @@ class Executables:
         if executable is None:
             _check_devices(graph)
             one_thread()
-            executable = _engine().compile(graph) if graph.flops >= FLOPS_MIN else compile_graph(graph)
+            executable = _engine().compile(graph) if _takes_long(graph) else compile_graph(graph)
             with self._lock:
                 self.compiled += 1
         with self._lock:
@@ -108,6 +109,12 @@ class Evaluating:
             self._executable,
             [Lent(values_by_name[name]) if name in spent else values_by_name[name] for name in self._names],
         )
+
+
+def _takes_long(graph: WireGraph) -> bool:
+    """Whether numpy would take longer than it takes to compile; by fixed figures, so that bits follow the graph."""
+    written_bytes = sum(kind.size_bytes for kind in graph.types)
+    return graph.flops / NUMPY_FLOPS_PER_S + written_bytes / NUMPY_BYTES_PER_S >= COMPILING_S
 
 
 @cache

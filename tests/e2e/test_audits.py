@@ -15,7 +15,7 @@ from mesh.errors import ConfigError
 def test_a_healthy_mesh_passes_every_audit_with_the_same_answers() -> None:
     told: list[str] = []
     x = np.random.default_rng(1).standard_normal((64, WIDTH)).astype(np.float32)
-    with Mesh.builder().local(3, engine="native").node_timeout(PATIENT_S).audit(1.0).build() as mesh:
+    with Mesh.builder().local(3, engine="cpu").node_timeout(PATIENT_S).audit(1.0).build() as mesh:
         expected = mesh.run(tower, weights(1), x, mode="off")
         layers = mesh.put(weights(1))
         for strategy in ("pipeline", "single", "auto", "pipeline"):

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from support.by_numpy import by_numpy
 from support.endless import endless
 from support.processes.commands import PATIENT_S, until_by_the_same_plan, until_they_work
 from support.processes.worker_process import children
@@ -59,7 +60,7 @@ def test_a_job_is_waited_for_given_up_waiting_for_and_asked_again(two: Mesh) -> 
         with contextlib.suppress(errors.DeadlineExceeded):
             found = job.result(timeout_s=0.1)
     assert job.done()
-    np.testing.assert_array_equal(found, two.run(chain(300), X, mode="off"))
+    np.testing.assert_array_equal(found, by_numpy(chain(300), X))
     assert job.result() is not None, "a result may be asked for twice"
     job.cancel()
     np.testing.assert_array_equal(job.result(), found)
@@ -105,7 +106,7 @@ def test_many_jobs_at_once_each_have_their_own_answer_and_report(two: Mesh) -> N
     until_they_work(two, 2, lambda: two.run(chain(3), X, strategy="pipeline"))
     jobs = [two.submit(chain(3), X + np.float32(number / 100), strategy="pipeline") for number in range(12)]
     for number, job in enumerate(jobs):
-        expected = two.run(chain(3), X + np.float32(number / 100), mode="off")
+        expected = by_numpy(chain(3), X + np.float32(number / 100))
         np.testing.assert_array_equal(job.result(timeout_s=SOON_S), expected)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.by_numpy import by_numpy
 from support.processes.commands import PATIENT_S, daemon, environment
 
 import mesh.numpy as mnp
@@ -94,7 +95,7 @@ def test_a_job_of_a_minute_ends_with_its_answer(throttled: Mesh) -> None:
     assert time.monotonic() - began_s > 60.0
     report = throttled.report()
     assert len(report.generations) == 1, "it was not taken for stuck"
-    np.testing.assert_array_equal(found, throttled.run(minute, SQUARES[0], mode="off"))
+    np.testing.assert_array_equal(found, by_numpy(minute, SQUARES[0]))
 
 
 def test_of_three_workers_the_report_names_the_one_that_died_and_what_the_others_did(throttled: Mesh) -> None:
