@@ -310,11 +310,24 @@ def _dot(rewriter: Rewriter, node: Node, inputs: list[int], type_: TensorType) -
     line = min(rows, columns) == 1
     if line and min(max(rows, columns), length) < LINE_MIN and type_.size * length <= ELEMENTS_MAX:
         return _multiplied(rewriter, inputs, sides, type_)
-    sizes = Sizes(batch, min(rows, columns) if line else rows, max(rows, columns) if line else columns, length)
+    few, many = (min(rows, columns), max(rows, columns)) if line else (rows, columns)
+    wide = 0 if columns == 1 else 1  # the operand that is a matrix, if one is a row
+    along = _lies_along(rewriter, inputs[wide], node.attrs[("lhs_contract", "rhs_contract")[wide]])
+    sizes = Sizes(batch, few, many, length, along)
     count = parts(sizes, rewriter.profile)
     if count > 1:
         return _split_dot(rewriter, inputs, sides, type_, count)
     return _in_panels(rewriter, inputs, sides, sizes, type_) if in_panels(sizes, rewriter.profile) else None
+
+
+def _lies_along(rewriter: Rewriter, index: int, axes: Sequence[int]) -> bool:
+    """Whether the last of these axes is the last one in memory, as far as transposes tell."""
+    if not axes:
+        return False
+    axis = axes[-1]
+    while (node := rewriter.builder.nodes[index]).op == "transpose":
+        axis, index = node.attrs["perm"][axis], node.inputs[0]
+    return axis == len(rewriter.shape(index)) - 1
 
 
 def _multiplied(rewriter: Rewriter, inputs: list[int], sides: Sequence[_Side], type_: TensorType) -> int:

@@ -21,7 +21,7 @@ from .profile import Profile
 from .program import Buffer, Dispatch, Module, Program, padded
 from .shaders import Shaders
 
-VERSION = 16
+VERSION = 17
 
 
 def lower(graph: WireGraph, known: Shaders) -> Program:

@@ -137,17 +137,20 @@ def parts(sizes: Sizes, profile: Profile) -> int:
     return max(1, useful, -(-sizes.length // LENGTH_MAX))
 
 
-PANELS_FROM = 1_024  # rows and columns: each element of an operand is used so often
-PANELS_LENGTH_FROM = 256
+PANELS_WORK_FROM = 1 << 26  # multiply-adds
+PANELS_FROM, PANELS_LENGTH_FROM = 128, 256  # rows and columns, so often is each element used; and the length
 
 
 def in_panels(sizes: Sizes, profile: Profile) -> bool:
     """Whether a dot's operands are first copied so that what a tile reads lies in one piece of memory.
 
-    Rows often lie a power of two apart, and then drop each other from a cpu's caches; GPUs have workgroup memory.
+    Rows of the right operand often lie a power of two apart, and then drop each other from a cpu's caches.  Not so if
+    it lies along the length; and GPUs have workgroup memory.
     """
+    work = sizes.batch * sizes.rows * sizes.columns * sizes.length
     large = min(sizes.rows, sizes.columns) >= PANELS_FROM and sizes.length >= PANELS_LENGTH_FROM
-    return bool(profile.subgroup) and large and sizes.length % 4 == 0
+    far = not sizes.along and sizes.length % 4 == 0
+    return bool(profile.subgroup) and large and far and work >= PANELS_WORK_FROM
 
 
 COPIES_WORK_FROM = 1 << 24  # multiply-adds
