@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
-from operator import attrgetter
 
 from wire.protocol.messages import Ran
 
 SPANS_MAX = 50_000
-_SUMMED = attrgetter("wait_s", "exchange_s", "readback_s", "encode_s", "sent_bytes")  # of PartRuns
+_SUMMED = ("wait_s", "exchange_s", "readback_s", "encode_s", "sent_bytes", "uploaded_bytes", "readback_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +18,8 @@ class Span:
     `compute_s` is of its parts, `readback_s` what came of devices to the host, `wait_s` until their inputs were there,
     `exchange_s` what its ranks waited for others and for what they send, `encode_s` what is sent was copied; the rest
     went to messages.  `parts_s` are the seconds of its parts, reading included, in the order in which they were done;
-    `sent_bytes` its ranks sent to others, wherever these are.
+    `sent_bytes` its ranks sent to others, wherever these are; `uploaded_bytes` and `readback_bytes` went from the
+    host's memory to its devices and back.
     """
 
     worker: str
@@ -35,16 +35,16 @@ class Span:
     readback_s: float = 0.0
     encode_s: float = 0.0
     sent_bytes: int = 0
+    uploaded_bytes: int = 0
+    readback_bytes: int = 0
 
     @classmethod
     def of(cls, worker: str, step: int, began_s: float, ended_s: float, answer: Ran) -> Span:
-        summed = zip((0.0, 0.0, 0.0, 0.0, 0), *map(_SUMMED, answer.parts), strict=True)
-        wait_s, exchange_s, readback_s, encode_s, sent_bytes = map(sum, summed)
+        summed = {name: sum(getattr(run, name) for run in answer.parts) for name in _SUMMED}
         parts_s = array("d", [run.compute_s for run in answer.parts])
-        compute_s = max(0.0, sum(parts_s) - readback_s)
-        sizes = answer.bytes_in, answer.bytes_out
-        rest = exchange_s, readback_s, encode_s, sent_bytes
-        return cls(worker, step, began_s, ended_s, compute_s, wait_s, *sizes, parts_s, *rest)
+        compute_s = max(0.0, sum(parts_s) - summed["readback_s"])
+        sizes = {"bytes_in": answer.bytes_in, "bytes_out": answer.bytes_out}
+        return cls(worker, step, began_s, ended_s, compute_s, parts_s=parts_s, **sizes, **summed)
 
     @property
     def rest_s(self) -> float:

@@ -8,7 +8,7 @@ started when the work before it is done at that rate, and waiting for other rank
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,6 +28,8 @@ from worker.engine.protocol import (
     Measured,
     Pending,
     Stopped,
+    held_bytes,
+    moved_bytes,
     never,
     readback_s,
     takes_lent,
@@ -79,6 +81,14 @@ class ThrottledEngine:
         return readback_s(self._engine)
 
     @property
+    def moved_bytes(self) -> tuple[int, int]:
+        return moved_bytes(self._engine)
+
+    @property
+    def held_bytes(self) -> int:
+        return held_bytes(self._engine)
+
+    @property
     def takes_lent(self) -> bool:
         return takes_lent(self._engine)
 
@@ -95,16 +105,21 @@ class ThrottledEngine:
     def unload(self, handle: Any) -> None:
         self._engine.unload(handle)
 
+    def read(self, handle: Any) -> NDArray[Any]:
+        return self._engine.read(handle)
+
     def run(
         self,
         executable: _Paced,
         inputs: Sequence[Any],
         stopped: Stopped = never,
         collectives: Collectives | None = None,
-    ) -> list[NDArray[Any]]:
+        keep: Collection[int] = (),
+    ) -> list[Any]:
+        """Run the part, no faster than the rate allows; the rest is as of the engine."""
         pace = _Pace(self._flops_per_s, self._clock, stopped)
         paced_ranks = None if collectives is None else _PacedCollectives(collectives, pace, executable.before)
-        results = self._engine.run(executable.inner, inputs, stopped, paced_ranks)
+        results = self._engine.run(executable.inner, inputs, stopped, paced_ranks, keep)
         pace.until(executable.flops)
         return results
 

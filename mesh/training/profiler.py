@@ -20,7 +20,10 @@ TIMES = {
     "compute": "compute_s", "readback": "readback_s", "inputs": "wait_s", "exchange": "exchange_s",
     "encode": "encode_s", "messages": "rest_s",
 }  # fmt: skip  # title and attribute of a span
-BYTES = {"in B": "bytes_in", "out B": "bytes_out", "ranks B": "sent_bytes"}
+BYTES = {
+    "in B": "bytes_in", "out B": "bytes_out", "ranks B": "sent_bytes", "upload B": "uploaded_bytes",
+    "read B": "readback_bytes",
+}  # fmt: skip
 
 
 class Profile:

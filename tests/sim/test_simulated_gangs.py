@@ -64,10 +64,10 @@ class _Bad:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    def run(self, executable: Any, inputs: Any, stopped: Any = None, ranks: Any = None) -> Any:
+    def run(self, executable: Any, inputs: Any, stopped: Any, ranks: Any, keep: Any) -> Any:
         if ranks is not None:
             raise self._error("the test's device")
-        return self._engine.run(executable, inputs, stopped)
+        return self._engine.run(executable, inputs, stopped, ranks, keep)
 
 
 @pytest.mark.parametrize("error", [DeviceLost, OutOfMemory])

@@ -109,7 +109,7 @@ MESSAGES: list[Message] = [
     Drop(PLAN),
     Done(),
     Run(PLAN, 9, (Feed(1, 0, VALUE), Feed(1, 1, SHARED)), 8),
-    Ran((Output(0, VALUE),), (PartRun(1, 0.25, 0.125, 0.5, 0.0625, 0.25, 30),), 10, 20),
+    Ran((Output(0, VALUE),), (PartRun(1, 0.25, 0.125, 0.5, 0.0625, 0.25, 30, 40, 50),), 10, 20),
     Push(PLAN, 9, 1, 2, VALUE),
     Revocations(b"list", b"authority", b"former", b"its list"),
     Letter("6d61696c626f78", 3, b"letter"),

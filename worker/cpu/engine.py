@@ -181,12 +181,16 @@ class CpuEngine:
     def unload(self, handle: Any) -> None:
         return
 
+    def read(self, handle: NDArray[Any]) -> NDArray[Any]:
+        return handle
+
     def run(
         self,
         executable: CpuExecutable,
         inputs: Sequence[Any],
         stopped: Stopped = never,
         collectives: Collectives | None = None,
+        keep: Collection[int] = (),
     ) -> list[NDArray[Any]]:
         return run(executable, inputs, stopped, collectives)
 

@@ -744,9 +744,11 @@ class Daemon:
         match message:
             case hm.BuffersChanged() | hm.Listening() | hm.Disconnected():
                 self._bridge.host_said(device, message)
-            case hm.Executed(run, compute_s, outputs, exchange_s, readback_s, encode_s, sent_bytes):
+            case hm.Executed(run, compute_s, outputs):
                 made = tuple(made_of(output, device, str(self._shared.path)) for output in outputs)
-                self._feed(ev.PartExecuted(run, made, compute_s, exchange_s, readback_s, encode_s, sent_bytes))
+                costs = message.exchange_s, message.readback_s, message.encode_s
+                sizes = message.sent_bytes, message.uploaded_bytes, message.readback_bytes
+                self._feed(ev.PartExecuted(run, made, compute_s, *costs, *sizes))
             case hm.ExecuteFailed(run, error):
                 self._feed(ev.ExecuteFailed(run, from_fields(error)))
             case hm.Exported():

@@ -258,6 +258,8 @@ class Executed(_Message, frozen=True, array_like=True, tag=True):
     readback_s: float = 0.0  # of compute_s: from the device's memory to the host's
     encode_s: float = 0.0  # for copying what is sent
     sent_bytes: int = 0  # to other ranks
+    uploaded_bytes: int = 0  # from the host's memory to the device's
+    readback_bytes: int = 0  # and back
 
 
 class ExecuteFailed(_Message, frozen=True, array_like=True, tag=True):

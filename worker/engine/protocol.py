@@ -9,7 +9,7 @@ To add an engine: implement `Engine` and register the class under the entry-poin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -121,20 +121,29 @@ class Engine(Protocol):
         """Free a resident tensor."""
         ...
 
+    def read(self, handle: Any) -> NDArray[Any]:
+        """The tensor of a handle, for reading only.  It may be the engine's own memory; an array is its own handle."""
+        ...
+
     def run(
         self,
         executable: Executable,
         inputs: Sequence[Any],
         stopped: Stopped = never,
         collectives: Collectives | None = None,
-    ) -> list[NDArray[Any]]:
+        keep: Collection[int] = (),
+    ) -> list[Any]:
         """The part's outputs, in order; `collectives` for a part of a gang.
 
         `inputs` are in the order of `graph.inputs` then `graph.params`, each a C-contiguous numpy array of exactly the
-        declared type, or a handle from `load`.  Inputs are never written to; outputs never alias inputs.  An engine
-        that `takes_lent` may also be given arrays as `Lent` (donation.py): it may write over these and give their
-        memory to an output, if it says so there; where it raises, they are as before.  Cancelled soon after `stopped()`
-        becomes true, where the device can still be held back.
+        declared type, or a handle.  Outputs are numpy arrays; those at the places in `keep` may be handles, if their
+        memory is the device's: so they stay there until a later run reads them.  Such a handle lives for as long as
+        somebody holds it.
+
+        Inputs are never written to; outputs that are arrays never alias inputs.  An engine that `takes_lent` may also
+        be given arrays as `Lent` (donation.py): it may write over these and give their memory to an output, if it says
+        so there; where it raises, they are as before.  Cancelled soon after `stopped()` becomes true, where the device
+        can still be held back.
         """
         ...
 
@@ -147,6 +156,19 @@ def readback_s(engine: Engine) -> float:
     """The seconds in which an engine so far brought tensors from the device's memory to the host's, for profiles.  An
     engine that computes there has no such attribute."""
     return float(getattr(engine, "readback_s", 0.0))
+
+
+def moved_bytes(engine: Engine) -> tuple[int, int]:
+    """The bytes that an engine so far brought from the host's memory to the device's, and back.  An engine that
+    computes in the host's memory has no such attribute."""
+    uploaded_bytes, readback_bytes = getattr(engine, "moved_bytes", (0, 0))
+    return uploaded_bytes, readback_bytes
+
+
+def held_bytes(engine: Engine) -> int:
+    """The device memory that outputs of earlier runs take, as handles.  An engine that gives none has no such
+    attribute."""
+    return int(getattr(engine, "held_bytes", 0))
 
 
 def takes_lent(engine: Engine) -> bool:

@@ -48,7 +48,7 @@ from ..devices.registry import open_engine, without_gpu
 from ..engine import host_messages as messages
 from ..engine.donation import Lent, Versions
 from ..engine.host_messages import INLINE_BYTES_MAX, STOP_BYTES, Splitter, pack, unpack_to_host
-from ..engine.protocol import Engine, Executable, Measured, Stopped, readback_s, takes_lent
+from ..engine.protocol import Engine, Executable, Measured, Stopped, held_bytes, moved_bytes, readback_s, takes_lent
 
 EXECUTABLES_MAX = 256  # compiled graphs kept after their last use: a plan that comes back needs no compiling
 EXECUTABLES_BYTES_MAX = 512 << 20  # of their code and constants: drivers hold megabytes per kernel
@@ -152,6 +152,25 @@ class _Prepared:
         None  # the other ranks' directories, and the channels opened there
     )
     arena: ArenaFile | None = None  # for reductions among ranks of one machine
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """An output of a run: what is kept of it, and the array of which copies are handed out, if any are."""
+
+    kind: TensorType
+    handle: Any
+    array: NDArray[Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Figures:
+    """The time, and what the engine has moved so far."""
+
+    at_s: float
+    readback_s: float
+    uploaded_bytes: int
+    readback_bytes: int
 
 
 class Host:
@@ -285,6 +304,7 @@ class Host:
     def _make_room(self, size_bytes: int, working_bytes: int, kept_bytes: int) -> None:
         """Evict unused tensors, oldest first, then arenas.  OutOfMemory with the need and the budget if it is not
         enough."""
+        self._evict_for_outputs(size_bytes + working_bytes)
         need, budget = self._resident_bytes + size_bytes + working_bytes, self._memory_bytes - kept_bytes
         need += self._arenas_bytes if self._shares_memory else 0
         while self._unused and (need > budget or len(self._unused) > UNUSED_MAX):
@@ -297,6 +317,11 @@ class Host:
                 f"the part needs {need_text(need)} of device memory, the budget is {room_text(budget)}{kept}",
                 next_step="Give the worker a larger --max-memory, or more workers",
             )
+
+    def _evict_for_outputs(self, need_bytes: int) -> None:
+        """Evict unused tensors, oldest first: otherwise the engine would move kept outputs to the host's memory."""
+        while self._unused and self._resident_bytes + held_bytes(self._engine) + need_bytes > self._memory_bytes:
+            self._evict(self._unused.popitem(last=False)[0])
 
     def _unprepare(self, number: int) -> None:
         prepared = self._prepared.pop(number, None)
@@ -349,18 +374,25 @@ class Host:
             self._check_left(message.inputs)
             ranks = self._ranks(message, prepared, stopped)
             inputs = self._gather(message, prepared)
-            started, read_s = time.perf_counter(), readback_s(self._engine)
-            results = self._run(prepared.executable, inputs, stopped, ranks)
+            self._evict_for_outputs(prepared.executable.memory_bytes)
+            before = self._figures()
+            results = self._run(prepared, inputs, stopped, ranks, message.outputs)
             waited_s, copy_s, sent_bytes = ranks.costs if ranks is not None else (0.0, 0.0, 0)
-            ended, read_s = time.perf_counter(), readback_s(self._engine) - read_s
+            now = self._figures()
             lent = {value.kept: inputs[value.position] for value in message.inputs if value.kept}
             del inputs
             outputs = self._deliver_all(results, message.outputs, lent)
-            encode_s = time.perf_counter() - ended + copy_s
+            encode_s = time.perf_counter() - now.at_s + copy_s
         except Exception as error:
             return self._fail(error, message, ranks)
-        compute_s, exchange_s = ended - started - waited_s, max(0.0, waited_s - copy_s)
-        return messages.Executed(message.run, compute_s, outputs, exchange_s, read_s, encode_s, sent_bytes)
+        compute_s, exchange_s = now.at_s - before.at_s - waited_s, max(0.0, waited_s - copy_s)
+        return messages.Executed(
+            message.run, compute_s, outputs, exchange_s, now.readback_s - before.readback_s, encode_s, sent_bytes,
+            now.uploaded_bytes - before.uploaded_bytes, now.readback_bytes - before.readback_bytes,
+        )  # fmt: skip
+
+    def _figures(self) -> _Figures:
+        return _Figures(time.perf_counter(), readback_s(self._engine), *moved_bytes(self._engine))
 
     def _fail(
         self, error: Exception, message: messages.ExecutePart, ranks: RankCollectives | None
@@ -377,13 +409,16 @@ class Host:
         return messages.ExecuteFailed(message.run, known.to_fields())
 
     def _run(
-        self, executable: Executable, inputs: Sequence[Any], stopped: Stopped, ranks: RankCollectives | None
-    ) -> list[Any]:
-        if ranks is None:
-            return self._engine.run(executable, inputs, stopped)
-        results = self._engine.run(executable, inputs, stopped, ranks)
-        ranks.end()
-        return results
+        self, prepared: _Prepared, inputs: Sequence[Any], stopped: Stopped, ranks: RankCollectives | None,
+        wanted: Sequence[messages.OutputRequest],
+    ) -> list[_Result]:  # fmt: skip
+        keep = [place for place, wish in enumerate(wanted) if wish.keep]
+        made = self._engine.run(prepared.executable, inputs, stopped, ranks, keep)
+        if ranks is not None:
+            ranks.end()
+        kinds = prepared.graph.output_types.values()
+        return [_Result(kind, handle, self._engine.read(handle) if wish.copies else None)
+                for kind, handle, wish in zip(kinds, made, wanted, strict=True)]  # fmt: skip
 
     def _ranks(self, message: messages.ExecutePart, prepared: _Prepared, stopped: Stopped) -> RankCollectives | None:
         """The collectives of a part for this step, if it is a rank of a gang."""
@@ -515,13 +550,15 @@ class Host:
         try:
             if message.kept not in self._kept:
                 raise BlobMissing("that tensor is not kept any more")
-            output = self._deliver(self._kept.get(message.kept), messages.OutputRequest(0, 1), INLINE_BYTES_MAX)
+            array = self._engine.read(self._kept.get(message.kept))
+            kind = TensorType(array.shape, dtype_of(array))
+            output = self._deliver(_Result(kind, None, array), messages.OutputRequest(0, 1), INLINE_BYTES_MAX)
         except Exception as error:
             return messages.Exported(message.number, None, self._as_mesh_error(error).to_fields())
         return messages.Exported(message.number, output)
 
     def _deliver_all(
-        self, results: Sequence[NDArray[Any]], wanted: Sequence[messages.OutputRequest], inputs: Mapping[int, Any]
+        self, results: Sequence[_Result], wanted: Sequence[messages.OutputRequest], inputs: Mapping[int, Any]
     ) -> tuple[messages.Output, ...]:
         """Deliver every output, or none: if one cannot be delivered, those before it are taken back.
 
@@ -551,18 +588,18 @@ class Host:
             self._kept.gave(number, tensor, keep) if keep else tensor.take_back()
         return tuple(outputs)
 
-    def _deliver(self, array: NDArray[Any], wanted: messages.OutputRequest, room_bytes: int) -> messages.Output:
+    def _deliver(self, result: _Result, wanted: messages.OutputRequest, room_bytes: int) -> messages.Output:
         """Deliver an output: in the message if it is small and there is room, else in files."""
         if wanted.keep:
-            self._kept.add(wanted.keep, array)
-        dtype = dtype_of(array).name
-        if not wanted.copies:
-            return messages.Output(dtype, array.shape, None, (), wanted.keep)
-        data = tensor_bytes(array)
+            self._kept.add(wanted.keep, result.handle)
+        dtype, shape = result.kind.dtype.name, result.kind.shape
+        if result.array is None:
+            return messages.Output(dtype, shape, None, (), wanted.keep)
+        data = tensor_bytes(result.array)
         if data.nbytes <= min(INLINE_BYTES_MAX, room_bytes):
-            return messages.Output(dtype, array.shape, data.tobytes(), (), wanted.keep)
+            return messages.Output(dtype, shape, data.tobytes(), (), wanted.keep)
         files = self._shared.write_copies([data], wanted.copies)
-        return messages.Output(dtype, array.shape, None, files, wanted.keep)
+        return messages.Output(dtype, shape, None, files, wanted.keep)
 
     def _as_mesh_error(self, error: Exception) -> MeshError:
         """The error to report.  If the device is lost, this process ends after the report."""

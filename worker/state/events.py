@@ -196,6 +196,8 @@ class PartExecuted:
     readback_s: float = 0.0
     encode_s: float = 0.0
     sent_bytes: int = 0
+    uploaded_bytes: int = 0
+    readback_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

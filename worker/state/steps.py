@@ -160,8 +160,9 @@ class Steps:
         if plan is None:
             return _release_all(event.outputs)
         step = plan.steps[number]
-        costs = event.exchange_s, event.readback_s, event.encode_s, event.sent_bytes
-        step.done.append(PartRun(part, event.compute_s, step.wait_s[part], *costs))
+        costs = event.exchange_s, event.readback_s, event.encode_s
+        sizes = event.sent_bytes, event.uploaded_bytes, event.readback_bytes
+        step.done.append(PartRun(part, event.compute_s, step.wait_s[part], *costs, *sizes))
         actions: list[ev.Action] = []
         for output, (route, made) in enumerate(zip(plan.routes[part], event.outputs, strict=True)):
             actions += self._route(plan, number, route, made, now)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,8 +26,8 @@ from wire.units import size_text
 
 from ..engine.protocol import Collectives, Pending, Stopped
 from .control_schedule import Schedule, Segment, Turn
-from .device import Copy, Device, Memory
-from .execute import Value, WgslExecutable, from_stored, resident, stored_size
+from .device import Copy, Device
+from .execute import Given, Value, WgslExecutable, from_stored, resident, stored_size
 from .program import padded
 
 Values = list[Value | None]  # None: a tensor without elements
@@ -132,23 +132,21 @@ class ControlExecutable:
         return sum(made.dispatches for made in self._parts)
 
     def run(
-        self, inputs: Mapping[str, Memory | NDArray[Any]], stopped: Stopped, collectives: Collectives | None = None
-    ) -> list[NDArray[Any]]:
-        """The outputs in order; Cancelled between two turns once `stopped()`."""
-        try:
-            given = [self._given(inputs[name]) if used is not None else None
-                     for name, used in zip(self.inputs, self._places, strict=True)]  # fmt: skip
-            values = self.record(given, Pace(self._device, stopped, collectives))
-            wanted = [(value.memory, stored_size(type_))
-                      for value, type_ in zip(values, self.outputs, strict=True) if value is not None]  # fmt: skip
-            raw = iter(self._device.run((), wanted))
-        except BaseException:
-            self._device.forget_recorded()
-            raise
-        return [
-            np.zeros(type_.shape, type_.dtype.numpy) if value is None else from_stored(next(raw), type_)
-            for value, type_ in zip(values, self.outputs, strict=True)
-        ]
+        self,
+        inputs: Sequence[Given],
+        stopped: Stopped,
+        collectives: Collectives | None = None,
+        keep: Collection[int] = (),
+    ) -> list[Given]:
+        """The outputs in order, as of WgslExecutable; Cancelled between two turns once `stopped()`."""
+        given = [self._given(value) if used is not None else None
+                 for value, used in zip(inputs, self._places, strict=True)]  # fmt: skip
+        values = self.record(given, Pace(self._device, stopped, collectives))
+        read = [(place, value) for place, value in enumerate(values) if value is not None and place not in keep]
+        wanted = [(value.memory, stored_size(self.outputs[place])) for place, value in read]
+        raw = self._device.run((), wanted)
+        arrays = {place: from_stored(data, self.outputs[place]) for (place, _), data in zip(read, raw, strict=True)}
+        return [arrays.get(place, value) for place, value in enumerate(values)]
 
     def record(self, inputs: Sequence[Value | None], pace: Pace) -> Values:
         """Let a run follow what the device has recorded; some of it is run at once."""
@@ -195,10 +193,10 @@ class ControlExecutable:
             if index in under_way:
                 values[index] = self._given(np.ascontiguousarray(under_way.pop(index).result()))
 
-    def _given(self, value: Memory | NDArray[Any]) -> Value | None:
-        if isinstance(value, Memory):
-            return Value(value)
-        return Value(resident(self._device, value), self._device) if value.size else None
+    def _given(self, value: Given) -> Value | None:
+        if isinstance(value, np.ndarray):
+            return resident(self._device, value) if value.size else None
+        return value
 
     def _check_sizes(self) -> None:
         """Everything between two steps must fit into a buffer, and be bound by the kernels of others."""

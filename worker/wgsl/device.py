@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -37,6 +37,7 @@ _STAGING_ALIGN = 16
 _APART_BYTES_MIN = 8 << 20  # which take much longer to read than another wait for the device
 _POOL_STEP = 8  # a pooled buffer is at most 1/8 larger than asked
 _POOL_RUNS = 64  # a pooled buffer that so many runs had no use for is freed
+_PIECE_BYTES = 1 << 20  # of a tensor that leaves a device without room: staging for it may exceed the budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,9 @@ class Device:
         self.memory_bytes = memory_bytes if memory_bytes is not None else _default_budget(self.adapter.software)
         self.allocated_bytes = 0
         self.readback_s = 0.0  # what `run` took to bring outputs to the host, once they were computed
-        self._free: dict[tuple[int, int], list[Memory]] = {}  # the longest unused first
+        self.uploaded_bytes, self.readback_bytes = 0, 0  # between the host's memory and the device's, so far
+        self.make_room: Callable[[], bool] = lambda: False  # whether somebody gave back what could be spared
+        self._free: dict[tuple[int, int], dict[Memory, None]] = {}  # the longest unused first
         self._runs = 0
         self._pipelines: WeakValueDictionary[str, Any] = WeakValueDictionary()  # by text; executables hold them
         self._fresh: WeakSet[Any] = WeakSet()  # pipelines that never ran
@@ -144,7 +147,16 @@ class Device:
         if self._closed:
             return
         memory.given = self._runs
-        self._free.setdefault((memory.size_bytes, memory.usage), []).append(memory)
+        self._free.setdefault((memory.size_bytes, memory.usage), {})[memory] = None
+
+    def claim(self, memories: Sequence[Memory]) -> bool:
+        """Take just these out of the pool, and whether all of them were there; if not, none is taken."""
+        pools = [self._free.get((memory.size_bytes, memory.usage), {}) for memory in memories]
+        if not all(memory in pool for pool, memory in zip(pools, memories, strict=True)):
+            return False
+        for pool, memory in zip(pools, memories, strict=True):
+            del pool[memory]
+        return True
 
     def write(self, memory: Memory, data: NDArray[Any]) -> None:
         """Copy an array's bytes to the start of a buffer."""
@@ -158,28 +170,45 @@ class Device:
             self._flush()  # a write would overtake what is recorded
             with translated("writing a buffer"):
                 self._device.queue.write_buffer(memory.raw, 0, flat)
+            self.uploaded_bytes += data.nbytes
+
+    def read_in_pieces(self, memory: Memory, size_bytes: int) -> NDArray[np.uint8]:
+        """The first bytes of a buffer as a new array, also where there is no room for another buffer of that size."""
+        whole = np.empty(size_bytes, np.uint8)
+        for at in range(0, size_bytes, _PIECE_BYTES):
+            piece = whole[at : at + _PIECE_BYTES]
+            (piece[:],) = self._submit([(memory, at, piece.size)])
+        return whole
 
     def trim(self) -> None:
         """Free every pooled buffer."""
-        for pooled in self._free.values():
-            for memory in pooled:
+        freed, self._free = self._free, {}
+        for pooled in freed.values():
+            for memory in list(pooled):
                 self._destroy(memory)
-        self._free.clear()
 
     def _take(self, size_bytes: int, usage: int) -> Memory:
         self._check_open()
         size = max(size_bytes, min(_pool_size(size_bytes), self.profile.limits.buffer_bytes))
         pooled = self._free.get((size, usage))
         if pooled:
-            return pooled.pop()
+            return pooled.popitem()[0]
         if size_bytes > self.profile.limits.buffer_bytes:
             most = self.profile.limits.buffer_bytes
             raise OutOfMemory(f"a buffer of {size_text(size_bytes)} exceeds the adapter's {size_text(most)}")
-        if self.allocated_bytes + size > self.memory_bytes:
-            self.trim()
-        if self.allocated_bytes + size > self.memory_bytes:
+        while True:
+            try:
+                return self._allocate(size, usage)
+            except OutOfMemory:
+                if not any(self._free.values()) and not self.make_room():
+                    raise
+                self.trim()
+
+    def _allocate(self, size: int, usage: int) -> Memory:
+        any_case = usage == self._staging and size <= _PIECE_BYTES
+        if self.allocated_bytes + size > self.memory_bytes and not any_case:
             raise OutOfMemory(
-                f"needs {size_text(size)} more, {size_text(self.memory_bytes - self.allocated_bytes)} of "
+                f"needs {size_text(size)} more, {size_text(max(self.memory_bytes - self.allocated_bytes, 0))} of "
                 f"{size_text(self.memory_bytes)} are left",
                 next_step="Unload weights, lower the batch, or raise --max-memory",
             )
@@ -190,11 +219,10 @@ class Device:
 
     def _free_unused(self) -> None:
         """Destroy pooled buffers that no run has used of late."""
-        for pooled in self._free.values():
-            unused = sum(memory.given <= self._runs - _POOL_RUNS for memory in pooled)
-            for memory in pooled[:unused]:
+        for pooled in list(self._free.values()):
+            for memory in [memory for memory in list(pooled) if memory.given <= self._runs - _POOL_RUNS]:
+                del pooled[memory]
                 self._destroy(memory)
-            del pooled[:unused]
 
     def _destroy(self, memory: Memory) -> None:
         self._flush()  # which may use it: to submit a destroyed buffer ends the process
@@ -283,7 +311,7 @@ class Device:
         self.record(steps)
         results: list[NDArray[np.uint8]] = []
         for batch in _batches(outputs, self.profile.limits.buffer_bytes):
-            results += self._submit(batch)
+            results += self._submit([(memory, 0, size) for memory, size in batch])
         self._tidy_up()
         return results
 
@@ -297,13 +325,16 @@ class Device:
             self._compiled = False
             give_back()
 
-    def _submit(self, outputs: Sequence[tuple[Memory, int]]) -> list[NDArray[np.uint8]]:
-        """Computing and reading are one submission, and then only the copy out of the staging buffer counts as reading;
-        where that is much, the computing is waited for first."""
-        sizes = [_staged(size) for _, size in outputs]
+    def _submit(self, outputs: Sequence[tuple[Memory, int, int]]) -> list[NDArray[np.uint8]]:
+        """Submit what is recorded, wait, and read bytes of buffers, from a place on.
+
+        Computing and reading are one submission, and then only the copy out of the staging buffer counts as reading;
+        where that is much, the computing is waited for first.
+        """
+        sizes = [_staged(size) for _, _, size in outputs]
         apart = sum(sizes) >= _APART_BYTES_MIN
         if apart:
-            self._submit([(outputs[0][0], 4)])
+            self._submit([])
         began_s = time.perf_counter() if apart else None
         staging = self._take(max(sum(sizes), _STAGING_ALIGN), self._staging)
         recorded, self._recorded = self._recorded, []
@@ -312,11 +343,11 @@ class Device:
                 encoder = self._device.create_command_encoder()
                 self._encode(encoder, recorded)
                 offset = 0
-                for (memory, _), size in zip(outputs, sizes, strict=True):
-                    encoder.copy_buffer_to_buffer(memory.raw, 0, staging.raw, offset, size)
+                for (memory, at, _), size in zip(outputs, sizes, strict=True):
+                    encoder.copy_buffer_to_buffer(memory.raw, at, staging.raw, offset, size)
                     offset += size
                 self._device.queue.submit([encoder.finish()])
-                results = self._read(staging, [size for _, size in outputs], sizes, began_s)
+                results = self._read(staging, [size for _, _, size in outputs], sizes, began_s)
         except BaseException:
             self._destroy(staging)
             raise
@@ -361,6 +392,7 @@ class Device:
         del mapped
         staging.raw.unmap()
         self.readback_s += time.perf_counter() - began_s
+        self.readback_bytes += sum(wanted)
         return results
 
     def _check_open(self) -> None:

@@ -6,7 +6,7 @@ Compile is: look in memory, then on disk, else lower; then pipelines.  Handles o
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,8 @@ from ..engine.protocol import Collectives, EngineInfo, Executable, Measured, Sto
 from .cache import ProgramCache, cache_key
 from .control_runtime import ControlExecutable
 from .control_schedule import schedule
-from .device import AdapterInfo, Device, Memory, list_adapters
-from .execute import WgslExecutable, resident
+from .device import AdapterInfo, Device, list_adapters
+from .execute import Given, Value, WgslExecutable, from_stored, resident, stored_size
 from .lower import VERSION, const_key, lower
 from .profile import CPU_ONLY
 from .program import Program
@@ -38,12 +38,16 @@ _SIDE, _STREAM = 512, 2_048  # of the measured matmul; of the matrix read
 _RUNS_MAX, _TIMED_S = 5, 0.05
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Resident:
-    """A tensor on the device: what `load` returns."""
+    """A tensor on the device: what `load` returns, and `run` for outputs to be kept.
+
+    One that was moved to the host's memory for want of room is an `array`; one without elements is neither.
+    """
 
     type: TensorType
-    memory: Memory | None
+    value: Value | None
+    array: NDArray[Any] | None = None
 
 
 class WgslEngine:
@@ -63,6 +67,10 @@ class WgslEngine:
         self._cache = ProgramCache(cache_dir)
         self._shaders = Shaders(self._device.profile)
         self._executables: WeakValueDictionary[bytes, WgslExecutable | ControlExecutable] = WeakValueDictionary()
+        self._outputs: WeakValueDictionary[int, Resident] = WeakValueDictionary()  # kept ones, the oldest first
+        self._outputs_made = 0
+        self._reading: list[Given] = []  # the inputs of the present run
+        self._device.make_room = self._spare
         adapter, profile = self._device.adapter, self._device.profile
         self.info = EngineInfo(
             engine="wgsl",
@@ -127,9 +135,19 @@ class WgslEngine:
         return Resident(type_, resident(self._device, array) if array.size else None)
 
     def unload(self, handle: Resident) -> None:
-        if handle.memory is not None:
-            self._device.give(handle.memory)
-            handle.memory = None
+        handle.value = handle.array = None
+
+    def read(self, handle: Resident | NDArray[Any]) -> NDArray[Any]:
+        if isinstance(handle, np.ndarray):
+            return handle
+        if handle.value is None:
+            return _without_value("the tensor", handle)
+        memory, size_bytes = handle.value.memory, stored_size(handle.type)
+        try:
+            (raw,) = self._device.run((), [(memory, size_bytes)])
+        except OutOfMemory:
+            raw = self._device.read_in_pieces(memory, size_bytes)
+        return from_stored(raw, handle.type)
 
     def run(
         self,
@@ -137,22 +155,59 @@ class WgslEngine:
         inputs: Sequence[Any],
         stopped: Stopped = never,
         collectives: Collectives | None = None,
-    ) -> list[NDArray[Any]]:
+        keep: Collection[int] = (),
+    ) -> list[Any]:
         """Implement Engine.run.  Submitted work cannot be taken back, so only programs with loops can be stopped."""
         assert isinstance(executable, (WgslExecutable, ControlExecutable)), "an executable of this engine"
         if len(inputs) != len(executable.inputs):
             raise InputError(f"expected {counted(len(executable.inputs), 'input')}, got {len(inputs)}")
-        given: dict[str, Memory | NDArray[Any]] = {}
-        for (name, type_), value in zip(executable.inputs.items(), inputs, strict=True):
-            given[name] = _checked(name, type_, value)
-        if isinstance(executable, ControlExecutable):
-            return executable.run(given, stopped, collectives)
-        return executable.run(given)
+        self._reading = [
+            _checked(name, type_, value) for (name, type_), value in zip(executable.inputs.items(), inputs, strict=True)
+        ]
+        try:
+            if isinstance(executable, ControlExecutable):
+                made = executable.run(self._reading, stopped, collectives, keep)
+            else:
+                made = executable.run(self._reading, keep)
+        except BaseException:
+            self._device.forget_recorded()
+            raise
+        finally:
+            self._reading = []
+        return [self._output(type_, value) for type_, value in zip(executable.outputs, made, strict=True)]
+
+    def _output(self, type_: TensorType, made: Given) -> Resident | NDArray[Any]:
+        if not isinstance(made, Value):
+            return _empty(type_) if made is None else made
+        self._outputs_made += 1
+        handle = self._outputs[self._outputs_made] = Resident(type_, made)
+        return handle
+
+    def _spare(self) -> bool:
+        """Move the oldest output that is kept on the device, and that the present run does not read, to the host's
+        memory."""
+        for handle in list(self._outputs.values()):
+            value = handle.value
+            if value is not None and not any(value is given for given in self._reading):
+                raw = self._device.read_in_pieces(value.memory, stored_size(handle.type))
+                handle.value, handle.array = None, from_stored(raw, handle.type)
+                return True
+        return False
 
     @property
     def readback_s(self) -> float:
         """The seconds so far for bringing tensors from the device's memory to the host's."""
         return self._device.readback_s
+
+    @property
+    def moved_bytes(self) -> tuple[int, int]:
+        """The bytes so far that went to the device's memory, and that came from there."""
+        return self._device.uploaded_bytes, self._device.readback_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """The device memory of all outputs that are kept there."""
+        return sum(handle.value.memory.size_bytes for handle in self._outputs.values() if handle.value is not None)
 
     def measure(self) -> Measured:
         """f32 GFLOP/s at 512^3, GB/s of reading 16 MiB, seconds per call of a one-element graph, all by own kernels."""
@@ -204,18 +259,27 @@ class WgslEngine:
         return WgslExecutable(self._device, program, inputs, list(graph.output_types.values()), consts, cached)
 
 
-def _checked(name: str, type_: TensorType, value: Any) -> Memory | NDArray[Any]:
-    """The array or buffer for one input; InputError unless it has exactly the declared type."""
+def _checked(name: str, type_: TensorType, value: Any) -> Given:
+    """What an executable takes for one input; InputError unless it has exactly the declared type."""
     if isinstance(value, Resident):
         if value.type != type_:
             raise InputError(f"input {name!r} must be {type_}, got a resident {value.type}")
-        if value.memory is None and type_.size:
-            raise InputError(f"input {name!r} was unloaded")
-        return value.memory if value.memory is not None else np.zeros(type_.shape, type_.dtype.numpy)
+        return value.value or _without_value(f"input {name!r}", value)
     array = np.asarray(value)
     if array.shape != type_.shape or array.dtype != type_.dtype.numpy:
         raise InputError(f"input {name!r} must be {type_}, got {array.dtype}{list(array.shape)}")
     return array
+
+
+def _without_value(what: str, handle: Resident) -> NDArray[Any]:
+    """A tensor that is not on the device: it was moved to the host's memory, or has no elements."""
+    if handle.array is None and handle.type.size:
+        raise InputError(f"{what} was unloaded")
+    return _empty(handle.type) if handle.array is None else handle.array
+
+
+def _empty(type_: TensorType) -> NDArray[Any]:
+    return np.zeros(type_.shape, type_.dtype.numpy)
 
 
 def _consts(graph: WireGraph) -> Iterator[tuple[str, NDArray[Any]]]:

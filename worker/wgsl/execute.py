@@ -1,13 +1,16 @@
 """Program -> an executable on a device: pipelines, constants and bind groups made once, replayed in one pass.
 
-It knows neither graphs nor WGSL.  Intermediate buffers come from the device's pool at every run and go back after it;
-the pool hands out the same buffers again, so bind groups are reused as long as inputs stay where they are.
+It knows neither graphs nor WGSL.  Intermediate buffers come from the device's pool at every run and go back after it.
+Outputs that are to stay on the device come from there, too, and go back when nobody holds them.  A run takes the
+buffers of an earlier one where they are free, so bind groups are reused.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,26 +20,39 @@ from wire.ir.dtypes import BOOL
 from wire.ir.types import TensorType
 
 from .device import Device, Memory, Step
-from .program import Buffer, Program, padded
+from .program import Program, padded
 
+_SETS_MAX = 16  # of buffers that take turns, and of bind groups: a session has a value per step in flight, up to 8
 _PIPELINE_BYTES, _BYTES_PER_CHARACTER = 400 << 10, 170  # of WGSL: measured with lavapipe, from 400 to 27,000 of them
 
 
 class Value:
-    """A tensor on the device between two steps; its buffer goes back to the pool when nobody holds the value."""
+    """A tensor on the device, between two steps or two runs.  Its buffer goes back to the pool when nobody holds the
+    value."""
 
     __slots__ = ("__weakref__", "memory")
 
-    def __init__(self, memory: Memory, owner: Device | None = None) -> None:
+    def __init__(self, memory: Memory, owner: Device) -> None:
         self.memory = memory
-        if owner is not None:
-            weakref.finalize(self, owner.give, memory).atexit = False
+        weakref.finalize(self, owner.give, memory).atexit = False
+
+
+Given = Value | NDArray[Any] | None  # None: a tensor without elements
+
+
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    """The buffers of a run by their numbers: `values` has those that may outlive it, `scratch` is taken for it only."""
+
+    memories: tuple[Memory, ...]
+    values: Mapping[int, Value]
+    scratch: tuple[Memory, ...]
 
 
 class WgslExecutable:
     """A compiled part.  `inputs` are in the order of `run`'s; `from_cache` says that nothing was generated.
 
-    Its constants go back to the device's pool when nobody holds it any more.
+    Its constants go back to the device's pool when nobody holds it any more, or an output that is one of them.
     """
 
     def __init__(
@@ -54,11 +70,13 @@ class WgslExecutable:
         self.from_cache = from_cache
         self._device = device
         self._pipelines = [device.pipeline(module.text) for module in program.modules]
-        self._consts: dict[str, Memory] = {}
-        weakref.finalize(self, _give_all, device, self._consts).atexit = False
-        for key, value in consts.items():
-            self._consts[key] = resident(device, value)
-        self._steps: dict[tuple[Memory, ...], list[Step]] = {}
+        places = {name: place for place, name in enumerate(self.inputs)}
+        self._inputs = [(number, places[b.name]) for number, b in enumerate(program.buffers) if b.kind == "input"]
+        self._consts = {
+            number: resident(device, consts[b.name]) for number, b in enumerate(program.buffers) if b.kind == "const"
+        }
+        self._sets: dict[tuple[int, ...], list[tuple[Memory, ...]]] = {}  # taken together for the buffers so numbered
+        self._steps: OrderedDict[tuple[Memory, ...], list[Step]] = OrderedDict()  # by all buffers; the latest last
 
     @property
     def memory_bytes(self) -> int:
@@ -69,66 +87,90 @@ class WgslExecutable:
     def kept_bytes(self) -> int:
         """The bytes of its constants, and of what drivers keep of its kernels."""
         code = sum(_PIPELINE_BYTES + _BYTES_PER_CHARACTER * len(module.text) for module in self.program.modules)
-        return code + sum(memory.size_bytes for memory in self._consts.values())
+        return code + sum(value.memory.size_bytes for value in self._consts.values())
 
     @property
     def dispatches(self) -> int:
         """Kernel launches of one run."""
         return len(self.program.dispatches)
 
-    def run(self, inputs: Mapping[str, Memory | NDArray[Any]]) -> list[NDArray[Any]]:
-        """The outputs in order; arrays are uploaded, buffers used where they lie."""
-        taken: list[Memory] = []
+    def run(self, inputs: Sequence[Given], keep: Collection[int] = ()) -> list[Given]:
+        """The outputs in order: values at the places in `keep`, arrays elsewhere.
+
+        Inputs that are arrays are uploaded; values are used where they lie, and may be outputs.
+        """
+        numbers = self.program.outputs
+        read = [place for place, number in enumerate(numbers) if number >= 0 and place not in keep]
+        bound = self._bind(inputs, {numbers[place] for place in keep})
         try:
-            bound = [self._bound(buffer, inputs, taken) for buffer in self.program.buffers]
-            wanted = [
-                (bound[number], stored_size(type_))
-                for number, type_ in zip(self.program.outputs, self.outputs, strict=True)
-                if number >= 0
-            ]
-            raw = iter(self._device.run(self._plan(tuple(bound)), wanted))
+            for number, place in self._inputs:
+                if isinstance(given := inputs[place], np.ndarray):
+                    self._device.write(bound.memories[number], to_stored(given))
+            wanted = [(bound.memories[numbers[place]], stored_size(self.outputs[place])) for place in read]
+            raw = self._device.run(self._plan(bound.memories), wanted)
         finally:
-            for memory in taken:
-                self._device.give(memory)
-        return [
-            from_stored(next(raw), type_) if number >= 0 else np.zeros(type_.shape, type_.dtype.numpy)
-            for number, type_ in zip(self.program.outputs, self.outputs, strict=True)
-        ]
+            self._give(bound.scratch)
+        arrays = {place: from_stored(data, self.outputs[place]) for place, data in zip(read, raw, strict=True)}
+        return [arrays[place] if place in arrays else bound.values.get(n) for place, n in enumerate(numbers)]
 
     def record(self, inputs: Sequence[Value | None]) -> list[Value | None]:
-        """Let a run follow what the device has recorded; a tensor without elements is None.
+        """Let a run follow what the device has recorded.  Outputs may be inputs, and constants."""
+        bound = self._bind(inputs, self.program.outputs)
+        try:
+            self._device.record(self._plan(bound.memories))
+        finally:
+            self._give(bound.scratch)  # what uses it next is recorded after this
+        return [bound.values.get(number) for number in self.program.outputs]
 
-        Outputs may be inputs, and constants, which live as long as this executable.
+    def _bind(self, inputs: Sequence[Given], kept: Collection[int]) -> _Bound:
+        """The buffers of a run; those with the numbers `kept` may outlive it."""
+        values = dict(self._consts)
+        for number, place in self._inputs:
+            if isinstance(given := inputs[place], Value):
+                values[number] = given
+        taken = [number for number in range(len(self.program.buffers)) if number not in values]
+        scratch = tuple([number for number in taken if number not in kept])
+        own = tuple([number for number in taken if number in kept])
+        memories = self._take(scratch)
+        try:
+            values.update(zip(own, [Value(memory, self._device) for memory in self._take(own)], strict=True))
+        except BaseException:
+            self._give(memories)
+            raise
+        by_number = {number: value.memory for number, value in values.items()}
+        by_number.update(zip(scratch, memories, strict=True))
+        return _Bound(tuple([by_number[number] for number in range(len(by_number))]), values, memories)
+
+    def _take(self, numbers: tuple[int, ...]) -> tuple[Memory, ...]:
+        """Buffers from the pool: where all of them are there, those of an earlier run.
+
+        So there are few sets of buffers, which take turns, and few bind groups.
         """
-        given = dict(zip(self.inputs, inputs, strict=True))
-        values = [self._value(buffer, given) for buffer in self.program.buffers]
-        self._device.record(self._plan(tuple([value.memory for value in values])))
-        return [values[number] if number >= 0 else None for number in self.program.outputs]
+        sets = self._sets.setdefault(numbers, [])
+        for memories in sets:
+            if self._device.claim(memories):
+                return memories
+        taken: list[Memory] = []
+        try:
+            for number in numbers:
+                taken.append(self._device.take(self.program.buffers[number].size_bytes))
+        except BaseException:
+            self._give(taken)
+            raise
+        sets.append(tuple(taken))
+        del sets[:-_SETS_MAX]
+        return sets[-1]
 
-    def _value(self, buffer: Buffer, given: Mapping[str, Value | None]) -> Value:
-        if buffer.kind == "const":
-            return Value(self._consts[buffer.name])
-        value = given[buffer.name] if buffer.kind == "input" else None
-        return value or Value(self._device.take(buffer.size_bytes), self._device)
-
-    def _bound(self, buffer: Buffer, inputs: Mapping[str, Memory | NDArray[Any]], taken: list[Memory]) -> Memory:
-        if buffer.kind == "const":
-            return self._consts[buffer.name]
-        value = inputs[buffer.name] if buffer.kind == "input" else None
-        if isinstance(value, Memory):
-            return value
-        memory = self._device.take(buffer.size_bytes)
-        taken.append(memory)
-        if value is not None:
-            self._device.write(memory, to_stored(value))
-        return memory
+    def _give(self, memories: Iterable[Memory]) -> None:
+        for memory in memories:
+            self._device.give(memory)
 
     def _plan(self, bound: tuple[Memory, ...]) -> list[Step]:
-        steps = self._steps.get(bound)
+        steps = self._steps.pop(bound, None)
         if steps is None:
-            if len(self._steps) >= 8:  # inputs keep moving: do not collect bind groups
-                self._steps.clear()
-            steps = self._steps[bound] = [
+            while len(self._steps) >= _SETS_MAX:  # inputs keep moving: do not collect bind groups
+                self._steps.popitem(last=False)
+            steps = [
                 Step(
                     self._pipelines[dispatch.shader],
                     self._device.bind_group(
@@ -139,23 +181,15 @@ class WgslExecutable:
                 )
                 for dispatch in self.program.dispatches
             ]
+        self._steps[bound] = steps
         return steps
 
 
-def _give_all(device: Device, memories: Mapping[str, Memory]) -> None:
-    for memory in memories.values():
-        device.give(memory)
-
-
-def resident(device: Device, value: NDArray[Any]) -> Memory:
-    """A buffer holding an array; OutOfMemory before anything is copied."""
-    memory = device.take(padded(value.size * (4 if value.dtype == np.bool_ else value.itemsize)))
-    try:
-        device.write(memory, to_stored(value))
-    except BaseException:
-        device.give(memory)
-        raise
-    return memory
+def resident(device: Device, value: NDArray[Any]) -> Value:
+    """An array on the device; OutOfMemory before anything is copied."""
+    made = Value(device.take(padded(value.size * (4 if value.dtype == np.bool_ else value.itemsize))), device)
+    device.write(made.memory, to_stored(value))
+    return made
 
 
 def to_stored(value: NDArray[Any]) -> NDArray[Any]:

@@ -212,7 +212,7 @@ def test_a_node_of_the_minor_before_is_sent_what_it_knows() -> None:
     deploy = encode_message(Deploy(plan, (part, part), {}, (), {"n": ("h:1",)}, True), 0)
     assert msgspec.msgpack.decode(deploy, type=OldDeploy).parts[1].targets == [[["", 0, 0]]]
     assert msgspec.msgpack.decode(encode_message(Run(plan, 2, ()), 0), type=OldRun).step == 2
-    ran = Ran((), (PartRun(1, 0.5, 0.25, 0.125, 0.25, 0.5, 30),), 10, 20)
+    ran = Ran((), (PartRun(1, 0.5, 0.25, 0.125, 0.25, 0.5, 30, 40, 50),), 10, 20)
     assert msgspec.msgpack.decode(encode_message(ran, 0), type=OldRan).parts == [OldPartRun(1, 0.5, 0.25)]
     assert decode_message(encode_message(ran, 0)) == Ran((), (PartRun(1, 0.5, 0.25),), 10, 20)
     assert msgspec.msgpack.decode(encode_message(PlanGraph(b"graph"), 0)) == ["PlanGraph", b"graph", "auto"]

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from support.adapter import needs_adapter
 from support.machines.worker_machine import (
     CALL_INPUT,
     COORD,
@@ -55,6 +56,7 @@ from wire.system.shared_memory import SharedDir, take
 from worker.collectives.rank import RankCollectives
 from worker.cpu import CpuEngine
 from worker.engine import host_messages as hm
+from worker.engine.protocol import held_bytes
 from worker.engine_host.host import Host
 from worker.state import events as ev
 
@@ -437,14 +439,21 @@ def test_nothing_is_kept_or_freed_twice_whatever_happens(seed: int) -> None:
 # -- the engine host
 
 
-def test_a_host_keeps_a_state_hands_out_copies_and_lets_the_first_value_go(tmp_path: Path) -> None:
+def wgsl() -> Any:
+    from worker.wgsl.engine import WgslEngine
+
+    return WgslEngine(0)
+
+
+@pytest.mark.parametrize("opened", [CpuEngine, pytest.param(wgsl, marks=needs_adapter)])
+def test_a_host_keeps_a_state_hands_out_copies_and_lets_the_first_value_go(opened: Any, tmp_path: Path) -> None:
     builder = GraphBuilder()
     graph = builder.build([builder.add("add", builder.input("0", (2,), F32), builder.input("1", (2,), F32))])
     first = np.array([1, 2], np.float32)
     blob, path = hash_array(first), tmp_path / "blob"
     path.write_bytes(tensor_bytes(first))
-    shared = SharedDir.create(tmp_path)
-    host = Host(CpuEngine(), shared, memoryview(bytearray(8)), 1 << 30)
+    shared, engine = SharedDir.create(tmp_path), opened()
+    host = Host(engine, shared, memoryview(bytearray(8)), 1 << 30)
     param = hm.BoundParam(0, blob, str(path))
     assert isinstance(host.handle(hm.PreparePart(1, graph.hash, graph.encoded, 2, 1, (param,), {}, False)), hm.Prepared)
     ten = tensor_bytes(np.array([10, 10], np.float32)).tobytes()
@@ -459,7 +468,9 @@ def test_a_host_keeps_a_state_hands_out_copies_and_lets_the_first_value_go(tmp_p
     assert isinstance(run(2), hm.ExecuteFailed), "the first value is gone"
     missing = run(4, hm.Input(0, "f32", (2,), False, kept=2))
     assert isinstance(missing, hm.ExecuteFailed) and missing.error["code"] == BlobMissing.code, "2 failed"
-    assert isinstance(run(3, hm.Input(0, "f32", (2,), False, kept=1)), hm.Executed)
+    ran = run(3, hm.Input(0, "f32", (2,), False, kept=1))
+    assert isinstance(ran, hm.Executed) and ran.outputs == (hm.Output("f32", (2,), None, (), 3),)
+    assert (ran.uploaded_bytes, ran.readback_bytes) == ((8, 0) if engine.info.engine == "wgsl" else (0, 0))
     exported = host.handle(hm.Export(5, 3))
     assert isinstance(exported, hm.Exported) and exported.output is not None and exported.output.data is not None
     assert np.frombuffer(exported.output.data, np.float32).tolist() == [21, 22]
@@ -467,8 +478,9 @@ def test_a_host_keeps_a_state_hands_out_copies_and_lets_the_first_value_go(tmp_p
     host.handle(hm.Forget((1, 3)))
     gone = host.handle(hm.Export(6, 3))
     assert isinstance(gone, hm.Exported) and gone.output is None and gone.error
-    assert not host._kept
+    assert not host._kept and not held_bytes(engine)
     shared.close()
+    engine.close()
 
 
 def test_other_ranks_hear_of_the_run_that_failed_and_not_of_what_follows_it(tmp_path: Path) -> None:

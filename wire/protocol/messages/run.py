@@ -49,6 +49,8 @@ class PartRun(Record, frozen=True):
     readback_s: Seconds = 0.0  # of compute_s: tensors came from the device's memory to the host's
     encode_s: Seconds = 0.0  # what it sent was copied to where it leaves from
     sent_bytes: Count = 0  # to other ranks of its gang, on this machine or another
+    uploaded_bytes: Count = 0  # from the host's memory to the device's
+    readback_bytes: Count = 0  # and back
 
 
 class Output(Record, frozen=True):
