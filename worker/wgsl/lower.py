@@ -21,7 +21,7 @@ from .profile import Profile
 from .program import Buffer, Dispatch, Module, Program, padded
 from .shaders import Shaders
 
-VERSION = 17
+VERSION = 18
 
 
 def lower(graph: WireGraph, known: Shaders) -> Program:

@@ -137,7 +137,7 @@ def parts(sizes: Sizes, profile: Profile) -> int:
     return max(1, useful, -(-sizes.length // LENGTH_MAX))
 
 
-PANELS_WORK_FROM = 1 << 26  # multiply-adds
+PANELS_WORK_FROM = 3 << 26  # multiply-adds: 512 x 512 x 512 lies in caches
 PANELS_FROM, PANELS_LENGTH_FROM = 128, 256  # rows and columns, so often is each element used; and the length
 
 
