@@ -24,8 +24,9 @@ sys.path.append(str(Path(__file__).parent.parent))
 
 import numpy as np
 
-from worker.native import products, runner
-from worker.native.library import Library
+from worker.native import runner
+from worker.native.cores import FEW, FUNCTION, tile_for
+from worker.native.library import CORES, Library
 from worker.native.llvm import Loaded, Processor, ir, machine_code, new_module, this_processor
 from worker.native.threads import Program, Stop, Threads
 
@@ -70,13 +71,14 @@ def measure_products(dtype: str, rounds: int, without: str) -> None:
 
 
 class Core:
-    """The core of a dtype, for arrays."""
+    """The cores of a dtype, for arrays."""
 
     def __init__(self, dtype: str, processor: Processor) -> None:
-        tile = products.tile_for(processor, dtype)
-        self._loaded = Loaded(machine_code(products.product_core(processor, dtype, tile), processor))
-        integer = ctypes.c_int64
-        self._call = ctypes.CFUNCTYPE(None, *[integer] * 12)(self._loaded.address(products.FUNCTION))
+        tile = tile_for(processor, dtype)
+        forms = [CORES[form](processor, dtype, tile) for form in ("product", "few_rows")]
+        self._loaded = [Loaded(machine_code(form, processor)) for form in forms]
+        kind = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 12)
+        self._calls = [kind(loaded.address(FUNCTION)) for loaded in self._loaded]
         self._scratch = np.zeros(tile.scratch_bytes + 64, np.uint8)
 
     def work(self, a: Any, b: Any) -> Callable[[], object]:
@@ -84,7 +86,7 @@ class Core:
         words = [[each.ctypes.data, *(step // each.itemsize for step in each.strides)] for each in (a, b, c)]
         begin = self._scratch.ctypes.data + -self._scratch.ctypes.data % 64
         args = [*words[0], *words[1], *words[2][:2], *c.shape, a.shape[1], begin]
-        call, held = self._call, [ctypes.c_int64(each) for each in args]
+        call, held = self._calls[min(*c.shape) <= FEW], [ctypes.c_int64(each) for each in args]
         return lambda kept=(a, b, c): call(*held)
 
 

@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from . import products, runner
+from . import runner
+from .cores import FUNCTION, Tile, tile_for
+from .few_rows import few_rows_core
 from .llvm import Loaded, ir, this_processor
 from .objects import Objects
+from .products import product_core, window_core
+
+CORES = {"product": product_core, "few_rows": few_rows_core, "windows": window_core}
 
 
 @dataclass(frozen=True, slots=True)
 class ProductCore:
-    """A core of matrix products: the address of a function of type `products.CORE`, and what a caller needs to cut work
+    """A core of matrix products: the address of a function of type `cores.CORE`, and what a caller needs to cut work
     for it.  Rows and columns in multiples of the tile's waste nothing."""
 
     address: int
-    tile: products.Tile
+    tile: Tile
     code: Loaded  # it goes with its last user
 
     @property
@@ -33,16 +38,15 @@ class Library:
         self._kept: dict[str, Loaded] = {}
 
     def product(self, dtype: str) -> ProductCore:
-        """The core of a dtype of `products.OPERANDS`; KeyError for another one."""
+        """The core of a dtype of `cores.OPERANDS`; KeyError for another one."""
         return self.core(f"product {dtype}")
 
     def core(self, name: str) -> ProductCore:
-        """The core that a kernel asks for: "product f32", or "windows f64", whose B is read through tables."""
+        """The core that a kernel asks for: a form of `CORES` and a dtype, such as "product f32"."""
         form, _, dtype = name.partition(" ")
-        tile = products.tile_for(self.processor, dtype)
-        make = {"product": products.product_core, "windows": products.window_core}[form]
-        loaded = self._get(name, lambda: make(self.processor, dtype, tile))
-        return ProductCore(loaded.address(products.FUNCTION), tile, loaded)
+        tile = tile_for(self.processor, dtype)
+        loaded = self._get(name, lambda: CORES[form](self.processor, dtype, tile))
+        return ProductCore(loaded.address(FUNCTION), tile, loaded)
 
     def runner(self) -> runner.Runner:
         """The functions that walk programs."""

@@ -164,6 +164,22 @@ def index(value: int) -> ir.Constant:
     return ir.Constant(I64, value)
 
 
+def same(kind: ir.Type, value: Any) -> ir.Constant:
+    """A constant in every lane of a vector, or a scalar one.  A vector's text is short: to print and parse it lane by
+    lane is slow."""
+    if not isinstance(kind, ir.VectorType):
+        return ir.Constant(kind, value)
+    scalar = value if isinstance(value, ir.Constant) else ir.Constant(kind.element, value)
+    text = "undef" if value is ir.Undefined else f"splat ({kind.element} {scalar.get_reference()})"
+    constant = ir.FormattedConstant(kind.element, text)
+    constant.type = kind
+    return constant
+
+
+def undefined(kind: ir.Type) -> ir.Constant:
+    return same(kind, ir.Undefined)
+
+
 @contextmanager
 def loop(builder: ir.IRBuilder, start: ir.Value, stop: ir.Value, step: ir.Value, name: str = "i") -> Iterator[ir.Value]:
     """for index = start; index < stop; index += step."""

@@ -56,8 +56,14 @@ def _groups(graph: WireGraph) -> list[Group]:
 
 def _uneven(graph: WireGraph, groups: list[Group]) -> set[int]:
     """The products whose operands are not matrices at even strides."""
-    products = [group for group in groups if group.kind == "matmul"]
-    return {group.anchors[0] for group in products if not is_even(Frame.of(cut(graph, group)))}
+    known: dict[object, bool] = {}  # a model has the same product in each of its layers
+
+    def even(part: Cut) -> bool:
+        if part.key not in known:
+            known[part.key] = is_even(Frame.of(part))
+        return known[part.key]
+
+    return {group.anchors[0] for group in groups if group.kind == "matmul" and not even(cut(graph, group))}
 
 
 def _pays(graph: WireGraph, group: Group) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..compiler.expressions import Expr, terms_of
-from .llvm import I32, I64, ir
+from .llvm import I32, I64, ir, undefined
 from .scalars import computed, from_stored, literal, to_stored
 from .vectors import Vectors
 
@@ -205,7 +205,7 @@ class Printer:
             stored = v.load(self._place(held, self.scalar(expr.args[0])))
             return from_stored(v, stored, held.dtype)
         places = self.vector(expr.args[0])
-        stored = ir.Constant(v.type_of(held.pointer.type.pointee), ir.Undefined)
+        stored = undefined(v.type_of(held.pointer.type.pointee))
         for lane in range(v.lanes):
             element = self.builder.load(self._place(held, v.lane(places, lane)))
             stored = self.builder.insert_element(stored, element, ir.Constant(I32, lane))

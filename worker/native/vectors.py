@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
+from functools import cache
 
-from .llvm import F16, F32, F64, I1, I8, I16, I32, I64, ir
+from .llvm import F16, F32, F64, I1, I8, I16, I32, I64, ir, same, undefined
 
 REGISTERS: dict[str, ir.Type] = {
     "f32": F32, "f64": F64, "i8": I8, "u8": I8, "i16": I16, "u16": I16, "i32": I32, "u32": I32, "i64": I64, "u64": I64,
@@ -41,8 +42,7 @@ class Vectors:
 
     def constant(self, value: float, scalar: ir.Type) -> ir.Constant:
         """The same value in every lane; bits of a float that has no text are made by `real(constant(bits))`."""
-        kind = self.type_of(scalar)
-        return ir.Constant(kind, value if self.lanes == 1 else [value] * self.lanes)
+        return same(self.type_of(scalar), value)
 
     def like(self, a: ir.Value, value: float) -> ir.Constant:
         """The same value in every lane, of the type of `a`; NaN and the infinities are values."""
@@ -57,9 +57,10 @@ class Vectors:
         if self.lanes == 1:
             return scalar
         kind = self.type_of(scalar.type)
-        first = self.builder.insert_element(ir.Constant(kind, ir.Undefined), scalar, ir.Constant(I32, 0))
-        zeros = ir.Constant(ir.VectorType(I32, self.lanes), [0] * self.lanes)
-        return self.builder.shuffle_vector(first, ir.Constant(kind, ir.Undefined), zeros)
+        if isinstance(scalar, ir.Constant):
+            return same(kind, scalar)
+        first = self.builder.insert_element(undefined(kind), scalar, ir.Constant(I32, 0))
+        return self.builder.shuffle_vector(first, undefined(kind), _zeros(self.lanes))
 
     def lane(self, value: ir.Value, at: int) -> ir.Value:
         """One element, a scalar."""
@@ -273,7 +274,7 @@ class Vectors:
         """Scalars, one per lane, as one value."""
         if self.lanes == 1:
             return scalars[0]
-        value = ir.Constant(self.type_of(scalars[0].type), ir.Undefined)
+        value = undefined(self.type_of(scalars[0].type))
         for lane, scalar in enumerate(scalars):
             value = self.builder.insert_element(value, scalar, ir.Constant(I32, lane))
         return value
@@ -408,6 +409,12 @@ class Vectors:
     def _declared(self, name: str, result: ir.Type, args: list[ir.Type]) -> ir.Function:
         module = self.builder.module
         return module.globals.get(name) or ir.Function(module, ir.FunctionType(result, args), name)
+
+
+@cache
+def _zeros(lanes: int) -> ir.Constant:
+    """The mask of a splat, which keeps its text."""
+    return ir.Constant(ir.VectorType(I32, lanes), 0)
 
 
 def _scalar(kind: ir.Type) -> ir.Type:

@@ -12,9 +12,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from worker.native import products
+from worker.native.cores import FEW, FUNCTION, RUN, Tile, tile_for
+from worker.native.library import CORES
 from worker.native.llvm import Loaded, Processor, machine_code, this_processor
-from worker.native.products import RUN, Tile
 
 # What operands are in numpy, and what C is.
 DTYPES: dict[str, tuple[Any, Any]] = {
@@ -35,7 +35,7 @@ def without(*features: str) -> Processor:
 HERE = this_processor()
 VARIANTS: dict[str, tuple[Processor, Tile | None]] = {
     "this processor": (HERE, None),
-    "vectors of 16 bytes": (HERE, Tile(4, 2, 3, 4)),
+    "vectors of 16 bytes": (HERE, Tile(4, 2, 4, 4)),
     "one vector": (HERE, Tile(8, 1, 4, 4)),
 }
 if not HERE.is_arm:
@@ -46,15 +46,21 @@ if not HERE.is_arm:
 class Core:
     """A core as a function of arrays."""
 
+    form: str  # of CORES
     dtype: str
     processor: Processor
     tile: Tile
+
+    def takes(self, a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:
+        """Whether it is for such operands: few rows or columns, where the other operand is contiguous in some way."""
+        few = [(a.shape[0], b), (b.shape[1], a)]
+        return self.form == "product" or any(count <= FEW and other.itemsize in other.strides for count, other in few)
 
     def __call__(self, a: np.ndarray[Any, Any], b: np.ndarray[Any, Any], c: np.ndarray[Any, Any] | None = None) -> Any:
         integer, pointer = ctypes.c_int64, ctypes.c_void_p
         matrix = (pointer, integer, integer)
         kinds = (*matrix, *matrix, pointer, integer, integer, integer, integer, pointer)
-        function = ctypes.CFUNCTYPE(None, *kinds)(loaded(self).address(products.FUNCTION))
+        function = ctypes.CFUNCTYPE(None, *kinds)(loaded(self).address(FUNCTION))
         (m, length), n = a.shape, b.shape[1]
         c = np.full((m, n), 77, DTYPES[self.dtype][1]) if c is None else c
         scratch = np.zeros(self.tile.scratch_bytes + 64, np.uint8)
@@ -66,19 +72,28 @@ class Core:
 
 @cache
 def loaded(made: Core) -> Loaded:
-    return Loaded(machine_code(products.product_core(made.processor, made.dtype, made.tile), made.processor))
+    return Loaded(machine_code(CORES[made.form](made.processor, made.dtype, made.tile), made.processor))
 
 
 @cache
-def core(variant: str, dtype: str = "f32") -> Core:
+def core(variant: str, dtype: str = "f32", form: str = "product") -> Core:
     processor, tile = VARIANTS[variant]
-    return Core(dtype, processor, tile or products.tile_for(processor, dtype))
+    return Core(form, dtype, processor, tile or tile_for(processor, dtype))
 
 
-def low(dtype: str) -> Core:
+FORMS = ("product", "few_rows")
+
+
+def results(variant: str, a: Any, b: Any, dtype: str = "f32") -> list[np.ndarray[Any, Any]]:
+    """The product by every core that is for such operands."""
+    cores = [core(variant, dtype, form) for form in FORMS]
+    return [each(a, b) for each in cores if each.takes(a, b)]
+
+
+def low(dtype: str, form: str) -> Core:
     """A core of this processor with tiles of few rows, which is compiled soon."""
-    tile = products.tile_for(HERE, dtype)
-    return Core(dtype, HERE, Tile(tile.lanes, tile.vectors, 3, tile.bytes))
+    tile = tile_for(HERE, dtype)
+    return Core(form, dtype, HERE, Tile(tile.lanes, tile.vectors, 2, tile.bytes))
 
 
 def fma32(a: Any, b: Any, c: Any) -> Any:
@@ -145,7 +160,8 @@ def test_bits_are_those_of_the_definition(variant: str, m: int, length: int, n: 
             stored = [lying(rng, *each.shape, how) for each, how in ((a, of_a), (b, of_b))]
             for place, value in zip(stored, (a, b), strict=True):
                 place[...] = value
-            assert same_bits(core(variant)(*stored), want), (of_a, of_b)
+            for result in results(variant, *stored):
+                assert same_bits(result, want), (of_a, of_b)
 
 
 def test_bits_of_f64_are_those_of_the_definition() -> None:
@@ -153,8 +169,8 @@ def test_bits_of_f64_are_those_of_the_definition() -> None:
     for m, length, n in ((3, 270, 2), (15, 20, 9), (1, 4, 40), (2, 0, 2)):
         a, b = rng.standard_normal((m, length)), rng.standard_normal((length, n))
         want = defined(a, b)
-        assert same_bits(core("this processor", "f64")(a, b), want)
-        assert same_bits(core("this processor", "f64")(np.asfortranarray(a), np.asfortranarray(b)), want)
+        for operands in ((a, b), (np.asfortranarray(a), np.asfortranarray(b))):
+            assert all(same_bits(result, want) for result in results("this processor", *operands, "f64"))
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "i8", "u16", "i32", "u64"])
@@ -172,7 +188,8 @@ def test_operands_of_other_dtypes(dtype: str) -> None:
             want = a.astype(computed) @ b.astype(computed)
         for of_a in (a, np.asfortranarray(a)):
             for of_b in (b, np.asfortranarray(b), np.repeat(b, 2, axis=1)[:, ::2]):
-                assert low(dtype)(of_a, of_b).tobytes() == want.tobytes()
+                for each in (low(dtype, form) for form in FORMS):
+                    assert not each.takes(of_a, of_b) or each(of_a, of_b).tobytes() == want.tobytes()
 
 
 def test_narrow_floats_that_are_no_numbers_and_subnormal_ones_are_widened() -> None:
@@ -180,7 +197,11 @@ def test_narrow_floats_that_are_no_numbers_and_subnormal_ones_are_widened() -> N
     for dtype in ("f16", "bf16"):
         a = values.astype(DTYPES[dtype][0]).T
         one = np.ones((1, 20), a.dtype)
-        assert same_bits(low(dtype)(a, one), np.repeat(a.astype(np.float32) + 0.0, 20, axis=1))
+        for form in FORMS:
+            wide = np.repeat(a.astype(np.float32) + 0.0, 20, axis=1)
+            assert same_bits(low(dtype, form)(a[:4], one), wide[:4]) and same_bits(
+                low(dtype, form)(a[4:], one), wide[4:]
+            )
 
 
 def test_every_processor_and_tile_gives_the_same_bits() -> None:
@@ -188,8 +209,7 @@ def test_every_processor_and_tile_gives_the_same_bits() -> None:
     for m, length, n in ((197, 64, 197), (200, 600, 70), (1, 1030, 1300), (1300, 530, 3), (7, 300, 1100)):
         for how in ("rows", "columns"):
             a, b = lying(rng, m, length, "rows"), lying(rng, length, n, how)
-            results = {variant: core(variant)(a, b) for variant in VARIANTS}
-            assert len({result.tobytes() for result in results.values()}) == 1
+            assert len({result.tobytes() for variant in VARIANTS for result in results(variant, a, b)}) == 1
 
 
 def test_a_part_has_the_bits_of_the_whole() -> None:
@@ -203,7 +223,9 @@ def test_a_part_has_the_bits_of_the_whole() -> None:
         for row in range(0, 60, cut):
             for column in range(0, 90, 2 * cut):
                 rows, columns = slice(row, row + cut), slice(column, min(column + 2 * cut, 90))
-                product(a[rows], b[:, columns], parts[rows, columns])
+                form = core("this processor", form="few_rows") if cut % 2 else product
+                form = form if form.takes(a[rows], b[:, columns]) else product
+                form(a[rows], b[:, columns], parts[rows, columns])
         assert parts[:, :90].tobytes() == whole.tobytes()
         assert (parts[:, 90:] == 5).all()
 
@@ -219,4 +241,4 @@ def test_infinite_and_subnormal_numbers_and_nans_stay_in_their_rows(variant: str
         b[:, n - 1] *= np.float32(1e-12)
         want = defined(a, b)
         assert np.isnan(want).any() and np.isinf(want).any() and 0 < np.abs(want[m - 1, n - 1]) < 1e-38
-        assert same_bits(core(variant)(a, b), want)
+        assert all(same_bits(result, want) for result in results(variant, a, b))

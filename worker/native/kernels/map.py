@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 from ...compiler.element_exprs import Index
@@ -46,7 +47,7 @@ def lower_map(frame: Frame) -> Kernel:
     with loop(builder, first_row, stop_row, index(1), "outer") as outer, printer.scope():
         printer.bind("outer", narrowed(builder, outer))
         printer.hoist(exprs, ("x",))
-        for x, width in along(builder, first, stop, lanes):
+        for x, width in along(builder, first, stop, steps_of(lanes), plane.width):
             with x as position, printer.scope():
                 printer.bind_lanes("x", narrowed(builder, position), width)
                 printer.store(frame.root, plane.place, printer.vector(plane.value))
@@ -67,12 +68,24 @@ def span(builder: ir.IRBuilder, number: Value, size: int, total: int) -> tuple[V
     return first, least(builder, builder.add(first, index(size)), index(total))
 
 
-def along(builder: ir.IRBuilder, first: Value, stop: Value, lanes: int) -> list[tuple[Value, int]]:
-    """Loops, with the lanes of their turns, that together pass from `first`, a multiple of `lanes`, to `stop`: whole
-    vectors, then single elements.  Each is to be entered before the next."""
-    whole = builder.add(first, builder.and_(builder.sub(stop, first), ir.Constant(I64, -lanes)))
-    vectors = [(loop(builder, first, whole, index(lanes), "vector"), lanes)] if lanes > 1 else []
-    return [*vectors, (loop(builder, whole if lanes > 1 else first, stop, index(1), "element"), 1)]
+def along(
+    builder: ir.IRBuilder, first: Value, stop: Value, steps: Sequence[int], total: int
+) -> Iterator[tuple[AbstractContextManager[Value], int]]:
+    """Loops, with the elements of their turns, that together pass from `first` to `stop`, by the largest of
+    `steps` first: a part of a row of `total` elements that begins at a multiple of it.  Loops without a turn are left
+    out.  Each is to be entered before the next."""
+    left = total
+    for step in steps:
+        if left >= step:
+            end = builder.add(first, builder.and_(builder.sub(stop, first), ir.Constant(I64, -step)))
+            yield loop(builder, first, end, index(step), "element" if step == 1 else "vector"), step
+            first = end
+        left %= step
+
+
+def steps_of(lanes: int) -> tuple[int, ...]:
+    """Whole vectors, then single elements."""
+    return tuple(dict.fromkeys((lanes, 1)))
 
 
 def tile_of(height: int, width: int, lanes: int, elements: int) -> tuple[int, int]:

@@ -20,11 +20,11 @@ from wire.ir.types import Attrs
 
 from ...compiler.element_exprs import Anchor, Index
 from ...compiler.expressions import Expr, terms_of
+from ..cores import CORE, FEW
 from ..llvm import ADDRESS, F32, F64, I64, index, ir, loop
 from ..printer import Buffer, Printer
-from ..products import CORE
 from .frame import Frame, Kernel, Value, constant, narrowed
-from .map import along, span
+from .map import along, span, steps_of
 
 TILE = (512, 512)  # rows and columns of a task: each packs its operands, and this many pay for it
 TASKS_MIN = 8  # a large product has tasks for some cores
@@ -207,7 +207,7 @@ class _Product(ABC):
             printer.bind("row", narrowed(builder, row))
             printer.bind("tile_row", narrowed(builder, builder.sub(row, rows[0])))
             printer.hoist(exprs, ("x",))
-            for columns_of, width in along(builder, columns[0], columns[1], frame.lanes()):
+            for columns_of, width in along(builder, *columns, steps_of(frame.lanes()), self.columns):
                 with columns_of as position, printer.scope():
                     printer.bind_lanes("x", narrowed(builder, position), width)
                     printer.store(frame.root, place, printer.vector(value))
@@ -231,7 +231,10 @@ class _Dot(_Product):
 
     @property
     def core(self) -> str:
-        return f"product {self.kind}"
+        """Few rows or columns are multiplied where the other operand lies, if its rows or columns are contiguous."""
+        other = self.right if self.rows <= FEW else self.left if self.columns <= FEW else None
+        lies = isinstance(other, Operand) and 1 in (other.row, other.column)
+        return f"{'few_rows' if lies else 'product'} {self.kind}"
 
     @cached_property
     def left(self) -> Operand | None:

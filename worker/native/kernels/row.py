@@ -24,13 +24,13 @@ from ...compiler.constants import identity_of
 from ...compiler.element_exprs import NARROW, Anchor, register
 from ...compiler.expressions import Expr
 from ...compiler.fuse import REDUCTIONS, row_index, row_shape
-from ..llvm import I32, I64, STORED, index, ir, loop, loop_with
+from ..llvm import I32, STORED, index, ir, loop, loop_with, undefined
 from ..printer import Buffer, Printer
 from ..scalars import applied, literal
 from ..target import COSTLY
 from ..vectors import REGISTERS, Vectors
 from .frame import Frame, Kernel, Value, least, narrowed
-from .map import along, parts_of, span, tile_of
+from .map import along, parts_of, span, steps_of, tile_of
 
 LANES = 32  # of a sum along the last axis
 RUN = 256  # elements of a sum along other axes
@@ -148,7 +148,7 @@ class _Row:
                 self._reduce_columns(printer, sweep, [self._kept_buffer(printer, expr) for expr in sweep.kept])
             if self.full:
                 printer.hoist([self.value, self.place], ("column",))
-                for columns, width in along(builder, index(0), index(self.columns), self.lanes):
+                for columns, width in along(builder, index(0), index(self.columns), steps_of(self.lanes), self.columns):
                     with columns as position, printer.scope():
                         printer.bind_lanes("column", narrowed(builder, position), width)
                         printer.store(frame.root, self.place, printer.vector(self.value))
@@ -220,7 +220,7 @@ class _Row:
         """A vector of what lies from `lane` on, element by element: i1 has no vectors in memory."""
         if self.lanes == 1:
             return builder.load(builder.gep(memory, [index(lane)]))
-        vector = ir.Constant(ir.VectorType(memory.type.pointee, self.lanes), ir.Undefined)
+        vector = undefined(ir.VectorType(memory.type.pointee, self.lanes))
         if memory.type.pointee != REGISTERS["bool"]:
             return Vectors(builder, self.lanes).load(builder.gep(memory, [index(lane)]))
         for at in range(self.lanes):
@@ -244,7 +244,7 @@ class _Row:
         (value,), width = sums, self.lanes
         while width > 1:
             width //= 2
-            nothing = ir.Constant(value.type, ir.Undefined)
+            nothing = undefined(value.type)
             low, high = (
                 builder.shuffle_vector(
                     value, nothing, ir.Constant(ir.VectorType(I32, width), list(range(at, at + width)))
@@ -269,13 +269,11 @@ class _Row:
         printer.hoist([*self.inputs.values(), self.value, self.place], ("outer", "column", "x"))
         with loop(builder, first_row, stop_row, index(1), "outer") as outer, printer.scope():
             printer.bind("outer", narrowed(builder, outer))
-            begin = first
-            for lanes, abreast in ((self.lanes, ABREAST), (self.lanes, 1), (1, 1)):
-                step = lanes * abreast
-                end = builder.add(begin, builder.and_(builder.sub(stop, begin), ir.Constant(I64, -step)))
-                with loop(builder, begin, end, index(step), "x") as position:
-                    self._reduce_rows(printer, position, lanes, abreast)
-                begin = end
+            steps = (self.lanes * ABREAST, *steps_of(self.lanes))
+            for several, step in along(builder, first, stop, steps, self.width):
+                lanes = min(step, self.lanes)
+                with several as position:
+                    self._reduce_rows(printer, position, lanes, step // lanes)
         builder.ret_void()
         return Kernel(builder.module, -(-height // rows) * across)
 
