@@ -29,10 +29,10 @@ from wire.ir.ops import ELEMENTWISE, LEAVES, VIEWS
 from .constants import splat_bits
 from .element_exprs import FUSABLE, Elements, Index
 from .expressions import Builder, Expr
+from .scores import MOVES, Sum, find_sums
 from .target import Target
 
 REDUCTIONS = frozenset({"reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "argmax"})
-MOVES = frozenset({"reshape", "transpose", "broadcast", "slice", "reverse"})  # views that read one element
 KEYS = MOVES | {"cast", "pad"}  # what a sort computes while loading
 
 WEIGHTS_MAX = (150, 30, 5)  # of one group's inlined nodes: bounds compile time and recursion; smaller if text gets long
@@ -47,7 +47,8 @@ SPREAD = 4  # a costly node broadcast to this many times its size is stored firs
 
 @dataclass(slots=True)
 class Group:
-    """One kernel to be.  `anchors` are in topological order; `reads` are the nodes it takes from memory."""
+    """One kernel to be.  `anchors` are in topological order; `reads` are the nodes it takes from memory.  Anchors of
+    scores are the products that make them, and the other sums that the kernel stores."""
 
     root: int
     kind: str
@@ -100,15 +101,45 @@ class _Fuser:
         self.member: list[list[Group]] = [[] for _ in graph.nodes]  # groups that compute a node
         self.classes: list[set[object]] = [set() for _ in graph.nodes]
         self.cost = self._copy_costs()
+        self.settled: set[int] = set()  # in groups that are made beforehand
         for index, node in enumerate(graph.nodes):
             for operand in dict.fromkeys(node.inputs):
                 self.consumers[operand].append(index)
 
     def run(self) -> list[Group]:
+        if self.weight_max == WEIGHTS_MAX[0]:  # smaller groups are asked for where text is too long
+            for found in find_sums(self.graph, self.outputs, self.target.scores_max, self.reads_max):
+                self.settle(found)
         for index in range(len(self.graph.nodes) - 1, -1, -1):
             if not self.in_memory(index) and not self.inline_only(index):
                 self.visit(index)
-        return sorted(self.groups, key=lambda group: group.root)
+        return self.in_order()
+
+    def settle(self, found: Sum) -> None:
+        """The group of one sum of scores."""
+        inside = {found.root, *found.dots, *found.inlined}
+        reads = set[int]().union(*(self.operands(index) for index in inside)) - inside
+        anchors = sorted({*found.dots, *found.stored})
+        group = Group(found.root, "scores", anchors, set(found.inlined), reads, sum(map(self.weight, found.inlined)))
+        self.groups.append(group)
+        self.settled |= {found.root, *found.dots, *found.own}
+        for index in inside:
+            self.member[index].append(group)
+            self.classes[index] |= {index}
+
+    def in_order(self) -> list[Group]:
+        """The groups by their roots, but each after those that make what it reads."""
+        made = {index: group for group in self.groups for index in (group.root, *group.anchors)}
+        ordered: dict[int, Group] = {}
+        pending = [(group, False) for group in sorted(self.groups, key=lambda group: -group.root)]
+        while pending:
+            group, ready = pending.pop()
+            if ready:
+                ordered[group.root] = group
+            elif group.root not in ordered:
+                pending.append((group, True))
+                pending += [(made[index], False) for index in sorted(group.reads, reverse=True) if index in made]
+        return list(ordered.values())
 
     def constants_of_product(self, node: Node) -> list[int]:
         """Operands of a product that are one number, where it cannot take that from an expression."""
@@ -125,8 +156,10 @@ class _Fuser:
         return splat_bits(self.graph.nodes[index]) is not None and index not in self.outputs
 
     def visit(self, index: int) -> None:
+        if index in self.settled:
+            return
         users = [group for consumer in self.consumers[index] for group in self.member[consumer]]
-        users = list({id(group): group for group in users}.values())
+        users = [group for group in {id(group): group for group in users}.values() if index not in group.inlined]
         if index not in self.outputs:
             if not users:
                 return
@@ -153,7 +186,8 @@ class _Fuser:
 
     def may_inline(self, index: int, group: Group) -> bool:
         node, own = self.graph.nodes[index], self.graph.types[index]
-        if group.weight + self.weight(index) > self.weight_max or len(self.reads_after(index, group)) > self.reads_max:
+        bound = len(self.reads_after(index, group)) + self.stored_by(group)
+        if group.weight + self.weight(index) > self.weight_max or bound > self.reads_max:
             return False
         if (node.op, own.dtype.name) in self.target.looping and (group.kind != "map"):
             return False
@@ -169,6 +203,10 @@ class _Fuser:
             if spread and node.op in self.target.costly and not self.from_row(index, consumer):
                 return False
         return not (group.kind == "matmul" and self.feeds_dot(index, group) and not self.as_prologue(index))
+
+    def stored_by(self, group: Group) -> int:
+        """The tensors that a group of scores stores besides its root."""
+        return sum(self.graph.nodes[anchor].op != "dot" for anchor in group.anchors) if group.kind == "scores" else 0
 
     def inline(self, index: int, group: Group) -> None:
         group.reads = self.reads_after(index, group)

@@ -24,7 +24,8 @@ class Target:
     `prologue` are ops on operands of a product that its kernel computes while it loads, each element many times.
     `costly` are ops that are not worth computing twice, and `looping` those, by dtype, that must stay out of the loops
     of a reduction.  `takes(graph, index)` says whether a kernel computes a node; another node's result is in memory,
-    and so are its operands.
+    and so are its operands.  Scores of at most `scores_max` rows and columns are computed where they are summed
+    (`scores.py`).
     """
 
     reads_max: int
@@ -33,3 +34,4 @@ class Target:
     costly: frozenset[str]
     looping: frozenset[tuple[str, str]] = frozenset()
     takes: Callable[[WireGraph, int], bool] = everything
+    scores_max: int = 0

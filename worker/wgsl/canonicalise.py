@@ -18,12 +18,13 @@ from typing import Any
 import numpy as np
 
 from wire.errors import Unsupported
-from wire.ir.dtypes import F16, F32, U32, DType
-from wire.ir.graph import GraphBuilder, Node, WireGraph
-from wire.ir.ops import CONTROL
+from wire.ir.dtypes import BOOL, F16, F32, I32, U32, DType
+from wire.ir.graph import GraphBuilder, Node, WireGraph, const_value
+from wire.ir.ops import CONTROL, ELEMENTWISE
 from wire.ir.types import TensorType
 
 from ..compiler.constants import identity_of
+from ..compiler.scores import NODES_MAX, WIDEST
 from .kernels.product_forms import LENGTH_MAX, Sizes, conv_copies, form_of, in_panels, parts
 from .profile import CPU_ONLY, Profile
 from .program import padded as padded_size
@@ -34,6 +35,7 @@ REDUCE_LENGTH_MAX = 16_384  # longer reductions are split in two
 SPLIT_CHUNK = 1_024
 SPLIT_FEW_ROWS = 64  # with fewer rows than this, a reduction of more than SPLIT_CHUNK is split to use the device
 LINE_MIN = 16  # a dot with one row, and fewer columns or a shorter length, is a multiply and a reduction
+TRIANGLE_MIN = 16  # rows and columns of a constant that is looked at
 
 
 def canonicalise(graph: WireGraph, profile: Profile) -> WireGraph:
@@ -131,6 +133,33 @@ class Rewriter:
 
 
 Rule = Callable[[Rewriter, Node, list[int], TensorType], int | None]
+
+
+# -- constants --------------------------------------------------------------------------------------------
+
+
+def _triangle(rewriter: Rewriter, node: Node, inputs: list[int], type_: TensorType) -> int | None:
+    """A constant with one value up to a diagonal and another one after it, such as a causal mask, as a comparison of
+    positions: it takes no memory, and kernels can tell which blocks of it have one value."""
+    *outer, rows, columns = type_.shape if len(type_.shape) > 1 else (1, 1)
+    if math.prod(outer) > 1 or min(rows, columns) < TRIANGLE_MIN:
+        return None
+    value = const_value(node, rewriter.builder.blobs)
+    bits = value.view(f"u{type_.dtype.itemsize}").reshape(rows, columns)
+    below, above = bits[-1, 0], bits[0, -1]
+    last = int((bits[0] == below).sum()) - 1 if bits[0, 0] == below else -int((bits[:, 0] != below).sum())
+    seen = np.arange(rows)[:, None] + last >= np.arange(columns)
+    if below == above or not np.array_equal(bits, np.where(seen, below, above)):
+        return None
+    position = rewriter.add("iota", shape=(rows, 1), dtype=I32.name, axis=0)
+    position = rewriter.add("add", position, rewriter.filled(last, I32))
+    mask = rewriter.add("ge", position, rewriter.add("iota", shape=(1, columns), dtype=I32.name, axis=1))
+    if type_.dtype is BOOL:
+        mask = mask if below else rewriter.add("not", mask)
+    else:
+        values = [rewriter.filled(value.view(type_.dtype.numpy), type_.dtype) for value in (below, above)]
+        mask = rewriter.add("select", mask, *values)
+    return rewriter.add("reshape", mask, shape=type_.shape)
 
 
 # -- no-ops -----------------------------------------------------------------------------------------------
@@ -315,7 +344,7 @@ def _dot(rewriter: Rewriter, node: Node, inputs: list[int], type_: TensorType) -
     along = _lies_along(rewriter, inputs[wide], node.attrs[("lhs_contract", "rhs_contract")[wide]])
     sizes = Sizes(batch, few, many, length, along)
     count = parts(sizes, rewriter.profile)
-    if count > 1:
+    if count > 1 and not (length <= LENGTH_MAX and any(_is_of_scores(rewriter, index) for index in inputs)):
         return _split_dot(rewriter, inputs, sides, type_, count)
     return _in_panels(rewriter, inputs, sides, sizes, type_) if in_panels(sizes, rewriter.profile) else None
 
@@ -328,6 +357,25 @@ def _lies_along(rewriter: Rewriter, index: int, axes: Sequence[int]) -> bool:
     while (node := rewriter.builder.nodes[index]).op == "transpose":
         axis, index = node.attrs["perm"][axis], node.inputs[0]
     return axis == len(rewriter.shape(index)) - 1
+
+
+def _is_of_scores(rewriter: Rewriter, top: int) -> bool:
+    """Whether an operand may be elementwise over scores (compiler/scores.py), which have loops of their own."""
+    nodes, size = rewriter.builder.nodes, rewriter.builder.types[top].size
+    pending, seen = [top], set[int]()
+    while pending and len(seen) < NODES_MAX:
+        index = pending.pop()
+        node = nodes[index]
+        if index in seen or rewriter.builder.types[index].size != size:
+            continue
+        seen.add(index)
+        if node.op == "dot" and index != top:
+            shape = rewriter.shape(node.inputs[0])
+            length: int = math.prod(shape[axis] for axis in node.attrs["lhs_contract"])
+            return length <= WIDEST
+        if node.op in ELEMENTWISE:
+            pending += node.inputs
+    return False
 
 
 def _multiplied(rewriter: Rewriter, inputs: list[int], sides: Sequence[_Side], type_: TensorType) -> int:
@@ -501,6 +549,7 @@ class _Side:
 
 
 RULES: dict[str, Rule] = {
+    "const": _triangle,
     "reshape": _same_type,
     "broadcast": _same_type,
     "slice": _same_type,

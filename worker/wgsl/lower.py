@@ -15,13 +15,14 @@ from wire.units import need_text, room_text
 from ..compiler.constants import splat_bits
 from ..compiler.fuse import WEIGHTS_MAX, fuse
 from ..compiler.memory import assign_slots
+from ..compiler.shorter_sums import shorter_sums
 from .canonicalise import canonicalise
 from .emit import Shader, TextTooLong
 from .profile import Profile
 from .program import Buffer, Dispatch, Module, Program, padded
 from .shaders import Shaders
 
-VERSION = 18
+VERSION = 19
 
 
 def lower(graph: WireGraph, known: Shaders) -> Program:
@@ -29,7 +30,7 @@ def lower(graph: WireGraph, known: Shaders) -> Program:
 
     Unsupported (op, dtype or size, with need and have) is raised here and never at a run.
     """
-    plain = canonicalise(graph, known.profile)
+    plain = shorter_sums(canonicalise(graph, known.profile))
     shaders = _shaders(plain, known)
     _check_sizes(plain, shaders, known.profile)
     return _assemble(plain, shaders)

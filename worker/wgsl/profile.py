@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, fields
 
 from wire.errors import ConfigError
 
-from ..compiler.fuse import MOVES
+from ..compiler.scores import MOVES
 from ..compiler.target import Target
 from .legalise import COSTLY, LOOPING
 
@@ -68,7 +68,14 @@ class Profile:
     @property
     def target(self) -> Target:
         """This device as the passes see it."""
-        return Target(self.limits.storage_buffers - 1, KINDS, MOVES | {"cast", "const"}, COSTLY, LOOPING)
+        return Target(
+            self.limits.storage_buffers - 1,
+            KINDS,
+            MOVES | {"cast", "const"},
+            COSTLY,
+            LOOPING,
+            scores_max=self.loop_trips // 3,
+        )
 
     @property
     def dtypes(self) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from .map import lower_map
 from .matmul import lower_matmul
 from .row import lower_row
 from .scatter import lower_scatter
+from .scores import lower_scores
 from .sort import lower_sort
 
 LOWERINGS: dict[str, Callable[[Frame], list[Kernel]]] = {
@@ -17,6 +18,7 @@ LOWERINGS: dict[str, Callable[[Frame], list[Kernel]]] = {
     "row": lower_row,
     "matmul": lower_matmul,
     "scatter": lower_scatter,
+    "scores": lower_scores,
     "sort": lower_sort,
 }
 
