@@ -1,13 +1,13 @@
 """Forward and backward of models and of single layers in this process, beside torch's, in turn in the same run.
 
-    python bench/models.py --torch PYTHON [--rounds 7] [--batch 1] [--forward] [NAME ...]
+    python bench/models.py --torch PYTHON [--rounds 7] [--batch 1] [--forward] [--native] [NAME ...]
 
 Both sides have one thread, the same weights and the same inputs, float32; `loss` is the mean of the squares of what
 comes out, and gradients are those of all weights, and of a single layer's input.  Ours is `mesh.function` without a
-mesh.  Each round has a call of ours and one of torch's, and the first, which traces and compiles, does not count.
-Printed are medians of processor time, and the median of the rounds' ratios; since other programs may run beside,
-wall clock is no measure.  A line ends in the largest difference of losses and norms of gradients, over the largest of
-these.
+mesh, or with `--native` a run of what the native engine compiled.  Each round has a call of ours and one of torch's,
+and the first, which traces and compiles, does not count.  Printed are medians of processor time, and the median, the
+least and the largest of the rounds' ratios; since other programs may run beside, wall clock is no measure.  A line ends
+in the largest difference of losses and norms of gradients, over the largest of these.
 
 A model is one function for both sides: it takes the layers of a side, draws its weights, and is applied to x.
 """
@@ -141,7 +141,7 @@ class Draw:
         return found
 
 
-def ours(name: str, batch: int, forward: bool) -> Step:
+def ours(name: str, batch: int, forward: bool, native: bool) -> Step:
     sys.path.insert(0, str(HERE.parents[1]))
     import mesh
     import mesh.numpy as mnp
@@ -168,7 +168,8 @@ def ours(name: str, batch: int, forward: bool) -> Step:
     def loss(weights: Any, x: Any) -> Any:
         return mnp.mean(mnp.square(model(Layers, Draw(mnp.asarray, weights), x)))
 
-    called = mesh.function(loss if forward else mesh.value_and_grad(loss))
+    wanted = loss if forward else mesh.value_and_grad(loss)
+    called = compiled(wanted, weights, x) if native else mesh.function(wanted)
 
     def step() -> list[float]:
         if forward:
@@ -177,6 +178,19 @@ def ours(name: str, batch: int, forward: bool) -> Step:
         return [float(value), *(float(np.linalg.norm(np.asarray(each))) for each in gradient)]
 
     return step
+
+
+def compiled(fn: Callable[..., Any], *args: Any) -> Callable[..., Any]:
+    """What a planner would send to a worker, compiled by the native engine; its run with these arguments."""
+    import mesh
+    from wire.passes.simplify import simplify
+    from worker.cpu.engine import evaluate, ordered
+    from worker.native.engine import NativeEngine
+
+    traced, engine = mesh.trace_full(fn, *args), NativeEngine()
+    graph, bound = simplify(traced.graph, evaluate), traced.bind(*args)
+    executable, given = engine.compile(graph), ordered(graph, bound.inputs)
+    return lambda *_: traced.unflatten(engine.run(executable, given))
 
 
 def torchs(name: str, batch: int, forward: bool) -> Step:
@@ -245,7 +259,7 @@ def answer() -> None:
 
 
 def compare(name: str, asked: argparse.Namespace, torch: Any) -> None:
-    step, wanted = ours(name, asked.batch, asked.forward), json.dumps([name, asked.batch, asked.forward])
+    step, wanted = ours(name, asked.batch, asked.forward, asked.native), json.dumps([name, asked.batch, asked.forward])
     rounds = []
     for _ in range(asked.rounds + 1):
         mine, found = timed(step)
@@ -255,8 +269,9 @@ def compare(name: str, asked: argparse.Namespace, torch: Any) -> None:
         rounds.append((mine, theirs))
     apart = max(abs(a - b) for a, b in zip(found, expected, strict=True)) / max(expected)
     mine, theirs = (1e3 * statistics.median(each) for each in zip(*rounds[1:], strict=True))
-    ratio = statistics.median(mine / theirs for mine, theirs in rounds[1:])
-    print(f"{name:>26}{mine:>10.1f}{theirs:>10.1f}{ratio:>9.2f}{apart:>12.1e}", flush=True)
+    ratios = sorted(mine / theirs for mine, theirs in rounds[1:])
+    ratio = f"{statistics.median(ratios):>9.2f}{ratios[0]:>7.2f}{ratios[-1]:>6.2f}"
+    print(f"{name:>26}{mine:>10.1f}{theirs:>10.1f}{ratio}{apart:>12.1e}", flush=True)
 
 
 def main() -> None:
@@ -266,6 +281,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--forward", action="store_true", help="without gradients")
+    parser.add_argument("--native", action="store_true", help="a run of what the native engine compiled")
     parser.add_argument("--answer", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.answer:
@@ -277,7 +293,7 @@ def main() -> None:
     if unknown:
         parser.error(f"no model {unknown[0]!r}; there are {', '.join(MODELS)}")
     print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; processor ms per call, medians of {asked.rounds}")
-    print(f"{'':>26}{'mesh':>10}{'torch':>10}{'ratio':>9}{'apart':>12}")
+    print(f"{'':>26}{'mesh':>10}{'torch':>10}{'ratio':>9}{'least':>7}{'most':>6}{'apart':>12}")
     pipe = partial(subprocess.Popen, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     with pipe([asked.torch, str(HERE), "--answer"]) as torch:
         for name in asked.names:

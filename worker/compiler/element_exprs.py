@@ -109,6 +109,8 @@ class Elements:
         """Whether lo <= index < hi, as a bool expression."""
         if index.lo >= lo and index.hi < hi:
             return self.build.literal(1, "bool")
+        if index.hi < lo or index.lo >= hi:
+            return self.build.literal(0, "bool")
         return self.build.make("inside", [index], "bool", (lo, hi))
 
     def both(self, conditions: Sequence[Expr]) -> Expr:
@@ -116,6 +118,8 @@ class Elements:
         for condition in conditions:
             if condition.op == "lit" and condition.attr:
                 continue
+            if condition.op == "lit":
+                return condition
             result = condition if result.op == "lit" else self.build.make("and", [result, condition], "bool")
         return result
 
@@ -237,14 +241,22 @@ def padded(
     build, conditions, moved = elements.build, [], []
     for own, dim, low, stride in zip(index, elements.shape(source), lows, strides, strict=True):
         within = elements.inside(own, low, low + (dim - 1) * stride + 1)
+        if _never(within):
+            return fill
         shifted = _shift(elements, own, low, within)
         conditions.append(within)
         if stride > 1:
             remainder = build.mod(shifted, stride)
             conditions.append(elements.inside(remainder, 0, 1))
+            if _never(conditions[-1]):
+                return fill
             shifted = build.div(shifted, stride)
         moved.append(build.least(shifted, dim - 1))
     return elements.choose(elements.both(conditions), elements.at(source, tuple(moved)), fill)
+
+
+def _never(condition: Expr) -> bool:
+    return condition.op == "lit" and not condition.attr
 
 
 def _shift(elements: Elements, index: Expr, low: int, within: Expr) -> Expr:
@@ -265,10 +277,10 @@ def _concat(elements: Elements, node: int, index: Index) -> Expr:
     for operand in inputs:
         dim = elements.shape(operand)[axis]
         within = elements.inside(index[axis], start, start + dim)
-        if within.op == "inside" and index[axis].hi >= start and index[axis].lo < start + dim:
+        if within.op == "inside":
             own = build.least(_shift(elements, index[axis], start, within), dim - 1)
             pieces.append((within, elements.at(operand, (*index[:axis], own, *index[axis + 1 :]))))
-        elif within.op == "lit":
+        elif not _never(within):
             moved = build.sum(index[axis], build.number(-start))
             return elements.at(operand, (*index[:axis], moved, *index[axis + 1 :]))
         start += dim

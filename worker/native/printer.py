@@ -2,7 +2,8 @@
 
 A kernel's loops name variables of expressions (`bind`).  One of them, `along`, runs along the lanes of vectors: in lane
 i it is its value in lane 0 plus i.  A load whose index has stride 1 there is one vector load, of stride 0 a scalar one,
-and any other is a gather.  No loop changes what an expression reads, so the innermost loop has only what needs it.
+of a small stride some vector loads whose elements are picked, and any other is a gather.  No loop changes what an
+expression reads, so the innermost loop has only what needs it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from .scalars import computed, from_stored, literal, to_stored
 from .vectors import Vectors
 
 Value = Any
+EVEN = (1, 2, 3, 4, -1)  # strides of loads that are made of vector loads; of larger ones too little is of use
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +162,7 @@ class Printer:
 
     def _operands(self, expr: Expr, mode: str) -> list[tuple[Expr, str]]:
         if expr.op == "load":
-            even = mode == "scalar" or stride_of(expr.args[0], self._along, self._lanes) == 1
+            even = mode == "scalar" or stride_of(expr.args[0], self._along, self._lanes) in EVEN
             return [(expr.args[0], "scalar" if even else "vector")]
         if mode == "vector" and expr.dtype == "u32" and stride_of(expr, self._along, self._lanes) is not None:
             return [(expr, "scalar")]
@@ -201,8 +203,9 @@ class Printer:
 
     def _load(self, v: Vectors, expr: Expr, mode: str) -> Value:
         held = self.buffers[expr.attr]
-        if mode == "scalar" or stride_of(expr.args[0], self._along, self._lanes) == 1:
-            stored = v.load(self._place(held, self.scalar(expr.args[0])))
+        stride = 1 if mode == "scalar" else stride_of(expr.args[0], self._along, self._lanes)
+        if stride in EVEN:
+            stored = v.load_every(stride, self._place(held, self.scalar(expr.args[0])))
             return from_stored(v, stored, held.dtype)
         places = self.vector(expr.args[0])
         stored = undefined(v.type_of(held.pointer.type.pointee))

@@ -1,7 +1,7 @@
 """Rewrites before fusion: products in the forms that their kernels take, each a definition of what is computed.
 
     f16, bf16           operands are cast to f32, the result back: sums are f32's, and rounded once
-    conv with padding   x is padded first, and zeros are multiplied as all else
+    conv with padding   x is padded first, and zeros are multiplied as all else; the family `taps` does so itself
     uneven operands     are laid out as (batch, rows, length) first
 
 Nodes keep their order, which ranks that meet rely on.  To add a rewrite: a row of `RULES`.
@@ -17,6 +17,8 @@ from wire.ir.dtypes import BF16, F16, F32
 from wire.ir.graph import Node, WireGraph
 from wire.ir.ops import op_named
 from wire.ir.types import NO_ATTRS, Attrs, TensorType
+
+from .kernels.taps import is_by_taps
 
 NARROW = (F16, BF16)
 
@@ -77,7 +79,8 @@ def _conv(rewriter: Rewriter, node: Node, inputs: Sequence[int], type_: TensorTy
     attrs = node.attrs
     spatial = len(attrs["low"])
     none, once = (0,) * spatial, (1,) * spatial
-    if (attrs["low"], attrs["high"], attrs["lhs_dilation"]) == (none, none, once):
+    padded = (attrs["low"], attrs["high"], attrs["lhs_dilation"]) != (none, none, once)
+    if not padded or is_by_taps(attrs, *(rewriter.types[index].shape for index in inputs)):
         return None
     interior = (0, 0, *(spread - 1 for spread in attrs["lhs_dilation"]))
     zero = rewriter.zero(type_)

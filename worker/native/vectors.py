@@ -76,6 +76,28 @@ class Vectors:
         typed = self.builder.bitcast(pointer, self.type_of(scalar).as_pointer())
         return self.builder.load(typed, align=align or _bytes(scalar))
 
+    def load_every(self, stride: int, pointer: ir.Value) -> ir.Value:
+        """`lanes` elements that lie `stride` apart, which is not 0, from `pointer` on: vectors are loaded, none of them
+        reaches beyond the first or last of these, and elements are picked from them."""
+        if stride == 1 or self.lanes == 1:
+            return self.load(pointer)
+        lanes, places = self.lanes, [lane * stride for lane in range(self.lanes)]
+        first, last = min(places), max(places)
+        starts = [min(start, last + 1 - lanes) for start in range(first, last + 1, lanes)]
+        parts = [self.load(self.builder.gep(pointer, [ir.Constant(I64, start)])) for start in starts]
+        value, picked = parts[0], [min(place - first, lanes - 1) for place in places]
+        for start, part in zip(starts[1:], parts[1:], strict=True):
+            picked = [
+                min(lanes + place - start, 2 * lanes - 1) if place >= start else known
+                for place, known in zip(places, picked, strict=True)
+            ]
+            value, picked = self._picked(value, part, picked), list(range(lanes))
+        return value if len(parts) > 1 else self._picked(value, value, picked)
+
+    def _picked(self, a: ir.Value, b: ir.Value, places: Sequence[int]) -> ir.Value:
+        """Elements of two vectors, by their places in both together."""
+        return self.builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, self.lanes), list(places)))
+
     def store(self, value: ir.Value, pointer: ir.Value, align: int | None = None) -> None:
         scalar = pointer.type.pointee
         typed = self.builder.bitcast(pointer, self.type_of(scalar).as_pointer())

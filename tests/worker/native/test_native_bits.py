@@ -116,3 +116,45 @@ def test_heads_of_attention_have_the_bits_that_they_have_alone(engines: Mapping[
 def evaluated_of(engine: NativeEngine, fn: Any, *args: NDArray[Any]) -> list[NDArray[Any]]:
     graph = trace(fn, *args)
     return engine.run(engine.compile(graph), list(args))
+
+
+# Channels, axes, kernel, stride, padding, dilation, channels of the result for each of x, and the dtype.
+DEPTHWISE = [
+    (5, (20, 33), (3, 3), 1, 1, 1, 1, "f4"),
+    (40, (7, 7), (5, 5), 1, 2, 1, 1, "f4"),  # rows narrower than a vector
+    (3, (57, 60), (3, 3), 2, 1, 1, 2, "f8"),
+    (4, (31, 29), (5, 3), 3, 2, 2, 1, "f4"),
+    (2, (150, 130), (3, 7), 1, 3, 1, 1, "f4"),  # several tasks for a channel
+    (6, (90,), (9,), 2, 4, 1, 3, "f8"),
+]
+
+
+@pytest.mark.parametrize(("channels", "axes", "kernel", "stride", "padding", "dilation", "each", "dtype"), DEPTHWISE)
+def test_a_depthwise_conv_has_the_bits_of_a_product(
+    engines: Mapping[str, NativeEngine], channels: int, axes: tuple[int, ...], kernel: tuple[int, ...], stride: int,
+    padding: int, dilation: int, each: int, dtype: str,
+) -> None:  # fmt: skip
+    """The order of sums is one definition, whichever kernel computes them."""
+    random = np.random.default_rng(6)
+    x = random.standard_normal((2, channels, *axes)).astype(dtype)
+    w = random.standard_normal((channels * each, 1, *kernel)).astype(dtype)
+
+    def conv(x: Any, w: Any) -> Any:
+        return nn.conv(x, w, stride=stride, padding=padding, dilation=dilation, groups=channels)
+
+    def product(x: Any, w: Any) -> Any:
+        padded = mnp.pad(x, ((0, 0), (0, 0), *[(padding, padding)] * len(axes)))
+        reach = [dilation * (size - 1) for size in kernel]
+        places = [range(0, axis + 2 * padding - far, stride) for axis, far in zip(axes, reach, strict=True)]
+        taps = []
+        for tap in np.ndindex(*kernel):
+            cut = tuple(slice(k * dilation, k * dilation + p[-1] + 1, stride) for k, p in zip(tap, places, strict=True))
+            taps.append(padded[(slice(None), slice(None), *cut)].reshape(2, channels, -1))
+        windows = mnp.stack(taps, axis=-1)
+        result = mnp.einsum("ncpt,cot->ncop", windows, w.reshape(channels, each, -1))
+        return result.reshape(2, channels * each, *map(len, places))
+
+    (whole,) = check_everywhere(engines, trace(conv, x, w), {"x": x, "w": w})
+    engine = engines["2 threads"]
+    assert evaluated_of(engine, product, x, w)[0].tobytes() == whole.tobytes()
+    assert evaluated_of(engine, conv, x[1:], w)[0].tobytes() == whole[1:].tobytes()

@@ -1,7 +1,8 @@
 """Elementwise chains and views: a loop over rows of the result, and vectors along each row.
 
 The result's axes are folded into two: `outer` and, along the lanes, `x`.  Which ones are folded into x is chosen by
-what the loads then look like; the bits of an element do not depend on it.
+what the loads then look like; the bits of an element do not depend on it.  A row is computed in pieces: where padding
+or a part of a concatenation ends, another one begins, so that no lane asks where it is.
 """
 
 from __future__ import annotations
@@ -10,26 +11,42 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
-from ...compiler.element_exprs import Index
-from ...compiler.expressions import Builder, Expr
+from ...compiler.element_exprs import Elements
+from ...compiler.expressions import Builder, Expr, terms_of
 from ..llvm import I64, index, ir, loop
-from ..printer import stride_of
+from ..printer import EVEN, Printer, stride_of
 from .frame import Frame, Kernel, Value, least, narrowed
 
 TASK_ELEMENTS = 1 << 15  # of the result: some tens of microseconds, so that tasks are worth handing out
 GATHERED = 64  # columns of a task that gathers: the rows that follow find what they read in the first cache
 GATHER_COST, DIVISION_COST = 2, 3  # of a lane, where a vector load is 1
+PIECES_MAX = 8  # of a row: each has loops of its own
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Columns `first` to `stop` of all rows: the index at (outer, `along`), and the value; `along` begins at 0."""
+
+    along: str
+    first: int
+    stop: int
+    place: Expr
+    value: Expr
+
+    @property
+    def width(self) -> int:
+        return self.stop - self.first
 
 
 @dataclass(frozen=True, slots=True)
 class Plane:
-    """A result as rows of `width` elements: its index at (outer, x), and the value there."""
+    """A result as rows of `width` elements."""
 
     height: int
     width: int
-    place: Expr
-    value: Expr
+    pieces: tuple[Piece, ...]
 
 
 def lower_map(frame: Frame) -> Kernel:
@@ -42,24 +59,45 @@ def lower_map(frame: Frame) -> Kernel:
     builder, printer, task, _ = frame.function()
     first_row, stop_row = span(builder, builder.sdiv(task, index(across)), rows, plane.height)
     first, stop = span(builder, builder.srem(task, index(across)), columns, plane.width)
-    exprs = [plane.value, plane.place]
-    printer.hoist(exprs, ("outer", "x"))
+    inner = [piece.along for piece in plane.pieces]
+    printer.hoist([expr for piece in plane.pieces for expr in (piece.value, piece.place)], ("outer", *inner))
     with loop(builder, first_row, stop_row, index(1), "outer") as outer, printer.scope():
         printer.bind("outer", narrowed(builder, outer))
-        printer.hoist(exprs, ("x",))
-        for x, width in along(builder, first, stop, steps_of(lanes), plane.width):
-            with x as position, printer.scope():
-                printer.bind_lanes("x", narrowed(builder, position), width)
-                printer.store(frame.root, plane.place, printer.vector(plane.value))
+        for piece in plane.pieces:
+            _compute(frame, printer, piece, (first, stop) if across > 1 else None)
     builder.ret_void()
     return Kernel(builder.module, -(-plane.height // rows) * across)
+
+
+def _compute(frame: Frame, printer: Printer, piece: Piece, columns: tuple[Value, Value] | None) -> None:
+    """A row's piece, or what of it lies in some columns."""
+    builder, lanes = printer.builder, frame.lanes()
+    first, stop = index(0), index(piece.width)
+    if columns is not None:
+        first, stop = (_within(builder, piece, column, lanes) for column in columns)
+    exprs = [piece.value, piece.place]
+    with printer.scope():
+        printer.hoist(exprs, (piece.along,))
+        for x, width in along(builder, first, stop, steps_of(lanes), piece.width):
+            with x as position, printer.scope():
+                printer.bind_lanes(piece.along, narrowed(builder, position), width)
+                printer.store(frame.root, piece.place, printer.vector(piece.value))
+
+
+def _within(builder: ir.IRBuilder, piece: Piece, column: Value, lanes: int) -> Value:
+    """Where a column lies in a piece, at a multiple of `lanes` or at the end of the piece."""
+    ahead = builder.sub(column, index(piece.first - (lanes - 1)))
+    whole = builder.and_(ahead, index(-lanes))
+    inside = builder.select(builder.icmp_signed("<", whole, index(0)), index(0), whole)
+    return least(builder, inside, index(piece.width))
 
 
 def gathers(plane: Plane, lanes: int) -> bool:
     """Whether neighbours along x read elements that are not neighbours."""
     return any(
-        expr.op == "load" and stride_of(expr.args[0], "x", lanes) not in (0, 1) for expr in parts_of(plane.value)
-    )
+        expr.op == "load" and stride_of(expr.args[0], piece.along, lanes) not in (0, *EVEN)
+        for piece in plane.pieces for expr in parts_of(piece.value)
+    )  # fmt: skip
 
 
 def span(builder: ir.IRBuilder, number: Value, size: int, total: int) -> tuple[Value, Value]:
@@ -107,14 +145,37 @@ def plane_of(frame: Frame, split: int) -> Plane:
     frame = replace(frame, build=Builder())
     shape = frame.shape(frame.root)
     height, width = math.prod(shape[:split]), math.prod(shape[split:])
-    where = indices(frame, shape[:split], shape[split:])
-    return Plane(height, width, frame.build.ravel(where, shape), frame.elements().at(frame.root, where))
+    elements = frame.elements()
+    whole = piece_of(frame, elements, split, 0, width)
+    pieces, pending = list[Piece](), [whole]
+    while pending and len(pieces) + len(pending) <= PIECES_MAX:
+        piece = pending.pop()
+        cuts = sorted({piece.first, *edges_of(piece), piece.stop})
+        if len(cuts) == 2:
+            pieces.append(piece)
+        else:
+            pending += [piece_of(frame, elements, split, *ends) for ends in pairwise(cuts)][::-1]
+    return Plane(height, width, (whole,) if pending else tuple(pieces))
 
 
-def indices(frame: Frame, outer: Sequence[int], inner: Sequence[int]) -> Index:
-    build = frame.build
-    rows = build.unravel(build.var("outer", math.prod(outer)), outer)
-    return (*rows, *build.unravel(build.var("x", math.prod(inner)), inner))
+def piece_of(frame: Frame, elements: Elements, split: int, first: int, stop: int) -> Piece:
+    build, shape = frame.build, frame.shape(frame.root)
+    along = f"x{first}:{stop}"
+    x = build.sum(build.var(along, stop - first), build.number(first))
+    rows = build.unravel(build.var("outer", math.prod(shape[:split])), shape[:split])
+    where = (*rows, *build.unravel(x, shape[split:]))
+    return Piece(along, first, stop, build.ravel(where, shape), elements.at(frame.root, where))
+
+
+def edges_of(piece: Piece) -> Iterator[int]:
+    """The columns within a piece at which a condition changes that depends on nothing else."""
+    for expr in parts_of(piece.value):
+        if expr.op == "inside":
+            const, terms = terms_of(expr.args[0])
+            if [atom.op for atom in terms] == ["var"] and expr.free == {piece.along}:
+                (factor,) = terms.values()
+                edges = [-((const - edge) // factor) for edge in expr.attr] if factor > 0 else []
+                yield from (piece.first + edge for edge in edges if 0 < edge < piece.width)
 
 
 def parts_of(root: Expr) -> Iterator[Expr]:
@@ -129,16 +190,21 @@ def parts_of(root: Expr) -> Iterator[Expr]:
 
 
 def cost_of(plane: Plane, lanes: int) -> float:
-    """Estimate how long an element takes, in vector loads of a lane; narrow rows waste lanes."""
-    used = lanes if plane.width >= lanes else 1
+    """Estimate how long an element takes, in vector loads of a lane; narrow pieces waste lanes."""
+    return sum(_cost_of_piece(piece, lanes) * piece.width for piece in plane.pieces) / plane.width + 2 / plane.width
+
+
+def _cost_of_piece(piece: Piece, lanes: int) -> float:
+    used = lanes if piece.width >= lanes else 1
     total = 0.0
-    for expr in parts_of(plane.value):
-        if "x" not in expr.free:
-            total += 0.0 if "outer" not in expr.free else 1 / plane.width
+    for expr in parts_of(piece.value):
+        stride = stride_of(expr.args[0] if expr.op == "load" else expr, piece.along, used)
+        if piece.along not in expr.free:
+            total += 0.0 if "outer" not in expr.free else 1 / piece.width
         elif expr.op == "load":
-            total += 1 / used if stride_of(expr.args[0], "x", used) == 1 else GATHER_COST
+            total += abs(stride) / used if stride in EVEN else GATHER_COST
         elif expr.op in ("index_div", "index_mod"):
-            total += DIVISION_COST / used if stride_of(expr, "x", used) is None else 1 / used
+            total += DIVISION_COST / used if stride is None else 1 / used
         else:
             total += 1 / used
-    return total + 2 / plane.width
+    return total

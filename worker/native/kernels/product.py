@@ -25,6 +25,7 @@ from ..llvm import ADDRESS, F32, F64, I64, index, ir, loop
 from ..printer import Buffer, Printer
 from .frame import Frame, Kernel, Value, constant, narrowed
 from .map import along, span, steps_of
+from .taps import is_by_taps, lower_taps
 
 TILE = (512, 512)  # rows and columns of a task: each packs its operands, and this many pay for it
 TASKS_MIN = 8  # a large product has tasks for some cores
@@ -34,11 +35,18 @@ KINDS = {"f32": F32, "f64": F64}
 
 
 def lower_product(frame: Frame) -> Kernel:
-    return _product_of(frame).kernel()
+    return lower_taps(frame) if _is_by_taps(frame) else _product_of(frame).kernel()
 
 
 def _product_of(frame: Frame) -> _Product:
     return (_Windows if any(node.op == "conv" for node in frame.graph.nodes) else _Dot)(frame)
+
+
+def _is_by_taps(frame: Frame) -> bool:
+    return any(
+        node.op == "conv" and is_by_taps(node.attrs, *(frame.shape(source) for source in node.inputs))
+        for node in frame.graph.nodes
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +70,8 @@ class Table:
 
 
 def is_even(frame: Frame) -> bool:
-    """Whether the operands of a group's product are tensors in memory at even strides."""
-    return _product_of(frame).even
+    """Whether the operands of a group's product are tensors in memory at even strides, if they have to be."""
+    return _is_by_taps(frame) or _product_of(frame).even
 
 
 @dataclass(eq=False)

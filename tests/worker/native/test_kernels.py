@@ -1,0 +1,55 @@
+"""What becomes a kernel, and what its vectors look like."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mesh.numpy as mnp
+from mesh import nn, trace
+from worker.compiler.cut import Cut
+from worker.cpu.engine import evaluate
+from worker.cpu.inplace_analysis import FUSED
+from worker.native.engine import NativeEngine
+from worker.native.kernels.frame import Frame
+from worker.native.kernels.map import best_plane, gathers
+from worker.native.outline import outlined
+
+X = np.random.default_rng(0).standard_normal((2, 3, 40, 70)).astype(np.float32)
+W = np.random.default_rng(1).standard_normal((3, 1, 3, 3)).astype(np.float32)
+
+MOVED: dict[str, Callable[[Any], Any]] = {
+    "padded": lambda x: mnp.pad(x, ((0, 0), (0, 0), (1, 2), (3, 0))) * 2,
+    "padded twice": lambda x: mnp.pad(mnp.pad(x, ((0, 0),) * 3 + ((1, 1),)) + 1, ((0, 0),) * 3 + ((2, 2),)),
+    "largest of windows": lambda x: nn.max_pool(x, 3, stride=2, padding=1),
+    "means of windows": lambda x: nn.avg_pool(x, 3, stride=2, padding=1),
+    "every third": lambda x: x[..., 1::3] * 2,
+    "turned round": lambda x: x[..., ::-1] * 2,
+    "joined": lambda x: mnp.concat([x * 2, x[..., :5], x[..., ::2]], axis=3),
+}
+
+
+def parts_of(fn: Callable[..., Any], *args: Any) -> list[Cut]:
+    return [node.attrs["cut"] for node in outlined(trace(fn, *args)).nodes if node.op == FUSED]
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_padding_strides_and_joins_are_read_by_whole_vectors(name: str) -> None:
+    fn = MOVED[name]
+    for part in parts_of(fn, X):
+        assert part.kind == "map"
+        assert not gathers(best_plane(Frame.of(part, 32)), 8)
+    engine, graph = NativeEngine(), trace(fn, X)
+    (result,), (expected,) = engine.run(engine.compile(graph), [X]), evaluate(graph, {"x": X})
+    np.testing.assert_allclose(result, expected, rtol=1e-6)
+    engine.close()
+
+
+def test_a_depthwise_layer_is_one_kernel_with_its_padding() -> None:
+    def layer(x: Any, w: Any, b: Any) -> Any:
+        return nn.relu(nn.conv(x, w, padding=1, groups=3) * 2 + b)
+
+    assert [part.kind for part in parts_of(layer, X, W, np.ones((3, 1, 1), np.float32))] == ["matmul"]
