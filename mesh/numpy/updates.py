@@ -116,11 +116,15 @@ class Place:
         return self._scatter(values, "min")
 
     def _scatter(self, values: Operand, mode: str) -> Array:
-        """Every key is a selection of positions in the flattened array, so one scatter of rank 1 serves all."""
+        """Every key is a selection of positions in the flattened array, so one scatter of rank 1 serves all that do not
+        choose along one axis only."""
         array, new = self._array, like(values, self._array)
         mask = indexing.sole_mask(array, self._key)
         if mask is not None and _fits_under(mask, new, array):
             return _masked(array, mask, new, mode)
+        rows = _rows(self._key, array.ndim)
+        if rows is not None:
+            return _into_rows(array, *rows, new, mode)
         dtype = index_dtype(array.size)
         every = apply("iota", shape=(math.prod(array.shape),), dtype=dtype.name, axis=0)
         places = indexing.getitem(manipulation.reshape(every, array.shape), self._key)
@@ -139,6 +143,30 @@ class Place:
 def _fits_under(mask: Array, new: Array, array: Array) -> bool:
     """Whether the new values are the same for every place of the mask, so that its own values need not be known."""
     return new.ndim <= array.ndim - mask.ndim or (new.ndim == array.ndim - mask.ndim + 1 and new.shape[0] == 1)
+
+
+def _rows(key: Any, rank: int) -> tuple[int, Array] | None:
+    """The axis along which a key chooses by an array of integers, and this, where it takes the other axes whole."""
+    entries = key if isinstance(key, tuple) else (key,)
+    chosen = [axis for axis, entry in enumerate(entries) if not _is_whole(entry)]
+    if len(chosen) != 1 or len(entries) > rank or not isinstance(entries[chosen[0]], Array):
+        return None
+    index = entries[chosen[0]]
+    return (chosen[0], index) if index.type.dtype.kind in "iu" else None
+
+
+def _is_whole(entry: Any) -> bool:
+    return isinstance(entry, slice) and entry.start is entry.stop is entry.step is None
+
+
+def _into_rows(array: Array, axis: int, index: Array, new: Array, mode: str) -> Array:
+    """The array with what lies along an axis updated."""
+    dim = array.shape[axis]
+    every = apply("iota", shape=(dim,), dtype=index_dtype(dim).name, axis=0)
+    places = indexing.getitem(every, index)  # which counts negative ones from the end
+    shape = (*array.shape[:axis], *places.shape, *array.shape[axis + 1 :])
+    updates = manipulation.broadcast_to(_without_leading_ones(new, len(shape)), shape)
+    return apply("scatter", array, places, updates, axis=axis, mode=mode)
 
 
 def _masked(array: Array, mask: Array, new: Array, mode: str) -> Array:

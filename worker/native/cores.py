@@ -251,6 +251,31 @@ def vector_of(build: ir.IRBuilder, elements: Sequence[ir.Value]) -> ir.Value:
     return value
 
 
+def quads_transposed(build: ir.IRBuilder, rows: Sequence[ir.Value]) -> list[ir.Value]:
+    """The squares, of as many elements as rows, that lie beside each other in some rows, each by itself."""
+    lanes, quad = rows[0].type.count, len(rows)
+
+    def interleaved(a: ir.Value, b: ir.Value, half: int) -> ir.Value:
+        """Elements of a and b by turns, from one half of every square."""
+        begins = [base + half * (quad // 2) for base in range(0, lanes, quad)]
+        pick = [at + side for begin in begins for at in range(begin, begin + quad // 2) for side in (0, lanes)]
+        return build.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, lanes), pick))
+
+    square = list(rows)
+    for _ in range(quad.bit_length() - 1):
+        pairs = zip(square[: quad // 2], square[quad // 2 :], strict=True)
+        square = [interleaved(a, b, half) for a, b in pairs for half in (0, 1)]
+    return square
+
+
+def joined(build: ir.IRBuilder, parts: Sequence[ir.Value]) -> ir.Value:
+    """Vectors, a power of two of them, as one."""
+    while len(parts) > 1:
+        places = ir.Constant(ir.VectorType(I32, 2 * parts[0].type.count), list(range(2 * parts[0].type.count)))
+        parts = [build.shuffle_vector(a, b, places) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]
+
+
 def transposed(build: ir.IRBuilder, rows: Sequence[ir.Value], element_bytes: int) -> list[ir.Value]:
     """A square of as many rows as lanes: squares within 16 bytes first, then their places; each step is one instruction
     of x86 and of NEON."""
@@ -261,25 +286,12 @@ def transposed(build: ir.IRBuilder, rows: Sequence[ir.Value], element_bytes: int
     def shuffled(a: ir.Value, b: ir.Value, pick: Sequence[int]) -> ir.Value:
         return build.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, lanes), list(pick)))
 
-    def interleaved(a: ir.Value, b: ir.Value, half: int) -> ir.Value:
-        """Elements of a and b by turns, from one half of every 16 bytes."""
-        begins = [base + half * (quad // 2) for base in range(0, lanes, quad)]
-        return shuffled(
-            a, b, [at + side for begin in begins for at in range(begin, begin + quad // 2) for side in (0, lanes)]
-        )
-
     def alternate(a: ir.Value, b: ir.Value, odd: int) -> ir.Value:
         """Every other 16 bytes of a, and then of b."""
         begins = [side + at for side in (0, lanes) for at in range(odd * quad, lanes, 2 * quad)]
         return shuffled(a, b, [begin + at for begin in begins for at in range(quad)])
 
-    squares = []
-    for base in range(0, lanes, quad):
-        square = list(rows[base : base + quad])
-        for _ in range(quad.bit_length() - 1):
-            pairs = zip(square[: quad // 2], square[quad // 2 :], strict=True)
-            square = [interleaved(a, b, half) for a, b in pairs for half in (0, 1)]
-        squares.append(square)
+    squares = [quads_transposed(build, rows[base : base + quad]) for base in range(0, lanes, quad)]
     columns: list[list[ir.Value]] = []
     for at in range(quad):
         line = [square[at] for square in squares]

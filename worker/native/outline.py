@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from wire.ir.graph import Node, WireGraph
+from wire.ir.ops import VIEWS
 from wire.ir.types import Attrs, TensorType
 
 from ..compiler.cut import Cut, cut
@@ -29,7 +30,7 @@ def outlined(graph: WireGraph) -> WireGraph:
     needed = _needed(graph, groups)
     nodes, types, placed = list[Node](), list[TensorType](), dict[int, int]()
     for index, node in enumerate(graph.nodes):
-        if index in inside and index not in needed:
+        if index not in needed and (index in inside or node.op in VIEWS):
             continue
         placed[index] = len(nodes)
         if index in groups:

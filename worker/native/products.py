@@ -7,6 +7,7 @@ two, so panels are about equally high, and there is a micro kernel for every eve
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +22,9 @@ from .cores import (
     Core,
     Matrix,
     Tile,
+    joined,
     larger,
+    quads_transposed,
     smaller,
     tile_for,
     transposed,
@@ -313,9 +316,42 @@ class _WindowCore(_ProductCore):
                 v.store(value, build.gep(panel, [build.mul(k, step)]))
             with apart:
                 places = [build.load(build.gep(columns, [smaller(build, index(lane), last)])) for lane in range(lanes)]
-                with loop(build, index(0), depth, index(1), "k") as k:
-                    row = build.load(build.gep(rows, [k]))
-                    values = [build.load(build.gep(source, [build.add(row, place)])) for place in places]
-                    v.store(self._widened(build, vector_of(build, values)), build.gep(panel, [build.mul(k, step)]))
+                starts, quad = [build.gep(source, [place]) for place in places], 16 // self.tile.bytes
+                whole = build.and_(depth, index(-quad))
+                with loop(build, index(0), whole, index(quad), "quad") as k:
+                    self._window_quad(build, starts, rows, k, panel)
+                with loop(build, whole, depth, index(1), "k") as k:
+                    self._gathered(build, starts, build.load(build.gep(rows, [k])), k, panel)
         build.ret_void()
         return function
+
+    def _window_quad(
+        self, build: ir.IRBuilder, starts: Sequence[ir.Value], rows: ir.Value, k: ir.Value, panel: ir.Value
+    ) -> None:
+        """Some vectors of a panel.  As a rule the elements of a window that they take follow each other in memory."""
+        quad = 16 // self.tile.bytes
+        turns = [build.add(k, index(at)) for at in range(quad)]
+        of_turns = [build.load(build.gep(rows, [turn])) for turn in turns]
+        follow = [
+            build.icmp_signed("==", row, build.add(of_turns[0], index(at))) for at, row in enumerate(of_turns) if at
+        ]
+        with build.if_else(functools.reduce(build.and_, follow)) as (together, apart):
+            with together:
+                v = Vectors(build, quad)
+                parts = [v.load(build.gep(start, [of_turns[0]])) for start in starts]
+                lines = quads_transposed(build, [joined(build, parts[at::quad]) for at in range(quad)])
+                for turn, line in zip(turns, lines, strict=True):
+                    self._keep(build, line, turn, panel)
+            with apart:
+                for turn, row in zip(turns, of_turns, strict=True):
+                    self._gathered(build, starts, row, turn, panel)
+
+    def _gathered(
+        self, build: ir.IRBuilder, starts: Sequence[ir.Value], row: ir.Value, k: ir.Value, panel: ir.Value
+    ) -> None:
+        """A vector of a panel, element by element."""
+        self._keep(build, vector_of(build, [build.load(build.gep(start, [row])) for start in starts]), k, panel)
+
+    def _keep(self, build: ir.IRBuilder, values: ir.Value, k: ir.Value, panel: ir.Value) -> None:
+        place = build.gep(panel, [build.mul(k, index(self.tile.columns))])
+        Vectors(build, self.tile.lanes).store(self._widened(build, values), place)

@@ -1,5 +1,7 @@
 """Rewrites before fusion: products in the forms that their kernels take, each a definition of what is computed.
 
+    few windows         those of all samples follow each other, as along one more axis: a derivative by weights
+    transposes          of transposes are one, or none
     f16, bf16           operands are cast to f32, the result back: sums are f32's, and rounded once
     conv with padding   x is padded first, and zeros are multiplied as all else; the family `taps` does so itself
     uneven operands     are laid out as (batch, rows, length) first
@@ -9,6 +11,7 @@ Nodes keep their order, which ranks that meet rely on.  To add a rewrite: a row 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -21,6 +24,7 @@ from wire.ir.types import NO_ATTRS, Attrs, TensorType
 from .kernels.taps import is_by_taps
 
 NARROW = (F16, BF16)
+FEW_WINDOWS = 64  # of a sample: a product of so few columns leaves lanes idle, and packs the weights for each sample
 
 
 def rewritten(graph: WireGraph) -> WireGraph:
@@ -79,13 +83,40 @@ def _conv(rewriter: Rewriter, node: Node, inputs: Sequence[int], type_: TensorTy
     attrs = node.attrs
     spatial = len(attrs["low"])
     none, once = (0,) * spatial, (1,) * spatial
-    padded = (attrs["low"], attrs["high"], attrs["lhs_dilation"]) != (none, none, once)
-    if not padded or is_by_taps(attrs, *(rewriter.types[index].shape for index in inputs)):
+    if is_by_taps(attrs, *(rewriter.types[index].shape for index in inputs)):
         return None
+    if (attrs["low"], attrs["high"], attrs["lhs_dilation"]) == (none, none, once):
+        return _folded(rewriter, node, inputs, type_)
     interior = (0, 0, *(spread - 1 for spread in attrs["lhs_dilation"]))
     zero = rewriter.zero(type_)
     x = rewriter.add("pad", inputs[0], zero, low=(0, 0, *attrs["low"]), high=(0, 0, *attrs["high"]), interior=interior)
-    return rewriter.add("conv", x, inputs[1], **{**attrs, "low": none, "high": none, "lhs_dilation": once})
+    unpadded = Node("conv", (x, inputs[1]), Attrs({**attrs, "low": none, "high": none, "lhs_dilation": once}))
+    folded = _folded(rewriter, unpadded, unpadded.inputs, type_)
+    return rewriter.place(unpadded, type_) if folded is None else folded
+
+
+def _folded(rewriter: Rewriter, node: Node, inputs: Sequence[int], type_: TensorType) -> int | None:
+    """A conv with few windows, whose samples are places along one more axis: one product instead of many."""
+    samples, out, *places = type_.shape
+    if node.attrs["groups"] > 1 or samples == 1 or math.prod(places) > FEW_WINDOWS:
+        return None
+    (_, channels, *dims), kernel = (rewriter.types[index].shape for index in inputs)
+    x = rewriter.add("transpose", inputs[0], perm=(1, 0, *range(2, len(dims) + 2)))
+    x = rewriter.add("reshape", x, shape=(1, channels, samples, *dims))
+    weights = rewriter.add("reshape", inputs[1], shape=(*kernel[:2], 1, *kernel[2:]))
+    further = {"low": 0, "high": 0, "stride": 1, "lhs_dilation": 1, "rhs_dilation": 1}
+    attrs = {name: (further[name], *value) if name in further else value for name, value in node.attrs.items()}
+    result = rewriter.add("reshape", rewriter.add("conv", x, weights, **attrs), shape=(out, samples, *places))
+    return rewriter.add("transpose", result, perm=(1, 0, *range(2, len(places) + 2)))
+
+
+def _transpose(rewriter: Rewriter, node: Node, inputs: Sequence[int], type_: TensorType) -> int | None:
+    """A transpose of a transpose."""
+    inner = rewriter.nodes[inputs[0]]
+    if inner.op != "transpose":
+        return None
+    perm = tuple([inner.attrs["perm"][axis] for axis in node.attrs["perm"]])
+    return inner.inputs[0] if perm == tuple(range(len(perm))) else rewriter.add("transpose", *inner.inputs, perm=perm)
 
 
 def _dot(rewriter: Rewriter, node: Node, inputs: Sequence[int], type_: TensorType) -> int | None:
@@ -112,4 +143,4 @@ def _follow(axes: Sequence[int]) -> bool:
     return all(after == axis + 1 for axis, after in pairwise(axes))
 
 
-RULES: dict[str, Rule] = {"dot": _dot, "conv": _conv}
+RULES: dict[str, Rule] = {"dot": _dot, "conv": _conv, "transpose": _transpose}

@@ -13,10 +13,12 @@ from ..compiler.fuse import REDUCTIONS
 from ..compiler.target import Target
 
 INTEGERS = frozenset({"i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64"})
-FLOATS = frozenset({"f32", "f64", "f16", "bf16"})
+NARROW = frozenset({"f16", "bf16"})
+FLOATS = NARROW | {"f32", "f64"}
 EVERY = INTEGERS | FLOATS | {"bool"}
 WIDE = frozenset({"f32", "f64"})
 PRODUCTS = {"dot": "matmul", "conv": "matmul"}
+KINDS = {**PRODUCTS, "scatter": "scatter"}  # ops that have families of kernels of their own
 
 # Ops whose kernels do not have every dtype: those of the operands and of the result.
 DTYPES: dict[str, frozenset[str]] = {
@@ -29,7 +31,9 @@ DTYPES: dict[str, frozenset[str]] = {
     "conv": WIDE,
 }  # fmt: skip
 # Updates are numpy's, which writes them in place; a view of one tensor costs it nothing.
-BY_NUMPY = frozenset({"dynamic_update_slice", "scatter", "constraint", "transfer", "after"})
+BY_NUMPY = frozenset({"dynamic_update_slice", "constraint", "transfer", "after"})
+SPARSE = 4  # data of more than so many times the updates' elements is better updated in place
+JOINED_MAX = 8  # parts of a concat: of more, an element would ask in which it is, and numpy copies whole parts
 COSTLY = frozenset({
     "exp", "exp2", "expm1", "log", "log2", "log1p", "sin", "cos", "tan", "tanh", "erf", "atan2", "pow", "random_bits",
 })  # fmt: skip
@@ -46,19 +50,33 @@ def takes(graph: WireGraph, index: int) -> bool:
     types = [own, *(graph.types[source] for source in inputs)]
     if op in LEAVES:
         return own.dtype.name in EVERY and (op == "iota" or splat_bits(graph.nodes[index]) is not None)
-    if op in BY_NUMPY or not (op in FUSABLE or op in REDUCTIONS or op in PRODUCTS):
+    if op in BY_NUMPY or not (op in FUSABLE or op in REDUCTIONS or op in KINDS):
+        return False
+    if op == "concat" and len(inputs) > JOINED_MAX:
         return False
     if any(kind.size > ELEMENTS_MAX or kind.size == 0 for kind in types):
         return False
     dtypes = {kind.dtype.name for kind in types}
     if not dtypes <= DTYPES.get(op, EVERY):
         return False
+    if op == "scatter":
+        exact = attrs["mode"] == "set" or (attrs["mode"] == "add" and own.dtype.name not in NARROW)
+        return exact and _is_dense(graph, index)  # bits are numpy's, which takes it where a cut hides what data is
     if op == "cast":
         source, to = types[1].dtype.name, own.dtype.name
         return to not in ROUNDED_ONCE or source == to or source in ROUNDED_ONCE[to]
     return op != "bitcast" or not dtypes & {"f16", "bf16", "bool"}
 
 
+def _is_dense(graph: WireGraph, index: int) -> bool:
+    """Whether a scatter's data is made for it, or not much more than its updates: then nothing is gained in place."""
+    data, _, updates = graph.nodes[index].inputs
+    made = data
+    while graph.nodes[made].op in ("broadcast", "reshape"):
+        made = graph.nodes[made].inputs[0]
+    return splat_bits(graph.nodes[made]) is not None or graph.types[data].size <= SPARSE * graph.types[updates].size
+
+
 # Views of a product's operands that leave it at even strides, as a rule; where they do not, none is computed in it.
 PROLOGUE = frozenset({"reshape", "transpose", "broadcast", "slice"})
-NATIVE = Target(reads_max=64, kinds=PRODUCTS, prologue=PROLOGUE, costly=COSTLY, takes=takes)
+NATIVE = Target(reads_max=64, kinds=KINDS, prologue=PROLOGUE, costly=COSTLY, takes=takes)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mesh.numpy as mnp
-from mesh import nn, trace
+from mesh import grad, nn, trace
 from worker.compiler.cut import Cut
 from worker.cpu.engine import evaluate
 from worker.cpu.inplace_analysis import FUSED
@@ -53,3 +53,30 @@ def test_a_depthwise_layer_is_one_kernel_with_its_padding() -> None:
         return nn.relu(nn.conv(x, w, padding=1, groups=3) * 2 + b)
 
     assert [part.kind for part in parts_of(layer, X, W, np.ones((3, 1, 1), np.float32))] == ["matmul"]
+
+
+def test_a_convs_derivative_by_its_weights_is_one_product_that_lies_as_it_is_wanted() -> None:
+    x, w = (np.ones(shape, np.float32) for shape in ((1, 5, 20, 20), (6, 5, 3, 3)))
+    parts = parts_of(grad(lambda w: mnp.sum(nn.conv(x, w, padding=1) * w[0, 0, 0, 0])), w)
+    (product,) = (
+        part for part in parts if any(node.op == "conv" and len(node.attrs["low"]) == 3 for node in part.nodes)
+    )
+    assert product.types[-1].shape == (6, 5, 3, 3)
+
+
+ROWS = np.zeros(40, np.int32)
+
+
+def test_a_scatter_is_a_kernel_with_its_updates_unless_it_changes_little_of_its_data() -> None:
+    def spread(x: Any, rows: Any) -> Any:
+        return mnp.zeros((9, 150), np.float32).at[rows].add(x[rows] * 2)
+
+    parts = parts_of(spread, np.ones((9, 150), np.float32), ROWS)
+    assert [part.kind for part in parts] == ["scatter"]
+    few = outlined(trace(lambda x, rows: x.at[rows].add(1), np.ones((9000, 150), np.float32), ROWS))
+    assert "scatter" in [node.op for node in few.nodes]
+
+
+def test_many_parts_are_joined_by_numpy() -> None:
+    joined = outlined(trace(lambda x: mnp.concat([x * at for at in range(20)]), X))
+    assert "concat" in [node.op for node in joined.nodes]

@@ -13,7 +13,7 @@ from support.cases.random_graphs import random_graph
 from support.node_by_node import judge
 
 import mesh.numpy as mnp
-from mesh import nn, trace, value_and_grad
+from mesh import grad, nn, trace, value_and_grad
 from wire.ir.graph import WireGraph
 from worker.cpu.engine import ordered
 from worker.native.engine import NativeEngine
@@ -158,3 +158,44 @@ def test_a_depthwise_conv_has_the_bits_of_a_product(
     engine = engines["2 threads"]
     assert evaluated_of(engine, product, x, w)[0].tobytes() == whole.tobytes()
     assert evaluated_of(engine, conv, x[1:], w)[0].tobytes() == whole[1:].tobytes()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_convs_derivative_by_its_weights_has_the_bits_of_a_product(
+    engines: Mapping[str, NativeEngine], dtype: Any
+) -> None:
+    """Its windows are few and as large as the image; those of all channels are columns of one product."""
+    random = np.random.default_rng(7)
+    x, g = (random.standard_normal((2, channels, 21, 19)).astype(dtype) for channels in (5, 6))
+
+    def derivative(x: Any, g: Any) -> Any:
+        w = mnp.zeros((6, 5, 3, 3), dtype=x.dtype)
+        return grad(lambda w: mnp.sum(nn.conv(x, w, padding=1) * g))(w)
+
+    def product(x: Any, g: Any) -> Any:
+        padded = mnp.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)))
+        cuts = [padded[:, :, k : k + 21, j : j + 19] for k in range(3) for j in range(3)]
+        windows = mnp.transpose(mnp.stack(cuts, axis=-1), (1, 4, 0, 2, 3)).reshape(45, -1)
+        return (mnp.transpose(g, (1, 0, 2, 3)).reshape(6, -1) @ windows.T).reshape(6, 5, 3, 3)
+
+    (whole,) = check_everywhere(engines, trace(derivative, x, g), {"x": x, "g": g})
+    assert evaluated_of(engines["2 threads"], product, x, g)[0].tobytes() == whole.tobytes()
+
+
+@pytest.mark.parametrize("mode", ["set", "add", "max", "min"])
+def test_updates_of_a_row_are_put_in_in_order(engines: Mapping[str, NativeEngine], mode: str) -> None:
+    random = np.random.default_rng(8)
+    x, updates = (random.standard_normal(shape).astype(np.float32) for shape in ((9, 150), (40, 150)))
+    index = random.integers(-9, 9, 40)
+    expected = x.copy()
+    for at, update in zip(index, updates * 3, strict=True):
+        expected[at] = {"set": lambda a, b: b, "add": np.add, "max": np.maximum, "min": np.minimum}[mode](
+            expected[at], update
+        )
+
+    def rows(x: Any, index: Any, updates: Any) -> Any:
+        return getattr(x.at[index], mode)(updates * 3)
+
+    graph = trace(rows, x, index, updates)
+    (result,) = check_everywhere(engines, graph, {"x": x, "index": index, "updates": updates})
+    assert result.tobytes() == expected.tobytes()

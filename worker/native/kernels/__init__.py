@@ -8,7 +8,13 @@ from .frame import Frame, Kernel
 from .map import lower_map
 from .product import lower_product
 from .row import lower_row
+from .scatter import lower_scatter
 
-FAMILIES: dict[str, Callable[[Frame], Kernel]] = {"map": lower_map, "row": lower_row, "matmul": lower_product}
+FAMILIES: dict[str, Callable[[Frame], Kernel]] = {
+    "map": lower_map,
+    "row": lower_row,
+    "matmul": lower_product,
+    "scatter": lower_scatter,
+}
 
 __all__ = ["FAMILIES", "Frame", "Kernel"]

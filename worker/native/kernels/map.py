@@ -85,7 +85,7 @@ def _compute(frame: Frame, printer: Printer, piece: Piece, columns: tuple[Value,
 
 
 def _within(builder: ir.IRBuilder, piece: Piece, column: Value, lanes: int) -> Value:
-    """Where a column lies in a piece, at a multiple of `lanes` or at the end of the piece."""
+    """A column's place in a piece, at a multiple of `lanes` or at the end of the piece."""
     ahead = builder.sub(column, index(piece.first - (lanes - 1)))
     whole = builder.and_(ahead, index(-lanes))
     inside = builder.select(builder.icmp_signed("<", whole, index(0)), index(0), whole)

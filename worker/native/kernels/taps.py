@@ -176,7 +176,7 @@ class _Taps:
         return least(builder, row, index(self.down.size))
 
     def _lines(self) -> Iterator[tuple[str, int, int, Expr]]:
-        """Of a row of x each line: a variable along it, its elements, where it begins in a copy, and an element."""
+        """The lines of a row of x: a variable along each, its elements, where it begins in a copy, and an element."""
         build, across = self.frame.build, self.across
         stop = min(across.size, across.read(self.width) - across.low)
         for line in range(across.stride):
