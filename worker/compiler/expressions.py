@@ -12,6 +12,7 @@ contiguous:
     (g*A + r) div (g*D) = A div D           where 0 <= r < g
     (g*A + r) mod (g*D) = g*(A mod D) + r   where 0 <= r < g
     c*d*(x div d) + c*(x mod d) = c*x
+    c*d*((x div d) mod e) + c*(x mod d) = c*(x mod d*e)
 
 It does not know WGSL: `legalise.py` has the text of every op.
 """
@@ -219,6 +220,13 @@ class Builder:
                         whole = {atom.args[0]: 1}
                     for part, own in whole.items():
                         terms[part] = terms.get(part, 0) + own * factor
+                    changed = True
+                    break
+                outer = next((each for each in terms if each.op == "index_mod" and each.args[0] is quotient), None)
+                if outer is not None and terms[outer] == factor * by:
+                    del terms[atom], terms[outer]
+                    joined = self.mod(atom.args[0], by * outer.attr)
+                    terms[joined] = terms.get(joined, 0) + factor
                     changed = True
                     break
         return {atom: factor for atom, factor in terms.items() if factor}

@@ -104,6 +104,23 @@ def test_rows_of_a_batch_have_the_bits_that_they_have_alone(engines: Mapping[str
             assert part.tobytes() == whole[start : start + size].tobytes(), f"rows {start} to {start + size}"
 
 
+def test_a_row_alone_has_the_bits_that_it_has_in_a_large_product(engines: Mapping[str, NativeEngine]) -> None:
+    """What a decoder multiplies token by token, by matrices that lie either way."""
+    random = np.random.default_rng(6)
+    x, w = (random.standard_normal(shape).astype(np.float32) for shape in ((40, 700), (700, 129)))
+    turned = np.ascontiguousarray(w.T)
+    for product, matrix in (
+        (lambda x, w: x @ w, w), (lambda x, w: x @ w.T, turned), (lambda x, w: w.T @ x.T, w),
+        (lambda x, w: w @ x.T, turned),
+    ):  # fmt: skip
+        (whole,) = evaluated_of(engines["2 threads"], product, x, matrix)
+        rows = whole if whole.shape[0] == 40 else whole.T
+        for count in (1, 2, 3, 4):
+            (part,) = evaluated_of(engines["2 threads"], product, x[5 : 5 + count], matrix)
+            part = part if part.shape[0] == count else part.T
+            assert part.tobytes() == rows[5 : 5 + count].tobytes(), count
+
+
 def test_heads_of_attention_have_the_bits_that_they_have_alone(engines: Mapping[str, NativeEngine]) -> None:
     random = np.random.default_rng(5)
     q, k, v = (random.standard_normal((6, 50, 24)).astype(np.float32) for _ in range(3))
