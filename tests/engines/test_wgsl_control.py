@@ -46,9 +46,9 @@ def read_back(engine: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes: list[int] = []
     run = engine._device.run
 
-    def counted(steps: Any, outputs: Any) -> Any:
+    def counted(commands: Any, outputs: Any, *stopped: Any) -> Any:
         sizes.extend(size for _, size in outputs)
-        return run(steps, outputs)
+        return run(commands, outputs, *stopped)
 
     monkeypatch.setattr(engine._device, "run", counted)
     return sizes

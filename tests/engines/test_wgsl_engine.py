@@ -24,7 +24,7 @@ from support.compare import assert_close
 import mesh
 import mesh.numpy as mnp
 from mesh import nn
-from wire.errors import CompileFailed, ConfigError, DeviceLost, ExecuteFailed, InputError, OutOfMemory
+from wire.errors import Cancelled, CompileFailed, ConfigError, DeviceLost, ExecuteFailed, InputError, OutOfMemory
 from wire.ir.dtypes import F32, I32
 from wire.ir.graph import GraphBuilder, WireGraph
 from wire.ir.ops import EXACT, OPS
@@ -321,9 +321,43 @@ def test_nothing_invalid_is_ever_submitted(engine: Any) -> None:
     group = device.bind_group(pipeline, [(memory, 64), (device.take(64), 64)])
     for grid in ((0, 1, 1), (65_536, 1, 1)):
         with pytest.raises(ExecuteFailed, match="grid"):
-            device.run([Step(pipeline, group, grid)], [])
+            device.prepared([Step(pipeline, group, grid)])
     with pytest.raises(ExecuteFailed, match="do not fit"):
         device.write(memory, np.zeros(MIB, np.uint8))
+
+
+def products(count: int) -> Any:
+    """A straight program of so many dispatches, and a few more."""
+
+    def program(x: Any) -> Any:
+        for _ in range(count):
+            x = mnp.tanh(x @ x)
+        return x
+
+    return mesh.trace(program, np.zeros((8, 8), np.float32))
+
+
+def test_a_long_program_is_submitted_in_slices_and_stopped_between_two(engine: Any) -> None:
+    """Each dispatch is thought to take long; only what is submitted then counts here, and not the time."""
+    x = np.eye(8, dtype=np.float32) * 2
+    executable = engine.compile(graph := products(40))
+    (right,) = evaluate(graph, arguments(graph, x))
+    for _ in range(3):
+        (whole,) = engine.run(executable, [x])
+    np.testing.assert_allclose(whole, right, rtol=1e-5)
+    asked: list[int] = []
+    engine.run(executable, [x], lambda: bool(asked.append(0)))
+    assert len(asked) < 10, "it takes a millisecond, and that was learned"
+    asked.clear()
+    executable._costs.scale(0, executable.dispatches, 1e6)
+    (sliced,) = engine.run(executable, [x], lambda: bool(asked.append(0)))
+    assert len(asked) == executable.dispatches - 1 and sliced.tobytes() == whole.tobytes()
+    executable._costs.scale(0, executable.dispatches, 1e6)
+    asked.clear()
+    with pytest.raises(Cancelled):
+        engine.run(executable, [x], lambda: asked.append(0) or len(asked) == 3)
+    assert len(asked) == 3 and engine._device.recorded == 0
+    assert engine.run(executable, [x])[0].tobytes() == whole.tobytes()
 
 
 def test_a_lost_device_is_an_error_and_not_an_abort() -> None:

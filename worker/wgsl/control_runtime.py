@@ -42,18 +42,18 @@ class Pace:
     def __init__(self, device: Device, stopped: Stopped, collectives: Collectives | None = None) -> None:
         self.collectives = collectives
         self._device = device
-        self._stopped = stopped
+        self.stopped = stopped
         self._turns, self._most = 0, 1
         self._began_s = time.perf_counter()
 
     def turn(self) -> None:
         """Come here between two turns; Cancelled if the run was stopped."""
-        if self._stopped():
+        if self.stopped():
             raise Cancelled("the run was stopped")
         self._turns += 1
         if self._turns < self._most and self._device.recorded < _COMMANDS_MAX:
             return
-        self._device.run((), ())
+        self._device.run((), (), self.stopped)
         took_s = time.perf_counter() - self._began_s
         if took_s < _SUBMITTED_S:
             self._most = min(2 * self._most, _TURNS_MAX)
@@ -63,10 +63,10 @@ class Pace:
 
     def truth(self, value: Value | None) -> bool:
         """A bool on the device; waits for it."""
-        if self._stopped():
+        if self.stopped():
             raise Cancelled("the run was stopped")
         assert value is not None
-        (raw,) = self._device.run((), [(value.memory, 4)])
+        (raw,) = self._device.run((), [(value.memory, 4)], self.stopped)
         self._again()
         return bool(raw.view(np.uint32)[0])
 
@@ -144,7 +144,7 @@ class ControlExecutable:
         values = self.record(given, Pace(self._device, stopped, collectives))
         read = [(place, value) for place, value in enumerate(values) if value is not None and place not in keep]
         wanted = [(value.memory, stored_size(self.outputs[place])) for place, value in read]
-        raw = self._device.run((), wanted)
+        raw = self._device.run((), wanted, stopped)
         arrays = {place: from_stored(data, self.outputs[place]) for (place, _), data in zip(read, raw, strict=True)}
         return [arrays.get(place, value) for place, value in enumerate(values)]
 
@@ -177,14 +177,14 @@ class ControlExecutable:
         """Start a collective; those of one level are all under way before the first of them is waited for."""
         if pace.collectives is None:
             raise ExecuteFailed("a collective outside of a gang", op=step.node.op)
-        given = [self._read(index, value) for index, value in zip(step.inputs, operands, strict=True)]
+        given = [self._read(index, value, pace) for index, value in zip(step.inputs, operands, strict=True)]
         return pace.collectives.start(step.node.op, step.node.attrs, given[0] if given else None)
 
-    def _read(self, index: int, value: Value | None) -> NDArray[Any]:
+    def _read(self, index: int, value: Value | None, pace: Pace) -> NDArray[Any]:
         kind = self._schedule.graph.types[index]
         if value is None:
             return np.zeros(kind.shape, kind.dtype.numpy)
-        (raw,) = self._device.run((), [(value.memory, stored_size(kind))])
+        (raw,) = self._device.run((), [(value.memory, stored_size(kind))], pace.stopped)
         return from_stored(raw, kind)
 
     def _settle(self, needed: Sequence[int], under_way: dict[int, Pending], values: dict[int, Value | None]) -> None:

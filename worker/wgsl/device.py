@@ -14,20 +14,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
-from itertools import groupby
 from typing import Any
 from weakref import WeakSet, WeakValueDictionary
 
 import numpy as np
 import wgpu
 from numpy.typing import NDArray
+from wgpu.backends.wgpu_native import ffi, lib
 from wgpu.backends.wgpu_native.extras import set_instance_extras
 
-from wire.errors import CompileFailed, ConfigError, DeviceLost, EngineError, ExecuteFailed, OutOfMemory
+from wire.errors import Cancelled, CompileFailed, ConfigError, DeviceLost, EngineError, ExecuteFailed, OutOfMemory
 from wire.system.malloc import give_back
 from wire.units import size_text
 
+from ..engine.protocol import Stopped, never
 from .profile import SUBGROUPS, DeviceLimits, Profile
+from .slices import SLICE_S, Costs, Pass, Piece, learn, sliced
 
 _TYPES = ("DiscreteGPU", "IntegratedGPU", "VirtualGPU", "CPU")  # best first
 _BACKENDS = ("Metal", "Vulkan", "D3D12")  # best first; OpenGL lacks too much
@@ -73,7 +75,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One dispatch, ready to encode."""
+    """One dispatch."""
 
     pipeline: Any
     bind_group: Any
@@ -134,7 +136,8 @@ class Device:
         self._storage = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
         self._staging = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
         self._closed = False
-        self._recorded: list[Step | Copy] = []  # in order, not yet submitted
+        self._recorded: list[Pass | Copy] = []  # in order, not yet submitted
+        self.recorded = 0  # how many dispatches and copies these are
 
     # -- memory -------------------------------------------------------------------------------------------
 
@@ -262,56 +265,46 @@ class Device:
         with translated("binding buffers"):
             return self._device.create_bind_group(layout=pipeline.get_bind_group_layout(0), entries=entries)
 
-    @property
-    def recorded(self) -> int:
-        """How many commands wait for the next `run`."""
-        return len(self._recorded)
+    def prepared(self, steps: Sequence[Step], costs: Costs | None = None) -> Pass:
+        """Dispatches that are encoded together, again and again; passes of one program share what `costs` learns."""
+        most = self.profile.limits.groups_per_dimension
+        for step in steps:
+            if not all(0 < count <= most for count in step.grid):
+                raise ExecuteFailed(f"a grid of {step.grid} workgroups, the adapter allows {most} per dimension")
+        calls = [(step.pipeline._internal, step.bind_group._internal, *step.grid) for step in steps]
+        return Pass(steps, calls, costs or Costs(len(steps)))
 
-    def record(self, commands: Iterable[Step | Copy]) -> None:
+    def record(self, commands: Iterable[Pass | Copy]) -> None:
         """Let these follow what is recorded; the next `run` submits all of it."""
         self._check_open()
         for command in commands:
-            self._check(command)
+            if isinstance(command, Copy):
+                _check_copy(command)
             self._recorded.append(command)
+            self.recorded += len(command.calls) if isinstance(command, Pass) else 1
 
     def forget_recorded(self) -> None:
         """Drop what was recorded and not submitted."""
-        self._recorded.clear()
-
-    def _check(self, command: Step | Copy) -> None:
-        if isinstance(command, Step):
-            most = self.profile.limits.groups_per_dimension
-            if not all(0 < count <= most for count in command.grid):
-                raise ExecuteFailed(f"a grid of {command.grid} workgroups, the adapter allows {most} per dimension")
-            return
-        size, starts = command.size_bytes, (command.source_at, command.target_at)
-        room = min(command.source.size_bytes - starts[0], command.target.size_bytes - starts[1])
-        if (
-            command.source is command.target
-            or not 0 < size <= room
-            or min(starts) < 0
-            or any(at % 4 for at in (size, *starts))
-        ):
-            raise ExecuteFailed(f"a copy of {size} bytes is not possible")
+        self._recorded, self.recorded = [], 0
 
     def _flush(self) -> None:
-        """Submit what is recorded, without waiting for it."""
+        """Submit what is recorded.  What fits into one slice is not waited for."""
         if self._recorded:
-            recorded, self._recorded = self._recorded, []
             with translated("running a part"):
-                encoder = self._device.create_command_encoder()
-                self._encode(encoder, recorded)
-                self._device.queue.submit([encoder.finish()])
+                self._perform([], None, never)
 
-    def run(self, steps: Sequence[Step], outputs: Sequence[tuple[Memory, int]]) -> list[NDArray[np.uint8]]:
-        """What is recorded, then `steps`, in one encoder; then the first bytes of each output as new arrays.
+    def run(
+        self, commands: Sequence[Pass | Copy], outputs: Sequence[tuple[Memory, int]], stopped: Stopped = never
+    ) -> list[NDArray[np.uint8]]:
+        """Do what is recorded, then `commands`; return the first bytes of each output as new arrays.
 
-        Outputs that together exceed the adapter's largest buffer are read in several goes.
+        What takes long is submitted in slices, and is Cancelled between two of them once `stopped()`.  Outputs that
+        together exceed the adapter's largest buffer are read in several goes.
         """
-        self.record(steps)
+        self.record(commands)
         results: list[NDArray[np.uint8]] = []
         for batch in _batches(outputs, self.profile.limits.buffer_bytes):
-            results += self._submit([(memory, 0, size) for memory, size in batch])
+            results += self._submit([(memory, 0, size) for memory, size in batch], stopped)
         self._tidy_up()
         return results
 
@@ -325,7 +318,7 @@ class Device:
             self._compiled = False
             give_back()
 
-    def _submit(self, outputs: Sequence[tuple[Memory, int, int]]) -> list[NDArray[np.uint8]]:
+    def _submit(self, outputs: Sequence[tuple[Memory, int, int]], stopped: Stopped = never) -> list[NDArray[np.uint8]]:
         """Submit what is recorded, wait, and read bytes of buffers, from a place on.
 
         Computing and reading are one submission, and then only the copy out of the staging buffer counts as reading;
@@ -334,48 +327,88 @@ class Device:
         sizes = [_staged(size) for _, _, size in outputs]
         apart = sum(sizes) >= _APART_BYTES_MIN
         if apart:
-            self._submit([])
+            self._submit([], stopped)
+        if not outputs:
+            with translated("running a part"):
+                last, since_s = self._perform([], None, stopped)
+                self._wait(ffi.NULL)
+            last.learn(since_s)
+            return []
         began_s = time.perf_counter() if apart else None
-        staging = self._take(max(sum(sizes), _STAGING_ALIGN), self._staging)
-        recorded, self._recorded = self._recorded, []
+        staging = self._take(sum(sizes), self._staging)
         try:
             with translated("running a part"):
-                encoder = self._device.create_command_encoder()
-                self._encode(encoder, recorded)
-                offset = 0
-                for (memory, at, _), size in zip(outputs, sizes, strict=True):
-                    encoder.copy_buffer_to_buffer(memory.raw, at, staging.raw, offset, size)
-                    offset += size
-                self._device.queue.submit([encoder.finish()])
+                places = [(memory, at, size) for (memory, at, _), size in zip(outputs, sizes, strict=True)]
+                last, since_s = self._perform(places, staging, stopped)
                 results = self._read(staging, [size for _, _, size in outputs], sizes, began_s)
         except BaseException:
             self._destroy(staging)
             raise
+        last.learn(since_s)
         self.give(staging)
         return results
 
-    def _encode(self, encoder: Any, commands: Sequence[Step | Copy]) -> None:
-        """Dispatches that follow each other are one pass."""
-        for copies, group in groupby(commands, lambda command: isinstance(command, Copy)):
-            if copies:
-                for copy in group:
-                    _encode_copy(encoder, copy)
-            else:
-                self._encode_pass(encoder, group)
+    def _perform(
+        self, read: Sequence[tuple[Memory, int, int]], staging: Memory | None, stopped: Stopped
+    ) -> tuple[_Submission, float]:
+        """Submit what is recorded, in slices, and a copy of the bytes to be `read`; return the last slice and when it
+        began.
 
-    def _encode_pass(self, encoder: Any, steps: Iterable[Any]) -> None:
-        compute = encoder.begin_compute_pass()
-        previous = None
-        for step in steps:
-            if step.pipeline is not previous:
-                compute.set_pipeline(step.pipeline)
-                previous = step.pipeline
-                if step.pipeline in self._fresh:  # drivers compile at the first dispatch
-                    self._fresh.discard(step.pipeline)
-                    self._compiled = True
-            compute.set_bind_group(0, step.bind_group)
-            compute.dispatch_workgroups(*step.grid)
-        compute.end()
+        The device has the next slice while it does one, and no further ones: so it never rests, and stops soon.
+        """
+        slices = sliced(self._recorded)
+        self.forget_recorded()
+        last: _Submission | None = None
+        since_s = time.perf_counter()
+        for place, commands in enumerate(slices):
+            if last is not None and stopped():
+                raise Cancelled("the run was stopped")
+            encoder = self._device.create_command_encoder()
+            fresh = self._encode(encoder, commands)
+            if staging is not None and place == len(slices) - 1:
+                _encode_reading(encoder, read, staging)
+            self._device.queue.submit([encoder.finish()])
+            if last is not None:
+                self._wait(last.index)
+                since_s = last.learn(since_s)
+            index = ffi.new("WGPUSubmissionIndex *", self._submission()) if len(slices) > 1 else None
+            last = _Submission(commands, fresh, index)
+        assert last is not None, "there is at least one slice"
+        return last, since_s
+
+    def _submission(self) -> int:
+        """The index of what was submitted last, or of nothing that follows it."""
+        return int(lib.wgpuQueueSubmitForIndex(self._device.queue._internal, 0, ffi.NULL))
+
+    def _wait(self, index: Any) -> None:
+        """Wait until a submission is done, or all are where there is no index."""
+        lib.wgpuDevicePoll(self._device._internal, True, index)
+
+    def _encode(self, encoder: Any, commands: Iterable[Piece | Copy]) -> bool:
+        """Pieces that follow each other are one pass.  Returns whether the driver has something to compile."""
+        compute, fresh = None, False
+        for command in commands:
+            if isinstance(command, Copy):
+                if compute is not None:
+                    compute.end()
+                    compute = None
+                _encode_copy(encoder, command)
+            else:
+                compute = compute or encoder.begin_compute_pass()
+                fresh = (command.whole.fresh and self._is_fresh(command)) or fresh
+                _encode_calls(compute._internal, command.whole.calls[command.start : command.stop])
+        if compute is not None:
+            compute.end()
+        return fresh
+
+    def _is_fresh(self, piece: Piece) -> bool:
+        """Whether a pipeline of a piece never ran: drivers compile at the first dispatch."""
+        pipelines = [step.pipeline for step in piece.whole.steps[piece.start : piece.stop]]
+        fresh = [pipeline for pipeline in pipelines if pipeline in self._fresh]
+        self._fresh.difference_update(fresh)
+        self._compiled = self._compiled or bool(fresh)
+        piece.whole.fresh = piece.stop < len(piece.whole.calls)
+        return bool(fresh)
 
     def _read(
         self, staging: Memory, wanted: Sequence[int], sizes: Sequence[int], began_s: float | None
@@ -409,7 +442,55 @@ class Device:
             self._closed = True
 
 
-def _encode_copy(encoder: Any, copy: Any) -> None:
+@dataclass(frozen=True, slots=True)
+class _Submission:
+    """A slice that was submitted; `index` is for waiting, where it is one of several."""
+
+    commands: Sequence[Piece | Copy]
+    fresh: bool
+    index: Any
+
+    def learn(self, since_s: float) -> float:
+        """Learn from a slice that began then and is done now.  Returns the time; one that is alone and short teaches
+        nothing."""
+        now_s = time.perf_counter()
+        if not self.fresh and (self.index is not None or now_s - since_s > SLICE_S):
+            learn(self.commands, now_s - since_s)
+        return now_s
+
+
+def _encode_calls(compute: Any, calls: Iterable[tuple[Any, Any, int, int, int]]) -> None:
+    """Encode dispatches, without a look for errors after each: what is wrong is told when the encoder finishes."""
+    set_pipeline, dispatch = lib.wgpuComputePassEncoderSetPipeline, lib.wgpuComputePassEncoderDispatchWorkgroups
+    set_bind_group, none, bound = lib.wgpuComputePassEncoderSetBindGroup, ffi.NULL, None
+    for pipeline, bind_group, x, y, z in calls:
+        if pipeline is not bound:
+            set_pipeline(compute, pipeline)
+            bound = pipeline
+        set_bind_group(compute, 0, bind_group, 0, none)
+        dispatch(compute, x, y, z)
+
+
+def _encode_reading(encoder: Any, read: Iterable[tuple[Memory, int, int]], staging: Memory) -> None:
+    offset = 0
+    for memory, at, size in read:
+        encoder.copy_buffer_to_buffer(memory.raw, at, staging.raw, offset, size)
+        offset += size
+
+
+def _check_copy(command: Copy) -> None:
+    size, starts = command.size_bytes, (command.source_at, command.target_at)
+    room = min(command.source.size_bytes - starts[0], command.target.size_bytes - starts[1])
+    if (
+        command.source is command.target
+        or not 0 < size <= room
+        or min(starts) < 0
+        or any(at % 4 for at in (size, *starts))
+    ):
+        raise ExecuteFailed(f"a copy of {size} bytes is not possible")
+
+
+def _encode_copy(encoder: Any, copy: Copy) -> None:
     encoder.copy_buffer_to_buffer(copy.source.raw, copy.source_at, copy.target.raw, copy.target_at, copy.size_bytes)
 
 

@@ -157,7 +157,7 @@ class WgslEngine:
         collectives: Collectives | None = None,
         keep: Collection[int] = (),
     ) -> list[Any]:
-        """Implement Engine.run.  Submitted work cannot be taken back, so only programs with loops can be stopped."""
+        """Implement Engine.run.  What is submitted cannot be taken back: two slices, or some turns of a loop."""
         assert isinstance(executable, (WgslExecutable, ControlExecutable)), "an executable of this engine"
         if len(inputs) != len(executable.inputs):
             raise InputError(f"expected {counted(len(executable.inputs), 'input')}, got {len(inputs)}")
@@ -168,7 +168,7 @@ class WgslEngine:
             if isinstance(executable, ControlExecutable):
                 made = executable.run(self._reading, stopped, collectives, keep)
             else:
-                made = executable.run(self._reading, keep)
+                made = executable.run(self._reading, stopped, keep)
         except BaseException:
             self._device.forget_recorded()
             raise

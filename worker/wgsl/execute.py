@@ -19,8 +19,10 @@ from numpy.typing import NDArray
 from wire.ir.dtypes import BOOL
 from wire.ir.types import TensorType
 
+from ..engine.protocol import Stopped, never
 from .device import Device, Memory, Step
-from .program import Program, padded
+from .program import Dispatch, Program, padded
+from .slices import Costs, Pass
 
 _SETS_MAX = 16  # of buffers that take turns, and of bind groups: a session has a value per step in flight, up to 8
 _PIPELINE_BYTES, _BYTES_PER_CHARACTER = 400 << 10, 170  # of WGSL: measured with lavapipe, from 400 to 27,000 of them
@@ -76,7 +78,8 @@ class WgslExecutable:
             number: resident(device, consts[b.name]) for number, b in enumerate(program.buffers) if b.kind == "const"
         }
         self._sets: dict[tuple[int, ...], list[tuple[Memory, ...]]] = {}  # taken together for the buffers so numbered
-        self._steps: OrderedDict[tuple[Memory, ...], list[Step]] = OrderedDict()  # by all buffers; the latest last
+        self._costs = Costs(len(program.dispatches))
+        self._passes: OrderedDict[tuple[Memory, ...], Pass] = OrderedDict()  # by all buffers; the latest last
 
     @property
     def memory_bytes(self) -> int:
@@ -94,8 +97,8 @@ class WgslExecutable:
         """Kernel launches of one run."""
         return len(self.program.dispatches)
 
-    def run(self, inputs: Sequence[Given], keep: Collection[int] = ()) -> list[Given]:
-        """The outputs in order: values at the places in `keep`, arrays elsewhere.
+    def run(self, inputs: Sequence[Given], stopped: Stopped = never, keep: Collection[int] = ()) -> list[Given]:
+        """The outputs in order: values at the places in `keep`, arrays elsewhere; Cancelled once `stopped()`.
 
         Inputs that are arrays are uploaded; values are used where they lie, and may be outputs.
         """
@@ -107,7 +110,7 @@ class WgslExecutable:
                 if isinstance(given := inputs[place], np.ndarray):
                     self._device.write(bound.memories[number], to_stored(given))
             wanted = [(bound.memories[numbers[place]], stored_size(self.outputs[place])) for place in read]
-            raw = self._device.run(self._plan(bound.memories), wanted)
+            raw = self._device.run([self._pass(bound.memories)], wanted, stopped)
         finally:
             self._give(bound.scratch)
         arrays = {place: from_stored(data, self.outputs[place]) for place, data in zip(read, raw, strict=True)}
@@ -117,7 +120,7 @@ class WgslExecutable:
         """Let a run follow what the device has recorded.  Outputs may be inputs, and constants."""
         bound = self._bind(inputs, self.program.outputs)
         try:
-            self._device.record(self._plan(bound.memories))
+            self._device.record([self._pass(bound.memories)])
         finally:
             self._give(bound.scratch)  # what uses it next is recorded after this
         return [bound.values.get(number) for number in self.program.outputs]
@@ -165,24 +168,21 @@ class WgslExecutable:
         for memory in memories:
             self._device.give(memory)
 
-    def _plan(self, bound: tuple[Memory, ...]) -> list[Step]:
-        steps = self._steps.pop(bound, None)
-        if steps is None:
-            while len(self._steps) >= _SETS_MAX:  # inputs keep moving: do not collect bind groups
-                self._steps.popitem(last=False)
-            steps = [
-                Step(
-                    self._pipelines[dispatch.shader],
-                    self._device.bind_group(
-                        self._pipelines[dispatch.shader],
-                        [(bound[number], self.program.buffers[number].size_bytes) for number in dispatch.buffers],
-                    ),
-                    dispatch.grid,
-                )
-                for dispatch in self.program.dispatches
-            ]
-        self._steps[bound] = steps
-        return steps
+    def _pass(self, bound: tuple[Memory, ...]) -> Pass:
+        known = self._passes.pop(bound, None)
+        if known is None:
+            while len(self._passes) >= _SETS_MAX:  # inputs keep moving: do not collect bind groups
+                self._passes.popitem(last=False)
+            known = self._device.prepared(
+                [self._step(dispatch, bound) for dispatch in self.program.dispatches], self._costs
+            )
+        self._passes[bound] = known
+        return known
+
+    def _step(self, dispatch: Dispatch, bound: tuple[Memory, ...]) -> Step:
+        pipeline = self._pipelines[dispatch.shader]
+        sizes = [(bound[number], self.program.buffers[number].size_bytes) for number in dispatch.buffers]
+        return Step(pipeline, self._device.bind_group(pipeline, sizes), dispatch.grid)
 
 
 def resident(device: Device, value: NDArray[Any]) -> Value:
