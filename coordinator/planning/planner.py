@@ -97,7 +97,8 @@ def _made(
     if isinstance(asked, Pipeline) and (staged := _in_stages(graph, profiles, asked, carries)) is not None:
         return staged
     if isinstance(asked, Auto | Ranks) and any(node.op == "constraint" for node in graph.nodes):
-        graph = simplify(partition(graph, rates=None if reproducible else rates_of(profiles)))
+        rates, in_order = rates_of(profiles), reproducible and may_split(profiles, graph)
+        graph = simplify(partition(graph, rates=None if reproducible else rates, in_order=in_order))
         whole = graph if reproducible else whole
     if not graph.has_spmd and isinstance(asked, Auto):
         return _cheapest(graph, profiles, asked, carries, reproducible)
