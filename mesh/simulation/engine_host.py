@@ -19,7 +19,7 @@ from wire.limits import GIB
 from wire.system.shared_memory import SharedDir, remove
 from worker.config import WorkerConfig
 from worker.daemon.environment import OnLost, OnMessage
-from worker.devices.registry import open_engine
+from worker.devices.registry import ON_PROCESSOR, open_engine
 from worker.engine import host_messages as hm
 from worker.engine.protocol import Engine, Measured
 from worker.engine_host.host import Host
@@ -266,7 +266,7 @@ def host_on(
     def make(
         opening: hm.Open, stop_cell: memoryview, config: WorkerConfig, on_message: OnMessage, on_lost: OnLost
     ) -> SimulatedHost:
-        used = Device() if device.spare and opening.device == "cpu" else device
+        used = Device() if device.spare and opening.device in ON_PROCESSOR else device
         return SimulatedHost(opening, stop_cell, config, on_message, on_lost, used, rendezvous)
 
     return make

@@ -1,7 +1,7 @@
 """The bytes of the protocol as text: one line of hex per frame, message and graph, by name.
 
-`python tests/support/golden.py` writes them anew, which is right only when the bytes were meant to change
-(docs/protocol.md, "Versions", says what else must change then).
+`PYTHONPATH=tests:. python tests/support/golden.py` writes them anew, which is right only when the bytes were meant to
+change (docs/protocol.md, "Versions", says what else must change then).
 """
 
 from __future__ import annotations

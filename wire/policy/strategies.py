@@ -52,7 +52,7 @@ class Strategy:
     word: ClassVar[str]
 
     def __post_init__(self) -> None:
-        if type(self.reproducible) is not bool and not (self.reproducible and isinstance(self.reproducible, str)):
+        if type(self.reproducible) is not bool and not (isinstance(self.reproducible, str) and self.reproducible):
             raise InputError(f"reproducible is True, False or the name of an arithmetic, not {self.reproducible!r}")
         if self.reproducible and self.other_bits:
             raise InputError(

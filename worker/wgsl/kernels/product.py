@@ -202,7 +202,10 @@ class Product(ABC):
 
     @staticmethod
     def guarded(condition: Expr, body: list[Statement]) -> list[Statement]:
-        return body if condition.op == "lit" else [When(condition, tuple(body))]
+        """The statements, where the condition holds; none where it never does."""
+        if condition.op == "lit":
+            return body if condition.attr else []
+        return [When(condition, tuple(body))]
 
     def _linear(self, row: Expr, column: Expr) -> Expr:
         return self.build.ravel((self.at_batch, row, column), (self.batch, self.rows, self.columns))
