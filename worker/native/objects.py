@@ -16,13 +16,13 @@ import os
 import stat
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 from weakref import WeakValueDictionary
 
 from wire.limits import MIB
 from wire.system.atomic_files import WRITING, Disk
 
+from ..compiler.sources import sources_version
 from .llvm import LLVMLITE, Loaded, Processor, ir, machine_code, this_processor
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class Objects:
         self, folder: Path | None = None, bytes_max: int = BYTES_MAX, live_max: int = LIVE_MAX, disk: Disk | None = None
     ) -> None:
         self.compiled = 0  # how often code was made anew
-        self._made_by = generator_version(), LLVMLITE
+        self._made_by = sources_version(Path(__file__).parent), LLVMLITE
         self._folder = _Folder(folder, bytes_max, disk or Disk()) if folder is not None else None
         self._live_max = live_max
         self._in_use: WeakValueDictionary[str, Loaded] = WeakValueDictionary()
@@ -76,14 +76,6 @@ class Objects:
 def object_name(content: str, processor: Processor, generator: str, llvmlite: str) -> str:
     """What an object is known by: nothing that was made otherwise has the same name."""
     return _digest("\0".join((content, processor.key, generator, llvmlite)).encode()).hex()
-
-
-@cache
-def generator_version() -> str:
-    """A digest of the sources that generate code, which nobody can forget to raise."""
-    native = Path(__file__).parent
-    sources = sorted(path for folder in (native, native.parent / "compiler") for path in folder.rglob("*.py"))
-    return _digest(b"\0".join(path.read_bytes() for path in sources)).hex()
 
 
 class _Folder:

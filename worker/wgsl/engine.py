@@ -23,13 +23,14 @@ from wire.ir.types import TensorType
 from wire.passes.unroll_spmd import unroll
 from wire.units import counted, need_text, room_text
 
+from ..compiler.sources import sources_version
 from ..engine.protocol import Collectives, EngineInfo, Executable, Measured, Stopped, never
 from .cache import ProgramCache, cache_key
 from .control_runtime import ControlExecutable
 from .control_schedule import schedule
 from .device import AdapterInfo, Device, list_adapters
 from .execute import Given, Value, WgslExecutable, from_stored, resident, stored_size
-from .lower import VERSION, const_key, lower
+from .lower import const_key, lower
 from .profile import CPU_ONLY
 from .program import Program
 from .shaders import Shaders
@@ -52,7 +53,7 @@ class Resident:
 
 class WgslEngine:
     """One WebGPU device.  `limits_override` lowers limits by the names of profile.DeviceLimits; kernels are kept by
-    the `version` of the lowering."""
+    the `version` of the sources that make them, unless another is given."""
 
     def __init__(
         self,
@@ -60,9 +61,9 @@ class WgslEngine:
         cache_dir: Path | None = None,
         memory_bytes: int | None = None,
         limits_override: Mapping[str, int] | None = None,
-        version: int = VERSION,
+        version: str = "",
     ) -> None:
-        self._version = version
+        self._version = version or sources_version(Path(__file__).parent)
         self._device = Device(adapter_index, memory_bytes, limits_override)
         self._cache = ProgramCache(cache_dir)
         self._shaders = Shaders(self._device.profile)

@@ -1,7 +1,4 @@
-"""The whole lowering: graph -> Program.  Pure: the same graph and profile give the same text on any machine.
-
-`VERSION` is part of every cache key: raise it whenever generated text or plans change.
-"""
+"""The whole lowering: graph -> Program.  Pure: the same graph and profile give the same text on any machine."""
 
 from __future__ import annotations
 
@@ -21,8 +18,6 @@ from .emit import Shader, TextTooLong
 from .profile import Profile
 from .program import Buffer, Dispatch, Module, Program, padded
 from .shaders import Shaders
-
-VERSION = 19
 
 
 def lower(graph: WireGraph, known: Shaders) -> Program:
