@@ -25,8 +25,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from coordinator.workers.failure_detector import HealthConfig
+from wire.protocol.engine_names import ON_CPU
 from wire.timeouts import DEFAULT_TIMEOUTS, Timeouts
-from worker.devices.registry import list_devices
+from worker.devices.registry import PROCESSOR, list_devices
 
 from ..client.mesh import Mesh
 from ..client.report import Report
@@ -100,16 +101,16 @@ class _Story:
 
 
 def _engines(console: Console) -> list[str]:
-    """One wgsl worker where there is an adapter, cpu for the rest."""
+    """One wgsl worker where there is an adapter, the processor for the rest."""
     adapters = [row for row in list_devices() if row.engine == "wgsl"]
     if not adapters:
-        console.print("No WebGPU adapter on this machine: all three workers use the cpu engine.")
-    return ["wgsl" if adapters else "cpu", "cpu", "cpu"]
+        console.print("No WebGPU adapter on this machine: all three workers compute on the processor.")
+    return ["wgsl" if adapters else PROCESSOR, PROCESSOR, PROCESSOR]
 
 
 def _victim(nodes: Sequence[Node], working: Sequence[str]) -> Node:
-    """The last cpu worker of the plan: one that has work, and not the adapter."""
-    return [node for node in nodes if node.name in working and node.engine == "cpu"][-1]
+    """The last worker of the plan that computes on the processor: one that has work, and not the adapter."""
+    return [node for node in nodes if node.name in working and node.engine in ON_CPU][-1]
 
 
 def _embed(

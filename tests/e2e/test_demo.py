@@ -26,7 +26,7 @@ def test_the_demo_kills_a_worker_finishes_and_answers(tmp_path: Path) -> None:
     assert re.search(r"weights and kernels at the start: \d+\.\d MiB sent to workers", first)
     assert re.search(r"kill -9 \d+: local-\d is gone", first)
     assert re.search(r"dead local-\d", first)
-    assert "planned: 2 of 2 workers" in first
+    assert re.search(r"planned: [12] of 2 workers", first)  # a slow adapter may get nothing
     assert re.search(r"\d+ passages in [\d.]+ (s|min), none lost", first)
     question, best = first.split("Search: ")[1].splitlines()[:2]
     assert question == "What happens when a worker dies?"
