@@ -8,11 +8,11 @@ from __future__ import annotations
 import sys
 
 import pytest
-from support.by_seed import run_trials
+from support.by_seed import ranges, run_trials
 from support.simulated.serving_chaos import Trial
 
 
-@pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 300), marks=pytest.mark.long)], ids=str)
+@pytest.mark.parametrize("seeds", ranges(3, 300), ids=str)
 def test_every_seed_ends_as_it_should(seeds: range) -> None:
     for seed in seeds:
         assert "sim-0 starts" in Trial(seed).run()

@@ -9,17 +9,18 @@ import sys
 import time
 
 import pytest
+from support.by_seed import ranges
 from support.simulated.simulated import chaos_of_ranks, chaos_run, simulate
 
 
-@pytest.mark.parametrize("seeds", [range(16), pytest.param(range(16, 2000), marks=pytest.mark.long)], ids=str)
+@pytest.mark.parametrize("seeds", ranges(16, 2000), ids=str)
 def test_every_seed_ends_with_right_answers_and_nothing_left(seeds: range) -> None:
     for seed in seeds:
         transcript = simulate(chaos_run, 2 + seed % 4, seed)
         assert transcript.startswith(f"seed {seed}, ")
 
 
-@pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 1000), marks=pytest.mark.long)], ids=str)
+@pytest.mark.parametrize("seeds", ranges(3, 1000), ids=str)
 def test_every_seed_of_ranks_ends_with_right_answers_and_nothing_left(seeds: range) -> None:
     for seed in seeds:
         transcript = simulate(chaos_of_ranks, 4 + seed % 3, seed)

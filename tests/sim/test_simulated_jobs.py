@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+from support.by_seed import ranges
 from support.simulated.simulated import ALONE_S, Job
 from support.simulated.simulated_jobs import Client, DurableCluster, simulate_durable, submission
 
@@ -20,7 +21,7 @@ from wire.protocol.messages import AskJobs, AwaitJob, CancelJob, Done, JobAccept
 from wire.protocol.reports import RelayReport
 
 
-@pytest.mark.parametrize("seeds", [range(6), pytest.param(range(6, 500), marks=pytest.mark.long)], ids=str)
+@pytest.mark.parametrize("seeds", ranges(6, 500), ids=str)
 def test_what_was_accepted_is_answered_once_whatever_happens(seeds: range) -> None:
     for seed in seeds:
         transcript, lives = simulate_durable(2 + seed % 3, seed)

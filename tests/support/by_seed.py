@@ -8,7 +8,9 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
+
+import pytest
 
 TOLD_EVERY_S = 60.0
 HANGS_S = 240.0  # of real time: no seed takes so long
@@ -36,6 +38,14 @@ def run_seeds(count: int, first: int, run: Callable[[int], Counter[str]], hangs_
         print(f"{often:6} {words}")
     print(f"{count} seeds from {first}, {time.monotonic() - began_s:.0f} s; failed: {failed}", flush=True)
     return 1 if failed else 0
+
+
+def ranges(default: int, last: int, count: int = 32) -> list[Any]:
+    """Ranges of seeds from 0 on for a test: `default` of them for every run, and for the long one those to `last`,
+    `count` at a time, which take minutes on a busy machine too."""
+    starts = range(default, last, count)
+    long = [pytest.param(range(start, min(start + count, last)), marks=pytest.mark.long) for start in starts]
+    return [range(default), *long]
 
 
 class Trial(Protocol):
