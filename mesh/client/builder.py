@@ -130,7 +130,8 @@ class MeshBuilder:
         count : int
             How many workers.
         engine : str or sequence of str, optional
-            "auto", "processor", "cpu", "wgsl", or a name that `mesh-worker --device` takes; one for all, or one per worker.
+            "auto", "processor", "cpu", "wgsl", or another name that `mesh-worker --device` takes; one for all, or one
+            per worker.
         cache_dir : str or Path, optional
             A folder that keeps weights and kernels between runs.
         max_memory : str or int, optional
