@@ -7,12 +7,12 @@ refuses what the standard does not define.  Every call is made on arrays with va
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from support.cases import array_api_cases, array_api_matrices
 from support.cases.array_api_cases import COMPLEX, EVERY, Call
+from support.cases.array_api_judge import agree, arrays_of, as_function, is_traced, judged_by_numpy
 
 import mesh
 import mesh.numpy as mnp
@@ -24,12 +24,9 @@ EVERY_NAME = [name for names in STANDARD.values() for name in names.split()]
 CASES = (*array_api_cases.CASES, *array_api_matrices.CASES)
 WRONG = (*array_api_cases.WRONG, *array_api_matrices.WRONG)
 NAMES = sorted({call.name for call in CASES})
-INDICES = {"argmax", "argmin", "argsort", "count_nonzero", "nonzero", "searchsorted", "linalg.matrix_rank"}
-SUMS = {"sum", "prod", "cumulative_sum", "cumulative_prod", "linalg.trace"}
 REFUSALS = (ValueError, TypeError, IndexError, OverflowError, ZeroDivisionError)
 ORDERED = ("greater", "greater_equal", "less", "less_equal", "maximum", "minimum", "sort", "argsort", "max", "min",
            "argmax", "argmin", "searchsorted", "clip")  # fmt: skip
-NARROWER = {"int64": "int32", "uint64": "uint32", "float64": "float32"}
 
 
 def test_the_page_about_the_standard_is_generated_from_the_namespace() -> None:
@@ -54,45 +51,6 @@ def _dtypes() -> set[str]:
     }
 
 
-def expected_dtype(call: Call, dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The judge's dtype, but that the default dtypes are of 32 bits here."""
-    given = {np.dtype(each.dtype).name for each in _arrays(call.args)} | {str(call.kwargs.get("dtype"))}
-    sums = call.name in SUMS and dtype.name not in given
-    indices = call.name in INDICES or (call.name.startswith("unique") and dtype == np.int64 and dtype.name not in given)
-    return np.dtype(NARROWER.get(dtype.name, dtype.name)) if sums or indices else dtype
-
-
-def _arrays(values: Any) -> list[np.ndarray[Any, Any]]:
-    found = []
-    for each in values:
-        if isinstance(each, np.ndarray):
-            found.append(each)
-        elif isinstance(each, (list, tuple)):
-            found.extend(_arrays(each))
-    return found
-
-
-def agree(call: Call, found: Any, judged: Any) -> None:
-    if isinstance(judged, (tuple, list)):
-        assert len(found) == len(judged)
-        for place, (one, other) in enumerate(zip(found, judged, strict=True)):
-            agree(Call("indices", call.args) if place and call.name.startswith("unique") else call, one, other)
-        return
-    wanted = np.asarray(judged)
-    assert found.shape == wanted.shape, call.id
-    if call.name != "indices":
-        assert found.dtype == expected_dtype(call, wanted.dtype), call.id
-    value = np.asarray(found)
-    rtol = {"float32": 2e-5, "float64": 1e-12, "complex64": 2e-5, "complex128": 1e-12}.get(value.dtype.name, 0)
-    with np.errstate(all="ignore"):
-        np.testing.assert_allclose(value, wanted.astype(value.dtype), rtol, rtol / 100, err_msg=call.id)
-
-
-def judged_by_numpy(call: Call) -> Any:
-    with np.errstate(all="ignore"):
-        return call.made_by(np, lambda array: array)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_function_gives_what_numpys_namespace_gives(name: str) -> None:
     for call in (each for each in CASES if each.name == name):
@@ -101,24 +59,13 @@ def test_a_function_gives_what_numpys_namespace_gives(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_function_is_traced_unless_its_shape_depends_on_values(name: str) -> None:
-    calls = [each for each in CASES if each.name == name and _arrays(each.args)]
+    calls = [each for each in CASES if each.name == name and arrays_of(each.args)]
     for call in calls[:: max(len(calls) // 6, 1)]:
         if call.name in REALISED:
             with pytest.raises(MeshError, match="has none while its function is traced"):
-                _traced(call)
-        elif call.name != "from_dlpack" and not (call.name == "repeat" and len(_arrays(call.args)) > 1):
-            agree(call, _traced(call), judged_by_numpy(call))
-
-
-def _traced(call: Call) -> Any:
-    """The call inside a traced function that gets its arrays as arguments."""
-    given = _arrays(call.args) + _arrays(call.kwargs.values())
-
-    def function(*arrays: Any) -> Any:
-        left = iter(arrays)
-        return call.made_by(mnp, lambda _: next(left))
-
-    return mesh.evaluate(function, *given)
+                mesh.evaluate(*as_function(call))
+        elif is_traced(call):
+            agree(call, mesh.evaluate(*as_function(call)), judged_by_numpy(call))
 
 
 @pytest.mark.parametrize("call", WRONG, ids=lambda call: call.id)

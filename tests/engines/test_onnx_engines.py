@@ -1,4 +1,4 @@
-"""The backend tests of the package `onnx` on the wgsl engine: all whose computed tensors have dtypes that it has."""
+"""The backend tests of the package `onnx` on the engines that compile: all whose tensors have dtypes of the engine."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from support.adapter import needs_adapter
 
 pytest.importorskip("onnx", reason="the extra `onnx` is not installed")
 
+from support.cases.compiling_engines import is_for, opened
 from support.cases.onnx_cases import SUITES, Case, cases, graphs, judge, listed
 
 from wire.ir.graph import WireGraph
@@ -20,39 +21,24 @@ BATCHES = 16
 SAMPLE = 4  # of the default run: every so many-th case of the suites that need not be generated first
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    from worker.wgsl.engine import WgslEngine
-
-    opened = WgslEngine(0, tmp_path_factory.mktemp("kernels"))
-    yield opened
-    opened.close()
-
-
-def dtypes_of(graph: WireGraph) -> set[str]:
-    """What the graph's tensors have, those of inner graphs too."""
-    inner = {
-        dtype
-        for node in graph.nodes
-        for value in node.attrs.values()
-        if isinstance(value, WireGraph)
-        for dtype in dtypes_of(value)
-    }
-    return inner | {kind.dtype.name for kind in graph.types}
+@pytest.fixture(scope="module", params=["native", pytest.param("wgsl", marks=needs_adapter)])
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    engine = opened(request.param, tmp_path_factory.mktemp("kernels"))
+    yield engine
+    engine.close()
 
 
 def wrong(engine: Engine, case: Case) -> str | None:
     """What is wrong with a case; nothing if it passes, None if it is not for this engine."""
-    allowed = set(engine.info.dtypes_by_op["add"])
-    if not all(dtypes_of(graph) <= allowed for _, graph, _, _ in graphs(case)):
+    if not all(is_for(engine, graph) for _, graph, _, _ in graphs(case)):
         return None
 
-    def on_wgsl(graph: WireGraph, arguments: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
+    def computed(graph: WireGraph, arguments: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
         given = [arguments[graph.nodes[index].attrs["name"]] for index in (*graph.inputs, *graph.params)]
         return engine.run(engine.compile(graph), given)
 
     try:
-        judge(case, on_wgsl)
+        judge(case, computed)
     except Exception as error:
         return f"{case.name}: {type(error).__name__}: {str(error).strip()[:300]}"
     return ""
@@ -70,13 +56,11 @@ def every(suites: Sequence[str] = SUITES) -> list[Case]:
     return [case for suite in suites for case in cases(suite) if case.name not in listed()]
 
 
-@needs_adapter
 def test_a_sample_of_the_cases(engine: Engine) -> None:
     assert check(engine, every(SUITES[1:])[::SAMPLE]) > 10
 
 
 @pytest.mark.long
-@needs_adapter
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_every_case_in_dtypes_of_the_engine(engine: Engine, batch: int) -> None:
     assert check(engine, every()[batch::BATCHES]) > 40
