@@ -10,7 +10,7 @@ import pytest
 from support.adapter import needs_adapter
 from support.cases import array_api_cases, array_api_matrices
 from support.cases.array_api_cases import Call
-from support.cases.array_api_judge import agree, as_function, is_traced, judged_by_numpy
+from support.cases.array_api_judge import as_function, check_agreement, is_traced, judged_by_numpy
 from support.cases.compiling_engines import is_for, opened
 
 import mesh
@@ -47,7 +47,7 @@ def check(engine: Engine, calls: Sequence[Call]) -> int:
         try:
             result = computed(engine, call)
             if result is not None:
-                agree(call, result, judged_by_numpy(call))
+                check_agreement(call, result, judged_by_numpy(call))
                 right += 1
         except Exception as error:
             faults.append(f"{call.id}: {type(error).__name__}: {str(error).strip()[:300]}")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from support.cases import array_api_cases, array_api_matrices
 from support.cases.array_api_cases import COMPLEX, EVERY, Call
-from support.cases.array_api_judge import agree, arrays_of, as_function, is_traced, judged_by_numpy
+from support.cases.array_api_judge import arrays_of, as_function, check_agreement, is_traced, judged_by_numpy
 
 import mesh
 import mesh.numpy as mnp
@@ -54,7 +54,7 @@ def _dtypes() -> set[str]:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_function_gives_what_numpys_namespace_gives(name: str) -> None:
     for call in (each for each in CASES if each.name == name):
-        agree(call, call.made_by(mnp, mnp.asarray), judged_by_numpy(call))
+        check_agreement(call, call.made_by(mnp, mnp.asarray), judged_by_numpy(call))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -65,7 +65,7 @@ def test_a_function_is_traced_unless_its_shape_depends_on_values(name: str) -> N
             with pytest.raises(MeshError, match="has none while its function is traced"):
                 mesh.evaluate(*as_function(call))
         elif is_traced(call):
-            agree(call, mesh.evaluate(*as_function(call)), judged_by_numpy(call))
+            check_agreement(call, mesh.evaluate(*as_function(call)), judged_by_numpy(call))
 
 
 @pytest.mark.parametrize("call", WRONG, ids=lambda call: call.id)
@@ -117,4 +117,6 @@ def test_a_function_gives_what_the_strict_namespace_gives(name: str) -> None:
             judged = call.made_by(strict, strict.asarray)
         found = call.made_by(mnp, mnp.asarray)
         assert isinstance(found, (Array, tuple, list))
-        agree(call, found, tuple(map(np.asarray, judged)) if isinstance(judged, (tuple, list)) else np.asarray(judged))
+        check_agreement(
+            call, found, tuple(map(np.asarray, judged)) if isinstance(judged, (tuple, list)) else np.asarray(judged)
+        )

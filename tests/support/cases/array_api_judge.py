@@ -36,11 +36,13 @@ def arrays_of(values: Any) -> list[np.ndarray[Any, Any]]:
     return found
 
 
-def agree(call: Call, found: Any, judged: Any) -> None:
+def check_agreement(call: Call, found: Any, judged: Any) -> None:
     if isinstance(judged, (tuple, list)):
         assert len(found) == len(judged)
         for place, (one, other) in enumerate(zip(found, judged, strict=True)):
-            agree(Call("indices", call.args) if place and call.name.startswith("unique") else call, one, other)
+            check_agreement(
+                Call("indices", call.args) if place and call.name.startswith("unique") else call, one, other
+            )
         return
     wanted = np.asarray(judged)
     assert found.shape == wanted.shape, call.id
