@@ -240,7 +240,7 @@ class Device:
         pipeline = self._pipelines.get(text)
         if pipeline is None:
             with translated("compiling a kernel", CompileFailed):
-                module = self._device.create_shader_module(code=text)
+                module = self._device.create_shader_module(code=_as_naga_reads(text))
                 pipeline = self._device.create_compute_pipeline(
                     layout="auto", compute={"module": module, "entry_point": "main"}
                 )
@@ -577,7 +577,7 @@ def _device_limits(raw: Mapping[str, int]) -> DeviceLimits:
 
 
 _LANES = 64  # invocations that are asked for their place in a subgroup
-_PROBE = f"""
+PROBE = f"""enable subgroups;
 @group(0) @binding(0) var<storage, read_write> found: array<vec2<u32>>;
 @compute @workgroup_size({_LANES})
 fn main(@builtin(local_invocation_index) at: u32, @builtin(subgroup_size) size: u32,
@@ -585,11 +585,16 @@ fn main(@builtin(local_invocation_index) at: u32, @builtin(subgroup_size) size: 
 """
 
 
+def _as_naga_reads(text: str) -> str:
+    """WGSL as wgpu 0.32 takes it: it has subgroups, but refuses the standard's line that asks for them."""
+    return text.replace("enable subgroups;\n", "")
+
+
 def _subgroup(device: Any) -> int:
     """How many neighbouring invocations are one subgroup, as they say themselves (what adapters report is wrong); 0 if
     that is no small power of two, their order is another one, or the driver cannot compile the question."""
     try:
-        module = device.create_shader_module(code=_PROBE)
+        module = device.create_shader_module(code=_as_naga_reads(PROBE))
     except wgpu.GPUError:
         return 0
     with translated("asking for the size of subgroups"):

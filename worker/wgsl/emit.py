@@ -69,6 +69,7 @@ def emit(kernel: Kernel, profile: Profile) -> Shader:
     ]
     declarations += [f"var<workgroup> {s.name}: array<{_wgsl_type(s.dtype)}, {s.count}>;" for s in kernel.shared]
     head = ["enable f16;"] if "f16" in kernel.dtypes.values() else []
+    head += ["enable subgroups;"] if "subgroup" in main else []
     text = "\n".join([*head, *declarations, closure(main), main, ""])
     text = _renumbered(text, buffers)
     limits = profile.limits
