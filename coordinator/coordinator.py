@@ -32,6 +32,8 @@ from wire.protocol.messages import (
     Began,
     CancelStep,
     Devices,
+    Explained,
+    ExplainGraph,
     FetchBlob,
     Join,
     Joined,
@@ -48,6 +50,7 @@ from wire.protocol.messages import (
     Revocations,
     Run,
     Suspected,
+    Working,
     with_fields,
 )
 from wire.protocol.peer import Identity
@@ -64,6 +67,7 @@ from .calls.error_context import disagreement, in_quarantine, lost_node, no_work
 from .calls.state import CoordinatorState
 from .config import CoordinatorConfig
 from .delivery.deployer import Deployer
+from .delivery.explainer import Explainer
 from .delivery.input_sender import run_step
 from .delivery.output_receiver import OutputReceiver, tensor_of
 from .delivery.param_slices import ParamSlices
@@ -150,6 +154,7 @@ class Coordinator:
         probe_s = config.timeouts.link_probe_s
         self.prober = LinkProber(identity.node_id, self._meter, self._link_to, self._profiles_changed, probe_s)
         self._deployer = Deployer(self._members, self.prober, self._slices, config.timeouts.collective_timeout_s)
+        self._explainer = Explainer(self._deployer, self._held, self._spare_key, self._tasks)
         ahead = ContingencyPlans(config.plan_ahead_min if config.plan_ahead else None)
         rehearsed = self._spare_key, self._tasks, config.rehearsed_bytes_max
         self._rehearsing = WarmUp(ahead, self._members, self._deployer, *rehearsed)
@@ -257,6 +262,18 @@ class Coordinator:
     async def preview(self, graph: WireGraph, strategy: str = "auto", *more: str) -> dict[str, Any]:
         """The plan as plain data (`Planning.described`); `more`: the copies of params, and the worker that dies."""
         return await self._planning.described(await self.plan(graph, strategy, *more[:1]), graph, strategy, *more)
+
+    async def explain(self, graph: WireGraph, question: ExplainGraph) -> Explained:
+        """Ask a worker for the kernels that it compiles a graph to, measured there with random inputs.
+
+        InputError if there is no such worker or device, or a constant of the graph is not here.  Cancelling the task
+        ends it on the worker.
+        """
+        if question.worker:
+            member = worker_names.member_called(self._members, question.worker)
+        else:
+            member = self._members[(await self.plan(graph, "single")).parts[0].node]
+        return await self._explainer.explain(member, graph, question)
 
     async def pause(self, name: str, on: bool) -> None:
         """Pause a worker, or end its pause; InputError if there is no such worker, Busy if its own machine paused it.
@@ -486,7 +503,7 @@ class Coordinator:
         node = link.peer.node_id
         self._judge(self._detector.heard(node, body.incarnation, self._now()))
         if body.working or node in self._state.stuck:
-            mine = self.sessions.working(node, [run for run in body.working if run.plan.epoch == self.epoch])
+            mine = self.sessions.working(node, [run for run in body.working if self._is_call(run)])
             runs = tuple(plan_messages.working(run) for run in mine)
             was = self._state.stuck
             self._feed(ev.WorkReported(node, runs))
@@ -500,6 +517,10 @@ class Coordinator:
                 self.sessions.stuck(node)
             elif node in was:
                 self._publish("unstuck", node, "it goes on")
+
+    def _is_call(self, run: Working) -> bool:
+        """Whether a worker's run is this coordinator's, and none that explains."""
+        return run.plan.epoch == self.epoch and run.plan.generation not in self._explainer.asked
 
     def _judge(self, decisions: Sequence[Decision]) -> None:
         for decision in decisions:

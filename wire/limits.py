@@ -13,6 +13,7 @@ MIB = 1 << 20
 GIB = 1 << 30
 REPORT_CHARS_MAX = 1 * MIB  # of what a call did where, as JSON in one message
 PLAN_CHARS_MAX = 4 * MIB  # of a plan, likewise
+KERNEL_TEXTS_CHARS_MAX = 4 * MIB  # of the kernels of a graph that is explained, likewise
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,8 @@ from wire.protocol.messages import (
     AwaitJob,
     CancelJob,
     Done,
+    Explained,
+    ExplainGraph,
     JobAccepted,
     JobResult,
     Jobs,
@@ -142,6 +144,7 @@ class JobService:
         answers: dict[type, Answer] = {
             SubmitJob: self._submit,
             PlanGraph: self._plan,
+            ExplainGraph: self._explain,
             AskJobs: self._ask,
             AwaitJob: self._await,
             CancelJob: self._cancel,
@@ -220,6 +223,12 @@ class JobService:
         if len(text) > PLAN_CHARS_MAX:
             raise LimitExceeded(f"the plan is {len(text)} characters of text, the limit is {PLAN_CHARS_MAX}")
         return Planned(text)
+
+    async def _explain(self, link: Link, body: ExplainGraph) -> Explained:
+        graph = decode_graph(body.graph)
+        return await self._coordinator.explain(
+            dataclasses.replace(graph, blobs=await self._upload.consts(link, graph)), body
+        )
 
     async def _ask(self, link: Link, body: AskJobs) -> Jobs:
         self._table.seen(link.peer.node_id)

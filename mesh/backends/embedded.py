@@ -27,6 +27,7 @@ from wire.joining.credentials import Credentials
 from wire.link.identity import identity_here
 from wire.link.websocket_carrier import Endpoint
 from wire.policy.batch_shares import Portions
+from wire.protocol.messages import Explained, ExplainGraph
 from wire.protocol.reports import Event
 from wire.system.open_file_limit import allow_open_files
 from wire.system.shared_memory import SharedDir
@@ -77,6 +78,11 @@ class Embedded:
 
     async def plan(self, graph: WireGraph, strategy: str, copies: str, dies: str = "") -> Mapping[str, Any]:
         return await self.coordinator.preview(graph, self.coordinator.config.strategy_of(strategy), copies, dies)
+
+    async def explain(
+        self, graph: WireGraph, worker: str, device: int | None, texts: bool, kernel: int | None
+    ) -> Explained:
+        return await self.coordinator.explain(graph, ExplainGraph(b"", worker, device, texts, kernel))
 
     def hold(self, handle: Handle) -> None:
         held = self._held.get(id(handle))

@@ -48,6 +48,8 @@ from wire.protocol.messages import (
     BlobStream,
     CancelJob,
     Done,
+    Explained,
+    ExplainGraph,
     FetchBlob,
     JobAccepted,
     JobReport,
@@ -202,6 +204,16 @@ class Remote:
     ) -> Mapping[str, Any]:
         question = PlanGraph(graph.encoded, self._text_of(strategy), copies, dies)
         return parse_json((await self._ask(question, Planned)).plan)
+
+    async def explain(
+        self, graph: WireGraph, worker: str, device: int | None, texts: bool, kernel: int | None
+    ) -> Explained:
+        name = secrets.token_hex(6)
+        self._offered[name] = dict(graph.blobs)
+        try:
+            return await self._ask(ExplainGraph(graph.encoded, worker, device, texts, kernel), Explained)
+        finally:
+            del self._offered[name]
 
     def hold(self, handle: Handle) -> None:
         return  # its tensor goes along with every job that names it

@@ -35,9 +35,10 @@ from ..functions.step_trace import Stepping
 from ..scripts.world import rank, world_size
 from ..tree import PyTree
 from ..util.annotation_checks import instance
-from ..util.argument_checks import check_function
+from ..util.argument_checks import check_function, integer
 from .builder import MeshBuilder
 from .elastic_session import Elastic
+from .explanation import Explanation, explanation_of, worker_and_device
 from .plan_preview import PlanPreview
 from .report import Report
 from .session import AsyncSession, Here, check_choices
@@ -257,6 +258,65 @@ class AsyncMesh:
         graph = self.form(fn, args, strategy, "on", copies).graph
         text, kept = text_of(strategy, self._reproducible), self._copies_of(copies)
         return PlanPreview(await self._backend.plan(graph, text, kept, what_if_dies))
+
+    async def explain(
+        self,
+        fn: Callable[..., Any] | WireGraph,
+        /,
+        *args: PyTree,
+        worker: str = "",
+        text: bool | int = False,
+        **named: PyTree,
+    ) -> Explanation:
+        """Tell which kernels a worker compiles a call to, as `Mesh.explain` does.
+
+        Parameters
+        ----------
+        fn : callable or WireGraph
+            What would be run.
+        *args : pytree
+            Its arguments.  A graph needs none.
+        worker : str, optional
+            The worker, and perhaps its device, as in "anna:1".
+        text : bool or int, optional
+            Whether to tell the generated text of the kernels, too; a number is one kernel's.
+        **named : pytree
+            Arguments of `fn` by name.
+
+        Returns
+        -------
+        Explanation
+            The kernels, with what each takes.
+
+        Raises
+        ------
+        InputError
+            If `fn` cannot be called with these arguments, or there is no such worker or device.
+        PlacementError
+            If the worker has no device for all of it.
+
+        Examples
+        --------
+        >>> import asyncio
+        >>> import numpy as np
+        >>> import mesh
+        >>> from mesh.simulation.loop import VirtualLoop
+        >>> async def main():
+        ...     async with await mesh.AsyncMesh.builder().simulate(2).build_async() as m:
+        ...         return await m.explain(lambda x: x @ x, np.ones((4, 4)), worker="sim-1")
+        >>> with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        ...     told = runner.run(main())
+        >>> told.worker, told.kernels[0].name, told.kernels[0].flops
+        ('sim-1', 'numpy dot', 128)
+        """
+        self._check_open()
+        chosen = worker_and_device(worker)
+        if isinstance(fn, WireGraph) and not args and not named:
+            graph = fn
+        else:
+            graph = self.form(fn, taken(fn, args, named, (*OWN, "worker", "text")), "auto", "on").graph
+        texts = text is not False, None if isinstance(text, bool) else integer(text, "text", 0)
+        return explanation_of(await self._backend.explain(graph, *chosen, *texts), graph)
 
     async def run(
         self,

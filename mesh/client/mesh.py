@@ -40,6 +40,7 @@ from ..util.argument_checks import items, said
 from .async_mesh import OWN, OWN_OF_COMPILE, OWN_OF_SESSIONS, AsyncMesh
 from .builder import MeshBuilder
 from .elastic_session import Elastic
+from .explanation import Explanation
 from .plan_preview import PlanPreview
 from .report import Report
 from .session import AsyncSession
@@ -206,6 +207,65 @@ class Mesh:
         """
         planned = self._async.plan(fn, *args, strategy=strategy, copies=copies, what_if_dies=what_if_dies, **named)
         return self._loop.wait(planned)
+
+    def explain(
+        self,
+        fn: Callable[..., Any] | WireGraph,
+        /,
+        *args: PyTree,
+        worker: str = "",
+        text: bool | int = False,
+        **named: PyTree,
+    ) -> Explanation:
+        """Tell which kernels a worker compiles a call to, and what each of them takes there.
+
+        The worker compiles the graph, and runs it a few times with random inputs of its own; nothing but constants is
+        sent.  It takes up to 20 s, and the device does nothing else meanwhile.
+
+        Parameters
+        ----------
+        fn : callable or WireGraph
+            What would be run.
+        *args : pytree
+            Its arguments.  A graph needs none.
+        worker : str, optional
+            The worker's name, or "NAME:INDEX" for one of its devices.  By default it is the worker that `plan` takes
+            for one, and its first device that has every op.
+        text : bool or int, optional
+            Whether to tell the generated text of the kernels, too; a number is one kernel's.
+        **named : pytree
+            Arguments of `fn` by name.
+
+        Returns
+        -------
+        Explanation
+            The kernels, with the nodes, bytes and operations of each, and its predicted and measured time.  Printing it
+            shows a table.
+
+        Raises
+        ------
+        InputError
+            If `fn` cannot be called with these arguments, there is no such worker or device, or a large constant of a
+            graph is not in this process.
+        OutOfMemory
+            If the worker's memory has no room for the inputs.
+        PlacementError
+            If the worker has no device that computes all of it.
+        VersionMismatch
+            If the worker is too old to tell.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import mesh
+        >>> with mesh.Mesh.builder().simulate(2).build() as m:
+        ...     told = m.explain(lambda x: mesh.nn.softmax(x @ x), np.ones((8, 8), np.float32), worker="sim-1")
+        >>> [kernel.ops for kernel in told.kernels][:1], told.kernels[0].flops, told.worker
+        ([('dot',)], 1024, 'sim-1')
+        >>> str(told).splitlines()[0].split()[:4]
+        ['kernel', 'name', 'nodes', 'ops']
+        """
+        return self.wait(self._async.explain(fn, *args, worker=worker, text=text, **named))
 
     def run(
         self,

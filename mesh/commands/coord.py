@@ -20,6 +20,7 @@ from wire.system.log_ring import start_logging
 from wire.timeouts import DEFAULT_TIMEOUTS
 
 from .exit_codes import INTERRUPTED, OK, run_command
+from .explain import explain_arguments
 from .find_coordinator import COORDINATOR_HELP, Ask, on_a_coordinator
 from .flags import add_common, add_health, add_listening, add_timeouts, command, timeouts, verbosity
 from .launch import launch, launch_arguments
@@ -193,6 +194,12 @@ VERBS: dict[str, Verb] = {
         _plan_arguments,
         remote=later("remote_verbs", "plan"),
         files=("graph",),
+    ),
+    "explain": Verb(
+        "show the kernels that a worker compiles a graph to, and what each takes there",
+        explain_arguments,
+        local=later("explain", "explain"),
+        remote=later("explain", "ask"),
     ),
     "submit": Verb("run a graph as a job", _submit_arguments, remote=later("remote_verbs", "submit"), files=("graph",)),
     "status": Verb("show jobs", _status_arguments, remote=later("remote_verbs", "status")),

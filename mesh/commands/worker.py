@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
@@ -129,6 +130,7 @@ def work(options: argparse.Namespace) -> int:
         exit_with_stdin=options.local,
         log_json=options.log_json,
         verbosity=verbosity(options),
+        trace=_trace(),
         **ports,
     )
 
@@ -144,6 +146,11 @@ def work(options: argparse.Namespace) -> int:
 
         config, environment = throttled(config, environment, options.throttle)
     return asyncio.run(run_worker(config, environment))
+
+
+def _trace() -> str:
+    """The name of traces, where the environment asks for them."""
+    return os.environ.get("MESH_TRACE", "mesh-trace.json") if os.environ.get("MESH_PROFILE") == "2" else ""
 
 
 def _threads(asked: int) -> int:

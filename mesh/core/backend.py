@@ -115,6 +115,11 @@ class Backend(Protocol):
         """The plan as plain data (docs/planning.md); nothing is sent."""
         ...
 
+    async def explain(self, graph: WireGraph, worker: str, device: int | None, texts: bool, kernel: int | None) -> Any:
+        """What a worker, by name or id, tells of its kernels for a graph: an Explained.  "" is any worker, and None any
+        device and all kernels."""
+        ...
+
     def hold(self, handle: Handle) -> None:
         """Keep a handle's tensor for workers to fetch, for as long as the handle lives."""
         ...

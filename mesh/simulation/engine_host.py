@@ -16,6 +16,7 @@ from typing import cast
 
 from wire.ir.codec import decode_graph
 from wire.limits import GIB
+from wire.protocol.messages import KernelReport, with_fields
 from wire.system.shared_memory import SharedDir, remove
 from worker.config import WorkerConfig
 from worker.daemon.environment import OnLost, OnMessage
@@ -122,8 +123,8 @@ class SimulatedHost:
         """Queue a message; messages are handled one by one, as in a host's own process."""
         if self._over:
             return
-        if isinstance(message, hm.ExecutePart | hm.PreparePart | hm.Export):
-            run = message.run if isinstance(message, hm.ExecutePart) else 0
+        if isinstance(message, hm.ExecutePart | hm.ExplainPart | hm.PreparePart | hm.Export):
+            run = message.run if isinstance(message, hm.ExecutePart | hm.ExplainPart) else 0
             self._watchdog.asked(self._loop.time(), run, brief=isinstance(message, hm.Export))
             self._check_later()
         self._waiting.append(message)
@@ -161,7 +162,7 @@ class SimulatedHost:
         message = self._waiting[0]
         if self._hangs:
             return
-        self._running = message.run if isinstance(message, hm.ExecutePart) else 0
+        self._running = message.run if isinstance(message, hm.ExecutePart | hm.ExplainPart) else 0
         given_up = self._running and self._running == self._stopped  # while the device hung
         self._took_s = ANSWER_S if given_up else self._seconds(message)
         self._busy = self._loop.call_later(self._took_s, self._done)
@@ -176,7 +177,7 @@ class SimulatedHost:
                 if message.gang is not None:
                     self._gangs[message.prepared] = message.gang
                 return self._machine.compile_s * self._machine.slower
-            case hm.ExecutePart():
+            case hm.ExecutePart() | hm.ExplainPart():
                 return self._machine.seconds(*self._work.get(message.prepared, (0, 0))) + ANSWER_S
             case hm.Unprepare():
                 self._work.pop(message.prepared, None)
@@ -232,6 +233,9 @@ class SimulatedHost:
                 answer = hm.Executed(run, self._took_s, outputs, sent_bytes=answer.sent_bytes)
             case hm.Prepared(prepared, _, from_cache, working_bytes):
                 answer = hm.Prepared(prepared, self._took_s, from_cache, working_bytes)
+            case hm.Explained(run, kernels, clock, evaluations):
+                timed = tuple(with_fields(kernel, seconds=self._kernel_s(kernel)) for kernel in kernels)
+                answer = hm.Explained(run, timed, clock, evaluations, self._took_s)
         if answer is not None:
             self._watchdog.answered(self._loop.time())
             self._on_message(self, answer)
@@ -239,6 +243,11 @@ class SimulatedHost:
             self._lose("the device is gone")
             return
         self._next()
+
+    def _kernel_s(self, kernel: KernelReport) -> float:
+        """The roofline, without what a dispatch costs."""
+        moved = kernel.read_bytes + kernel.written_bytes
+        return self._machine.seconds(kernel.flops, moved) - self._machine.dispatch_s * self._machine.slower
 
     def _loses_device(self, ops: set[str]) -> bool:
         machine = self._machine

@@ -20,6 +20,7 @@ from wire.ir.graph import WireGraph
 from wire.ir.ops import COLLECTIVES
 from wire.ir.types import Attrs, TensorType
 from wire.passes.collective_order import stages
+from worker.engine.kernel_rows import KernelRows, Spans
 from worker.engine.protocol import (
     Collectives,
     Engine,
@@ -28,6 +29,7 @@ from worker.engine.protocol import (
     Measured,
     Pending,
     Stopped,
+    explained,
     held_bytes,
     moved_bytes,
     never,
@@ -122,6 +124,14 @@ class ThrottledEngine:
         results = self._engine.run(executable.inner, inputs, stopped, paced_ranks, keep)
         pace.until(executable.flops)
         return results
+
+    def explain(self, executable: _Paced, texts: bool = False) -> KernelRows:
+        """The kernels as the engine has them; graphs inside a kernel are not paced by themselves."""
+        inner = executable.inner if isinstance(executable, _Paced) else executable
+        return explained(self._engine, inner, texts)
+
+    def watch(self, spans: Spans | None) -> None:
+        self._engine.watch(spans)
 
     def close(self) -> None:
         self._engine.close()

@@ -150,6 +150,14 @@ def test_older_clients_hear_of_the_workers_of_a_newer_coordinator(packages: Path
         assert (node["name"], node["state"], node["devices"][0]["given_up"]) == ("only", "healthy", False)
 
 
+def test_an_older_worker_cannot_be_asked_for_its_kernels(mixed: Mixed) -> None:
+    with mixed.mesh() as mesh:
+        too_old = r"older is too old to explain graphs: it speaks protocol 1\.0.*Upgrade graph-mesh on older"
+        with pytest.raises(errors.VersionMismatch, match=too_old):
+            mesh.explain(shared_ops, X, worker="older")
+        assert mesh.explain(shared_ops, X, worker="newer").flops > 0
+
+
 def test_the_older_worker_takes_over_what_it_can_and_the_rest_is_refused_by_op(mixed: Mixed) -> None:
     with mixed.mesh() as mesh:
         mesh.run(shared_ops, X, strategy=Auto(use_all=True))

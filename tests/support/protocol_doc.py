@@ -22,7 +22,18 @@ from support.golden import stored  # noqa: E402
 from wire.joining import join_protocol  # noqa: E402
 from wire.limits import DEFAULT, GIB, KIB, MIB, Limits  # noqa: E402
 from wire.protocol.frames import _ROWS, HelloBody  # noqa: E402
-from wire.protocol.messages import AnyMessage, admin, blobs, deploy, fields, jobs, link, run, session  # noqa: E402
+from wire.protocol.messages import (  # noqa: E402
+    AnyMessage,
+    admin,
+    blobs,
+    deploy,
+    explain,
+    fields,
+    jobs,
+    link,
+    run,
+    session,
+)
 from wire.protocol.peer import _BOTH, _CHANNELS  # noqa: E402
 
 PATH = ROOT / "docs" / "protocol.md"
@@ -60,7 +71,7 @@ def all_messages() -> str:
 def structs() -> str:
     records = [
         record
-        for module in (fields, link, blobs, deploy, run, jobs, session, admin)
+        for module in (fields, link, blobs, deploy, run, jobs, session, admin, explain)
         for record in vars(module).values()
         if isinstance(record, type) and record.__module__ == module.__name__
         and issubclass(record, fields.Record) and record is not fields.Record

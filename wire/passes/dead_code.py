@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from ..ir.graph import GraphBuilder, Node, WireGraph
 from ..ir.ops import result_count
 from ..limits import DEFAULT, Limits
+from .provenance import Provenance
 
 
 class _Kept(NamedTuple):
@@ -23,7 +24,7 @@ class _Kept(NamedTuple):
     outputs: tuple[int, ...]
 
 
-def prune(graph: WireGraph, limits: Limits = DEFAULT) -> WireGraph:
+def prune(graph: WireGraph, limits: Limits = DEFAULT, provenance: Provenance | None = None) -> WireGraph:
     """`graph` itself if everything in it is needed."""
     groups = [(first, group) for first, group in graph.siblings.items() if graph.nodes[first].op in _RULES]
     if not groups:
@@ -47,7 +48,12 @@ def prune(graph: WireGraph, limits: Limits = DEFAULT) -> WireGraph:
             operands = [placed[node.inputs[place]] for place in kept_node.operands]
             output = kept_node.outputs.index(node.attrs["output"])
             placed[index] = builder.add(node.op, *operands, **kept_node.attrs, output=output)
-    return builder.build([placed[index] for index in graph.outputs], graph.output_names, graph.name)
+    outputs = [placed[index] for index in graph.outputs]
+    if provenance is not None:
+        for index, number in placed.items():
+            provenance.note(index, (number,))
+        provenance.passed(builder.order(outputs))
+    return builder.build(outputs, graph.output_names, graph.name)
 
 
 def _is_whole(graph: WireGraph, first: int, kept: _Kept) -> bool:

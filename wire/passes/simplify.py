@@ -28,6 +28,7 @@ from ..ir.ops import COLLECTIVES, CONTROL, GRAPH_ATTRS, OPS, inner_graphs
 from ..ir.types import Attrs, TensorType
 from ..limits import DEFAULT, Limits
 from .dead_code import prune
+from .provenance import Provenance
 
 Evaluate = Callable[[WireGraph, Mapping[str, NDArray[Any]]], list[NDArray[Any]]]
 
@@ -35,14 +36,16 @@ _SIMPLE, _IS_SIMPLE = "simple", "is_simple"  # what a graph has beside its field
 SMALL_BYTES = 256  # a constant of this size costs no more than the node that would make it
 
 
-def simplify(graph: WireGraph, evaluate: Evaluate | None = None, limits: Limits = DEFAULT) -> WireGraph:
+def simplify(
+    graph: WireGraph, evaluate: Evaluate | None = None, limits: Limits = DEFAULT, provenance: Provenance | None = None
+) -> WireGraph:
     """`graph` with fewer nodes and the same outputs; inputs stay, params that nothing needs are gone.
 
     `evaluate(graph, inputs)` returns the outputs of a graph without inputs, as `worker.cpu.evaluate` does; without it
     constants are not folded, and what came of a graph is remembered with it.
     """
-    if evaluate is not None or limits is not DEFAULT:
-        return _simplified(graph, evaluate, limits)
+    if evaluate is not None or limits is not DEFAULT or provenance is not None:
+        return _simplified(graph, evaluate, limits, provenance)
     memory = vars(graph)
     if _IS_SIMPLE in memory:
         return graph
@@ -53,21 +56,31 @@ def simplify(graph: WireGraph, evaluate: Evaluate | None = None, limits: Limits 
     return simple
 
 
-def _simplified(graph: WireGraph, evaluate: Evaluate | None, limits: Limits) -> WireGraph:
+def _simplified(
+    graph: WireGraph, evaluate: Evaluate | None, limits: Limits, provenance: Provenance | None = None
+) -> WireGraph:
     roomy = replace(limits, graph_nodes_max=_UNBOUNDED)
-    graph = _rewritten(prune(graph, roomy), evaluate, limits)
-    while (pruned := prune(graph, roomy)) is not graph:  # bodies may read less than they did
-        graph = _rewritten(pruned, evaluate, limits)
+    graph = _rewritten(prune(graph, roomy, provenance), evaluate, limits, provenance)
+    while (pruned := prune(graph, roomy, provenance)) is not graph:  # bodies may read less than they did
+        graph = _rewritten(pruned, evaluate, limits, provenance)
     return graph
 
 
-def _rewritten(graph: WireGraph, evaluate: Evaluate | None, limits: Limits) -> WireGraph:
+def _rewritten(
+    graph: WireGraph, evaluate: Evaluate | None, limits: Limits, provenance: Provenance | None = None
+) -> WireGraph:
     rewriter = Rewriter(evaluate, limits)
     rewriter.builder.blobs.update(graph.blobs)
     placed: list[int] = []
-    for node in graph.nodes:
+    for index, node in enumerate(graph.nodes):
+        first = len(rewriter.builder.nodes)
         placed.append(rewriter.place(node.op, [placed[source] for source in node.inputs], node.attrs))
-    return rewriter.builder.build([placed[index] for index in graph.outputs], graph.output_names, graph.name)
+        if provenance is not None:
+            provenance.note(index, {placed[-1], *range(first, len(rewriter.builder.nodes))})
+    outputs = [placed[index] for index in graph.outputs]
+    if provenance is not None:
+        provenance.passed(rewriter.builder.order(outputs))
+    return rewriter.builder.build(outputs, graph.output_names, graph.name)
 
 
 class Rewriter:

@@ -20,12 +20,13 @@ from ..ir.graph import GraphBuilder, Node, WireGraph
 from ..ir.grids import Axes, Sizes, block, coordinates, groups, local_shape, parts, spec_of
 from ..ir.ops import COLLECTIVES, GRAPH_ATTRS, inner_graphs
 from ..ir.types import Attrs
+from .provenance import Provenance
 
 Values = list[int]
 """The nodes that hold one value, by rank."""
 
 
-def unroll(graph: WireGraph) -> WireGraph:
+def unroll(graph: WireGraph, provenance: Provenance | None = None) -> WireGraph:
     """`graph` without spmd nodes, also in the graphs inside it; the same inputs, outputs and values."""
     if not graph.has_spmd:
         return graph
@@ -33,8 +34,8 @@ def unroll(graph: WireGraph) -> WireGraph:
     builder.blobs.update(graph.blobs)
     placed: list[int] = []
     known: dict[tuple[tuple[int, ...], Attrs], Values] = {}
-    for node in graph.nodes:
-        operands = [placed[index] for index in node.inputs]
+    for number, node in enumerate(graph.nodes):
+        operands, first = [placed[index] for index in node.inputs], len(builder.nodes)
         if node.op == "spmd":
             shared = Attrs({name: value for name, value in node.attrs.items() if name != "output"})
             key = (tuple(operands), shared)
@@ -44,7 +45,12 @@ def unroll(graph: WireGraph) -> WireGraph:
         else:
             inner = {name: unroll(node.attrs[name]) for name in GRAPH_ATTRS.get(node.op, ())}
             placed.append(builder.add(node.op, *operands, **{**node.attrs, **inner}))
-    return builder.build([placed[index] for index in graph.outputs], graph.output_names, graph.name)
+        if provenance is not None:
+            provenance.note(number, {placed[-1], *range(first, len(builder.nodes))})
+    outputs = [placed[index] for index in graph.outputs]
+    if provenance is not None:
+        provenance.passed(builder.order(outputs))
+    return builder.build(outputs, graph.output_names, graph.name)
 
 
 def _spmd(builder: GraphBuilder, operands: Sequence[int], attrs: Attrs) -> Values:

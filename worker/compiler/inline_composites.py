@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from wire.ir.graph import GraphBuilder, WireGraph
+from wire.passes.provenance import Provenance
 
 
-def inline_composites(graph: WireGraph) -> WireGraph:
+def inline_composites(graph: WireGraph, provenance: Provenance | None = None) -> WireGraph:
     """`graph` without composite nodes; the same values in the same order."""
     if all(node.op != "composite" for node in graph.nodes):
         return graph
     builder = GraphBuilder()
     builder.blobs.update(graph.blobs)
-    outputs = _place(graph, builder, {})
+    outputs = _place(graph, builder, {}, provenance)
+    if provenance is not None:
+        provenance.passed(builder.order(outputs))
     return builder.build(outputs, graph.output_names, graph.name)
 
 
-def _place(graph: WireGraph, builder: GraphBuilder, bindings: dict[str, int]) -> list[int]:
+def _place(
+    graph: WireGraph, builder: GraphBuilder, bindings: dict[str, int], provenance: Provenance | None = None
+) -> list[int]:
     placed: list[int] = []
-    for node in graph.nodes:
-        operands = [placed[index] for index in node.inputs]
+    for number, node in enumerate(graph.nodes):
+        operands, first = [placed[index] for index in node.inputs], len(builder.nodes)
         if node.op in ("input", "param") and node.attrs["name"] in bindings:
             placed.append(bindings[node.attrs["name"]])
         elif node.op == "composite":
@@ -27,4 +32,6 @@ def _place(graph: WireGraph, builder: GraphBuilder, bindings: dict[str, int]) ->
             placed.append(_place(body, builder, dict(zip(names, operands, strict=True)))[0])
         else:
             placed.append(builder.add(node.op, *operands, **node.attrs))
+        if provenance is not None:
+            provenance.note(number, {placed[-1], *range(first, len(builder.nodes))})
     return [placed[index] for index in graph.outputs]

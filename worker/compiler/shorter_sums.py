@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from wire.ir.graph import GraphBuilder, WireGraph
+from wire.passes.provenance import Provenance
 
 from .scores import axes_of
 
@@ -24,7 +25,7 @@ class _Factors:
     negative: bool = False
 
 
-def shorter_sums(graph: WireGraph) -> WireGraph:
+def shorter_sums(graph: WireGraph, provenance: Provenance | None = None) -> WireGraph:
     """The graph with such sums replaced; the same graph if there is none."""
     found = {index: made for index in range(len(graph.nodes)) if (made := _match(graph, index)) is not None}
     if not found:
@@ -33,11 +34,17 @@ def shorter_sums(graph: WireGraph) -> WireGraph:
     builder.blobs.update(graph.blobs)
     placed: dict[int, int] = {}
     for index, node in enumerate(graph.nodes):
+        first = len(builder.nodes)
         if index in found:
             placed[index] = _place(graph, builder, placed, index, *found[index])
         else:
             placed[index] = builder.add(node.op, *(placed[source] for source in node.inputs), **node.attrs)
-    return builder.build([placed[index] for index in graph.outputs], graph.output_names, graph.name)
+        if provenance is not None:
+            provenance.note(index, {placed[index], *range(first, len(builder.nodes))})
+    outputs = [placed[index] for index in graph.outputs]
+    if provenance is not None:
+        provenance.passed(builder.order(outputs))
+    return builder.build(outputs, graph.output_names, graph.name)
 
 
 def _place(

@@ -12,8 +12,8 @@ import operator
 import platform
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,11 +27,13 @@ from wire.ir.ops import COLLECTIVES, GRAPH_ATTRS, LEAVES, MULTIPLE, OPS
 from wire.ir.types import Attrs, TensorType
 from wire.ir.workspace import scratch_bytes
 from wire.passes.collective_order import meets, stages
+from wire.passes.provenance import Provenance
 from wire.passes.unroll_spmd import unroll
 from wire.system.memory import default_budget
 
 from ..compiler.inline_composites import inline_composites
 from ..engine.donation import Lent
+from ..engine.kernel_rows import KernelRow, KernelRows, Key, Span, Spans, computed, executable_number, read_bytes
 from ..engine.protocol import Collectives, EngineInfo, Measured, Pending, Stopped, never
 from .control import CONTROL, Several
 from .elementwise import ELEMENTWISE, IN_PLACE, Kernel
@@ -48,6 +50,9 @@ SEVERAL: dict[str, Several] = {**CONTROL, **FACTORISATIONS}
 # result.  Where ranks are crowded that is sooner: a thread that sends meanwhile takes the core of one that computes.
 MUTUAL = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all"})
 OVER_BYTES_MIN = 1 << 14  # of a result that is written over an operand
+LANE, EXCHANGES = "numpy", "exchanges"  # what times are told under: calls, and collectives, which overlap with them
+FREE = frozenset({"reshape", "after"})  # what numpy does without touching an element
+NO_KEY: Key = (0, 0)
 IOTA_BYTES_MAX = 1 << 15  # of numbers that are kept instead of counted in every run
 
 
@@ -56,7 +61,7 @@ class Fusion:
     """How groups of nodes become kernels of their own: `outline` puts a node FUSED in place of each group, for which
     `kernel` gives what computes it."""
 
-    outline: Callable[[WireGraph], WireGraph]
+    outline: Callable[[WireGraph, Provenance | None], WireGraph]
     joined: Callable[[Sequence[tuple[Node, int]], Mapping[int, TensorType], Sequence[int]], Joined]
 
 
@@ -65,9 +70,17 @@ class Joined(Protocol):
 
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+    count: int  # of kernels
 
-    def __call__(self, inputs: list[NDArray[Any]], stopped: Stopped) -> list[NDArray[Any]]:
-        """The outputs; Cancelled soon after `stopped()`."""
+    def __call__(
+        self, inputs: list[NDArray[Any]], stopped: Stopped, spans: Spans | None = None, first: Key = NO_KEY
+    ) -> list[NDArray[Any]]:
+        """The outputs; Cancelled soon after `stopped()`.  `spans` hears when each kernel ran, the first under the key
+        `first`."""
+        ...
+
+    def rows(self, texts: bool) -> Sequence[KernelRow]:
+        """The kernels in order; the node of each is the one that stands for it, and keys are the caller's."""
         ...
 
 
@@ -133,6 +146,8 @@ class CpuExecutable:
     outputs: tuple[int, ...]
     memory_bytes: int
     from_cache: bool = True  # there are no kernels to generate
+    number: int = field(default_factory=executable_number)
+    source: WireGraph | None = None  # what it was compiled from, where an engine did
 
     @property
     def kept_bytes(self) -> int:
@@ -142,11 +157,19 @@ class CpuExecutable:
         )
         return inner + sum(array.nbytes for _, array in self.constants)
 
+    @property
+    def kernels(self) -> list[int]:
+        """The number of each call's first kernel: fused nodes that follow each other have several."""
+        counts = [call.kernel.count if isinstance(call, _Fused) else 1 for call in self.calls]
+        return list(itertools.accumulate(counts[:-1], initial=0)) if counts else []
+
 
 class CpuEngine:
     """The engine (worker/engine/protocol.py) over numpy."""
 
     takes_lent = True
+    _fusion: Fusion | None = None
+    _spans: Spans | None = None
 
     def __init__(self, memory_bytes: int | None = None) -> None:
         one_thread()
@@ -173,7 +196,7 @@ class CpuEngine:
         return Measured(gflops, gbytes_per_s, fastest(lambda: run(executable, given)))
 
     def compile(self, graph: WireGraph, force: bool = False) -> CpuExecutable:
-        return compile_graph(graph)
+        return replace(compile_graph(graph, fusion=self._fusion), source=graph)
 
     def load(self, array: NDArray[Any]) -> NDArray[Any]:
         return array
@@ -192,7 +215,13 @@ class CpuEngine:
         collectives: Collectives | None = None,
         keep: Collection[int] = (),
     ) -> list[NDArray[Any]]:
-        return run(executable, inputs, stopped, collectives)
+        return run(executable, inputs, stopped, collectives, self._spans)
+
+    def explain(self, executable: CpuExecutable, texts: bool = False) -> KernelRows:
+        return KernelRows(rows_of(executable, self._fusion, texts), "a clock around each numpy call")
+
+    def watch(self, spans: Spans | None) -> None:
+        self._spans = spans
 
     def close(self) -> None:
         return
@@ -229,8 +258,7 @@ def compile_graph(
     """The schedule of a graph; BlobMissing if a large constant is not here.  `mine` are the places of inputs that it
     may write over if their memory is the run's, by default all; what is smaller than `updated_bytes_min` is copied.
     Without `fusion` every node is a numpy call."""
-    flat = inline_composites(unroll(graph))
-    flat = fusion.outline(flat) if fusion else flat
+    flat = _flat(graph, fusion)
     arguments = _arguments(graph, flat)
     later = {index for first, group in flat.siblings.items() for index in group if index != first}
     computed = [(index, node) for index, node in _in_order(flat) if index not in later]
@@ -263,6 +291,40 @@ def compile_graph(
             calls.append(_Call(kernel, node, kind, index, frees, _strides(kind), over, into, index in in_room))
     steps = _joined(flat, calls, fusion) if fusion else calls
     return CpuExecutable(arguments, tuple(constants), tuple(steps), flat.outputs, _peak_bytes(flat, calls))
+
+
+def _flat(graph: WireGraph, fusion: Fusion | None, provenance: Provenance | None = None) -> WireGraph:
+    """`graph` with only what calls compute, a node FUSED for each kernel."""
+    flat = inline_composites(unroll(graph, provenance), provenance)
+    return fusion.outline(flat, provenance) if fusion else flat
+
+
+def rows_of(executable: CpuExecutable, fusion: Fusion | None, texts: bool) -> list[KernelRow]:
+    """A row for each call of an executable that an engine compiled, and for each kernel among them."""
+    source = executable.source
+    assert source is not None, "an engine compiled it"
+    provenance = Provenance(source)
+    flat = _flat(source, fusion, provenance)
+    rows: list[KernelRow] = []
+    for call in executable.calls:
+        for row in call.kernel.rows(texts) if isinstance(call, _Fused) else (_row(flat, call, texts),):
+            nodes = computed(source, [provenance.of[node] for node in row.nodes])
+            rows.append(replace(row, nodes=nodes, keys=((executable.number, len(rows)),)))
+    return rows
+
+
+def _row(graph: WireGraph, call: _Call | _Turn | _Meeting, texts: bool) -> KernelRow:
+    """A call that is no kernel; its nodes are those of `graph`."""
+    op, graphs = call.node.op, call.graphs if isinstance(call, _Turn) else {}
+    nodes = tuple(index for index, _ in call.outputs) if isinstance(call, _Turn) else (call.index,)
+    name = "collective" if isinstance(call, _Meeting) else "control" if graphs else "numpy"
+    inside = tuple((part, replace(inner, source=call.node.attrs[part])) for part, inner in graphs.items())
+    written_bytes = sum(graph.types[index].size_bytes for index in nodes)
+    text = f"{op}({', '.join(str(graph.types[index]) for index in call.node.inputs)})" if texts else ""
+    read = read_bytes(graph, nodes[0])
+    if op in FREE:
+        read = written_bytes = 0
+    return KernelRow(f"{name} {op}", nodes, read, written_bytes, graph.flops_of(nodes[0]), (), text, inside)
 
 
 def _joined(graph: WireGraph, calls: Sequence[_Call | _Turn | _Meeting], fusion: Fusion) -> list[Step]:
@@ -335,13 +397,14 @@ def run(
     inputs: Sequence[NDArray[Any] | Lent],
     stopped: Stopped = never,
     collectives: Collectives | None = None,
+    spans: Spans | None = None,
 ) -> list[NDArray[Any]]:
     """Perform a schedule; Cancelled between two calls once `stopped()`, also inside loops."""
     given = [_canonical(value.array if isinstance(value, Lent) else value) for value in inputs]
     writing = Writing(inputs, given, [value for _, value in executable.constants])
     with np.errstate(all="ignore"):
         try:
-            return writing.owned(_Run(writing, stopped, collectives).outputs(executable, given))
+            return writing.owned(_Run(writing, stopped, collectives, spans).outputs(executable, given))
         except BaseException:
             writing.failed()
             raise
@@ -354,6 +417,7 @@ class _Run:
     writing: Writing
     stopped: Stopped
     collectives: Collectives | None
+    spans: Spans | None = None
 
     def outputs(self, executable: CpuExecutable, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         """The outputs, which may be inputs, constants or views of each other."""
@@ -362,47 +426,63 @@ class _Run:
         for index, array in zip(executable.arguments, inputs, strict=True):
             if index is not None:
                 values[index] = array
-        for call in executable.calls:
+        keys = self._keys(executable)
+        for call, key in zip(executable.calls, keys, strict=True):
             if self.stopped():
                 raise Cancelled("the run was stopped")
             if isinstance(call, _Fused):
-                self._run_fused(call, under_way, values)
+                self._run_fused(call, under_way, values, key)
                 continue
             if under_way:
                 _settle(call.node.inputs, under_way, values)
             operands = [values[source] for source in call.node.inputs]
+            began_s = time.perf_counter() if self.spans else 0.0
             if isinstance(call, _Call):
                 if call.over >= 0:
                     del values[call.node.inputs[call.over]]
                 values[call.index] = self._perform(call, operands)
             elif isinstance(call, _Meeting):
-                under_way[call.index] = self._met(call, operands)
+                under_way[call.index] = self._met(call, operands, key)
             else:
                 results = self._turned(call, operands)
                 values.update({index: _canonical(results[output]) for index, output in call.outputs})
+            if self.spans and not isinstance(call, _Meeting):
+                self.spans(Span(key, LANE, began_s, time.perf_counter()))
             for source in call.frees:
                 values.pop(source, None)
         _settle(executable.outputs, under_way, values)
         return [values[index] for index in executable.outputs]
 
-    def _run_fused(self, call: _Fused, under_way: dict[int, Pending], values: dict[int, NDArray[Any]]) -> None:
+    def _keys(self, executable: CpuExecutable) -> Iterable[Key]:
+        """The key of each call's first kernel."""
+        if self.spans is None:
+            return itertools.repeat(NO_KEY, len(executable.calls))
+        return [(executable.number, kernel) for kernel in executable.kernels]
+
+    def _run_fused(
+        self, call: _Fused, under_way: dict[int, Pending], values: dict[int, NDArray[Any]], key: Key
+    ) -> None:
         kernel = call.kernel
         if under_way:
             _settle(kernel.inputs, under_way, values)
         try:
-            results = kernel([values[index] for index in kernel.inputs], self.stopped)
+            results = kernel([values[index] for index in kernel.inputs], self.stopped, self.spans, key)
         except MemoryError as error:
             raise OutOfMemory("no memory for the results of kernels", cause=str(error)) from None
         values.update(zip(kernel.outputs, results, strict=True))
         for source in call.frees:
             values.pop(source, None)
 
-    def _met(self, call: _Meeting, operands: list[NDArray[Any]]) -> Pending:
+    def _met(self, call: _Meeting, operands: list[NDArray[Any]], key: Key) -> Pending:
         if self.collectives is None:
             raise ExecuteFailed("a collective outside of a gang", op=call.node.op)
         node, collectives = call.node, self.collectives
         meanwhile = call.meanwhile and not (collectives.crowded and node.op in MUTUAL)
-        return collectives.start(node.op, node.attrs, operands[0] if operands else None, meanwhile)
+        began_s, spans = time.perf_counter(), self.spans
+        pending = collectives.start(node.op, node.attrs, operands[0] if operands else None, meanwhile)
+        if spans is None:
+            return pending
+        return _Timed(pending, lambda ended_s: spans(Span(key, EXCHANGES, began_s, ended_s)))
 
     def _turned(self, call: _Turn, operands: list[NDArray[Any]]) -> list[NDArray[Any]]:
         def perform(name: str, given: list[NDArray[Any]]) -> list[NDArray[Any]]:
@@ -435,6 +515,19 @@ class _Run:
             raise OutOfMemory(f"no memory for {call.result}", op=call.node.op, cause=str(error)) from None
         except Exception as error:
             raise _failed(call, error) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    """A collective under way of which somebody hears when it is over."""
+
+    pending: Pending
+    ended: Callable[[float], None]
+
+    def result(self) -> NDArray[Any]:
+        result = self.pending.result()
+        self.ended(time.perf_counter())
+        return result
 
 
 def _settle(needed: Sequence[int], under_way: dict[int, Pending], values: dict[int, NDArray[Any]]) -> None:

@@ -46,6 +46,7 @@ from wire.protocol.messages import (
     Devices,
     Done,
     Drop,
+    Explain,
     FetchBlob,
     GaveUp,
     Join,
@@ -91,7 +92,7 @@ from .blob_fetcher import BlobFetcher, RemoteBlobs
 from .blob_store import BlobStore
 from .collective_bridge import Bridge
 from .collective_rendezvous import host_connections_of
-from .device_reports import devices_text, memory_bytes_of, ready_fields, without_ops
+from .device_reports import devices_text, explained_of, memory_bytes_of, ready_fields, without_ops
 from .engine_hosts import EngineHosts
 from .environment import REAL, EngineHost, Environment
 from .mdns_announcer import advertise
@@ -179,8 +180,9 @@ class Daemon:
         self._parity = ParityBuilder(self._store, remote, self._owner_id)
         stack.push_async_callback(self._close)
         self._engine_hosts = EngineHosts(
-            config, environment, self._shared, self._kernel_dir, self._host_said, self._host_lost, self._host_back
-        )
+            config, environment, self._folder.name, self._shared, self._kernel_dir, self._host_said, self._host_lost,
+            self._host_back,
+        )  # fmt: skip
         self._hosts = self._engine_hosts.hosts
         self._reports: tuple[DeviceReport, ...] = ()
         self._state: WorkerState | None = None
@@ -226,6 +228,7 @@ class Daemon:
             ev.Prepare: self._prepare,
             ev.Unprepare: self._unprepare,
             ev.Execute: self._execute,
+            ev.ExplainPart: self._explain,
             ev.Unbind: self._unbind,
             ev.MakeBlob: self._snapshots.begin,
             ev.StopRun: lambda action: self._hosts[action.device].stop_run(action.run),
@@ -439,6 +442,8 @@ class Daemon:
                 return await self._ask(lambda request: ev.RunAsked(node, request, body.plan, *step))
             case Deploy():
                 return await self._ask(lambda request: ev.DeployAsked(node, request, body))
+            case Explain():
+                return await self._ask(lambda request: ev.ExplainAsked(node, request, body))
             case Relay():
                 arrived = self._worker_links.take(node, body)
                 if arrived is not None:
@@ -726,6 +731,9 @@ class Daemon:
             raise
         self._hosts[action.device].send(hm.ExecutePart(action.run, action.prepared, inputs, wanted, *gang))
 
+    def _explain(self, action: ev.ExplainPart) -> None:
+        self._tell_host(action.device, hm.ExplainPart(action.run, action.prepared, action.texts, action.kernel))
+
     def _tell_host(self, device: int, message: hm.ToHost) -> None:
         self._hosts[device].send(message)
 
@@ -751,6 +759,8 @@ class Daemon:
                 self._feed(ev.PartExecuted(run, made, compute_s, *costs, *sizes))
             case hm.ExecuteFailed(run, error):
                 self._feed(ev.ExecuteFailed(run, from_fields(error)))
+            case hm.Explained(run):
+                self._feed(ev.PartExplained(run, explained_of(message, self._reports[device])))
             case hm.Exported():
                 self._snapshots.exported(device, message)
             case hm.Prepared(prepared, compile_s, from_cache, working_bytes):

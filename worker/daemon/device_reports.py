@@ -6,16 +6,24 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
+from wire.protocol import messages
 from wire.protocol.messages import DeviceReport
 from wire.protocol.peer import Identity
 
-from ..engine.host_messages import Device
+from ..engine.host_messages import Device, Explained
 from ..engine.protocol import EngineInfo, Measured
 
 
 def report_of(index: int, device: Device) -> DeviceReport:
     """A device as its engine host described it."""
     return DeviceReport(index=index, **_fields(device.info), **_fields(device.figures))
+
+
+def explained_of(told: Explained, report: DeviceReport) -> messages.Explained:
+    """The answer to who asked for the kernels of a part, with what they ran on."""
+    measured = told.kernels, told.clock, told.evaluations, told.seconds
+    figures = report.gflops, report.gbytes_per_s, report.dispatch_s
+    return messages.Explained(*measured, "", report.index, report.engine, report.adapter[:4096], *figures)
 
 
 def _fields(record: EngineInfo | Measured) -> dict[str, Any]:

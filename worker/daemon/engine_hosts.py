@@ -33,6 +33,7 @@ class EngineHosts:
         self,
         config: WorkerConfig,
         environment: Environment,
+        worker: str,
         shared: SharedDir,
         kernels: Path,
         said: OnMessage,
@@ -43,6 +44,7 @@ class EngineHosts:
         self.without_gpu = ""  # why there is no GPU among them
         self._config = config
         self._environment = environment
+        self._worker = worker
         self._shared = shared
         self._kernels = kernels
         self._said, self._lost, self._back = said, lost, back
@@ -117,5 +119,7 @@ class EngineHosts:
             stop_file=stop.name,
             parent_pid=os.getpid(),
             beat_s=self._config.host_beat_s,
+            trace=self._config.trace,
+            worker=self._worker,
         )
         return self._environment.host(opening, stop.buffer, self._config, self._said, self._lost)

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from wire.errors import FrameError
 from wire.limits import MIB
-from wire.protocol.messages import INLINE_BYTES_MAX
+from wire.protocol.messages import INLINE_BYTES_MAX, KernelReport
 from wire.timeouts import COLLECTIVE_TIMEOUT_S, DEFAULT_TIMEOUTS
 
 from .protocol import EngineInfo, Measured
@@ -55,6 +55,8 @@ class Open(_Message, frozen=True, array_like=True, tag=True):
     stop_file: str
     parent_pid: int
     beat_s: float
+    trace: str = ""  # the file for a trace of its kernels, "" for none
+    worker: str = ""  # whose host it is, for people
 
 
 class BoundParam(Struct, frozen=True, array_like=True):
@@ -149,6 +151,16 @@ class ExecutePart(_Message, frozen=True, array_like=True, tag=True):
     directories: tuple[str, ...] = ()
 
 
+class ExplainPart(_Message, frozen=True, array_like=True, tag=True):
+    """Tell the kernels of a part, and run it a few times with inputs of the host's own, in place of run `run`.
+    Answered by Explained, or as a run that failed.  The texts are of one kernel, or of all if `kernel` is None."""
+
+    run: int
+    prepared: int
+    texts: bool = False
+    kernel: int | None = None
+
+
 class NodeTLS(Struct, frozen=True, array_like=True):
     """The node's own TLS files, and the name in the certificate of the node at the other end."""
 
@@ -202,7 +214,10 @@ class FreeUnused(_Message, frozen=True, array_like=True, tag=True):
     """Free whatever is only cached, and return freed memory to the system."""
 
 
-ToHost = Open | PreparePart | Unprepare | Unbind | ExecutePart | Listen | Connect | Forget | Export | FreeUnused
+ToHost = (
+    Open | PreparePart | Unprepare | Unbind | ExecutePart | ExplainPart | Listen | Connect | Forget | Export
+    | FreeUnused
+)  # fmt: skip
 
 
 # -- host -> daemon ---------------------------------------------------------------------------------------
@@ -267,6 +282,16 @@ class ExecuteFailed(_Message, frozen=True, array_like=True, tag=True):
     error: dict[str, str]
 
 
+class Explained(_Message, frozen=True, array_like=True, tag=True):
+    """The kernels of a part, and what a whole run took, the median of `evaluations`; None if none ended in time."""
+
+    run: int
+    kernels: tuple[KernelReport, ...]
+    clock: str
+    evaluations: int
+    seconds: float | None
+
+
 class Exported(_Message, frozen=True, array_like=True, tag=True):
     """The exported copy, or why there is none."""
 
@@ -298,7 +323,7 @@ class Alive(_Message, frozen=True, array_like=True, tag=True):
 
 
 FromHost = (
-    Opened | OpenFailed | Prepared | PrepareFailed | Executed | ExecuteFailed | Exported | BuffersChanged
+    Opened | OpenFailed | Prepared | PrepareFailed | Executed | ExecuteFailed | Explained | Exported | BuffersChanged
     | Listening | Disconnected | Alive
 )  # fmt: skip
 

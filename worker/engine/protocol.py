@@ -15,8 +15,11 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from wire.errors import Unsupported
 from wire.ir.graph import WireGraph
 from wire.ir.types import Attrs, TensorType
+
+from .kernel_rows import KernelRows, Spans
 
 Stopped = Callable[[], bool]
 
@@ -147,6 +150,15 @@ class Engine(Protocol):
         """
         ...
 
+    def explain(self, executable: Executable, texts: bool = False) -> KernelRows:
+        """The kernels of a compiled part; with `texts` what each was generated as."""
+        ...
+
+    def watch(self, spans: Spans | None) -> None:
+        """Tell `spans` when each kernel of a run began and ended, from now on; with None nobody.  A run that is watched
+        may take longer."""
+        ...
+
     def close(self) -> None:
         """Free everything."""
         ...
@@ -169,6 +181,19 @@ def held_bytes(engine: Engine) -> int:
     """The device memory that outputs of earlier runs take, as handles.  An engine that gives none has no such
     attribute."""
     return int(getattr(engine, "held_bytes", 0))
+
+
+def explained(engine: Engine, executable: Executable, texts: bool = False) -> KernelRows:
+    """The kernels of a compiled part; Unsupported by an engine that was written before there was such a method."""
+    if not (hasattr(engine, "explain") and hasattr(engine, "watch")):
+        raise Unsupported(f"the engine {engine.info.engine} does not tell what its kernels are")
+    return engine.explain(executable, texts)
+
+
+def watch(engine: Engine, spans: Spans | None) -> None:
+    """`Engine.watch`, of an engine that has it."""
+    if hasattr(engine, "watch"):
+        engine.watch(spans)
 
 
 def takes_lent(engine: Engine) -> bool:

@@ -12,6 +12,7 @@ daemon is gone.  `host_client.py` starts it, and sends an Open message first.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 import time
@@ -48,7 +49,19 @@ from ..devices.registry import open_engine, without_gpu
 from ..engine import host_messages as messages
 from ..engine.donation import Lent, Versions
 from ..engine.host_messages import INLINE_BYTES_MAX, STOP_BYTES, Splitter, pack, unpack_to_host
-from ..engine.protocol import Engine, Executable, Measured, Stopped, held_bytes, moved_bytes, readback_s, takes_lent
+from ..engine.protocol import (
+    Engine,
+    Executable,
+    Measured,
+    Stopped,
+    held_bytes,
+    moved_bytes,
+    readback_s,
+    takes_lent,
+    watch,
+)
+from .explanation import Texts, explanation, know
+from .kernel_trace import KernelTrace
 
 EXECUTABLES_MAX = 256  # compiled graphs kept after their last use: a plan that comes back needs no compiling
 EXECUTABLES_BYTES_MAX = 512 << 20  # of their code and constants: drivers hold megabytes per kernel
@@ -89,10 +102,11 @@ def main(adapt: Callable[[Engine, Measured], tuple[Engine, messages.Device]] = _
     remove(opening.shared_dir, opening.stop_file)
     shared = SharedDir.attach(Path(opening.shared_dir))
     engine, device = adapt(engine, measured(engine, Path(opening.measured_dir)))
-    host = Host(engine, shared, stop_cell, opening.memory_bytes, pipe.send)
+    host = Host(engine, shared, stop_cell, opening.memory_bytes, pipe.send, trace=_trace(opening, engine))
     pipe.send(messages.Opened(device))
     for message in incoming:
         answer = host.handle(message)
+        host.flush_trace()
         if answer is not None:
             pipe.send(answer)
         if host.lost:
@@ -121,6 +135,15 @@ class Pipe:
         with self._sending:
             while view:
                 view = view[os.write(self._send_fd, view) :]
+
+
+def _trace(opening: messages.Open, engine: Engine) -> KernelTrace | None:
+    """The trace that the daemon asks for, in a file of this process's own."""
+    if not opening.trace:
+        return None
+    base, kind = Path(opening.trace), engine.info.engine
+    name = re.sub(r"[^\w.-]", "_", f"{base.stem}-{opening.worker}-{kind}-{os.getpid()}{base.suffix or '.json'}")
+    return KernelTrace(base.with_name(name), f"{opening.worker}, {kind}")
 
 
 def _watch(pipe: Pipe, opening: messages.Open) -> None:
@@ -152,6 +175,7 @@ class _Prepared:
         None  # the other ranks' directories, and the channels opened there
     )
     arena: ArenaFile | None = None  # for reductions among ranks of one machine
+    kept_bytes: int = 0  # of the budget, when it was prepared: content that the daemon keeps for other workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +211,7 @@ class Host:
         memory_bytes: int,
         send: Callable[[messages.FromHost], None] = lambda _message: None,
         arenas_bytes_max: int = ARENAS_BYTES_MAX,
+        trace: KernelTrace | None = None,
     ) -> None:
         self.lost = False
         self._arenas_bytes_max = arenas_bytes_max
@@ -206,12 +231,17 @@ class Host:
         self._resident_bytes = 0
         self._kept = Versions()
         self._lends = takes_lent(engine)
+        self._trace = trace
+        if trace is not None:
+            watch(engine, trace)
 
     def handle(self, message: messages.ToHost) -> messages.FromHost | None:
         """The answer to one message."""
         match message:
             case messages.ExecutePart():
                 return self._execute(message)
+            case messages.ExplainPart():
+                return self._explain(message)
             case messages.PreparePart():
                 return self._prepare(message)
             case messages.Unprepare(prepared):
@@ -228,6 +258,14 @@ class Host:
             case messages.FreeUnused():
                 self._free_unused()
         return None
+
+    def flush_trace(self) -> None:
+        """Write what the trace has, if there is one; with a full one nobody watches any more."""
+        if self._trace is not None:
+            self._trace.flush()
+            if self._trace.full:
+                self._trace = None
+                watch(self._engine, None)
 
     # -- prepare
 
@@ -256,6 +294,8 @@ class Host:
                 blobs[address] = _map_tensor(message.consts[address], kind)
         graph = replace(graph, blobs=blobs)
         executable = self._engine.compile(graph, message.force)
+        if self._trace is not None:
+            know(self._trace, self._engine, executable, graph)
         self._executables[message.graph] = graph, executable
         self._executables.move_to_end(message.graph)
         self._evict_executables()
@@ -277,7 +317,7 @@ class Host:
             counts = f"{len(types)} inputs and params and {len(graph.outputs)} outputs"
             raise InputError(f"the graph has {counts}, the part says {message.inputs} and {message.outputs}")
         keys: dict[int, tuple[bytes, TensorType]] = {}
-        prepared = _Prepared(graph, types, executable, keys, message.gang)
+        prepared = _Prepared(graph, types, executable, keys, message.gang, kept_bytes=message.kept_bytes)
         self._prepared[message.prepared] = prepared
         try:
             for param in message.params:
@@ -407,6 +447,21 @@ class Host:
         if ranks is not None:
             ranks.fail(known)
         return messages.ExecuteFailed(message.run, known.to_fields())
+
+    def _explain(self, message: messages.ExplainPart) -> messages.FromHost:
+        """Tell the kernels of a part.  Its inputs are made here, and take memory as weights do."""
+        number = message.run.to_bytes(STOP_BYTES, "little")
+        try:
+            prepared = self._prepared[message.prepared]
+            made = sum(type_.size_bytes for type_ in prepared.types)
+            self._make_room(made, prepared.executable.memory_bytes, prepared.kept_bytes if self._shares_memory else 0)
+            texts = Texts(message.texts, message.kernel)
+            told = explanation(
+                self._engine, prepared.executable, prepared.types, texts, lambda: self._stop_cell == number, self._trace
+            )
+        except Exception as error:
+            return messages.ExecuteFailed(message.run, self._as_mesh_error(error).to_fields())
+        return messages.Explained(message.run, *told)
 
     def _run(
         self, prepared: _Prepared, inputs: Sequence[Any], stopped: Stopped, ranks: RankCollectives | None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,8 @@ from wire.ir.graph import GraphBuilder, Node, WireGraph
 from wire.ir.types import TensorType
 
 from ..compiler.cut import Cut
-from ..cpu.engine import CpuEngine, CpuExecutable, Fusion, compile_graph, fastest, trivial_graph
+from ..cpu.engine import NO_KEY, CpuEngine, CpuExecutable, Fusion, fastest, rows_of, trivial_graph
+from ..engine.kernel_rows import KernelRow, KernelRows, Key, Span, Spans
 from ..engine.protocol import Measured, Stopped, never
 from .kernels import FAMILIES
 from .kernels.frame import NAME, Description, Frame
@@ -29,9 +30,11 @@ from .llvm import Loaded, ir, missing
 from .objects import Objects
 from .outline import outlined
 from .program import Sequenced, Step
+from .runner import Runner
 from .threads import Stop, Threads
 
 KERNELS_MAX = 1024  # remembered; one is some kB of code
+NAMES = {"matmul": "product"}  # of families, for people
 MEASURED = 1024  # rows and columns
 WATCHED_S = 0.01  # between two looks whether a run is to be stopped
 WATCHED_FLOPS = 1 << 28  # of a program: shorter ones end by themselves before anybody could wait for them
@@ -57,14 +60,19 @@ class NativeEngine(CpuEngine):
         self._objects = Objects(folder)
         self._library = Library(self._objects)
         self._vector_bytes = vector_bytes or self._library.processor.vector_bytes
-        self._threads = Threads(self._library.runner(), threads)
+        self._threads = Threads(self._library.runner(), threads, self._runner_with_clock)
         self._kernels: OrderedDict[tuple[object, ...], _Kernel] = OrderedDict()
         self._fusion = Fusion(outlined, self._joined)
         self._compiling = threading.Lock()
 
     def compile(self, graph: WireGraph, force: bool = False) -> CpuExecutable:
         with self._compiling:
-            return compile_graph(graph, fusion=self._fusion)
+            return super().compile(graph, force)
+
+    def explain(self, executable: CpuExecutable, texts: bool = False) -> KernelRows:
+        """The texts are LLVM's intermediate language, before it optimises."""
+        rows = rows_of(executable, self._fusion, texts)
+        return KernelRows(rows, "clocks in the threads, around each kernel")
 
     def measure(self) -> Measured:
         """GFLOP/s of f32 at 1024^3, GB/s of a scaled copy of 16 MiB, seconds per call of a trivial graph."""
@@ -89,7 +97,8 @@ class NativeEngine(CpuEngine):
             kernels.append(kernel)
             steps.append(Step(kernel.address, kernel.words, node.inputs, index, kernel.tasks, kernel.scratch_bytes))
         flops = sum(kernel.flops for kernel in kernels)
-        return _Joined(Sequenced(steps, types, needed), kernels, self._threads, flops >= WATCHED_FLOPS)
+        sequenced = Sequenced(steps, types, needed)
+        return _Joined(nodes, sequenced, kernels, self._threads, flops >= WATCHED_FLOPS, self._module)
 
     def _kernel(self, part: Cut) -> _Kernel:
         known = self._kernels.pop(part.key, None) or self._made(part)
@@ -98,11 +107,15 @@ class NativeEngine(CpuEngine):
             self._kernels.popitem(last=False)  # those in use live on with what uses them
         return known
 
-    def _made(self, part: Cut) -> _Kernel:
-        def module() -> ir.Module:
-            return FAMILIES[part.kind](Frame.of(part, self._vector_bytes)).described()
+    def _runner_with_clock(self) -> Runner:
+        with self._compiling:
+            return self._library.runner(clock=True)
 
-        loaded = self._objects.loaded(repr((self._vector_bytes, part.key)), module)
+    def _module(self, part: Cut) -> ir.Module:
+        return FAMILIES[part.kind](Frame.of(part, self._vector_bytes)).described()
+
+    def _made(self, part: Cut) -> _Kernel:
+        loaded = self._objects.loaded(repr((self._vector_bytes, part.key)), lambda: self._module(part))
         said = Description.of(loaded)
         cores = [self._library.core(name) for name in said.cores]
         scratch_bytes = said.scratch_bytes + max((core.scratch_bytes for core in cores), default=0)
@@ -139,24 +152,58 @@ class _Kernel:
 class _Joined:
     """Kernels that follow each other, run by the engine's threads."""
 
-    def __init__(self, sequenced: Sequenced, kernels: Sequence[_Kernel], threads: Threads, watched: bool) -> None:
-        self.inputs, self.outputs = sequenced.inputs, sequenced.outputs
+    def __init__(
+        self, nodes: Sequence[tuple[Node, int]], sequenced: Sequenced, kernels: Sequence[_Kernel], threads: Threads,
+        watched: bool, module: Callable[[Cut], ir.Module],
+    ) -> None:  # fmt: skip
+        self.inputs, self.outputs, self.count = sequenced.inputs, sequenced.outputs, len(kernels)
+        self._nodes, self._module = nodes, module
         self._sequenced, self._kernels, self._threads, self._watched = sequenced, kernels, threads, watched
 
-    def __call__(self, inputs: list[NDArray[Any]], stopped: Stopped) -> list[NDArray[Any]]:
+    def __call__(
+        self, inputs: list[NDArray[Any]], stopped: Stopped, spans: Spans | None = None, first: Key = NO_KEY
+    ) -> list[NDArray[Any]]:
         with self._threads.turn:  # from here on the program's arguments are this run's
-            return self._run(inputs, stopped)
+            return self._computed(inputs, stopped, spans, first)
 
-    def _run(self, inputs: list[NDArray[Any]], stopped: Stopped) -> list[NDArray[Any]]:
+    def _computed(
+        self, inputs: list[NDArray[Any]], stopped: Stopped, spans: Spans | None, first: Key
+    ) -> list[NDArray[Any]]:
         (outputs, held), stop = self._sequenced.bind(inputs), Stop()
         if stopped is never or not self._watched:
-            self._threads.run(self._sequenced.program, stop)
+            self._run(stop, spans, first)
             del held
             return outputs
         with _Watch(stopped, stop):
-            if not self._threads.run(self._sequenced.program, stop):
+            if not self._run(stop, spans, first):
                 raise Cancelled("the run was stopped")
         return outputs
+
+    def _run(self, stop: Stop, spans: Spans | None, first: Key) -> bool:
+        if spans is None:
+            return self._threads.run(self._sequenced.program, stop)
+        ended, times = self._threads.timed(self._sequenced.program, stop)
+        for kernel, shares in enumerate(times.swapaxes(0, 1).tolist()):
+            key, joins = (first[0], first[1] + kernel), False
+            for thread, (began_s, ended_s) in enumerate(shares):
+                if ended_s:
+                    spans(Span(key, f"thread {thread}", began_s, ended_s, joins))
+                    joins = True
+        return ended
+
+    def rows(self, texts: bool) -> list[KernelRow]:
+        return [
+            self._row(node, index, kernel, texts)
+            for (node, index), kernel in zip(self._nodes, self._kernels, strict=True)
+        ]
+
+    def _row(self, node: Node, index: int, kernel: _Kernel, texts: bool) -> KernelRow:
+        part: Cut = node.attrs["cut"]
+        read = sum(type_.size_bytes for inner, type_ in zip(part.nodes, part.types, strict=True) if inner.op == "input")
+        text = str(self._module(part)) if texts else ""
+        return KernelRow(
+            NAMES.get(part.kind, part.kind), (index,), read, part.types[-1].size_bytes, kernel.flops, (), text
+        )
 
 
 class _Watch:

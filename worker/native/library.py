@@ -48,9 +48,10 @@ class Library:
         loaded = self._get(name, lambda: CORES[form](self.processor, dtype, tile))
         return ProductCore(loaded.address(FUNCTION), tile, loaded)
 
-    def runner(self) -> runner.Runner:
-        """The functions that walk programs."""
-        return runner.Runner(self._get("runner", lambda: runner.runner_module(self.processor)))
+    def runner(self, clock: bool = False) -> runner.Runner:
+        """The functions that walk programs; with a clock they write down when."""
+        name = "runner with a clock" if clock else "runner"
+        return runner.Runner(self._get(name, lambda: runner.runner_module(self.processor, clock)))
 
     def _get(self, name: str, make: Callable[[], ir.Module]) -> Loaded:
         if name not in self._kept:

@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from wire.ir.graph import Node, WireGraph
-from wire.ir.ops import VIEWS
+from wire.ir.ops import LEAVES, VIEWS
 from wire.ir.types import Attrs, TensorType
+from wire.passes.provenance import Provenance
 
 from ..compiler.cut import Cut, cut
 from ..compiler.fuse import Group, fuse
@@ -22,9 +23,9 @@ from .target import NATIVE, takes
 FREE = frozenset({"reshape"})  # what numpy computes without touching an element
 
 
-def outlined(graph: WireGraph) -> WireGraph:
+def outlined(graph: WireGraph, provenance: Provenance | None = None) -> WireGraph:
     """`graph` with a node FUSED, whose attribute `cut` is the group, for each group that is worth a kernel."""
-    graph = rewritten(graph)
+    graph = rewritten(graph, provenance)
     groups = {group.root: group for group in _groups(graph) if _pays(graph, group)}
     inside = {index for group in groups.values() for index in (*group.inlined, *group.anchors)} - set(groups)
     needed = _needed(graph, groups)
@@ -40,8 +41,18 @@ def outlined(graph: WireGraph) -> WireGraph:
         else:
             nodes.append(node._replace(inputs=tuple(placed[source] for source in node.inputs)))
         types.append(graph.types[index])
+        if provenance is not None:
+            for member in members(nodes[-1].attrs["cut"]) if index in groups else (index,):
+                provenance.note(member, (placed[index],))
+    if provenance is not None:
+        provenance.passed(range(len(nodes)))
     outputs = tuple(placed[index] for index in graph.outputs)
     return WireGraph(tuple(nodes), outputs, graph.output_names, tuple(types), graph.name, graph.blobs)
+
+
+def members(part: Cut) -> list[int]:
+    """The numbers, in the graph it was cut from, of what a group computes."""
+    return [number for number, node in zip(part.numbers, part.nodes, strict=True) if node.op not in LEAVES]
 
 
 def _groups(graph: WireGraph) -> list[Group]:

@@ -20,6 +20,7 @@ from wire.ir.dtypes import BF16, F16, F32
 from wire.ir.graph import Node, WireGraph
 from wire.ir.ops import op_named
 from wire.ir.types import NO_ATTRS, Attrs, TensorType
+from wire.passes.provenance import Provenance
 
 from .kernels.taps import is_by_taps
 
@@ -27,16 +28,20 @@ NARROW = (F16, BF16)
 FEW_WINDOWS = 64  # of a sample: a product of so few columns leaves lanes idle, and packs the weights for each sample
 
 
-def rewritten(graph: WireGraph) -> WireGraph:
+def rewritten(graph: WireGraph, provenance: Provenance | None = None) -> WireGraph:
     """The same values by nodes that kernels take."""
     if not any(node.op in RULES for node in graph.nodes):
         return graph
     rewriter, placed = Rewriter(), list[int]()
-    for node, type_ in zip(graph.nodes, graph.types, strict=True):
-        inputs = tuple([placed[source] for source in node.inputs])
+    for index, (node, type_) in enumerate(zip(graph.nodes, graph.types, strict=True)):
+        inputs, first = tuple([placed[source] for source in node.inputs]), len(rewriter.nodes)
         rule = RULES.get(node.op)
         instead = rule(rewriter, node, inputs, type_) if rule else None
         placed.append(rewriter.place(node._replace(inputs=inputs), type_) if instead is None else instead)
+        if provenance is not None:
+            provenance.note(index, {placed[-1], *range(first, len(rewriter.nodes))})
+    if provenance is not None:
+        provenance.passed(range(len(rewriter.nodes)))
     outputs = tuple([placed[index] for index in graph.outputs])
     nodes, types = tuple(rewriter.nodes), tuple(rewriter.types)
     return WireGraph(nodes, outputs, graph.output_names, types, graph.name, graph.blobs)

@@ -4,6 +4,9 @@ A program is a table of int64, `WORDS` to a row.  A row is a kernel: its address
 number of its tasks, and `AFTER`, the number of rows from the first on that must be done before a task of it begins.  A
 kernel has the type `KERNEL`: arguments, number of the task, and scratch memory of the thread.
 
+A runner that is made with a clock also writes down when each thread began its first task of each row, and ended its
+last one, where a job has room for that.
+
 `alone` walks a program on the calling thread.  To walk it on several, one thread opens the job and walks; others come
 and go through a gate: who comes too late finds it closed, and who is inside is waited for, so that nobody looks at the
 job of a run that is over.  All walk the same rows in order and take tasks by a counter.  Where a row has to wait, a
@@ -15,6 +18,7 @@ A thread computes with IEEE 754's rounding and subnormal numbers, whatever the p
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
@@ -52,9 +56,13 @@ class Job(IntEnum):
     YIELD = 14  # int ()
     SLEEP = 15  # int (int): SLEEP_FOR
     SLEEP_FOR = 16
+    TIMES = 17  # the address of two readings of the clock for every row of every thread, or 0
+    CLOCK = 18  # int (int, int64*), which reads CLOCK_OF; on Windows int (int64*)
+    CLOCK_OF = 19
 
 
 JOB_WORDS = 24
+BEGAN, ENDED, READINGS = 0, 1, 2
 TAKEN, DONE = 0, 1
 WALKERS = ir.FunctionType(I64, [I64.as_pointer(), I64])
 
@@ -80,14 +88,15 @@ class Runner:
         self.close = function("close", 1)
 
 
-def runner_module(processor: Processor) -> ir.Module:
-    """A module of the functions of `Runner`."""
-    return _Runner(processor).module
+def runner_module(processor: Processor, clock: bool = False) -> ir.Module:
+    """A module of the functions of `Runner`, `alone` without a clock in any case."""
+    return _Runner(processor, clock).module
 
 
 class _Runner:
-    def __init__(self, processor: Processor) -> None:
+    def __init__(self, processor: Processor, clock: bool) -> None:
         self.processor = processor
+        self.clock = clock
         self.module = new_module("runner")
         self._alone()
         self._open()
@@ -168,6 +177,8 @@ class _Runner:
         scratch = build.inttoptr(build.load(build.gep(addresses, [thread])), ADDRESS)
         done = build.alloca(I64)  # rows from the first on that are known to be done
         build.store(index(0), done)
+        reading = build.alloca(I64, READINGS) if self.clock else None
+        times = build.load(_word(build, job, Job.TIMES)) if self.clock else None
 
         def wait_for(rows_done: ir.Value) -> None:
             with loop(build, build.load(done), rows_done, index(1), "wait") as at:
@@ -192,7 +203,17 @@ class _Runner:
             task = build.atomic_rmw("add", _word(build, line, TAKEN), index(1), "monotonic")
             build.cbranch(build.icmp_signed("<", task, tasks), compute, out)
             build.position_at_end(compute)
+            if self.clock:
+                mine = build.add(build.mul(thread, count), at)
+                span = build.gep(build.inttoptr(times, words), [build.mul(mine, index(READINGS))])
+                with build.if_then(build.icmp_signed("!=", times, index(0))):
+                    first = build.icmp_signed("==", build.load(_word(build, span, BEGAN)), index(0))
+                    with build.if_then(first):
+                        build.store(self._now(build, job, reading), _word(build, span, BEGAN))
             build.call(kernel, [arguments, task, scratch])
+            if self.clock:
+                with build.if_then(build.icmp_signed("!=", times, index(0))):
+                    build.store(self._now(build, job, reading), _word(build, span, ENDED))
             build.atomic_rmw("add", _word(build, line, DONE), index(1), "release")
             build.branch(take)
             build.position_at_end(out)
@@ -239,6 +260,18 @@ class _Runner:
         turns.add_incoming(build.add(turns, index(1)), build.block)
         build.branch(look)
         build.position_at_end(leave_block)
+
+    def _now(self, build: ir.IRBuilder, job: ir.Value, reading: ir.Value) -> ir.Value:
+        """The clock: nanoseconds, or on Windows its own counts."""
+        if sys.platform == "win32":
+            clock = self._from_job(build, job, Job.CLOCK, ir.FunctionType(I32, [I64.as_pointer()]))
+            build.call(clock, [reading])
+            return build.load(reading)
+        which = build.trunc(build.load(_word(build, job, Job.CLOCK_OF)), I32)
+        clock = self._from_job(build, job, Job.CLOCK, ir.FunctionType(I32, [I32, I64.as_pointer()]))
+        build.call(clock, [which, reading])
+        seconds, nanoseconds = (build.load(_word(build, reading, word)) for word in (0, 1))
+        return build.add(build.mul(seconds, index(10**9)), nanoseconds)
 
     def _from_job(self, build: ir.IRBuilder, job: ir.Value, word: Job, kind: ir.FunctionType) -> ir.Value:
         return build.inttoptr(build.load(_word(build, job, word)), kind.as_pointer())

@@ -6,6 +6,8 @@ import ctypes
 import os
 import sys
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
@@ -13,7 +15,7 @@ from weakref import WeakSet
 import numpy as np
 from numpy.typing import NDArray
 
-from .runner import JOB_WORDS, LINE_WORDS, STOPPED, WORDS, Job, Runner
+from .runner import JOB_WORDS, LINE_WORDS, READINGS, STOPPED, WORDS, Job, Runner
 
 ALIGNED = 64  # bytes of scratch memory: a vector register's, and a cache line's
 SLEEP_MICROSECONDS = 50
@@ -56,20 +58,25 @@ class Threads:
     """A pool of `count` threads, of which the caller of `run` is one.  Who calls `run` has `turn`.
 
     In a process made by fork() the caller is the only one.
+
+    `with_clock` gives the runner for `timed`.
     """
 
-    def __init__(self, runner: Runner, count: int) -> None:
+    def __init__(self, runner: Runner, count: int, with_clock: Callable[[], Runner] | None = None) -> None:
         self.count = count
         self.turn = threading.Lock()
         self._runner = runner
+        self._walker = runner  # which of the two the threads walk with now
+        self._with_clock = with_clock
         self._job = _aligned(8 * JOB_WORDS).view(np.int64)
         self._scratch = [_aligned(ALIGNED) for _ in range(count)]
         self._addresses = np.array([memory.ctypes.data for memory in self._scratch], np.int64)
         self._counters = _aligned(8 * LINE_WORDS).view(np.int64)
         yield_to_others, sleep, sleep_for = _waiting()
+        clock, clock_of, self._tick_s = _clock()
         for word, value in (
             (Job.SCRATCH, self._addresses.ctypes.data), (Job.YIELD, yield_to_others), (Job.SLEEP, sleep),
-            (Job.SLEEP_FOR, sleep_for),
+            (Job.SLEEP_FOR, sleep_for), (Job.TIMES, 0), (Job.CLOCK, clock), (Job.CLOCK_OF, clock_of),
         ):  # fmt: skip
             self._job[word] = value
         self._address = int(self._job.ctypes.data)
@@ -85,20 +92,43 @@ class Threads:
 
     def run(self, program: Program, stop: Stop, threads: int | None = None) -> bool:
         """Run a program on some of the threads; False if `stop` ended it early."""
+        threads = min(threads or self.count, self.count)
+        self._check()
+        self._grow(program.scratch_bytes, threads)
+        if threads == 1:
+            count, rows = len(program.rows), int(program.rows.ctypes.data)
+            return self._runner.alone(rows, count, stop.address, int(self._addresses[0])) != STOPPED
+        return self._walk(program, stop, threads)
+
+    def timed(self, program: Program, stop: Stop) -> tuple[bool, NDArray[np.float64]]:
+        """Run a program on all threads.  Also returns when each thread began and ended with each row, in seconds of
+        `time.perf_counter`, (threads, rows, 2); 0 for a row that it had no task of."""
+        assert self._with_clock is not None, "this pool was made without a clock"
+        times = np.zeros((self.count, len(program.rows), READINGS), np.int64)
+        self._check()
+        self._grow(program.scratch_bytes, self.count)
+        self._walker = self._with_clock()
+        self._job[Job.TIMES] = int(times.ctypes.data)
+        try:
+            ended = self._walk(program, stop, self.count)
+        finally:
+            self._job[Job.TIMES] = 0  # a thread that comes late finds the gate closed
+            self._walker = self._runner
+        return ended, np.asarray(times * self._tick_s, np.float64)
+
+    def _check(self) -> None:
         if self._closed:
             raise RuntimeError("this pool of threads is closed")
-        threads = min(threads or self.count, self.count)
-        self._grow(program.scratch_bytes, threads)
+
+    def _walk(self, program: Program, stop: Stop, threads: int) -> bool:
         count, rows = len(program.rows), int(program.rows.ctypes.data)
-        if threads == 1:
-            return self._runner.alone(rows, count, stop.address, int(self._addresses[0])) != STOPPED
         if self._counters.size < count * LINE_WORDS:
             self._counters = _aligned(8 * count * LINE_WORDS).view(np.int64)
         try:
             self._runner.open(self._address, rows, count, int(self._counters.ctypes.data), stop.address, threads)
             for waker in self._wakers[: threads - 1]:
                 waker.release()
-            return self._runner.walk(self._address, 0) != STOPPED
+            return self._walker.walk(self._address, 0) != STOPPED
         finally:
             self._runner.close(self._address)  # waits for those inside, so nobody looks at this program afterwards
 
@@ -118,7 +148,7 @@ class Threads:
             waker.acquire()
             if self._closed:
                 return
-            self._runner.walk(self._address, thread)
+            self._walker.walk(self._address, thread)
 
     def _grow(self, size: int, threads: int) -> None:
         """Scratch memory for some threads.  Between runs nobody is inside."""
@@ -154,6 +184,18 @@ def _waiting() -> tuple[int, int, int]:
         return _address(kernel.SwitchToThread), _address(kernel.Sleep), 0
     library = ctypes.CDLL(None)
     return _address(library.sched_yield), _address(library.usleep), SLEEP_MICROSECONDS
+
+
+def _clock() -> tuple[int, int, float]:
+    """The address of what reads the clock of `time.perf_counter`, which clock that is for it, and its unit in
+    seconds."""
+    if sys.platform == "win32":
+        kernel: Any = ctypes.WinDLL("kernel32")
+        per_s = ctypes.c_int64()
+        kernel.QueryPerformanceFrequency(ctypes.byref(per_s))
+        return _address(kernel.QueryPerformanceCounter), 0, 1 / per_s.value
+    which = getattr(time, "CLOCK_UPTIME_RAW", time.CLOCK_MONOTONIC)  # the first on macOS
+    return _address(ctypes.CDLL(None).clock_gettime), which, 1e-9
 
 
 def _address(function: Any) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from wire.errors import MeshError
 from wire.ir.dtypes import dtype_named
-from wire.protocol.messages import Began, Deploy, Gang, Message, PartRun, PlanKey
+from wire.protocol.messages import Began, Deploy, Explain, Explained, Gang, Message, PartRun, PlanKey
 
 # -- tensors: where bytes are -----------------------------------------------------------------------------
 
@@ -156,6 +156,21 @@ class RunAsked:
     step: int
     feeds: tuple[tuple[int, int, Tensor], ...]
     committed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainAsked:
+    """The coordinator wants to know the kernels of a part, which is measured in place of a step of its plan."""
+
+    node: str
+    request: int
+    question: Explain
+
+
+@dataclass(frozen=True, slots=True)
+class PartExplained:
+    run: int
+    answer: Explained
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,6 +355,8 @@ Event = (
     | PartPrepared
     | PrepareFailed
     | RunAsked
+    | ExplainAsked
+    | PartExplained
     | TensorArrived
     | TensorLost
     | PartExecuted
@@ -547,6 +564,17 @@ class Execute:
 
 
 @dataclass(frozen=True, slots=True)
+class ExplainPart:
+    """Have a part's kernels told and measured, as run `run`; answered by PartExplained or ExecuteFailed."""
+
+    device: int
+    run: int
+    prepared: int
+    texts: bool
+    kernel: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class StopRun:
     """Nobody waits for this run any more: the device should be free soon.  It is answered all the same."""
 
@@ -665,6 +693,7 @@ Action = (
     | Unbind
     | MakeBlob
     | Execute
+    | ExplainPart
     | Release
     | SendPush
     | StopPush

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from wire.errors import MeshError, StaleGeneration
+from wire.errors import InputError, MeshError, StaleGeneration
 from wire.protocol.messages import COORDINATOR_NODE, Deploy, Deployed, PartSpec, PlanKey, SourceKind
 
 from .carried_state import CarriedState, Slot
@@ -240,6 +240,15 @@ def _routes(
             )
         )
     return tuple(routes)
+
+
+def refusal_to_explain(plan: Plan, part: int) -> MeshError | None:
+    """Why a part of a plan cannot be explained."""
+    if part not in plan.parts:
+        return InputError(f"plan {label(plan.key)} has no part {part} here")
+    if plan.parts[part].gang is not None:
+        return InputError("a rank of several cannot be explained: it runs with the others only")
+    return None
 
 
 def not_deployed(key: PlanKey) -> MeshError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from wire.protocol.messages import PartRun, PlanKey
+from wire.protocol.messages import Explain, PartRun, PlanKey
 
 from .carried_state import Slot
 from .events import DeviceTensor, ReplyRan, RunInput, Tensor
@@ -27,6 +27,8 @@ class InputTensor:
 
 @dataclass(slots=True)
 class Step:
+    """A step; with a `question` it is none that computes, but one part is explained in its place."""
+
     request: int
     started_s: float
     waiting: dict[int, set[int]]  # part -> input positions whose tensors have not come yet
@@ -38,6 +40,7 @@ class Step:
     pushes: set[int] = field(default_factory=set)
     bytes_in: int = 0
     bytes_out: int = 0
+    question: Explain | None = None
 
     def fill(self, slots: Iterable[Slot], tensor: Tensor, borrowed: bool = False) -> list[int] | None:
         """Give a tensor to those of `slots` that wait for one.  Returns the parts that now have all inputs, or None if

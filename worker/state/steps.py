@@ -20,7 +20,7 @@ from .carried_state import Output, Slot
 from .device_queue import DeviceQueue, Entry
 from .early_tensors import EarlyTensors
 from .lost_links import LostLinks
-from .plan import Plan, Route, label, not_deployed
+from .plan import Plan, Route, label, not_deployed, refusal_to_explain
 from .shared_state import SharedState
 from .step import Step
 
@@ -72,6 +72,33 @@ class Steps:
             self._lend(plan, event.step, plan.carried.targets[output], kept, now)
         committed, outgrown = plan.commit(event.committed)
         return [*actions, *committed, *self._plans.unpin(outgrown, plan), *self._finish(plan, event.step, now)]
+
+    def explain(self, event: ev.ExplainAsked, refusal: MeshError | None, now: float) -> list[ev.Action]:
+        """Have a part explained in place of a step, or refuse it: with `refusal`, or for a reason of its own."""
+        question = event.question
+        plan = self._plans.get(question.plan)
+        error = refusal
+        if error is None:
+            error = not_deployed(question.plan) if plan is None else plan.refusal(question.step)
+        if error is None and plan is not None:
+            error = refusal_to_explain(plan, question.part)
+        if error is not None or plan is None:
+            assert error is not None
+            return [ev.Refuse(event.request, error)]
+        plan.steps[question.step] = Step(event.request, now, {question.part: set()}, question=question)
+        self.requests[event.request] = (plan.key, question.step)
+        self._log.add(now, f"explain {label(plan.key)} part {question.part}")
+        self._ready(plan, question.step, question.part, now)
+        return []
+
+    def explained(self, event: ev.PartExplained, now: float) -> list[ev.Action]:
+        plan, number, _ = self._end_run(event.run, now)
+        if plan is None:
+            return []
+        step = plan.steps.pop(number)
+        del self.requests[step.request]
+        plan.closed.add(number)
+        return [ev.Reply(step.request, event.answer)]
 
     def tensor_arrived(self, event: ev.TensorArrived, paused: bool, now: float) -> list[ev.Action]:
         """Give a tensor to its step.  If the step has not begun, hold it; if it is over, free it."""
@@ -133,7 +160,7 @@ class Steps:
         if step is None or owner is None:
             return [ev.StopRun(index, run)]
         step.wait_s.setdefault(part, max(0.0, now - step.started_s))
-        began, step.began = step.began, True
+        began, step.began = step.began or step.question is not None, True
         return [] if began else [ev.SendBegan(owner.node, Began(key, number, part))]
 
     def _start(self, index: int, device: DeviceQueue, entry: Entry, now: float) -> list[ev.Action]:
@@ -142,6 +169,9 @@ class Steps:
         step = plan.steps[number]
         run = self._next_number()
         self.runs[run] = entry
+        if (question := step.question) is not None:
+            device.start(run, (), now)
+            return [ev.ExplainPart(index, run, plan.prepared[part], question.texts, question.kernel)]
         inputs = step.take(part, plan.inputs_at(part, number))
         wishes = tuple(
             ev.OutputRequest(self._next_number() if route.kept else 0, route.copies) for route in plan.routes[part]

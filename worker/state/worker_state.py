@@ -71,6 +71,8 @@ class WorkerState:
             ev.PartPrepared: deployments.part_prepared,
             ev.PrepareFailed: self._prepare_failed,
             ev.RunAsked: self._run_asked,
+            ev.ExplainAsked: self._explain_asked,
+            ev.PartExplained: steps.explained,
             ev.TensorArrived: lambda event, now: steps.tensor_arrived(event, bool(self.paused), now),
             ev.TensorLost: lambda event, now: steps.give_up(event.plan, event.step, event.error, now),
             ev.PartExecuted: steps.executed,
@@ -269,6 +271,9 @@ class WorkerState:
 
     def _run_asked(self, event: ev.RunAsked, now: float) -> list[ev.Action]:
         return self._steps.run(event, self._refusal(event.node, event.plan), now)
+
+    def _explain_asked(self, event: ev.ExplainAsked, now: float) -> list[ev.Action]:
+        return self._steps.explain(event, self._refusal(event.node, event.question.plan), now)
 
     def _drop_asked(self, event: ev.DropAsked, now: float) -> list[ev.Action]:
         if not self._lease.is_held_by(event.node):

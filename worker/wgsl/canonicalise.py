@@ -22,6 +22,7 @@ from wire.ir.dtypes import BOOL, F16, F32, I32, U32, DType
 from wire.ir.graph import GraphBuilder, Node, WireGraph, const_value
 from wire.ir.ops import CONTROL, ELEMENTWISE
 from wire.ir.types import TensorType
+from wire.passes.provenance import Provenance
 
 from ..compiler.constants import identity_of
 from ..compiler.scores import NODES_MAX, WIDEST
@@ -38,13 +39,16 @@ LINE_MIN = 16  # a dot with one row, and fewer columns or a shorter length, is a
 TRIANGLE_MIN = 16  # rows and columns of a constant that is looked at
 
 
-def canonicalise(graph: WireGraph, profile: Profile) -> WireGraph:
+def canonicalise(graph: WireGraph, profile: Profile, provenance: Provenance | None = None) -> WireGraph:
     """Rewrite a graph to the form that the other passes expect.  Unsupported names an op, dtype or size."""
     rewriter = Rewriter(profile)
     inputs = {graph.nodes[index].attrs["name"]: index for index in graph.inputs}
     bindings = {name: rewriter.builder.input(name, *graph.types[index]) for name, index in inputs.items()}
-    placed = rewriter.walk(graph, bindings)
-    return _in_order(rewriter.builder.build([placed[index] for index in graph.outputs], graph.output_names))
+    placed = rewriter.walk(graph, bindings, provenance)
+    outputs = [placed[index] for index in graph.outputs]
+    if provenance is not None:
+        provenance.passed(rewriter.builder.order(outputs))
+    return _in_order(rewriter.builder.build(outputs, graph.output_names))
 
 
 def _in_order(graph: WireGraph) -> WireGraph:
@@ -66,11 +70,11 @@ class Rewriter:
         self.profile = profile
         self.builder = GraphBuilder()
 
-    def walk(self, graph: WireGraph, bindings: Mapping[str, int]) -> list[int]:
+    def walk(self, graph: WireGraph, bindings: Mapping[str, int], provenance: Provenance | None = None) -> list[int]:
         self.builder.blobs.update(graph.blobs)
         placed: list[int] = []
-        for node, type_ in zip(graph.nodes, graph.types, strict=True):
-            inputs = [placed[index] for index in node.inputs]
+        for number, (node, type_) in enumerate(zip(graph.nodes, graph.types, strict=True)):
+            inputs, first = [placed[index] for index in node.inputs], len(self.builder.nodes)
             self._check(node, type_)
             if node.op == "input":
                 placed.append(bindings[node.attrs["name"]])
@@ -78,6 +82,8 @@ class Rewriter:
                 placed.append(self._inline(node, inputs))
             else:
                 placed.append(self.place(node, inputs, type_))
+            if provenance is not None:
+                provenance.note(number, {placed[-1], *range(first, len(self.builder.nodes))})
         return placed
 
     def place(self, node: Node, inputs: Sequence[int], type_: TensorType) -> int:

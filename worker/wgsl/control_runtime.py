@@ -75,7 +75,7 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
+class Work:
     """A step made ready."""
 
     step: Segment | Turn
@@ -88,16 +88,18 @@ class ControlExecutable:
     def __init__(
         self,
         device: Device,
+        source: WireGraph,
         schedule: Schedule,
         inputs: Mapping[str, TensorType],
         outputs: Sequence[TensorType],
         make: Callable[[WireGraph], WgslExecutable | ControlExecutable],
     ) -> None:
+        self.source = source
         self.inputs = dict(inputs)
         self.outputs = tuple(outputs)
         self._device = device
         self._schedule = schedule
-        self._work = [_Work(step, _compiled(step, make)) for step in schedule.steps]
+        self.work = [Work(step, _compiled(step, make)) for step in schedule.steps]
         graph = schedule.graph
         names = {graph.nodes[index].attrs["name"]: index for index in (*graph.inputs, *graph.params)}
         self._places = [names.get(name) for name in self.inputs]
@@ -106,14 +108,14 @@ class ControlExecutable:
 
     @property
     def _parts(self) -> list[WgslExecutable | ControlExecutable]:
-        return [made for work in self._work for made in work.made.values()]
+        return [made for work in self.work for made in work.made.values()]
 
     @property
     def memory_bytes(self) -> int:
         """Device memory of a run beyond inputs and params, at the most."""
         graph = self._schedule.graph
         total = 0
-        for work in self._work:
+        for work in self.work:
             inner = max((made.memory_bytes for made in work.made.values()), default=0)
             total += inner
             if isinstance(work.step, Turn):
@@ -155,7 +157,7 @@ class ControlExecutable:
         for place, value in zip(self._places, inputs, strict=True):
             if place is not None:
                 values[place] = value
-        for at, work in enumerate(self._work):
+        for at, work in enumerate(self.work):
             step = work.step
             self._settle(step.inputs, under_way, values)
             operands = [values[index] for index in step.inputs]
@@ -202,7 +204,7 @@ class ControlExecutable:
         """Everything between two steps must fit into a buffer, and be bound by the kernels of others."""
         limits, graph = self._device.profile.limits, self._schedule.graph
         most = min(limits.binding_bytes, limits.buffer_bytes)
-        for work in self._work:
+        for work in self.work:
             for index in (*work.step.inputs, *_outputs(work.step)):
                 if stored_size(graph.types[index]) > most:
                     raise Unsupported(
@@ -232,12 +234,12 @@ def _perform(made: WgslExecutable | ControlExecutable, operands: Sequence[Value 
 # -- branches and loops -----------------------------------------------------------------------------------
 
 
-def _cond(device: Device, work: _Work, operands: Values, pace: Pace) -> Values:
+def _cond(device: Device, work: Work, operands: Values, pace: Pace) -> Values:
     name = "then" if pace.truth(operands[0]) else "otherwise"
     return _perform(work.made[name], operands[1:], pace)
 
 
-def _while(device: Device, work: _Work, operands: Values, pace: Pace) -> Values:
+def _while(device: Device, work: Work, operands: Values, pace: Pace) -> Values:
     assert isinstance(work.step, Turn)
     count = len(work.step.node.attrs["body"].outputs)
     carry, constants = operands[:count], operands[count:]
@@ -246,7 +248,7 @@ def _while(device: Device, work: _Work, operands: Values, pace: Pace) -> Values:
     return carry
 
 
-def _scan(device: Device, work: _Work, operands: Values, pace: Pace) -> Values:
+def _scan(device: Device, work: Work, operands: Values, pace: Pace) -> Values:
     assert isinstance(work.step, Turn)
     attrs = work.step.node.attrs
     body: WireGraph = attrs["body"]
@@ -285,4 +287,4 @@ def _stored(kind: TensorType) -> int:
     return padded(stored_size(kind)) if math.prod(kind.shape) else 0
 
 
-_TURNS: dict[str, Callable[[Device, _Work, Values, Pace], Values]] = {"cond": _cond, "while": _while, "scan": _scan}
+_TURNS: dict[str, Callable[[Device, Work, Values, Pace], Values]] = {"cond": _cond, "while": _while, "scan": _scan}

@@ -19,6 +19,7 @@ from wire.ir.ops import LEAVES
 from wire.ir.types import Attrs, TensorType
 from wire.passes.collective_order import BETWEEN
 from wire.passes.collective_order import stages as stages_of
+from wire.passes.provenance import Provenance
 
 from ..compiler.inline_composites import inline_composites
 
@@ -27,11 +28,13 @@ ANYWHERE = frozenset({"const", "iota"})  # made anew by every segment that uses 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A straight graph; its inputs and outputs are values, which are nodes of the whole graph."""
+    """A straight graph; its inputs and outputs are values, which are nodes of the whole graph.  `numbers` are its
+    nodes' numbers there."""
 
     graph: WireGraph
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+    numbers: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +56,9 @@ class Schedule:
     last: dict[int, int]
 
 
-def schedule(graph: WireGraph) -> Schedule:
+def schedule(graph: WireGraph, provenance: Provenance | None = None) -> Schedule:
     """The steps of a graph that does not go straight."""
-    flat = _with_even_rows(inline_composites(graph))
+    flat = _with_even_rows(inline_composites(graph, provenance), provenance)
     stages = _stages(flat)
     later = {index for first, group in flat.siblings.items() for index in group if index != first}
     steps: list[Segment | Turn] = []
@@ -111,26 +114,33 @@ def _segment(graph: WireGraph, stages: Sequence[int], stage: int, turns: Iterabl
     for index in straight:
         node = graph.nodes[index]
         placed[index] = builder.add(node.op, *map(place, node.inputs), **node.attrs)
-    return Segment(builder.build([place(index) for index in outputs]), tuple(inputs), outputs)
+    ends = [place(index) for index in outputs]
+    number = {made: index for index, made in placed.items()}
+    return Segment(builder.build(ends), tuple(inputs), outputs, tuple(number[made] for made in builder.order(ends)))
 
 
 # -- rows that can be copied ------------------------------------------------------------------------------
 
 
-def _with_even_rows(graph: WireGraph) -> WireGraph:
+def _with_even_rows(graph: WireGraph, provenance: Provenance | None = None) -> WireGraph:
     """Rows of a scan are copied in words of four bytes; those of an odd number of f16 travel as f32."""
     if not any(node.op == "scan" and _is_odd(graph, node) for node in graph.nodes):
         return graph
     builder = GraphBuilder()
     builder.blobs.update(graph.blobs)
     placed: list[int] = []
-    for node, kind in zip(graph.nodes, graph.types, strict=True):
-        operands = [placed[index] for index in node.inputs]
+    for index, (node, kind) in enumerate(zip(graph.nodes, graph.types, strict=True)):
+        operands, first = [placed[source] for source in node.inputs], len(builder.nodes)
         if node.op == "scan" and _is_odd(graph, node):
             placed.append(_evened(builder, node, operands, kind))
         else:
             placed.append(builder.add(node.op, *operands, **node.attrs))
-    return builder.build([placed[index] for index in graph.outputs], graph.output_names)
+        if provenance is not None:
+            provenance.note(index, {placed[-1], *range(first, len(builder.nodes))})
+    outputs = [placed[index] for index in graph.outputs]
+    if provenance is not None:
+        provenance.passed(builder.order(outputs))
+    return builder.build(outputs, graph.output_names)
 
 
 def _is_odd(graph: WireGraph, node: Node) -> bool:

@@ -27,17 +27,21 @@ from wire.errors import Cancelled, CompileFailed, ConfigError, DeviceLost, Engin
 from wire.system.malloc import give_back
 from wire.units import size_text
 
+from ..engine.kernel_rows import Key, Span, Spans
 from ..engine.protocol import Stopped, never
 from .profile import SUBGROUPS, DeviceLimits, Profile
 from .slices import SLICE_S, Costs, Pass, Piece, learn, sliced
 
 _TYPES = ("DiscreteGPU", "IntegratedGPU", "VirtualGPU", "CPU")  # best first
 _BACKENDS = ("Metal", "Vulkan", "D3D12")  # best first; OpenGL lacks too much
-_FEATURES = ("shader-f16", "subgroup")
+_FEATURES = ("shader-f16", "subgroup", "timestamp-query")
 _DEFAULT_BYTES = 4 << 30  # budget where the memory of the device cannot be asked
 _STAGING_ALIGN = 16
 _APART_BYTES_MIN = 8 << 20  # which take much longer to read than another wait for the device
 _POOL_STEP = 8  # a pooled buffer is at most 1/8 larger than asked
+_WATCHED_MAX = 1024  # dispatches of one submission that is watched: a query set has two readings for each
+_STAMP_BYTES = 8  # of a reading
+LANE = "device"  # what kernels' times are told under
 _POOL_RUNS = 64  # a pooled buffer that so many runs had no use for is freed
 _PIECE_BYTES = 1 << 20  # of a tensor that leaves a device without room: staging for it may exceed the budget
 
@@ -80,6 +84,12 @@ class Step:
     pipeline: Any
     bind_group: Any
     grid: tuple[int, int, int]
+    key: Key = (0, 0)  # what its times are told under
+
+    @property
+    def call(self) -> tuple[Any, Any, int, int, int]:
+        """For the C library: pipeline, bind group and grid."""
+        return (self.pipeline._internal, self.bind_group._internal, *self.grid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +106,8 @@ class Copy:
 class Device:
     """An open device with a byte budget.  `adapter` describes it, `profile` is what the lowering obeys.
 
-    `limits_override` lowers limits by the names of DeviceLimits, for instance `profile.WEBGPU_MINIMUM`.
+    `limits_override` lowers limits by the names of DeviceLimits, for instance `profile.WEBGPU_MINIMUM`.  Without
+    `stamps` its own clock is not used.
     """
 
     def __init__(
@@ -104,6 +115,7 @@ class Device:
         adapter_index: int = 0,
         memory_bytes: int | None = None,
         limits_override: Mapping[str, int] | None = None,
+        stamps: bool = True,
     ) -> None:
         ranked = _ranked()
         if not 0 <= adapter_index < len(ranked):
@@ -138,6 +150,8 @@ class Device:
         self._closed = False
         self._recorded: list[Pass | Copy] = []  # in order, not yet submitted
         self.recorded = 0  # how many dispatches and copies these are
+        self.spans: Spans | None = None  # hears when each kernel ran, which slows all of them
+        self._stamp_s = _stamp_s(self._device) if stamps and "timestamp-query" in wanted else 0.0
 
     # -- memory -------------------------------------------------------------------------------------------
 
@@ -271,8 +285,7 @@ class Device:
         for step in steps:
             if not all(0 < count <= most for count in step.grid):
                 raise ExecuteFailed(f"a grid of {step.grid} workgroups, the adapter allows {most} per dimension")
-        calls = [(step.pipeline._internal, step.bind_group._internal, *step.grid) for step in steps]
-        return Pass(steps, calls, costs or Costs(len(steps)))
+        return Pass(steps, [step.call for step in steps], costs or Costs(len(steps)))
 
     def record(self, commands: Iterable[Pass | Copy]) -> None:
         """Let these follow what is recorded; the next `run` submits all of it."""
@@ -287,8 +300,13 @@ class Device:
         """Drop what was recorded and not submitted."""
         self._recorded, self.recorded = [], 0
 
+    @property
+    def has_stamps(self) -> bool:
+        """Whether the device itself tells when a kernel ran."""
+        return self._stamp_s > 0
+
     def _flush(self) -> None:
-        """Submit what is recorded.  What fits into one slice is not waited for."""
+        """Submit what is recorded.  What fits into one slice is not waited for, if nobody watches."""
         if self._recorded:
             with translated("running a part"):
                 self._perform([], None, never)
@@ -358,6 +376,9 @@ class Device:
         """
         slices = sliced(self._recorded)
         self.forget_recorded()
+        if self.spans is not None:
+            self._perform_watched(slices, self.spans, stopped)
+            slices = [[]]
         last: _Submission | None = None
         since_s = time.perf_counter()
         for place, commands in enumerate(slices):
@@ -409,6 +430,45 @@ class Device:
         self._compiled = self._compiled or bool(fresh)
         piece.whole.fresh = piece.stop < len(piece.whole.calls)
         return bool(fresh)
+
+    # -- kernels that are watched
+
+    def _perform_watched(self, slices: Iterable[Sequence[Piece | Copy]], spans: Spans, stopped: Stopped) -> None:
+        """Submit each slice, wait for it, and tell when each kernel ran."""
+        most = _WATCHED_MAX if self.has_stamps else 1
+        for commands in slices:
+            each = [one for command in commands for one in _one_by_one(command)]
+            for first in range(0, len(each), most):
+                if stopped():
+                    raise Cancelled("the run was stopped")
+                self._submit_watched(each[first : first + most], spans)
+
+    def _submit_watched(self, commands: Sequence[Step | Copy], spans: Spans) -> None:
+        """A pass for each dispatch.  Without the device's own clock there is one, whose submission is timed."""
+        steps = [command for command in commands if isinstance(command, Step)]
+        self._fresh.difference_update([step.pipeline for step in steps])
+        self._compiled = True  # perhaps
+        stamps = _Stamps(self._device, len(steps)) if self.has_stamps and steps else None
+        try:
+            began_s = time.perf_counter()
+            encoder = self._device.create_command_encoder()
+            for command in commands:
+                if isinstance(command, Copy):
+                    _encode_copy(encoder, command)
+                else:
+                    compute = encoder.begin_compute_pass(timestamp_writes=stamps and stamps.of_next())
+                    _encode_calls(compute._internal, [command.call])
+                    compute.end()
+            if stamps:
+                stamps.encode_reading(encoder)
+            self._device.queue.submit([encoder.finish()])
+            self._wait(ffi.NULL)
+            times = stamps.read(self._stamp_s) if stamps else [(began_s, time.perf_counter())]
+        finally:
+            if stamps:
+                stamps.destroy()
+        for step, (start_s, end_s) in zip(steps, times, strict=False):  # a copy that is alone has no step
+            spans(Span(step.key, LANE, start_s, end_s))
 
     def _read(
         self, staging: Memory, wanted: Sequence[int], sizes: Sequence[int], began_s: float | None
@@ -488,6 +548,54 @@ def _check_copy(command: Copy) -> None:
         or any(at % 4 for at in (size, *starts))
     ):
         raise ExecuteFailed(f"a copy of {size} bytes is not possible")
+
+
+class _Stamps:
+    """The device's readings of its clock around each of `count` dispatches, and the buffers that they are read by."""
+
+    def __init__(self, device: Any, count: int) -> None:
+        self._next, self._size = 0, 2 * count * _STAMP_BYTES
+        usage = wgpu.BufferUsage
+        self._queries = device.create_query_set(type="timestamp", count=2 * count)
+        self._resolved = device.create_buffer(size=self._size, usage=usage.QUERY_RESOLVE | usage.COPY_SRC)
+        self._readings = device.create_buffer(size=self._size, usage=usage.MAP_READ | usage.COPY_DST)
+
+    def of_next(self) -> Mapping[str, Any]:
+        """What the pass of the next dispatch is begun with."""
+        first, self._next = self._next, self._next + 2
+        indices = {"beginning_of_pass_write_index": first, "end_of_pass_write_index": first + 1}
+        return {"query_set": self._queries, **indices}
+
+    def encode_reading(self, encoder: Any) -> None:
+        encoder.resolve_query_set(self._queries, 0, self._next, self._resolved, 0)
+        encoder.copy_buffer_to_buffer(self._resolved, 0, self._readings, 0, self._size)
+
+    def read(self, stamp_s: float) -> list[tuple[float, float]]:
+        """When each dispatch began and ended, in seconds of `time.perf_counter`.
+
+        The device's clock has another zero: the last dispatch counts as over when its readings are here.
+        """
+        self._readings.map_sync(wgpu.MapMode.READ, 0, self._size)
+        stamps = np.frombuffer(self._readings.read_mapped(0, self._size), np.uint64).astype(np.int64)
+        self._readings.unmap()
+        seconds = (stamps - stamps.max()) * stamp_s + time.perf_counter()
+        return [(began_s, max(began_s, ended_s)) for began_s, ended_s in seconds.reshape(-1, 2).tolist()]
+
+    def destroy(self) -> None:
+        for owned in (self._queries, self._resolved, self._readings):
+            owned.destroy()
+
+
+def _one_by_one(command: Piece | Copy) -> Sequence[Step | Copy]:
+    return [command] if isinstance(command, Copy) else command.whole.steps[command.start : command.stop]
+
+
+def _stamp_s(device: Any) -> float:
+    """The seconds of a unit of the device's readings; 0.0 where this version of wgpu does not tell it."""
+    try:
+        return float(lib.wgpuQueueGetTimestampPeriod(device.queue._internal)) * 1e-9
+    except AttributeError:
+        return 0.0
 
 
 def _encode_copy(encoder: Any, copy: Copy) -> None:

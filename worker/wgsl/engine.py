@@ -24,12 +24,14 @@ from wire.passes.unroll_spmd import unroll
 from wire.units import counted, need_text, room_text
 
 from ..compiler.sources import sources_version
+from ..engine.kernel_rows import KernelRows, Spans
 from ..engine.protocol import Collectives, EngineInfo, Executable, Measured, Stopped, never
 from .cache import ProgramCache, cache_key
 from .control_runtime import ControlExecutable
 from .control_schedule import schedule
 from .device import AdapterInfo, Device, list_adapters
 from .execute import Given, Value, WgslExecutable, from_stored, resident, stored_size
+from .explain import rows_of
 from .lower import const_key, lower
 from .profile import CPU_ONLY
 from .program import Program
@@ -62,9 +64,10 @@ class WgslEngine:
         memory_bytes: int | None = None,
         limits_override: Mapping[str, int] | None = None,
         version: str = "",
+        stamps: bool = True,
     ) -> None:
         self._version = version or sources_version(Path(__file__).parent)
-        self._device = Device(adapter_index, memory_bytes, limits_override)
+        self._device = Device(adapter_index, memory_bytes, limits_override, stamps)
         self._cache = ProgramCache(cache_dir)
         self._shaders = Shaders(self._device.profile)
         self._executables: WeakValueDictionary[bytes, WgslExecutable | ControlExecutable] = WeakValueDictionary()
@@ -94,26 +97,26 @@ class WgslEngine:
             return executable
         plain = unroll(graph)
         turns = plain.has_control or plain.free_axes
-        made = self._in_steps(plain, force) if turns else self._straight(plain, force)
+        made = self._in_steps(graph, plain, force) if turns else self._straight(graph, plain, force)
         self._executables[graph.hash] = made
         return made
 
-    def _in_steps(self, graph: WireGraph, force: bool) -> ControlExecutable:
+    def _in_steps(self, source: WireGraph, graph: WireGraph, force: bool) -> ControlExecutable:
         """A part that branches, loops or has collectives: its straight pieces are programs of their own."""
         inputs = {**graph.input_types, **graph.param_types}
         outputs = list(graph.output_types.values())
         made = ControlExecutable(
-            self._device, schedule(graph), inputs, outputs, lambda inner: self._compile(inner, force)
+            self._device, source, schedule(graph), inputs, outputs, lambda inner: self._compile(inner, force)
         )
         self._check_memory(made.memory_bytes + sum(type_.size_bytes for type_ in inputs.values()))
         return made
 
-    def _straight(self, graph: WireGraph, force: bool) -> WgslExecutable:
+    def _straight(self, source: WireGraph, graph: WireGraph, force: bool) -> WgslExecutable:
         key = self._key(graph)
         if not force:
             program = self._cache.read(key)
             if program is not None:
-                return self._checked(graph, program, True)
+                return self._checked(source, graph, program, True)
         with self._cache.turn(key):
             program = None if force else self._cache.read(key)  # by whoever had the turn before
             cached = program is not None
@@ -122,14 +125,14 @@ class WgslEngine:
             if force:
                 for module in program.modules:
                     self._device.forget(module.text)
-            executable = self._checked(graph, program, cached)
+            executable = self._checked(source, graph, program, cached)
             if not cached:
                 self._cache.write(key, program)
         return executable
 
-    def _checked(self, graph: WireGraph, program: Program, cached: bool) -> WgslExecutable:
+    def _checked(self, source: WireGraph, graph: WireGraph, program: Program, cached: bool) -> WgslExecutable:
         self._check_memory(sum(buffer.size_bytes for buffer in program.buffers))
-        return self._build(graph, program, cached)
+        return self._build(source, graph, program, cached)
 
     def load(self, array: NDArray[Any]) -> Resident:
         type_ = TensorType(tuple(array.shape), dtype_of(array))
@@ -195,6 +198,15 @@ class WgslEngine:
                 return True
         return False
 
+    def explain(self, executable: Executable, texts: bool = False) -> KernelRows:
+        """The texts are WGSL."""
+        assert isinstance(executable, (WgslExecutable, ControlExecutable)), "an executable of this engine"
+        clock = "the device's timestamps" if self._device.has_stamps else "a clock around the submission of each kernel"
+        return KernelRows(rows_of(executable, self._shaders, texts), clock)
+
+    def watch(self, spans: Spans | None) -> None:
+        self._device.spans = spans
+
     @property
     def readback_s(self) -> float:
         """The seconds so far for bringing tensors from the device's memory to the host's."""
@@ -250,14 +262,15 @@ class WgslEngine:
                 next_step="Cut the part, lower the batch, or raise --max-memory",
             )
 
-    def _build(self, graph: WireGraph, program: Program, cached: bool) -> WgslExecutable:
+    def _build(self, source: WireGraph, graph: WireGraph, program: Program, cached: bool) -> WgslExecutable:
         inputs = {**graph.input_types, **graph.param_types}
         wanted = {buffer.name for buffer in program.buffers if buffer.kind == "const"}
         consts = {key: value for key, value in _consts(graph) if key in wanted}
         missing = wanted - set(consts)
         if missing or any(b.name not in inputs for b in program.buffers if b.kind == "input"):
             raise ExecuteFailed("the cached program does not belong to this graph", next_step="Compile with force")
-        return WgslExecutable(self._device, program, inputs, list(graph.output_types.values()), consts, cached)
+        outputs = list(graph.output_types.values())
+        return WgslExecutable(self._device, source, program, inputs, outputs, consts, cached)
 
 
 def _checked(name: str, type_: TensorType, value: Any) -> Given:

@@ -1,8 +1,8 @@
 """Program -> an executable on a device: pipelines, constants and bind groups made once, replayed in one pass.
 
-It knows neither graphs nor WGSL.  Intermediate buffers come from the device's pool at every run and go back after it.
-Outputs that are to stay on the device come from there, too, and go back when nobody holds them.  A run takes the
-buffers of an earlier one where they are free, so bind groups are reused.
+It looks into no graph, and knows no WGSL.  Intermediate buffers come from the device's pool at every run and go back
+after it.  Outputs that are to stay on the device come from there, too, and go back when nobody holds them.  A run takes
+the buffers of an earlier one where they are free, so bind groups are reused.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wire.ir.dtypes import BOOL
+from wire.ir.graph import WireGraph
 from wire.ir.types import TensorType
 
+from ..engine.kernel_rows import executable_number
 from ..engine.protocol import Stopped, never
 from .device import Device, Memory, Step
 from .program import Dispatch, Program, padded
@@ -60,12 +62,15 @@ class WgslExecutable:
     def __init__(
         self,
         device: Device,
+        source: WireGraph,
         program: Program,
         inputs: Mapping[str, TensorType],
         outputs: Sequence[TensorType],
         consts: Mapping[str, NDArray[Any]],
         from_cache: bool,
     ) -> None:
+        self.source = source
+        self.number = executable_number()
         self.program = program
         self.inputs = dict(inputs)
         self.outputs = tuple(outputs)
@@ -173,16 +178,15 @@ class WgslExecutable:
         if known is None:
             while len(self._passes) >= _SETS_MAX:  # inputs keep moving: do not collect bind groups
                 self._passes.popitem(last=False)
-            known = self._device.prepared(
-                [self._step(dispatch, bound) for dispatch in self.program.dispatches], self._costs
-            )
+            steps = [self._step(place, dispatch, bound) for place, dispatch in enumerate(self.program.dispatches)]
+            known = self._device.prepared(steps, self._costs)
         self._passes[bound] = known
         return known
 
-    def _step(self, dispatch: Dispatch, bound: tuple[Memory, ...]) -> Step:
+    def _step(self, place: int, dispatch: Dispatch, bound: tuple[Memory, ...]) -> Step:
         pipeline = self._pipelines[dispatch.shader]
         sizes = [(bound[number], self.program.buffers[number].size_bytes) for number in dispatch.buffers]
-        return Step(pipeline, self._device.bind_group(pipeline, sizes), dispatch.grid)
+        return Step(pipeline, self._device.bind_group(pipeline, sizes), dispatch.grid, (self.number, place))
 
 
 def resident(device: Device, value: NDArray[Any]) -> Value:

@@ -7,10 +7,11 @@ import hashlib
 from wire.errors import Unsupported
 from wire.ir.graph import Node, WireGraph
 from wire.ir.ops import LEAVES
+from wire.passes.provenance import Provenance
 from wire.units import need_text, room_text
 
 from ..compiler.constants import splat_bits
-from ..compiler.fuse import WEIGHTS_MAX, fuse
+from ..compiler.fuse import WEIGHTS_MAX, Group, fuse
 from ..compiler.memory import assign_slots
 from ..compiler.shorter_sums import shorter_sums
 from .canonicalise import canonicalise
@@ -25,22 +26,27 @@ def lower(graph: WireGraph, known: Shaders) -> Program:
 
     Unsupported (op, dtype or size, with need and have) is raised here and never at a run.
     """
-    plain = shorter_sums(canonicalise(graph, known.profile))
-    shaders = _shaders(plain, known)
+    plain = prepared(graph, known.profile)
+    shaders = [shader for _, shaders in grouped(plain, known) for shader in shaders]
     _check_sizes(plain, shaders, known.profile)
     return _assemble(plain, shaders)
 
 
-def _shaders(graph: WireGraph, known: Shaders) -> list[Shader]:
-    """The shaders of all groups, in order.  Groups are made smaller if their text would be too long."""
+def prepared(graph: WireGraph, profile: Profile, provenance: Provenance | None = None) -> WireGraph:
+    """The graph that groups are made of."""
+    return shorter_sums(canonicalise(graph, profile, provenance), provenance)
+
+
+def grouped(graph: WireGraph, known: Shaders) -> list[tuple[Group, list[Shader]]]:
+    """All groups with their shaders, in order.  Groups are made smaller if their text would be too long."""
     *larger, smallest = WEIGHTS_MAX
     target = known.profile.target
     for weight_max in larger:
         try:
-            return [shader for group in fuse(graph, target, weight_max) for shader in known.of(graph, group)]
+            return [(group, known.of(graph, group)) for group in fuse(graph, target, weight_max)]
         except TextTooLong:
             continue
-    return [shader for group in fuse(graph, target, smallest) for shader in known.of(graph, group)]
+    return [(group, known.of(graph, group)) for group in fuse(graph, target, smallest)]
 
 
 def const_key(node: Node) -> str:

@@ -23,6 +23,7 @@ from ..versions import PROTOCOL
 from .admin import AskNodes, LogLines, NodeReport, Nodes, PairReport, PauseNode, TailLog
 from .blobs import Blob, BlobSpec, BlobStream, FetchBlob
 from .deploy import Carry, Deploy, Deployed, Drop, Gang, Member, MissingGraphs, PartSpec, Source, SourceKind, Target
+from .explain import Explain, Explained, ExplainGraph, KernelReport
 from .fields import (
     COORDINATOR_NODE,
     INLINE_BYTES_MAX,
@@ -116,6 +117,9 @@ __all__ = [
     "Devices",
     "Done",
     "Drop",
+    "Explain",
+    "ExplainGraph",
+    "Explained",
     "Feed",
     "FetchBlob",
     "Gang",
@@ -126,6 +130,7 @@ __all__ = [
     "Jobs",
     "Join",
     "Joined",
+    "KernelReport",
     "Landed",
     "Leaving",
     "Letter",
@@ -186,6 +191,7 @@ AnyMessage = (
     | SubmitJob | JobAccepted | PlanGraph | Planned | AskJobs | Jobs | AwaitJob | JobResult | CancelJob
     | OpenSession | SessionOpened | SessionStep | SessionState | SessionTold | CloseSession
     | AskNodes | Nodes | PauseNode
+    | ExplainGraph | Explain | Explained
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()
@@ -202,7 +208,7 @@ DISPENSABLE = (Deployed, Ran, PartRun, Join, Joined, Drop, Nodes, NodeReport)
 WITH_PARTS: dict[type[Message], int] = {Deploy: 1, Ran: 1, Nodes: 0}
 SINCE_1 = (
     Letter, LettersRead, GaveUp, Meet, Snapshot, Snapshotted, Combine, Combined,
-    OpenSession, SessionOpened, SessionStep, SessionState, SessionTold, CloseSession,
+    OpenSession, SessionOpened, SessionStep, SessionState, SessionTold, CloseSession, ExplainGraph, Explain, Explained,
 )  # fmt: skip
 
 

@@ -1,0 +1,223 @@
+"""Explanations: the kernels of a compiled part, each measured over a few runs with random inputs.
+
+Runs alternate: one in which the engine tells when each kernel runs, and one in which it does not, since telling takes
+time, too.  All of it ends after `LIMIT_S`; what has not ended by then has no time.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wire.errors import Cancelled, InputError, LimitExceeded, Unsupported
+from wire.ir.graph import WireGraph
+from wire.ir.types import TensorType
+from wire.limits import DEFAULT, KERNEL_TEXTS_CHARS_MAX
+from wire.protocol.messages import KernelReport, with_fields
+from wire.units import counted
+
+from ..engine.kernel_rows import KernelRow, KernelRows, Key, Span, Spans
+from ..engine.protocol import Engine, Executable, Stopped, explained
+from .kernel_trace import KernelTrace
+
+RUNS = 7  # of each kind, after one that warms up
+ENOUGH_S = 2.0  # of runs: no more are begun after it
+LIMIT_S = 20.0  # of everything: a loop may never end with random inputs
+COUNT_MAX = 1 << 53
+INTEGERS_BELOW = 4  # of random inputs: most are indices or small numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Whether the kernels' texts are wanted, and of which kernel, or of all."""
+
+    wanted: bool = False
+    kernel: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A row, the kernel that it runs inside of, and by which graph of that."""
+
+    row: KernelRow
+    inside: int | None = None
+    body: str = ""
+
+
+Told = tuple[tuple[KernelReport, ...], str, int, float | None]
+"""The kernels, how they were measured, how many evaluations ended, and the median seconds of one."""
+
+
+def explanation(
+    engine: Engine, executable: Executable, kinds: Sequence[TensorType], texts: Texts, stopped: Stopped,
+    usual: Spans | None = None,
+) -> Told:  # fmt: skip
+    """What an engine tells of an executable that takes `kinds`; Cancelled once `stopped()`.  `usual` watches the engine
+    before and afterwards."""
+    places, clock = _flattened(engine, executable, texts.wanted)
+    _check(places, texts)
+    until_s = time.perf_counter() + LIMIT_S
+    random = np.random.default_rng(0)
+    inputs = [engine.load(random_input(kind, random)) for kind in kinds]
+    try:
+        runs = _Runs(engine, executable, inputs, stopped, until_s)
+        runs.measure()
+    finally:
+        engine.watch(usual)
+        for handle in inputs:
+            engine.unload(handle)
+    shared = Counter(key for place in places for key in place.row.keys)
+    reports = [_report(place, number, runs, shared, texts) for number, place in enumerate(places)]
+    whole_s = median(runs.whole_s) if runs.whole_s else None
+    return _with_sums(reports), clock, len(runs.whole_s), whole_s
+
+
+def know(trace: KernelTrace, engine: Engine, executable: Executable, graph: WireGraph) -> None:
+    """Tell a trace which kernels an executable has, those of graphs inside it included."""
+
+    def told(inner: Executable, of: WireGraph) -> None:
+        rows = explained(engine, inner).rows
+        trace.know(rows, {index: node.op for index, node in enumerate(of.nodes)}, graph.hash)
+        for row in rows:
+            for name, body in row.inside:
+                node = next((of.nodes[index] for index in row.nodes if name in of.nodes[index].attrs), None)
+                told(body, of if node is None else node.attrs[name])
+
+    try:
+        told(executable, graph)
+    except Unsupported as error:
+        print(f"kernels of {graph.name or 'a graph'} are traced without names: {error}", file=sys.stderr, flush=True)
+
+
+def random_input(kind: TensorType, random: np.random.Generator) -> NDArray[Any]:
+    """A tensor of this type: floats from 0 to 1, small integers."""
+    dtype = kind.dtype.numpy
+    if dtype.kind in "iub":
+        return random.integers(0, 2 if dtype.kind == "b" else INTEGERS_BELOW, kind.shape).astype(dtype)
+    if dtype.kind == "c":
+        return (random.random(kind.shape) + 1j * random.random(kind.shape)).astype(dtype)
+    single = random.random(kind.shape, np.float64 if dtype == np.float64 else np.float32)
+    return np.asarray(single).astype(dtype, copy=False)
+
+
+def _check(places: Sequence[_Place], texts: Texts) -> None:
+    count = len(places)
+    if count > DEFAULT.graph_nodes_max:
+        raise LimitExceeded(f"{count} kernels are more than an answer has room for: {DEFAULT.graph_nodes_max}")
+    if texts.kernel is not None and texts.kernel >= count:
+        raise InputError(
+            f"there is no kernel {texts.kernel}", next_step=f"There are {counted(count, 'kernel')}, from 0"
+        )
+    wanted = range(count) if texts.kernel is None else (texts.kernel,)
+    total = sum(len(places[number].row.text) for number in wanted)
+    if total > KERNEL_TEXTS_CHARS_MAX:
+        raise LimitExceeded(
+            f"the texts of {counted(len(wanted), 'kernel')} have {total} characters, the limit is "
+            f"{KERNEL_TEXTS_CHARS_MAX}",
+            next_step="Ask for the text of one kernel, by its number",
+        )
+
+
+def _flattened(engine: Engine, executable: Executable, texts: bool) -> tuple[list[_Place], str]:
+    """The rows of an executable, those of graphs inside a kernel after it; and how their times are measured."""
+    places: list[_Place] = []
+
+    def place(table: KernelRows, inside: int | None, body: str) -> None:
+        for row in table.rows:
+            places.append(_Place(row, inside, body))
+            own = len(places) - 1
+            for name, inner in row.inside:
+                place(explained(engine, inner, texts), own, name)
+
+    table = explained(engine, executable, texts)
+    place(table, None, "")
+    return places, table.clock
+
+
+class _Runs:
+    """Runs of an executable.  `times` has for each run that was watched what each kernel took in it and how often it
+    ran, and `whole_s` the seconds of the others."""
+
+    def __init__(
+        self, engine: Engine, executable: Executable, inputs: Sequence[Any], stopped: Stopped, until_s: float
+    ) -> None:
+        self._engine, self._executable, self._inputs = engine, executable, inputs
+        self._stopped, self._until_s = stopped, until_s
+        self.times: list[dict[Key, tuple[float, int]]] = []
+        self.whole_s: list[float] = []
+
+    def measure(self) -> None:
+        """Measure; Cancelled once nobody wants to know."""
+        try:
+            self._watched(), self._plain()  # which warm up
+            began_s = time.perf_counter()
+            while len(self.whole_s) < RUNS and (not self.whole_s or time.perf_counter() - began_s < ENOUGH_S):
+                self.times.append(self._watched())
+                self.whole_s.append(self._plain())
+        except Cancelled:
+            if self._stopped():
+                raise
+
+    def _watched(self) -> dict[Key, tuple[float, int]]:
+        spans: dict[Key, list[Span]] = defaultdict(list)
+        self._engine.watch(lambda span: spans[span.key].append(span))
+        try:
+            self._plain()
+        finally:
+            self._engine.watch(None)
+        return {key: _together(told) for key, told in spans.items()}
+
+    def _plain(self) -> float:
+        began_s = time.perf_counter()
+        self._engine.run(self._executable, self._inputs, self._is_over)
+        return time.perf_counter() - began_s
+
+    def _is_over(self) -> bool:
+        return time.perf_counter() > self._until_s or self._stopped()
+
+
+def _together(spans: Sequence[Span]) -> tuple[float, int]:
+    """What a kernel took in one run of the part, and how often it ran: threads that share a run count once."""
+    total_s, end_s = 0.0, 0.0
+    for span in sorted(spans, key=lambda span: span.began_s):
+        total_s += max(0.0, span.ended_s - max(span.began_s, end_s))
+        end_s = max(end_s, span.ended_s)
+    return total_s, sum(not span.joins for span in spans)
+
+
+def _report(place: _Place, number: int, runs: _Runs, shared: Counter[Key], texts: Texts) -> KernelReport:
+    """A kernel whose key another one has as well, being the same, is counted half with each."""
+    row = place.row
+    measured = [[taken[key] for key in row.keys if key in taken] for taken in runs.times]
+    seconds = None
+    if any(measured):
+        seconds = median(sum(taken[key][0] / shared[key] for key in row.keys if key in taken) for taken in runs.times)
+    return KernelReport(
+        row.name,
+        row.nodes,
+        min(row.read_bytes, COUNT_MAX),
+        min(row.written_bytes, COUNT_MAX),
+        min(row.flops, COUNT_MAX),
+        max((count for taken in measured for _, count in taken), default=0),
+        seconds,
+        place.inside,
+        place.body,
+        row.text if texts.wanted and texts.kernel in (None, number) else "",
+    )
+
+
+def _with_sums(reports: list[KernelReport]) -> tuple[KernelReport, ...]:
+    """A branch or a loop that was not measured itself takes what the kernels inside it take."""
+    for number in reversed(range(len(reports))):
+        inner = [report.seconds for report in reports if report.inside == number and report.seconds is not None]
+        if reports[number].seconds is None and inner:
+            reports[number] = with_fields(reports[number], seconds=sum(inner), runs=1)
+    return tuple(reports)
