@@ -272,7 +272,8 @@ class Coordinator:
         if question.worker:
             member = worker_names.member_called(self._members, question.worker)
         else:
-            member = self._members[(await self.plan(graph, "single")).parts[0].node]
+            parts = (await self.plan(graph, "single")).parts  # none where nothing is computed
+            member = self._members[parts[0].node if parts else min(self._usable())]
         return await self._explainer.explain(member, graph, question)
 
     async def pause(self, name: str, on: bool) -> None:

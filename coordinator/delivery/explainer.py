@@ -7,7 +7,8 @@ itself; only constants are sent.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from wire.errors import InputError, PlacementError, ProtocolError, VersionMismatch
@@ -64,7 +65,8 @@ class Explainer:
                 f"the graph is for one rank of several (axes {axes}), and runs with the others only",
                 next_step="Explain the whole program, before it is split",
             )
-        simple, provenance = await asyncio.to_thread(_simplified, graph)
+        whole = await asyncio.to_thread(_simplified, graph)
+        simple = whole.simple
         constants = _constants(simple)
         absent = [kind for address, kind in constants.items() if address not in graph.blobs]
         if absent:
@@ -87,7 +89,7 @@ class Explainer:
                 self._store.release(address)
             drop = self._drop(member.profile.node_id, key)
             self._tasks.run("dropping a plan", drop, unheard)
-        kernels = tuple(_translated(kernel, provenance, graph) for kernel in answer.kernels)
+        kernels = await asyncio.to_thread(_translated, answer.kernels, whole)
         return with_fields(answer, worker=member.profile.name, kernels=kernels)
 
     async def _request(self, member: Member, message: Deploy | Explain, kind: type[Any]) -> Any:
@@ -141,10 +143,33 @@ def _check_version(member: Member) -> None:
         )
 
 
-def _simplified(graph: WireGraph) -> tuple[WireGraph, Provenance]:
-    """The graph as plans have it."""
+@dataclass(frozen=True, slots=True)
+class _Simplified:
+    """A graph, the same as plans have it, and which nodes of the first each node of the second comes from."""
+
+    graph: WireGraph
+    simple: WireGraph
+    provenance: Provenance
+
+    def originals(self, nodes: Iterable[int]) -> tuple[int, ...]:
+        """The nodes of the graph that these of the simple one compute."""
+        known = [node for node in nodes if node < len(self.provenance.of)]
+        found = {node for own in known for node in self.provenance.of[own] if self.graph.nodes[node].op not in LEAVES}
+        return tuple(sorted(found))
+
+    def inner(self, nodes: Iterable[int], body: str) -> _Simplified | None:
+        """The graph `body` of one of these nodes of the simple graph; None if it was not simplified by itself."""
+        for own in [node for node in nodes if node < len(self.provenance.of) and body in self.simple.nodes[node].attrs]:
+            for node in self.originals([own]):
+                if body in self.graph.nodes[node].attrs:
+                    made = _simplified(self.graph.nodes[node].attrs[body])
+                    return made if made.simple == self.simple.nodes[own].attrs[body] else None
+        return None
+
+
+def _simplified(graph: WireGraph) -> _Simplified:
     provenance = Provenance(graph)
-    return simplify(unroll(graph, provenance), provenance=provenance), provenance
+    return _Simplified(graph, simplify(unroll(graph, provenance), provenance=provenance), provenance)
 
 
 def _constants(graph: WireGraph) -> dict[bytes, TensorType]:
@@ -156,9 +181,23 @@ def _sources(graph: WireGraph) -> tuple[Source, ...]:
     return (Source(SourceKind.INPUT),) * (len(graph.inputs) + len(graph.params))
 
 
-def _translated(kernel: KernelReport, provenance: Provenance, graph: WireGraph) -> KernelReport:
-    """A kernel with the nodes of the graph that was asked about; those of graphs inside are as the worker has them."""
-    if kernel.inside is not None:
-        return kernel
-    nodes = {node for own in kernel.nodes if own < len(provenance.of) for node in provenance.of[own]}
-    return with_fields(kernel, nodes=tuple(sorted(n for n in nodes if graph.nodes[n].op not in LEAVES)))
+def _translated(kernels: Sequence[KernelReport], whole: _Simplified) -> tuple[KernelReport, ...]:
+    """Kernels with the nodes of the graph that was asked about, and of the graphs inside it; none where these are not
+    known."""
+    around: list[_Simplified | None] = []  # by kernel, the graph of its nodes
+    inner: dict[tuple[int, str], _Simplified | None] = {}
+    for number, kernel in enumerate(kernels):
+        if kernel.inside is None:
+            around.append(whole)
+            continue
+        if kernel.inside >= number:
+            raise ProtocolError(f"kernel {number} is inside of kernel {kernel.inside}, which does not come before it")
+        place = kernel.inside, kernel.body
+        if place not in inner:
+            outer = around[kernel.inside]
+            inner[place] = None if outer is None else outer.inner(kernels[kernel.inside].nodes, kernel.body)
+        around.append(inner[place])
+    return tuple(
+        with_fields(kernel, nodes=() if graph is None else graph.originals(kernel.nodes))
+        for kernel, graph in zip(kernels, around, strict=True)
+    )

@@ -35,10 +35,10 @@ from ..functions.step_trace import Stepping
 from ..scripts.world import rank, world_size
 from ..tree import PyTree
 from ..util.annotation_checks import instance
-from ..util.argument_checks import check_function, integer
+from ..util.argument_checks import check_function
 from .builder import MeshBuilder
 from .elastic_session import Elastic
-from .explanation import Explanation, explanation_of, worker_and_device
+from .explanation import Explanation, explanation_of, texts_of, worker_and_device
 from .plan_preview import PlanPreview
 from .report import Report
 from .session import AsyncSession, Here, check_choices
@@ -310,12 +310,11 @@ class AsyncMesh:
         ('sim-1', 'numpy dot', 128)
         """
         self._check_open()
-        chosen = worker_and_device(worker)
+        chosen, texts = worker_and_device(worker), texts_of(text)
         if isinstance(fn, WireGraph) and not args and not named:
             graph = fn
         else:
             graph = self.form(fn, taken(fn, args, named, (*OWN, "worker", "text")), "auto", "on").graph
-        texts = text is not False, None if isinstance(text, bool) else integer(text, "text", 0)
         return explanation_of(await self._backend.explain(graph, *chosen, *texts), graph)
 
     async def run(

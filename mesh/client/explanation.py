@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from wire.errors import InputError
 from wire.ir.graph import Node, WireGraph
+from wire.limits import DEFAULT
 from wire.protocol.messages import Explained, KernelReport
 
+from ..util.argument_checks import integer
 from ..util.units import counted, size_text, speed_text, time_text
 
 TITLES = ("kernel", "name", "nodes", "ops", "read", "written", "MFLOP", "predicted", "measured", "runs")
 OPS_SHOWN = 6  # different ones in a row of the table
 NUMBERS_SHOWN = 4  # runs of nodes, likewise
+WORKER_AND_DEVICE = re.compile(r"([^\ud800-\udfff]{0,256}?)(?::([0-9]{1,4}))?", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -238,8 +242,15 @@ def worker_and_device(name: str) -> tuple[str, int | None]:
     """The worker that a text means, and the number of its device: "anna", or "anna:1"."""
     if not isinstance(name, str):
         raise InputError(f"worker is a name, such as 'anna' or 'anna:1', not {name!r:.80}")
-    worker, colon, number = name.rpartition(":")
-    return (worker, int(number)) if colon and worker and number.isdecimal() else (name, None)
+    known = WORKER_AND_DEVICE.fullmatch(name)
+    if known is None:
+        raise InputError(f"{name[:40]!r} is no name of a worker: names have up to 256 characters")
+    return (known[1], int(known[2])) if known[1] and known[2] else (name, None)
+
+
+def texts_of(text: bool | int) -> tuple[bool, int | None]:
+    """Whether texts of kernels are asked for, and of which kernel, or of all."""
+    return text is not False, None if isinstance(text, bool) else integer(text, "text", 0, DEFAULT.graph_nodes_max)
 
 
 def _inner(kernels: list[Kernel], graphs: list[WireGraph], report: KernelReport) -> WireGraph:

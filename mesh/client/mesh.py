@@ -220,7 +220,7 @@ class Mesh:
         """Tell which kernels a worker compiles a call to, and what each of them takes there.
 
         The worker compiles the graph, and runs it a few times with random inputs of its own; nothing but constants is
-        sent.  It takes up to 20 s, and the device does nothing else meanwhile.
+        sent.  The runs take up to 8 s, and the device does nothing else meanwhile.
 
         Parameters
         ----------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from typing import TYPE_CHECKING
 
@@ -38,9 +39,13 @@ def explain_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _kernel(text: str) -> str:
-    if text != ALL and not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of a kernel, as the table has it")
+    if text != ALL and not re.fullmatch("[0-9]{1,9}", text):
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is no number of a kernel, as the table has it")
     return text
+
+
+def _text(options: Options) -> bool | int:
+    return options.text == ALL if options.text in (None, ALL) else int(options.text)
 
 
 def explain(options: Options) -> int:
@@ -51,18 +56,17 @@ def explain(options: Options) -> int:
     from ..client.mesh import Mesh
 
     graph = _graph(options)
-    texts = options.text is not None and (options.text == ALL or int(options.text))
     with Mesh.builder().local(1, options.here).build() as mesh:
-        _show(options, mesh.explain(graph, text=texts))
+        _show(options, mesh.explain(graph, text=_text(options)))
     return OK
 
 
 async def ask(options: Options, remote: Remote) -> int:
     """Ask a coordinator."""
-    from ..client.explanation import explanation_of, worker_and_device
+    from ..client.explanation import explanation_of, texts_of, worker_and_device
 
-    graph, kernel = _graph(options), None if options.text in (None, ALL) else int(options.text)
-    told = await remote.explain(graph, *worker_and_device(options.worker), options.text is not None, kernel)
+    graph = _graph(options)
+    told = await remote.explain(graph, *worker_and_device(options.worker), *texts_of(_text(options)))
     _show(options, explanation_of(told, graph))
     return OK
 

@@ -168,7 +168,7 @@ def test_a_function_is_traced_and_explained(served: Explained) -> None:
 
 
 def turns(x: Any) -> Any:
-    return scan(lambda carry, row: (mnp.tanh(carry @ LARGE), row), x[0], x)
+    return scan(lambda carry, row: (mnp.tanh((carry * 1.0) @ LARGE), row), x[0], x)
 
 
 def test_large_constants_are_sent_and_what_is_in_a_loop_is_told_with_it(served: Explained) -> None:
@@ -176,10 +176,31 @@ def test_large_constants_are_sent_and_what_is_in_a_loop_is_told_with_it(served: 
     for told in (served.mesh.explain(graph), explained(served, graph, "native")):
         (loop,) = [kernel for kernel in told.kernels if kernel.name == "control scan"]
         inner = [kernel for kernel in told.kernels if kernel.inside == loop.number]
-        assert "dot" in inner[0].ops and loop.measured_s is not None
+        body = next(node.attrs["body"] for node in graph.nodes if node.op == "scan")
+        assert [op for kernel in inner for op in kernel.ops] == ["dot", "tanh"], (
+            "what falls away in the body is in none"
+        )
+        assert all(kernel.ops == tuple(body.nodes[index].op for index in kernel.nodes) for kernel in inner)
+        assert loop.measured_s is not None
         assert {kernel.runs for kernel in inner} == {5} and {kernel.body for kernel in inner} == {"body"}
         assert loop.flops == told.flops == 5 * sum(kernel.flops for kernel in inner)
         assert f"{loop.number}.body.{inner[0].number}" in str(told)
+
+
+def test_a_session_goes_on_with_its_values(served: Explained) -> None:
+    state = np.zeros(N, np.float32)
+    with served.mesh.session(lambda state, x: (mnp.tanh(state + x), state), state, np.float32(1)) as session:
+        for turn in range(8):
+            step = session.step(np.float32(turn))
+            assert served.mesh.explain(turns, np.ones((5, 200), np.float32)).evaluations > 0
+            np.testing.assert_allclose(step.result(), state, rtol=1e-6)
+            state = np.tanh(state + np.float32(turn))
+        np.testing.assert_allclose(session.state(), state, rtol=1e-6)
+
+
+def test_where_nothing_is_computed_there_is_no_kernel(served: Explained) -> None:
+    for told in (served.mesh.explain(lambda x: x, X), served.mesh.explain(lambda x: 3.0, X)):
+        assert (told.kernels, told.flops, told.worker) == ((), 0, "local-0") and told.evaluations > 0
 
 
 def test_who_gives_up_frees_the_worker(served: Explained) -> None:
@@ -216,18 +237,20 @@ def test_a_client_that_gives_up_frees_the_worker_of_its_coordinator(served: Expl
 
 # -- traces
 
+LANES = {"cpu": "numpy", "native": "thread", "wgsl": "device"}
 
-@pytest.mark.parametrize("engine", ["cpu", "native"])
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_a_worker_traces_its_kernels_where_that_is_asked_for(
     engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MESH_PROFILE", "2")
     monkeypatch.setenv("MESH_TRACE", str(tmp_path / "traces" / "run.json"))
-    with Mesh.builder().local(1, engine).node_timeout(PATIENT_S).build() as m:
+    with Mesh.builder().local(1, "0" if engine == "wgsl" else engine).node_timeout(PATIENT_S).build() as m:
         for _ in range(3):
             m.run(GRAPH, X, W)
         told = m.explain(GRAPH)
-    (file,) = (tmp_path / "traces").iterdir()
+    (file,) = (tmp_path / "traces").glob(f"*-{engine}-*")  # a worker with a GPU has a processor's, too
     assert re.fullmatch(rf"run-local-0-{engine}-\d+\.json", file.name)
     events = json.loads(file.read_text())["traceEvents"]
     kernels = [event for event in events if event["ph"] == "X"]
@@ -235,7 +258,7 @@ def test_a_worker_traces_its_kernels_where_that_is_asked_for(
     runs = [event for event in kernels if event["args"]["kernel"] == 0]
     lanes = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
     assert len(runs) >= 3 and all(event["dur"] > 0 and event["tid"] in lanes for event in kernels)
-    assert {name.partition(" ")[0] for name in lanes.values()} == {"numpy" if engine == "cpu" else "thread"}
+    assert {name.partition(" ")[0] for name in lanes.values()} == {LANES[engine]}
     assert sum(event["args"]["flops"] for event in kernels) >= 3 * FLOPS
 
 
@@ -261,6 +284,12 @@ REFUSED: dict[str, tuple[Callable[[Mesh], object], type[errors.MeshError], str]]
     "worker": (lambda m: m.explain(GRAPH, worker="nobody"), errors.InputError, "no worker called 'nobody' here now"),
     "device": (lambda m: m.explain(GRAPH, worker="local-0:7"), errors.InputError, "local-0 has no device 7"),
     "kernel": (lambda m: m.explain(GRAPH, text=77), errors.InputError, "there is no kernel 77"),
+    "kernel far off": (lambda m: m.explain(GRAPH, text=1 << 70), errors.InputError, "text is an int from 0 to 99999"),
+    "device far off": (lambda m: m.explain(GRAPH, worker="local-0:9999"), errors.InputError, "has no device 9999"),
+    "device of 5,000 digits": (
+        lambda m: m.explain(GRAPH, worker="local-0:" + "9" * 5000), errors.InputError, "is no name of a worker",
+    ),
+    "surrogate": (lambda m: m.explain(GRAPH, worker="\ud800"), errors.InputError, "is no name of a worker"),
     "name": (lambda m: m.explain(GRAPH, worker=3), errors.InputError, "worker is a name"),  # type: ignore[arg-type]
     "text": (lambda m: m.explain(GRAPH, text="x"), errors.InputError, "text is an int"),  # type: ignore[arg-type]
     "rank": (lambda m: m.explain(rank()), errors.InputError, "for one rank of several"),
@@ -287,9 +316,13 @@ def test_a_mistake_is_one_line(served: Explained) -> None:
         ("bad.wire", "--worker", "cpu"),
         ("absent.wire",),
         ("g.wire", "--text", "x"),
+        ("g.wire", "--text", "9" * 5000),
+        ("g.wire", "--text", "100000000"),
+        ("g.wire", "--worker", "cpu:123456"),
         ("g.wire", "--here", "--worker", "a"),
     ]
-    said = ["bad.wire", "absent.wire", "'x' is no number of a kernel", "not allowed with argument"]
+    said = ["bad.wire", "absent.wire", "'x' is no number of a kernel", "is no number of a kernel",
+            "text is an int from 0 to 99999", "no worker called 'cpu:123456'", "not allowed with argument"]  # fmt: skip
     for arguments, text in zip(mistakes, said, strict=True):
         done = served.ask("explain", *arguments)
         assert (done.returncode, done.stdout) == (exit_codes.USAGE, ""), done.stderr

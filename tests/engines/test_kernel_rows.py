@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 from support.adapter import needs_adapter
+from support.endless import endless
 
 import mesh
 import mesh.numpy as mnp
 from mesh import nn, trace
 from mesh.simulation.throttled_engine import ThrottledEngine
-from wire.errors import Unsupported
+from wire.errors import Cancelled, Unsupported
 from wire.ir.ops import LEAVES
 from worker.cpu.engine import CpuEngine
 from worker.engine.kernel_rows import KernelRow, Span
@@ -120,6 +121,17 @@ def test_the_turns_of_a_loop_are_told_one_by_one(engine: Engine) -> None:
     _, spans = watched(engine, executable, arrays)
     for key in (row.keys[0] for row in inner):
         assert sum(span.key == key and not span.joins for span in spans) == M
+
+
+def test_a_run_that_is_watched_can_be_stopped(engine: Engine) -> None:
+    executable = engine.compile(trace(endless, np.ones((64, 64), np.float32)))
+    looks = iter(range(20))
+    engine.watch(lambda span: None)
+    with pytest.raises(Cancelled):
+        engine.run(executable, [np.ones((64, 64), np.float32)], lambda: next(looks, None) is None)
+    engine.watch(None)
+    results = engine.run(engine.compile(trace(layer, *ARRAYS)), ARRAYS)
+    np.testing.assert_allclose(results[0], np.maximum(ARRAYS[0] @ ARRAYS[1] + B, 0), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["softmax", "loop"])

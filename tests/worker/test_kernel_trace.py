@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from worker.engine.kernel_rows import KernelRow, Span
-from worker.engine_host.kernel_trace import KernelTrace
+from worker.engine_host.kernel_trace import WAITING_BYTES_MAX, KernelTrace
 
 ROW = KernelRow("row", (3, 4), 64, 32, 300, ((1, 0),))
 
@@ -50,6 +50,17 @@ def test_it_grows_to_its_bound_and_says_that_it_is_full(tmp_path: Path, capfd: p
     assert kept == [1e6 * at for at in range(len(kept))] and 0 < len(kept) < 100
     said = capfd.readouterr().err
     assert f"kernels are traced to {path}, up to" in said and said.count("is full: later kernels are not in it") == 1
+
+
+def test_what_one_run_tells_does_not_collect_in_memory(tmp_path: Path) -> None:
+    path, count = tmp_path / "trace.json", 3 * WAITING_BYTES_MAX // 128
+    trace = made(path, 1 << 30)
+    for number in range(count):
+        trace(Span((1, 0), "thread 0", number, number + 0.5))
+    written = path.stat().st_size
+    trace.flush()
+    assert path.stat().st_size - written <= WAITING_BYTES_MAX + 1_000, "the last ones waited"
+    assert [event["ts"] for event in events(path) if event["ph"] == "X"] == [1e6 * at for at in range(count)]
 
 
 def test_a_disk_that_refuses_costs_the_trace_and_nothing_else(

@@ -12,7 +12,7 @@ import operator
 import platform
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -404,7 +404,9 @@ def run(
     writing = Writing(inputs, given, [value for _, value in executable.constants])
     with np.errstate(all="ignore"):
         try:
-            return writing.owned(_Run(writing, stopped, collectives, spans).outputs(executable, given))
+            same = writing, stopped, collectives
+            started = _Run(*same) if spans is None else _WatchedRun(*same, spans)
+            return writing.owned(started.outputs(executable, given))
         except BaseException:
             writing.failed()
             raise
@@ -417,7 +419,6 @@ class _Run:
     writing: Writing
     stopped: Stopped
     collectives: Collectives | None
-    spans: Spans | None = None
 
     def outputs(self, executable: CpuExecutable, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         """The outputs, which may be inputs, constants or views of each other."""
@@ -426,63 +427,50 @@ class _Run:
         for index, array in zip(executable.arguments, inputs, strict=True):
             if index is not None:
                 values[index] = array
-        keys = self._keys(executable)
-        for call, key in zip(executable.calls, keys, strict=True):
+        for call in executable.calls:
             if self.stopped():
                 raise Cancelled("the run was stopped")
             if isinstance(call, _Fused):
-                self._run_fused(call, under_way, values, key)
+                self._run_fused(call, under_way, values)
                 continue
             if under_way:
                 _settle(call.node.inputs, under_way, values)
             operands = [values[source] for source in call.node.inputs]
-            began_s = time.perf_counter() if self.spans else 0.0
             if isinstance(call, _Call):
                 if call.over >= 0:
                     del values[call.node.inputs[call.over]]
                 values[call.index] = self._perform(call, operands)
             elif isinstance(call, _Meeting):
-                under_way[call.index] = self._met(call, operands, key)
+                under_way[call.index] = self._met(call, operands)
             else:
                 results = self._turned(call, operands)
                 values.update({index: _canonical(results[output]) for index, output in call.outputs})
-            if self.spans and not isinstance(call, _Meeting):
-                self.spans(Span(key, LANE, began_s, time.perf_counter()))
             for source in call.frees:
                 values.pop(source, None)
         _settle(executable.outputs, under_way, values)
         return [values[index] for index in executable.outputs]
 
-    def _keys(self, executable: CpuExecutable) -> Iterable[Key]:
-        """The key of each call's first kernel."""
-        if self.spans is None:
-            return itertools.repeat(NO_KEY, len(executable.calls))
-        return [(executable.number, kernel) for kernel in executable.kernels]
-
-    def _run_fused(
-        self, call: _Fused, under_way: dict[int, Pending], values: dict[int, NDArray[Any]], key: Key
-    ) -> None:
+    def _run_fused(self, call: _Fused, under_way: dict[int, Pending], values: dict[int, NDArray[Any]]) -> None:
         kernel = call.kernel
         if under_way:
             _settle(kernel.inputs, under_way, values)
         try:
-            results = kernel([values[index] for index in kernel.inputs], self.stopped, self.spans, key)
+            results = self._fused(call, [values[index] for index in kernel.inputs])
         except MemoryError as error:
             raise OutOfMemory("no memory for the results of kernels", cause=str(error)) from None
         values.update(zip(kernel.outputs, results, strict=True))
         for source in call.frees:
             values.pop(source, None)
 
-    def _met(self, call: _Meeting, operands: list[NDArray[Any]], key: Key) -> Pending:
+    def _fused(self, call: _Fused, operands: list[NDArray[Any]]) -> list[NDArray[Any]]:
+        return call.kernel(operands, self.stopped)
+
+    def _met(self, call: _Meeting, operands: list[NDArray[Any]]) -> Pending:
         if self.collectives is None:
             raise ExecuteFailed("a collective outside of a gang", op=call.node.op)
         node, collectives = call.node, self.collectives
         meanwhile = call.meanwhile and not (collectives.crowded and node.op in MUTUAL)
-        began_s, spans = time.perf_counter(), self.spans
-        pending = collectives.start(node.op, node.attrs, operands[0] if operands else None, meanwhile)
-        if spans is None:
-            return pending
-        return _Timed(pending, lambda ended_s: spans(Span(key, EXCHANGES, began_s, ended_s)))
+        return collectives.start(node.op, node.attrs, operands[0] if operands else None, meanwhile)
 
     def _turned(self, call: _Turn, operands: list[NDArray[Any]]) -> list[NDArray[Any]]:
         def perform(name: str, given: list[NDArray[Any]]) -> list[NDArray[Any]]:
@@ -517,16 +505,51 @@ class _Run:
             raise _failed(call, error) from error
 
 
+@dataclass(frozen=True)
+class _WatchedRun(_Run):
+    """A run of whose kernels `spans` hears."""
+
+    spans: Spans
+    keys: dict[int, Key] = field(default_factory=dict)  # by the identity of a call, that of its first kernel
+
+    def outputs(self, executable: CpuExecutable, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+        for call, kernel in zip(executable.calls, executable.kernels, strict=True):
+            self.keys[id(call)] = executable.number, kernel
+        return super().outputs(executable, inputs)
+
+    def _fused(self, call: _Fused, operands: list[NDArray[Any]]) -> list[NDArray[Any]]:
+        return call.kernel(operands, self.stopped, self.spans, self.keys[id(call)])
+
+    def _met(self, call: _Meeting, operands: list[NDArray[Any]]) -> Pending:
+        began_s = time.perf_counter()
+        return _Timed(super()._met(call, operands), lambda: self._ended(call, EXCHANGES, began_s))
+
+    def _turned(self, call: _Turn, operands: list[NDArray[Any]]) -> list[NDArray[Any]]:
+        began_s = time.perf_counter()
+        results = super()._turned(call, operands)
+        self._ended(call, LANE, began_s)
+        return results
+
+    def _perform(self, call: _Call, operands: list[NDArray[Any]]) -> NDArray[Any]:
+        began_s = time.perf_counter()
+        result = super()._perform(call, operands)
+        self._ended(call, LANE, began_s)
+        return result
+
+    def _ended(self, call: _Call | _Turn | _Meeting, lane: str, began_s: float) -> None:
+        self.spans(Span(self.keys[id(call)], lane, began_s, time.perf_counter()))
+
+
 @dataclass(frozen=True, slots=True)
 class _Timed:
     """A collective under way of which somebody hears when it is over."""
 
     pending: Pending
-    ended: Callable[[float], None]
+    ended: Callable[[], None]
 
     def result(self) -> NDArray[Any]:
         result = self.pending.result()
-        self.ended(time.perf_counter())
+        self.ended()
         return result
 
 

@@ -1,7 +1,8 @@
 """Explanations: the kernels of a compiled part, each measured over a few runs with random inputs.
 
 Runs alternate: one in which the engine tells when each kernel runs, and one in which it does not, since telling takes
-time, too.  All of it ends after `LIMIT_S`; what has not ended by then has no time.
+time, too.  The first two warm up, and count only if there is no time for others.  All of it ends after `LIMIT_S`; what
+has not ended by then has no time.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ from .kernel_trace import KernelTrace
 
 RUNS = 7  # of each kind, after one that warms up
 ENOUGH_S = 2.0  # of runs: no more are begun after it
-LIMIT_S = 20.0  # of everything: a loop may never end with random inputs
+LIMIT_S = 8.0  # of everything: a session whose step waits behind it gives the step up after 10 s, and loops may not end
 COUNT_MAX = 1 << 53
 INTEGERS_BELOW = 4  # of random inputs: most are indices or small numbers
+DISTINCT = 1_048_573  # random numbers that are made for an input, and repeated: a prime, so that no two rows are equal
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +67,10 @@ def explanation(
     places, clock = _flattened(engine, executable, texts.wanted)
     _check(places, texts)
     until_s = time.perf_counter() + LIMIT_S
-    random = np.random.default_rng(0)
-    inputs = [engine.load(random_input(kind, random)) for kind in kinds]
+    random, inputs = np.random.default_rng(0), list[Any]()
     try:
+        for kind in kinds:
+            inputs.append(engine.load(random_input(kind, random)))
         runs = _Runs(engine, executable, inputs, stopped, until_s)
         runs.measure()
     finally:
@@ -99,13 +102,13 @@ def know(trace: KernelTrace, engine: Engine, executable: Executable, graph: Wire
 
 def random_input(kind: TensorType, random: np.random.Generator) -> NDArray[Any]:
     """A tensor of this type: floats from 0 to 1, small integers."""
-    dtype = kind.dtype.numpy
-    if dtype.kind in "iub":
-        return random.integers(0, 2 if dtype.kind == "b" else INTEGERS_BELOW, kind.shape).astype(dtype)
-    if dtype.kind == "c":
-        return (random.random(kind.shape) + 1j * random.random(kind.shape)).astype(dtype)
-    single = random.random(kind.shape, np.float64 if dtype == np.float64 else np.float32)
-    return np.asarray(single).astype(dtype, copy=False)
+    size, makes = min(kind.size, DISTINCT), kind.dtype.kind
+    numbers: NDArray[Any] = random.random(size)
+    if makes in "iub":
+        numbers = numbers * (2 if makes == "b" else INTEGERS_BELOW) // 1
+    elif makes == "c":
+        numbers = numbers + 1j * random.random(size)
+    return np.resize(numbers.astype(kind.dtype.numpy), kind.shape)
 
 
 def _check(places: Sequence[_Place], texts: Texts) -> None:
@@ -157,23 +160,28 @@ class _Runs:
     def measure(self) -> None:
         """Measure; Cancelled once nobody wants to know."""
         try:
-            self._watched(), self._plain()  # which warm up
-            began_s = time.perf_counter()
-            while len(self.whole_s) < RUNS and (not self.whole_s or time.perf_counter() - began_s < ENOUGH_S):
-                self.times.append(self._watched())
-                self.whole_s.append(self._plain())
+            began_s = self._turn()
+            while len(self.whole_s) <= RUNS and time.perf_counter() - began_s < ENOUGH_S:
+                self._turn()
         except Cancelled:
             if self._stopped():
                 raise
+        self.times, self.whole_s = self.times[1:] or self.times, self.whole_s[1:] or self.whole_s
+
+    def _turn(self) -> float:
+        """A run of each kind; returns the time at which they ended."""
+        self.times.append(self._watched())
+        self.whole_s.append(self._plain())
+        return time.perf_counter()
 
     def _watched(self) -> dict[Key, tuple[float, int]]:
-        spans: dict[Key, list[Span]] = defaultdict(list)
-        self._engine.watch(lambda span: spans[span.key].append(span))
+        kernels: dict[Key, _Tally] = defaultdict(_Tally)
+        self._engine.watch(lambda span: kernels[span.key].add(span))
         try:
             self._plain()
         finally:
             self._engine.watch(None)
-        return {key: _together(told) for key, told in spans.items()}
+        return {key: (tally.seconds, tally.runs) for key, tally in kernels.items()}
 
     def _plain(self) -> float:
         began_s = time.perf_counter()
@@ -184,13 +192,30 @@ class _Runs:
         return time.perf_counter() > self._until_s or self._stopped()
 
 
-def _together(spans: Sequence[Span]) -> tuple[float, int]:
-    """What a kernel took in one run of the part, and how often it ran: threads that share a run count once."""
-    total_s, end_s = 0.0, 0.0
-    for span in sorted(spans, key=lambda span: span.began_s):
-        total_s += max(0.0, span.ended_s - max(span.began_s, end_s))
-        end_s = max(end_s, span.ended_s)
-    return total_s, sum(not span.joins for span in spans)
+class _Tally:
+    """What a kernel took in one run of a part, and how often it ran: what its threads do at the same time counts once.
+    A loop may run it millions of times."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+        self._before_s = 0.0  # of all runs but the latest
+        self._latest: list[Span] = []  # one of each thread
+
+    def add(self, span: Span) -> None:
+        """Spans of one run follow each other."""
+        if not span.joins:
+            self._before_s = self.seconds
+            self._latest = []
+            self.runs += 1
+        self._latest.append(span)
+
+    @property
+    def seconds(self) -> float:
+        total_s, end_s = self._before_s, 0.0
+        for span in sorted(self._latest, key=lambda span: span.began_s):
+            total_s += max(0.0, span.ended_s - max(span.began_s, end_s))
+            end_s = max(end_s, span.ended_s)
+        return total_s
 
 
 def _report(place: _Place, number: int, runs: _Runs, shared: Counter[Key], texts: Texts) -> KernelReport:

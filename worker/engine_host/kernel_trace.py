@@ -21,6 +21,7 @@ from ..engine.kernel_rows import KernelRow, Key, Span
 
 BYTES_MAX = 64 * MIB  # of a file: some 400,000 kernels, which viewers still load
 HEAD, BETWEEN, TAIL = b'{"traceEvents": [\n', b",\n", b"\n]}\n"
+WAITING_BYTES_MAX = MIB  # that are not yet written: one run may have millions of events
 OPS_MAX = 8  # in a kernel's name
 
 
@@ -37,6 +38,7 @@ class KernelTrace:
         self._rows: dict[Key, tuple[str, Mapping[str, Any]]] = {}
         self._lanes: dict[str, int] = {}
         self._waiting: list[bytes] = []
+        self._waiting_bytes = 0
         self._end = 0  # where the tail begins
         self._event({"name": "process_name", "ph": "M", "args": {"name": process}})
         try:
@@ -65,12 +67,14 @@ class KernelTrace:
         name, told = self._rows.get(span.key, ("kernel", {}))
         times = {"ts": span.began_s * 1e6, "dur": (span.ended_s - span.began_s) * 1e6}
         self._event({"name": name, "ph": "X", "tid": self._lane(span.lane), **times, "args": told})
+        if self._waiting_bytes > WAITING_BYTES_MAX:
+            self.flush()
 
     def flush(self) -> None:
         """Write what was told, as far as there is room."""
         if not self._waiting or self.full:
             return
-        waiting, self._waiting = self._waiting, []
+        waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
         room = self._bytes_max - self._end - len(TAIL)
         count = used = 0
         for event in waiting:
@@ -94,6 +98,7 @@ class KernelTrace:
 
     def _event(self, event: Mapping[str, Any]) -> None:
         self._waiting.append(json.dumps({"pid": os.getpid(), "tid": 0, **event}).encode())
+        self._waiting_bytes += len(self._waiting[-1])
 
     def _write(self, data: bytes, at: int) -> None:
         os.lseek(self._file, at, os.SEEK_SET)

@@ -31,7 +31,7 @@ from .objects import Objects
 from .outline import outlined
 from .program import Sequenced, Step
 from .runner import Runner
-from .threads import Stop, Threads
+from .threads import Program, Stop, Threads
 
 KERNELS_MAX = 1024  # remembered; one is some kB of code
 NAMES = {"matmul": "product"}  # of families, for people
@@ -170,19 +170,18 @@ class _Joined:
         self, inputs: list[NDArray[Any]], stopped: Stopped, spans: Spans | None, first: Key
     ) -> list[NDArray[Any]]:
         (outputs, held), stop = self._sequenced.bind(inputs), Stop()
+        run = self._threads.run if spans is None else partial(self._timed, spans, first)
         if stopped is never or not self._watched:
-            self._run(stop, spans, first)
+            run(self._sequenced.program, stop)
             del held
             return outputs
         with _Watch(stopped, stop):
-            if not self._run(stop, spans, first):
+            if not run(self._sequenced.program, stop):
                 raise Cancelled("the run was stopped")
         return outputs
 
-    def _run(self, stop: Stop, spans: Spans | None, first: Key) -> bool:
-        if spans is None:
-            return self._threads.run(self._sequenced.program, stop)
-        ended, times = self._threads.timed(self._sequenced.program, stop)
+    def _timed(self, spans: Spans, first: Key, program: Program, stop: Stop) -> bool:
+        ended, times = self._threads.timed(program, stop)
         for kernel, shares in enumerate(times.swapaxes(0, 1).tolist()):
             key, joins = (first[0], first[1] + kernel), False
             for thread, (began_s, ended_s) in enumerate(shares):

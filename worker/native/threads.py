@@ -92,36 +92,13 @@ class Threads:
 
     def run(self, program: Program, stop: Stop, threads: int | None = None) -> bool:
         """Run a program on some of the threads; False if `stop` ended it early."""
-        threads = min(threads or self.count, self.count)
-        self._check()
-        self._grow(program.scratch_bytes, threads)
-        if threads == 1:
-            count, rows = len(program.rows), int(program.rows.ctypes.data)
-            return self._runner.alone(rows, count, stop.address, int(self._addresses[0])) != STOPPED
-        return self._walk(program, stop, threads)
-
-    def timed(self, program: Program, stop: Stop) -> tuple[bool, NDArray[np.float64]]:
-        """Run a program on all threads.  Also returns when each thread began and ended with each row, in seconds of
-        `time.perf_counter`, (threads, rows, 2); 0 for a row that it had no task of."""
-        assert self._with_clock is not None, "this pool was made without a clock"
-        times = np.zeros((self.count, len(program.rows), READINGS), np.int64)
-        self._check()
-        self._grow(program.scratch_bytes, self.count)
-        self._walker = self._with_clock()
-        self._job[Job.TIMES] = int(times.ctypes.data)
-        try:
-            ended = self._walk(program, stop, self.count)
-        finally:
-            self._job[Job.TIMES] = 0  # a thread that comes late finds the gate closed
-            self._walker = self._runner
-        return ended, np.asarray(times * self._tick_s, np.float64)
-
-    def _check(self) -> None:
         if self._closed:
             raise RuntimeError("this pool of threads is closed")
-
-    def _walk(self, program: Program, stop: Stop, threads: int) -> bool:
+        threads = min(threads or self.count, self.count)
+        self._grow(program.scratch_bytes, threads)
         count, rows = len(program.rows), int(program.rows.ctypes.data)
+        if threads == 1 and self._walker is self._runner:
+            return self._runner.alone(rows, count, stop.address, int(self._addresses[0])) != STOPPED
         if self._counters.size < count * LINE_WORDS:
             self._counters = _aligned(8 * count * LINE_WORDS).view(np.int64)
         try:
@@ -131,6 +108,20 @@ class Threads:
             return self._walker.walk(self._address, 0) != STOPPED
         finally:
             self._runner.close(self._address)  # waits for those inside, so nobody looks at this program afterwards
+
+    def timed(self, program: Program, stop: Stop) -> tuple[bool, NDArray[np.float64]]:
+        """Run a program on all threads.  Also returns when each thread began and ended with each row, in seconds of
+        `time.perf_counter`, (threads, rows, 2); 0 for a row that it had no task of."""
+        assert self._with_clock is not None, "this pool was made without a clock"
+        times = np.zeros((self.count, len(program.rows), READINGS), np.int64)
+        self._walker = self._with_clock()
+        self._job[Job.TIMES] = int(times.ctypes.data)
+        try:
+            ended = self.run(program, stop)
+        finally:
+            self._job[Job.TIMES] = 0  # a thread that comes late finds the gate closed
+            self._walker = self._runner
+        return ended, np.asarray(times * self._tick_s, np.float64)
 
     def close(self) -> None:
         """End the threads.  It waits for none that a kernel does not let go."""

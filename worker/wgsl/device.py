@@ -88,7 +88,7 @@ class Step:
 
     @property
     def call(self) -> tuple[Any, Any, int, int, int]:
-        """For the C library: pipeline, bind group and grid."""
+        """Pipeline, bind group and grid, for the C library."""
         return (self.pipeline._internal, self.bind_group._internal, *self.grid)
 
 
@@ -571,7 +571,7 @@ class _Stamps:
         encoder.copy_buffer_to_buffer(self._resolved, 0, self._readings, 0, self._size)
 
     def read(self, stamp_s: float) -> list[tuple[float, float]]:
-        """When each dispatch began and ended, in seconds of `time.perf_counter`.
+        """The times at which each dispatch began and ended, in seconds of `time.perf_counter`.
 
         The device's clock has another zero: the last dispatch counts as over when its readings are here.
         """
