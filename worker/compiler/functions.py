@@ -151,16 +151,18 @@ INFINITY, NAN = float("inf"), float("nan")
 
 def exp(v: Arithmetic, x: Value) -> Value:
     form = FORMATS[v.width(x)]
-    n, r, low = _without_ln2(v, _clamped(v, x, form.exp_low, form.exp_high))
-    return _nan_of(v, x, _scaled(v, _exp_near(v, r, low), n))
+    gone, there = _vanishing(v, x, form.exp_low)
+    n, r, low = _without_ln2(v, v.smaller(there, v.like(x, form.exp_high)))
+    return _nan_of(v, x, v.select(gone, v.like(x, 0.0), _scaled(v, _exp_near(v, r, low), n)))
 
 
 def exp2(v: Arithmetic, x: Value) -> Value:
     form = FORMATS[v.width(x)]
-    clamped = _clamped(v, x, -1.5 * (form.bias + 1), 1.5 * (form.bias + 1))
+    gone, there = _vanishing(v, x, -1.5 * (form.bias + 1))
+    clamped = v.smaller(there, v.like(x, 1.5 * (form.bias + 1)))
     n = v.round(clamped)
     r, low = _times(v, v.sub(clamped, n), LN2)
-    return _nan_of(v, x, _scaled(v, _exp_near(v, r, low), n))
+    return _nan_of(v, x, v.select(gone, v.like(x, 0.0), _scaled(v, _exp_near(v, r, low), n)))
 
 
 def expm1(v: Arithmetic, x: Value) -> Value:
@@ -214,6 +216,13 @@ def _without_ln2(v: Arithmetic, x: Value) -> tuple[Value, Value, Value]:
     first = v.fma(n, high, x)  # exact
     r = v.fma(n, low, first)
     return n, r, v.fma(n, low, v.sub(first, r))
+
+
+def _vanishing(v: Arithmetic, x: Value, low: float) -> tuple[Value, Value]:
+    """Whether x is below `low`, so that the result is 0, and x with 0 in place of such.  Attention computes exp of
+    -infinity for half of its scores, and processors take many cycles for a product that is denormal."""
+    gone = v.compare("<", x, v.like(x, low))
+    return gone, v.select(gone, v.like(x, 0.0), x)
 
 
 def _exp_near(v: Arithmetic, r: Value, low: Value) -> Value:

@@ -119,9 +119,8 @@ def _shift(left: bool) -> Row:
 def _extreme(sign: str) -> Row:
     def row(v: Vectors, args: Sequence[Value], expr: Typed) -> Value:
         b, (x, y) = v.builder, args
-        if is_float(expr.dtype):  # NaN if either is
-            first = b.or_(v.is_nan(x), b.fcmp_ordered(sign, x, y))
-            return b.select(b.and_(v.is_nan(y), b.not_(v.is_nan(x))), y, b.select(first, x, y))
+        if is_float(expr.dtype):  # NaN if either is, and y where both are equal: y is also what no comparison chooses
+            return b.select(v.is_nan(x), x, b.select(b.fcmp_ordered(sign, x, y), x, y))
         if expr.dtype == "bool":
             return b.or_(x, y) if sign == ">" else b.and_(x, y)
         return b.select(_ordered(v, sign, x, y, expr.dtype), x, y)

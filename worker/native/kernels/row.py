@@ -36,6 +36,7 @@ LANES = 32  # of a sum along the last axis
 RUN = 256  # elements of a sum along other axes
 COMBINE = {"reduce_sum": "add", "reduce_prod": "mul", "reduce_max": "max", "reduce_min": "min"}
 TASK_ELEMENTS = 1 << 15
+WORTH_KEEPING = COSTLY | {"select"}  # a mask lengthens the chain of an exp, which is as long as a processor looks ahead
 KEPT_MAX = 1 << 13  # columns of a row that is kept in scratch memory, which the first caches hold
 ABREAST = 4  # vectors that are reduced side by side, since one chain of additions waits for itself
 
@@ -103,7 +104,7 @@ class _Row:
         return [_Sweep(tuple(anchors), tuple(exprs)) for anchors, exprs in zip(passes, kept, strict=True)]
 
     def _worth_keeping(self, passes: list[list[int]]) -> list[list[Expr]]:
-        """The costly expressions of each pass's columns that a later pass, or the result, needs again."""
+        """The expressions of each pass's columns, costly ones and masks, that a later pass or the result needs again."""
         kept: list[list[Expr]] = [[] for _ in passes]
         if not self.inner or self.columns > KEPT_MAX:
             return kept
@@ -114,7 +115,7 @@ class _Row:
             known = {expr.uid for exprs in kept for expr in exprs}
             kept[place] = [
                 part for uid, part in parts.items()
-                if part.op in COSTLY and "column" in part.free and uid in later and uid not in known
+                if part.op in WORTH_KEEPING and "column" in part.free and uid in later and uid not in known
             ]  # fmt: skip
         return kept
 
