@@ -104,7 +104,7 @@ class _Row:
         return [_Sweep(tuple(anchors), tuple(exprs)) for anchors, exprs in zip(passes, kept, strict=True)]
 
     def _worth_keeping(self, passes: list[list[int]]) -> list[list[Expr]]:
-        """The expressions of each pass's columns, costly ones and masks, that a later pass or the result needs again."""
+        """Costly expressions and masks of each pass's columns that a later pass, or the result, needs again."""
         kept: list[list[Expr]] = [[] for _ in passes]
         if not self.inner or self.columns > KEPT_MAX:
             return kept
