@@ -14,9 +14,10 @@ from typing import Any
 from wire.errors import InputError, PlacementError, ProtocolError, VersionMismatch
 from wire.ir.device_names import DeviceName
 from wire.ir.dtypes import dtype_named
-from wire.ir.graph import WireGraph
-from wire.ir.ops import LEAVES
+from wire.ir.graph import Node, WireGraph
+from wire.ir.ops import CONTROL, LEAVES
 from wire.ir.types import TensorType
+from wire.passes.dead_code import cut, reads
 from wire.passes.provenance import Provenance
 from wire.passes.simplify import simplify
 from wire.passes.unroll_spmd import unroll
@@ -159,17 +160,35 @@ class _Simplified:
 
     def inner(self, nodes: Iterable[int], body: str) -> _Simplified | None:
         """The graph `body` of one of these nodes of the simple graph; None if it was not simplified by itself."""
-        for own in [node for node in nodes if node < len(self.provenance.of) and body in self.simple.nodes[node].attrs]:
-            for node in self.originals([own]):
-                if body in self.graph.nodes[node].attrs:
-                    made = _simplified(self.graph.nodes[node].attrs[body])
-                    return made if made.simple == self.simple.nodes[own].attrs[body] else None
+        for own in [node for node in nodes if node < len(self.provenance.of)]:
+            known = _body_of(self.simple.nodes[own], body)
+            for original in [_body_of(self.graph.nodes[node], body) for node in self.originals([own])]:
+                if known is not None and original is not None:
+                    made = _simplified_inside(original, known)
+                    return made if made.simple == known else None
         return None
+
+
+def _body_of(node: Node, name: str) -> WireGraph | None:
+    """The graph of this name inside a branch or a loop."""
+    return node.attrs[name] if node.op in CONTROL and name in node.attrs else None
 
 
 def _simplified(graph: WireGraph) -> _Simplified:
     provenance = Provenance(graph)
     return _Simplified(graph, simplify(unroll(graph, provenance), provenance=provenance), provenance)
+
+
+def _simplified_inside(body: WireGraph, planned: WireGraph) -> _Simplified:
+    """A graph inside a branch or a loop, with the outputs and inputs that `planned` has: plans leave out the others."""
+    provenance = Provenance(body)
+    outputs = [place for place, name in enumerate(body.output_names) if name in planned.output_names]
+    needed = cut(body, outputs, range(len(body.inputs)), provenance)
+    simple = simplify(unroll(needed, provenance), provenance=provenance)
+    inputs = [place for place, name in enumerate(simple.input_types) if name in planned.input_types]
+    if reads(simple, range(len(simple.outputs))) <= set(inputs):
+        simple = cut(simple, range(len(simple.outputs)), inputs, provenance)
+    return _Simplified(body, simple, provenance)
 
 
 def _constants(graph: WireGraph) -> dict[bytes, TensorType]:

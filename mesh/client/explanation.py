@@ -10,6 +10,7 @@ from typing import Any
 
 from wire.errors import InputError
 from wire.ir.graph import Node, WireGraph
+from wire.ir.ops import CONTROL
 from wire.limits import DEFAULT
 from wire.protocol.messages import Explained, KernelReport
 
@@ -48,7 +49,8 @@ class Kernel:
     runs : int
         How often it ran in one evaluation.
     inside : int or None
-        The number of the branch or the loop that it is part of.  Its nodes are then those of the graph `body` of that.
+        The number of the branch or the loop that it is part of.  Its nodes are then those of the graph `body` of that,
+        or none where it is in a composite, or the engine rewrote it.
     body : str
         The name of that graph: "body", "test", "then" or "otherwise".
     text : str
@@ -257,8 +259,8 @@ def _inner(kernels: list[Kernel], graphs: list[WireGraph], report: KernelReport)
     """The graph that the kernels inside of a branch or a loop are of."""
     assert report.inside is not None
     outer, around = kernels[report.inside], graphs[report.inside]
-    node = next((around.nodes[index] for index in outer.nodes if report.body in around.nodes[index].attrs), None)
-    return node.attrs[report.body] if node is not None else around
+    nodes = [around.nodes[index] for index in outer.nodes if around.nodes[index].op in CONTROL]
+    return next((node.attrs[report.body] for node in nodes if report.body in node.attrs), around)
 
 
 def _kernel(number: int, report: KernelReport, graph: WireGraph, told: Explained) -> Kernel:

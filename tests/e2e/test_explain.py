@@ -21,13 +21,13 @@ from support.processes.commands import PATIENT_S, asked, command, daemon, enviro
 from support.processes.worker_process import children
 
 import mesh.numpy as mnp
-from mesh import Mesh, errors, scan, trace
+from mesh import Mesh, cond, errors, scan, trace
 from mesh.backends.remote import Remote
 from mesh.client.explanation import Explanation, explanation_of, worker_and_device
 from mesh.commands import exit_codes
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder, WireGraph
-from wire.ir.ops import LEAVES
+from wire.ir.ops import CONTROL, LEAVES
 
 M, K, N = 64, 32, 16
 X = np.linspace(-1, 1, M * K, dtype=np.float32).reshape(M, K)
@@ -185,6 +185,32 @@ def test_large_constants_are_sent_and_what_is_in_a_loop_is_told_with_it(served: 
         assert {kernel.runs for kernel in inner} == {5} and {kernel.body for kernel in inner} == {"body"}
         assert loop.flops == told.flops == 5 * sum(kernel.flops for kernel in inner)
         assert f"{loop.number}.body.{inner[0].number}" in str(told)
+
+
+def branches(x: Any) -> Any:
+    both = cond(x[0, 0] > 0, lambda y: (y * 1.0 + 2.0, mnp.sin(y)), lambda y: (mnp.exp(y), mnp.cos(y)), x)
+    return both[0]
+
+
+INSIDE = {  # the graphs inside, the ops of their kernels, and those that are there and not in a kernel
+    "all of a loop": (turns, {"body": ["dot", "tanh"]}, {"mul"}),
+    "one result of a loop": (lambda x: turns(x)[0], {"body": ["dot", "tanh"]}, {"mul"}),
+    "one result of branches": (branches, {"then": ["add"], "otherwise": ["exp"]}, {"mul", "sin", "cos"}),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.* has large constants")
+@pytest.mark.parametrize("case", INSIDE)
+def test_what_is_inside_is_told_by_the_nodes_of_the_graph_that_was_asked_about(served: Explained, case: str) -> None:
+    work, expected, absent = INSIDE[case]
+    graph = trace(work, np.ones((5, 200), np.float32))
+    control = next(node for node in graph.nodes if node.op in CONTROL)
+    told = {name: [kernel for kernel in served.mesh.explain(graph).kernels if kernel.body == name] for name in expected}
+    assert {name: [op for kernel in kernels for op in kernel.ops] for name, kernels in told.items()} == expected
+    for name, kernels in told.items():
+        body = control.attrs[name]
+        assert all(kernel.ops == tuple(body.nodes[index].op for index in kernel.nodes) for kernel in kernels)
+    assert absent <= {node.op for name in expected for node in control.attrs[name].nodes}
 
 
 def test_a_session_goes_on_with_its_values(served: Explained) -> None:

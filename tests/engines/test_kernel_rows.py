@@ -17,12 +17,13 @@ import mesh
 import mesh.numpy as mnp
 from mesh import nn, trace
 from mesh.simulation.throttled_engine import ThrottledEngine
+from mesh.transforms.composite import composite
 from wire.errors import Cancelled, Unsupported
 from wire.ir.ops import LEAVES
 from worker.cpu.engine import CpuEngine
 from worker.engine.kernel_rows import KernelRow, Span
 from worker.engine.protocol import Engine, explained
-from worker.engine_host.explanation import know
+from worker.engine_host.explanation import Texts, explanation, know
 from worker.engine_host.kernel_trace import KernelTrace
 from worker.native.engine import NativeEngine
 
@@ -121,6 +122,39 @@ def test_the_turns_of_a_loop_are_told_one_by_one(engine: Engine) -> None:
     _, spans = watched(engine, executable, arrays)
     for key in (row.keys[0] for row in inner):
         assert sum(span.key == key and not span.joins for span in spans) == M
+
+
+def looped(x: Any) -> Any:
+    return mesh.scan(lambda c, row: (mnp.tanh(c + row), mnp.exp(c) * row), x[0], x)
+
+
+def looped_last(x: Any) -> Any:
+    return looped(x)[0]
+
+
+INSIDE = {  # a loop, and the engines that do not have it as the graph has
+    "as it is": (looped, np.ones((5, 4), np.float32), ()),
+    "rows of three f16": (looped, np.ones((5, 3), np.float16), ("wgsl",)),  # which are cast to f32 between turns
+    "in a composite": (lambda x: composite("looped", looped_last, x), np.ones((5, 4), np.float32), tuple(ENGINES)),
+}
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_kernels_inside_are_told_by_nodes_that_others_know_or_by_none(engine: Engine, name: str) -> None:
+    work, array, unlike = INSIDE[name]
+    if array.dtype == np.float16 and "f16" not in engine.info.dtypes_by_op["add"]:
+        pytest.skip("the adapter has no f16")
+    graph = trace(work, array)
+    executable = engine.compile(graph)
+    kernels, *_ = explanation(engine, executable, graph, Texts(), lambda: False)
+    inner = [kernel for kernel in kernels if kernel.inside is not None]
+    assert inner and all(kernel.seconds is not None for kernel in inner)
+    told = sorted({node for kernel in inner for node in kernel.nodes})
+    if engine.info.engine in unlike:
+        assert told == []
+        return
+    (body,) = [node.attrs["body"] for node in graph.nodes if node.op == "scan" and node.attrs["output"] == 0]
+    assert told == [index for index, node in enumerate(body.nodes) if node.op not in LEAVES]
 
 
 def test_a_run_that_is_watched_can_be_stopped(engine: Engine) -> None:

@@ -11,12 +11,14 @@ import pytest
 
 from wire.errors import Cancelled, OutOfMemory
 from wire.ir.dtypes import DTYPES, F32, I8, DType
+from wire.ir.graph import GraphBuilder
 from wire.ir.types import TensorType
 from worker.engine.kernel_rows import KernelRow, KernelRows, Span, Spans
 from worker.engine.protocol import Stopped
 from worker.engine_host.explanation import RUNS, Texts, explanation, random_input
 
-KINDS = [TensorType((2, 3), F32), TensorType((4,), F32)]
+BUILDER = GraphBuilder()
+GRAPH = BUILDER.build([BUILDER.input("x", (2, 3), F32), BUILDER.input("y", (4,), F32)])
 KEY = (1, 0)
 
 
@@ -56,7 +58,7 @@ class Scripted:
 
 
 def explained(engine: Scripted, usual: Spans | None = None) -> Any:
-    return explanation(engine, object(), KINDS, Texts(), lambda: False, usual)  # type: ignore[arg-type]
+    return explanation(engine, object(), GRAPH, Texts(), lambda: False, usual)  # type: ignore[arg-type]
 
 
 def span(began_s: float, ended_s: float, joins: bool = False) -> Span:

@@ -82,18 +82,18 @@ def _live(graph: WireGraph) -> dict[int, _Kept]:
 
 def _cond(node: Node, used: set[int]) -> _Kept:
     outputs = sorted(used)
-    read = _read(node.attrs["then"], outputs) | _read(node.attrs["otherwise"], outputs)
-    graphs = {name: _cut(node.attrs[name], outputs, sorted(read)) for name in ("then", "otherwise")}
+    read = reads(node.attrs["then"], outputs) | reads(node.attrs["otherwise"], outputs)
+    graphs = {name: cut(node.attrs[name], outputs, sorted(read)) for name in ("then", "otherwise")}
     return _Kept(graphs, (0, *(place + 1 for place in sorted(read))), tuple(outputs))
 
 
 def _while(node: Node, used: set[int]) -> _Kept:
     test, body = node.attrs["test"], node.attrs["body"]
-    asked = _read(test, [0])
+    asked = reads(test, [0])
     read = _closed(body, used | {place for place in asked if place < len(body.outputs)}, asked)
     outputs = [place for place in sorted(read) if place < len(body.outputs)]
     operands = sorted(read)
-    graphs = {"test": _cut(test, [0], operands), "body": _cut(body, outputs, operands)}
+    graphs = {"test": cut(test, [0], operands), "body": cut(body, outputs, operands)}
     return _Kept(graphs, tuple(operands), tuple(outputs))
 
 
@@ -104,7 +104,7 @@ def _scan(node: Node, used: set[int]) -> _Kept:
     operands = sorted(read)
     attrs = dict(node.attrs)
     del attrs["output"]
-    attrs["body"] = _cut(body, outputs, operands)
+    attrs["body"] = cut(body, outputs, operands)
     attrs["carry"] = sum(place < carry for place in operands)
     attrs["consts"] = sum(carry <= place < carry + consts for place in operands)
     return _Kept(attrs, tuple(operands), tuple(outputs))
@@ -112,9 +112,9 @@ def _scan(node: Node, used: set[int]) -> _Kept:
 
 def _spmd(node: Node, used: set[int]) -> _Kept:
     body, outputs = node.attrs["body"], sorted(used)
-    operands = sorted(_read(body, outputs))
+    operands = sorted(reads(body, outputs))
     attrs = {name: node.attrs[name] for name in ("axes", "sizes")}
-    attrs["body"] = _cut(body, outputs, operands)
+    attrs["body"] = cut(body, outputs, operands)
     attrs["in_specs"] = tuple([node.attrs["in_specs"][place] for place in operands])
     attrs["out_specs"] = tuple([node.attrs["out_specs"][place] for place in outputs])
     return _Kept(attrs, tuple(operands), tuple(outputs))
@@ -128,14 +128,14 @@ def _closed(body: WireGraph, used: set[int], asked: Iterable[int], carry: int | 
     count = len(body.outputs) if carry is None else carry
     wanted = set(used)
     while True:
-        read = _read(body, sorted(wanted)) | set(asked) | {place for place in wanted if place < count}
+        read = reads(body, sorted(wanted)) | set(asked) | {place for place in wanted if place < count}
         more = {place for place in read if place < count}
         if more <= wanted:
             return read
         wanted |= more
 
 
-def _read(graph: WireGraph, outputs: Sequence[int]) -> set[int]:
+def reads(graph: WireGraph, outputs: Sequence[int]) -> set[int]:
     """The places of the inputs that these outputs depend on."""
     needed = {graph.outputs[place] for place in outputs}
     for index in range(len(graph.nodes) - 1, -1, -1):
@@ -144,8 +144,10 @@ def _read(graph: WireGraph, outputs: Sequence[int]) -> set[int]:
     return {place for place, index in enumerate(graph.inputs) if index in needed}
 
 
-def _cut(graph: WireGraph, outputs: Sequence[int], inputs: Sequence[int]) -> WireGraph:
-    """The graph with these inputs and outputs only."""
+def cut(
+    graph: WireGraph, outputs: Sequence[int], inputs: Sequence[int], provenance: Provenance | None = None
+) -> WireGraph:
+    """The graph with these inputs and outputs only, by their places; the outputs depend on no other inputs."""
     if len(outputs) == len(graph.outputs) and len(inputs) == len(graph.inputs):
         return graph
     builder = GraphBuilder()
@@ -156,5 +158,9 @@ def _cut(graph: WireGraph, outputs: Sequence[int], inputs: Sequence[int]) -> Wir
     for index, node in enumerate(graph.nodes):
         if node.op != "input" and all(source in placed for source in node.inputs):
             placed[index] = builder.add(node.op, *[placed[source] for source in node.inputs], **node.attrs)
-    return builder.build([placed[graph.outputs[place]] for place in outputs],
-                         [graph.output_names[place] for place in outputs], graph.name)  # fmt: skip
+    results = [placed[graph.outputs[place]] for place in outputs]
+    if provenance is not None:
+        for index, number in placed.items():
+            provenance.note(index, (number,))
+        provenance.passed(builder.order(results))
+    return builder.build(results, [graph.output_names[place] for place in outputs], graph.name)

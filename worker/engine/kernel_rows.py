@@ -6,12 +6,12 @@ A kernel's times come under its key: the number of its executable in this proces
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wire.ir.graph import WireGraph
-from wire.ir.ops import LEAVES
+from wire.ir.ops import CONTROL, LEAVES
 
 if TYPE_CHECKING:
     from .protocol import Executable
@@ -66,6 +66,17 @@ class KernelRows:
 def computed(graph: WireGraph, origins: Iterable[Iterable[int]]) -> tuple[int, ...]:
     """The nodes of `graph` that a kernel computes whose own nodes come from these; leaves are not computed."""
     return tuple(sorted({n for origin in origins for n in origin if graph.nodes[n].op not in LEAVES}))
+
+
+def graphs_inside(graph: WireGraph | None, row: KernelRow) -> Iterator[tuple[str, Executable, WireGraph | None]]:
+    """The graphs inside a kernel of `graph`, by attribute, with what they were compiled to.
+
+    None stands for one whose nodes nobody else knows by these numbers: an engine rewrote it, or a composite has it.
+    """
+    for name, inner in row.inside:
+        nodes = [graph.nodes[index] for index in row.nodes] if graph is not None else []
+        bodies = [node.attrs[name] for node in nodes if node.op in CONTROL and name in node.attrs]
+        yield name, inner, next((body for body in bodies if body == getattr(inner, "source", None)), None)
 
 
 def read_bytes(graph: WireGraph, index: int) -> int:

@@ -11,7 +11,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -25,7 +25,7 @@ from wire.limits import DEFAULT, KERNEL_TEXTS_CHARS_MAX
 from wire.protocol.messages import KernelReport, with_fields
 from wire.units import counted
 
-from ..engine.kernel_rows import KernelRow, KernelRows, Key, Span, Spans
+from ..engine.kernel_rows import KernelRow, KernelRows, Key, Span, Spans, graphs_inside
 from ..engine.protocol import Engine, Executable, Stopped, explained
 from .kernel_trace import KernelTrace
 
@@ -59,18 +59,18 @@ Told = tuple[tuple[KernelReport, ...], str, int, float | None]
 
 
 def explanation(
-    engine: Engine, executable: Executable, kinds: Sequence[TensorType], texts: Texts, stopped: Stopped,
+    engine: Engine, executable: Executable, graph: WireGraph, texts: Texts, stopped: Stopped,
     usual: Spans | None = None,
 ) -> Told:  # fmt: skip
-    """What an engine tells of an executable that takes `kinds`; Cancelled once `stopped()`.  `usual` watches the engine
+    """What an engine tells of what it compiled `graph` to; Cancelled once `stopped()`.  `usual` watches the engine
     before and afterwards."""
-    places, clock = _flattened(engine, executable, texts.wanted)
+    places, clock = _flattened(engine, executable, graph, texts.wanted)
     _check(places, texts)
     until_s = time.perf_counter() + LIMIT_S
     random, inputs = np.random.default_rng(0), list[Any]()
     try:
-        for kind in kinds:
-            inputs.append(engine.load(random_input(kind, random)))
+        for index in (*graph.inputs, *graph.params):
+            inputs.append(engine.load(random_input(graph.types[index], random)))
         runs = _Runs(engine, executable, inputs, stopped, until_s)
         runs.measure()
     finally:
@@ -86,13 +86,12 @@ def explanation(
 def know(trace: KernelTrace, engine: Engine, executable: Executable, graph: WireGraph) -> None:
     """Tell a trace which kernels an executable has, those of graphs inside it included."""
 
-    def told(inner: Executable, of: WireGraph) -> None:
+    def told(inner: Executable, of: WireGraph | None) -> None:
         rows = explained(engine, inner).rows
-        trace.know(rows, {index: node.op for index, node in enumerate(of.nodes)}, graph.hash)
+        trace.know(rows, {index: node.op for index, node in enumerate(of.nodes)} if of is not None else {}, graph.hash)
         for row in rows:
-            for name, body in row.inside:
-                node = next((of.nodes[index] for index in row.nodes if name in of.nodes[index].attrs), None)
-                told(body, of if node is None else node.attrs[name])
+            for _, body, known in graphs_inside(of, row):
+                told(body, known)
 
     try:
         told(executable, graph)
@@ -129,19 +128,19 @@ def _check(places: Sequence[_Place], texts: Texts) -> None:
         )
 
 
-def _flattened(engine: Engine, executable: Executable, texts: bool) -> tuple[list[_Place], str]:
+def _flattened(engine: Engine, executable: Executable, graph: WireGraph, texts: bool) -> tuple[list[_Place], str]:
     """The rows of an executable, those of graphs inside a kernel after it; and how their times are measured."""
     places: list[_Place] = []
 
-    def place(table: KernelRows, inside: int | None, body: str) -> None:
+    def place(table: KernelRows, of: WireGraph | None, inside: int | None, body: str) -> None:
         for row in table.rows:
-            places.append(_Place(row, inside, body))
+            places.append(_Place(row if of is not None else replace(row, nodes=()), inside, body))
             own = len(places) - 1
-            for name, inner in row.inside:
-                place(explained(engine, inner, texts), own, name)
+            for name, inner, known in graphs_inside(of, row):
+                place(explained(engine, inner, texts), known, own, name)
 
     table = explained(engine, executable, texts)
-    place(table, None, "")
+    place(table, graph, None, "")
     return places, table.clock
 
 

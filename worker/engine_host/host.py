@@ -457,7 +457,7 @@ class Host:
             self._make_room(made, prepared.executable.memory_bytes, prepared.kept_bytes if self._shares_memory else 0)
             texts = Texts(message.texts, message.kernel)
             told = explanation(
-                self._engine, prepared.executable, prepared.types, texts, lambda: self._stop_cell == number, self._trace
+                self._engine, prepared.executable, prepared.graph, texts, lambda: self._stop_cell == number, self._trace
             )
         except Exception as error:
             return messages.ExecuteFailed(message.run, self._as_mesh_error(error).to_fields())

@@ -51,13 +51,19 @@ class KernelTrace:
             _say(f"kernels are traced to {path.absolute()}, up to {size_text(bytes_max)}")
 
     def know(self, rows: Sequence[KernelRow], ops: Mapping[int, str], graph: bytes) -> None:
-        """Kernels that may run from now on: their graph's hash, and its ops by node."""
+        """Kernels that may run from now on: their graph's hash, and its ops by node, as far as they are known."""
         for number, row in enumerate(rows):
-            kinds = list(dict.fromkeys(ops.get(node, "?") for node in row.nodes))
+            nodes = [node for node in row.nodes if node in ops]
+            kinds = list(dict.fromkeys(ops[node] for node in nodes))
             shown = " ".join([*kinds[:OPS_MAX], *(["..."] if len(kinds) > OPS_MAX else [])])
             name = row.name if row.name.endswith(shown) else f"{row.name}: {shown}"
             figures = {"flops": row.flops, "read_bytes": row.read_bytes, "written_bytes": row.written_bytes}
-            told = {"kernel": number, "nodes": list(row.nodes), **figures, "graph": graph.hex()[:16]}
+            told = {
+                "kernel": number,
+                "nodes": [node for node in row.nodes if node in ops],
+                **figures,
+                "graph": graph.hex()[:16],
+            }
             self._rows.update(dict.fromkeys(row.keys, (name, told)))
 
     def __call__(self, span: Span) -> None:
