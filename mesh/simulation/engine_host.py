@@ -135,9 +135,8 @@ class SimulatedHost:
         self._stop_cell[:] = run.to_bytes(hm.STOP_BYTES, "little")
         self._stopped = run
         self._watchdog.stopped(self._loop.time(), run)
-        if self._busy is not None and run == self._running and not self._hangs:
-            self._busy.cancel()
-            self._busy = self._loop.call_later(ANSWER_S, self._done)
+        if self._busy is not None and run == self._running:
+            self._cut_short()
         elif self._aside is not None and run == self._aside.run:
             self._rendezvous.leave(self)
             self._waiting.appendleft(self._aside)
@@ -155,6 +154,12 @@ class SimulatedHost:
         self.exited.set()
 
     # -- helpers
+
+    def _cut_short(self) -> None:
+        """End what runs, if it was stopped and the device does not hang: then it is told once that is over."""
+        if self._busy is not None and self._running and self._running == self._stopped and not self._hangs:
+            self._busy.cancel()
+            self._busy = self._loop.call_later(ANSWER_S, self._done)
 
     def _next(self) -> None:
         if self._busy is not None or self._aside is not None or self._over or not self._waiting:
@@ -201,6 +206,7 @@ class SimulatedHost:
         if hung:
             self._lose(hung)
             return
+        self._cut_short()
         self._next()  # a device that was stuck may go on
         self._check_later()
 

@@ -156,6 +156,7 @@ class Chaos:
     faults: int = 0
     rest_s: tuple[float, float] = (0.01, 0.6)
     over: bool = False
+    asleep: set[str] = field(default_factory=set)
     _later: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def play(self, kinds: Sequence[Fault] = (), most: float = math.inf) -> None:
@@ -173,9 +174,11 @@ class Chaos:
             self.settle()
 
     def settle(self) -> None:
-        """Heal what is broken and start what is down."""
+        """Heal what is broken, wake who sleeps and start what is down."""
         self.over = True
         self.cluster.heal()
+        for name in sorted(self.asleep & set(self.cluster.alive)):
+            self.cluster.wake(name)
         for name, device in zip(self.cluster.names, self.cluster.devices, strict=True):
             device.stuck, device.silent, device.slower, device.fails_after = False, False, 1.0, None
             self.cluster.resume(name)
@@ -274,8 +277,10 @@ async def _sleep(chaos: Chaos) -> None:
     if name is None:
         return
     chaos.cluster.sleep(name)
+    chaos.asleep.add(name)
 
     def wake() -> None:
+        chaos.asleep.discard(name)
         chaos.cluster.reconnect(name)
         if name in chaos.cluster.alive:
             chaos.cluster.wake(name)
