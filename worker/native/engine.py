@@ -26,7 +26,7 @@ from ..engine.protocol import Measured, Stopped, never
 from .kernels import FAMILIES
 from .kernels.frame import NAME, Description, Frame
 from .library import Library
-from .llvm import Loaded, ir, missing
+from .llvm import Loaded, Processor, ir, missing
 from .objects import Objects
 from .outline import outlined
 from .program import Sequenced, Step
@@ -45,9 +45,10 @@ class NativeEngine(CpuEngine):
 
     def __init__(
         self, memory_bytes: int | None = None, threads: int = 1, folder: Path | None = None,
-        vector_bytes: int | None = None,
+        vector_bytes: int | None = None, processor: Processor | None = None,
     ) -> None:  # fmt: skip
-        """Compiled kernels are kept in `folder`; ConfigError where no machine code can be made or run."""
+        """Compiled kernels are kept in `folder`.  They are for `processor`: this one, unless a test has another.
+        ConfigError where no machine code can be made or run."""
         why = missing()
         if why:
             raise ConfigError(
@@ -57,7 +58,7 @@ class NativeEngine(CpuEngine):
         self.info = replace(
             self.info, engine="native", driver=f"{NATIVE_1}, {self.info.driver}", limits={"threads": threads}
         )
-        self._objects = Objects(folder)
+        self._objects = Objects(folder, processor=processor)
         self._library = Library(self._objects)
         self._vector_bytes = vector_bytes or self._library.processor.vector_bytes
         self._threads = Threads(self._library.runner(), threads, self._runner_with_clock)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from . import runner
 from .cores import FUNCTION, Tile, tile_for
 from .few_rows import few_rows_core
-from .llvm import Loaded, ir, this_processor
+from .llvm import Loaded, ir
 from .objects import Objects
 from .products import product_core, window_core
 
@@ -30,11 +30,11 @@ class ProductCore:
 
 
 class Library:
-    """Functions for this processor, made when they are first asked for and kept for as long as this object lives."""
+    """Functions for the processor of `objects`, made when first asked for and kept for as long as this object lives."""
 
     def __init__(self, objects: Objects | None = None) -> None:
-        self.processor = this_processor()
         self._objects = objects or Objects()
+        self.processor = self._objects.processor
         self._kept: dict[str, Loaded] = {}
 
     def product(self, dtype: str) -> ProductCore:

@@ -76,9 +76,8 @@ def target_machine(processor: Processor) -> Any:
 
 def _new_machine(processor: Processor) -> Any:
     _initialize()
-    model = "jitdefault" if processor == this_processor() else "default"
     return binding.Target.from_triple(processor.triple).create_target_machine(
-        cpu=processor.name, features=processor.features, opt=3, reloc="pic", codemodel=model
+        cpu=processor.name, features=processor.features, opt=3, reloc="pic", codemodel="jitdefault"
     )
 
 
@@ -112,11 +111,15 @@ def _parsed(module: ir.Module, processor: Processor) -> Any:
 
 
 class Loaded:
-    """Functions of an object file, ready to be called while this object lives."""
+    """Functions of an object file, ready to be called while this object lives.
 
-    def __init__(self, code: bytes) -> None:
+    Those for another processor than this one lie in memory as well, for whoever computes as that one does.
+    """
+
+    def __init__(self, code: bytes, processor: Processor | None = None) -> None:
         # The engine owns its machine, and ends it with itself.
-        self._engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _new_machine(this_processor()))
+        machine = _new_machine(processor or this_processor())
+        self._engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
         self._engine.add_object_file(binding.ObjectFileRef.from_data(code))
         self._engine.finalize_object()
         self.size_bytes = len(code)

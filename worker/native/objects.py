@@ -34,14 +34,16 @@ DIGEST_BYTES = 32
 
 
 class Objects:
-    """Machine code for this processor, loaded, from a folder or made anew.  It is used from one thread.
+    """Machine code for a processor, loaded, from a folder or made anew.  It is used from one thread.
 
     Without a folder, or with one that is not safe to use, every process compiles for itself.
     """
 
     def __init__(
-        self, folder: Path | None = None, bytes_max: int = BYTES_MAX, live_max: int = LIVE_MAX, disk: Disk | None = None
-    ) -> None:
+        self, folder: Path | None = None, bytes_max: int = BYTES_MAX, live_max: int = LIVE_MAX,
+        disk: Disk | None = None, processor: Processor | None = None,
+    ) -> None:  # fmt: skip
+        self.processor = processor or this_processor()
         self.compiled = 0  # how often code was made anew
         self._made_by = sources_version(Path(__file__).parent), LLVMLITE
         self._folder = _Folder(folder, bytes_max, disk or Disk()) if folder is not None else None
@@ -52,10 +54,10 @@ class Objects:
     def loaded(self, content: str, make: Callable[[], ir.Module]) -> Loaded:
         """The functions of a module.  `content` names everything that decides what `make` writes, but for the processor
         and the version of the generator."""
-        name = object_name(content, this_processor(), *self._made_by)
+        name = object_name(content, self.processor, *self._made_by)
         module = self._in_use.get(name)
         if module is None:
-            module = Loaded(self._code(name, make))
+            module = Loaded(self._code(name, make), self.processor)
             self._in_use[name] = module
         self._recent[name] = module
         self._recent.move_to_end(name)
@@ -67,7 +69,7 @@ class Objects:
         code = self._folder.read(name) if self._folder else None
         if code is None:
             self.compiled += 1
-            code = machine_code(make(), this_processor())
+            code = machine_code(make(), self.processor)
             if self._folder:
                 self._folder.write(name, code)
         return code

@@ -3,6 +3,7 @@
     few windows         those of all samples follow each other, as along one more axis: a derivative by weights
     transposes          of transposes are one, or none
     f16, bf16           operands are cast to f32, the result back: sums are f32's, and rounded once
+    conv with steps     those that nobody makes are 1
     conv with padding   x is padded first, and zeros are multiplied as all else; the family `taps` does so itself
     uneven operands     are laid out as (batch, rows, length) first
 
@@ -85,19 +86,36 @@ def _conv(rewriter: Rewriter, node: Node, inputs: Sequence[int], type_: TensorTy
     """A conv over an x with its padding."""
     if type_.dtype in NARROW:
         return _widened(rewriter, node, inputs, type_)
-    attrs = node.attrs
+    x, weights = (rewriter.types[index].shape for index in inputs)
+    attrs = _with_short_steps(node.attrs, x[2:], weights[2:], type_.shape[2:])
+    if attrs != node.attrs:
+        shorter = Node("conv", tuple(inputs), attrs)
+        instead = _conv(rewriter, shorter, inputs, type_)
+        return rewriter.place(shorter, type_) if instead is None else instead
     spatial = len(attrs["low"])
     none, once = (0,) * spatial, (1,) * spatial
-    if is_by_taps(attrs, *(rewriter.types[index].shape for index in inputs)):
+    if is_by_taps(attrs, x, weights):
         return None
     if (attrs["low"], attrs["high"], attrs["lhs_dilation"]) == (none, none, once):
         return _folded(rewriter, node, inputs, type_)
     interior = (0, 0, *(spread - 1 for spread in attrs["lhs_dilation"]))
     zero = rewriter.zero(type_)
-    x = rewriter.add("pad", inputs[0], zero, low=(0, 0, *attrs["low"]), high=(0, 0, *attrs["high"]), interior=interior)
-    unpadded = Node("conv", (x, inputs[1]), Attrs({**attrs, "low": none, "high": none, "lhs_dilation": once}))
+    padded = rewriter.add(
+        "pad", inputs[0], zero, low=(0, 0, *attrs["low"]), high=(0, 0, *attrs["high"]), interior=interior
+    )
+    unpadded = Node("conv", (padded, inputs[1]), Attrs({**attrs, "low": none, "high": none, "lhs_dilation": once}))
     folded = _folded(rewriter, unpadded, unpadded.inputs, type_)
     return rewriter.place(unpadded, type_) if folded is None else folded
+
+
+def _with_short_steps(attrs: Attrs, x: Sequence[int], taps: Sequence[int], windows: Sequence[int]) -> Attrs:
+    """A conv's attributes with steps of 1 along axes that have one place: nobody makes those, and they may be huge."""
+    places = {"lhs_dilation": x, "rhs_dilation": taps, "stride": windows}
+    short = {
+        name: tuple([step if count > 1 else 1 for step, count in zip(attrs[name], counts, strict=True)])
+        for name, counts in places.items()
+    }
+    return Attrs({**attrs, **short})
 
 
 def _folded(rewriter: Rewriter, node: Node, inputs: Sequence[int], type_: TensorType) -> int | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.cases.op_cases import cases
 
 import mesh.numpy as mnp
 from mesh import grad, nn, trace
@@ -53,6 +54,16 @@ def test_a_depthwise_layer_is_one_kernel_with_its_padding() -> None:
         return nn.relu(nn.conv(x, w, padding=1, groups=3) * 2 + b)
 
     assert [part.kind for part in parts_of(layer, X, W, np.ones((3, 1, 1), np.float32))] == ["matmul"]
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+def test_a_conv_may_step_far_along_an_axis_with_one_place(dtype: str) -> None:
+    """Steps that nobody makes need no memory."""
+    case = next(case for case in cases("conv") if case.id == f"conv/{dtype}/huge-steps")
+    engine = NativeEngine()
+    (result,), (expected,) = engine.run(engine.compile(case.graph), case.arguments), evaluate(case.graph, case.inputs)
+    np.testing.assert_allclose(result, expected, rtol=1e-3)
+    engine.close()
 
 
 def test_a_convs_derivative_by_its_weights_is_one_product_that_lies_as_it_is_wanted() -> None:
