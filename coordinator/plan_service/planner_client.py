@@ -75,12 +75,14 @@ class PlannerProcess:
             await self._use(self._started())
 
     async def close(self) -> None:
-        """End the process, and whatever it is at.  It is over when this returns, since event loops close then."""
-        ending, self._ending = [*self._ending, *filter(None, [self._process])], []
-        self._process = None
+        """End the process, and whatever it is at.  It is over when this returns, since event loops close then.
+
+        Whoever closes while another does, or after one that was cancelled, waits for the same processes.
+        """
+        self._retire()
         if self._rest is not None:
             self._rest.cancel()
-        for process in ending:
+        for process in self._ending:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
@@ -119,7 +121,12 @@ class PlannerProcess:
 
     def _end(self) -> None:
         """Nothing was asked for a while: the process sees that its stdin ends."""
-        process, self._process = self._process, None
+        process = self._retire()
         if process is not None and process.stdin is not None:
             process.stdin.close()
-            self._ending = [process, *(other for other in self._ending if other.returncode is None)]
+
+    def _retire(self) -> asyncio.subprocess.Process | None:
+        """The process, which nobody asks any more.  It is kept until it is over."""
+        process, self._process = self._process, None
+        self._ending = [other for other in (process, *self._ending) if other is not None and other.returncode is None]
+        return process

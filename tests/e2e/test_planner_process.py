@@ -152,3 +152,19 @@ async def test_one_that_rests_is_over_once_it_is_closed() -> None:
         await asyncio.sleep(0)
     await asyncio.wait_for(planner.close(), 20)
     assert process.returncode is not None
+
+
+async def test_one_that_was_being_ended_by_a_question_given_up_twice_is_over_once_it_is_closed() -> None:
+    planner = PlannerProcess()
+    await planner.get_ready()
+    process = planner._process
+    assert process is not None
+    os.kill(process.pid, signal.SIGSTOP)
+    asking = asyncio.ensure_future(planner.answer(question()))
+    await asyncio.sleep(0.05)
+    asking.cancel()
+    await asyncio.sleep(0)  # it is killed, and waited for
+    asking.cancel()
+    await asyncio.wait([asking])
+    await asyncio.wait_for(planner.close(), 20)
+    assert process.returncode is not None

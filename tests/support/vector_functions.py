@@ -85,7 +85,8 @@ def without_avx512(processor: Processor) -> Processor:
 
 
 def undefined_symbols(code: bytes) -> list[str]:
-    """What an ELF object for 64 bits needs from elsewhere."""
+    """What an ELF object for 64 bits needs from elsewhere; its own table of addresses, which its constants lie behind,
+    is no such thing."""
     assert code[:5] == b"\x7fELF\x02"
     start, size, count = *struct.unpack_from("<Q", code, 0x28), *struct.unpack_from("<HH", code, 0x3A)
     sections = [struct.unpack_from("<IIQQQQIIQQ", code, start + size * at) for at in range(count)]
@@ -98,4 +99,4 @@ def undefined_symbols(code: bytes) -> list[str]:
             name, _, _, defined_in = struct.unpack_from("<IBBH", code, at)
             if name and not defined_in:
                 names.append(code[texts + name : code.index(b"\0", texts + name)].decode())
-    return names
+    return [name for name in names if name != "_GLOBAL_OFFSET_TABLE_"]

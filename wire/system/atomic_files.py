@@ -33,9 +33,12 @@ else:
 class Disk:
     """The disk of this machine."""
 
-    def write_whole(self, path: str | Path, parts: Sequence[Data]) -> None:
-        """Make `path` hold exactly `parts`, for this user's eyes only, or leave it as it was; OSError if it cannot."""
-        writing = f"{path}{WRITING}"
+    def write_whole(self, path: str | Path, parts: Sequence[Data], writer: str = "") -> None:
+        """Make `path` hold exactly `parts`, for this user's eyes only, or leave it as it was; OSError if it cannot.
+
+        Where several write the same path at once, each gives its own `writer`: two would write into one file.
+        """
+        writing = f"{path}{writer}{WRITING}"
         try:
             with open(writing, "wb", buffering=0, opener=_private) as file:
                 for part in parts:

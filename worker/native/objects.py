@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import secrets
 import stat
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -87,6 +88,7 @@ class _Folder:
         self._path = path
         self._bytes_max = bytes_max
         self._disk = disk
+        self._writer = f".{secrets.token_hex(8)}"  # workers of one machine compile the same kernel at the same time
         self._usable = self._prepare()
 
     def _prepare(self) -> bool:
@@ -122,7 +124,8 @@ class _Folder:
         if not self._usable:
             return
         try:
-            self._disk.write_whole(self._path / f"{name}{ENDING}", [_digest(name.encode() + code), code])
+            path = self._path / f"{name}{ENDING}"
+            self._disk.write_whole(path, [_digest(name.encode() + code), code], writer=self._writer)
             self._trim()
         except OSError as error:
             logger.warning("a compiled kernel is not kept in %s: %s", self._path, error)

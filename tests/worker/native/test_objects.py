@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from wire.limits import MIB
+from wire.system.atomic_files import Disk
 from wire.system.malloc import give_back
 from worker.native import objects
 from worker.native.llvm import I64, Loaded, Processor, index, ir, new_module, this_processor
@@ -52,6 +53,19 @@ def test_another_process_finds_what_one_compiled(tmp_path: Path) -> None:
     assert called(second.loaded("b", returning(9))) == 9
     assert second.compiled == 1
     assert len(kept(tmp_path / "made" / "here")) == 2
+
+
+def test_two_that_keep_the_same_object_at_once_both_do(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Interrupted(Disk):
+        def sync(self, fd: int) -> None:
+            """Another worker begins and ends while this one writes."""
+            assert called(Objects(tmp_path).loaded("a", returning(7))) == 7
+            super().sync(fd)
+
+    assert called(Objects(tmp_path, disk=Interrupted()).loaded("a", returning(7))) == 7
+    assert caplog.messages == []
+    assert called(Objects(tmp_path).loaded("a", returning(8))) == 7
+    assert len(list(tmp_path.iterdir())) == 1, "nothing half written is left"
 
 
 @POSIX
