@@ -4,7 +4,8 @@
 
 PYTHON has what is to be compared: torch, jax, onnxruntime with onnx, tinygrad (with dawn-python for WebGPU); what it
 has not is left out, and named.  Every library is a process of its own on the same cores, with as many threads; a round
-is a call of each, and the first who is asked changes from round to round.  Printed are medians of milliseconds (of
+is a call of each, and the first who is asked changes from round to round.  The others are suspended meanwhile: their
+threads wait for work in loops, and would have the cores.  Printed are medians of milliseconds (of
 processor time where there is one thread, so that other programs count less), and the median, the least and the largest
 ratio of a round: our time over theirs.  Results are compared by their norms.  `--write` puts the table into
 docs/benchmarks.md, with the date, the commit and the machine.
@@ -23,6 +24,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 from engine_peers import CASES
 
 HERE = Path(__file__).resolve().parent
@@ -34,8 +36,8 @@ APART_MAX = 1e-3  # of norms: the libraries round differently
 class Library:
     """A process that computes cases."""
 
-    def __init__(self, name: str, python: str, threads: int) -> None:
-        self.name = name
+    def __init__(self, name: str, python: str, threads: int, label: str = "") -> None:
+        self.name = label or name
         count = str(threads)
         limits = {f"{library}_NUM_THREADS": count for library in ("OMP", "OPENBLAS", "MKL")} | {"CPU_COUNT": count}
         environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_CORETYPE"}
@@ -48,13 +50,18 @@ class Library:
         self.missing: str = told.get("missing", "")
         self.version: str = told.get("version", "")
         self.cases: list[str] = told.get("cases", [])
+        self._suspended = psutil.Process(self._process.pid)
+        if not self.missing:
+            self._suspended.suspend()
 
     def call(self, case: str) -> tuple[float, float | None]:
         """Seconds of a call, and the norm of the result where it is the first call."""
         assert self._process.stdin is not None
+        self._suspended.resume()
         self._process.stdin.write(case + "\n")
         self._process.stdin.flush()
         told = self._answer()
+        self._suspended.suspend()
         return told["seconds"], told["norm"]
 
     def _answer(self) -> dict:
@@ -65,6 +72,7 @@ class Library:
         return json.loads(line)
 
     def end(self) -> None:
+        self._suspended.resume()
         self._process.stdin.close()
         self._process.wait(60)
 
@@ -152,6 +160,8 @@ def main() -> None:
     if ours.missing:
         raise SystemExit(f"the engine {asked.engine} cannot be opened here: {ours.missing}")
     started = [Library(name, asked.peers, asked.threads) for name in PEERS_OF[asked.engine]]
+    if asked.threads > 1 and asked.engine == "native":
+        started.insert(0, Library(asked.engine, sys.executable, 1, label="one thread"))
     for library in started:
         if library.missing:
             print(f"{library.name} is left out: {library.missing}")

@@ -15,10 +15,12 @@ from weakref import WeakSet
 import numpy as np
 from numpy.typing import NDArray
 
+from .placement import Cores, roam, spread
 from .runner import JOB_WORDS, LINE_WORDS, READINGS, STOPPED, WORDS, Job, Runner
 
 ALIGNED = 64  # bytes of scratch memory: a vector register's, and a cache line's
 SLEEP_MICROSECONDS = 50
+IDLE_S = 0.001  # since the last run: threads that slept for less wake where they were
 
 
 class Stop:
@@ -81,6 +83,8 @@ class Threads:
             self._job[word] = value
         self._address = int(self._job.ctypes.data)
         self._closed = False
+        self._ended_s = 0.0  # when the last run was over
+        self._roams: list[Cores | None] = [None] * (count - 1)  # for a helper that was sent to a core: where it may go
         self._wakers = [threading.Semaphore(0) for _ in range(count - 1)]
         self._helpers = [
             threading.Thread(target=self._help, args=(at + 1, waker), name=f"kernels-{at + 1}", daemon=True)
@@ -103,11 +107,11 @@ class Threads:
             self._counters = _aligned(8 * count * LINE_WORDS).view(np.int64)
         try:
             self._runner.open(self._address, rows, count, int(self._counters.ctypes.data), stop.address, threads)
-            for waker in self._wakers[: threads - 1]:
-                waker.release()
+            self._wake(threads - 1)
             return self._walker.walk(self._address, 0) != STOPPED
         finally:
             self._runner.close(self._address)  # waits for those inside, so nobody looks at this program afterwards
+            self._ended_s = time.monotonic()
 
     def timed(self, program: Program, stop: Stop) -> tuple[bool, NDArray[np.float64]]:
         """Run a program on all threads.  Also returns when each thread began and ended with each row, in seconds of
@@ -134,11 +138,20 @@ class Threads:
         """This is a child now, which has none of the pool's other threads, and in which nobody has the turn."""
         self.count, self.turn, self._wakers = 1, threading.Lock(), []
 
+    def _wake(self, helpers: int) -> None:
+        if time.monotonic() - self._ended_s > IDLE_S and (cores := spread(self._helpers[:helpers])):
+            self._roams[:helpers] = [cores] * helpers
+        for waker in self._wakers[:helpers]:
+            waker.release()
+
     def _help(self, thread: int, waker: threading.Semaphore) -> None:
         while True:
             waker.acquire()
             if self._closed:
                 return
+            if cores := self._roams[thread - 1]:
+                self._roams[thread - 1] = None
+                roam(cores)
             self._walker.walk(self._address, thread)
 
     def _grow(self, size: int, threads: int) -> None:

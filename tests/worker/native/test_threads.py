@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import subprocess
@@ -19,8 +20,9 @@ from worker.native.library import Library
 from worker.native.llvm import I64, Loaded, index, loop, machine_code, new_module, this_processor
 from worker.native.llvm import ir as ir
 from worker.native.objects import Objects
+from worker.native.placement import spread
 from worker.native.runner import KERNEL
-from worker.native.threads import Program, Stop, Threads
+from worker.native.threads import IDLE_S, Program, Stop, Threads
 
 MANY = 4
 
@@ -215,3 +217,22 @@ engine.close()
 def test_a_forked_child_computes_on_its_one_thread() -> None:
     """In a process of its own, since libraries that other tests load must not be forked."""
     assert subprocess.run([sys.executable, "-c", FORKED], timeout=60, check=False).returncode == 0
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or len(os.sched_getaffinity(0)) < 2, reason="where threads begin is chosen on Linux"
+)
+def test_threads_that_slept_wake_on_other_cores_and_may_leave_them() -> None:
+    cores = os.sched_getaffinity(0)
+    with contextlib.closing(Threads(library().runner(), MANY)) as threads:
+        ids = [helper.native_id or 0 for helper in threads._helpers]
+        assert [os.sched_getaffinity(thread) for thread in ids] == [cores] * len(ids)
+        assert spread(threads._helpers) == cores
+        chosen = [os.sched_getaffinity(thread) for thread in ids]
+        assert all(len(core) == 1 for core in chosen)
+        assert len(set.union(*chosen)) == min(len(cores) - 1, len(ids)), "this thread's core is nobody's"
+        for _ in range(3):
+            time.sleep(2 * IDLE_S)
+            assert threads.run(program([]), Stop())
+        while any(os.sched_getaffinity(thread) != cores for thread in ids):
+            time.sleep(0.001)
