@@ -1,4 +1,4 @@
-"""Which cores threads begin on.
+"""The cores that threads begin on.
 
 Linux wakes a thread on the core of whoever wakes it more often than not, once both have slept for some milliseconds.
 There it waits for its turn, although other cores are idle, until the kernel balances them: longer than many programs
@@ -42,8 +42,8 @@ if sys.platform == "linux":
 else:
 
     def spread(sleepers: Sequence[Thread]) -> Cores:
-        """Only Linux needs it."""
+        """Do nothing: other systems wake threads on idle cores."""
         return set()
 
     def roam(cores: Cores) -> None:
-        """Only Linux needs it."""
+        """Do nothing: other systems wake threads on idle cores."""

@@ -87,7 +87,7 @@ def _conv(rewriter: Rewriter, node: Node, inputs: Sequence[int], type_: TensorTy
     if type_.dtype in NARROW:
         return _widened(rewriter, node, inputs, type_)
     x, weights = (rewriter.types[index].shape for index in inputs)
-    attrs = _with_short_steps(node.attrs, x[2:], weights[2:], type_.shape[2:])
+    attrs = _with_short_steps(node.attrs, x[2:], weights[2:])
     if attrs != node.attrs:
         shorter = Node("conv", tuple(inputs), attrs)
         instead = _conv(rewriter, shorter, inputs, type_)
@@ -108,14 +108,18 @@ def _conv(rewriter: Rewriter, node: Node, inputs: Sequence[int], type_: TensorTy
     return rewriter.place(unpadded, type_) if folded is None else folded
 
 
-def _with_short_steps(attrs: Attrs, x: Sequence[int], taps: Sequence[int], windows: Sequence[int]) -> Attrs:
-    """A conv's attributes with steps of 1 along axes that have one place: nobody makes those, and they may be huge."""
-    places = {"lhs_dilation": x, "rhs_dilation": taps, "stride": windows}
-    short = {
-        name: tuple([step if count > 1 else 1 for step, count in zip(attrs[name], counts, strict=True)])
-        for name, counts in places.items()
-    }
-    return Attrs({**attrs, **short})
+def _with_short_steps(attrs: Attrs, x: Sequence[int], taps: Sequence[int]) -> Attrs:
+    """A conv's attributes without steps that nobody makes, which may be huge: a spread of one element is 1, and a
+    stride leads from the first window to past the last one at most."""
+    spread_x = [spread if count > 1 else 1 for spread, count in zip(attrs["lhs_dilation"], x, strict=True)]
+    spread_taps = [spread if count > 1 else 1 for spread, count in zip(attrs["rhs_dilation"], taps, strict=True)]
+    strides = []
+    for axis, stride in enumerate(attrs["stride"]):
+        room = attrs["low"][axis] + attrs["high"][axis] + (x[axis] - 1) * spread_x[axis] + 1
+        windows_max = room - (taps[axis] - 1) * spread_taps[axis]
+        strides.append(max(min(stride, windows_max), 1))
+    steps = {"lhs_dilation": tuple(spread_x), "rhs_dilation": tuple(spread_taps), "stride": tuple(strides)}
+    return Attrs({**attrs, **steps})
 
 
 def _folded(rewriter: Rewriter, node: Node, inputs: Sequence[int], type_: TensorType) -> int | None:

@@ -11,6 +11,8 @@ from support.cases.op_cases import cases
 
 import mesh.numpy as mnp
 from mesh import grad, nn, trace
+from wire.ir.dtypes import F32
+from wire.ir.graph import GraphBuilder
 from worker.compiler.cut import Cut
 from worker.cpu.engine import evaluate
 from worker.cpu.inplace_analysis import FUSED
@@ -63,6 +65,27 @@ def test_a_conv_may_step_far_along_an_axis_with_one_place(dtype: str) -> None:
     engine = NativeEngine()
     (result,), (expected,) = engine.run(engine.compile(case.graph), case.arguments), evaluate(case.graph, case.inputs)
     np.testing.assert_allclose(result, expected, rtol=1e-3)
+    engine.close()
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+@pytest.mark.parametrize("stride", [3, 4, 7, 2**40])
+def test_a_conv_may_step_past_its_last_window(samples: int, stride: int) -> None:
+    """Without the stride there were more windows than one."""
+    builder = GraphBuilder()
+    x, w = builder.input("x", (samples, 2, 4, 6), F32), builder.input("w", (3, 2, 2, 2), F32)
+    once, none = (1, 1), (0, 0)
+    graph = builder.build([
+        builder.add(
+            "conv", x, w, stride=(stride, stride), low=none, high=none, lhs_dilation=once, rhs_dilation=once, groups=1
+        )
+    ])  # fmt: skip
+    rng = np.random.default_rng(stride)
+    given = [rng.standard_normal(shape, dtype=np.float32) for shape in ((samples, 2, 4, 6), (3, 2, 2, 2))]
+    engine = NativeEngine()
+    (result,) = engine.run(engine.compile(graph), given)
+    (expected,) = evaluate(graph, dict(zip("xw", given, strict=True)))
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
     engine.close()
 
 
