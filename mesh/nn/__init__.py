@@ -48,6 +48,7 @@ from .losses import binary_cross_entropy, cross_entropy, huber, kl_divergence, m
 from .normalisation import batch_norm, batch_statistics, group_norm, instance_norm, layer_norm, rms_norm
 from .parallel import AllToShardedLinear, ShardedToAllLinear
 from .pooling import adaptive_avg_pool, adaptive_max_pool, avg_pool, global_avg_pool, global_max_pool, lp_pool, max_pool
+from .quantisation import QuantisedLinear, dequantise, quantise
 from .transformer import Attention, KVCache, TransformerBlock, rotary
 
 __all__ = [
@@ -65,6 +66,7 @@ __all__ = [
     "KVCache",
     "LayerNorm",
     "Linear",
+    "QuantisedLinear",
     "RMSNorm",
     "ShardedToAllLinear",
     "TransformerBlock",
@@ -79,6 +81,7 @@ __all__ = [
     "conv",
     "conv_transpose",
     "cross_entropy",
+    "dequantise",
     "dropout",
     "elu",
     "embedding",
@@ -104,6 +107,7 @@ __all__ = [
     "max_pool",
     "mish",
     "mse",
+    "quantise",
     "relu",
     "relu6",
     "rms_norm",

@@ -42,6 +42,7 @@ ANCHORS_MAX = 12  # reductions of one kernel: each has up to two accumulators pe
 CLASSES_MAX = 6  # different index maps under which one node is computed in one kernel
 EXPRESSIONS_MAX = 6_000  # distinct scalar expressions of one group's symbolic lowering
 COPY_COST_MAX = 6  # a node cheaper than this may be computed by several kernels rather than stored
+UNPACKED_MIN = 2  # an operand of a product is made in its kernel if it takes so many times the bytes of its sources
 SPREAD = 4  # a costly node broadcast to this many times its size is stored first
 
 
@@ -105,6 +106,7 @@ class _Fuser:
         for index, node in enumerate(graph.nodes):
             for operand in dict.fromkeys(node.inputs):
                 self.consumers[operand].append(index)
+        self.unpacking = set[int]().union(*(self.unpacked(node) for node in graph.nodes if node.op == "dot"))
 
     def run(self) -> list[Group]:
         if self.weight_max == WEIGHTS_MAX[0]:  # smaller groups are asked for where text is too long
@@ -240,7 +242,27 @@ class _Fuser:
         return labels
 
     def as_prologue(self, index: int) -> bool:
-        return self.graph.nodes[index].op in self.target.prologue
+        return self.graph.nodes[index].op in self.target.prologue or index in self.unpacking
+
+    def unpacked(self, dot: Node) -> set[int]:
+        """The nodes that make a dot's right operand, if its kernel should make it: from a tensor of another dtype that
+        takes less memory."""
+        right = dot.inputs[1]
+        inside, sources, pending = set[int](), set[int](), [right]
+        while pending:
+            index = pending.pop()
+            node = self.graph.nodes[index]
+            alone = len(self.consumers[index]) == 1 and index not in self.outputs
+            if self.inline_only(index) or index in inside:
+                continue
+            if node.op in self.target.unpacking and alone and not self.in_memory(index):
+                inside.add(index)
+                pending.extend(node.inputs)
+            else:
+                sources.add(index)
+        bytes_of = [type_.size * type_.dtype.itemsize for type_ in self.graph.types]
+        narrow = UNPACKED_MIN * sum(bytes_of[source] for source in sources) <= bytes_of[right]
+        return inside if narrow and any(self.graph.nodes[index].op == "cast" for index in inside) else set()
 
     def feeds_dot(self, index: int, group: Group) -> bool:
         """Whether `index` is used, through inlined nodes, by the group's dot."""

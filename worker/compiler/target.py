@@ -11,6 +11,10 @@ from dataclasses import dataclass
 
 from wire.ir.graph import WireGraph
 
+from .scores import MOVES
+
+UNPACKING = MOVES | {"and", "cast", "mul", "add", "sub"}
+
 
 def everything(graph: WireGraph, index: int) -> bool:
     """A target that computes every node, since others were refused before."""
@@ -22,6 +26,8 @@ class Target:
     """`reads_max` bounds the tensors that a kernel reads, `kinds` names the families of ops that have one of their own.
 
     `prologue` are ops on operands of a product that its kernel computes while it loads, each element many times.
+    `unpacking` are those by which it makes the right operand of a `dot` from what takes less memory than that operand:
+    weights of fewer bits, with their scales.
     `costly` are ops that are not worth computing twice, and `looping` those, by dtype, that must stay out of the loops
     of a reduction.  `takes(graph, index)` says whether a kernel computes a node; another node's result is in memory,
     and so are its operands.  Scores of at most `scores_max` rows and columns are computed where they are summed
@@ -35,3 +41,4 @@ class Target:
     looping: frozenset[tuple[str, str]] = frozenset()
     takes: Callable[[WireGraph, int], bool] = everything
     scores_max: int = 0
+    unpacking: frozenset[str] = frozenset()

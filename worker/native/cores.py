@@ -27,7 +27,7 @@ OPERANDS: dict[str, ir.Type] = {
     "u32": I32, "i64": I64, "u64": I64,
 }  # fmt: skip
 
-PREFETCH, LINE = "llvm.prefetch.p0", 64
+LINE = 64
 NOTHING = -0.0  # added to a float it changes no bit
 CORE = ir.FunctionType(VOID, [ADDRESS, I64, I64, ADDRESS, I64, I64, ADDRESS, I64, I64, I64, I64, ADDRESS])
 
@@ -197,13 +197,6 @@ class Core:
     def _load(self, build: ir.IRBuilder, address: ir.Value) -> ir.Value:
         """A vector of an operand's elements."""
         return self._widened(build, Vectors(build, self.tile.lanes).load(address))
-
-    def _prefetch(self, build: ir.IRBuilder, address: ir.Value, write: bool = False) -> None:
-        """The line of an element, to be read or written soon; what is not there does no harm."""
-        kind = ir.FunctionType(VOID, [ADDRESS, I32, I32, I32])
-        function = self.module.globals.get(PREFETCH) or ir.Function(self.module, kind, PREFETCH)
-        where = build.bitcast(address, ADDRESS)
-        build.call(function, [where, *(ir.Constant(I32, flag) for flag in (int(write), 3, 1))])
 
     def _load_first(self, build: ir.IRBuilder, address: ir.Value, count: ir.Value) -> ir.Value:
         """`count` elements, where a vector would reach past the end; zeros in the other lanes."""

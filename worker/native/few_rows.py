@@ -24,7 +24,7 @@ from .cores import (
     transposed,
     vector_of,
 )
-from .llvm import ADDRESS, I64, Processor, index, ir, loop, loop_with
+from .llvm import ADDRESS, I64, Processor, index, ir, loop, loop_with, prefetch
 from .vectors import Vectors
 
 STREAMS = {1: 8, 2: 8, 4: 4}  # rows that there are functions for, and how many rows of B they read at a time
@@ -171,7 +171,7 @@ class _FewRows(Core):
 
         def square(addresses: Sequence[ir.Value]) -> list[ir.Value]:
             for address in addresses:
-                self._prefetch(build, build.gep(address, [index(AHEAD // tile.bytes)]))
+                prefetch(build, build.gep(address, [index(AHEAD // tile.bytes)]))
             return transposed(build, [self._load(build, address) for address in addresses], tile.bytes)
 
         def single(addresses: Sequence[ir.Value]) -> list[ir.Value]:

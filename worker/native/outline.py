@@ -60,7 +60,7 @@ def _groups(graph: WireGraph) -> list[Group]:
     products whose operands are uneven as they lie in memory."""
     groups = fuse(graph, NATIVE)
     if _uneven(graph, groups):
-        plain = replace(NATIVE, prologue=frozenset())
+        plain = replace(NATIVE, prologue=frozenset(), unpacking=frozenset())
         uneven = _uneven(graph, fuse(graph, plain))
         groups = fuse(graph, replace(plain, takes=lambda graph, index: index not in uneven and takes(graph, index)))
     return groups

@@ -42,19 +42,24 @@ def stride_of(index: Expr, along: str, lanes: int) -> int | None:
         if len(known) < len(strides):
             return None
         return sum(stride * int(factor) for stride, factor in zip(known, index.attr[1:], strict=True))
-    if index.op in ("index_div", "index_mod") and _in_step(index.args[0], along, lanes) and index.attr % lanes == 0:
-        return 0 if index.op == "index_div" else 1
+    if index.op in ("index_div", "index_mod"):
+        if _in_step(index.args[0], along, lanes) and index.attr % lanes == 0:
+            return 0 if index.op == "index_div" else 1
+        return 0 if stride_of(index.args[0], along, lanes) == 0 else None
     return None
 
 
 def _in_step(index: Expr, along: str, lanes: int) -> bool:
-    """Whether an index is `along` plus a multiple of `lanes`."""
+    """Whether an index is `along` plus a multiple of `lanes`, or that within a multiple of `lanes`."""
     const, terms = terms_of(index)
     mine = [atom for atom in terms if along in atom.free]
-    return (
-        len(mine) == 1 and mine[0].op == "var" and terms[mine[0]] == 1 and const % lanes == 0
-        and all(factor % lanes == 0 for atom, factor in terms.items() if atom is not mine[0])
-    )  # fmt: skip
+    if len(mine) != 1 or terms[mine[0]] != 1 or const % lanes:
+        return False
+    if any(factor % lanes for atom, factor in terms.items() if atom is not mine[0]):
+        return False
+    (atom,) = mine
+    within = atom.op == "index_mod" and atom.attr % lanes == 0 and _in_step(atom.args[0], along, lanes)
+    return atom.op == "var" or within
 
 
 class Printer:
@@ -79,6 +84,16 @@ class Printer:
         finally:
             self._scopes.pop()
             self._bound, self._along, self._lanes = bound, along, lanes
+
+    @contextmanager
+    def elsewhere(self) -> Iterator[None]:
+        """Variables have other values here: nothing that was computed is known."""
+        scopes, self._scopes = self._scopes, [{}]
+        bound = dict(self._bound)
+        try:
+            yield
+        finally:
+            self._scopes, self._bound = scopes, bound
 
     def bind(self, name: str, value: Value) -> None:
         """Give a variable its value, of any register's type; an index is 32 bits."""
@@ -213,6 +228,10 @@ class Printer:
             element = self.builder.load(self._place(held, v.lane(places, lane)))
             stored = self.builder.insert_element(stored, element, ir.Constant(I32, lane))
         return from_stored(v, stored, held.dtype)
+
+    def address(self, load: Expr) -> Value:
+        """The address of what is loaded, in lane 0."""
+        return self._place(self.buffers[load.attr], self.scalar(load.args[0]))
 
     def _place(self, held: Buffer, index: Value) -> Value:
         return self.builder.gep(held.pointer, [self.builder.zext(index, I64)])

@@ -30,7 +30,7 @@ from .cores import (
     transposed,
     vector_of,
 )
-from .llvm import ADDRESS, I1, I64, Processor, index, ir, loop, loop_with
+from .llvm import ADDRESS, I1, I64, Processor, index, ir, loop, loop_with, prefetch
 from .vectors import Vectors
 
 COLUMNS_FOR_FEW = 128  # of a block for few rows, since it is read once
@@ -255,7 +255,7 @@ class _ProductCore(Core):
         addresses[-1] = build.select(build.icmp_signed("==", height, index(rows)), addresses[-1], nowhere)
         for address in addresses:
             for at in (*range(0, wide, LINE // tile.bytes), wide - 1):
-                self._prefetch(build, build.gep(address, [index(at)]), write=True)
+                prefetch(build, build.gep(address, [index(at)]), write=True)
 
         zeros = [self._zeros()] * (rows * vectors)
         with loop_with(build, index(0), depth, index(1), zeros, "k") as (k, sums, following):

@@ -10,7 +10,7 @@ from ..compiler.constants import splat_bits
 from ..compiler.element_exprs import FUSABLE
 from ..compiler.functions import FUNCTIONS
 from ..compiler.fuse import REDUCTIONS
-from ..compiler.target import Target
+from ..compiler.target import UNPACKING, Target
 
 INTEGERS = frozenset({"i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64"})
 NARROW = frozenset({"f16", "bf16"})
@@ -79,4 +79,4 @@ def _is_dense(graph: WireGraph, index: int) -> bool:
 
 # Views of a product's operands that leave it at even strides, as a rule; where they do not, none is computed in it.
 PROLOGUE = frozenset({"reshape", "transpose", "broadcast", "slice"})
-NATIVE = Target(reads_max=64, kinds=KINDS, prologue=PROLOGUE, costly=COSTLY, takes=takes)
+NATIVE = Target(reads_max=64, kinds=KINDS, prologue=PROLOGUE, costly=COSTLY, takes=takes, unpacking=UNPACKING)

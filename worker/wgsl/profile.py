@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from wire.errors import ConfigError
 
 from ..compiler.scores import MOVES
-from ..compiler.target import Target
+from ..compiler.target import UNPACKING, Target
 from .legalise import COSTLY, LOOPING
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -75,6 +75,7 @@ class Profile:
             COSTLY,
             LOOPING,
             scores_max=self.loop_trips // 3,
+            unpacking=UNPACKING,
         )
 
     @property

@@ -121,6 +121,30 @@ def test_a_row_alone_has_the_bits_that_it_has_in_a_large_product(engines: Mappin
             assert part.tobytes() == rows[5 : 5 + count].tobytes(), count
 
 
+@pytest.mark.parametrize("packed", ["8 bits", "4 bits", "f16", "f16, turned"])
+def test_a_matrix_that_is_unpacked_in_its_product_gives_the_bits_of_one_that_is_not(
+    engines: Mapping[str, NativeEngine], packed: str
+) -> None:
+    """Over several runs of the length, the last of them short, and columns past the last vector."""
+    random = np.random.default_rng(8)
+    x, w = (random.standard_normal(shape).astype(np.float32) for shape in ((40, 672), (672, 141)))
+    unpack: Any = lambda half: mnp.astype(half, np.float32)  # noqa: E731
+    matrices = [w.astype(np.float16)]
+    if packed.endswith("bits"):
+        bits = int(packed[0])
+        unpack = lambda words, scales: nn.dequantise(words, scales, bits)  # noqa: E731
+        matrices = [np.asarray(array) for array in nn.quantise(w, bits)]
+    elif packed.endswith("turned"):
+        unpack = lambda half: mnp.astype(half, np.float32).T  # noqa: E731
+        matrices = [np.ascontiguousarray(matrices[0].T)]
+    (matrix,) = evaluated_of(engines["2 threads"], unpack, *matrices)
+    for count in (1, 2, 3, 4, 5, 40):
+        (expected,) = evaluated_of(engines["2 threads"], lambda x, w: x @ w, x[:count], matrix)
+        for name, engine in engines.items():
+            (found,) = evaluated_of(engine, lambda x, *matrices: x @ unpack(*matrices), x[:count], *matrices)
+            assert found.tobytes() == expected.tobytes(), f"{count} rows, {name}"
+
+
 def test_heads_of_attention_have_the_bits_that_they_have_alone(engines: Mapping[str, NativeEngine]) -> None:
     random = np.random.default_rng(5)
     q, k, v = (random.standard_normal((6, 50, 24)).astype(np.float32) for _ in range(3))

@@ -20,17 +20,19 @@ from wire.ir.types import Attrs
 
 from ...compiler.element_exprs import Anchor, Index
 from ...compiler.expressions import Expr, terms_of
-from ..cores import CORE, FEW
-from ..llvm import ADDRESS, F32, F64, I64, index, ir, loop
-from ..printer import Buffer, Printer
-from .frame import Frame, Kernel, Value, constant, narrowed
-from .map import along, span, steps_of
+from ..cores import CORE, FEW, RUN
+from ..llvm import ADDRESS, F32, F64, I64, index, ir, loop, prefetch
+from ..printer import Buffer, Printer, stride_of
+from ..vectors import Vectors
+from .frame import Frame, Kernel, Value, constant, least, narrowed
+from .map import along, parts_of, span, steps_of
 from .taps import is_by_taps, lower_taps
 
 TILE = (512, 512)  # rows and columns of a task: each packs its operands, and this many pay for it
 TASKS_MIN = 8  # a large product has tasks for some cores
 TASK_FLOPS_MIN = 1 << 21  # tens of microseconds
-RESULT = -1  # the number of the buffer with a tile
+AHEAD = 16  # lines of the right operand that are fetched before they are needed
+RESULT, UNPACKED = -1, -2  # the numbers of buffers: a tile, and a run of the right operand
 KINDS = {"f32": F32, "f64": F64}
 
 
@@ -69,6 +71,32 @@ class Table:
     columns: NDArray[np.int64]
 
 
+@dataclass(frozen=True, slots=True)
+class Unpacked:
+    """A right operand that is computed: element (k, column) of a batch.  A task makes it in scratch memory, for one run
+    of the length after the other, with rows or columns contiguous as they are in what it is made of."""
+
+    value: Expr
+    by_rows: bool
+
+
+class _Scratch:
+    """The scratch memory of a task: parts of it, of known sizes, and the rest."""
+
+    def __init__(self, builder: ir.IRBuilder, begin: Value) -> None:
+        self._builder, self._begin = builder, begin
+        self.taken = 0  # bytes
+
+    def take(self, size: int) -> Value:
+        part = self.rest
+        self.taken += size + -size % 64
+        return part
+
+    @property
+    def rest(self) -> Value:
+        return self._builder.gep(self._begin, [index(self.taken)])
+
+
 def is_even(frame: Frame) -> bool:
     """Whether the operands of a group's product are tensors in memory at even strides, if they have to be."""
     return _is_by_taps(frame) or _product_of(frame).even
@@ -88,6 +116,7 @@ class _Product(ABC):
         build = frame.build
         self.batch, self.row = build.var("batch", self.batches), build.var("row", self.rows)
         self.x, self.k = build.var("x", self.columns), build.var("k", self.length)
+        self._bytes = 8 if self.kind == "f64" else 4
         self._plain = frame.elements()
 
     @property
@@ -104,7 +133,7 @@ class _Product(ABC):
 
     @property
     @abstractmethod
-    def right(self) -> Operand | Table | None: ...
+    def right(self) -> Operand | Table | Unpacked | None: ...
 
     @property
     @abstractmethod
@@ -143,16 +172,20 @@ class _Product(ABC):
                 printer.bind("x", narrowed(builder, first_column))
                 start = builder.zext(printer.scalar(place), I64)
             into, across_row = builder.gep(printer.buffers[frame.root].pointer, [start]), index(self.columns)
+        room = _Scratch(builder, scratch)
+        if not direct:
+            into, across_row = builder.bitcast(room.take(tall * wide * self._bytes), result_type), index(wide)
+        corner, size = (first_row, first_column), (height, width)
+        if isinstance(self.right, Unpacked):
+            self._by_runs(printer, self.right, corner, size, into, across_row, room)
         else:
-            into, across_row = builder.bitcast(scratch, result_type), index(wide)
-        tile_bytes = 0 if direct else tall * wide * frame.graph.types[self.anchor].dtype.itemsize
-        tile_bytes += -tile_bytes % 64
-        self._call_core(printer, (first_row, first_column), (height, width), into, across_row,
-                        builder.gep(scratch, [index(tile_bytes)]))  # fmt: skip
+            assert self.right is not None
+            of_right = self._column_words(printer, self.right, first_column)
+            self._call_core(printer, of_right, corner, size, into, across_row, room)
         if not direct:
             self._finish(printer, into, wide, (first_row, stop_row), (first_column, stop_column))
         builder.ret_void()
-        return Kernel(builder.module, self.batches * down * across, tile_bytes, (self.core,))
+        return Kernel(builder.module, self.batches * down * across, room.taken, (self.core,))
 
     def _tile(self) -> tuple[int, int]:
         """Rows and columns of a task."""
@@ -160,30 +193,97 @@ class _Product(ABC):
         while self.batches * -(-self.rows // tall) * -(-self.columns // wide) < TASKS_MIN:
             if 2 * tall * wide * self.length < 2 * TASK_FLOPS_MIN:
                 break
-            if tall > wide or wide <= 64:
+            if (tall > wide and not isinstance(self.right, Unpacked)) or wide <= 64:
                 tall = -(-tall // 2)
             else:
                 wide = -(-wide // 128) * 64
         return tall, wide
 
     def _call_core(
-        self, printer: Printer, first: tuple[Value, Value], size: tuple[Value, Value], into: Value, across_row: Value,
-        scratch: Value,
+        self, printer: Printer, of_right: Sequence[Value], corner: tuple[Value, Value], size: tuple[Value, Value],
+        into: Value, across_row: Value, room: _Scratch, run: tuple[Value, Value] | None = None,
     ) -> None:  # fmt: skip
+        """Multiply, along the whole length or a run of it, from `first` to `stop`."""
         builder = printer.builder
-        assert self.left is not None and self.right is not None
-        words = [*self._row_words(printer, self.left, first[0]), *self._column_words(printer, self.right, first[1])]
-        address = self._core_address(builder)
-        core = builder.inttoptr(address, CORE.as_pointer())
-        builder.call(core, [*words, builder.bitcast(into, ADDRESS), across_row, *size, index(self.length), scratch])
+        assert self.left is not None
+        first, stop = run or (index(0), index(self.length))
+        further = builder.add(builder.mul(corner[0], index(self.left.row)), builder.mul(first, index(self.left.column)))
+        words = [*self._words(printer, self.left, further), *of_right]
+        core = builder.inttoptr(self._core_address(builder), CORE.as_pointer())
+        length = builder.sub(stop, first)
+        builder.call(core, [*words, builder.bitcast(into, ADDRESS), across_row, *size, length, room.rest])
+
+    def _by_runs(
+        self, printer: Printer, right: Unpacked, corner: tuple[Value, Value], size: tuple[Value, Value], into: Value,
+        across_row: Value, room: _Scratch,
+    ) -> None:  # fmt: skip
+        """Multiply a run of the length at a time, and add it to those before: the core adds runs in the same order."""
+        builder, (tall, wide) = printer.builder, self._tile()
+        pointer = KINDS[self.kind].as_pointer()
+        block, further = (builder.bitcast(room.take(rows * wide * self._bytes), pointer) for rows in (RUN, tall))
+        columns = corner[1], builder.add(corner[1], size[1])
+        strides = (index(wide), index(1)) if right.by_rows else (index(1), index(RUN))
+        # Once at least: a product of length 0 is zeros.
+        with loop(builder, index(0), index(max(self.length, 1)), index(RUN), "run") as first, printer.scope():
+            stop = least(builder, builder.add(first, index(RUN)), index(self.length))
+            self._unpack(printer, right, block, wide, (first, stop), columns)
+            is_first = builder.icmp_signed("==", first, index(0))
+            target = builder.select(is_first, into, further)
+            across = builder.select(is_first, across_row, index(wide))
+            of_right = [builder.bitcast(block, ADDRESS), *strides]
+            self._call_core(printer, of_right, corner, size, target, across, room, (first, stop))
+            with builder.if_then(builder.not_(is_first)):
+                self._add(printer, further, wide, into, across_row, size)
+
+    def _unpack(
+        self, printer: Printer, right: Unpacked, block: Value, wide: int, run: tuple[Value, Value],
+        columns: tuple[Value, Value],
+    ) -> None:  # fmt: skip
+        """Make a run of some columns of the right operand."""
+        frame, build, builder = self.frame, self.frame.build, printer.builder
+        (outer, rows), (inner, line) = ("k", run), ("x", columns)
+        if not right.by_rows:
+            (outer, rows), (inner, line) = (inner, line), (outer, rows)
+        begin = builder.gep(block, [builder.neg(line[0])])  # so that `inner` itself is the place in a line
+        printer.buffers = {**printer.buffers, UNPACKED: Buffer(begin, self.kind)}
+        total = self.columns if right.by_rows else self.length
+        place = build.sum(
+            build.scaled(build.var("line", max(self.columns, self.length)), wide if right.by_rows else RUN),
+            build.var(inner, total),
+        )
+        exprs = [right.value, place]
+        loads = [expr for expr in parts_of(right.value) if expr.op == "load" and {outer, inner} <= expr.free]
+        printer.hoist(exprs, ("row", "x", "k", "line"))
+        with loop(builder, *rows, index(1), "line") as at, printer.scope():
+            printer.bind(outer, narrowed(builder, at))
+            printer.bind("line", narrowed(builder, builder.sub(at, rows[0])))
+            printer.hoist(exprs, (inner,))
+            for along_line, width in along(builder, *line, steps_of(frame.lanes()), total):
+                with along_line as position, printer.scope():
+                    printer.bind_lanes(inner, narrowed(builder, position), width)
+                    printer.store(UNPACKED, place, printer.vector(right.value))
+                    with printer.elsewhere():
+                        printer.bind(outer, narrowed(builder, builder.add(at, index(AHEAD))))
+                        for load in loads:
+                            prefetch(builder, printer.address(load))
+
+    def _add(
+        self, printer: Printer, further: Value, wide: int, into: Value, across_row: Value, size: tuple[Value, Value]
+    ) -> None:
+        """Add a run's products to the tile."""
+        builder = printer.builder
+        with loop(builder, index(0), size[0], index(1), "row") as row:
+            source = builder.gep(further, [builder.mul(row, index(wide))])
+            target = builder.gep(into, [builder.mul(row, across_row)])
+            for columns, width in along(builder, index(0), size[1], steps_of(self.frame.lanes()), self.columns):
+                with columns as column:
+                    v = Vectors(builder, width)
+                    total, more = (v.load(builder.gep(start, [column])) for start in (target, source))
+                    v.store(builder.fadd(total, more), builder.gep(target, [column]))
 
     def _core_address(self, builder: ir.IRBuilder) -> Value:
         """The argument behind the tensors' addresses."""
         return builder.load(builder.gep(builder.function.args[0], [index(len(self.frame.reads) + 1)]))
-
-    def _row_words(self, printer: Printer, left: Operand, first: Value) -> list[Value]:
-        """The core's arguments for the left operand from a row on."""
-        return self._words(printer, left, printer.builder.mul(first, index(left.row)))
 
     @abstractmethod
     def _column_words(self, printer: Printer, right: Operand | Table, first: Value) -> list[Value]:
@@ -241,19 +341,31 @@ class _Dot(_Product):
     def core(self) -> str:
         """Few rows or columns are multiplied where the other operand lies, if its rows or columns are contiguous."""
         other = self.right if self.rows <= FEW else self.left if self.columns <= FEW else None
-        lies = isinstance(other, Operand) and 1 in (other.row, other.column)
+        lies = isinstance(other, Unpacked) or (isinstance(other, Operand) and 1 in (other.row, other.column))
         return f"{'few_rows' if lies else 'product'} {self.kind}"
 
     @cached_property
     def left(self) -> Operand | None:
-        return self._operand(0, self.row, self.k)
+        value = self._element(0, self.row, self.k)
+        return self._strided(value, self.row, self.k) if self._is_stored(value) else None
 
     @cached_property
-    def right(self) -> Operand | None:
-        return self._operand(1, self.k, self.x)
+    def right(self) -> Operand | Unpacked | None:
+        value = self._element(1, self.k, self.x)
+        return self._strided(value, self.k, self.x) if self._is_stored(value) else Unpacked(value, self._by_rows(value))
 
-    def _operand(self, side: int, row: Expr, column: Expr) -> Operand | None:
-        """The operand as a matrix of `row` and `column`."""
+    def _by_rows(self, value: Expr) -> bool:
+        """Whether more of what an element of the right operand is made of lies along its columns than along k."""
+        loads, lanes = [expr for expr in parts_of(value) if expr.op == "load"], self.frame.lanes()
+        along_x, along_k = (sum(stride_of(load.args[0], name, lanes) in (0, 1) for load in loads) for name in "xk")
+        return along_x >= along_k
+
+    def _is_stored(self, value: Expr) -> bool:
+        """Whether an element is read as the core takes it."""
+        return value.op == "load" and self.frame.dtype(value.attr) == self.kind
+
+    def _element(self, side: int, row: Expr, column: Expr) -> Expr:
+        """The element of an operand at `row` and `column`."""
         frame, build = self.frame, self.frame.build
         _, inputs, attrs = frame.graph.nodes[self.anchor]
         shape, name = frame.shape(inputs[side]), ("lhs", "rhs")[side]
@@ -266,8 +378,7 @@ class _Dot(_Product):
         ):
             for axis, coordinate in zip(axes, build.unravel(variable, sizes), strict=True):
                 where[axis] = coordinate
-        value = self._plain.at(inputs[side], tuple(where))
-        return None if value.op != "load" else self._strided(value, row, column)
+        return self._plain.at(inputs[side], tuple(where))
 
     def _column_words(self, printer: Printer, right: Operand | Table, first: Value) -> list[Value]:
         assert isinstance(right, Operand)
