@@ -337,6 +337,55 @@ def products(count: int) -> Any:
     return mesh.trace(program, np.zeros((8, 8), np.float32))
 
 
+def test_a_dispatch_that_is_replayed_costs_three_calls_of_the_c_library_and_none_of_python(
+    engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted, not timed: what a run of 200 dispatches calls beyond a run of 100."""
+    import worker.wgsl.device as wgsl_device
+
+    x = engine.load(np.eye(8, dtype=np.float32))
+    short, long = (engine.compile(products(count)) for count in (100, 200))
+    more = long.dispatches - short.dispatches
+    assert more >= 100
+
+    def python(executable: Any) -> int:
+        seen: list[str] = []
+        sys.setprofile(lambda frame, event, argument: seen.append(event))
+        try:
+            engine.run(executable, [x], keep=(0,))
+        finally:
+            sys.setprofile(None)
+        return sum(event in ("call", "c_call") for event in seen)
+
+    def foreign(executable: Any) -> int:
+        with monkeypatch.context() as patched:
+            counting = Counting(wgsl_device.lib)
+            patched.setattr(wgsl_device, "lib", counting)
+            engine.run(executable, [x], keep=(0,))
+        return counting.calls
+
+    for executable in (short, long, short, long):
+        engine.run(executable, [x], keep=(0,))
+    assert python(long) - python(short) < more
+    assert 0 < foreign(long) - foreign(short) <= 3 * more
+
+
+class Counting:
+    """A library whose calls are counted."""
+
+    def __init__(self, library: Any) -> None:
+        self.library, self.calls = library, 0
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(self.library, name)
+
+        def called(*arguments: Any) -> Any:
+            self.calls += 1
+            return function(*arguments)
+
+        return called
+
+
 def test_a_long_program_is_submitted_in_slices_and_stopped_between_two(engine: Any) -> None:
     """Each dispatch is thought to take long; only what is submitted then counts here, and not the time."""
     x = np.eye(8, dtype=np.float32) * 2

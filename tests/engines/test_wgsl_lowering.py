@@ -21,6 +21,8 @@ from wire.errors import CompileFailed, ConfigError, Unsupported
 from wire.ir.dtypes import F32, I64
 from wire.ir.graph import GraphBuilder, WireGraph
 from wire.ir.ops import CONTROL
+from wire.passes.simplify import simplify
+from worker.cpu import evaluate
 from worker.wgsl.cache import ProgramCache
 from worker.wgsl.emit import folded
 from worker.wgsl.lower import lower
@@ -108,6 +110,39 @@ def test_matmul_loads_and_stores_fours_through_workgroup_memory() -> None:
 def test_a_reduction_of_few_long_rows_uses_workgroup_memory() -> None:
     (module,) = compiled(mesh.trace(lambda x: mnp.sum(x, axis=1), zeros(4, 4000)), LARGE).modules
     assert "var<workgroup>" in module.text and "workgroupBarrier();" in module.text
+
+
+def encoder_layer(width: int, hidden: int, heads: int) -> nn.TransformerBlock:
+    """A layer of BERT."""
+
+    def linear(rows: int, columns: int) -> nn.Linear:
+        return nn.Linear(zeros(columns, rows), zeros(columns))
+
+    def norm() -> nn.LayerNorm:
+        return nn.LayerNorm(zeros(width), zeros(width))
+
+    attention = nn.Attention(*(linear(width, width) for _ in range(4)), heads=heads)
+    mlp = nn.MLP(linear(width, hidden), linear(hidden, width))
+    return nn.TransformerBlock(attention, norm(), mlp, norm(), pre_norm=False)
+
+
+@pytest.mark.parametrize(
+    "profile", [MINIMUM, replace(MINIMUM, subgroup=8), LARGE], ids=["minimum", "software", "large"]
+)
+def test_a_layer_of_minilm_is_at_most_twelve_dispatches(profile: Profile) -> None:
+    """32 sentences of 128 tokens, with a mask that is given, as mesh/importers/minilm.py encodes them."""
+
+    def layers(x: Any, hidden: Any, blocks: list[nn.TransformerBlock]) -> Any:
+        for block in blocks:
+            x = block(x, (1.0 - hidden[:, None, None, :]) * -1e9)
+        return x
+
+    def count(depth: int) -> int:
+        blocks = [encoder_layer(384, 1536, 12) for _ in range(depth)]
+        graph = simplify(mesh.trace(layers, zeros(32, 128, 384), zeros(32, 128), blocks), evaluate)
+        return len(compiled(graph, profile).dispatches)
+
+    assert 0 < count(2) - count(1) <= 12
 
 
 def test_equal_layers_share_their_shaders() -> None:

@@ -36,6 +36,9 @@ REDUCE_LENGTH_MAX = 16_384  # longer reductions are split in two
 SPLIT_CHUNK = 1_024
 SPLIT_FEW_ROWS = 64  # with fewer rows than this, a reduction of more than SPLIT_CHUNK is split to use the device
 LINE_MIN = 16  # a dot with one row, and fewer columns or a shorter length, is a multiply and a reduction
+PANEL_RUN = (
+    32  # of a dot's length, that lies in one piece for each tile: a copy reads so many rows of the operand at once
+)
 TRIANGLE_MIN = 16  # rows and columns of a constant that is looked at
 
 
@@ -352,7 +355,10 @@ def _dot(rewriter: Rewriter, node: Node, inputs: list[int], type_: TensorType) -
     count = parts(sizes, rewriter.profile)
     if count > 1 and not (length <= LENGTH_MAX and any(_is_of_scores(rewriter, index) for index in inputs)):
         return _split_dot(rewriter, inputs, sides, type_, count)
-    return _in_panels(rewriter, inputs, sides, sizes, type_) if in_panels(sizes, rewriter.profile) else None
+    if not in_panels(sizes, rewriter.profile):
+        return None
+    copied = (not _lies_along(rewriter, inputs[0], node.attrs["lhs_contract"]), True)
+    return _in_panels(rewriter, inputs, sides, sizes, type_, copied)
 
 
 def _lies_along(rewriter: Rewriter, index: int, axes: Sequence[int]) -> bool:
@@ -398,24 +404,35 @@ def _multiplied(rewriter: Rewriter, inputs: list[int], sides: Sequence[_Side], t
 
 
 def _in_panels(
-    rewriter: Rewriter, inputs: list[int], sides: Sequence[_Side], sizes: Sizes, type_: TensorType
+    rewriter: Rewriter,
+    inputs: list[int],
+    sides: Sequence[_Side],
+    sizes: Sizes,
+    type_: TensorType,
+    copied: tuple[bool, bool],
 ) -> int | None:
-    """The dot over copies of its operands, in which what a tile reads lies in one piece: the left one as (tile, quad of
-    the length, row, 4), the right one as (tile, length, column); None if they do not fit."""
+    """The dot over copies of its operands, in which what a tile reads of a run of the length lies in one piece: the
+    left one as (run, tile, quad of the run, row, 4), the right one as (run, tile, place in the run, column); None if
+    they do not fit.  A left operand that lies along the length is read as it is: what a row's next turns read lies
+    beside what this one does."""
     form = form_of(sizes, rewriter.profile)
     widths = (form.tile_rows, form.tile_columns)
     frees = [free + -free % width for free, width in zip((sizes.rows, sizes.columns), widths, strict=True)]
-    if not all(_fits(rewriter, sizes.batch * free * sizes.length, type_.dtype) for free in frees):
+    wanted = [free for free, own in zip(frees, copied, strict=True) if own]
+    if not all(_fits(rewriter, sizes.batch * free * sizes.length, type_.dtype) for free in wanted):
         return None
-    views = []
-    for side, index, width, whole_free, deep in zip(sides, inputs, widths, frees, (4, 1), strict=True):
+    views, run = [], math.gcd(sizes.length, PANEL_RUN)
+    for side, index, width, whole_free, deep, own in zip(sides, inputs, widths, frees, (4, 1), copied, strict=True):
         free = math.prod(side.free)
-        shape, perm = (sizes.batch, whole_free // width, width, sizes.length // deep, deep), (0, 1, 3, 2, 4)
+        shape = (sizes.batch, whole_free // width, width, sizes.length // run, run // deep, deep)
         zero = rewriter.filled(0, type_.dtype)
         whole = side.arranged(rewriter, index, (sizes.batch, free, sizes.length))
+        if not own:
+            views.append(whole)
+            continue
         whole = rewriter.add("pad", whole, zero, low=(0, 0, 0), high=(0, whole_free - free, 0), interior=(0, 0, 0))
-        panels = rewriter.add("transpose", rewriter.add("reshape", whole, shape=shape), perm=perm)
-        view = rewriter.add("transpose", _copied(rewriter, panels, {}), perm=perm)
+        panels = rewriter.add("transpose", rewriter.add("reshape", whole, shape=shape), perm=(0, 3, 1, 4, 2, 5))
+        view = rewriter.add("transpose", _copied(rewriter, panels, {}), perm=(0, 2, 4, 1, 3, 5))
         view = rewriter.add("reshape", view, shape=(sizes.batch, whole_free, sizes.length))
         stop = (sizes.batch, free, sizes.length)
         views.append(rewriter.add("slice", view, start=(0, 0, 0), stop=stop, step=(1, 1, 1)))

@@ -22,11 +22,14 @@ from .operands import Side
 from .product_forms import Form
 
 STRETCH_MIN = 8  # the turns of shorter ones cost more than divisions
+ROWS_PICKED = 4  # of a tile's sums at once, out of which each is picked: to pick one of 32 takes 31 comparisons
 Places = Sequence[tuple[Expr, Expr]]  # places below a size, each with whether it was inside before it was clamped
 
 
 class Product(ABC):
     """One product in one form."""
+
+    rows_first = False  # whether workgroups that follow each other share columns, not rows
 
     def __init__(self, frame: Frame, left: Side, right: Side, form: Form) -> None:
         self.frame, self.build, self.form = frame, frame.build, form
@@ -41,8 +44,9 @@ class Product(ABC):
         self.groups = self.batch * row_tiles * column_tiles
         group = self.build.var("group", self.groups)
         self.lane = self.build.var("lane", form.invocations)
-        self.tile_column = self.build.mod(group, column_tiles)
-        self.tile_row = self.build.mod(self.build.div(group, column_tiles), row_tiles)
+        first, after = (row_tiles, column_tiles) if self.rows_first else (column_tiles, row_tiles)
+        inner, outer = self.build.mod(group, first), self.build.mod(self.build.div(group, first), after)
+        self.tile_row, self.tile_column = (inner, outer) if self.rows_first else (outer, inner)
         self.at_batch = self.build.div(group, column_tiles * row_tiles)
 
     @abstractmethod
@@ -160,16 +164,42 @@ class Product(ABC):
         """Store this invocation's results, or what the group makes of them.  What takes more than a store is said once,
         in a loop over the rows."""
         build, rows = self.build, self.form.rows
-        if rows == 1 or (self.frame.root == self.dot and self.columns % 4 == 0):
+        if rows == 1 or (self.columns % 4 == 0 and self._stores_sums):
             return [statement for i in range(rows) for statement in self._row(build.number(i), i)]
-        i = build.var("i", rows)
+        sums = [[self.sum_name(row, j) for j in self.column_quads] for row in range(rows)]
+        if rows <= 2 * ROWS_PICKED or rows % ROWS_PICKED:
+            i = build.var("i", rows)
+            return [self._of_rows(i, sums, i)]
+        block, i = build.var("block", rows // ROWS_PICKED), build.var("i", ROWS_PICKED)
+        held = [[f"u{q}_{j}" for j in self.column_quads] for q in range(ROWS_PICKED)]
+        picked: list[Statement] = []
+        for q, names in enumerate(held):
+            picked += self._picked(block, sums[q::ROWS_PICKED], names)
+        each = self._of_rows(i, held, build.sum(build.scaled(block, ROWS_PICKED), i))
+        return [Loop(block, build.number(0), rows // ROWS_PICKED, 1, (*picked, each))]
+
+    @cached_property
+    def _stores_sums(self) -> bool:
+        """Whether the group does no more with a sum than store it."""
+        total = self.build.make("var", (), self.quad, "total")
+        row, column = self.build.var("row", self.rows), self.build.var("column", self.columns)
+        return self._value(row, column, total, 0) is self._rounded(total, 0)
+
+    def _of_rows(self, i: Expr, held: list[list[str]], row: Expr) -> Loop:
+        """Store the rows whose sums have these names, the one of place `i` after the other."""
+        picked = self._picked(i, held, [f"v{j}" for j in self.column_quads])
+        return Loop(i, self.build.number(0), len(held), 1, (*picked, *self._row(row, None)))
+
+    def _picked(self, which: Expr, choices: list[list[str]], names: list[str]) -> list[Statement]:
+        """Variables of these names, with the values of those that `which` chooses."""
+        build = self.build
         body: list[Statement] = []
-        for j in self.column_quads:
-            body.append(Declare(f"v{j}", build.mutable(self.sum_name(0, j), self.quad)))
-            for other in range(1, rows):
-                chosen = Assign(f"v{j}", build.mutable(self.sum_name(other, j), self.quad))
-                body.append(When(build.make("eq", [i, build.number(other)], "bool"), (chosen,)))
-        return [Loop(i, build.number(0), rows, 1, (*body, *self._row(i, None)))]
+        for name, *values in zip(names, *choices, strict=True):
+            body.append(Declare(name, build.mutable(values[0], self.quad)))
+            for at, value in enumerate(values[1:], 1):
+                chosen = Assign(name, build.mutable(value, self.quad))
+                body.append(When(build.make("eq", [which, build.number(at)], "bool"), (chosen,)))
+        return body
 
     def _row(self, i: Expr, number: int | None) -> list[Statement]:
         """Store one row; it is `sum{number}_*`, or `v*`."""
@@ -212,10 +242,13 @@ class Product(ABC):
 
     def _value(self, row: Expr, column: Expr, total: Expr, lane: int) -> Expr:
         """The root's element where the product's is lane `lane` of `total`."""
-        value = self.lane_of(total, lane)
-        if self.frame.dtype(self.dot) == "f16":
-            value = self.build.make("to_f16", [value], "f32")
+        value = self._rounded(total, lane)
         if self.frame.root == self.dot:
             return value
         index = self.build.unravel(self._linear(row, column), self.frame.shape(self.frame.root))
         return self.frame.elements({self.dot: lambda _: value}).at(self.frame.root, index)
+
+    def _rounded(self, total: Expr, lane: int) -> Expr:
+        """The product's element that is lane `lane` of `total`."""
+        value = self.lane_of(total, lane)
+        return self.build.make("to_f16", [value], "f32") if self.frame.dtype(self.dot) == "f16" else value

@@ -14,6 +14,8 @@ from .product import Places, Product
 class BroadcastProduct(Product):
     """`form.x` lanes side by side along columns, `form.rows` rows that all of them share."""
 
+    rows_first = True  # the right operand's tile is the larger one, and stays in a core's cache from tile to tile
+
     def kernel(self) -> Kernel:
         build = self.build
         whole, rest = divmod(self.stretch, 4)
