@@ -19,12 +19,13 @@ from .enrolment import joined_mesh, state_root
 
 @dataclass(frozen=True, slots=True)
 class LocalSpec:
-    """Workers to start on this machine."""
+    """Workers to start on this machine, of so many threads each; with 0 they share its cores."""
 
     count: int
     engine: str | tuple[str, ...]
     cache_dir: Path | None
     memory_bytes: int | None
+    threads: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,7 +144,9 @@ async def _as_coordinator(mesh: str, config: MeshConfig) -> Admission | None:
 
 def _local_workers(mesh: str, config: MeshConfig, members: bool) -> LocalWorkers | None:
     spec = config.local
-    return LocalWorkers(mesh, spec.cache_dir, spec.memory_bytes, members, config.timeouts) if spec else None
+    return (
+        LocalWorkers(mesh, spec.cache_dir, spec.memory_bytes, members, config.timeouts, spec.threads) if spec else None
+    )
 
 
 async def _start_local(coordinator: Coordinator, local: LocalWorkers, spec: LocalSpec) -> None:

@@ -60,8 +60,10 @@ class LocalWorkers:
         memory_bytes: int | None = None,
         members: bool = False,
         timeouts: Timeouts = DEFAULT_TIMEOUTS,
+        threads: int = 0,
     ) -> None:
         self._mesh = mesh
+        self._threads = threads
         self._timeouts = timeouts
         self._members = members
         self._cache_dir = cache_dir
@@ -76,12 +78,13 @@ class LocalWorkers:
     async def start(self, devices: Sequence[Sequence[str]], names: Sequence[str] = ()) -> list[LocalWorker]:
         """One worker per entry, each with the devices named there; ConnectFailed with the log of each that fails.
 
-        `names` are theirs, by default local-0, local-1 and so on.  They share this machine's cores evenly.
+        `names` are theirs, by default local-0, local-1 and so on.  They share this machine's cores evenly, unless the
+        number of their threads was given.
         """
         self._folder = SharedDir.create(Path(tempfile.gettempdir()))
         weakref.finalize(self, self._folder.close)
         names = names or [f"local-{index}" for index in range(len(devices))]
-        threads = max(core_count() // len(devices), 1)
+        threads = self._threads or max(core_count() // len(devices), 1)
         starts = [self._start_one(*worker, threads) for worker in zip(names, devices, strict=True)]
         try:
             return await gather_all(starts)
@@ -182,6 +185,15 @@ def devices_per_worker(count: int, engine: str | Sequence[str]) -> list[list[str
     if len(names) != count:
         raise ConfigError(f"local({count}): {counted(len(names), 'engine')} given; give one name, or a list of {count}")
     return [[] if name == "auto" else [name] for name in names]
+
+
+def thread_count(threads: int | None) -> int:
+    """The number of threads of a worker that somebody asks for; 0 where it is left to the machine."""
+    if threads is None:
+        return 0
+    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
+        raise ConfigError(f"a worker has one thread or more, and a whole number of them, not {threads!r}")
+    return threads
 
 
 async def _ready(process: asyncio.subprocess.Process, name: str) -> LocalWorker:

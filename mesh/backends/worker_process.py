@@ -19,7 +19,7 @@ from ..util.argument_checks import items
 from ..util.did_you_mean import spelt
 from .config import default_mesh_name
 from .enrolment import at_home
-from .local_workers import LocalWorkers, devices_per_worker
+from .local_workers import LocalWorkers, devices_per_worker, thread_count
 
 
 class Worker:
@@ -33,6 +33,8 @@ class Worker:
         Its name in the mesh.
     device : str or sequence of str, optional
         What `mesh-worker --device` takes, or several.
+    threads : int, optional
+        How many threads its native engine has; by default as many as there are cores.
     mesh : str, optional
         The name of its mesh; by default that of this user's other nodes.
 
@@ -53,12 +55,14 @@ class Worker:
     """
 
     @spelt
-    def __init__(self, name: str = "worker", *, device: str | Sequence[str] = "auto", mesh: str = "") -> None:
+    def __init__(
+        self, name: str = "worker", *, device: str | Sequence[str] = "auto", threads: int | None = None, mesh: str = ""
+    ) -> None:
         self.name = check_name("worker", name)
         asked = [device] if isinstance(device, str) else [*items(device, "of names of devices")]
         devices = [name for names in devices_per_worker(len(asked), asked) for name in names]
         mesh = default_mesh_name() if isinstance(mesh, str) and not mesh else check_name("mesh", mesh)
-        self._process = LocalWorkers(mesh, members=at_home(mesh))
+        self._process = LocalWorkers(mesh, members=at_home(mesh), threads=thread_count(threads))
         self._loop = LoopThread(asyncio.new_event_loop())
         try:
             (self._worker,) = self._loop.wait(self._process.start([devices], [name]))

@@ -122,6 +122,7 @@ class MeshBuilder:
         engine: str | Sequence[str] = "auto",
         cache_dir: str | Path | None = None,
         max_memory: str | int | None = None,
+        threads: int | None = None,
     ) -> MeshBuilder:
         """Start workers on this machine, which end with the mesh.
 
@@ -136,6 +137,8 @@ class MeshBuilder:
             A folder that keeps weights and kernels between runs.
         max_memory : str or int, optional
             What each worker may use: "2GiB", or bytes.
+        threads : int, optional
+            How many threads each worker's native engine has; without it they share the machine's cores evenly.
 
         Returns
         -------
@@ -147,13 +150,13 @@ class MeshBuilder:
         ConfigError
             If an argument is not possible.
         """
-        from ..backends.local_workers import devices_per_worker
+        from ..backends.local_workers import devices_per_worker, thread_count
 
         devices_per_worker(count, engine)
         fixed = engine if isinstance(engine, str) else tuple(engine)
         cache = Path(cache_dir).expanduser() if cache_dir else None
         memory_bytes = None if max_memory is None else parse_size(str(max_memory))
-        return self._with(local=LocalSpec(count, fixed, cache, memory_bytes))
+        return self._with(local=LocalSpec(count, fixed, cache, memory_bytes, thread_count(threads)))
 
     def simulate(self, count: int, seed: int = 0, gflops: float | Sequence[float] = 50.0) -> MeshBuilder:
         """Simulate workers in this process, on a virtual clock (docs/simulation.md).

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from support.adapter import adapters, needs_adapter
 from support.processes.commands import environment, run, wait_for
@@ -31,10 +32,11 @@ def test_a_mesh_of_two_workers_from_start_to_failure(monkeypatch: pytest.MonkeyP
     expected = np.asarray(model(WEIGHTS, X))
     graph = mesh.trace(lambda x: model(WEIGHTS, x), X[:4])
     with (
-        mesh.Worker("anna", device="cpu", mesh="t") as anna,
+        mesh.Worker("anna", device="cpu", threads=3, mesh="t") as anna,
         mesh.Worker("berta", device="cpu", mesh="t") as berta,
         mesh.Coordinator.builder().mesh("t").node(anna.address).node(berta.address).build() as coordinator,
     ):
+        assert "--threads 3" in " ".join(psutil.Process(anna.pid).cmdline())
         for worker in (anna, berta):
             one = mesh.DeviceMap().layer("", worker.name)
             np.testing.assert_allclose(coordinator.run(graph, X[:4], strategy=one), expected[:4], rtol=1e-4)
@@ -72,6 +74,8 @@ def test_a_mesh_of_two_workers_from_start_to_failure(monkeypatch: pytest.MonkeyP
         (lambda: mesh.Worker("anna", device=3), InputError, "of names of devices"),
         (lambda: mesh.Worker("anna", device=[]), ConfigError, "at least one"),
         (lambda: mesh.Worker("anna", device=[None]), ConfigError, "an engine is a name"),
+        (lambda: mesh.Worker("anna", threads=0), ConfigError, "one thread or more, and a whole number of them, not 0"),
+        (lambda: mesh.Mesh.builder().local(2, threads=1.5), ConfigError, "one thread or more.* not 1.5"),
         (lambda: mesh.Worker("anna", mesh=X), ConfigError, "mesh"),
         (lambda: mesh.Worker("anna", gpu=0), InputError, "unexpected keyword argument 'gpu'"),
     ],
