@@ -15,6 +15,7 @@ from .. import numpy as mnp
 from ..core.array import Array, Operand
 from ..numpy.promotion import asarray, cast, floats
 from ..transforms.composite import composite
+from ..transforms.composite_rules import applied
 from ..util.annotation_checks import checked
 from .functions import softmax_body
 from .precision import wide
@@ -144,4 +145,4 @@ def _attention(q: Array, k: Array, v: Array, mask: Array | None = None, *, scale
     scores = wide(q @ k.mT) * scale
     if mask is not None:
         scores = masked(scores, mask)
-    return cast(softmax_body(scores), v.type.dtype) @ v
+    return cast(applied("softmax", softmax_body, scores), v.type.dtype) @ v

@@ -88,4 +88,9 @@ def _pinv(x: Array, z: Array, moved: Array) -> Array:
     return across + down - mnp.matmul(z, mnp.matmul(moved, z))
 
 
-TANGENTS: dict[str, Callable[[Array, Array, Array], Array]] = {"det": _det, "pinv": _pinv}
+def _softmax(x: Array, z: Array, moved: Array) -> Array:
+    """Along the last axis.  In reverse it takes two passes over x less than exponentials divided by their sum."""
+    return z * (moved - mnp.sum(z * moved, -1, keepdims=True))
+
+
+TANGENTS: dict[str, Callable[[Array, Array, Array], Array]] = {"det": _det, "pinv": _pinv, "softmax": _softmax}

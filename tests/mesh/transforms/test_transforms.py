@@ -420,6 +420,24 @@ def test_the_gradient_of_attention_does_not_ask_where_the_maximum_was() -> None:
     assert (ops.count("dot"), ops.count("reduce_max")) == (3 + 6, 1)
 
 
+@pytest.mark.parametrize("again", [lambda fn: fn, mesh.vmap, mesh.remat], ids=["alone", "in a batch", "computed again"])
+def test_the_softmax_inside_of_attention_has_the_derivative_of_softmax(again: Any) -> None:
+    def fn(q: Any, k: Any, v: Any) -> Any:
+        return nn.scaled_dot_product_attention(q, k, v)
+
+    def by_hand(q: Any, k: Any, v: Any) -> Any:
+        return nn.softmax((q @ k.mT) * 3**-0.5) @ v
+
+    def gradient(fn: Any) -> Any:
+        return mesh.grad(lambda *qkv: mnp.sum(again(fn)(*qkv) ** 2), (0, 1, 2))
+
+    arrays = [floats(2, 4, 3), floats(2, 4, 3), floats(2, 4, 3)]
+    graph = mesh.trace(gradient(fn), *arrays)
+    assert ops_of(graph).count("div") == 1, "weights are divided by their sum, once"
+    for found, expected in zip(gradient(fn)(*arrays), gradient(by_hand)(*arrays), strict=True):
+        assert np.allclose(np.asarray(found), np.asarray(expected), rtol=1e-12, atol=1e-12)
+
+
 def test_zeros_are_not_made_and_constants_not_differentiated() -> None:
     def fn(x: Any, w: Any) -> Any:
         return mnp.sum(mnp.where(x > 0, x, 0.0) @ w)
