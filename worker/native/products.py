@@ -31,6 +31,7 @@ from .cores import (
     vector_of,
 )
 from .llvm import ADDRESS, I1, I64, Processor, index, ir, loop, loop_with, prefetch
+from .spans import DEPTH_MIN, Spans
 from .vectors import Vectors
 
 COLUMNS_FOR_FEW = 128  # of a block for few rows, since it is read once
@@ -83,6 +84,7 @@ class _ProductCore(Core):
 
     def __init__(self, name: str, dtype: str, tile: Tile) -> None:
         super().__init__(name, dtype, tile)
+        self.spans = Spans(self)
         self.strips = {wide: self._strip(wide) for wide in {tile.height, tile.columns}}
         heights, widths = range(2, tile.rows + 1, 2), range(1, tile.vectors + 1)
         self.micros = self._table("micros", [self._micro(rows, vectors) for vectors in widths for rows in heights])
@@ -101,6 +103,7 @@ class _ProductCore(Core):
         a, b = Matrix(a_start, a_row, a_column), self.operand(b_start, b_row, b_column)
         c = Matrix(c_start, c_row, index(1))
         width = build.select(build.icmp_signed("<=", m, index(tile.rows)), index(COLUMNS_FOR_FEW), index(COLUMNS_OF_B))
+        spans = self.spans.memory(build)
         with loop(build, index(0), n, width, "column") as column:
             columns = smaller(build, build.sub(n, column), width)
             # Once at least: a product of length 0 is zeros.
@@ -108,12 +111,12 @@ class _ProductCore(Core):
                 depth = smaller(build, build.sub(length, k), index(RUN))
                 first = build.icmp_signed("==", k, index(0))
                 parts = a.part(build, index(0), k), b.part(build, k, column), c.part(build, index(0), column)
-                self._run(build, *parts, m, columns, depth, first, scratch)
+                self._run(build, *parts, m, columns, depth, first, scratch, spans)
         build.ret_void()
 
     def _run(
         self, build: ir.IRBuilder, a: Matrix, b: Matrix, c: Matrix, m: ir.Value, columns: ir.Value, depth: ir.Value,
-        first: ir.Value, scratch: ir.Value,
+        first: ir.Value, scratch: ir.Value, spans: ir.Value,
     ) -> None:  # fmt: skip
         """A run of a block of columns: B is packed, and then A, block of rows by block of rows."""
         tile = self.tile
@@ -145,16 +148,29 @@ class _ProductCore(Core):
                 panel = build.gep(panel, [build.mul(k, index(tile.height))])
                 some = smaller(build, build.sub(depth, k), for_a)
                 self._pack(build, a.at(build, row, k), a.column, a.row, some, height, panel, tile.height)
+
+            def span_of(which: ir.Value) -> ir.Value:
+                return build.gep(spans, [build.mul(build.sub(which, begin), index(2))])
+
+            looked_at = build.select(build.icmp_signed(">=", depth, index(DEPTH_MIN)), end, begin)
+            none = [ir.Constant(I1, 0)]
+            with loop_with(build, begin, looked_at, index(1), none, "span") as (which, (some,), following):
+                shorter = self.spans.find(build, panel_of(which)[2], depth, span_of(which))
+                following.append(build.or_(some, shorter))
             with loop(build, index(0), columns, index(tile.columns), "column") as column:
                 of_b = build.gep(block_b, [build.mul(column, deep)])
                 wide = smaller(build, build.sub(columns, column), index(tile.columns))
+                hold = self.spans.hold(build, some, of_b, depth, wide)
                 with loop(build, begin, end, index(1), "tile") as which:
                     row, height, panel = panel_of(which)
-                    self._tile(build, panel, of_b, c.part(build, row, column), height, wide, depth, first, scratch)
+                    own = self.spans.read(build, span_of(which))
+                    span = build.select(hold, own[0], index(0)), build.select(hold, own[1], depth)
+                    of_c = c.part(build, row, column)
+                    self._tile(build, panel, of_b, of_c, height, wide, span, depth, first, scratch)
 
     def _tile(
         self, build: ir.IRBuilder, of_a: ir.Value, of_b: ir.Value, c: Matrix, height: ir.Value, wide: ir.Value,
-        depth: ir.Value, first: ir.Value, edge: ir.Value,
+        span: tuple[ir.Value, ir.Value], depth: ir.Value, first: ir.Value, edge: ir.Value,
     ) -> None:  # fmt: skip
         """The C of two panels, through scratch memory where it is no whole vectors."""
         tile = self.tile
@@ -164,10 +180,11 @@ class _ProductCore(Core):
         micro = self._chosen(build, self.micros, which)
         with build.if_else(build.icmp_signed("==", build.srem(wide, index(tile.lanes)), index(0))) as (whole, part):
             with whole:
-                build.call(micro, [of_a, of_b, c.start, c.row, height, depth, first, edge])
+                build.call(micro, [of_a, of_b, c.start, c.row, height, *span, depth, first, edge])
             with part:
                 every = build.mul(build.add(pairs, index(1)), index(2))
-                build.call(micro, [of_a, of_b, edge, index(tile.columns), every, depth, ir.Constant(I1, 1), edge])
+                alone = [edge, index(tile.columns), every, *span, depth, ir.Constant(I1, 1), edge]
+                build.call(micro, [of_a, of_b, *alone])
                 build.call(self.settle, [edge, index(tile.columns), c.start, c.row, c.column, height, wide, first])
 
     # -- packing --------------------------------------------------------------------------------------------
@@ -243,12 +260,13 @@ class _ProductCore(Core):
 
     def _micro(self, rows: int, vectors: int) -> ir.Function:
         """The C of two panels, `vectors` of columns, kept in registers, and added to what there is unless it is the
-        first.  If the last row is not there, what would be its C goes to `nowhere`."""
+        first.  If the last row is not there, what would be its C goes to `nowhere`.  From `begin` to `end` is the span
+        of A; where zeros behind it may count, the run is computed again as a whole."""
         pointer, tile = self.pointer, self.tile
         function, build = self._function(
-            f"micro{rows}x{vectors}", pointer, pointer, pointer, I64, I64, I64, I1, pointer
+            f"micro{rows}x{vectors}", pointer, pointer, pointer, I64, I64, I64, I64, I64, I1, pointer
         )
-        of_a, of_b, c, c_row, height, depth, first, nowhere = function.args
+        of_a, of_b, c, c_row, height, begin, end, depth, first, nowhere = function.args
         v = Vectors(build, tile.lanes)
         wide = vectors * tile.lanes
         addresses = [build.gep(c, [build.mul(index(row), c_row)]) for row in range(rows)]
@@ -257,14 +275,25 @@ class _ProductCore(Core):
             for at in (*range(0, wide, LINE // tile.bytes), wide - 1):
                 prefetch(build, build.gep(address, [index(at)]), write=True)
 
+        before, (again, check, done) = build.block, map(function.append_basic_block, ("again", "check", "done"))
+        build.branch(again)
+        build.position_at_end(again)
+        starts, stops = build.phi(I64), build.phi(I64)
         zeros = [self._zeros()] * (rows * vectors)
-        with loop_with(build, index(0), depth, index(1), zeros, "k") as (k, sums, following):
+        with loop_with(build, starts, stops, index(1), zeros, "k") as (k, sums, following):
             element = build.gep(of_a, [build.mul(k, index(tile.height))])
             line_start = build.gep(of_b, [build.mul(k, index(tile.columns))])
             line = [v.load(build.gep(line_start, [index(at * tile.lanes)])) for at in range(vectors)]
             for row in range(rows):
                 factor = v.splat(build.load(build.gep(element, [index(row)])))
                 following += [self._chain(build, factor, line[at], sums[row * vectors + at]) for at in range(vectors)]
+        build.cbranch(build.icmp_signed("<", stops, depth), check, done)
+        build.position_at_end(check)
+        build.cbranch(self.spans.lost(build, sums), again, done).set_weights([1, 1000])
+        for phi, own, whole in ((starts, begin, index(0)), (stops, end, depth)):
+            phi.add_incoming(own, before)
+            phi.add_incoming(whole, build.block)
+        build.position_at_end(done)
         for place, value in enumerate(sums):
             where = build.gep(addresses[place // vectors], [index(place % vectors * tile.lanes)])
             v.store(self._onto(build, first, v.load(where), value), where)

@@ -81,6 +81,19 @@ def test_training_of_a_network(engines: Mapping[str, NativeEngine]) -> None:
     check_training(engines, training.train, training.first_state(), training.batch)
 
 
+def test_products_that_leave_zeros_out(engines: Mapping[str, NativeEngine]) -> None:
+    """A triangle, its turn, a product that underflows to -0 before zeros, and elements that are not finite."""
+    rng = np.random.default_rng(5)
+    a, b = np.tril(rng.standard_normal((20, 150)).astype(np.float32), 120), rng.standard_normal((150, 21))
+    a[7], a[7, 3], b[3] = 0, 1e-30, -1e-30
+    not_finite = b.copy()
+    not_finite[-1, 4] = np.inf
+    graph = mesh.trace(
+        lambda x, y, z: (x @ y, x[:, ::-1] @ z, x @ z), *(x.astype(np.float32) for x in (a, b, not_finite))
+    )
+    check_everywhere(engines, graph, [x.astype(np.float32) for x in (a, b, not_finite)])
+
+
 @pytest.mark.long
 def test_training_of_a_gpt(engines: Mapping[str, NativeEngine], tmp_path: Path) -> None:
     """Two layers of width 32 with 4 heads, 4 texts of 23 tokens, Adam."""

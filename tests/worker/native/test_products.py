@@ -15,6 +15,7 @@ import pytest
 from worker.native.cores import FEW, FUNCTION, RUN, Tile, tile_for
 from worker.native.library import CORES
 from worker.native.llvm import Loaded, Processor, machine_code, this_processor
+from worker.native.spans import BLOCK
 
 # What operands are in numpy, and what C is.
 DTYPES: dict[str, tuple[Any, Any]] = {
@@ -228,6 +229,87 @@ def test_a_part_has_the_bits_of_the_whole() -> None:
                 form(a[rows], b[:, columns], parts[rows, columns])
         assert parts[:, :90].tobytes() == whole.tobytes()
         assert (parts[:, 90:] == 5).all()
+
+
+def banded(rng: np.random.Generator, m: int, length: int, first: Any, last: Any) -> Any:
+    """Rows that are 0 but for columns from `first(row)` to `last(row)`; some zeros are negative."""
+    a = lying(rng, m, length, "rows")
+    row, column = np.arange(m)[:, None], np.arange(length)
+    zero = np.where(rng.random((m, length)) < 0.3, np.float32(-0.0), np.float32(0))
+    return np.where((column < first(row)) | (column > last(row)), zero, a)
+
+
+BANDS = {
+    "triangle": (lambda row: 0, lambda row: row * 7),
+    "triangle, turned": (lambda row: row * 7, lambda row: 10**6),
+    "window": (lambda row: row * 7 - 40, lambda row: row * 7),
+    "nothing": (lambda row: 0, lambda row: -1),
+    "later runs only": (lambda row: 300, lambda row: 400 + row),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("band", BANDS)
+def test_zeros_at_the_ends_of_rows_change_no_bit(variant: str, band: str) -> None:
+    """They are not multiplied, and what is infinite, NaN or underflows has the bits of what multiplies everything."""
+    rng = np.random.default_rng(8)
+    a = banded(rng, 61, 600, *BANDS[band])
+    b = lying(rng, 600, 70, "rows")
+    b[-1, 3], b[590, 40], b[2, 66] = np.inf, np.nan, -np.inf
+    for columns in (slice(0, 70), slice(4, 36)):  # with what is not finite, and without
+        for of_b in (b[:, columns], -b[:, columns]):
+            want = defined(a, of_b)
+            for of_a in (a, np.asfortranarray(a)):
+                assert same_bits(core(variant)(of_a, of_b), want)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_sums_of_minus_zero_are_those_of_the_definition(variant: str) -> None:
+    """A product that underflows leaves -0, to which zeros of either sign are added."""
+    rng = np.random.default_rng(9)
+    a = np.zeros((30, 512), np.float32)
+    b = lying(rng, 512, 48, "rows")
+    a[:, 3], b[3] = 1e-30, -1e-30
+    a[:, 260], b[260] = 1e-30, -1e-30
+    b[4:256, ::2] = -np.abs(b[4:256, ::2])  # times 0 these are all -0, and the sum of a run stays so
+    b[261:, ::3] = -np.abs(b[261:, ::3])
+    want = defined(a, b)
+    negative = np.signbit(want)
+    assert (want == 0).all() and negative.any() and not negative.all()
+    assert same_bits(core(variant)(a, b), want)
+    assert same_bits(core(variant)(a[:, :256], b[:256]), defined(a[:, :256], b[:256]))
+
+
+@pytest.mark.parametrize("dtype", ["f64", "bf16", "i32"])
+def test_zeros_at_the_ends_of_rows_of_other_dtypes(dtype: str) -> None:
+    rng = np.random.default_rng(10)
+    stored, computed = DTYPES[dtype]
+    a, b = np.tril(rng.integers(-9, 9, (150, 150))).astype(stored), rng.integers(-9, 9, (150, 40)).astype(stored)
+    want = a.astype(computed) @ b.astype(computed)  # whole numbers, so every sum is exact
+    for of_a, turned in ((a, want), (a.T, a.T.astype(computed) @ b.astype(computed))):
+        assert low(dtype, "product")(of_a, b).tobytes() == turned.tobytes()
+
+
+def test_a_span_leaves_out_whole_blocks_of_zeros() -> None:
+    """What products ask, asked by itself: that bits stay does not show that anything is left out."""
+    tile, depth = tile_for(HERE, "f32"), 200
+    module = CORES["product"](HERE, "f32", tile)
+    module.globals["span"].linkage = "external"
+    code = Loaded(machine_code(module, HERE))
+    span = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)(code.address("span"))
+    found = np.zeros(2, np.int64)
+
+    def of(*places: int) -> tuple[int, int]:
+        panel = np.full((depth + BLOCK, tile.height), -0.0, np.float32)
+        panel[depth:] = 1  # what follows a panel is not its own
+        panel[list(places), -1] = 1e-45
+        span(panel.ctypes.data, depth, found.ctypes.data)
+        return int(found[0]), int(found[1])
+
+    assert of(*range(depth)) == (0, depth) == of(0, depth - 1)
+    assert of(77) == (72, 80) and of(0) == (0, BLOCK) and of(depth - 1) == (depth - BLOCK, depth)
+    begin, end = of()
+    assert end - begin < BLOCK
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
