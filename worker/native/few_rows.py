@@ -27,7 +27,8 @@ from .cores import (
 from .llvm import ADDRESS, I64, Processor, index, ir, loop, loop_with, prefetch
 from .vectors import Vectors
 
-STREAMS = {1: 8, 2: 8, 4: 4}  # rows that there are functions for, and how many rows of B they read at a time
+# Rows that there are functions for, and how many rows of B they read at a time: more would leave the registers.
+STREAMS = {1: 8, 2: 8, 4: 4, 6: 4, 8: 4}
 AHEAD = 512  # bytes of a column that are fetched before they are needed
 
 
