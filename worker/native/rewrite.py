@@ -6,6 +6,7 @@
     conv with steps     those that nobody makes are 1
     conv with padding   x is padded first, and zeros are multiplied as all else; the family `taps` does so itself
     uneven operands     are laid out as (batch, rows, length) first
+    W^T, often          W is transposed once where many products of few rows, a recurrent layer's steps, take it so
 
 Nodes keep their order, which ranks that meet rely on.  To add a rewrite: a row of `RULES`.
 """
@@ -13,6 +14,7 @@ Nodes keep their order, which ranks that meet rely on.  To add a rewrite: a row 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -23,17 +25,20 @@ from wire.ir.ops import op_named
 from wire.ir.types import NO_ATTRS, Attrs, TensorType
 from wire.passes.provenance import Provenance
 
+from .cores import FEW
 from .kernels.taps import is_by_taps
 
 NARROW = (F16, BF16)
 FEW_WINDOWS = 64  # of a sample: a product of so few columns leaves lanes idle, and packs the weights for each sample
+OFTEN = 16  # products of few rows: to transpose their matrix takes as long as some of them save
+TURNED_MAX = 1 << 20  # elements of such a matrix: no plan counts the memory of its transpose
 
 
 def rewritten(graph: WireGraph, provenance: Provenance | None = None) -> WireGraph:
     """The same values by nodes that kernels take."""
     if not any(node.op in RULES for node in graph.nodes):
         return graph
-    rewriter, placed = Rewriter(), list[int]()
+    rewriter, placed = Rewriter(_taken_often(graph)), list[int]()
     for index, (node, type_) in enumerate(zip(graph.nodes, graph.types, strict=True)):
         inputs, first = tuple([placed[source] for source in node.inputs]), len(rewriter.nodes)
         rule = RULES.get(node.op)
@@ -51,9 +56,10 @@ def rewritten(graph: WireGraph, provenance: Provenance | None = None) -> WireGra
 class Rewriter:
     """A graph that grows node by node."""
 
-    def __init__(self) -> None:
+    def __init__(self, often: frozenset[int]) -> None:
         self.nodes: list[Node] = []
         self.types: list[TensorType] = []
+        self._often, self._turned = often, dict[int, int]()
 
     def place(self, node: Node, type_: TensorType) -> int:
         self.nodes.append(node)
@@ -63,6 +69,16 @@ class Rewriter:
     def add(self, op: str, *inputs: int, **attrs: Any) -> int:
         own = Attrs(attrs) if attrs else NO_ATTRS
         return self.place(Node(op, inputs, own), op_named(op).infer(own, [self.types[index] for index in inputs]))
+
+    def turned(self, source: int, placed: int) -> int | None:
+        """The transpose of a matrix, a node of the graph that was `placed`, if it is taken often.
+
+        It is stored, because of the cast, which changes nothing: a product does not compute one as it reads.
+        """
+        if source in self._often and source not in self._turned:
+            turned = self.add("transpose", placed, perm=(1, 0))
+            self._turned[source] = self.add("cast", turned, dtype=self.types[placed].dtype.name)
+        return self._turned.get(source)
 
     def zero(self, type_: TensorType) -> int:
         data = bytes(type_.dtype.itemsize)
@@ -147,9 +163,12 @@ def _transpose(rewriter: Rewriter, node: Node, inputs: Sequence[int], type_: Ten
 
 
 def _dot(rewriter: Rewriter, node: Node, inputs: Sequence[int], type_: TensorType) -> int | None:
-    """A dot whose contracting axes, several of them, do not follow each other in an operand."""
+    """A dot whose contracting axes, several of them, do not follow each other in an operand; or one by W^T."""
     if type_.dtype in NARROW:
         return _widened(rewriter, node, inputs, type_)
+    turned = rewriter.turned(node.inputs[1], inputs[1])
+    if turned is not None and _is_few_by_turned(node, [rewriter.types[index].shape for index in inputs]):
+        return rewriter.add("dot", inputs[0], turned, **{**node.attrs, "rhs_contract": (0,)})
     sides = []
     for index, name in zip(inputs, ("lhs", "rhs"), strict=True):
         rank, attrs = len(rewriter.types[index].shape), node.attrs
@@ -164,6 +183,26 @@ def _dot(rewriter: Rewriter, node: Node, inputs: Sequence[int], type_: TensorTyp
         axes[f"{name}_batch"] = tuple(range(len(batch)))
         axes[f"{name}_contract"] = tuple(range(rank - len(contract), rank))
     return rewriter.add("dot", *operands, **axes)
+
+
+def _taken_often(graph: WireGraph) -> frozenset[int]:
+    """The matrices that many products of few rows take transposed."""
+    counts = Counter(
+        node.inputs[1]
+        for node, type_ in zip(graph.nodes, graph.types, strict=True)
+        if node.op == "dot" and type_.dtype not in NARROW
+        and _is_few_by_turned(node, [graph.types[index].shape for index in node.inputs])
+    )  # fmt: skip
+    return frozenset(
+        index for index, count in counts.items() if count >= OFTEN and graph.types[index].size <= TURNED_MAX
+    )
+
+
+def _is_few_by_turned(node: Node, shapes: Sequence[Sequence[int]]) -> bool:
+    """Whether a dot is one of few rows, (..., length), with a matrix (n, length)."""
+    (*rows, _), right = shapes[0] or (0,), shapes[1]
+    axes = {"lhs_batch": (), "lhs_contract": (len(rows),), "rhs_batch": (), "rhs_contract": (1,)}
+    return len(right) == 2 and dict(node.attrs) == axes and 0 < math.prod(rows) <= FEW
 
 
 def _follow(axes: Sequence[int]) -> bool:

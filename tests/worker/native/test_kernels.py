@@ -13,6 +13,7 @@ import mesh.numpy as mnp
 from mesh import grad, nn, trace
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder
+from wire.passes.simplify import simplify
 from worker.compiler.cut import Cut
 from worker.cpu.engine import evaluate
 from worker.cpu.inplace_analysis import FUSED
@@ -20,6 +21,7 @@ from worker.native.engine import NativeEngine
 from worker.native.kernels.frame import Frame
 from worker.native.kernels.map import best_plane, gathers
 from worker.native.outline import outlined
+from worker.native.rewrite import OFTEN
 
 X = np.random.default_rng(0).standard_normal((2, 3, 40, 70)).astype(np.float32)
 W = np.random.default_rng(1).standard_normal((3, 1, 3, 3)).astype(np.float32)
@@ -96,6 +98,46 @@ def test_a_convs_derivative_by_its_weights_is_one_product_that_lies_as_it_is_wan
         part for part in parts if any(node.op == "conv" and len(node.attrs["low"]) == 3 for node in part.nodes)
     )
     assert product.types[-1].shape == (6, 5, 3, 3)
+
+
+def recurrent(steps: int) -> Callable[[Any, Any], Any]:
+    def layer(h: Any, w: Any) -> Any:
+        for _ in range(steps):
+            h = mnp.tanh(h @ w.T)
+        return h
+
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("steps", "rows", "width", "once"),
+    [
+        (OFTEN, 8, 40, True), (OFTEN, 1, 40, True), (OFTEN - 1, 8, 40, False), (OFTEN, 9, 40, False),
+        (OFTEN, 8, 1025, False),
+    ],
+    ids=["often", "one row", "seldom", "many rows", "a large matrix"],
+)  # fmt: skip
+def test_a_matrix_that_many_steps_take_transposed_is_transposed_once(
+    steps: int, rows: int, width: int, once: bool
+) -> None:
+    given = [np.ones(shape, np.float32) for shape in ((rows, width), (width, width))]
+    graph = outlined(simplify(trace(recurrent(steps), *given)))
+    (matrix,) = (index for index in graph.inputs if graph.nodes[index].attrs["name"] == "w")
+    readers = [node.attrs["cut"].kind for node in graph.nodes if node.op == FUSED and matrix in node.inputs]
+    assert readers == (["map"] if once else ["matmul"] * steps)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+def test_a_matrix_that_is_transposed_once_gives_the_bits_that_it_gave(dtype: Any) -> None:
+    rng = np.random.default_rng(7)
+    h, w = rng.standard_normal((3, 300)).astype(dtype), (rng.standard_normal((300, 300)) / 9).astype(dtype)
+    engine = NativeEngine()
+    (whole,) = engine.run(engine.compile(simplify(trace(recurrent(OFTEN), h, w))), [h, w])
+    step = engine.compile(simplify(trace(recurrent(1), h, w)))
+    for _ in range(OFTEN):
+        (h,) = engine.run(step, [h, w])
+    assert whole.tobytes() == h.tobytes()
+    engine.close()
 
 
 ROWS = np.zeros(40, np.int32)
