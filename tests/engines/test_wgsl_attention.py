@@ -127,6 +127,22 @@ def test_blocks_after_the_diagonal_are_skipped_and_only_those() -> None:
     assert "268435" not in empty_rows.modules[0].text  # they attend evenly, to all
 
 
+ROWS_EACH = [  # heads, length, width; the rows of an invocation, for the result and for a gradient
+    ((32, 256, 64), 4, 4),
+    ((32, 256, 96), 4, 2),  # drivers would take long to compile the kernels
+    ((3, 128, 64), 2, 2),  # cores would have nothing to do
+    ((64, 24, 64), 2, 2),
+]
+
+
+@pytest.mark.parametrize(("shape", "of_result", "of_gradient"), ROWS_EACH, ids=[str(row[0]) for row in ROWS_EACH])
+def test_rows_of_an_invocation_on_a_software_device(shape: tuple[int, ...], of_result: int, of_gradient: int) -> None:
+    program = compiled(with_gradients(attend), *[zeros(*shape)] * 4, profile=PROFILES["subgroups"])
+    groups = {shape[0] * -(-shape[1] // (8 * rows)): rows for rows in (1, 2, 4)}
+    own, *_, first, second, third = (groups.get(dispatch.grid[0]) for dispatch in program.dispatches)
+    assert own == of_result and min(first, second, third) == of_gradient
+
+
 # -- what it computes -------------------------------------------------------------------------------------
 
 
@@ -156,6 +172,7 @@ CASES = {
     "causal": Case((3, 40, 8), (3, 40, 8), (3, 40, 8), tril(40)),
     "causal, keys before": Case((2, 17, 4), (2, 50, 4), (2, 50, 4), tril(17, 50)),
     "causal, rows without keys": Case((1, 50, 4), (1, 17, 4), (1, 17, 4), tril(50, 17)),
+    "four rows of an invocation": Case((8, 70, 4), (8, 75, 4), (8, 75, 4), tril(70, 75)),
     "an odd head": Case((2, 18, 5), (2, 21, 5), (2, 21, 3), tril(18, 21)),
     "a mask that is given": Case((2, 3, 35, 4), (2, 3, 37, 4), (2, 3, 37, 4), SOME, as_constant=False),
     "a mask that is added": Case((2, 33, 4), (2, 40, 4), (2, 40, 4), ADDED, as_constant=False),

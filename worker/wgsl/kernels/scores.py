@@ -46,6 +46,9 @@ from .row import COMBINE
 GROUP = 64  # invocations of a workgroup on a GPU
 SOFTWARE_GROUP = 32  # on a software device without subgroups
 SOFTWARE_ROWS = 2  # of an invocation there: what is loaded serves both
+SUBGROUP_ROWS = 4  # of one on a software device with subgroups, if that leaves groups enough for its cores,
+GROUPS_FROM = 16
+HELD_MAX = 48  # and quads of a row that are held: drivers take seconds to compile more
 BLOCKS = (32, 16, 8)  # columns of a block, as many as workgroup memory has room for
 
 
@@ -80,7 +83,7 @@ class _Scores:
         self.reducing = graph.nodes[self.root].op if found.width == 0 else None
         self.widths = {dot: sizes_of(graph, dot, 0)[2] for dot in self.dots}
         self.lanes = profile.subgroup or min(SOFTWARE_GROUP if profile.software else GROUP, profile.limits.invocations)
-        self.per_lane = SOFTWARE_ROWS if profile.software and found.rows > self.lanes else 1
+        self.per_lane = self._rows_each() if profile.software else 1
         self.batch = self.build.var("batch", found.batch) if found.batch > 1 else self.build.number(0)
         self.rows = [self.build.var(f"row{p}", found.rows) for p in range(self.per_lane)]
         self.lane = self.build.var("lane", self.lanes)
@@ -98,6 +101,15 @@ class _Scores:
         self.block = self.build.var("block", -(-found.columns // self.columns))
         self.turn = self.build.var("j", self.columns)
         self.at_column = self.build.sum(self.build.scaled(self.block, self.columns), self.turn)
+
+    def _rows_each(self) -> int:
+        """How many rows an invocation has on a software device."""
+        found, many = self.walk, self.lanes * SUBGROUP_ROWS
+        groups = found.batch * -(-found.rows // many)
+        held = sum(self._quads(dot) for dot in self.dots) + -(-found.width // 4)
+        if self.frame.profile.subgroup and found.rows >= many and groups >= GROUPS_FROM and held <= HELD_MAX:
+            return SUBGROUP_ROWS
+        return SOFTWARE_ROWS if found.rows > self.lanes else 1
 
     def kernel(self) -> Kernel:
         build, profile = self.build, self.frame.profile
