@@ -546,6 +546,25 @@ def test_every_part_of_the_key_makes_another_program(tmp_path: Path, monkeypatch
     assert not cached(doubled(16), "another")
 
 
+def test_sine_and_cosine_are_right_at_every_power_of_two(engine: Any) -> None:
+    """Large ones are reduced by as many words of 2/pi as their exponent asks for."""
+    rng = np.random.default_rng(0)
+    x = np.ldexp(rng.uniform(1, 2, (148, 32)), np.arange(-20, 128)[:, None]).astype(np.float32)
+    x[:, ::2] *= -1
+    graph = mesh.trace(lambda x: (mnp.sin(x), mnp.cos(x)), x)
+    sine, cosine = engine.run(engine.compile(graph), [x])
+    wide = x.astype(np.float64)
+    for found, right in ((sine, np.sin(wide)), (cosine, np.cos(wide))):
+        np.testing.assert_allclose(found, right, rtol=0, atol=2**-22)
+
+
+def test_no_function_of_the_text_has_a_table_of_cases() -> None:
+    """Software drivers make each case of a switch for every element."""
+    from worker.wgsl.polyfills import TEXT
+
+    assert "switch" not in TEXT
+
+
 # -- the device -------------------------------------------------------------------------------------------
 
 

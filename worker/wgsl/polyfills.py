@@ -3,7 +3,8 @@
 WGSL lets an implementation assume that NaN and Inf do not happen and asks little of exp, log, sin and the rest (on
 lavapipe log is off by 1e4 ulp).  So every special case is decided on bits, and every transcendental is our own
 polynomial: fdlibm's and Cephes' where they have one for f32, N. Juffa's for erf and the reduction of large sin.
-Nothing here relies on fma or on error-free additions that a fast-math compiler may remove.
+Nothing here relies on fma or on error-free additions that a fast-math compiler may remove.  Software drivers do all
+sides of a branch for every element, so what is rare is short, too: the words of 2/pi are picked bit by bit of a place.
 
 Names start with `gm_`; a function may call others, `closure` finds them.  To add one: a `fn` in the text.
 """
@@ -122,28 +123,25 @@ fn gm_mul_high(a: u32, b: u32) -> u32 {
   let n = al * bh + (m & 0xffffu);
   return ah * bh + (m >> 16u) + (n >> 16u);
 }
-fn gm_two_over_pi(i: u32) -> u32 {
-  switch i {
-    case 1u: { return 0x28be60dbu; }
-    case 2u: { return 0x9391054au; }
-    case 3u: { return 0x7f09d5f4u; }
-    case 4u: { return 0x7d4d3770u; }
-    case 5u: { return 0x36d8a566u; }
-    case 6u: { return 0x4f10e410u; }
-    case 7u: { return 0x7f9458eau; }
-    default: { return 0u; }
-  }
-}
 fn gm_turn_large(x: f32) -> vec2<f32> {
   let b = bitcast<u32>(x);
   let m = (b << 8u) | 0x80000000u;
   let e = ((b >> 23u) & 0xffu) - 126u;
-  let i = e >> 5u;
+  let four = (e & 128u) != 0u;
+  let two = (e & 64u) != 0u;
+  let one = (e & 32u) != 0u;
   let s = e & 31u;
-  let w0 = gm_two_over_pi(i);
-  let w1 = gm_two_over_pi(i + 1u);
-  let w2 = gm_two_over_pi(i + 2u);
-  let w3 = gm_two_over_pi(i + 3u);
+  let f0 = select(0u, 0x7d4d3770u, four);
+  let f1 = select(0x28be60dbu, 0x36d8a566u, four);
+  let f2 = select(0x9391054au, 0x4f10e410u, four);
+  let f3 = select(0x7f09d5f4u, 0x7f9458eau, four);
+  let t2 = select(f2, 0x7d4d3770u, two);
+  let t3 = select(f3, 0x36d8a566u, two);
+  let t1 = select(f1, f3, two);
+  let w0 = select(select(f0, f2, two), t1, one);
+  let w1 = select(t1, t2, one);
+  let w2 = select(t2, t3, one);
+  let w3 = select(t3, select(0x7d4d3770u, 0x4f10e410u, two), one);
   let back = (32u - s) & 31u;
   let some = s != 0u;
   let hi = select(w0, (w0 << s) | (w1 >> back), some);
