@@ -101,11 +101,11 @@ class _Fuser:
         self.groups: list[Group] = []
         self.member: list[list[Group]] = [[] for _ in graph.nodes]  # groups that compute a node
         self.classes: list[set[object]] = [set() for _ in graph.nodes]
-        self.cost = self._copy_costs()
         self.settled: set[int] = set()  # in groups that are made beforehand
         for index, node in enumerate(graph.nodes):
             for operand in dict.fromkeys(node.inputs):
                 self.consumers[operand].append(index)
+        self.cost = self._copy_costs()
         self.unpacking = set[int]().union(*(self.unpacked(node) for node in graph.nodes if node.op == "dot"))
 
     def run(self) -> list[Group]:
@@ -291,18 +291,20 @@ class _Fuser:
         return self.cost[index] <= COPY_COST_MAX
 
     def _copy_costs(self) -> list[float]:
-        """What computing a node once more costs, all from memory; infinite past a reduction or a dot."""
-        costs: list[float] = []
-        for node, type_ in zip(self.graph.nodes, self.graph.types, strict=True):
-            below = sum(costs[operand] for operand in node.inputs)
+        """What computing a node once more costs, all from memory; infinite past a reduction or a dot.  What several
+        nodes use and what costs too much to be computed by each of them is taken to be stored."""
+        costs, below = list[float](), list[float]()  # of a node, and of what it adds to the cost of those that use it
+        for index, (node, type_) in enumerate(zip(self.graph.nodes, self.graph.types, strict=True)):
+            own = sum(below[operand] for operand in node.inputs)
             if node.op in LEAVES:
-                costs.append(0)
-            elif node.op in MOVES or node.op == "iota":
-                costs.append(below)
+                own = 0
             elif node.op in ELEMENTWISE and node.op not in self.target.costly:
-                costs.append(below + 2 + (1 if type_.size > 1 else 0))
-            else:
-                costs.append(math.inf)
+                own += 2 + (1 if type_.size > 1 else 0)
+            elif node.op not in MOVES and node.op != "iota":
+                own = math.inf
+            costs.append(own)
+            stored = own > COPY_COST_MAX and len(self.consumers[index]) > 1
+            below.append(0 if stored or index in self.outputs else own)
         return costs
 
     # -- new groups and anchors ---------------------------------------------------------------------------
