@@ -103,6 +103,10 @@ class Printer:
         """Run a variable along `lanes` lanes from `first`, which is 32 bits."""
         self._bound[name], self._along, self._lanes = first, name, lanes
 
+    def know(self, expr: Expr, value: Value) -> None:
+        """Take a vector for an expression's, within this scope."""
+        self._remember(expr, "vector", value)
+
     @property
     def vectors(self) -> Vectors:
         return Vectors(self.builder, self._lanes)

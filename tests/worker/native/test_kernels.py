@@ -19,7 +19,7 @@ from worker.cpu.engine import evaluate
 from worker.cpu.inplace_analysis import FUSED
 from worker.native.engine import NativeEngine
 from worker.native.kernels.frame import Frame
-from worker.native.kernels.map import best_plane, gathers
+from worker.native.kernels.map import best_plane, gathers, turned_loads
 from worker.native.outline import outlined
 from worker.native.rewrite import OFTEN
 
@@ -50,6 +50,39 @@ def test_padding_strides_and_joins_are_read_by_whole_vectors(name: str) -> None:
     engine, graph = NativeEngine(), trace(fn, X)
     (result,), (expected,) = engine.run(engine.compile(graph), [X]), evaluate(graph, {"x": X})
     np.testing.assert_allclose(result, expected, rtol=1e-6)
+    engine.close()
+
+
+TURNED = {  # shapes, of which few are whole squares, and the order of their axes
+    "squares": ((64, 32), (1, 0)),
+    "edges": ((37, 101), (1, 0)),
+    "a batch": ((3, 40, 48), (0, 2, 1)),
+    "an odd batch": ((3, 40, 50), (0, 2, 1)),
+    "channels last": ((2, 17, 4, 16), (0, 2, 3, 1)),
+    "channels first": ((2, 4, 16, 17), (0, 3, 1, 2)),
+    "backwards": ((33, 3, 20), (2, 1, 0)),
+}
+
+
+@pytest.mark.parametrize("name", ["squares", "edges", "a batch", "channels last"])
+def test_transposes_are_read_by_whole_vectors(name: str) -> None:
+    shape, perm = TURNED[name]
+    (part,) = parts_of(lambda x: mnp.permute_dims(x, perm) + 1, np.ones(shape, np.float32))
+    frame = Frame.of(part, 16)
+    assert len(turned_loads(frame, best_plane(frame))) == 1
+
+
+@pytest.mark.parametrize("vector_bytes", [16, 32])
+@pytest.mark.parametrize("dtype", [np.float32, np.int64, np.float16])
+def test_transposes_are_those_of_numpy(dtype: Any, vector_bytes: int) -> None:
+    engine, rng = NativeEngine(vector_bytes=vector_bytes, threads=2), np.random.default_rng(3)
+    for shape, perm in TURNED.values():
+        x, y = (rng.standard_normal(size).astype(np.float32) * 99 for size in (shape, [shape[axis] for axis in perm]))
+        x, y = x.astype(dtype), y.astype(dtype)
+        turned = x.transpose(perm)
+        graph = trace(lambda x, y: mnp.where(mnp.permute_dims(x, perm) > y, mnp.permute_dims(x, perm), y), x, y)  # noqa: B023
+        (result,) = engine.run(engine.compile(graph), [x, y])
+        assert np.array_equal(result, np.where(turned > y, turned, y))
     engine.close()
 
 

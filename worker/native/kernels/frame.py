@@ -86,6 +86,9 @@ class Frame:
     def dtype(self, node: int) -> str:
         return self.graph.types[node].dtype.name
 
+    def itemsize(self, node: int) -> int:
+        return self.graph.types[node].dtype.itemsize
+
     def elements(self, anchors: Mapping[int, Anchor] | None = None) -> Elements:
         return Elements(self.graph, self.build, {node: node for node in self.reads}, anchors, guarded=False)
 

@@ -2,7 +2,8 @@
 
 The result's axes are folded into two: `outer` and, along the lanes, `x`.  Which ones are folded into x is chosen by
 what the loads then look like; the bits of an element do not depend on it.  A row is computed in pieces: where padding
-or a part of a concatenation ends, another one begins, so that no lane asks where it is.
+or a part of a concatenation ends, another one begins, so that no lane asks where it is.  A transpose is read by
+squares, which are transposed in registers.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from itertools import pairwise
 
 from ...compiler.element_exprs import Elements
 from ...compiler.expressions import Builder, Expr, terms_of
+from ..cores import transposed
 from ..llvm import I64, index, ir, loop
 from ..printer import EVEN, Printer, stride_of
+from ..vectors import REGISTERS
 from .frame import Frame, Kernel, Value, least, narrowed
 
 TASK_ELEMENTS = 1 << 15  # of the result: some tens of microseconds, so that tasks are worth handing out
@@ -61,6 +64,9 @@ def lower_map(frame: Frame) -> Kernel:
     first, stop = span(builder, builder.srem(task, index(across)), columns, plane.width)
     inner = [piece.along for piece in plane.pieces]
     printer.hoist([expr for piece in plane.pieces for expr in (piece.value, piece.place)], ("outer", *inner))
+    turned = turned_loads(frame, plane)
+    if turned:
+        first_row = _by_squares(frame, printer, plane.pieces[0], turned, (first_row, stop_row), (first, stop))
     with loop(builder, first_row, stop_row, index(1), "outer") as outer, printer.scope():
         printer.bind("outer", narrowed(builder, outer))
         for piece in plane.pieces:
@@ -82,6 +88,53 @@ def _compute(frame: Frame, printer: Printer, piece: Piece, columns: tuple[Value,
             with x as position, printer.scope():
                 printer.bind_lanes(piece.along, narrowed(builder, position), width)
                 printer.store(frame.root, piece.place, printer.vector(piece.value))
+
+
+def turned_loads(frame: Frame, plane: Plane) -> list[Expr]:
+    """The loads of a transpose: what is beside each other in memory is so along `outer`, and not along x."""
+    lanes, (piece, *others) = frame.lanes(), plane.pieces
+    if others or min(plane.height, plane.width) < lanes:
+        return []
+    loads = [expr for expr in parts_of(piece.value) if expr.op == "load" and _fills(frame, expr.attr)]
+    beside = [load for load in loads if stride_of(load.args[0], "outer", lanes) == 1]
+    return [load for load in beside if stride_of(load.args[0], piece.along, lanes) not in (0, *EVEN)]
+
+
+def _fills(frame: Frame, node: int) -> bool:
+    """Whether a vector register holds as many of a tensor's elements as a vector here has, as they are in memory."""
+    return frame.dtype(node) in REGISTERS and frame.itemsize(node) * frame.lanes() == frame.vector_bytes
+
+
+def _by_squares(
+    frame: Frame, printer: Printer, piece: Piece, turned: Sequence[Expr], rows: tuple[Value, Value],
+    columns: tuple[Value, Value],
+) -> Value:  # fmt: skip
+    """Compute whole squares of rows and columns, in which these loads are transposed; the first row that is left."""
+    builder, lanes = printer.builder, frame.lanes()
+    stop = builder.add(rows[0], builder.and_(builder.sub(rows[1], rows[0]), index(-lanes)))
+    with loop(builder, rows[0], stop, index(lanes), "square") as row:
+        for x, width in along(builder, *columns, steps_of(lanes), piece.width):
+            with x as position:
+                squares = [_square(frame, printer, piece, load, (row, position)) for load in turned if width == lanes]
+                for at in range(lanes):
+                    with printer.scope():
+                        printer.bind("outer", narrowed(builder, builder.add(row, index(at))))
+                        printer.bind_lanes(piece.along, narrowed(builder, position), width)
+                        for load, square in zip(turned, squares, strict=False):  # a single column has none
+                            printer.know(load, square[at])
+                        printer.store(frame.root, piece.place, printer.vector(piece.value))
+    return stop
+
+
+def _square(frame: Frame, printer: Printer, piece: Piece, load: Expr, corner: tuple[Value, Value]) -> list[Value]:
+    """A load's vectors along x for as many rows as lanes: read along `outer`, and transposed."""
+    builder, lines, lanes = printer.builder, list[Value](), frame.lanes()
+    for at in range(lanes):
+        with printer.scope():
+            printer.bind(piece.along, narrowed(builder, builder.add(corner[1], index(at))))
+            printer.bind_lanes("outer", narrowed(builder, corner[0]), lanes)
+            lines.append(printer.vector(load))
+    return transposed(builder, lines, frame.itemsize(load.attr))
 
 
 def _within(builder: ir.IRBuilder, piece: Piece, column: Value, lanes: int) -> Value:
