@@ -116,14 +116,11 @@ def device_for(profile: WorkerProfile, graph: WireGraph, asked: int | None) -> i
     lacking: dict[int, str] = {}
     for device in profile.devices:
         if asked in (None, device.index):
-            absent = [(op, dtypes) for op, dtypes in sorted(wanted) if not device.supports(op, dtypes)]
-            absent += [need for need in sorted(wanted) if need[0] not in profile.ops]
+            absent = [need for need in sorted(wanted) if not device.supports(*need)]
+            absent += [need for need in sorted(wanted) if need.op not in profile.ops]
             if not absent:
                 return device.index
-            op, dtypes = absent[0]
-            lacking[device.index] = (
-                f"{DeviceName('worker', device.index, profile.name).said} has no {op} of {', '.join(dtypes)}"
-            )
+            lacking[device.index] = f"{DeviceName('worker', device.index, profile.name).said} has no {absent[0]}"
     raise PlacementError(
         f"no device of {profile.name} computes this graph alone: {'; '.join(lacking.values())}",
         next_step="Explain the parts of a plan one by one, or name another worker",

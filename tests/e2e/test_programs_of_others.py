@@ -141,3 +141,24 @@ def test_ranks_reduce_and_compile_as_other_launchers_start_them(tmp_path: Path) 
     ]
     assert sorted(path.name for path in built.iterdir()) == ["rank_0", "rank_1"]
     assert all(list((built / f"rank_{rank}").glob("kernel-*.wire")) for rank in (0, 1))
+
+
+@needs_adapter
+def test_a_tensor_that_an_adapter_cannot_bind_is_computed_beside_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from worker.wgsl.device import list_adapters
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    limit = list_adapters()[int(adapters()[0].select)].limits["binding_bytes"]
+    if limit > 256 << 20:
+        pytest.skip(f"this adapter binds {limit >> 20} MiB at once")
+    table = np.arange(limit // 4 + 64, dtype=np.float32).reshape(-1, 64)
+    rows = np.array([0, 7, len(table) - 1], np.int32)
+    with (
+        mesh.Worker("anna", device=(adapters()[0].select, "cpu"), mesh="t") as anna,
+        mesh.Mesh.builder().mesh("t").node(anna.address).build() as m,
+    ):
+        found = m.run(lambda table, rows: mesh.nn.embedding(rows, table) * 2, m.put(table), rows)
+        np.testing.assert_array_equal(np.asarray(found), table[rows] * 2)
+        assert "cpu" in {part.engine for part in m.report().workers["anna"].parts}

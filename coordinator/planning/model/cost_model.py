@@ -26,14 +26,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from wire.errors import PlacementError
 from wire.ir.device_names import DeviceName
+from wire.ir.dtypes import BOOL
 from wire.ir.graph import Node, WireGraph
-from wire.ir.ops import CONTROL, LEAVES, VIEWS, WHILE_TRIPS, inner_graphs
+from wire.ir.ops import CONTROL, ELEMENTWISE, LEAVES, VIEWS, WHILE_TRIPS, inner_graphs
+from wire.limits import MIB
+from wire.units import size_text
 
 from .device_constraints import allows, check_devices, pins
 from .graph_index import GraphIndex, GraphNode, Unit
@@ -48,7 +52,23 @@ Site = tuple[int, int]  # worker index, device index
 SiteIndex = int  # a position in `CostModel.sites`
 PartKey = int  # a part: its stage times the number of sites, plus the index of its site
 Work = tuple[int, int, int]  # flops, bytes moved, turns of a loop
-Needs = frozenset[tuple[str, tuple[str, ...]]]
+TENSOR_BYTES_SURE = 128 * MIB  # every device takes tensors of so many bytes: WebGPU's least limit of a binding
+
+
+class Need(NamedTuple):
+    """An op with the dtypes of its operands and its result, and the bytes of the largest tensor that must be in a
+    device's memory for it; 0 if every device can have it."""
+
+    op: str
+    dtypes: tuple[str, ...]
+    tensor_bytes: int = 0
+
+    def __str__(self) -> str:
+        size = f" with a tensor of {size_text(self.tensor_bytes)}" if self.tensor_bytes else ""
+        return f"{self.op} of {', '.join(self.dtypes)}{size}"
+
+
+Needs = frozenset[Need]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +164,7 @@ class CostModel:
 
     def _device_for(self, worker: WorkerProfile, wanted: Needs, pin: DeviceName | None) -> int:
         """The first device of a worker that supports this and that the pin allows, or -1."""
-        if any(op not in worker.ops for op, _ in wanted):
+        if any(need.op not in worker.ops for need in wanted):
             return -1
         for device in worker.devices:
             supported = all(device.supports(*need) for need in wanted)
@@ -169,9 +189,11 @@ class CostModel:
     def _check_able(self) -> None:
         for able, index in zip(self.able, self.index.units, strict=True):
             if not able:
-                node = self.graph.nodes[index]
+                node, size = self.graph.nodes[index], _tensor_bytes(self.graph, index)
+                large = f" with a tensor of {size_text(size)}" if size else ""
                 raise PlacementError(
-                    f"no worker can compute {node.op} on {self.graph.types[index]}", op=f"{node.op} (node {index})",
+                    f"no worker can compute {node.op} on {self.graph.types[index]}{large}",
+                    op=f"{node.op} (node {index})",
                     next_step="Add a worker that supports it, or rewrite without it",
                 )  # fmt: skip
 
@@ -428,9 +450,34 @@ def needs(graph: WireGraph, index: int) -> Needs:
     A composite itself is nothing to support.
     """
     node = graph.nodes[index]
-    names = {graph.types[i].dtype.name for i in (*node.inputs, index)}
-    own: Needs = frozenset({(node.op, tuple(sorted(names)))}) if node.op != "composite" else frozenset()
+    names = tuple(sorted({graph.types[i].dtype.name for i in (*node.inputs, index)}))
+    own: Needs = frozenset({Need(node.op, names, _tensor_bytes(graph, index))} if node.op != "composite" else ())
     return own.union(*map(_body_needs, inner_graphs(node.op, node.attrs)))
+
+
+def _tensor_bytes(graph: WireGraph, index: int) -> int:
+    """The bytes of the largest of a node's tensors that are in memory whatever kernels there are, if it is large."""
+    large = _large_tensors(graph)
+    return max([large.get(each, 0) for each in (*graph.nodes[index].inputs, index)]) if large else 0
+
+
+@lru_cache(maxsize=64)
+def _large_tensors(graph: WireGraph) -> Mapping[int, int]:
+    """The bytes of the large tensors that are in a device's memory, by their nodes.
+
+    Those are what comes from outside and what leaves, products with params, what ops make that no kernel computes on
+    the way to something else, and what is made of these.  Others, such as the scores of attention, may never be there.
+    """
+    large, outputs = dict[int, int](), frozenset(graph.outputs)
+    for index, (node, type_) in enumerate(zip(graph.nodes, graph.types, strict=True)):
+        size = type_.size * (4 if type_.dtype is BOOL else type_.dtype.itemsize)  # GPUs take 4 bytes for a bool
+        if size <= TENSOR_BYTES_SURE or node.op in ("const", "iota"):
+            continue
+        weights = node.op == "dot" and any(graph.nodes[source].op == "param" for source in node.inputs)
+        on_the_way = node.op == "dot" or node.op in ELEMENTWISE or node.op in VIEWS - COPIED
+        if weights or index in outputs or not on_the_way or any(source in large for source in node.inputs):
+            large[index] = size
+    return large
 
 
 @lru_cache(maxsize=1024)

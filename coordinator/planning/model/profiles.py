@@ -13,6 +13,7 @@ from functools import cached_property
 from wire.errors import ProtocolError
 from wire.protocol.messages import COORDINATOR_NODE, DeviceReport, Joined
 
+TENSOR_LIMITS = ("binding_bytes", "buffer_bytes")  # of a device, as WebGPU has them
 CLIENT = COORDINATOR_NODE  # the node id that stands for whoever holds inputs and wants outputs
 
 
@@ -30,11 +31,12 @@ class DeviceProfile:
     dtypes_by_op: Mapping[str, tuple[str, ...]] = field(hash=False, default_factory=dict)
     slower: float = 1.0  # than measured; the figures say so already
     arithmetic: str = ""  # what rounds there: devices of one engine for which this is the same have the same bits
+    tensor_bytes_max: float = math.inf  # of one tensor that a kernel reads or writes
 
-    def supports(self, op: str, dtypes: Sequence[str]) -> bool:
-        """Whether it computes `op` where result and operands have these dtypes."""
+    def supports(self, op: str, dtypes: Sequence[str], tensor_bytes: int = 0) -> bool:
+        """Whether it computes `op` where result and operands have these dtypes, and take so much memory at most."""
         known = self.dtypes_by_op.get(op, ())
-        return all(dtype in known for dtype in dtypes)
+        return tensor_bytes <= self.tensor_bytes_max and all(dtype in known for dtype in dtypes)
 
     def slowed(self, times: float) -> DeviceProfile:
         """A copy of the device on which everything takes so many times as long."""
@@ -205,4 +207,7 @@ def _device(report: DeviceReport) -> DeviceProfile:
         report.memory_bytes,
         report.dtypes_by_op,
         arithmetic=report.driver,
+        tensor_bytes_max=min(
+            (report.limits[name] for name in TENSOR_LIMITS if name in report.limits), default=math.inf
+        ),
     )

@@ -126,7 +126,7 @@ class _Planner:
         wanted = frozenset().union(*(needs(graph, index) for index in computed))
         sites = []
         for worker in self._profiles.workers:
-            if all(op in worker.ops for op, _ in wanted):
+            if all(need.op in worker.ops for need in wanted):
                 able = (device for device in worker.devices if all(device.supports(*need) for need in wanted))
                 sites += [Site(worker, device) for device in itertools.islice(able, 1)]
         return sites

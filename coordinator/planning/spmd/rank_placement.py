@@ -22,7 +22,7 @@ from wire.ir.grids import Axes, Sizes
 from wire.ir.ops import COLLECTIVES, LEAVES
 from wire.units import need_text, room_text
 
-from ..model.cost_model import graph_seconds, needs
+from ..model.cost_model import Need, graph_seconds, needs
 from ..model.profiles import DeviceProfile, Profiles, WorkerProfile
 from .collective_cost import exchange_s
 
@@ -163,11 +163,11 @@ def able(graphs: Iterable[WireGraph], profiles: Profiles) -> Iterable[Site]:
     """Every device that supports all that a rank computes; collectives are carried out beside it, by its host."""
     computing = ((graph, index) for graph in graphs for index in range(len(graph)))
     wanted = [needs(graph, index) for graph, index in computing if graph.nodes[index].op not in LEAVES]
-    kinds = frozenset[tuple[str, tuple[str, ...]]]().union(*wanted)
-    ops = {op for op, _ in kinds}
+    kinds = frozenset[Need]().union(*wanted)
+    ops = {need.op for need in kinds}
     for worker in profiles.workers:
         for device in worker.devices if ops <= worker.ops else ():
-            if all(device.supports(*need) for need in kinds if need[0] not in COLLECTIVES):
+            if all(device.supports(*need) for need in kinds if need.op not in COLLECTIVES):
                 yield Site(worker, device)
 
 

@@ -156,7 +156,7 @@ def worker_reports(folder: Path) -> Target:
     """What a worker says of its devices: it is refused, or there is a plan with it beside a good one."""
     graph = random_graph(3, 4, 8).graph
     ops = frozenset(OPS)
-    every = {op for index in range(len(graph)) for op, _ in needs(graph, index)}
+    every = {need.op for index in range(len(graph)) for need in needs(graph, index)}
     dtypes = {op: tuple(dtype.name for dtype in DTYPES) for op in every}
     cpu = DeviceReport(0, "cpu", "", "numpy", "", True, 1 << 30, {}, dtypes, 5.0, 10.0, 1e-4)
     second = msgspec.structs.replace(cpu, index=1)
