@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from wire.ir.dtypes import BF16, F16, F32
+from wire.ir.dtypes import BF16, F16, F32, F64
 from wire.ir.graph import Node, WireGraph
 from wire.ir.ops import op_named
 from wire.ir.types import NO_ATTRS, Attrs, TensorType
@@ -28,7 +28,7 @@ from wire.passes.provenance import Provenance
 from .cores import FEW
 from .kernels.taps import is_by_taps
 
-NARROW = (F16, BF16)
+NARROW, WIDE = (F16, BF16), (F32, F64)  # what products are cast from, and what their kernels take
 FEW_WINDOWS = 64  # of a sample: a product of so few columns leaves lanes idle, and packs the weights for each sample
 OFTEN = 16  # products of few rows: to transpose their matrix takes as long as some of them save
 TURNED_MAX = 1 << 20  # elements of such a matrix: no plan counts the memory of its transpose
@@ -90,7 +90,7 @@ Rule = Callable[[Rewriter, Node, Sequence[int], TensorType], int | None]
 
 def _widened(rewriter: Rewriter, node: Node, inputs: Sequence[int], type_: TensorType) -> int | None:
     """A product of f16 or bf16 in f32, rounded once."""
-    if type_.dtype not in NARROW:
+    if type_.dtype in WIDE:
         return None
     wide = [rewriter.add("cast", index, dtype=F32.name) for index in inputs]
     product = RULES[node.op](rewriter, node, wide, TensorType(type_.shape, F32))
@@ -190,7 +190,7 @@ def _taken_often(graph: WireGraph) -> frozenset[int]:
     counts = Counter(
         node.inputs[1]
         for node, type_ in zip(graph.nodes, graph.types, strict=True)
-        if node.op == "dot" and type_.dtype not in NARROW
+        if node.op == "dot" and type_.dtype in WIDE
         and _is_few_by_turned(node, [graph.types[index].shape for index in node.inputs])
     )  # fmt: skip
     return frozenset(

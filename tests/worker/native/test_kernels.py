@@ -160,6 +160,17 @@ def test_a_matrix_that_many_steps_take_transposed_is_transposed_once(
     assert readers == (["map"] if once else ["matmul"] * steps)
 
 
+@pytest.mark.parametrize("dtype", [np.int32, np.complex64])
+def test_a_matrix_of_products_that_numpy_computes_stays_as_it_lies(dtype: Any) -> None:
+    def layer(h: Any, w: Any) -> Any:
+        for _ in range(OFTEN):
+            h = h @ w.T
+        return h
+
+    graph = outlined(simplify(trace(layer, np.ones((8, 40), dtype), np.ones((40, 40), dtype))))
+    assert [node.op for node in graph.nodes if node.op != "input"] == ["dot"] * OFTEN
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
 def test_a_matrix_that_is_transposed_once_gives_the_bits_that_it_gave(dtype: Any) -> None:
     rng = np.random.default_rng(7)
