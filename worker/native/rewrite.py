@@ -90,7 +90,7 @@ Rule = Callable[[Rewriter, Node, Sequence[int], TensorType], int | None]
 
 def _widened(rewriter: Rewriter, node: Node, inputs: Sequence[int], type_: TensorType) -> int | None:
     """A product of f16 or bf16 in f32, rounded once."""
-    if type_.dtype in WIDE:
+    if type_.dtype not in NARROW:
         return None
     wide = [rewriter.add("cast", index, dtype=F32.name) for index in inputs]
     product = RULES[node.op](rewriter, node, wide, TensorType(type_.shape, F32))
