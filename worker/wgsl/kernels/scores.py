@@ -46,9 +46,9 @@ from .row import COMBINE
 GROUP = 64  # invocations of a workgroup on a GPU
 SOFTWARE_GROUP = 32  # on a software device without subgroups
 SOFTWARE_ROWS = 2  # of an invocation there: what is loaded serves both
-SUBGROUP_ROWS = 4  # of one on a software device with subgroups, if that leaves groups enough for its cores,
-GROUPS_FROM = 16
-HELD_MAX = 48  # and quads of a row that are held: drivers take seconds to compile more
+SUBGROUP_ROWS = 4  # of an invocation on a software device with subgroups, where the next two allow it
+GROUPS_FROM = 16  # workgroups that are left, so that all cores have work
+HELD_MAX = 48  # quads of a row that an invocation holds: drivers take long to compile a kernel that holds more
 BLOCKS = (32, 16, 8)  # columns of a block, as many as workgroup memory has room for
 
 
