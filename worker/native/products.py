@@ -1,4 +1,4 @@
-"""Cores of products whose operands are packed: of matrices, and of the windows of an image.
+"""Cores of products whose operands are packed: of matrices, of the windows of an image, and of lines that lie ready.
 
 How they work is Goto and van de Geijn's (ACM TOMS 34(3), 2008): B is packed to panels of `columns`, RUN long, A to
 panels of up to `rows`, and a micro kernel keeps the C of two panels in registers.  Rows are shared out evenly, two by
@@ -8,7 +8,7 @@ two, so panels are about equally high, and there is a micro kernel for every eve
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -47,6 +47,17 @@ def window_core(processor: Processor, dtype: str, tile: Tile | None = None) -> i
     return _WindowCore("windows", dtype, tile or tile_for(processor, dtype)).module
 
 
+def lines_core(processor: Processor, dtype: str, tile: Tile | None = None) -> ir.Module:
+    """The same function for a B whose rows are contiguous, wherever they lie: element (k, j) is at lines[k] + j.  It is
+    read as it lies, and not packed.
+
+    In place of B's row stride it takes the address of this table of int64.  It adds one run of the length, at most
+    RUN: in place of B's column stride it is told whether there is a C to which this run is added.  Rows of B are read
+    up to `Tile.columns` elements behind their ends.
+    """
+    return _LinesCore("lines", dtype, tile or tile_for(processor, dtype)).module
+
+
 def product_core(processor: Processor, dtype: str, tile: Tile | None = None) -> ir.Module:
     """A module with one function, `FUNCTION`, of type `CORE`: A [m, K] times B [K, n] to C [m, n].
 
@@ -81,6 +92,8 @@ class _Shares:
 
 class _ProductCore(Core):
     operand: type[Matrix] = Matrix  # what B is
+    panel: tuple[ir.Type, ...] = ()  # further words by which a micro kernel finds its elements of B
+    looks_for_zeros = True  # in A, where B's panels are packed
 
     def __init__(self, name: str, dtype: str, tile: Tile) -> None:
         super().__init__(name, dtype, tile)
@@ -120,19 +133,10 @@ class _ProductCore(Core):
     ) -> None:  # fmt: skip
         """A run of a block of columns: B is packed, and then A, block of rows by block of rows."""
         tile = self.tile
-        block_a, block_b = (build.gep(scratch, [index(at)]) for at in (tile.edge, tile.edge + tile.block_of_a))
+        block_a = build.gep(scratch, [index(tile.edge)])
         deep = build.and_(build.add(depth, index(tile.lanes - 1)), index(-tile.lanes))  # of a panel: whole vectors
-        for_b, for_a = (
-            build.select(build.icmp_signed("==", across, index(1)), index(AT_A_TIME), index(RUN))
-            for across in (b.column, a.row)
-        )
-        with (
-            loop(build, index(0), depth, for_b, "k") as k,
-            loop(build, index(0), columns, index(tile.columns)) as column,
-        ):
-            panel = build.gep(block_b, [build.add(build.mul(column, deep), build.mul(k, index(tile.columns)))])
-            left, some = build.sub(columns, column), smaller(build, build.sub(depth, k), for_b)
-            self._pack_b(build, b.part(build, k, column), some, left, panel)
+        for_a = self._at_a_time(build, a.row)
+        panel_of_b = self._panels_of_b(build, b, columns, depth, deep, scratch)
         panels = build.sdiv(build.add(m, index(tile.rows - 1)), index(tile.rows))
         shares = _Shares.of(build, m, larger(build, panels, index(1)))
         with loop(build, index(0), panels, index(PANELS_OF_A), "rows") as begin:
@@ -152,15 +156,16 @@ class _ProductCore(Core):
             def span_of(which: ir.Value) -> ir.Value:
                 return build.gep(spans, [build.mul(build.sub(which, begin), index(2))])
 
-            looked_at = build.select(build.icmp_signed(">=", depth, index(DEPTH_MIN)), end, begin)
+            least = DEPTH_MIN if self.looks_for_zeros else RUN + 1
+            looked_at = build.select(build.icmp_signed(">=", depth, index(least)), end, begin)
             none = [ir.Constant(I1, 0)]
             with loop_with(build, begin, looked_at, index(1), none, "span") as (which, (some,), following):
                 shorter = self.spans.find(build, panel_of(which)[2], depth, span_of(which))
                 following.append(build.or_(some, shorter))
             with loop(build, index(0), columns, index(tile.columns), "column") as column:
-                of_b = build.gep(block_b, [build.mul(column, deep)])
+                of_b = panel_of_b(column)
                 wide = smaller(build, build.sub(columns, column), index(tile.columns))
-                hold = self.spans.hold(build, some, of_b, depth, wide)
+                hold = self.spans.hold(build, some, of_b[0], depth, wide)
                 with loop(build, begin, end, index(1), "tile") as which:
                     row, height, panel = panel_of(which)
                     own = self.spans.read(build, span_of(which))
@@ -168,9 +173,29 @@ class _ProductCore(Core):
                     of_c = c.part(build, row, column)
                     self._tile(build, panel, of_b, of_c, height, wide, span, depth, first, scratch)
 
+    def _at_a_time(self, build: ir.IRBuilder, across: ir.Value) -> ir.Value:
+        """The elements of the length that are packed before the next panel, by an operand's stride across them."""
+        return build.select(build.icmp_signed("==", across, index(1)), index(AT_A_TIME), index(RUN))
+
+    def _panels_of_b(
+        self, build: ir.IRBuilder, b: Matrix, columns: ir.Value, depth: ir.Value, deep: ir.Value, scratch: ir.Value
+    ) -> Callable[[ir.Value], tuple[ir.Value, ...]]:
+        """Pack B; what gives the words by which a micro kernel finds the panel of a column."""
+        tile = self.tile
+        block = build.gep(scratch, [index(tile.edge + tile.block_of_a)])
+        some_k = self._at_a_time(build, b.column)
+        with (
+            loop(build, index(0), depth, some_k, "k") as k,
+            loop(build, index(0), columns, index(tile.columns)) as column,
+        ):
+            panel = build.gep(block, [build.add(build.mul(column, deep), build.mul(k, index(tile.columns)))])
+            left, some = build.sub(columns, column), smaller(build, build.sub(depth, k), some_k)
+            self._pack_b(build, b.part(build, k, column), some, left, panel)
+        return lambda column: (build.gep(block, [build.mul(column, deep)]),)
+
     def _tile(
-        self, build: ir.IRBuilder, of_a: ir.Value, of_b: ir.Value, c: Matrix, height: ir.Value, wide: ir.Value,
-        span: tuple[ir.Value, ir.Value], depth: ir.Value, first: ir.Value, edge: ir.Value,
+        self, build: ir.IRBuilder, of_a: ir.Value, of_b: Sequence[ir.Value], c: Matrix, height: ir.Value,
+        wide: ir.Value, span: tuple[ir.Value, ir.Value], depth: ir.Value, first: ir.Value, edge: ir.Value,
     ) -> None:  # fmt: skip
         """The C of two panels, through scratch memory where it is no whole vectors."""
         tile = self.tile
@@ -180,11 +205,11 @@ class _ProductCore(Core):
         micro = self._chosen(build, self.micros, which)
         with build.if_else(build.icmp_signed("==", build.srem(wide, index(tile.lanes)), index(0))) as (whole, part):
             with whole:
-                build.call(micro, [of_a, of_b, c.start, c.row, height, *span, depth, first, edge])
+                build.call(micro, [of_a, *of_b, c.start, c.row, height, *span, depth, first, edge])
             with part:
                 every = build.mul(build.add(pairs, index(1)), index(2))
                 alone = [edge, index(tile.columns), every, *span, depth, ir.Constant(I1, 1), edge]
-                build.call(micro, [of_a, of_b, *alone])
+                build.call(micro, [of_a, *of_b, *alone])
                 build.call(self.settle, [edge, index(tile.columns), c.start, c.row, c.column, height, wide, first])
 
     # -- packing --------------------------------------------------------------------------------------------
@@ -264,9 +289,9 @@ class _ProductCore(Core):
         of A; where zeros behind it may count, the run is computed again as a whole."""
         pointer, tile = self.pointer, self.tile
         function, build = self._function(
-            f"micro{rows}x{vectors}", pointer, pointer, pointer, I64, I64, I64, I64, I64, I1, pointer
+            f"micro{rows}x{vectors}", pointer, pointer, *self.panel, pointer, I64, I64, I64, I64, I64, I1, pointer
         )
-        of_a, of_b, c, c_row, height, begin, end, depth, first, nowhere = function.args
+        of_a, *of_b, c, c_row, height, begin, end, depth, first, nowhere = function.args
         v = Vectors(build, tile.lanes)
         wide = vectors * tile.lanes
         addresses = [build.gep(c, [build.mul(index(row), c_row)]) for row in range(rows)]
@@ -282,7 +307,7 @@ class _ProductCore(Core):
         zeros = [self._zeros()] * (rows * vectors)
         with loop_with(build, starts, stops, index(1), zeros, "k") as (k, sums, following):
             element = build.gep(of_a, [build.mul(k, index(tile.height))])
-            line_start = build.gep(of_b, [build.mul(k, index(tile.columns))])
+            line_start = self._line(build, of_b, k)
             line = [v.load(build.gep(line_start, [index(at * tile.lanes)])) for at in range(vectors)]
             for row in range(rows):
                 factor = v.splat(build.load(build.gep(element, [index(row)])))
@@ -299,6 +324,39 @@ class _ProductCore(Core):
             v.store(self._onto(build, first, v.load(where), value), where)
         build.ret_void()
         return function
+
+    def _line(self, build: ir.IRBuilder, of_b: Sequence[ir.Value], k: ir.Value) -> ir.Value:
+        """The address of the elements that a panel of B has for a k."""
+        (start,) = of_b
+        return build.gep(start, [build.mul(k, index(self.tile.columns))])
+
+
+class _LinesCore(_ProductCore):
+    """The core whose B is read as it lies."""
+
+    panel = (I64.as_pointer(),)
+    looks_for_zeros = False
+
+    def _product(self) -> None:
+        function, build = self._function(FUNCTION, *CORE.args)
+        a_start, a_row, a_column, b_start, lines, onto, c_start, c_row, m, n, depth, scratch = (
+            build.bitcast(arg, self.source if at == 0 else self.pointer) if arg.type == ADDRESS else arg
+            for at, arg in enumerate(function.args)
+        )
+        a, b, c = Matrix(a_start, a_row, a_column), Matrix(b_start, lines, index(1)), Matrix(c_start, c_row, index(1))
+        spans = self.spans.memory(build)
+        self._run(build, a, b, c, m, n, depth, build.icmp_signed("==", onto, index(0)), scratch, spans)
+        build.ret_void()
+
+    def _panels_of_b(
+        self, build: ir.IRBuilder, b: Matrix, columns: ir.Value, depth: ir.Value, deep: ir.Value, scratch: ir.Value
+    ) -> Callable[[ir.Value], tuple[ir.Value, ...]]:
+        lines = build.inttoptr(b.row, self.panel[0])
+        return lambda column: (build.gep(b.start, [column]), lines)
+
+    def _line(self, build: ir.IRBuilder, of_b: Sequence[ir.Value], k: ir.Value) -> ir.Value:
+        start, lines = of_b
+        return build.gep(start, [build.load(build.gep(lines, [k]))])
 
 
 class _Table(Matrix):

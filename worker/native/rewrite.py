@@ -4,7 +4,7 @@
     transposes          of transposes are one, or none
     f16, bf16           operands are cast to f32, the result back: sums are f32's, and rounded once
     conv with steps     those that nobody makes are 1
-    conv with padding   x is padded first, and zeros are multiplied as all else; the family `taps` does so itself
+    conv with padding   x is padded first, and zeros are multiplied as all else; most kernels do so themselves
     uneven operands     are laid out as (batch, rows, length) first
     W^T, often          W is transposed once where many products of few rows, a recurrent layer's steps, take it so
 
@@ -26,6 +26,7 @@ from wire.ir.types import NO_ATTRS, Attrs, TensorType
 from wire.passes.provenance import Provenance
 
 from .cores import FEW
+from .kernels.copies import is_by_copies
 from .kernels.taps import is_by_taps
 
 NARROW, WIDE = (F16, BF16), (F32, F64)  # what products are cast from, and what their kernels take
@@ -112,6 +113,8 @@ def _conv(rewriter: Rewriter, node: Node, inputs: Sequence[int], type_: TensorTy
     none, once = (0,) * spatial, (1,) * spatial
     if is_by_taps(attrs, x, weights):
         return None
+    if is_by_copies(attrs, x, weights, type_.shape) and not _has_few_windows(attrs, type_.shape):
+        return None
     if (attrs["low"], attrs["high"], attrs["lhs_dilation"]) == (none, none, once):
         return _folded(rewriter, node, inputs, type_)
     interior = (0, 0, *(spread - 1 for spread in attrs["lhs_dilation"]))
@@ -138,11 +141,16 @@ def _with_short_steps(attrs: Attrs, x: Sequence[int], taps: Sequence[int]) -> At
     return Attrs({**attrs, **steps})
 
 
+def _has_few_windows(attrs: Attrs, result: Sequence[int]) -> bool:
+    """Whether samples are better computed together."""
+    return attrs["groups"] == 1 < result[0] and math.prod(result[2:]) <= FEW_WINDOWS
+
+
 def _folded(rewriter: Rewriter, node: Node, inputs: Sequence[int], type_: TensorType) -> int | None:
     """A conv with few windows, whose samples are places along one more axis: one product instead of many."""
-    samples, out, *places = type_.shape
-    if node.attrs["groups"] > 1 or samples == 1 or math.prod(places) > FEW_WINDOWS:
+    if not _has_few_windows(node.attrs, type_.shape):
         return None
+    samples, out, *places = type_.shape
     (_, channels, *dims), kernel = (rewriter.types[index].shape for index in inputs)
     x = rewriter.add("transpose", inputs[0], perm=(1, 0, *range(2, len(dims) + 2)))
     x = rewriter.add("reshape", x, shape=(1, channels, samples, *dims))

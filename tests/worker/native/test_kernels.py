@@ -20,6 +20,7 @@ from worker.cpu.inplace_analysis import FUSED
 from worker.native.engine import NativeEngine
 from worker.native.kernels.frame import Frame
 from worker.native.kernels.map import best_plane, gathers, turned_loads
+from worker.native.kernels.product import lower_product
 from worker.native.outline import outlined
 from worker.native.rewrite import OFTEN
 
@@ -91,6 +92,21 @@ def test_a_depthwise_layer_is_one_kernel_with_its_padding() -> None:
         return nn.relu(nn.conv(x, w, padding=1, groups=3) * 2 + b)
 
     assert [part.kind for part in parts_of(layer, X, W, np.ones((3, 1, 1), np.float32))] == ["matmul"]
+
+
+@pytest.mark.parametrize(("axes", "stride"), [((56, 56), 1), ((57, 31), 2), ((9000,), 1), ((6000, 4000), 1)])
+def test_a_conv_is_one_kernel_that_makes_no_padded_image(axes: tuple[int, ...], stride: int) -> None:
+    """A task's memory is what the second cache holds, however large the image is."""
+
+    def layer(x: Any, w: Any, b: Any) -> Any:
+        return nn.relu(nn.conv(x, w, padding=1, stride=stride) + b)
+
+    flat = (1,) * len(axes)
+    shapes = (2, 8, *axes), (10, 8, *(3 * size for size in flat)), (10, *flat)
+    given = [np.broadcast_to(np.float32(1), shape) for shape in shapes]
+    parts = parts_of(layer, *given)
+    assert [part.kind for part in parts] == ["matmul"]
+    assert lower_product(Frame.of(parts[0], 64)).scratch_bytes < 2**20
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16"])

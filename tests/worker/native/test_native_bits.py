@@ -159,45 +159,55 @@ def evaluated_of(engine: NativeEngine, fn: Any, *args: NDArray[Any]) -> list[NDA
     return engine.run(engine.compile(graph), list(args))
 
 
-# Channels, axes, kernel, stride, padding, dilation, channels of the result for each of x, and the dtype.
-DEPTHWISE = [
-    (5, (20, 33), (3, 3), 1, 1, 1, 1, "f4"),
-    (40, (7, 7), (5, 5), 1, 2, 1, 1, "f4"),  # rows narrower than a vector
-    (3, (57, 60), (3, 3), 2, 1, 1, 2, "f8"),
-    (4, (31, 29), (5, 3), 3, 2, 2, 1, "f4"),
-    (2, (150, 130), (3, 7), 1, 3, 1, 1, "f4"),  # several tasks for a channel
-    (6, (90,), (9,), 2, 4, 1, 3, "f8"),
+# Channels of x and of the result, groups, axes, kernel, stride, padding, dilation, and the dtype.
+CONVS = [
+    (5, 5, 5, (20, 33), (3, 3), 1, 1, 1, "f4"),
+    (40, 40, 40, (7, 7), (5, 5), 1, 2, 1, "f4"),  # rows narrower than a vector
+    (3, 6, 3, (57, 60), (3, 3), 2, 1, 1, "f8"),
+    (4, 4, 4, (31, 29), (5, 3), 3, 2, 2, "f4"),
+    (2, 2, 2, (150, 130), (3, 7), 1, 3, 1, "f4"),  # several tasks for a channel
+    (6, 18, 6, (90,), (9,), 2, 4, 1, "f8"),
+    (60, 20, 1, (24, 23), (1, 5), 1, 2, 1, "f8"),  # two runs, and tasks that end within a vector
+    (35, 17, 1, (9, 30), (3, 3), 1, 1, 1, "f4"),
+    (8, 10, 2, (40, 31), (3, 5), 2, 3, 2, "f4"),
+    (3, 16, 1, (45, 50), (7, 7), 3, 3, 1, "f4"),
+    (2, 9, 1, (3, 1200), (3, 3), 1, 2, 1, "f4"),  # rows in parts
+    (2, 40, 1, (1500,), (5,), 1, 3, 1, "f4"),
+    (6, 9, 1, (2,), (7,), 1, 6, 1, "f4"),  # taps that find nothing
+    (1, 8, 1, (40, 19), (19, 1), 1, 0, 2, "f4"),  # more taps than a run
 ]
 
 
-@pytest.mark.parametrize(("channels", "axes", "kernel", "stride", "padding", "dilation", "each", "dtype"), DEPTHWISE)
-def test_a_depthwise_conv_has_the_bits_of_a_product(
-    engines: Mapping[str, NativeEngine], channels: int, axes: tuple[int, ...], kernel: tuple[int, ...], stride: int,
-    padding: int, dilation: int, each: int, dtype: str,
+@pytest.mark.parametrize(
+    ("channels", "out", "groups", "axes", "kernel", "stride", "padding", "dilation", "dtype"), CONVS
+)
+def test_a_conv_has_the_bits_of_a_product(
+    engines: Mapping[str, NativeEngine], channels: int, out: int, groups: int, axes: tuple[int, ...],
+    kernel: tuple[int, ...], stride: int, padding: int, dilation: int, dtype: str,
 ) -> None:  # fmt: skip
     """The order of sums is one definition, whichever kernel computes them."""
     random = np.random.default_rng(6)
     x = random.standard_normal((2, channels, *axes)).astype(dtype)
-    w = random.standard_normal((channels * each, 1, *kernel)).astype(dtype)
+    w = random.standard_normal((out, channels // groups, *kernel)).astype(dtype)
 
     def conv(x: Any, w: Any) -> Any:
-        return nn.conv(x, w, stride=stride, padding=padding, dilation=dilation, groups=channels)
+        return nn.conv(x, w, stride=stride, padding=padding, dilation=dilation, groups=groups) * 3
 
-    def product(x: Any, w: Any) -> Any:
-        padded = mnp.pad(x, ((0, 0), (0, 0), *[(padding, padding)] * len(axes)))
-        reach = [dilation * (size - 1) for size in kernel]
-        places = [range(0, axis + 2 * padding - far, stride) for axis, far in zip(axes, reach, strict=True)]
-        taps = []
-        for tap in np.ndindex(*kernel):
-            cut = tuple(slice(k * dilation, k * dilation + p[-1] + 1, stride) for k, p in zip(tap, places, strict=True))
-            taps.append(padded[(slice(None), slice(None), *cut)].reshape(2, channels, -1))
-        windows = mnp.stack(taps, axis=-1)
-        result = mnp.einsum("ncpt,cot->ncop", windows, w.reshape(channels, each, -1))
-        return result.reshape(2, channels * each, *map(len, places))
+    padded = np.pad(x, ((0, 0), (0, 0), *[(padding, padding)] * len(axes)))
+    reach = [dilation * (size - 1) for size in kernel]
+    places = [range(0, axis + 2 * padding - far, stride) for axis, far in zip(axes, reach, strict=True)]
+    taps = []
+    for tap in np.ndindex(*kernel):
+        cut = tuple(slice(k * dilation, k * dilation + p[-1] + 1, stride) for k, p in zip(tap, places, strict=True))
+        taps.append(padded[(slice(None), slice(None), *cut)].reshape(2, groups, channels // groups, -1))
+    windows = np.stack(taps, axis=3).reshape(2, groups, -1, taps[0].shape[-1])
+
+    def product(windows: Any, w: Any) -> Any:
+        return mnp.einsum("ngkp,gok->ngop", windows, w.reshape(groups, out // groups, -1)) * 3
 
     (whole,) = check_everywhere(engines, trace(conv, x, w), {"x": x, "w": w})
     engine = engines["2 threads"]
-    assert evaluated_of(engine, product, x, w)[0].tobytes() == whole.tobytes()
+    assert evaluated_of(engine, product, windows, w)[0].tobytes() == whole.tobytes()
     assert evaluated_of(engine, conv, x[1:], w)[0].tobytes() == whole[1:].tobytes()
 
 

@@ -120,3 +120,7 @@ def narrowed(builder: ir.IRBuilder, value: Value) -> Value:
 
 def least(builder: ir.IRBuilder, a: Value, b: Value) -> Value:
     return builder.select(builder.icmp_signed("<", a, b), a, b)
+
+
+def largest(builder: ir.IRBuilder, a: Value, b: Value) -> Value:
+    return builder.select(builder.icmp_signed(">", a, b), a, b)

@@ -24,6 +24,7 @@ from ..cores import CORE, FEW, RUN
 from ..llvm import ADDRESS, F32, F64, I64, index, ir, loop, prefetch
 from ..printer import Buffer, Printer, stride_of
 from ..vectors import Vectors
+from .copies import Box, Copies, Sizes, is_by_copies
 from .frame import Frame, Kernel, Value, constant, least, narrowed
 from .map import along, parts_of, span, steps_of
 from .taps import is_by_taps, lower_taps
@@ -32,6 +33,7 @@ TILE = (512, 512)  # rows and columns of a task: each packs its operands, and th
 TASKS_MIN = 8  # a large product has tasks for some cores
 TASK_FLOPS_MIN = 1 << 21  # tens of microseconds
 AHEAD = 16  # lines of the right operand that are fetched before they are needed
+CYCLES_TO_PACK, CYCLES_TO_COPY = 0.5, 0.25  # an element of A, and one of a copy
 RESULT, UNPACKED = -1, -2  # the numbers of buffers: a tile, and a run of the right operand
 KINDS = {"f32": F32, "f64": F64}
 
@@ -41,14 +43,22 @@ def lower_product(frame: Frame) -> Kernel:
 
 
 def _product_of(frame: Frame) -> _Product:
-    return (_Windows if any(node.op == "conv" for node in frame.graph.nodes) else _Dot)(frame)
+    conv = _conv_of(frame)
+    return _Dot(frame) if conv is None else _Copied(frame) if is_by_copies(*conv) else _Windows(frame)
+
+
+def _conv_of(frame: Frame) -> tuple[Attrs, Sequence[int], Sequence[int], Sequence[int]] | None:
+    """The attributes of a group's conv, and the shapes of x, the weights, and the result."""
+    for place, (op, inputs, attrs) in enumerate(frame.graph.nodes):
+        if op == "conv":
+            x, weights = (frame.shape(source) for source in inputs)
+            return attrs, x, weights, frame.shape(place)
+    return None
 
 
 def _is_by_taps(frame: Frame) -> bool:
-    return any(
-        node.op == "conv" and is_by_taps(node.attrs, *(frame.shape(source) for source in node.inputs))
-        for node in frame.graph.nodes
-    )
+    conv = _conv_of(frame)
+    return conv is not None and is_by_taps(*conv[:3])
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,13 +185,7 @@ class _Product(ABC):
         room = _Scratch(builder, scratch)
         if not direct:
             into, across_row = builder.bitcast(room.take(tall * wide * self._bytes), result_type), index(wide)
-        corner, size = (first_row, first_column), (height, width)
-        if isinstance(self.right, Unpacked):
-            self._by_runs(printer, self.right, corner, size, into, across_row, room)
-        else:
-            assert self.right is not None
-            of_right = self._column_words(printer, self.right, first_column)
-            self._call_core(printer, of_right, corner, size, into, across_row, room)
+        self._multiply(printer, (first_row, first_column), (height, width), into, across_row, room)
         if not direct:
             self._finish(printer, into, wide, (first_row, stop_row), (first_column, stop_column))
         builder.ret_void()
@@ -198,6 +202,18 @@ class _Product(ABC):
             else:
                 wide = -(-wide // 128) * 64
         return tall, wide
+
+    def _multiply(
+        self, printer: Printer, corner: tuple[Value, Value], size: tuple[Value, Value], into: Value,
+        across_row: Value, room: _Scratch,
+    ) -> None:  # fmt: skip
+        """Compute a task's tile of the product."""
+        if isinstance(self.right, Unpacked):
+            self._by_runs(printer, self.right, corner, size, into, across_row, room)
+            return
+        assert self.right is not None
+        of_right = self._column_words(printer, self.right, corner[1])
+        self._call_core(printer, of_right, corner, size, into, across_row, room)
 
     def _call_core(
         self, printer: Printer, of_right: Sequence[Value], corner: tuple[Value, Value], size: tuple[Value, Value],
@@ -309,13 +325,14 @@ class _Product(ABC):
             build.scaled(self.batch, self.rows * self.columns), build.scaled(self.row, self.columns), self.x
         )
         value = value_of.at(frame.root, build.unravel(place, frame.shape(frame.root)))
-        exprs = [value, place]
+        exprs, lanes = [value, place], frame.lanes()
+        total = self.columns if wide in (self.columns, -(-wide // lanes) * lanes) else 2 * lanes - 1
         printer.hoist(exprs, ("row", "x", "tile_row"))
         with loop(builder, rows[0], rows[1], index(1), "row") as row, printer.scope():
             printer.bind("row", narrowed(builder, row))
             printer.bind("tile_row", narrowed(builder, builder.sub(row, rows[0])))
             printer.hoist(exprs, ("x",))
-            for columns_of, width in along(builder, *columns, steps_of(frame.lanes()), self.columns):
+            for columns_of, width in along(builder, *columns, steps_of(lanes), total):
                 with columns_of as position, printer.scope():
                     printer.bind_lanes("x", narrowed(builder, position), width)
                     printer.store(frame.root, place, printer.vector(value))
@@ -441,6 +458,69 @@ class _Windows(_Product):
         )
         columns = builder.add(columns, builder.mul(first, index(8)))
         return [builder.bitcast(pointer, ADDRESS), rows, columns]
+
+
+class _Copied(_Windows):
+    """A convolution that reads copies of x, made for each run of the length, with zeros for its padding."""
+
+    @property
+    def even(self) -> bool:
+        return self.left is not None
+
+    @property
+    def core(self) -> str:
+        return f"lines {self.kind}"
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        conv = _conv_of(self.frame)
+        assert conv is not None
+        return Sizes.of(*conv)
+
+    @cached_property
+    def copies(self) -> Copies:
+        _, (x, _), attrs = self.frame.graph.nodes[self.anchor]
+        return Copies(self.frame, self._plain, x, self.sizes, self._task[1], self.batch, attrs["groups"])
+
+    def _tile(self) -> tuple[int, int]:
+        tall, box = self._task
+        return tall, box.columns
+
+    @cached_property
+    def _task(self) -> tuple[int, Box]:
+        """Rows and windows of a task: those that take least of what gives enough tasks."""
+        tallest = min(self.rows, TILE[0])
+        tall = [-(-tallest // parts) for parts in (1, 2, 4, 8)]
+        every = [(rows, box) for rows in dict.fromkeys(tall) for box in self.sizes.boxes]
+        worth = [(rows, box) for rows, box in every if 2 * rows * box.columns * self.length >= TASK_FLOPS_MIN]
+        return min(worth or every[:1], key=lambda task: self._costs(*task))
+
+    def _costs(self, rows: int, box: Box) -> tuple[int, float]:
+        """How many tasks are wanting, and about how many cycles all of them take."""
+        lanes = self.frame.lanes()
+        down, across = -(-self.rows // rows), -(-self.columns // box.columns)
+        vectors = down * rows * across * -(-box.columns // lanes) * self.length / 2
+        packed, copied = across * self.rows * self.length, down * across * self.sizes.copied(box)
+        few = max(0, TASKS_MIN - self.batches * down * across)
+        return few, vectors + packed * CYCLES_TO_PACK + copied * CYCLES_TO_COPY
+
+    def _multiply(
+        self, printer: Printer, corner: tuple[Value, Value], size: tuple[Value, Value], into: Value,
+        across_row: Value, room: _Scratch,
+    ) -> None:  # fmt: skip
+        """A run of the length at a time, each of which begins with its copies."""
+        builder, copies, taps = printer.builder, self.copies, index(self.sizes.taps)
+        lines = constant(builder.module, "lines", I64, copies.lines)
+        start = builder.bitcast(room.take(copies.bytes), KINDS[self.kind].as_pointer())
+        columns = corner[1], builder.add(corner[1], size[1])
+        copies.clear(printer, start)
+        with loop(builder, index(0), index(self.length), index(RUN), "run") as first, printer.scope():
+            stop = least(builder, builder.add(first, index(RUN)), index(self.length))
+            last = builder.sdiv(builder.sub(stop, index(1)), taps)
+            copies.fill(printer, start, columns, (builder.sdiv(first, taps), builder.add(last, index(1))))
+            table = builder.ptrtoint(builder.gep(lines, [index(0), first]), I64)
+            of_right = [builder.bitcast(start, ADDRESS), table, first]
+            self._call_core(printer, of_right, corner, size, into, across_row, room, (first, stop))
 
 
 def _places(sizes: Sequence[int], strides: Sequence[int]) -> NDArray[np.int64]:

@@ -45,7 +45,7 @@ def lower_taps(frame: Frame) -> Kernel:
 
 
 @dataclass(frozen=True, slots=True)
-class _Axis:
+class Axis:
     """How windows lie along an axis of x: `size` elements, `low` zeros before them, `taps` that lie `reach` apart in
     windows that lie `stride` apart."""
 
@@ -81,11 +81,11 @@ class _Taps:
         self.each, self.channels = self.out // self.groups, frame.shape(weights)[1]
         self.height, self.width = (*flat, *places)
         names = ("low", "stride", "rhs_dilation")
-        ones = [_Axis(1, 0, 1, 1, 1)] * len(flat)
+        ones = [Axis(1, 0, 1, 1, 1)] * len(flat)
         rows = zip(frame.shape(x)[2:], frame.shape(weights)[2:], *(attrs[name] for name in names), strict=True)
         self.down, self.across = (
             *ones,
-            *(_Axis(size, low, taps, stride, reach) for size, taps, low, stride, reach in rows),
+            *(Axis(size, low, taps, stride, reach) for size, taps, low, stride, reach in rows),
         )
         self.kind = "f64" if frame.dtype(self.anchor) == "f64" else "f32"
         self.lanes = frame.lanes()
