@@ -9,15 +9,13 @@ import math
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from wire.errors import BlobMissing
 from wire.ir.graph import WireGraph, const_value
 from wire.ir.ops import LEAVES, inner_graphs
-from wire.ir.types import TensorType
+from wire.ir.types import HostArray, TensorType
 from wire.protocol.messages import BlobSpec, Deploy, Member, PartSpec, PlanKey, SourceKind, Target, Working
 from wire.protocol.messages import Carry as WireCarry
 from wire.protocol.messages import Gang as WireGang
@@ -171,17 +169,17 @@ def deploy(
 
 def outputs(
     plan: Plan,
-    arrived: Mapping[int, NDArray[Any]],
-    inputs: Mapping[str, NDArray[Any]],
-    params: Mapping[str, NDArray[Any]],
-) -> list[NDArray[Any]]:
+    arrived: Mapping[int, HostArray],
+    inputs: Mapping[str, HostArray],
+    params: Mapping[str, HostArray],
+) -> list[HostArray]:
     """A call's outputs in graph order; what is merely passed through is copied."""
     given = {source: arrived[position] for position, source in plan.arrivals.items()}
     mine = zip(plan.outputs, plan.graph.outputs, strict=False)  # what follows are the counts of an audit
     return [_output(source, index, plan.graph, given, inputs, params) for source, index in mine]
 
 
-def counts(plan: Plan, arrived: Mapping[int, NDArray[Any]]) -> list[int]:
+def counts(plan: Plan, arrived: Mapping[int, HostArray]) -> list[int]:
     """What the auditors of a plan found, in their order."""
     return [int(arrived[slot]) for slot in range(len(plan.graph.outputs), len(plan.outputs))]
 
@@ -190,10 +188,10 @@ def _output(
     source: Output,
     node: int,
     graph: WireGraph,
-    arrived: Mapping[FromPart, NDArray[Any]],
-    inputs: Mapping[str, NDArray[Any]],
-    params: Mapping[str, NDArray[Any]],
-) -> NDArray[Any]:
+    arrived: Mapping[FromPart, HostArray],
+    inputs: Mapping[str, HostArray],
+    params: Mapping[str, HostArray],
+) -> HostArray:
     match source:
         case FromPart():
             return arrived[source]
@@ -211,7 +209,7 @@ def _output(
             raise BlobMissing(f"the state {name!r} is an output, and its value is on the workers")
 
 
-def assembled(kind: TensorType, pieces: Iterable[tuple[Window, NDArray[Any]]]) -> NDArray[Any]:
+def assembled(kind: TensorType, pieces: Iterable[tuple[Window, HostArray]]) -> HostArray:
     """The tensor that pieces are windows of."""
     whole = np.empty(kind.shape, kind.dtype.numpy)
     for window, piece in pieces:
@@ -220,11 +218,11 @@ def assembled(kind: TensorType, pieces: Iterable[tuple[Window, NDArray[Any]]]) -
     return whole
 
 
-def _window(array: NDArray[Any], window: Window | None) -> NDArray[Any]:
+def _window(array: HostArray, window: Window | None) -> HostArray:
     return array if window is None else window.of(array)
 
 
-def _constant(graph: WireGraph, index: int) -> NDArray[Any]:
+def _constant(graph: WireGraph, index: int) -> HostArray:
     node, kind = graph.nodes[index], graph.types[index]
     if node.op == "const":
         return const_value(node, graph.blobs).copy()

@@ -36,7 +36,7 @@ from ..limits import DEFAULT, Limits
 from ..units import size_text
 from .graph import Node, WireGraph, check_arity, check_type, little_endian
 from .ops import OPS, check_attrs, op_named
-from .types import Attrs, TensorType
+from .types import Attrs, HostArray, TensorType
 
 FORMAT = 1
 _WIDTHS: dict[int, np.dtype[Any]] = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4")}
@@ -133,23 +133,23 @@ def hash_bytes(data: Any) -> bytes:
     return hashlib.blake2b(data, digest_size=32).digest()
 
 
-def hash_array(array: NDArray[Any]) -> bytes:
+def hash_array(array: HostArray) -> bytes:
     """The address of a tensor: BLAKE2b-256 of its little-endian C-order bytes.  Shape and dtype are not part of it."""
     return hash_bytes(tensor_bytes(array))
 
 
-def tensor_bytes(array: NDArray[Any]) -> memoryview:
+def tensor_bytes(array: HostArray) -> memoryview:
     """The little-endian C-order bytes of a tensor, without a copy where memory already has that layout."""
     flat = little_endian(np.ascontiguousarray(array)).reshape(-1)
     return flat.view(np.uint8).data if flat.size else memoryview(b"")
 
 
-def tensor_from(data: Any, kind: TensorType) -> NDArray[Any]:
+def tensor_from(data: Any, kind: TensorType) -> HostArray:
     """The tensor of type `kind` in `data`, a view of it; GraphDecodeError unless the length is exactly right."""
     size_bytes = memoryview(data).nbytes
     if size_bytes != kind.size_bytes:
         raise GraphDecodeError(f"a tensor {kind} has {kind.size_bytes} bytes, got {size_bytes}")
-    array: NDArray[Any] = np.frombuffer(data, kind.dtype.numpy).reshape(kind.shape)
+    array: HostArray = np.frombuffer(data, kind.dtype.numpy).reshape(kind.shape)
     return array if sys.byteorder == "little" else array.byteswap()
 
 
@@ -350,26 +350,26 @@ def _check_format(data: bytes) -> None:
         )
 
 
-def _read_column(data: Any, what: str, count: int | None = None) -> NDArray[Any]:
+def _read_column(data: Any, what: str, count: int | None = None) -> HostArray:
     if not isinstance(data, bytes) or not data or data[0] not in _WIDTHS or (len(data) - 1) % data[0]:
         raise GraphDecodeError(f"the {what} column is not an integer array")
-    column: NDArray[Any] = np.frombuffer(data, _WIDTHS[data[0]], offset=1)
+    column: HostArray = np.frombuffer(data, _WIDTHS[data[0]], offset=1)
     if count is not None and len(column) != count:
         raise GraphDecodeError(f"the {what} column has {len(column)} entries, expected {count}")
     return column
 
 
-def _check_below(column: NDArray[Any], bound: int, what: str) -> None:
+def _check_below(column: HostArray, bound: int, what: str) -> None:
     if len(column) and int(column.max()) >= bound:
         raise GraphDecodeError(f"the {what} column refers past its table of {bound}")
 
 
-def _check_arities(ops: NDArray[Any], arities: NDArray[Any], op_names: tuple[str, ...], limits: Limits) -> None:
+def _check_arities(ops: HostArray, arities: HostArray, op_names: tuple[str, ...], limits: Limits) -> None:
     for pair in _distinct(ops.astype(np.int64) << 32 | arities.astype(np.int64)):
         check_arity(op_names[pair >> 32], pair & 0xFFFFFFFF, limits)
 
 
-def _distinct(column: NDArray[Any]) -> list[int]:
+def _distinct(column: HostArray) -> list[int]:
     """np.unique without it: its first use in a process imports numpy.ma: that takes longer than to read most graphs."""
     ordered = np.sort(column)
     first = np.ones(len(ordered), np.bool_)
@@ -384,17 +384,17 @@ def _check_text(value: str, limits: Limits, what: str) -> None:
 
 
 def _check_attr_kinds(
-    ops: NDArray[Any], attr_codes: NDArray[Any], op_names: tuple[str, ...], attributes: Sequence[Attrs]
+    ops: HostArray, attr_codes: HostArray, op_names: tuple[str, ...], attributes: Sequence[Attrs]
 ) -> None:
     for pair in _distinct(ops.astype(np.int64) << 32 | attr_codes.astype(np.int64)):
         check_attrs(OPS[op_names[pair >> 32]], attributes[pair & 0xFFFFFFFF])
 
 
 def _make_nodes(
-    ops: NDArray[Any],
-    arities: NDArray[Any],
-    attr_codes: NDArray[Any],
-    sources: NDArray[Any],
+    ops: HostArray,
+    arities: HostArray,
+    attr_codes: HostArray,
+    sources: HostArray,
     op_names: tuple[str, ...],
     attributes: Sequence[Attrs],
 ) -> tuple[Node, ...]:
@@ -419,7 +419,7 @@ def _collector_paused() -> Iterator[None]:
 
 
 def _check_leaf_names(
-    ops: NDArray[Any], attr_codes: NDArray[Any], op_names: tuple[str, ...], attributes: Sequence[Attrs]
+    ops: HostArray, attr_codes: HostArray, op_names: tuple[str, ...], attributes: Sequence[Attrs]
 ) -> None:
     named = np.array([name in ("input", "param") for name in op_names], np.bool_)
     seen: set[str] = set()

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeAlias
+
+from numpy.typing import NDArray
 
 from .dtypes import DType
+
+HostArray: TypeAlias = NDArray[Any]
+"""A tensor in this machine's memory, of any dtype of the table."""
 
 
 class TensorType(NamedTuple):

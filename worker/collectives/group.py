@@ -13,11 +13,10 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from wire.errors import DTypeError, InputError, ShapeError
 from wire.ir.dtypes import BF16, BOOL, C64, C128, DTYPES, F16, DType, dtype_of
-from wire.ir.types import TensorType
+from wire.ir.types import HostArray, TensorType
 
 from . import algorithms
 from .algorithms import REMOTE, SHARED, Program, Transport
@@ -83,7 +82,7 @@ class Group:
 
     # -- operations
 
-    def all_reduce(self, array: NDArray[Any], reduction: str = "sum") -> NDArray[Any]:
+    def all_reduce(self, array: HostArray, reduction: str = "sum") -> HostArray:
         """All ranks' arrays combined, element by element, on every rank.  If the channels use shared arenas the result
         may be memory of all ranks, which is read only and lasts for this step."""
         kind = _reducible(array, reduction)
@@ -103,7 +102,7 @@ class Group:
         everybody = self.size == len(self.channels.peers) + 1 > 1 and not self._bridged and not self.algorithm
         return self.channels.uses_arena and everybody and fits_arena(kind)
 
-    def _reduce_in_arenas(self, array: NDArray[Any], kind: TensorType, reduction: str) -> NDArray[Any] | None:
+    def _reduce_in_arenas(self, array: HostArray, kind: TensorType, reduction: str) -> HostArray | None:
         operand, envelope = np.ascontiguousarray(array).reshape(-1), self._envelope("all_reduce", reduction, kind)
         everybody = Schedule((), frozenset(range(self.size)))
         executor = Executor(self.channels, self._peers, self.rank, Operation(envelope, operand, operand, everybody))
@@ -111,7 +110,7 @@ class Group:
             result = reduce_in_arenas(executor, self.channels, self.rank, self.size, operand, REDUCTIONS[reduction])
         return None if result is None else result.reshape(array.shape)
 
-    def reduce_scatter(self, array: NDArray[Any], axis: int = 0, reduction: str = "sum") -> NDArray[Any]:
+    def reduce_scatter(self, array: HostArray, axis: int = 0, reduction: str = "sum") -> HostArray:
         """All ranks' arrays combined and split along `axis`: this rank's piece.  ShapeError if n does not divide it."""
         kind = _reducible(array, reduction)
         _check_divides(array, axis, self.size)
@@ -121,7 +120,7 @@ class Group:
         result = self._perform(_Call("reduce_scatter", (array.size,), make, kind, shape, reduction=reduction), front)
         return np.moveaxis(result.astype(kind.dtype.numpy, copy=False), 0, axis)
 
-    def all_gather(self, array: NDArray[Any], axis: int = 0) -> NDArray[Any]:
+    def all_gather(self, array: HostArray, axis: int = 0) -> HostArray:
         """All ranks' arrays, joined along `axis`."""
         front = np.moveaxis(array, axis, 0)
         shape = (front.shape[0] * self.size, *front.shape[1:])
@@ -129,7 +128,7 @@ class Group:
         result = self._perform(_Call("all_gather", (array.size,), make, _kind(array), shape), front)
         return np.moveaxis(result, 0, axis)
 
-    def all_to_all(self, array: NDArray[Any], split_axis: int = 0, concat_axis: int = 0) -> NDArray[Any]:
+    def all_to_all(self, array: HostArray, split_axis: int = 0, concat_axis: int = 0) -> HostArray:
         """Split along `split_axis` and send piece j to rank j.  The pieces received are joined along `concat_axis`."""
         _check_divides(array, split_axis, self.size)
         blocks = np.stack(np.split(array, self.size, split_axis))
@@ -137,7 +136,7 @@ class Group:
         result = self._perform(_Call("all_to_all", (array.size,), make, _kind(array), blocks.shape), blocks)
         return np.concatenate(list(result), concat_axis)
 
-    def permute(self, array: NDArray[Any], pairs: Sequence[tuple[int, int]]) -> NDArray[Any]:
+    def permute(self, array: HostArray, pairs: Sequence[tuple[int, int]]) -> HostArray:
         """The array of the rank that is paired with this one as (source, target); zeros if no pair has it as target."""
         targets, sources = [to for _, to in pairs], [source for source, _ in pairs]
         if len({*targets}) != len(pairs) or len({*sources}) != len(pairs):
@@ -151,7 +150,7 @@ class Group:
             result.fill(0)
         return result
 
-    def broadcast_from(self, array: NDArray[Any], root: int) -> NDArray[Any]:
+    def broadcast_from(self, array: HostArray, root: int) -> HostArray:
         """The array of rank `root`, on every rank."""
         if not 0 <= root < self.size:
             raise InputError(f"a group of {self.size} ranks has no rank {root}")
@@ -164,15 +163,15 @@ class Group:
         make, nothing = partial(algorithms.barrier, self.rank, self.size), np.zeros(0, np.bool_)
         self._perform(_Call("barrier", (), make, _kind(nothing), (0,)), nothing)
 
-    def send(self, array: NDArray[Any], to: int) -> None:
+    def send(self, array: HostArray, to: int) -> None:
         """Send `array` to rank `to`, which calls `receive`.  Returns when that rank has it."""
         self._pass(array, _kind(array), self.rank, to)
 
-    def receive(self, kind: TensorType, source: int) -> NDArray[Any]:
+    def receive(self, kind: TensorType, source: int) -> HostArray:
         """Receive the array that rank `source` sends.  Both ranks raise if it is not of type `kind`."""
         return self._pass(np.empty(kind.shape, kind.dtype.numpy), kind, source, self.rank)
 
-    def _pass(self, array: NDArray[Any], kind: TensorType, source: int, to: int) -> NDArray[Any]:
+    def _pass(self, array: HostArray, kind: TensorType, source: int, to: int) -> HostArray:
         if source == to or not (0 <= source < self.size and 0 <= to < self.size):
             raise InputError(f"nothing can be sent from rank {source} to rank {to} of {self.size}")
         make = partial(algorithms.permute, self.rank, self.size, array.size, ((source, to),))
@@ -180,7 +179,7 @@ class Group:
 
     # -- how a call is performed
 
-    def _perform(self, call: _Call, operand: NDArray[Any]) -> NDArray[Any]:
+    def _perform(self, call: _Call, operand: HostArray) -> HostArray:
         """The result of this rank's program.  It is f32 if halves are summed."""
         operand = np.ascontiguousarray(operand).reshape(-1)
         wide = bool(call.reduction) and call.kind.dtype in _HALVES
@@ -229,14 +228,14 @@ def _remember(cache: dict[Any, _V], key: Hashable, value: _V) -> None:
     cache[key] = value
 
 
-def _kind(array: NDArray[Any]) -> TensorType:
+def _kind(array: HostArray) -> TensorType:
     return TensorType(array.shape, _DTYPES.get(array.dtype) or dtype_of(array))
 
 
 _DTYPES = {dtype.numpy: dtype for dtype in DTYPES}
 
 
-def _reducible(array: NDArray[Any], reduction: str) -> TensorType:
+def _reducible(array: HostArray, reduction: str) -> TensorType:
     kind = _kind(array)
     if reduction not in REDUCTIONS:
         raise InputError(f"unknown reduction {reduction!r}", next_step=f"Known: {', '.join(REDUCTIONS)}")
@@ -259,7 +258,7 @@ def _reduces(reduction: str) -> frozenset[str]:
 REDUCES = {reduction: _reduces(reduction) for reduction in REDUCTIONS}
 
 
-def _check_divides(array: NDArray[Any], axis: int, n: int) -> None:
+def _check_divides(array: HostArray, axis: int, n: int) -> None:
     if not -array.ndim <= axis < array.ndim:
         raise ShapeError(f"{_kind(array)} has no axis {axis}")
     if array.shape[axis] % n:

@@ -18,13 +18,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from wire.errors import Cancelled, ExecuteFailed, InputError, MeshError, OutOfMemory, Unsupported
 from wire.ir.dtypes import DTYPES, F32, F64
 from wire.ir.graph import GraphBuilder, Node, WireGraph, const_value
 from wire.ir.ops import COLLECTIVES, GRAPH_ATTRS, LEAVES, MULTIPLE, OPS
-from wire.ir.types import Attrs, TensorType
+from wire.ir.types import Attrs, HostArray, TensorType
 from wire.ir.workspace import scratch_bytes
 from wire.passes.collective_order import meets, stages
 from wire.passes.provenance import Provenance
@@ -73,8 +72,8 @@ class Joined(Protocol):
     count: int  # of kernels
 
     def __call__(
-        self, inputs: list[NDArray[Any]], stopped: Stopped, spans: Spans | None = None, first: Key = NO_KEY
-    ) -> list[NDArray[Any]]:
+        self, inputs: list[HostArray], stopped: Stopped, spans: Spans | None = None, first: Key = NO_KEY
+    ) -> list[HostArray]:
         """The outputs; Cancelled soon after `stopped()`.  `spans` hears when each kernel ran, the first under the key
         `first`."""
         ...
@@ -141,7 +140,7 @@ class CpuExecutable:
     """A compiled part.  `arguments` are in the order of a run's inputs, None for one that no call reads."""
 
     arguments: tuple[int | None, ...]
-    constants: tuple[tuple[int, NDArray[Any]], ...]
+    constants: tuple[tuple[int, HostArray], ...]
     calls: tuple[Step, ...]
     outputs: tuple[int, ...]
     memory_bytes: int
@@ -198,13 +197,13 @@ class CpuEngine:
     def compile(self, graph: WireGraph, force: bool = False) -> CpuExecutable:
         return replace(compile_graph(graph, fusion=self._fusion), source=graph)
 
-    def load(self, array: NDArray[Any]) -> NDArray[Any]:
+    def load(self, array: HostArray) -> HostArray:
         return array
 
     def unload(self, handle: Any) -> None:
         return
 
-    def read(self, handle: NDArray[Any]) -> NDArray[Any]:
+    def read(self, handle: HostArray) -> HostArray:
         return handle
 
     def run(
@@ -214,7 +213,7 @@ class CpuEngine:
         stopped: Stopped = never,
         collectives: Collectives | None = None,
         keep: Collection[int] = (),
-    ) -> list[NDArray[Any]]:
+    ) -> list[HostArray]:
         return run(executable, inputs, stopped, collectives, self._spans)
 
     def explain(self, executable: CpuExecutable, texts: bool = False) -> KernelRows:
@@ -228,16 +227,16 @@ class CpuEngine:
 
 
 def evaluate(
-    graph: WireGraph, inputs: Mapping[str, NDArray[Any]], params: Mapping[str, NDArray[Any]] | None = None,
+    graph: WireGraph, inputs: Mapping[str, HostArray], params: Mapping[str, HostArray] | None = None,
     stopped: Stopped = never,
-) -> list[NDArray[Any]]:  # fmt: skip
+) -> list[HostArray]:  # fmt: skip
     """The outputs of `graph` in this process; InputError names a missing or ill-typed value, Cancelled if `stopped`."""
     one_thread()
     values = ordered(graph, {**inputs, **(params or {})})
     return run(compile_graph(graph), values, stopped)
 
 
-def ordered(graph: WireGraph, given: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
+def ordered(graph: WireGraph, given: Mapping[str, HostArray]) -> list[HostArray]:
     """Values by name as a run takes them; InputError names a missing or ill-typed one."""
     values = []
     for index in (*graph.inputs, *graph.params):
@@ -343,7 +342,7 @@ def _joined(graph: WireGraph, calls: Sequence[_Call | _Turn | _Meeting], fusion:
     return steps
 
 
-def _fused(attrs: Attrs, operands: list[NDArray[Any]], out: TensorType) -> NDArray[Any]:
+def _fused(attrs: Attrs, operands: list[HostArray], out: TensorType) -> HostArray:
     raise ExecuteFailed("a fused node is computed with those that follow it", op=FUSED)
 
 
@@ -394,11 +393,11 @@ def _arguments(graph: WireGraph, flat: WireGraph) -> tuple[int | None, ...]:
 
 def run(
     executable: CpuExecutable,
-    inputs: Sequence[NDArray[Any] | Lent],
+    inputs: Sequence[HostArray | Lent],
     stopped: Stopped = never,
     collectives: Collectives | None = None,
     spans: Spans | None = None,
-) -> list[NDArray[Any]]:
+) -> list[HostArray]:
     """Perform a schedule; Cancelled between two calls once `stopped()`, also inside loops."""
     given = [_canonical(value.array if isinstance(value, Lent) else value) for value in inputs]
     writing = Writing(inputs, given, [value for _, value in executable.constants])
@@ -420,9 +419,9 @@ class _Run:
     stopped: Stopped
     collectives: Collectives | None
 
-    def outputs(self, executable: CpuExecutable, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+    def outputs(self, executable: CpuExecutable, inputs: Sequence[HostArray]) -> list[HostArray]:
         """The outputs, which may be inputs, constants or views of each other."""
-        values: dict[int, NDArray[Any]] = dict(executable.constants)
+        values: dict[int, HostArray] = dict(executable.constants)
         under_way: dict[int, Pending] = {}
         for index, array in zip(executable.arguments, inputs, strict=True):
             if index is not None:
@@ -450,7 +449,7 @@ class _Run:
         _settle(executable.outputs, under_way, values)
         return [values[index] for index in executable.outputs]
 
-    def _run_fused(self, call: _Fused, under_way: dict[int, Pending], values: dict[int, NDArray[Any]]) -> None:
+    def _run_fused(self, call: _Fused, under_way: dict[int, Pending], values: dict[int, HostArray]) -> None:
         kernel = call.kernel
         if under_way:
             _settle(kernel.inputs, under_way, values)
@@ -462,18 +461,18 @@ class _Run:
         for source in call.frees:
             values.pop(source, None)
 
-    def _fused(self, call: _Fused, operands: list[NDArray[Any]]) -> list[NDArray[Any]]:
+    def _fused(self, call: _Fused, operands: list[HostArray]) -> list[HostArray]:
         return call.kernel(operands, self.stopped)
 
-    def _met(self, call: _Meeting, operands: list[NDArray[Any]]) -> Pending:
+    def _met(self, call: _Meeting, operands: list[HostArray]) -> Pending:
         if self.collectives is None:
             raise ExecuteFailed("a collective outside of a gang", op=call.node.op)
         node, collectives = call.node, self.collectives
         meanwhile = call.meanwhile and not (collectives.crowded and node.op in MUTUAL)
         return collectives.start(node.op, node.attrs, operands[0] if operands else None, meanwhile)
 
-    def _turned(self, call: _Turn, operands: list[NDArray[Any]]) -> list[NDArray[Any]]:
-        def perform(name: str, given: list[NDArray[Any]]) -> list[NDArray[Any]]:
+    def _turned(self, call: _Turn, operands: list[HostArray]) -> list[HostArray]:
+        def perform(name: str, given: list[HostArray]) -> list[HostArray]:
             if self.stopped():
                 raise Cancelled("the run was stopped")
             return self.outputs(call.graphs[name], [_canonical(array) for array in given])
@@ -487,7 +486,7 @@ class _Run:
         except Exception as error:
             raise _failed(call, error) from error
 
-    def _perform(self, call: _Call, operands: list[NDArray[Any]]) -> NDArray[Any]:
+    def _perform(self, call: _Call, operands: list[HostArray]) -> HostArray:
         try:
             if call.room and self.collectives and (room := self.collectives.allocate(call.result)) is not None:
                 return _canonical(INTO[call.node.op](call.node.attrs, operands, call.result, room))
@@ -512,25 +511,25 @@ class _WatchedRun(_Run):
     spans: Spans
     keys: dict[int, Key] = field(default_factory=dict)  # by the identity of a call, that of its first kernel
 
-    def outputs(self, executable: CpuExecutable, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+    def outputs(self, executable: CpuExecutable, inputs: Sequence[HostArray]) -> list[HostArray]:
         for call, kernel in zip(executable.calls, executable.kernels, strict=True):
             self.keys[id(call)] = executable.number, kernel
         return super().outputs(executable, inputs)
 
-    def _fused(self, call: _Fused, operands: list[NDArray[Any]]) -> list[NDArray[Any]]:
+    def _fused(self, call: _Fused, operands: list[HostArray]) -> list[HostArray]:
         return call.kernel(operands, self.stopped, self.spans, self.keys[id(call)])
 
-    def _met(self, call: _Meeting, operands: list[NDArray[Any]]) -> Pending:
+    def _met(self, call: _Meeting, operands: list[HostArray]) -> Pending:
         began_s = time.perf_counter()
         return _Timed(super()._met(call, operands), lambda: self._ended(call, EXCHANGES, began_s))
 
-    def _turned(self, call: _Turn, operands: list[NDArray[Any]]) -> list[NDArray[Any]]:
+    def _turned(self, call: _Turn, operands: list[HostArray]) -> list[HostArray]:
         began_s = time.perf_counter()
         results = super()._turned(call, operands)
         self._ended(call, LANE, began_s)
         return results
 
-    def _perform(self, call: _Call, operands: list[NDArray[Any]]) -> NDArray[Any]:
+    def _perform(self, call: _Call, operands: list[HostArray]) -> HostArray:
         began_s = time.perf_counter()
         result = super()._perform(call, operands)
         self._ended(call, LANE, began_s)
@@ -547,20 +546,20 @@ class _Timed:
     pending: Pending
     ended: Callable[[], None]
 
-    def result(self) -> NDArray[Any]:
+    def result(self) -> HostArray:
         result = self.pending.result()
         self.ended()
         return result
 
 
-def _settle(needed: Sequence[int], under_way: dict[int, Pending], values: dict[int, NDArray[Any]]) -> None:
+def _settle(needed: Sequence[int], under_way: dict[int, Pending], values: dict[int, HostArray]) -> None:
     """Wait for those of the collectives under way that are needed."""
     for index in needed:
         if index in under_way:
             values[index] = _canonical(under_way.pop(index).result())
 
 
-def _is_alone(operands: list[NDArray[Any]], place: int) -> bool:
+def _is_alone(operands: list[HostArray], place: int) -> bool:
     """Whether nobody but `operands` has this array or its memory: no input, output, constant, view or collective."""
     array = operands[place]
     owner = array if array.base is None else array.base
@@ -570,7 +569,7 @@ def _is_alone(operands: list[NDArray[Any]], place: int) -> bool:
     return _holders(operands, place) in _ALONE
 
 
-def _holders(operands: list[NDArray[Any]], place: int) -> tuple[bool, int, int]:
+def _holders(operands: list[HostArray], place: int) -> tuple[bool, int, int]:
     """Whether an array owns its memory, and the references to it and to the owner, those from here included."""
     array = operands[place]
     owner = array if array.base is None else array.base
@@ -591,7 +590,7 @@ def _strides(kind: TensorType) -> tuple[int, ...]:
     return tuple(reversed(list(sizes))) if kind.shape else ()
 
 
-def _canonical(array: NDArray[Any]) -> NDArray[Any]:
+def _canonical(array: HostArray) -> HostArray:
     """The array in C order, aligned and with the strides that follow from its shape: numpy sums other layouts, and even
     unaligned memory, in another order, and has other loops for other strides, be it along an axis of one element."""
     if not (array.flags.c_contiguous and array.flags.aligned):

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+from wire.ir.types import HostArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class Undo:
     shape: tuple[int, ...]
     axis: int
     index: Any
-    old: NDArray[Any]
+    old: HostArray
 
 
 @dataclass(slots=True)
@@ -34,7 +35,7 @@ class Lent:
     and
     `undo` what was written, in order; None: the array is as it was."""
 
-    array: NDArray[Any]
+    array: HostArray
     undo: list[Undo] = field(default_factory=list)
     output: int | None = None
 
@@ -44,7 +45,7 @@ class Lent:
         self.undo, self.output = [], None
 
 
-def take_back(array: NDArray[Any], undo: Sequence[Undo]) -> None:
+def take_back(array: HostArray, undo: Sequence[Undo]) -> None:
     """Undo what was written, the last first; `array` is contiguous."""
     for update in reversed(undo):
         np.moveaxis(array.reshape(update.shape), update.axis, 0)[update.index] = update.old
@@ -61,7 +62,7 @@ class Versions:
     """Tensors under numbers."""
 
     def __init__(self) -> None:
-        self._whole: dict[int, NDArray[Any]] = {}
+        self._whole: dict[int, HostArray] = {}
         self._outgrown: dict[int, _Outgrown] = {}
         self._earlier: dict[int, int] = {}  # of a number, whose memory it has
 
@@ -74,15 +75,15 @@ class Versions:
     def __len__(self) -> int:
         return len(self._whole) + len(self._outgrown)
 
-    def add(self, number: int, array: NDArray[Any]) -> None:
+    def add(self, number: int, array: HostArray) -> None:
         """A tensor, which nobody else writes to."""
         self._whole[number] = array
 
-    def get(self, number: int) -> NDArray[Any]:
+    def get(self, number: int) -> HostArray:
         """A value to be read until something else is done here; KeyError if it is not here."""
         return self._copy(number) if number in self._outgrown else self._whole[number]
 
-    def lend(self, number: int) -> Lent | NDArray[Any]:
+    def lend(self, number: int) -> Lent | HostArray:
         """A value for a run that may write over it; one that is outgrown is copied.  Whoever asks says what became of
         it: `gave`, or that it was taken back."""
         return self._copy(number) if number in self._outgrown else Lent(self._whole[number])
@@ -92,7 +93,7 @@ class Versions:
         self._outgrown[number] = _Outgrown(later, tuple(lent.undo), self._whole.pop(number).shape)
         self._earlier[later] = number
 
-    def take(self, number: int) -> NDArray[Any]:
+    def take(self, number: int) -> HostArray:
         """A value, which is not here any more; KeyError if it is not here."""
         array = self.get(number)
         if number in self._earlier:
@@ -118,7 +119,7 @@ class Versions:
             take_back(array, before.undo)
             self._whole[earlier] = array.reshape(before.shape)
 
-    def _copy(self, number: int) -> NDArray[Any]:
+    def _copy(self, number: int) -> HostArray:
         outgrown = self._outgrown[number]
         array = self._copy(outgrown.later) if outgrown.later in self._outgrown else self._whole[outgrown.later].copy()
         take_back(array, outgrown.undo)

@@ -13,13 +13,12 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
-from numpy.typing import NDArray
 
 from wire.errors import ExecuteFailed, InputError, OutOfMemory
 from wire.ir.dtypes import F32, dtype_of
 from wire.ir.graph import GraphBuilder, WireGraph, const_value
 from wire.ir.ops import OPS
-from wire.ir.types import TensorType
+from wire.ir.types import HostArray, TensorType
 from wire.passes.unroll_spmd import unroll
 from wire.units import counted, need_text, room_text
 
@@ -50,7 +49,7 @@ class Resident:
 
     type: TensorType
     value: Value | None
-    array: NDArray[Any] | None = None
+    array: HostArray | None = None
 
 
 class WgslEngine:
@@ -134,14 +133,14 @@ class WgslEngine:
         self._check_memory(sum(buffer.size_bytes for buffer in program.buffers))
         return self._build(source, graph, program, cached)
 
-    def load(self, array: NDArray[Any]) -> Resident:
+    def load(self, array: HostArray) -> Resident:
         type_ = TensorType(tuple(array.shape), dtype_of(array))
         return Resident(type_, resident(self._device, array) if array.size else None)
 
     def unload(self, handle: Resident) -> None:
         handle.value = handle.array = None
 
-    def read(self, handle: Resident | NDArray[Any]) -> NDArray[Any]:
+    def read(self, handle: Resident | HostArray) -> HostArray:
         if isinstance(handle, np.ndarray):
             return handle
         if handle.value is None:
@@ -180,7 +179,7 @@ class WgslEngine:
             self._reading = []
         return [self._output(type_, value) for type_, value in zip(executable.outputs, made, strict=True)]
 
-    def _output(self, type_: TensorType, made: Given) -> Resident | NDArray[Any]:
+    def _output(self, type_: TensorType, made: Given) -> Resident | HostArray:
         if not isinstance(made, Value):
             return _empty(type_) if made is None else made
         self._outputs_made += 1
@@ -285,18 +284,18 @@ def _checked(name: str, type_: TensorType, value: Any) -> Given:
     return array
 
 
-def _without_value(what: str, handle: Resident) -> NDArray[Any]:
+def _without_value(what: str, handle: Resident) -> HostArray:
     """A tensor that is not on the device: it was moved to the host's memory, or has no elements."""
     if handle.array is None and handle.type.size:
         raise InputError(f"{what} was unloaded")
     return _empty(handle.type) if handle.array is None else handle.array
 
 
-def _empty(type_: TensorType) -> NDArray[Any]:
+def _empty(type_: TensorType) -> HostArray:
     return np.zeros(type_.shape, type_.dtype.numpy)
 
 
-def _consts(graph: WireGraph) -> Iterator[tuple[str, NDArray[Any]]]:
+def _consts(graph: WireGraph) -> Iterator[tuple[str, HostArray]]:
     """Every constant of a graph and of the bodies in it, by key."""
     pending = [graph]
     while pending:
