@@ -260,9 +260,10 @@ class _Fuser:
                 pending.extend(node.inputs)
             else:
                 sources.add(index)
-        bytes_of = [type_.size * type_.dtype.itemsize for type_ in self.graph.types]
-        narrow = UNPACKED_MIN * sum(bytes_of[source] for source in sources) <= bytes_of[right]
-        return inside if narrow and any(self.graph.nodes[index].op == "cast" for index in inside) else set()
+        if not any(self.graph.nodes[index].op == "cast" for index in inside):
+            return set()
+        read = sum(self.graph.types[source].size_bytes for source in sources)
+        return inside if UNPACKED_MIN * read <= self.graph.types[right].size_bytes else set()
 
     def feeds_dot(self, index: int, group: Group) -> bool:
         """Whether `index` is used, through inlined nodes, by the group's dot."""

@@ -277,7 +277,10 @@ class _Finder:
     def scores_from(self, seed: int) -> set[int] | None:
         """The seed and all that is elementwise with it; None if some of it must be stored."""
         graph, size = self.graph, self.graph.types[seed].size
-        same = {index for index in self.over if graph.types[index].size == size}
+
+        def alike(index: int) -> bool:
+            return index in self.over and graph.types[index].size == size
+
         scores, pending = set[int](), [seed]
         while pending:
             index = pending.pop()
@@ -287,10 +290,10 @@ class _Finder:
                 return None
             scores.add(index)
             if graph.nodes[index].op != "dot":
-                pending += same.intersection(graph.nodes[index].inputs)
+                pending += filter(alike, graph.nodes[index].inputs)
             for user in self.users[index]:
                 op = graph.nodes[user].op
-                if user in same and op != "dot":
+                if alike(user) and op != "dot":
                     pending.append(user)
                 elif op not in SUMS and not (op == "dot" and graph.nodes[user].inputs.count(index) == 1):
                     return None
@@ -302,6 +305,8 @@ class _Finder:
         if any(self.graph.types[root].dtype.name not in FLOATS for root in roots):
             return []
         softmaxes = {root: found for root in roots if (found := softmax_of(self.graph, root)) is not None}
+        if not softmaxes:
+            return []
         last = {found.total: self.last_of(found, softmaxes, scores) for found in softmaxes.values()}
         own = {root: tuple(sorted({softmaxes[root].peak, total} - {root})) for total, root in last.items()}
         within = {index for joined in own.values() for index in joined}
@@ -309,7 +314,7 @@ class _Finder:
         again = _computed_again(self.graph, reductions, max(roots, default=0))
         sums = [self.sum_of(root, scores, own.get(root, ()), again) for root in roots if root not in within]
         made = [one for one in sums if one is not None]
-        if not softmaxes or len(made) < len(sums) or all(self.graph.nodes[one.root].op != "dot" for one in made):
+        if len(made) < len(sums) or all(self.graph.nodes[one.root].op != "dot" for one in made):
             return []
         made = [replace(one, stored=tuple([i for i in one.own if self.is_read(i, one, made)])) for one in made]
         return made if all(self.bound_by(one) <= self.reads_max for one in made) else []
