@@ -34,7 +34,7 @@ def quantise(weight: Operand, bits: int = 8, *, block: int = BLOCK) -> tuple[Arr
 
     Parameters
     ----------
-    weight : array_like of float, (in, out)
+    weight : array_like, (in, out)
         The matrix that rows are multiplied by.
     bits : int, optional
         8 or 4.
@@ -50,8 +50,10 @@ def quantise(weight: Operand, bits: int = 8, *, block: int = BLOCK) -> tuple[Arr
 
     Raises
     ------
+    DTypeError
+        If the weights are no real numbers.
     ShapeError
-        If the weight is no matrix.
+        If the weight is no matrix, or has no rows.
     InputError
         If there is no such number of bits, the block does not fit, or a weight is not finite.
 
@@ -64,11 +66,16 @@ def quantise(weight: Operand, bits: int = 8, *, block: int = BLOCK) -> tuple[Arr
     ((4, 2), (1, 2))
     """
     per_word = _per_word(bits)
-    matrix = np.asarray(asarray(weight))
+    given = asarray(weight)
+    if given.type.dtype.kind not in "fiu":
+        raise DTypeError(f"quantise needs real weights, got {given.type.dtype.name}")
+    matrix = np.asarray(given)
     if matrix.ndim != 2:
         raise ShapeError(f"quantise needs a weight (in, out), got {matrix.shape}")
     inputs, outputs = matrix.shape
-    if integer(block, "block", 1) % per_word or inputs % block or not inputs:
+    if not inputs:
+        raise ShapeError(f"quantise needs a weight with rows, got {matrix.shape}")
+    if integer(block, "block", 1) % per_word or inputs % block:
         raise InputError(
             f"blocks of {block} do not divide the {inputs} rows of a weight {matrix.shape} into words of {per_word}",
             next_step=f"choose a block that divides {inputs} and is a multiple of {per_word}",

@@ -21,11 +21,11 @@ from types import NoneType
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import DTypeLike
 
 from wire.errors import Cancelled, ConfigError, InputError, MeshError, ShapeError
 from wire.ir.dtypes import dtype_of
-from wire.ir.types import TensorType
+from wire.ir.types import HostArray, TensorType
 from wire.system.shared_memory import SharedDir
 from wire.timeouts import check_collective_timeout
 from worker.collectives.connection import Connection
@@ -41,7 +41,6 @@ from .named_groups import agreed, in_buffers
 from .rendezvous import Meeting, Note
 
 T = TypeVar("T")
-Array = NDArray[Any]
 LOOK_S = 0.01  # from one look for a rank of another machine that gave up to the next
 OPS = ("sum", "mean", *[name for name in REDUCTIONS if name != "sum"])
 
@@ -192,7 +191,7 @@ class Group:
         return tree.unflatten(structure, [reduced[path] for path, _ in arrays])
 
     @spelt
-    def all_gather(self, x: Any, axis: int = 0, tiled: bool = True, timeout_s: float | None = None) -> Array:
+    def all_gather(self, x: Any, axis: int = 0, tiled: bool = True, timeout_s: float | None = None) -> HostArray:
         """Join the arrays of all ranks; every rank gets the result.
 
         Parameters
@@ -225,7 +224,7 @@ class Group:
         return self._do("all_gather", lambda group: group.all_gather(array, at), timeout_s)
 
     @spelt
-    def reduce_scatter(self, x: Any, axis: int = 0, op: str = "sum", timeout_s: float | None = None) -> Array:
+    def reduce_scatter(self, x: Any, axis: int = 0, op: str = "sum", timeout_s: float | None = None) -> HostArray:
         """Reduce the arrays of all ranks; each rank gets its block of the result.
 
         Parameters
@@ -263,7 +262,7 @@ class Group:
     @spelt
     def all_to_all(
         self, x: Any, split_axis: int = 0, concat_axis: int = 0, tiled: bool = True, timeout_s: float | None = None
-    ) -> Array:
+    ) -> HostArray:
         """Exchange blocks: block i along `split_axis` goes to rank i.
 
         Parameters
@@ -303,7 +302,7 @@ class Group:
         return np.moveaxis(received, 0, joined)
 
     @spelt
-    def broadcast(self, x: Any, root: int = 0, timeout_s: float | None = None) -> Array:
+    def broadcast(self, x: Any, root: int = 0, timeout_s: float | None = None) -> HostArray:
         """Give every rank what one of them has.
 
         Parameters
@@ -332,7 +331,7 @@ class Group:
         return self._do("broadcast", lambda group: group.broadcast_from(array, root), timeout_s)
 
     @spelt
-    def permute(self, x: Any, pairs: Sequence[tuple[int, int]], timeout_s: float | None = None) -> Array:
+    def permute(self, x: Any, pairs: Sequence[tuple[int, int]], timeout_s: float | None = None) -> HostArray:
         """Send arrays between ranks, by pairs of source and destination.
 
         Parameters
@@ -393,7 +392,7 @@ class Group:
         self._do("send", lambda group: group.send(array, to), timeout_s)
 
     @spelt
-    def recv(self, shape: Sequence[int], dtype: DTypeLike, source: int, timeout_s: float | None = None) -> Array:
+    def recv(self, shape: Sequence[int], dtype: DTypeLike, source: int, timeout_s: float | None = None) -> HostArray:
         """Receive an array that one rank sends.
 
         Parameters
@@ -433,7 +432,7 @@ class Group:
         return self._do("recv", lambda group: group.receive(kind, source), timeout_s)
 
     @spelt
-    def recv_like(self, x: Any, source: int, timeout_s: float | None = None) -> Array:
+    def recv_like(self, x: Any, source: int, timeout_s: float | None = None) -> HostArray:
         """Receive an array that one rank sends, of the shape and dtype of another array.
 
         Parameters
@@ -583,7 +582,7 @@ class Group:
         if own and rank == self.rank:
             raise InputError(f"nothing can be {own} oneself: this is rank {rank}")
 
-    def _reduced(self, array: Array, op: str, weight: float | None, timeout_s: float | None) -> Array:
+    def _reduced(self, array: HostArray, op: str, weight: float | None, timeout_s: float | None) -> HostArray:
         if weight is not None:
             own, kind = np.asarray(weight, np.float64), array.dtype if array.dtype.kind not in "biu" else np.float64
             total = self._do("all_reduce", lambda group: group.all_reduce(own), timeout_s)
@@ -612,7 +611,7 @@ _Barrier = Callable[[], None]
 """Returns once all ranks of a group have made their ring buffers."""
 
 
-def _native(x: Any) -> Array:
+def _native(x: Any) -> HostArray:
     """The array in this machine's order of bytes, which others take for theirs."""
     try:
         array = np.asarray(x)
@@ -622,7 +621,7 @@ def _native(x: Any) -> Array:
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
-def _divided(total: Array, by: Any) -> Array:
+def _divided(total: HostArray, by: Any) -> HostArray:
     """The quotient as numpy has it, but a float keeps its dtype."""
     return np.asarray(total / np.asarray(by).astype(total.dtype if total.dtype.kind not in "biu" else np.float64))
 
@@ -637,7 +636,7 @@ def _type(shape: Sequence[int], dtype: DTypeLike) -> TensorType:
     return TensorType(sizes, dtype_of(kind))
 
 
-def _axis(axis: int, array: Array) -> int:
+def _axis(axis: int, array: HostArray) -> int:
     at = integer(axis, "an axis")
     if not -array.ndim <= at < array.ndim:
         raise ShapeError(f"axis {at} of an array of shape {list(array.shape)}")

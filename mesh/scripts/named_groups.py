@@ -13,20 +13,18 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from wire.errors import DTypeError, InputError, ShapeError
 from wire.ir.dtypes import dtype_of
-from wire.ir.types import TensorType
+from wire.ir.types import HostArray, TensorType
 
-Array = NDArray[Any]
 SHOWN_MAX = 8  # of the names that a rank lacks
 
 
 class Gathering(Protocol):
     """What is needed of a group."""
 
-    def all_gather(self, array: Array, axis: int = 0) -> Array: ...
+    def all_gather(self, array: HostArray, axis: int = 0) -> HostArray: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +51,7 @@ class Tables:
                     raise wrong(f"{name!r} is {kinds[0]} on rank 0 and {kind} on rank {rank}", op="all_reduce")
 
 
-def agreed(group: Gathering, leaves: Mapping[str, Array]) -> Tables:
+def agreed(group: Gathering, leaves: Mapping[str, HostArray]) -> Tables:
     """The tables of all ranks where they differ."""
     table = {name: str(TensorType(array.shape, dtype_of(array))) for name, array in sorted(leaves.items())}
     text = json.dumps(table).encode()
@@ -66,14 +64,14 @@ def agreed(group: Gathering, leaves: Mapping[str, Array]) -> Tables:
     return Tables([json.loads(bytes(row)) for row in group.all_gather(padded[None])])
 
 
-def in_buffers(leaves: Mapping[str, Array], reduced: Callable[[Array], Array]) -> dict[str, Array]:
+def in_buffers(leaves: Mapping[str, HostArray], reduced: Callable[[HostArray], HostArray]) -> dict[str, HostArray]:
     """Leaves reduced by name: those of one dtype end to end, in the order of names."""
     if len(leaves) == 1:
         return {name: reduced(array) for name, array in leaves.items()}
     kinds: dict[np.dtype[Any], list[str]] = {}
     for name in sorted(leaves):
         kinds.setdefault(leaves[name].dtype, []).append(name)
-    results: dict[str, Array] = {}
+    results: dict[str, HostArray] = {}
     for dtype in sorted(kinds, key=str):
         names = kinds[dtype]
         buffer = reduced(np.concatenate([leaves[name].reshape(-1) for name in names]))

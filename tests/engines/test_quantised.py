@@ -136,6 +136,11 @@ def test_what_does_not_fit_is_refused() -> None:
         nn.quantise(weight_of(64, 3), 4, block=4)
     with pytest.raises(ShapeError, match=r"needs a weight \(in, out\)"):
         nn.quantise(np.ones(64))
+    with pytest.raises(ShapeError, match=r"with rows, got \(0, 3\)"):
+        nn.quantise(np.ones((0, 3)))
+    for wrong in (np.ones((32, 1), complex), np.ones((32, 1), bool)):
+        with pytest.raises(DTypeError, match="needs real weights"):
+            nn.quantise(wrong)
     with pytest.raises(InputError, match="finite"):
         nn.quantise(np.full((32, 1), np.nan))
     with pytest.raises(InputError, match="float32 can hold"):

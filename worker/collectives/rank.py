@@ -8,22 +8,18 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from wire.errors import InputError, MeshError
 from wire.ir.grids import Axes, Sizes, groups
-from wire.ir.types import Attrs, TensorType
+from wire.ir.types import Attrs, HostArray, TensorType
 
 from .algorithms import shares
 from .channels import Channels
 from .group import Group
 from .progress import Pending, Progress
 from .ring_buffer import BRIDGED_SLEEP_S_MIN, SPINS_MIN, SpinWait
-
-Array = NDArray[Any]
 
 
 class RankCollectives:
@@ -69,7 +65,7 @@ class RankCollectives:
         which it copied what it sent, and the bytes that it sent."""
         return self._progress.waited_s, self._channels.copy_s, self._channels.sent_bytes
 
-    def allocate(self, kind: TensorType) -> Array | None:
+    def allocate(self, kind: TensorType) -> HostArray | None:
         """Implement Collectives.allocate."""
         return self._channels.arena.allocate(kind) if self._channels.arena is not None else None
 
@@ -78,10 +74,10 @@ class RankCollectives:
         peers = self._channels.peers.items()
         return [(rank, name) for rank, channel in peers if (name := channel.reader.file_name)]
 
-    def start(self, op: str, attrs: Attrs, operand: Array | None, meanwhile: bool = True) -> Pending:
+    def start(self, op: str, attrs: Attrs, operand: HostArray | None, meanwhile: bool = True) -> Pending:
         """Implement Collectives.start."""
 
-        def work(waited_for: bool) -> Array:
+        def work(waited_for: bool) -> HostArray:
             if self._error is not None:
                 raise self._error
             self._channels.spin_wait = self._foreground_wait if waited_for else self._background_wait
@@ -126,13 +122,13 @@ class RankCollectives:
         return group
 
 
-def _checked(operand: Array | None) -> Array:
+def _checked(operand: HostArray | None) -> HostArray:
     if operand is None:
         raise InputError("a collective without an operand")
     return operand
 
 
-_OPERATIONS: dict[str, Callable[[Group, Attrs, Array | None], Array]] = {
+_OPERATIONS: dict[str, Callable[[Group, Attrs, HostArray | None], HostArray]] = {
     "all_reduce": lambda group, attrs, x: group.all_reduce(_checked(x), attrs["reduction"]),
     "all_gather": lambda group, attrs, x: group.all_gather(_checked(x), attrs["axis"]),
     "reduce_scatter": lambda group, attrs, x: group.reduce_scatter(_checked(x), attrs["axis"], attrs["reduction"]),

@@ -247,7 +247,9 @@ class _Fuser:
     def unpacked(self, dot: Node) -> set[int]:
         """The nodes that make a dot's right operand, if its kernel should make it: from a tensor of another dtype that
         takes less memory."""
-        right = dot.inputs[1]
+        left, right = dot.inputs
+        if left == right:
+            return set()
         inside, sources, pending = set[int](), set[int](), [right]
         while pending:
             index = pending.pop()

@@ -11,21 +11,19 @@ from collections.abc import Callable
 import numpy as np
 
 from wire.ir.graph import WireGraph
-from wire.ir.types import Attrs
+from wire.ir.types import Attrs, HostArray
 
-from .elementwise import Array
-
-Run = Callable[[str, list[Array]], list[Array]]
-Several = Callable[[Attrs, list[Array], Run], list[Array]]
+Run = Callable[[str, list[HostArray]], list[HostArray]]
+Several = Callable[[Attrs, list[HostArray], Run], list[HostArray]]
 """What gives every result of a node."""
 
 
-def _cond(attrs: Attrs, operands: list[Array], run: Run) -> list[Array]:
+def _cond(attrs: Attrs, operands: list[HostArray], run: Run) -> list[HostArray]:
     asked, *given = operands
     return run("then" if asked else "otherwise", given)
 
 
-def _while(attrs: Attrs, operands: list[Array], run: Run) -> list[Array]:
+def _while(attrs: Attrs, operands: list[HostArray], run: Run) -> list[HostArray]:
     count = len(attrs["body"].outputs)
     carry, constants = operands[:count], operands[count:]
     while run("test", [*carry, *constants])[0]:
@@ -33,7 +31,7 @@ def _while(attrs: Attrs, operands: list[Array], run: Run) -> list[Array]:
     return carry
 
 
-def _scan(attrs: Attrs, operands: list[Array], run: Run) -> list[Array]:
+def _scan(attrs: Attrs, operands: list[HostArray], run: Run) -> list[HostArray]:
     body: WireGraph = attrs["body"]
     count, length = attrs["carry"], attrs["length"]
     carry, constants = operands[:count], operands[count : count + attrs["consts"]]

@@ -23,10 +23,8 @@ from typing import Any
 import numpy as np
 
 from wire.ir.dtypes import BF16, F16
-from wire.ir.types import Attrs, TensorType
+from wire.ir.types import Attrs, HostArray, TensorType
 from wire.ir.workspace import BLOCK_BYTES
-
-from .elementwise import Array
 
 SUMMED_MAX = 1 << 12  # elements of a window in one product, so that a block has many windows
 COLUMNS = 1 << 10  # windows that are enough for one product: no more samples than that takes are copied together
@@ -58,7 +56,7 @@ class _Phases:
     steps: tuple[int, int]
 
 
-def conv(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+def conv(attrs: Attrs, operands: list[HostArray], out: TensorType) -> HostArray:
     """x (n, c, *dims) by w (o, c / groups, *kernel); the row of wire/ir/ops.py says what it means."""
     x, w = (array.astype(np.float32) for array in operands) if out.dtype in (F16, BF16) else operands
     if 0 in (out.size, x.size, w.size):
@@ -105,7 +103,7 @@ def _phases(taps: int, places: int, stride: int, low: int, spread: int, reach: i
     )
 
 
-def _put(result: Array, x: Array, w: Array, axes: Sequence[_Phases]) -> None:
+def _put(result: HostArray, x: HostArray, w: HostArray, axes: Sequence[_Phases]) -> None:
     """What phases that read alike give, put to their places of `found`, which are zero before."""
     firsts = list(itertools.product(*(axis.firsts for axis in axes)))
     places, taps = ([_every(first, axes, side) for first in firsts] for side in (0, 1))
@@ -128,7 +126,7 @@ def _every(first: Sequence[tuple[int, int]], axes: Sequence[_Phases], side: int)
     return (..., *(slice(at[side], None, axis.steps[side]) for at, axis in zip(first, axes, strict=True)))
 
 
-def _correlated(x: Array, w: Array, axes: Sequence[_Reads]) -> Array:
+def _correlated(x: HostArray, w: HostArray, axes: Sequence[_Reads]) -> HostArray:
     """x (n, groups, c, *dims) by w (groups, o, c, *taps): (n, groups, o, *windows)."""
     taps, windows = w.shape[3:], tuple([axis.windows for axis in axes])
     result = np.empty((x.shape[0], *w.shape[:2], *windows), x.dtype)
@@ -152,7 +150,7 @@ def _correlated(x: Array, w: Array, axes: Sequence[_Reads]) -> Array:
     return result
 
 
-def _matrices(windows: Array, beside: bool) -> Array:
+def _matrices(windows: HostArray, beside: bool) -> HostArray:
     """The windows (n, groups, c, *taps, *windows) of each group as a matrix with a column per window.  The next call
     reuses its memory."""
     rank = (windows.ndim - 3) // 2
@@ -167,9 +165,9 @@ def _matrices(windows: Array, beside: bool) -> Array:
     return turned.reshape(groups, -1, summed).swapaxes(1, 2) if beside else turned.reshape(groups, summed, -1)
 
 
-def _room(size_bytes: int) -> Array:
+def _room(size_bytes: int) -> HostArray:
     """Memory that this thread has already: new memory costs as much as what is done with it."""
-    room: Array | None = getattr(_OF_THREAD, "room", None)
+    room: HostArray | None = getattr(_OF_THREAD, "room", None)
     if room is None or room.nbytes < size_bytes:
         room = _OF_THREAD.room = np.empty(size_bytes, np.uint8)
     return room[:size_bytes]
@@ -178,12 +176,12 @@ def _room(size_bytes: int) -> Array:
 _OF_THREAD = threading.local()
 
 
-def _windows(x: Array, axes: Sequence[_Reads]) -> Array:
+def _windows(x: HostArray, axes: Sequence[_Reads]) -> HostArray:
     """A view (n, groups, c, *taps, *windows) of what every tap reads in every window; zeros outside of x."""
     lengths = [(axis.windows - 1) * axis.stride + (axis.taps - 1) * axis.reach + 1 for axis in axes]
     spans = list(zip([axis.start for axis in axes], lengths, x.shape[3:], strict=True))
     inside: list[Any] = [slice(max(start, 0), max(start + length, 0)) for start, length, _ in spans]
-    wide: Array = x[..., *inside]
+    wide: HostArray = x[..., *inside]
     if any(start < 0 or start + length > dim for start, length, dim in spans):
         ahead = zip([max(-start, 0) for start, _, _ in spans], wide.shape[3:], strict=True)
         into: list[Any] = [slice(first, first + count) for first, count in ahead]

@@ -11,19 +11,17 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from wire.ir.dtypes import BF16, F16
-from wire.ir.types import Attrs, TensorType
+from wire.ir.types import Attrs, HostArray, TensorType
 
-Array = NDArray[Any]
-Kernel = Callable[[Attrs, list[Array], TensorType], Array]
+Kernel = Callable[[Attrs, list[HostArray], TensorType], HostArray]
 
 
 def _wide(function: Callable[..., Any]) -> Kernel:
     """A float function computed in at least f32."""
 
-    def kernel(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+    def kernel(attrs: Attrs, operands: list[HostArray], out: TensorType) -> HostArray:
         if out.dtype in (F16, BF16):
             result = function(*[operand.astype(np.float32) for operand in operands])
             return np.asarray(result).astype(out.dtype.numpy)
@@ -33,13 +31,13 @@ def _wide(function: Callable[..., Any]) -> Kernel:
 
 
 def _plain(function: Callable[..., Any]) -> Kernel:
-    def kernel(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+    def kernel(attrs: Attrs, operands: list[HostArray], out: TensorType) -> HostArray:
         return np.asarray(function(*operands))
 
     return kernel
 
 
-def erf(x: Array) -> Array:
+def erf(x: HostArray) -> HostArray:
     """The error function to within one ulp of its dtype, block by block so that intermediates stay in the cache."""
     flat = x.reshape(-1)
     result = np.empty_like(flat)
@@ -49,14 +47,14 @@ def erf(x: Array) -> Array:
     return result.reshape(x.shape)
 
 
-def _erf_f32(x: Array) -> Array:
+def _erf_f32(x: HostArray) -> HostArray:
     """x P(x^2) / Q(x^2) on [-4, 4], the minimax rational of Eigen's vectorised erf: 6.5e-8 relative, here in f64."""
     bounded = np.clip(x, -4.0, 4.0)
     square = bounded * bounded
     return bounded * _horner(square, _ERF32_P) / _horner(square, _ERF32_Q)
 
 
-def _erf_f64(x: Array) -> Array:
+def _erf_f64(x: HostArray) -> HostArray:
     """W. J. Cody, "Rational Chebyshev approximations for the error function", Math. Comp. 23 (1969)."""
     size = np.abs(x)
     square = np.where(size <= 0.5, x * x, 0.25)
@@ -71,7 +69,7 @@ def _erf_f64(x: Array) -> Array:
     return np.where(np.isnan(x), x, np.where(size <= 0.5, near, outer))
 
 
-def _horner(x: Array, coefficients: tuple[float, ...]) -> Array:
+def _horner(x: HostArray, coefficients: tuple[float, ...]) -> HostArray:
     """The polynomial with these coefficients, lowest first."""
     result = x * coefficients[-1]
     for coefficient in coefficients[-2:0:-1]:
@@ -120,19 +118,19 @@ _ERFX_Q = (
 # fmt: on
 
 
-def _divide(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+def _divide(attrs: Attrs, operands: list[HostArray], out: TensorType) -> HostArray:
     if out.dtype.kind in "fc":
         return _wide(np.divide)(attrs, operands, out)
     return np.asarray(np.floor_divide(*operands))
 
 
-def _remainder(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+def _remainder(attrs: Attrs, operands: list[HostArray], out: TensorType) -> HostArray:
     if out.dtype.kind == "f":
         return _wide(np.remainder)(attrs, operands, out)
     return np.asarray(np.remainder(*operands))
 
 
-def _power(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+def _power(attrs: Attrs, operands: list[HostArray], out: TensorType) -> HostArray:
     if out.dtype.kind in "fc":
         return _wide(np.power)(attrs, operands, out)
     base, exponent = np.broadcast_arrays(*operands)
@@ -145,7 +143,7 @@ def _power(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
     return np.where(negative, unit, powered).astype(out.dtype.numpy)
 
 
-def _select(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+def _select(attrs: Attrs, operands: list[HostArray], out: TensorType) -> HostArray:
     condition, taken, other = operands
     chosen = np.asarray(condition if condition.dtype == np.bool_ else condition > 0)
     if not chosen.ndim:
@@ -166,11 +164,11 @@ def _select(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
     return np.asarray(mixed.view(out.dtype.numpy))
 
 
-def _and(mask: Array, other: Array) -> Array:
+def _and(mask: HostArray, other: HostArray) -> HostArray:
     return np.asarray(np.bitwise_and(mask, other, out=mask if mask.shape == other.shape else None))
 
 
-def _is_zero(words: Array) -> bool:
+def _is_zero(words: HostArray) -> bool:
     return not words.ndim and not words
 
 
@@ -178,7 +176,7 @@ MASKED_MIN = 4096
 _WORDS = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 
 
-def _cast(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+def _cast(attrs: Attrs, operands: list[HostArray], out: TensorType) -> HostArray:
     source, target = operands[0], out.dtype
     if target.kind == "b":
         return np.asarray(source != 0)
@@ -189,7 +187,7 @@ def _cast(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
     return source.astype(target.numpy)
 
 
-def _saturating(source: Array, target: np.dtype[Any]) -> Array:
+def _saturating(source: HostArray, target: np.dtype[Any]) -> HostArray:
     wide = np.trunc(source.astype(np.float64))
     limits = np.iinfo(target)
     low, high = float(limits.min), float(limits.max)
@@ -198,7 +196,7 @@ def _saturating(source: Array, target: np.dtype[Any]) -> Array:
     return np.where(np.isnan(wide), target.type(0), result).astype(target)
 
 
-def _to_bf16(source: Array) -> Array:
+def _to_bf16(source: HostArray) -> HostArray:
     """Round once: where f32 landed on a tie of bf16, it is moved off it, towards what it was rounded from."""
     near = np.asarray(source).astype(np.float32)  # kernels of rank 0 give numpy's scalars, which cannot be assigned to
     ties = (near.view(np.uint32) & 0xFFFF) == 0x8000
@@ -209,13 +207,13 @@ def _to_bf16(source: Array) -> Array:
     return near.astype(BF16.numpy)
 
 
-def _complex(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+def _complex(attrs: Attrs, operands: list[HostArray], out: TensorType) -> HostArray:
     result = np.empty(out.shape, out.dtype.numpy)
     result.real, result.imag = operands
     return result
 
 
-def _bitcast(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+def _bitcast(attrs: Attrs, operands: list[HostArray], out: TensorType) -> HostArray:
     return operands[0].view(out.dtype.numpy)
 
 

@@ -12,15 +12,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from wire.ir.types import Attrs
+from wire.ir.types import Attrs, HostArray
 
 from ..engine.donation import Lent, Undo
-from .elementwise import Array
 from .structural import Remember, scatter_into, update_into
 
-Update = Callable[[Array, Attrs, Sequence[Array], Remember], None]
+Update = Callable[[HostArray, Attrs, Sequence[HostArray], Remember], None]
 INTO: dict[str, Update] = {"scatter": scatter_into, "dynamic_update_slice": update_into}
 
 
@@ -28,7 +26,7 @@ class Writing:
     """The memory of one run.  `foreign` are arrays that nobody may write to; inputs that are not lent are among them,
     and so are those that are lent twice."""
 
-    def __init__(self, inputs: Sequence[Any], given: Sequence[Array], foreign: Iterable[Array]) -> None:
+    def __init__(self, inputs: Sequence[Any], given: Sequence[HostArray], foreign: Iterable[HostArray]) -> None:
         roots = [root_of(array) for array in given]
         times = Counter(map(id, roots))
         self._foreign = {id(root_of(array)) for array in foreign}
@@ -40,7 +38,7 @@ class Writing:
             else:
                 self._foreign.add(id(root))
 
-    def updated(self, op: str, attrs: Attrs, operands: Sequence[Array]) -> Array | None:
+    def updated(self, op: str, attrs: Attrs, operands: Sequence[HostArray]) -> HostArray | None:
         """The first operand updated where it is, None if its memory belongs to somebody else."""
         array = operands[0]
         root = root_of(array)
@@ -52,7 +50,7 @@ class Writing:
         INTO[op](array, attrs, operands, _forget if lent is None else lent.undo.append)
         return array
 
-    def owned(self, outputs: Sequence[Array]) -> list[Array]:
+    def owned(self, outputs: Sequence[HostArray]) -> list[HostArray]:
         """Outputs that share memory neither with inputs and constants nor with each other, and keep no more alive than
         they show; those that have the memory of what was lent are told there."""
         taken, owned = set(self._foreign), []
@@ -76,14 +74,14 @@ class Writing:
             lent.take_back()
 
 
-def root_of(array: NDArray[Any]) -> NDArray[Any]:
+def root_of(array: HostArray) -> HostArray:
     """The array that owns the memory, or borrowed it from something that is no array."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array
 
 
-def _is_whole(root: NDArray[Any], array: NDArray[Any]) -> bool:
+def _is_whole(root: HostArray, array: HostArray) -> bool:
     return bool(root.flags.owndata and root.flags.writeable and root.nbytes == array.nbytes)
 
 

@@ -8,25 +8,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from wire.ir.types import Attrs, TensorType
+from wire.ir.types import Attrs, HostArray, TensorType
 
 from .control import Run, Several
-from .elementwise import Array, Kernel
+from .elementwise import Kernel
 
 PANEL = 32  # columns that are factored one by one
 
 
-def _wide(array: Array) -> Array:
+def _wide(array: HostArray) -> HostArray:
     """What LAPACK knows."""
     return array.astype(np.float32) if array.dtype.itemsize == 2 else array
 
 
-def _each(function: Callable[..., Sequence[Array]], *operands: Array) -> list[Array]:
+def _each(function: Callable[..., Sequence[HostArray]], *operands: HostArray) -> list[HostArray]:
     """`function` of whole batches, or if it refuses of each matrix by itself, with NaN for those it refuses."""
     try:
         return list(function(*operands))
@@ -37,7 +35,7 @@ def _each(function: Callable[..., Sequence[Array]], *operands: Array) -> list[Ar
         return [np.stack(column).reshape(*ahead, *column[0].shape) for column in zip(*rows, strict=True)]
 
 
-def _or_nan(function: Callable[..., Sequence[Array]], operands: list[Array]) -> list[Array]:
+def _or_nan(function: Callable[..., Sequence[HostArray]], operands: list[HostArray]) -> list[HostArray]:
     try:
         return list(function(*operands))
     except np.linalg.LinAlgError:
@@ -45,29 +43,29 @@ def _or_nan(function: Callable[..., Sequence[Array]], operands: list[Array]) -> 
         return [np.full_like(array, np.nan) for array in function(harmless, *operands[1:])]
 
 
-def _cholesky(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+def _cholesky(attrs: Attrs, operands: list[HostArray], out: TensorType) -> HostArray:
     (factor,) = _each(lambda x: [np.linalg.cholesky(x)], _wide(operands[0]))
     return factor.astype(out.dtype.numpy, copy=False)
 
 
-def _solve(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+def _solve(attrs: Attrs, operands: list[HostArray], out: TensorType) -> HostArray:
     (solution,) = _each(lambda a, b: [np.linalg.solve(a, b)], *map(_wide, operands))
     return solution.astype(out.dtype.numpy, copy=False)
 
 
-def _qr(x: Array, attrs: Attrs) -> Sequence[Array]:
+def _qr(x: HostArray, attrs: Attrs) -> Sequence[HostArray]:
     return np.linalg.qr(x, "complete" if attrs["full"] else "reduced")
 
 
-def _eigh(x: Array, attrs: Attrs) -> Sequence[Array]:
+def _eigh(x: HostArray, attrs: Attrs) -> Sequence[HostArray]:
     return np.linalg.eigh(x)
 
 
-def _svd(x: Array, attrs: Attrs) -> Sequence[Array]:
+def _svd(x: HostArray, attrs: Attrs) -> Sequence[HostArray]:
     return np.linalg.svd(x, full_matrices=bool(attrs["full"]))
 
 
-def _lu(x: Array, attrs: Attrs) -> Sequence[Array]:
+def _lu(x: HostArray, attrs: Attrs) -> Sequence[HostArray]:
     """Golub and Van Loan, Matrix Computations, 4th edition, algorithm 3.4.1 in panels, over all matrices at once."""
     ahead, (m, n) = x.shape[:-2], x.shape[-2:]
     few, count = min(m, n), math.prod(ahead)
@@ -91,14 +89,14 @@ def _lu(x: Array, attrs: Attrs) -> Sequence[Array]:
     return [array.reshape(shape) for array, shape in zip((factors, swapped, rows), shapes, strict=True)]
 
 
-def _size(array: Array) -> Array:
+def _size(array: HostArray) -> HostArray:
     """The magnitude by which LAPACK chooses pivots."""
     if array.dtype.kind == "c":
         return np.asarray(np.abs(array.real) + np.abs(array.imag))
     return np.asarray(np.abs(array))
 
 
-def _behind(factors: NDArray[Any], first: int, last: int) -> None:
+def _behind(factors: HostArray, first: int, last: int) -> None:
     """What the panel from column `first` to `last` does to the columns behind it."""
     lower = np.tril(factors[:, first:last, first:last], -1) + np.eye(last - first, dtype=factors.dtype)
     turned = np.linalg.solve(lower[:, ::-1, ::-1], factors[:, first:last, last:][:, ::-1])  # back substitution
@@ -106,10 +104,10 @@ def _behind(factors: NDArray[Any], first: int, last: int) -> None:
     factors[:, last:, last:] -= factors[:, last:, first:last] @ factors[:, first:last, last:]
 
 
-def _several(function: Callable[[Array, Attrs], Sequence[Array]]) -> Several:
+def _several(function: Callable[[HostArray, Attrs], Sequence[HostArray]]) -> Several:
     """The row of a factorisation; its results have the operand's precision, indices aside."""
 
-    def row(attrs: Attrs, operands: list[Array], run: Run) -> list[Array]:
+    def row(attrs: Attrs, operands: list[HostArray], run: Run) -> list[HostArray]:
         (x,) = operands
         factors = _each(lambda matrices: function(matrices, attrs), _wide(x))
         return [array.astype(x.dtype, copy=False) if x.dtype.itemsize == 2 and array.dtype.kind == "f" else array

@@ -11,13 +11,13 @@ import numpy as np
 
 from wire.ir.dtypes import F32, F64
 from wire.ir.graph import WireGraph
-from wire.ir.types import Attrs, TensorType
+from wire.ir.types import Attrs, HostArray, TensorType
 
 from ..collectives.shared_arena import ARENA_OP, fits_arena
-from .elementwise import IN_PLACE, Array
+from .elementwise import IN_PLACE
 from .structural import concat, dot
 
-IntoKernel = Callable[[Attrs, list[Array], TensorType, Array], Array]
+IntoKernel = Callable[[Attrs, list[HostArray], TensorType, HostArray], HostArray]
 
 
 def _performed(ufunc: np.ufunc) -> IntoKernel:

@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wire.ir.dtypes import BF16, C64, C128, F16, F32, F64
-from wire.ir.types import Attrs, TensorType
+from wire.ir.types import Attrs, HostArray, TensorType
 
 from ..engine.donation import Undo
 from .convolution import conv
-from .elementwise import Array, Kernel
+from .elementwise import Kernel
 
 Remember = Callable[[Undo], None]
 
@@ -26,7 +26,7 @@ def _narrow(out: TensorType) -> bool:
 
 
 def _reduce(function: Any) -> Kernel:
-    def kernel(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+    def kernel(attrs: Attrs, operands: list[HostArray], out: TensorType) -> HostArray:
         source = operands[0].astype(np.float32) if _narrow(out) else operands[0]
         return np.asarray(function(source, axis=attrs["axes"], dtype=source.dtype)).astype(out.dtype.numpy, copy=False)
 
@@ -34,13 +34,13 @@ def _reduce(function: Any) -> Kernel:
 
 
 def _extreme(function: Any) -> Kernel:
-    def kernel(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+    def kernel(attrs: Attrs, operands: list[HostArray], out: TensorType) -> HostArray:
         return np.asarray(function(operands[0], axis=attrs["axes"])).astype(out.dtype.numpy, copy=False)
 
     return kernel
 
 
-def _argmax(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+def _argmax(attrs: Attrs, operands: list[HostArray], out: TensorType) -> HostArray:
     source = operands[0].astype(np.float32) if operands[0].dtype.kind == "V" else operands[0]
     return np.asarray(np.argmax(source, axis=attrs["axis"])).astype(np.int32)
 
@@ -49,7 +49,7 @@ _WIDER = {F32: F64.numpy, C64: C128.numpy}
 
 
 def _cumulative(function: Any) -> Kernel:
-    def kernel(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+    def kernel(attrs: Attrs, operands: list[HostArray], out: TensorType) -> HostArray:
         wider = np.float32 if _narrow(out) else _WIDER.get(out.dtype, out.dtype.numpy)
         sums = function.accumulate(operands[0].astype(wider, copy=False), axis=attrs["axis"])
         return np.asarray(sums).astype(out.dtype.numpy, copy=False)
@@ -57,24 +57,24 @@ def _cumulative(function: Any) -> Kernel:
     return kernel
 
 
-def _fft(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+def _fft(attrs: Attrs, operands: list[HostArray], out: TensorType) -> HostArray:
     transform = np.fft.ifft if attrs["inverse"] else np.fft.fft
     return np.asarray(transform(operands[0], axis=attrs["axis"])).astype(out.dtype.numpy, copy=False)
 
 
 def _running_extreme(function: Any) -> Kernel:
-    def kernel(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+    def kernel(attrs: Attrs, operands: list[HostArray], out: TensorType) -> HostArray:
         return np.asarray(function.accumulate(operands[0], axis=attrs["axis"]))
 
     return kernel
 
 
-def _argsort(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+def _argsort(attrs: Attrs, operands: list[HostArray], out: TensorType) -> HostArray:
     source = operands[0].astype(np.float32) if operands[0].dtype.kind == "V" else operands[0]
     return np.argsort(source, axis=attrs["axis"], stable=True).astype(np.int32)
 
 
-def _broadcast(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+def _broadcast(attrs: Attrs, operands: list[HostArray], out: TensorType) -> HostArray:
     if operands[0].shape == out.shape:
         return operands[0]
     result = np.empty(out.shape, out.dtype.numpy)  # and not numpy's broadcast_to, which is slow and is copied anyway
@@ -82,7 +82,7 @@ def _broadcast(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
     return result
 
 
-def _transpose(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+def _transpose(attrs: Attrs, operands: list[HostArray], out: TensorType) -> HostArray:
     """What stays together at the end is moved as one element: numpy has a loop for each run, however short."""
     source, perm, rank = operands[0], attrs["perm"], len(attrs["perm"])
     moved = rank - next((still for still in range(rank) if perm[rank - 1 - still] != rank - 1 - still), rank)
@@ -96,12 +96,12 @@ def _transpose(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
 RUN_MAX, RUNS_MIN = 32, 1 << 12  # elements; of longer runs, and fewer, numpy's loops are as quick
 
 
-def _slice(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+def _slice(attrs: Attrs, operands: list[HostArray], out: TensorType) -> HostArray:
     spans = zip(attrs["start"], attrs["stop"], attrs["step"], strict=True)
     return operands[0][tuple(slice(*span) for span in spans)]
 
 
-def _pad(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+def _pad(attrs: Attrs, operands: list[HostArray], out: TensorType) -> HostArray:
     source, fill = operands
     result = np.full(out.shape, fill, out.dtype.numpy)
     spans = zip(attrs["low"], attrs["interior"], source.shape, strict=True)
@@ -110,11 +110,11 @@ def _pad(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
     return result
 
 
-def concat(attrs: Attrs, operands: list[Array], out: TensorType, into: Array | None = None) -> Array:
+def concat(attrs: Attrs, operands: list[HostArray], out: TensorType, into: HostArray | None = None) -> HostArray:
     return np.concatenate(operands, axis=attrs["axis"], out=into)
 
 
-def dot(attrs: Attrs, operands: list[Array], out: TensorType, into: Array | None = None) -> Array:
+def dot(attrs: Attrs, operands: list[HostArray], out: TensorType, into: HostArray | None = None) -> HostArray:
     left, right = operands
     if _narrow(out):
         left, right = left.astype(np.float32), right.astype(np.float32)
@@ -123,7 +123,7 @@ def dot(attrs: Attrs, operands: list[Array], out: TensorType, into: Array | None
     return np.asarray(_product(a, b, into).reshape(out.shape).astype(out.dtype.numpy, copy=False))
 
 
-def _product(a: Array, b: Array, into: Array | None) -> Array:
+def _product(a: HostArray, b: HostArray, into: HostArray | None) -> HostArray:
     """The products of matrices (n, rows, k) and (n, k, columns), put into that memory if it is given.
 
     BLAS takes a few rows by a large transposed matrix, as most models keep their weights, up to three times as fast the
@@ -136,7 +136,7 @@ def _product(a: Array, b: Array, into: Array | None) -> Array:
     return np.asarray(np.matmul(a, b, out=None if into is None else into.reshape(*a.shape[:2], b.shape[2])))
 
 
-def _put(array: Array, into: Array) -> Array:
+def _put(array: HostArray, into: HostArray) -> HostArray:
     into.reshape(array.shape)[...] = array
     return into
 
@@ -155,13 +155,13 @@ def _arrangement(
     return tuple(itertools.chain(*groups)), tuple([math.prod(shape[axis] for axis in group) for group in groups])
 
 
-def _stacked(array: Array, order: tuple[int, ...], shape: tuple[int, ...]) -> Array:
+def _stacked(array: HostArray, order: tuple[int, ...], shape: tuple[int, ...]) -> HostArray:
     """A stack of matrices: no copy where BLAS can read these where they are, transposed or not."""
     stacked = array.transpose(order).reshape(shape)
     return stacked if stacked.itemsize in stacked.strides[-2:] else np.ascontiguousarray(stacked)
 
 
-def _gather(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+def _gather(attrs: Attrs, operands: list[HostArray], out: TensorType) -> HostArray:
     source, indices = operands
     axis, batch = attrs["axis"], attrs["batch_dims"]
     if out.size == 0:
@@ -175,14 +175,16 @@ def _gather(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
     return flat[rows, columns, clamped.reshape(lead, 1, -1)].reshape(out.shape)
 
 
-def _scatter(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+def _scatter(attrs: Attrs, operands: list[HostArray], out: TensorType) -> HostArray:
     wide = _narrow(out) and attrs["mode"] != "set"
     result = operands[0].astype(np.float32) if wide else operands[0].copy()
     scatter_into(result, attrs, operands)
     return result.astype(out.dtype.numpy, copy=False)
 
 
-def scatter_into(array: Array, attrs: Attrs, operands: Sequence[Array], remember: Remember | None = None) -> None:
+def scatter_into(
+    array: HostArray, attrs: Attrs, operands: Sequence[HostArray], remember: Remember | None = None
+) -> None:
     """Update `array`, which holds the first operand; `remember` is told what was there."""
     _, indices, updates = operands
     axis, rank, mode = attrs["axis"], indices.ndim, attrs["mode"]
@@ -205,23 +207,25 @@ def scatter_into(array: Array, attrs: Attrs, operands: Sequence[Array], remember
         {"add": np.add, "max": np.maximum, "min": np.minimum}[mode].at(rows, where, values)
 
 
-def _window(source: Array, starts: Array, sizes: tuple[int, ...]) -> tuple[slice, ...]:
+def _window(source: HostArray, starts: HostArray, sizes: tuple[int, ...]) -> tuple[slice, ...]:
     spans = zip(starts.tolist(), sizes, source.shape, strict=True)
     firsts = [(min(max(start, 0), dim - size), size) for start, size, dim in spans]
     return tuple(slice(first, first + size) for first, size in firsts)
 
 
-def _dynamic_slice(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+def _dynamic_slice(attrs: Attrs, operands: list[HostArray], out: TensorType) -> HostArray:
     return operands[0][_window(operands[0], operands[1], attrs["sizes"])]
 
 
-def _dynamic_update_slice(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+def _dynamic_update_slice(attrs: Attrs, operands: list[HostArray], out: TensorType) -> HostArray:
     result = operands[0].copy()
     update_into(result, attrs, operands)
     return result
 
 
-def update_into(array: Array, attrs: Attrs, operands: Sequence[Array], remember: Remember | None = None) -> None:
+def update_into(
+    array: HostArray, attrs: Attrs, operands: Sequence[HostArray], remember: Remember | None = None
+) -> None:
     """Update `array`, which holds the first operand; `remember` is told what was there."""
     _, update, starts = operands
     window = _window(array, starts, update.shape)
@@ -230,13 +234,13 @@ def update_into(array: Array, attrs: Attrs, operands: Sequence[Array], remember:
     array[window] = update
 
 
-def _iota(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+def _iota(attrs: Attrs, operands: list[HostArray], out: TensorType) -> HostArray:
     axis = attrs["axis"]
     line = np.arange(out.shape[axis]).astype(out.dtype.numpy)
     return np.broadcast_to(line.reshape([-1 if place == axis else 1 for place in range(len(out.shape))]), out.shape)
 
 
-def _random_bits(attrs: Attrs, operands: list[Array], out: TensorType) -> Array:
+def _random_bits(attrs: Attrs, operands: list[HostArray], out: TensorType) -> HostArray:
     """threefry2x32-20 (Salmon et al., SC 2011) of the key over the counters (0, index); the first word."""
     keys = [np.uint32(operands[0][0]), np.uint32(operands[0][1])]
     keys.append(keys[0] ^ keys[1] ^ np.uint32(0x1BD11BDA))

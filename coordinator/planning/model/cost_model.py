@@ -52,7 +52,7 @@ Site = tuple[int, int]  # worker index, device index
 SiteIndex = int  # a position in `CostModel.sites`
 PartKey = int  # a part: its stage times the number of sites, plus the index of its site
 Work = tuple[int, int, int]  # flops, bytes moved, turns of a loop
-TENSOR_BYTES_SURE = 128 * MIB  # every device takes tensors of so many bytes: WebGPU's least limit of a binding
+BINDING_BYTES_MIN = 128 * MIB  # every device binds tensors of so many bytes: WebGPU's minimum
 
 
 class Need(NamedTuple):
@@ -471,7 +471,7 @@ def _large_tensors(graph: WireGraph) -> Mapping[int, int]:
     large, outputs = dict[int, int](), frozenset(graph.outputs)
     for index, (node, type_) in enumerate(zip(graph.nodes, graph.types, strict=True)):
         size = type_.size * (4 if type_.dtype is BOOL else type_.dtype.itemsize)  # GPUs take 4 bytes for a bool
-        if size <= TENSOR_BYTES_SURE or node.op in ("const", "iota"):
+        if size <= BINDING_BYTES_MIN or node.op in ("const", "iota"):
             continue
         weights = node.op == "dot" and any(graph.nodes[source].op == "param" for source in node.inputs)
         on_the_way = node.op == "dot" or node.op in ELEMENTWISE or node.op in VIEWS - COPIED

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -78,13 +78,27 @@ def test_transposes_are_read_by_whole_vectors(name: str) -> None:
 def test_transposes_are_those_of_numpy(dtype: Any, vector_bytes: int) -> None:
     engine, rng = NativeEngine(vector_bytes=vector_bytes, threads=2), np.random.default_rng(3)
     for shape, perm in TURNED.values():
+
+        def chosen(x: Any, y: Any, perm: Sequence[int] = perm) -> Any:
+            return mnp.where(mnp.permute_dims(x, perm) > y, mnp.permute_dims(x, perm), y)
+
         x, y = (rng.standard_normal(size).astype(np.float32) * 99 for size in (shape, [shape[axis] for axis in perm]))
         x, y = x.astype(dtype), y.astype(dtype)
         turned = x.transpose(perm)
-        graph = trace(lambda x, y: mnp.where(mnp.permute_dims(x, perm) > y, mnp.permute_dims(x, perm), y), x, y)  # noqa: B023
+        graph = trace(chosen, x, y)
         (result,) = engine.run(engine.compile(graph), [x, y])
         assert np.array_equal(result, np.where(turned > y, turned, y))
     engine.close()
+
+
+def test_a_narrow_matrix_is_widened_in_its_product_and_stored_for_a_square() -> None:
+    def both(half: Any, x: Any, w: Any) -> Any:
+        square = mnp.astype(half, np.float32)
+        return x @ mnp.astype(w, np.float32) + square @ square
+
+    narrow, x = np.ones((48, 48), np.float16), np.ones((48, 48), np.float32)
+    products = [part for part in parts_of(both, narrow, x, narrow) if part.kind == "matmul"]
+    assert sorted("cast" in [node.op for node in part.nodes] for part in products) == [False, True]
 
 
 def test_a_depthwise_layer_is_one_kernel_with_its_padding() -> None:

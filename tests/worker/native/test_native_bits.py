@@ -121,22 +121,27 @@ def test_a_row_alone_has_the_bits_that_it_has_in_a_large_product(engines: Mappin
             assert part.tobytes() == rows[5 : 5 + count].tobytes(), count
 
 
-@pytest.mark.parametrize("packed", ["8 bits", "4 bits", "f16", "f16, turned"])
+def widened(half: Any) -> Any:
+    return mnp.astype(half, np.float32)
+
+
+PACKED: dict[str, tuple[Any, Any]] = {  # how a matrix is packed, to one or two arrays, and unpacked
+    "8 bits": (lambda w: nn.quantise(w, 8), lambda words, scales: nn.dequantise(words, scales, 8)),
+    "4 bits": (lambda w: nn.quantise(w, 4), lambda words, scales: nn.dequantise(words, scales, 4)),
+    "f16": (lambda w: [w.astype(np.float16)], widened),
+    "f16, turned": (lambda w: [np.ascontiguousarray(w.T.astype(np.float16))], lambda half: widened(half).T),
+}
+
+
+@pytest.mark.parametrize("packed", PACKED)
 def test_a_matrix_that_is_unpacked_in_its_product_gives_the_bits_of_one_that_is_not(
     engines: Mapping[str, NativeEngine], packed: str
 ) -> None:
     """Over several runs of the length, the last of them short, and columns past the last vector."""
     random = np.random.default_rng(8)
     x, w = (random.standard_normal(shape).astype(np.float32) for shape in ((40, 672), (672, 141)))
-    unpack: Any = lambda half: mnp.astype(half, np.float32)  # noqa: E731
-    matrices = [w.astype(np.float16)]
-    if packed.endswith("bits"):
-        bits = int(packed[0])
-        unpack = lambda words, scales: nn.dequantise(words, scales, bits)  # noqa: E731
-        matrices = [np.asarray(array) for array in nn.quantise(w, bits)]
-    elif packed.endswith("turned"):
-        unpack = lambda half: mnp.astype(half, np.float32).T  # noqa: E731
-        matrices = [np.ascontiguousarray(matrices[0].T)]
+    pack, unpack = PACKED[packed]
+    matrices = [np.asarray(array) for array in pack(w)]
     (matrix,) = evaluated_of(engines["2 threads"], unpack, *matrices)
     for count in (1, 2, 3, 4, 5, 40):
         (expected,) = evaluated_of(engines["2 threads"], lambda x, w: x @ w, x[:count], matrix)
