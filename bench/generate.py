@@ -53,9 +53,9 @@ def main() -> None:
         print(f"GPT-2 of {asked.layers} layers, width {asked.width}: {weights:.1f} M weights; {asked.tokens} tokens")
         with Mesh(MeshConfig()) as here:
             said = measure("this process", here, model, prompts, asked.tokens)
-        with Mesh.builder().local(1, engine="cpu").build() as one:
+        with Mesh.builder().local(1, engine="native", threads=1).build() as one:
             assert measure("one worker", one, model, prompts, asked.tokens) == said
-        with Mesh.builder().local(3, engine="cpu").build() as three:
+        with Mesh.builder().local(3, engine="native", threads=1).build() as three:
             assert measure("three stages", three, model, prompts, asked.tokens, "pipeline") == said
             assert measure("three stages", three, model, prompts, asked.tokens, "pipeline", batches=3) == said
             assert killed(three, model, prompts[0], asked.tokens) == said[0]

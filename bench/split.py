@@ -2,9 +2,10 @@
 
     python bench/split.py [--rounds 15] [CASE ...]
 
-Both meshes are up at once, and called in turn; weights lie on the workers.  Printed are medians of milliseconds, the
-median, the least and the largest ratio of a round (two workers' time over one worker's), and how many of the two took
-part.
+Both meshes are up at once, and called in turn; weights lie on the workers.  Calls before the rounds teach `auto` what
+its plans take.  Printed are medians of milliseconds, the median, the least and the largest ratio of a round (two
+workers' time over one worker's), how many of the two took part, and the ratio to the best of the strategies that one
+may name instead of `auto` on the same two workers.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from mesh import Mesh, nn
 from mesh import numpy as mnp
 
 WIDTH, LENGTH, HEADS, LAYERS = 1024, 256, 16, 4
+FIXED = ("single", "data", "tensor")
 Case = tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]  # the function, weights, and what is sent
 
 
@@ -52,6 +54,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", default=list(CASES), metavar="CASE", help="; ".join(CASES))
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--before", type=int, default=60, help="calls before the rounds")
     asked = parser.parse_args()
     with (
         Mesh.builder().local(2, engine="native").build() as two,
@@ -60,21 +63,31 @@ def main() -> None:
         for name in asked.cases:
             function, weights, sent = CASES[name]
             held = {mesh: mesh.put(weights) for mesh in (two, one)}
-            seconds: dict[Mesh, list[float]] = {two: [], one: []}
-            calls = {mesh: mesh.compile(function, held[mesh], *sent) for mesh in (two, one)}
-            results = {mesh: np.asarray(call(held[mesh], *sent)) for mesh, call in calls.items()}
-            np.testing.assert_allclose(results[two], results[one], rtol=1e-3, atol=1e-4)
-            for turn in range(asked.rounds + 5):
-                for mesh in (two, one) if turn % 2 else (one, two):
+            ways = {("auto", two): two, ("one", one): one, **{(word, two): two for word in FIXED}}
+            calls = {
+                way: mesh.compile(function, held[mesh], *sent, strategy=way[0] if way[0] in FIXED else "auto")
+                for way, mesh in ways.items()
+            }
+            results = [np.asarray(call(held[ways[way]], *sent)) for way, call in calls.items()]
+            for result in results[1:]:
+                np.testing.assert_allclose(result, results[0], rtol=1e-3, atol=1e-4)
+            seconds: dict[str, list[float]] = {word: [] for word, _ in ways}
+            workers = 0
+            for turn in range(asked.before + asked.rounds):
+                some = list(calls) if turn >= asked.before - 5 else list(calls)[:2]
+                for word, mesh in some if turn % 2 else some[::-1]:
                     began_s = time.perf_counter()
-                    calls[mesh](held[mesh], *sent)
-                    if turn >= 5:
-                        seconds[mesh].append(time.perf_counter() - began_s)
-            ratios = sorted(a / b for a, b in zip(seconds[two], seconds[one], strict=True))
-            ms = [1e3 * statistics.median(seconds[mesh]) for mesh in (two, one)]
+                    calls[word, mesh](held[mesh], *sent)
+                    if turn >= asked.before:
+                        seconds[word].append(time.perf_counter() - began_s)
+                    workers = len(mesh.report().workers) if word == "auto" else workers
+            ratios = sorted(a / b for a, b in zip(seconds["auto"], seconds["one"], strict=True))
+            ms = {word: 1e3 * statistics.median(took) for word, took in seconds.items()}
+            best = min(FIXED, key=lambda word: ms[word])
             print(
-                f"{name:18} two workers {ms[0]:8.2f} ms  one {ms[1]:8.2f} ms  ratio {statistics.median(ratios):.2f} "
-                f"({ratios[0]:.2f} to {ratios[-1]:.2f})  of the two took part {len(two.report().workers)}", flush=True,
+                f"{name:18} two workers {ms['auto']:8.2f} ms  one {ms['one']:8.2f} ms  "
+                f"ratio {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})  "
+                f"of the two took part {workers}  to {best} {ms['auto'] / ms[best]:.2f}", flush=True,
             )  # fmt: skip
 
 

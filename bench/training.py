@@ -254,7 +254,7 @@ def ours(model: str, workers: int, steps: int) -> list[Mark]:
         return fit(task.data)
     if told:
         print(f"{model} on {workers} workers:", file=sys.stderr, flush=True)
-    with Mesh.builder().local(workers, engine="cpu").node_timeout(20).build() as mesh:
+    with Mesh.builder().local(workers, engine="native", threads=1).node_timeout(20).build() as mesh:
         trainer.distribute(mesh)
         found = fit(mesh.put(task.data))
     if told:

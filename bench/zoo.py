@@ -130,6 +130,19 @@ def _bert() -> tuple[Any, tuple[Any, ...]]:
     return BertModel(BertConfig()), (torch.randint(0, 30000, (1, 128)),)
 
 
+def _minilm(rows: int, tokens: int) -> Callable[[], tuple[Any, tuple[Any, ...]]]:
+    """MiniLM, Wang et al., 2020, as all-MiniLM-L6-v2 has it: 6 layers of 384, 12 heads."""
+
+    def made() -> tuple[Any, tuple[Any, ...]]:
+        import torch
+        from transformers import BertConfig, BertModel
+
+        sizes = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
+        return BertModel(BertConfig(**sizes)), (torch.randint(0, 30000, (rows, tokens)),)
+
+    return made
+
+
 MODELS: dict[str, Callable[[], tuple[Any, tuple[Any, ...]]]] = {
     "resnet18": _timm("resnet18"),
     "efficientnet_b0": _timm("efficientnet_b0"),
@@ -140,6 +153,8 @@ MODELS: dict[str, Callable[[], tuple[Any, tuple[Any, ...]]]] = {
     "unet": _unet,
     "lstm": _lstm,
     "gnn": _gnn,
+    "minilm 32x128": _minilm(32, 128),
+    "minilm 1x32": _minilm(1, 32),
     "bert": _bert,
 }
 

@@ -85,7 +85,8 @@ from .planning.model.plan import Plan
 from .planning.model.profiles import CLIENT, worker_profile
 from .planning.model.program import Program, Sampled, Trial, program_of
 from .planning.placement.sticky_placement import Homes
-from .sessions.runtime import SessionContext, Sessions
+from .sessions.open_sessions import Sessions
+from .sessions.session_context import SessionContext
 from .workers import worker_names
 from .workers.call_report import CallReport
 from .workers.event_feed import EventFeed
@@ -143,7 +144,7 @@ class Coordinator:
         self._deployments: dict[int, Deployment] = {}
         self._events = EventFeed(self._known, self._calls)
         self._publish, self.events, self.watchers = self._events.publish, self._events.events, self._events.watchers
-        self._call_numbers = itertools.count(1)
+        self._call_numbers, self._crowded = itertools.count(1), 0  # none up to the crowded one was alone to its end
         self._tasks = Tasks()
         self._wake, self._closing = asyncio.Event(), False
         self._revocations: Revocations | None = None  # the newest list, where the mesh has one
@@ -185,7 +186,7 @@ class Coordinator:
             AskPeer: opinions.ask_peer,
             ProbeSelf: opinions.probe_self,
         }
-        self._notified: dict[type, Callable[[Link, Any], None]] = {
+        self.notices: dict[type, Callable[[Link, Any], None]] = {
             Beat: self._on_beat,
             Began: self._on_began,
             Push: self._receiver.pushed,
@@ -300,7 +301,8 @@ class Coordinator:
         now = self._now()
         report = CallReport()
         future: asyncio.Future[list[NDArray[Any]]] = self._loop.create_future()
-        self._calls[number] = Call(program, inputs, future, report, now)
+        self._crowded = number if self._calls else self._crowded
+        self._calls[number] = Call(program, inputs, future, report, now, alone=not self._calls and trial is None)
         variant = self._auditor.pick(self._parts_of(program)) if self.config.audit and trial is None else None
         job = trial or (program if variant is None else Sampled(program, variant))
         others = frozenset(self._members) - {trial.node} if trial else frozenset[str]()
@@ -380,7 +382,7 @@ class Coordinator:
         return await answer(link, body)
 
     def on_notify(self, link: Link, body: Message) -> None:
-        handler = self._notified.get(type(body))
+        handler = self.notices.get(type(body))
         if handler is None:
             raise ProtocolError(f"a coordinator does not take {type(body).__name__}")
         handler(link, body)
@@ -401,7 +403,9 @@ class Coordinator:
 
     async def _join(self, link: Link) -> NodeReport:
         health = self.config.health
-        join = Join(self.epoch, health.beat_s, self.identity.node_id, health.lease_s, self._kept())
+        earlier = self.sessions.earlier
+        mine = tuple(sorted(self._kept().difference(key.generation for key in earlier)))
+        join = Join(self.epoch, health.beat_s, self.identity.node_id, health.lease_s, mine, earlier)
         try:
             joined = await link.request(join, timeout_s=self.config.timeouts.worker_join_s)
             if not isinstance(joined, Joined):
@@ -425,7 +429,8 @@ class Coordinator:
         self._set_pause(peer.node_id, joined.paused, joining=True)
         self.sessions.back(peer.node_id, frozenset(joined.kept))
         for generation in frozenset(joined.kept).difference(self._kept()):  # its session ended meanwhile
-            self._send_drop(ev.SendDrop(generation, peer.node_id))
+            drop = self._deployer.drop(peer.node_id, self.sessions.key(generation))
+            self._tasks.run("dropping a plan", drop, unheard)
         if not again:
             self.prober.joined(peer.node_id)
         self._wake.set()
@@ -438,9 +443,9 @@ class Coordinator:
             del self._known[node]
             self._detector.forget(node)
 
-    def _kept(self) -> tuple[int, ...]:
+    def _kept(self) -> frozenset[int]:
         """The plans that workers keep across a lost link, by generation."""
-        return tuple(sorted(self.sessions.kept.union(self._guards.kept, self._deployments)))
+        return self.sessions.kept.union(self._guards.kept, self._deployments)
 
     async def _stay_connected(self, address: str, link: Link) -> None:
         """Dial again whenever the link is lost, without end: at this address, and at all that the worker announced."""
@@ -495,6 +500,7 @@ class Coordinator:
         member.joined = Joined(body.devices, was.memory_bytes, was.blobs, was.system, without_gpu=was.without_gpu)
         member.profile = worker_profile(node, member.profile.name, member.joined, member.profile.ops)
         self._known[node] = with_fields(self._known[node], devices=body.devices)
+        self._planning.times.forget()
         self._publish("devices", node, body.reason)
         self._profiles_changed()
 
@@ -623,16 +629,19 @@ class Coordinator:
         return CoordinatorHooks(
             lambda program: self.plan(*program.likeness),
             lambda: self._planning.profiles(self._members),
+            lambda program: self._planning.experience(program.graph, program.strategy),
             lambda node, program: self._members[node].holds(program),
             lambda generation: self._feed(ev.PlanOutdated(generation)),
             lambda trial: self.submit(trial.program, {}, trial=trial)[1],
             lambda kind, node, text: self._publish(kind, node, text),
+            self._planning.times.forget,
         )
 
     def _session_context(self) -> SessionContext:
         """What sessions need of the coordinator."""
         return SessionContext(
             lambda: self.epoch,
+            {},
             self._members,
             self._deployer,
             self._planning,
@@ -663,7 +672,7 @@ class Coordinator:
         if deployment is not None:
             deployment.plan, deployment.feeds = plan, plan_messages.feeds(plan)
             self._guards.admit(deployment.program, plan)
-            deployment.verdicts = self._stragglers.verdicts
+            deployment.settled = self._pacing.opinion(deployment.program)
             if not deployment.trial:
                 self._publish("planned", "", "; ".join(plan.reasons), generation)
             self._events.note_plan(deployment.program, generation)
@@ -750,7 +759,14 @@ class Coordinator:
             self._ask_again(action.call, call)
             return
         self._events.complete_report(call, action.generation, deployment)
-        if deployment.verdicts != self._stragglers.verdicts and not self._state.stuck:
+        if (
+            self.config.follow_pace
+            and call.alone
+            and action.call > self._crowded
+            and call.report.generations == [action.generation]
+        ):
+            self._planning.took(call.program, deployment.plan, action.generation, call.report.seconds)
+        if not self._state.stuck and not self._pacing.is_settled(deployment):
             self._tasks.run("following the pace", self._pacing.finished(action.generation, deployment), unheard)
         bindings = call.program.bindings
         params = {name: self._held.of(blob, kind) for name, (blob, kind) in bindings.items() if blob in self._held}
@@ -811,6 +827,10 @@ class Coordinator:
         )
 
     # -- helpers
+
+    def begin_above(self, generation: int) -> None:
+        """Give no plan a number up to this one, before any worker joins."""
+        self._state.begin_above(generation)
 
     def _spare_key(self) -> PlanKey:
         return PlanKey(self.epoch, self._state.spare_generation())

@@ -256,6 +256,14 @@ class Timeouts:
     part_stop_s: float = _row(
         30.0, "A run that goes on so long after it was cancelled counts as a hang, too.", by=(WORKER,)
     )
+    idle_tuning_s: float = _row(
+        30.0,
+        "Without work for so long, a worker begins to measure which kernels are fastest on its graphics adapter. It "
+        "stops at once when there is some. 0: never.",
+        least=0.0,
+        by=(WORKER,),
+        test=0.0,
+    )
     worker_drain_s: float = _row(
         1.0, "For the last messages to leave before a worker's process ends.", by=(WORKER,), wifi=2.0, wan=3.0
     )

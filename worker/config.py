@@ -43,6 +43,7 @@ class WorkerConfig:
     cache_bytes_max: int = 20 * GIB  # of weights on disk: a handful of 7B models in 8 bits, or hundreds of small ones
     blob_memory_bytes_max: int = 0  # of content that is not on disk; 0: `memory_bytes`, or half of the machine's
     measured_dir: str = ""  # where measurements of devices are kept; "": the user's cache folder, for all workers
+    tune_software: bool = False  # measure kernels of software adapters while idle, too; for tests
     share_memory: bool = True  # False: as if all other nodes were on other machines; for tests and measurements
     connect_hosts: bool = True  # False: tensors of collectives go over links alone; for tests and measurements
     timeouts: Timeouts = DEFAULT_TIMEOUTS

@@ -212,6 +212,10 @@ class CoordinatorState:
         self._next_generation += 1
         return self._next_generation - 1
 
+    def begin_above(self, generation: int) -> None:
+        """Give no plan a number up to this one: workers may have plans of an earlier process under those."""
+        self._next_generation = max(self._next_generation, generation + 1)
+
     @property
     def nodes(self) -> frozenset[str]:
         """Nodes that may get work: they are there, and nobody paused them or took them out."""

@@ -65,7 +65,8 @@ from ..workers.failure_detector import Health
 from ..workers.paged_reports import page
 from .job_store import Content, JobStore, StoredEntry
 from .job_table import FINAL, Action, Free, Job, JobTable, Notify, Save, SaveLater, Start, Stop
-from .program_upload import ProgramUpload, consts_of
+from .program_upload import ProgramUpload
+from .stored_program import ProgramContent, load_program
 
 log = logging.getLogger("graph_mesh.service")
 
@@ -80,24 +81,15 @@ WORKERS_CHANGED = frozenset({"joined", "healthy", "dead", "leaving", "paused", "
 class _Work:
     """What a job computes, all of it in this process."""
 
-    graph: WireGraph
+    content: ProgramContent
     strategy: str
     inputs: dict[str, NDArray[Any]]
-    params: dict[str, tuple[bytes, NDArray[Any]]]
-    consts: dict[bytes, NDArray[Any]]
     copies: str = "checkpoint"
     forced: int = 0
 
     @property
     def program(self) -> Program:
-        kinds = self.graph.param_types
-        bindings = {name: (address, kinds[name]) for name, (address, _) in self.params.items()}
-        return Program(self.graph, bindings, self.strategy, self.copies, self.forced)
-
-    @property
-    def held(self) -> list[tuple[bytes, NDArray[Any]]]:
-        """The contents that workers may fetch while the job runs."""
-        return [*self.params.values(), *self.consts.items()]
+        return Program(self.content.graph, self.content.bindings, self.strategy, self.copies, self.forced)
 
 
 Answer = Callable[[Link, Any], Awaitable[Message]]
@@ -346,14 +338,14 @@ class JobService:
         held: list[bytes] = []
         try:
             work: _Work = job.work or await self._kept_work(job)
-            for address, array in work.held:
+            for address, array in work.content.held:
                 self._coordinator.hold(address, array)
                 held.append(address)
             arrays, call_report = await self._coordinator.call(work.program, work.inputs, patient=job.detached)
             report = report_json(call_report)
             for relayed in call_report.relayed:
                 self._table.tell(job.job, self._now(), f"relayed {relayed}")
-            outputs = dict(zip(work.graph.output_names, arrays, strict=True))
+            outputs = dict(zip(work.content.graph.output_names, arrays, strict=True))
         except asyncio.CancelledError:
             error = Cancelled("the job was cancelled")
         except MeshError as failure:
@@ -394,7 +386,8 @@ class JobService:
         params = await self._upload.params(link, body.params, graph)
         consts = await self._upload.consts(link, graph)
         forced = next(self._forced) if body.force else 0
-        return _Work(graph, strategy, inputs, params, consts, copies_of(body.copies, OF_CALLS).text, forced)
+        content = ProgramContent(graph, params, consts)
+        return _Work(content, strategy, inputs, copies_of(body.copies, OF_CALLS).text, forced)
 
     # -- values on their way out
 
@@ -415,18 +408,10 @@ class JobService:
 
     async def _kept_work(self, job: Job) -> _Work:
         kept, load = job.kept, self._store.load
-        graph = decode_graph(bytes(await load(kept["graph"])))
-        inputs = {name: tensor_from(await load(leaf), graph.input_types[name]) for name, leaf in kept["inputs"].items()}
-        params = {}
-        for name, leaf in kept["params"].items():
-            array = tensor_from(await load(leaf), graph.param_types[name])
-            params[name] = (await off_loop(array.nbytes, hash_array, array), array)
-        kinds = {address.hex(): (address, kind) for address, kind in consts_of(graph).items()}
-        consts = {}
-        for name, leaf in kept["consts"].items():
-            address, kind = kinds[name]
-            consts[address] = tensor_from(await load(leaf), kind)
-        return _Work(graph, kept["strategy"], inputs, params, consts, kept.get("copies", "checkpoint"))
+        content = await load_program(kept, load)
+        kinds = content.graph.input_types
+        inputs = {name: tensor_from(await load(leaf), kinds[name]) for name, leaf in kept["inputs"].items()}
+        return _Work(content, kept["strategy"], inputs, kept.get("copies", "checkpoint"))
 
     async def _kept_outputs(self, job: Job) -> dict[str, NDArray[Any]]:
         outputs = {}
@@ -492,12 +477,10 @@ def _values(save: Save) -> Any:
     if save.kind == "accepted":
         work: _Work = save.job.work
         return {
-            "graph": Content(memoryview(work.graph.encoded)),
+            **work.content.values,
             "strategy": work.strategy,
             "copies": work.copies,
             "inputs": {name: Content(tensor_bytes(array)) for name, array in work.inputs.items()},
-            "params": {name: Content(tensor_bytes(array), address) for name, (address, array) in work.params.items()},
-            "consts": {address.hex(): Content(tensor_bytes(array), address) for address, array in work.consts.items()},
         }
     if save.kind == "ended" and save.job.outputs:
         return {

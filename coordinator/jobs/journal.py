@@ -35,7 +35,9 @@ log = logging.getLogger("graph_mesh.journal")
 FORMAT = 1
 BEGIN = "begin"  # the first row: the epoch, and the checksum the chain goes on from
 FORGOTTEN = "forgotten"  # the job and all its entries may go
-WHOLE = frozenset({"accepted", "ended", "workers", FORGOTTEN})  # says all of its job: earlier entries of it may go
+WHOLE = frozenset(  # says all of its job: earlier entries of it may go
+    {"accepted", "ended", "workers", "session", "session-record", FORGOTTEN}
+)
 DEAD_ROWS_MIN = 256  # fewer needless rows are not worth rewriting the others
 DISK_FAULTS = frozenset({sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY})
 _NONE = bytes(16)

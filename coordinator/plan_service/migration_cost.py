@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
+from ..planning.auto_strategy import Measured
 from ..planning.model.cost_model import REPLAN_S
 from ..planning.model.plan import FromParam, Plan
 from ..planning.model.profiles import CLIENT, Profiles
@@ -36,6 +37,17 @@ def move_s(plan: Plan, profiles: Profiles, holds: Callable[[str], Collection[str
         missing = sum(size for source, size in needed.items() if source.name not in held)
         weights_s += missing / profiles.link(CLIENT, node).bytes_per_s
     return REPLAN_S + compile_s + weights_s
+
+
+def may_pay(plan: Plan, before: Measured, now: Measured) -> bool:
+    """Whether by what calls took `now` another candidate may be so much better that it is worth planning anew, which
+    takes a large program seconds.  What was not predicted counts where nothing was known of this plan `before`."""
+    took_s = dict(now).get(plan.candidate)
+    if took_s is None:
+        return False
+    first = plan.candidate not in dict(before)
+    others = [dict(now).get(each.name, each.seconds) for each in plan.candidates if each.name != plan.candidate]
+    return any(first if seconds is None else seconds < took_s * (1 - GAIN_MIN) for seconds in others)
 
 
 @dataclass(slots=True)

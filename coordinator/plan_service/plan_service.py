@@ -21,6 +21,7 @@ from wire.policy.redundancy import OF_CALLS, copies_of
 
 from ..planning import plan_messages
 from ..planning.audit.result_audit import audited
+from ..planning.auto_strategy import Measured
 from ..planning.contingency import ContingencyPlans, ProgramInUse
 from ..planning.model import timeline
 from ..planning.model.plan import Plan
@@ -32,6 +33,7 @@ from ..planning.planner import Question
 from ..planning.redundancy import what_if
 from ..planning.redundancy.redundancy_cost import kept_elsewhere, redundancy_cost
 from ..planning.redundancy.redundancy_memory import refused
+from ..workers.call_times import CallTimes
 from ..workers.collective_calibration import CollectiveCalibration
 from ..workers.link_prober import LinkProber
 from ..workers.records import Member
@@ -68,6 +70,7 @@ class PlanService:
         self._members = members
         self._stragglers = stragglers
         self.calibration = CollectiveCalibration()
+        self.times = CallTimes()
         self._prober = prober
         self._usable = usable
         self._ahead = ahead
@@ -110,6 +113,17 @@ class PlanService:
         ids = [worker.node_id for worker in workers]
         factors = {node: factor for node, factor in self.calibration.factors.items() if node in ids}
         return Profiles(workers, near, self._prober.known(ids), factors)
+
+    def took(self, program: Program, plan: Plan, generation: int, seconds: float) -> None:
+        """A call that was alone took so long.  Work that depends on values says nothing of later calls."""
+        if plan.candidate and plan.audit is None and not any(part.graph.work_varies for part in plan.parts):
+            place = _place(program.graph, program.strategy, self._usable())
+            self.times.took(place, plan.candidate, generation, seconds, asyncio.get_running_loop().time())
+
+    def experience(self, graph: WireGraph, strategy: str, nodes: Iterable[str] | None = None) -> Measured:
+        """What calls took on these workers, or on all that may get work, by candidates of `auto`."""
+        nodes = self._usable() if nodes is None else nodes
+        return self.times.known(_place(graph, strategy, nodes), asyncio.get_running_loop().time())
 
     async def plan_for(self, job: object, nodes: Iterable[str], homes: tuple[Homes, Homes], firm: bool) -> Plan:
         """The plan of what the machine has to do: one that leaves weights where their homes are, if there is one.  If
@@ -246,10 +260,11 @@ class PlanService:
     # -- helpers
 
     def _question(self, graph: WireGraph, strategy: str, nodes: Iterable[str], copies: str) -> Question:
+        nodes = frozenset(nodes)
         profiles, kept = self.profiles(nodes), self.kept_by_others(graph, strategy, copies)
         if kept:
             profiles = profiles.with_memory(w.memory_bytes - kept.get(w.node_id, 0) for w in profiles.workers)
-        return Question(graph, strategy, profiles, copies)
+        return Question(graph, strategy, profiles, copies, self.experience(graph, strategy, nodes))
 
     def _remember(self, question: Question, plan: Plan) -> None:
         self._plans[question] = plan
@@ -258,6 +273,11 @@ class PlanService:
 
     def _size(self) -> int:
         return sum(len(plan.graph) for plan in self._plans.values())
+
+
+def _place(graph: WireGraph, strategy: str, nodes: Iterable[str]) -> tuple[bytes, str, frozenset[str]]:
+    """What tells programs apart whose calls are timed: what is called, and on which workers."""
+    return graph.hash, strategy, frozenset(nodes)
 
 
 def _unpacked(data: bytes, question: Question, known: Iterable[WireGraph]) -> Plan:

@@ -1,11 +1,12 @@
-"""Straggler mitigation: plans follow the pace of devices, where that is worth its cost; slow devices are tried until
-they are well.
+"""Straggler mitigation: plans follow the pace of devices and of calls, where that is worth its cost; slow devices are
+tried until they are well.
 
-`coordinator/workers/straggler_detector.py` says who became slower and `coordinator/plan_service/migration_cost.py` what
-a move is worth.  This asks them after every call, has another plan made where a verdict changed, and replaces a plan
-once that pays.  A slow device may have no work any more that would show that it is well again.  So it is given a trial
-now and then, the same little program each time, ever less often while it stays slow.  How slow it takes the trial is
-found out before any plan changes, between runs of its work that were slow: what was over by then moves nothing.
+`coordinator/workers/straggler_detector.py` says who became slower, `coordinator/workers/call_times.py` what calls took,
+and `coordinator/plan_service/migration_cost.py` what a move is worth.  This asks them after every call, has another
+plan made where a verdict or a figure changed, and replaces a plan once that pays.  A slow device may have no work any
+more that would show that it is well again.  So it is given a trial now and then, the same little program each time,
+ever less often while it stays slow.  How slow it takes the trial is found out before any plan changes, between runs of
+its work that were slow: what was over by then moves nothing.
 
 It does not know how plans are made, deployed or dropped: the coordinator lends it what it needs.
 """
@@ -26,15 +27,16 @@ from wire.ir.graph import GraphBuilder
 from wire.protocol.messages import Ran
 from wire.units import time_text
 
+from ..planning.auto_strategy import Measured
 from ..planning.model.plan import Plan
 from ..planning.model.profiles import DeviceProfile, Profiles
 from ..planning.model.program import Program, Trial
 from ..planning.model.timeline import timeline
 from ..planning.planner import make_plan
 from ..workers.collective_calibration import CollectiveCalibration
-from ..workers.records import Deployment
+from ..workers.records import Deployment, Opinion
 from ..workers.straggler_detector import KNOWN_MIN, SEEN, DeviceKey, StragglerDetector
-from .migration_cost import StayCosts, move_s
+from .migration_cost import StayCosts, may_pay, move_s
 
 log = logging.getLogger("graph_mesh.coordinator")
 
@@ -47,15 +49,17 @@ RETRY_S_FIRST, RETRY_S_MAX = 15.0, 240.0
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorHooks:
-    """What the coordinator lends: to plan a program anew, to see machines, to replace a plan by generation, to run a
-    program on one device, to tell people (kind, node, text)."""
+    """What the coordinator lends: to plan a program anew, to see machines and what calls took, to replace a plan by
+    generation, to run a program on one device, to tell people (kind, node, text), to forget what calls took."""
 
     planned: Callable[[Program], Awaitable[Plan]]
     profiles: Callable[[], Profiles]
+    experience: Callable[[Program], Measured]
     holds: Callable[[str, Program], Collection[str]]
     replaced: Callable[[int], object]
     run: Callable[[Trial], Awaitable[object]]
     tell: Callable[[str, str, str], object]
+    forget: Callable[[], object]
 
 
 @dataclass(slots=True)
@@ -144,19 +148,31 @@ class StragglerMitigation:
         for text in changes:
             self._lent.tell("pace", plan.parts[next(iter(parts))].node, text)
         if changes:
+            self._lent.forget()
             self._watch_slow()
 
     # -- replacing plans
 
+    def opinion(self, program: Program) -> Opinion:
+        """What is known that plans of a program follow from: another one asks for another look."""
+        return self.stragglers.verdicts, self._lent.experience(program) if self._on else ()
+
+    def is_settled(self, deployment: Deployment) -> bool:
+        """Whether nothing is known now that was not when a plan was made or looked at last."""
+        return deployment.settled == self.opinion(deployment.program)
+
     async def finished(self, generation: int, deployment: Deployment) -> None:
         """A call ran by a plan: replace it for later ones, if another has become so much better that it pays."""
         plan, program = deployment.plan, deployment.program
-        if deployment.verdicts == self.stragglers.verdicts or plan is None or plan.audit is not None:
+        if plan is None or plan.audit is not None or self.is_settled(deployment):
             return
         if deployment.trial or program in self._asked or not self.sure:
             return
+        opinion = self.opinion(program)
+        if deployment.settled[0] == opinion[0] and not may_pay(plan, deployment.settled[1], opinion[1]):
+            deployment.settled = opinion
+            return
         self._asked.add(program)
-        verdicts = self.stragglers.verdicts
         try:
             other = await self._lent.planned(program)
         except MeshError as error:
@@ -167,18 +183,32 @@ class StragglerMitigation:
         profiles, debt = self._lent.profiles(), self._debts.of(program)
         if not {part.node for part in other.parts} <= {worker.node_id for worker in profiles.workers}:
             return  # somebody left meanwhile
-        now_s, then_s = (
-            timeline(candidate, profiles, self.stragglers.expected_s).seconds for candidate in (plan, other)
-        )
-        if not debt.gains(now_s, then_s):
-            deployment.verdicts = verdicts
+        prices = self._prices(deployment, plan, other, profiles)
+        if prices is None:
             return
-        compile_s = max((result.compile_s for result in deployment.results.values()), default=0.0)
+        now_s, then_s = prices
+        if not debt.gains(now_s, then_s):
+            deployment.settled = opinion
+            return
+        compiled = other.candidate in dict(other.measured)  # calls ran by it before
+        compile_s = max((result.compile_s for result in deployment.results.values() if not compiled), default=0.0)
         cost_s = move_s(other, profiles, lambda node: self._lent.holds(node, program), compile_s)
         if not debt.stays(now_s - then_s, cost_s, self._now()):
             times = f"{time_text(then_s)} a call instead of {time_text(now_s)}"
             self._lent.tell("moved", "", f"another plan takes {times}, for {time_text(cost_s)} of moving")
             self._lent.replaced(generation)
+
+    def _prices(
+        self, deployment: Deployment, plan: Plan, other: Plan, profiles: Profiles
+    ) -> tuple[float, float] | None:
+        """The seconds of a call by both plans: by what parts take where the pace of a device changed, since runs of
+        before say that; else by what calls took.  None as long as that is not known of the plan that is used."""
+        measured, paced = dict(other.measured), deployment.settled[0] != self.stragglers.verdicts
+        if measured and not paced and plan.candidate != other.candidate:
+            known = measured.get(plan.candidate)
+            return None if known is None else (known, other.seconds)
+        now_s, then_s = (timeline(each, profiles, self.stragglers.expected_s).seconds for each in (plan, other))
+        return now_s, then_s
 
     # -- trying slow devices
 

@@ -1,16 +1,19 @@
 """Auto strategy: the plans that `auto` chooses among, each with what it is predicted to take.  Pure.
 
 They are one worker, a cut across all of them, the cheapest placement of single nodes, and the program split along one
-axis or two, over several numbers of ranks.  All are judged by the same timeline.  What cannot be better than the best
-one so far, by a bound that costs nothing, is not made; the reasons tell of every strategy, made or not.
+axis or two, over several numbers of ranks.  All are judged by the same timeline, and those by which the program was
+called already by what its calls took.  What cannot be better than the best one so far, by a bound that costs nothing,
+is not made; the reasons tell of every strategy, made or not.
 
 To add a strategy: how it is made here (`_splits`), and its class in wire/policy/strategies.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 from wire.errors import InputError, PlacementError
 from wire.ir.graph import WireGraph
@@ -28,12 +31,16 @@ from .spmd.rank_planner import plan_ranks
 from .spmd.split_strategies import CarriedParams, counts, split
 from .spmd.uneven_ranks import plan_shares
 
-GAIN_MIN = 0.05  # of a call's time: a split that saves less is not worth another order of additions
+GAIN_MIN = 0.05  # of a call's time: what saves less is not worth another worker, nor another order of additions
+COMMON = 0.25  # as a power: how much of the error of predictions for several workers those for one have, and conversely
 BY_SPEED_GAIN_MIN = 0.2  # so many parts are dispatched, and are too short to tell how well a device is
 NODES_MAX = 4_000  # of all programs that are split together: the partitioner takes 0.2 to 0.7 ms for a node
 TELLING = 2.0  # times slower or further away that is told of a worker without work
 PROBE_BYTES = 1 << 20
 BATCHES_MAX = 3  # sizes of first dimensions that are tried as the batch's
+
+
+Measured = tuple[tuple[str, float], ...]  # of candidates by name: the seconds that calls by their plans took
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,23 +57,36 @@ class CandidatePlan:
         asked = strategy_of(self.plan.strategy)
         if isinstance(asked, DataParallel) and asked.by_speed:
             return BY_SPEED_GAIN_MIN
-        return GAIN_MIN if isinstance(asked, Split) else 0.0
+        return GAIN_MIN if isinstance(asked, Split) or self.workers > 1 else 0.0
+
+    @property
+    def workers(self) -> int:
+        """How many workers have work by it."""
+        return len({part.node for part in self.plan.parts})
 
     @property
     def candidate(self) -> Candidate:
-        return Candidate(self.name, self.seconds, len({part.node for part in self.plan.parts}))
+        return Candidate(self.name, self.seconds, self.workers)
 
 
 class CandidatePlans:
-    """Plans of one program as they are made; `accept` may change one, or refuse it with None."""
+    """Plans of one program as they are made; `accept` may change one, or refuse it with None.
+
+    `measured` are the seconds that calls took by some of them, by their names.
+    """
 
     def __init__(
-        self, profiles: Profiles, asked: Auto, accept: Callable[[Plan], Plan | None] = lambda plan: plan
+        self,
+        profiles: Profiles,
+        asked: Auto,
+        accept: Callable[[Plan], Plan | None] = lambda plan: plan,
+        measured: Measured = (),
     ) -> None:
         self.made: list[CandidatePlan] = []
         self.known: list[Candidate] = []  # whose plans were not made, though what they take is known
         self.left_out: list[Candidate] = []
         self._profiles, self._asked, self._accept = profiles, asked, accept
+        self._measured: Mapping[str, float] = dict(measured)
 
     def add(self, name: str, plan: Plan) -> None:
         """Make a plan by the strategy of this name."""
@@ -93,27 +113,56 @@ class CandidatePlans:
         """The plan that takes least, with the others as candidates and reasons; PlacementError if there is none."""
         fitting = self._fitting()
         if not fitting:
-            most = max((draft.candidate.workers for draft in self.made), default=0)
+            most = max((draft.workers for draft in self.made), default=0)
             raise PlacementError(
                 f"no plan gives all {len(self._profiles.workers)} workers work: {most} at most",
                 next_step="Leave out use_all, or give the program more to do",
             )
         best = min(fitting, key=lambda draft: draft.seconds / (1 - draft.gain_min))
-        compared_with = (*self.known, *(draft.candidate for draft in self.made))
+        compared_with = (*self.known, *(draft.candidate for draft in self._judged()))
         by_name = {candidate.name: candidate for candidate in compared_with}
         compared = sorted(by_name.values(), key=_seconds)
         candidates = (*compared, *self.left_out)
-        plan = replace(best.plan, strategy=self._asked.text, how=best.plan.strategy, candidates=candidates)
+        plan = replace(
+            best.plan, strategy=self._asked.text, how=best.plan.strategy, candidates=candidates, seconds=best.seconds,
+            candidate=best.name, measured=tuple(self._measured.items()),
+        )  # fmt: skip
         everybody = len(self._profiles.workers)
         rivals = [
             candidate for candidate in candidates if not self._asked.use_all or candidate.workers in (0, everybody)
         ]
-        told = (*best.plan.reasons, *_reasons(best, rivals), *_idle(best, candidates, self._profiles))
+        told = (
+            *best.plan.reasons,
+            *_reasons(best, rivals),
+            *self._experience(),
+            *_idle(best, candidates, self._profiles),
+        )
         return replace(plan, reasons=told[:REASONS_MAX])
 
     def _fitting(self) -> list[CandidatePlan]:
         everybody = len(self._profiles.workers)
-        return [draft for draft in self.made if not self._asked.use_all or draft.candidate.workers == everybody]
+        return [draft for draft in self._judged() if not self._asked.use_all or draft.workers == everybody]
+
+    def _judged(self) -> list[CandidatePlan]:
+        """The plans with what they are expected to take: what calls took, else what is predicted, with its error."""
+        off = {True: list[float](), False: list[float]()}  # logarithms of errors, of plans for one worker and for more
+        for draft in self.made:
+            took_s = self._measured.get(draft.name, 0.0)
+            if took_s > 0 and draft.seconds > 0:
+                off[draft.workers > 1].append(math.log(took_s / draft.seconds))
+
+        def expected_s(draft: CandidatePlan) -> float:
+            alike, others = off[draft.workers > 1], off[draft.workers <= 1]
+            error = fmean(alike) if alike else COMMON * fmean(others) if others else 0.0
+            return self._measured.get(draft.name, draft.seconds * math.exp(error))
+
+        return [replace(draft, seconds=expected_s(draft)) for draft in self.made]
+
+    def _experience(self) -> Iterator[str]:
+        """What calls by some of the plans took, for people."""
+        if self._measured:
+            told = sorted(self._measured.items(), key=lambda pair: pair[1])
+            yield f"calls took {', '.join(f'{time_text(seconds)} by {name}' for name, seconds in told)}"
 
 
 def needs_ranks(graph: WireGraph) -> bool:

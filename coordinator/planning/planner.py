@@ -5,6 +5,7 @@ The graph is simplified first (`wire/passes/simplify.py`): the values stay the s
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -13,11 +14,21 @@ from wire.ir.graph import WireGraph
 from wire.passes.simplify import simplify
 from wire.passes.unroll_spmd import unroll
 from wire.policy.redundancy import copies_of
-from wire.policy.strategies import Auto, DataParallel, DeviceMap, Pipeline, Ranks, Split, Strategy, strategy_of
+from wire.policy.strategies import (
+    Auto,
+    DataParallel,
+    DeviceMap,
+    Pipeline,
+    Ranks,
+    Single,
+    Split,
+    Strategy,
+    strategy_of,
+)
 from wire.sharding.partition import partition
 from wire.units import size_text, time_text
 
-from .auto_strategy import CandidatePlans, add_splits, whole_name
+from .auto_strategy import CandidatePlans, Measured, add_splits, whole_name
 from .model.cost_model import CostModel, PartSketch, Prediction
 from .model.memory_check import does_not_fit, missing, tightened
 from .model.plan import REASONS_MAX, Candidate, Plan
@@ -36,12 +47,14 @@ from .spmd.uneven_ranks import plan_shares
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """All that a plan follows from: equal questions have equal plans.  `copies` are those of its params."""
+    """All that a plan follows from: equal questions have equal plans.  `copies` are those of its params; `measured` is
+    what calls by plans of `auto` took on these workers."""
 
     graph: WireGraph
     strategy: str
     profiles: Profiles
     copies: str = "checkpoint"
+    measured: Measured = ()
 
     def answer(self) -> Plan:
         """The plan, with room for its copies if there is such a one (`redundancy/redundancy_memory.py`); PlacementError
@@ -55,7 +68,8 @@ class Question:
         return self._with_replicas()
 
     def _made(self, profiles: Profiles) -> Plan:
-        return make_plan(self.graph, profiles, self.strategy)
+        measured = self.measured if len(profiles.workers) == len(self.profiles.workers) else ()
+        return make_plan(self.graph, profiles, self.strategy, measured=measured)
 
     def _with_replicas(self) -> Plan:
         plan, profiles, standby = self._made(self.profiles), self.profiles, dict[str, Plan]()
@@ -70,10 +84,17 @@ class Question:
         return with_copies(lambda _: plan, profiles, self.copies, replicas_kept(standby), 1.0)
 
 
-def make_plan(graph: WireGraph, profiles: Profiles, strategy: str = "auto", carries: CarriedParams = ()) -> Plan:
+def make_plan(
+    graph: WireGraph,
+    profiles: Profiles,
+    strategy: str = "auto",
+    carries: CarriedParams = (),
+    measured: Measured = (),
+) -> Plan:
     """The plan for one call of `graph`; `strategy` is the text of one (wire/policy/strategies.py).
 
     `carries` are params with the position of the output that is to lie as they do, where a strategy splits the program.
+    `measured` are the seconds that calls took on these workers by plans that `auto` chose before, by candidate.
 
     PlacementError with need and have per worker if nothing fits, InputError for a strategy that is not known.
     """
@@ -81,15 +102,20 @@ def make_plan(graph: WireGraph, profiles: Profiles, strategy: str = "auto", carr
     if not profiles.workers:
         raise PlacementError("there is no worker to plan for", next_step="Start mesh-worker")
     if not asked.reproducible:
-        return _made(simplify(graph), profiles, asked, carries)
+        return _made(simplify(graph), profiles, asked, carries, measured)
     alike = reproducible_profiles(profiles, graph, asked)
     check_split(asked, alike, graph)
-    plan = _made(simplify(graph), alike, asked.plain, carries, reproducible=True)
+    plan = _made(simplify(graph), alike, asked.plain, carries, measured, reproducible=True)
     return with_exclusions(plan, asked, profiles, graph)
 
 
 def _made(
-    graph: WireGraph, profiles: Profiles, asked: Strategy, carries: CarriedParams, reproducible: bool = False
+    graph: WireGraph,
+    profiles: Profiles,
+    asked: Strategy,
+    carries: CarriedParams,
+    measured: Measured,
+    reproducible: bool = False,
 ) -> Plan:
     whole = graph
     if isinstance(asked, Split):
@@ -101,7 +127,10 @@ def _made(
         graph = simplify(partition(graph, rates=None if reproducible else rates, in_order=in_order))
         whole = graph if reproducible else whole
     if not graph.has_spmd and isinstance(asked, Auto):
-        return _cheapest(graph, profiles, asked, carries, reproducible)
+        splits = not reproducible or may_split(profiles, graph)
+        drafts = CandidatePlans(profiles, asked, measured=measured)
+        add_all(drafts, graph, profiles, replace(asked, reproducible=reproducible), carries, splits)
+        return drafts.best()
     if not graph.has_spmd:
         return _whole(graph, profiles, asked)
     return _with_all(_apart(graph, whole, profiles, asked, carries), profiles, asked)
@@ -132,14 +161,6 @@ def _with_all(plan: Plan, profiles: Profiles, asked: Strategy) -> Plan:
     return plan
 
 
-def _cheapest(graph: WireGraph, profiles: Profiles, asked: Auto, carries: CarriedParams, reproducible: bool) -> Plan:
-    """The cheapest of all that may be done with a program."""
-    drafts = CandidatePlans(profiles, asked)
-    splits = not reproducible or may_split(profiles, graph)
-    add_all(drafts, graph, profiles, replace(asked, reproducible=reproducible), carries, splits)
-    return drafts.best()
-
-
 def add_all(
     drafts: CandidatePlans,
     graph: WireGraph,
@@ -153,6 +174,8 @@ def add_all(
     try:
         plan = _whole(graph, profiles, Pipeline() if asked.use_all else Auto())
         drafts.add(whole_name(plan), plan)
+        if drafts.made[-1].workers > 1 and not asked.use_all:
+            _add_single(drafts, graph, profiles)
     except PlacementError as error:
         refusal = error
     if splits:
@@ -161,6 +184,14 @@ def add_all(
         if not drafts.made:
             raise refusal
         drafts.leave_out("single", refusal.message)
+
+
+def _add_single(drafts: CandidatePlans, graph: WireGraph, profiles: Profiles) -> None:
+    """The plan of one worker beside a cut that is predicted to take less: calls may show otherwise."""
+    with contextlib.suppress(PlacementError):
+        alone = _whole(graph, profiles, Single())
+        if whole_name(alone) == "single":
+            drafts.add("single", alone)
 
 
 def _in_stages(graph: WireGraph, profiles: Profiles, asked: Pipeline, carries: CarriedParams) -> Plan | None:

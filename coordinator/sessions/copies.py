@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from ..planning.model.profiles import CLIENT
 from .events import Check, Checked, Contents, Holders, Piece
+from .manifest import CopyRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class Copy:
     holders: dict[Piece, set[str]] = field(default_factory=dict)
     asked: set[str] = field(default_factory=set)  # who was asked to keep some of it
     failures: int = 0  # of plans to begin with it
+    regular: bool = False  # made in its turn, in all the places that the policy wants
     checked: tuple[Checked, ...] = ()
     keepers: set[str] = field(default_factory=set)  # of checks, those that are there
     _gone: dict[str, _AwayHolder] = field(default_factory=dict)  # what those have who are away, and may come back
@@ -92,6 +94,34 @@ class Copy:
     @property
     def where(self) -> Holders:
         return {piece: frozenset(nodes) for piece, nodes in self.holders.items()}
+
+    @property
+    def record(self) -> CopyRecord | None:
+        """What is written down of it; None for one that ends with this process."""
+        if self.contents is None:
+            return CopyRecord(self.number, self.value, None)
+        away = {node: held.pieces for node, held in self._gone.items()}
+        holders = {
+            piece: frozenset(nodes - {CLIENT}).union(node for node, pieces in away.items() if piece in pieces)
+            for piece, nodes in self.holders.items()
+        }
+        if not all(holders.values()):
+            return None
+        return CopyRecord(self.number, self.value, self.contents, holders, self.checked, self.regular)
+
+    @staticmethod
+    def recorded(record: CopyRecord) -> Copy:
+        """The copy that was written down: whoever holds some of it is away until it joins again."""
+        if record.contents is None:
+            return Copy(record.number, record.value, None, {CLIENT: {CLIENT}})
+        holders = {piece: set[str]() for piece in record.holders}
+        copy = Copy(record.number, record.value, record.contents, holders, checked=record.checked)
+        copy.regular = record.regular
+        keepers = {node for group in record.checked for node, _ in group.checks}
+        for node in keepers.union(*record.holders.values()):
+            pieces = frozenset(piece for piece, nodes in record.holders.items() if node in nodes)
+            copy._gone[node] = _AwayHolder(pieces, node in keepers, True)
+        return copy
 
 
 @dataclass(slots=True)

@@ -79,6 +79,13 @@ class StepRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswersHeard:
+    """The client has the answers of the first `steps` steps; told of a durable session."""
+
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
 class StateRequested:
     """The client asks for the value after all steps that it has asked for so far."""
 
@@ -319,10 +326,10 @@ class EndSession:
 
 
 Event = (
-    NodesChanged | NodeReturned | BetterPlanFound | StepRequested | StateRequested | StateRequestWithdrawn
-    | CloseRequested | ReplayLimitExceeded | NodeStuck | CompilationReported | PlanMade | PlanFailed | DeployDone
-    | DeployFailed | NodeRan | RunFailed | OutputArrived | SnapshotTaken | CopyStored | CopyFailed | ChecksMade
-    | ChecksFailed | Tick
+    NodesChanged | NodeReturned | BetterPlanFound | StepRequested | AnswersHeard | StateRequested
+    | StateRequestWithdrawn | CloseRequested | ReplayLimitExceeded | NodeStuck | CompilationReported | PlanMade
+    | PlanFailed | DeployDone | DeployFailed | NodeRan | RunFailed | OutputArrived | SnapshotTaken | CopyStored
+    | CopyFailed | ChecksMade | ChecksFailed | Tick
 )  # fmt: skip
 Action = (
     MakePlan | SendDeploy | SendRun | StopStep | ReportStuckStep | SendDrop | ForgetPlan | TakeSnapshot | MakeChecks

@@ -17,6 +17,7 @@ from ..delivery.deployer import Deployer, Term
 from ..planning.redundancy.parity_groups import Group, HeldContent, grouped
 from ..workers.records import Member
 from .events import Checked, MakeChecks
+from .manifest import CopyRecord
 
 COPIES_MAX = 8  # of which it is known: one that is given up before it was asked for is never let go
 
@@ -48,6 +49,15 @@ class SessionParity:
             )
             for group, checks in zip(groups, checks_by_group, strict=True)
         )
+
+    def take_over(self, copy: CopyRecord, sizes: Mapping[Any, int]) -> None:
+        """Know the checks of a copy that another process had made."""
+        groups = {}
+        for checked in copy.checked:
+            members = tuple(HeldContent(piece, sizes[piece], copy.holders[piece]) for piece in checked.pieces)
+            keepers, checks = zip(*checked.checks, strict=True)
+            groups[Group(members, keepers)] = (*((copy.contents or {})[piece] for piece in checked.pieces), *checks)
+        self._groups[copy.number] = groups
 
     def forget(self, copy: int) -> None:
         """A copy was released."""

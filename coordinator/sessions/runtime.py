@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,18 +25,13 @@ from wire.limits import MIB
 from wire.policy.batch_shares import Portions
 from wire.policy.redundancy import copies_of
 from wire.policy.strategies import Pipeline, Split, strategy_of
-from wire.protocol.messages import CancelStep, PlanKey, Ran, Run, Snapshot, Snapshotted, Working
-from wire.system.shared_memory import SharedDir
-from wire.system.tasks import Tasks, as_error
-from wire.timeouts import Timeouts
-from wire.transfer.content_exchange import BlobExchange, off_loop
+from wire.protocol.messages import CancelStep, Ran, Run, Snapshot, Snapshotted, Working
+from wire.system.tasks import as_error
+from wire.transfer.content_exchange import off_loop
 
 from ..calls.error_context import explain, is_lack_of_memory
-from ..delivery.deployer import Deployer
 from ..delivery.input_sender import run_step
 from ..delivery.output_receiver import tensor_of
-from ..delivery.tensor_store import TensorStore
-from ..plan_service.plan_service import PlanService
 from ..planning import plan_messages
 from ..planning.model.plan import FromParam, FromState, Plan, Window
 from ..planning.model.profiles import CLIENT, Profiles
@@ -45,12 +40,14 @@ from ..planning.model.timeline import as_it_runs
 from ..planning.plan_codec import plan_from
 from ..planning.redundancy.redundancy_cost import sentences
 from ..planning.redundancy.redundancy_memory import refused
-from ..planning.session_planner import SessionQuestion, Stateful, check_carried, interim_plan, sticky_session_plan
+from ..planning.session_planner import SessionQuestion, Stateful, interim_plan, sticky_session_plan
 from ..workers.records import Member
-from ..workers.straggler_detector import StragglerDetector
 from . import events as ev
 from .elastic import Arrays, Elastic, Planned, StepInputs, arrays_of, bytes_of
+from .manifest import SessionRecord
 from .parity import SessionParity
+from .record_writer import RecordWriter, WriteRecord
+from .session_context import SessionContext
 from .spans import SPANS_MAX, Span
 from .state import Policy, SessionState
 
@@ -67,106 +64,7 @@ AHEAD_AFTER = 10  # times as long as the present plan took to be made: a small s
 ASKED_SOON_S = 0.5  # one that takes more is asked for long after workers deployed: that process need not be ready
 Contents = Mapping[FromState, bytes]
 Holders = Mapping[FromState, frozenset[str]]
-
-
-@dataclass(frozen=True)
-class SessionContext:
-    """What sessions need of their coordinator."""
-
-    epoch: Callable[[], int]
-    members: Mapping[str, Member]
-    deployer: Deployer
-    planning: PlanService
-    usable: Callable[[], frozenset[str]]
-    held: TensorStore
-    blobs: BlobExchange
-    shared: SharedDir | None
-    generation: Callable[[], int]
-    tasks: Tasks
-    publish: Callable[[str, str, str, int], None]
-    timeouts: Timeouts
-    stragglers: StragglerDetector
-    guarded: Callable[[Program, Plan], None]  # all workers of a plan have what it needs
-    ran: Callable[[Hashable, str, Plan, Ran, float], int]  # as `Pacing.session_ran`
-
-    def profiles(self, nodes: Iterable[str]) -> Profiles:
-        return self.planning.profiles(nodes)
-
-
-class Sessions:
-    """All sessions of a coordinator."""
-
-    def __init__(self, context: SessionContext) -> None:
-        self._context = context
-        self._open: list[Session] = []
-
-    def open(self, program: Program, state: Stateful, policy: Policy, elastic: Elastic | None = None) -> Session:
-        """Begin a session, an elastic one with the program for the most workers; InputError without such a state."""
-        check_carried(program.graph, state)
-        session = Session(self._context, program, state, policy, self._open.remove, elastic)
-        self._open.append(session)
-        session.begin()
-        return session
-
-    def nodes_changed(self, error: MeshError | None, away: bool = False) -> None:
-        """The usable workers changed, perhaps by an error; workers that are `away` may come back as they were."""
-        for session in list(self._open):
-            session.nodes_changed(error, away)
-
-    def back(self, node: str, kept: frozenset[int]) -> None:
-        """A worker joined again, and has kept these plans, by generation."""
-        for session in list(self._open):
-            session.feed(ev.NodeReturned(node, kept))
-
-    @property
-    def kept(self) -> frozenset[int]:
-        """The plans that workers are to keep for sessions, by generation."""
-        return frozenset().union(*(session._machine.kept for session in self._open))
-
-    def working(self, node: str, runs: Iterable[Working]) -> list[Working]:
-        """A worker said what it computes; return what of it is no session's."""
-        others = []
-        for run in runs:
-            session = self._with(run.plan.generation)
-            if session is None:
-                others.append(run)
-            else:
-                session.working[node] = run
-                if run.preparing:
-                    session.feed(ev.CompilationReported(node, run.plan.generation, run.part, run.seconds))
-        return others
-
-    def stuck(self, node: str) -> None:
-        """A worker is stuck in work that is no session's."""
-        for session in list(self._open):
-            session.feed(ev.NodeStuck(node))
-
-    def _with(self, generation: int) -> Session | None:
-        return next((session for session in self._open if generation in session.plans), None)
-
-    def output(self, generation: int, step: int, slot: int, value: NDArray[Any]) -> bool:
-        """Take an output that came by itself; whether it was a session's."""
-        session = self._with(generation)
-        if session is not None:
-            session.feed(ev.OutputArrived(generation, step, slot, value))
-        return session is not None
-
-    def run_failed(self, generation: int, step: int, node: str, error: MeshError) -> bool:
-        """An output of a worker was lost; whether it was a session's."""
-        session = self._with(generation)
-        if session is not None:
-            session.feed(ev.RunFailed(generation, step, node, error))
-        return session is not None
-
-    @property
-    def idle(self) -> bool:
-        """Whether no session is open."""
-        return not self._open
-
-    def close(self) -> None:
-        """End them all."""
-        for session in list(self._open):
-            session.feed(ev.CloseRequested())
+StepFeeds = Mapping[int, StepInputs]
 
 
 @dataclass(slots=True)
@@ -195,6 +93,7 @@ class Session:
         policy: Policy,
         forget: Callable[[Session], None],
         elastic: Elastic | None = None,
+        write: WriteRecord | None = None,
     ) -> None:
         self._elastic = elastic
         self.plans: dict[int, _Deployment] = {}
@@ -211,6 +110,7 @@ class Session:
         self._machine = SessionState(policy, self._nodes, context.generation, context.timeouts)
         self._feeds: dict[int, StepInputs] = {}
         self._feeds_bytes = 0
+        self.feeds_from = 0  # the first step whose feed may be needed again
         self._steps: dict[int, asyncio.Future[list[NDArray[Any]]]] = {}
         self._ran_by: dict[int, _Deployment] = {}
         self._reads: dict[int, asyncio.Future[dict[str, NDArray[Any]]]] = {}
@@ -228,6 +128,10 @@ class Session:
         self._planning_s = 0.0  # what the last plan took
         self._graphs: tuple[WireGraph, ...] = ()  # of the last plan made elsewhere: the next one has many of them
         self._error: MeshError | None = None
+        self._writer: RecordWriter | None = None  # of a durable session
+        if write is not None:
+            self._writer = RecordWriter(write, lambda: self._record_of_now, self._act, self._spawn, self._loop.time)
+            self._writer.begin(self._machine.recorded)  # of nothing but its program nothing need be written
         self._perform: dict[type, Callable[[Any], object]] = {
             ev.MakePlan: self._make_plan,
             ev.SendDeploy: lambda action: self._spawn(self._deploy(action)),
@@ -252,6 +156,27 @@ class Session:
 
     def begin(self) -> None:
         self._do(self._machine.begin(self._loop.time()))
+
+    def restore(self, record: SessionRecord, told: int, feeds: StepFeeds) -> None:
+        """Take over what another process had, before `begin`."""
+        args = self._policy, self._nodes, self._context.generation, self._context.timeouts
+        self._machine = SessionState.restored(record.manifest, told, *args)
+        self.feeds_from = record.manifest.first_feed(told)
+        if self._writer is not None:
+            self._writer.begin(self._machine.recorded)
+        for number, inputs in feeds.items():
+            self._feeds[number] = inputs
+            self._feeds_bytes += bytes_of(inputs)
+        for copy in record.manifest.copies:
+            sizes = {piece: self._kind(piece).size_bytes for piece in copy.contents or ()}
+            self._parity.take_over(copy, sizes)
+        if record.manifest.plan is not None:
+            self.plans[record.manifest.plan.generation] = _Deployment(None, {}, pieces=record.pieces)
+
+    def heard(self, steps: int) -> None:
+        """The client has the answers of the first `steps` steps."""
+        if not self._machine.over:
+            self.feed(ev.AnswersHeard(steps))
 
     def step(self, inputs: StepInputs) -> asyncio.Future[list[NDArray[Any]]]:
         """Do one more step: a future of its outputs, in graph order.  `inputs` are as those of a call, and held."""
@@ -306,6 +231,11 @@ class Session:
         """How many steps are done for good."""
         return self._machine.committed
 
+    @property
+    def next_number(self) -> int:
+        """The number of the step that is asked for next."""
+        return self._machine.next_number
+
     # -- what happens
 
     def feed(self, event: ev.Event) -> None:
@@ -320,12 +250,25 @@ class Session:
         self._look(bool(self._nodes - before))
 
     def _do(self, actions: Iterable[ev.Action]) -> None:
-        for action in actions:
-            try:
-                self._perform[type(action)](action)
-            except Exception as fault:
-                self._loop.call_soon(self._broken, as_error(f"{type(action).__name__} failed", fault))
+        if self._writer is None:
+            for action in actions:
+                self._act(action)
+        else:
+            self._writer.perform(actions, None if self._machine.over else self._machine.recorded)
         self._tick_at(self._machine.next_deadline())
+
+    def _act(self, action: ev.Action) -> None:
+        try:
+            self._perform[type(action)](action)
+        except Exception as fault:
+            self._loop.call_soon(self._broken, as_error(f"{type(action).__name__} failed", fault))
+
+    @property
+    def _record_of_now(self) -> SessionRecord:
+        manifest = self._machine.manifest
+        deployment = self.plans.get(manifest.plan.generation) if manifest.plan is not None else None
+        epochs = {generation: self._context.key(generation).epoch for generation in manifest.generations}
+        return SessionRecord(manifest, dict(deployment.pieces) if deployment is not None else {}, epochs)
 
     def _tick_at(self, due: float | None) -> None:
         """Set a timer for a tick.  An earlier timer is left as it is: steps move the deadline all the time."""
@@ -484,7 +427,9 @@ class Session:
         return None if plan is None else Planned(0, program, plan)
 
     async def _plan(self, action: ev.MakePlan) -> None:
-        deployment = self.plans[action.generation]
+        deployment = self.plans.get(action.generation)
+        if deployment is None:  # the session ended before this began
+            return
         try:
             planned = await self._staying(action) or await self._planned(action.nodes, self._before is not None)
             plan, mine = planned.plan, self._policy.asked and copies_of(self._policy.copies).on_workers
@@ -537,7 +482,7 @@ class Session:
         deployment, member = self.plans.get(action.generation), self._context.members.get(action.node)
         if deployment is None or deployment.plan is None or deployment.program is None:
             return
-        key = PlanKey(self._context.epoch(), action.generation)
+        key = self._context.key(action.generation)
         bindings = {**deployment.program.bindings, **deployment.gathered}
         first = deployment.contents if deployment.contents and not deployment.gathered else {}
         state = {piece: ((at, self._kind(piece)), deployment.holders[piece]) for piece, at in first.items()}
@@ -581,7 +526,7 @@ class Session:
         self._spawn(self._run(action, deployment, member, self._inputs(action.number, deployment)))
 
     async def _run(self, action: ev.SendRun, deployment: _Deployment, member: Member | None, inputs: Arrays) -> None:
-        run = Run(PlanKey(self._context.epoch(), action.generation), action.step, committed=action.committed)
+        run = Run(self._context.key(action.generation), action.step, committed=action.committed)
         began_s = self._loop.time()
         try:
             if member is None:
@@ -619,7 +564,7 @@ class Session:
     def _stop_step(self, action: ev.StopStep) -> None:
         member = self._context.members.get(action.node)
         if member is not None and not member.link.closed:
-            member.link.notify(CancelStep(PlanKey(self._context.epoch(), action.generation), action.step))
+            member.link.notify(CancelStep(self._context.key(action.generation), action.step))
 
     def _tick(self) -> None:
         self._timer, working = None, {}
@@ -644,6 +589,7 @@ class Session:
             future.set_exception(action.error)
 
     def _forget_feeds(self, action: ev.ForgetFeeds) -> None:
+        self.feeds_from = action.below
         for number in [number for number in self._feeds if number < action.below]:
             self._feeds_bytes -= bytes_of(self._feeds.pop(number))
         for number in [number for number in self._ran_by if number < action.below]:
@@ -656,7 +602,7 @@ class Session:
         try:
             if member is None or deployment is None:
                 raise NodeLost("the worker is gone")
-            key = PlanKey(self._context.epoch(), action.generation)
+            key = self._context.key(action.generation)
             answer = await member.link.request(Snapshot(key, action.step))
             if not isinstance(answer, Snapshotted):
                 raise ProtocolError(f"expected Snapshotted, got {type(answer).__name__}", node=member.profile.name)
@@ -683,7 +629,7 @@ class Session:
                 await self._hold(action.copy, contents, holders)
             else:
                 state = {piece: ((at, self._kind(piece)), holders[piece]) for piece, at in contents.items()}
-                key = PlanKey(self._context.epoch(), action.copy)
+                key = self._context.key(action.copy)
                 await self._context.deployer.keep(action.node, key, state.values())
         except (MeshError, MemoryError, OSError) as fault:  # any other is a fault of ours, and ends the session
             self._not_kept(action, as_error("keeping a copy failed", fault))
@@ -735,7 +681,7 @@ class Session:
 
     def _let_go(self, node: str, generation: int) -> None:
         """Have a worker forget a plan."""
-        task = self._spawn(self._context.deployer.drop(node, PlanKey(self._context.epoch(), generation), self.frees))
+        task = self._spawn(self._context.deployer.drop(node, self._context.key(generation), self.frees))
         self._goodbyes.add(task)
         task.add_done_callback(self._goodbyes.discard)
 

@@ -19,6 +19,11 @@ Workers may be gone for a moment only: this process was stopped, or the network 
 while, and say so when they are back (`NodeReturned`).  So where without them nothing whole is left, a session waits for
 them, and goes on with what it finds: the value its plan had come to, else the newest copy.
 
+A *durable* session outlasts this process.  Its `manifest` says where its state is, and is written down before what an
+earlier one names is dropped; a machine that is `restored` from it waits for the workers as for any that were away.
+Only the answers that the client was heard to have count as told by then.  So of these steps alone nothing is kept: the
+workers have the value after them, or a copy from before, with all feeds since.
+
 A better plan is gone over to once the step under way is done, and the next one if it may have begun.  A copy is a
 snapshot on the workers that have the pieces (for a new plan on all of them, so that each finds there what it goes on
 with), then a plan without parts on every node that is to hold some (`StoreCopy`), which pins them there.  It does not
@@ -44,52 +49,9 @@ from ..calls.error_context import (
 )
 from ..calls.step_timeout import AvoidedWorkers, StepTimeout, Wait
 from ..planning.model.profiles import CLIENT
+from . import events as ev
 from .copies import Copy, PendingCopy
-from .events import (
-    Action,
-    BetterPlanFound,
-    ChecksFailed,
-    ChecksMade,
-    CloseRequested,
-    CompilationReported,
-    CopyFailed,
-    CopyStored,
-    DeliverState,
-    DeployDone,
-    DeployFailed,
-    EndSession,
-    Event,
-    ForgetFeeds,
-    ForgetPlan,
-    MakeChecks,
-    MakePlan,
-    NodeRan,
-    NodeReturned,
-    NodesChanged,
-    NodeStuck,
-    OutputArrived,
-    Piece,
-    PlanFailed,
-    PlanMade,
-    Reject,
-    RejectState,
-    ReleaseCopy,
-    ReplayLimitExceeded,
-    ReportStuckStep,
-    Resolve,
-    RunFailed,
-    SendDeploy,
-    SendDrop,
-    SendRun,
-    SnapshotTaken,
-    StateRequested,
-    StateRequestWithdrawn,
-    StepRequested,
-    StopStep,
-    StoreCopy,
-    TakeSnapshot,
-    Tick,
-)
+from .manifest import Manifest
 from .steps import CurrentPlan, Policy, Read, Step, validate
 
 ATTEMPTS_MAX = 20  # plans that failed without a step between them, before the session is given up
@@ -117,6 +79,7 @@ class SessionState:
         self._reads: dict[int, Read] = {}
         self._asked = 0  # steps that were asked for
         self._told = 0  # steps whose outputs were told
+        self._heard = 0  # steps whose outputs the client is known to have, of a durable session
         self._done = 0  # the value that the present plan has come to, or the next one will begin with
         self._held_from = 0  # the first step whose feeds are held
         self._copied = 0  # the value of the last copy that was begun
@@ -133,39 +96,61 @@ class SessionState:
         self._return = Wait()  # for workers that have what is left
         self._last_error: MeshError | None = None
         self._over: MeshError | None = None
-        self._handlers: dict[type, Callable[[Any, float], list[Action]]] = {
-            NodesChanged: self._nodes_changed,
-            NodeReturned: self._node_back,
-            BetterPlanFound: self._better_plan,
-            StepRequested: self._step_asked,
-            StateRequested: self._state_asked,
-            StateRequestWithdrawn: self._state_unasked,
-            CloseRequested: self._close_asked,
-            ReplayLimitExceeded: self._forget_first,
-            PlanMade: self._plan_made,
-            PlanFailed: self._plan_failed,
-            DeployDone: self._deploy_done,
-            DeployFailed: self._deploy_failed,
-            CompilationReported: self._preparing,
-            NodeStuck: self._preparing,
-            NodeRan: self._node_ran,
-            RunFailed: self._run_failed,
-            OutputArrived: self._output_arrived,
-            SnapshotTaken: self._snapshot_done,
-            CopyStored: self._keep_done,
-            CopyFailed: self._copy_failed,
-            ChecksMade: self._checks_made,
-            ChecksFailed: self._checks_failed,
-            Tick: self._tick,
+        self._handlers: dict[type, Callable[[Any, float], list[ev.Action]]] = {
+            ev.NodesChanged: self._nodes_changed,
+            ev.NodeReturned: self._node_back,
+            ev.BetterPlanFound: self._better_plan,
+            ev.StepRequested: self._step_asked,
+            ev.AnswersHeard: self._answers_heard,
+            ev.StateRequested: self._state_asked,
+            ev.StateRequestWithdrawn: self._state_unasked,
+            ev.CloseRequested: self._close_asked,
+            ev.ReplayLimitExceeded: self._forget_first,
+            ev.PlanMade: self._plan_made,
+            ev.PlanFailed: self._plan_failed,
+            ev.DeployDone: self._deploy_done,
+            ev.DeployFailed: self._deploy_failed,
+            ev.CompilationReported: self._preparing,
+            ev.NodeStuck: self._preparing,
+            ev.NodeRan: self._node_ran,
+            ev.RunFailed: self._run_failed,
+            ev.OutputArrived: self._output_arrived,
+            ev.SnapshotTaken: self._snapshot_done,
+            ev.CopyStored: self._keep_done,
+            ev.CopyFailed: self._copy_failed,
+            ev.ChecksMade: self._checks_made,
+            ev.ChecksFailed: self._checks_failed,
+            ev.Tick: self._tick,
         }
 
-    def begin(self, now: float) -> list[Action]:
-        """The first plan."""
-        return self._go_on(now)
+    @staticmethod
+    def restored(
+        manifest: Manifest,
+        told: int,
+        policy: Policy,
+        nodes: Iterable[str],
+        generation: Callable[[], int],
+        times: Timeouts,
+    ) -> SessionState:
+        """The machine of a session that another process ran: its client has the answers of `told` steps."""
+        machine, usable = SessionState(policy, nodes, generation, times), manifest.before(told)
+        machine._copies = [Copy.recorded(copy) for copy in usable.copies]
+        machine._plan = CurrentPlan.recorded(usable.plan) if usable.plan is not None else None
+        machine._asked = machine._told = machine._heard = machine._done = machine._copied = told
+        machine._held_from = manifest.first_feed(told)
+        machine._away = True
+        return machine
 
-    def handle(self, event: Event, now: float) -> list[Action]:
+    def begin(self, now: float) -> list[ev.Action]:
+        """The first plan, or the wait for the workers that a restored session needs."""
+        if self._plan is None and self._whole_copies == self._copies:
+            return self._go_on(now)
+        self._return.begin(now, self._return_s)
+        return self._look_what_is_back(now)
+
+    def handle(self, event: ev.Event, now: float) -> list[ev.Action]:
         """The actions that follow from `event`, to be performed in order."""
-        actions: list[Action] = self._handlers[type(event)](event, now)
+        actions: list[ev.Action] = self._handlers[type(event)](event, now)
         return actions
 
     def next_deadline(self) -> float | None:
@@ -179,6 +164,18 @@ class SessionState:
         """The plans and copies that workers are to keep, by generation."""
         copies = (*self._copies, *(pending.copy for pending in self._pending.values()))
         return frozenset({copy.number for copy in copies} | ({self._plan.generation} if self._plan else set()))
+
+    @property
+    def manifest(self) -> Manifest:
+        """What another process needs to go on with the session after this one."""
+        copies = tuple(record for copy in self._copies if (record := copy.record) is not None)
+        return Manifest(copies, self._plan.record if self._plan is not None else None)
+
+    @property
+    def recorded(self) -> tuple[int, ...]:
+        """What the manifest is about: where this changes, the manifest does."""
+        plan = (self._plan.generation,) if self._plan is not None and self._plan.begun else ()
+        return (*plan, *(-copy.number for copy in self._copies))
 
     @property
     def next_number(self) -> int:
@@ -211,7 +208,8 @@ class SessionState:
             assert self._plan is None and not self._copies and not self._pending and not self._reads
             return
         assert self._done <= self._asked
-        validate(self._plan, self._copies, self._nodes, self._done, self._held_from)
+        validate(self._plan, self._copies, self._nodes, self._done, self._held_from, bool(self._return))
+        assert self._held_from <= self._safe
         if self._plan is not None and self._plan.running:
             assert self._done <= self._plan.issued <= min(self._asked, self._done + self.policy.ahead)
         for pending in self._pending.values():
@@ -222,40 +220,46 @@ class SessionState:
 
     # -- what the caller wants
 
-    def _step_asked(self, event: StepRequested, now: float) -> list[Action]:
+    def _step_asked(self, event: ev.StepRequested, now: float) -> list[ev.Action]:
         if self._over is not None:
-            return [Reject(self._asked, self._over)]
+            return [ev.Reject(self._asked, self._over)]
         self._asked += 1
         return self._issue(now)
 
-    def _state_asked(self, event: StateRequested, now: float) -> list[Action]:
+    def _answers_heard(self, event: ev.AnswersHeard, now: float) -> list[ev.Action]:
+        self._heard = max(self._heard, min(event.steps, self._told))
         if self._over is not None:
-            return [RejectState(event.request, self._over)]
+            return []
+        return [*self._trim_outdated(), *self._issue(now)]
+
+    def _state_asked(self, event: ev.StateRequested, now: float) -> list[ev.Action]:
+        if self._over is not None:
+            return [ev.RejectState(event.request, self._over)]
         self._reads[event.request] = Read(self._asked)
         return self._read(now)
 
-    def _state_unasked(self, event: StateRequestWithdrawn, now: float) -> list[Action]:
+    def _state_unasked(self, event: ev.StateRequestWithdrawn, now: float) -> list[ev.Action]:
         self._reads.pop(event.request, None)
         return [*self._abandon(event.request), *self._issue(now)]
 
-    def _close_asked(self, event: CloseRequested, now: float) -> list[Action]:
+    def _close_asked(self, event: ev.CloseRequested, now: float) -> list[ev.Action]:
         return self._end(event.error)
 
-    def _forget_first(self, event: ReplayLimitExceeded, now: float) -> list[Action]:
-        if self.policy.copies != "none" or self._plan is None or self._done == self._plan.start:
+    def _forget_first(self, event: ev.ReplayLimitExceeded, now: float) -> list[ev.Action]:
+        if self.policy.copies != "none" or self._plan is None or self._safe <= self._plan.start:
             return []  # nobody has a value that was made of it
         return self._trim(lambda copy: copy.contents is None)
 
     # -- nodes
 
-    def _nodes_changed(self, event: NodesChanged, now: float) -> list[Action]:
+    def _nodes_changed(self, event: ev.NodesChanged, now: float) -> list[ev.Action]:
         gone, self._nodes = self._nodes - event.nodes, event.nodes
         if self._over is not None:
             return []
         self._last_error = event.error or self._last_error
         self._away = bool(event.away) if gone else self._away
         self._gone |= {event.error.node: None} if event.error and event.error.node else {}
-        actions: list[Action] = []
+        actions: list[ev.Action] = []
         for copy in [*self._copies, *(pending.copy for pending in self._pending.values())]:
             if copy.lose(gone, event.away):  # it has to make up for what was there twice, and is not now
                 self._copied = self._done - self.policy.every
@@ -285,7 +289,7 @@ class SessionState:
             return [*actions, *self._go_on(now)]
         return [*actions, *self._read(now)]  # who brought a value may be gone
 
-    def _node_back(self, event: NodeReturned, now: float) -> list[Action]:
+    def _node_back(self, event: ev.NodeReturned, now: float) -> list[ev.Action]:
         """A worker is back: what it has kept counts again, and the rest is lost."""
         if self._over is not None:
             return []
@@ -297,19 +301,23 @@ class SessionState:
         actions = self._trim_lost()
         return [*actions, *self._look_what_is_back(now)] if self._return else actions
 
-    def _look_what_is_back(self, now: float, late: bool = False) -> list[Action]:
+    def _look_what_is_back(self, now: float, late: bool = False) -> list[ev.Action]:
         """Go on with the best there is: with what the plan had come to as long as that may come back whole, for a while
         also where a copy is whole; then with a copy.  `late`: nobody is waited for any more."""
-        plan, actions = self._plan, list[Action]()
+        plan, actions = self._plan, list[ev.Action]()
         if late:
             if plan is not None:
                 plan.away.clear()
             actions += self._trim(lambda copy: not copy.whole)
-        if plan is not None and plan.recoverable and not plan.whole:
+        newest = max((copy.value for copy in self._whole_copies), default=-1)
+        hoped_for = [copy.value for copy in self._copies if not copy.whole]
+        hoped_for += [self._done] if plan is not None and plan.recoverable and not plan.whole else []
+        if max(hoped_for, default=-1) > newest and not (plan is not None and plan.whole):
             if self._nodes and self._whole_copies:
                 self._return.shorten(now + self._settle_s)
             return actions
         self._return.end()
+        actions += self._trim_lost()
         if late and not self._nodes and self._copies:
             return [*actions, *self._end(no_worker_left(self._return_s, 0, self._last_error))]
         return [*actions, *self._restart(None, now)]
@@ -318,12 +326,24 @@ class SessionState:
     def _whole_copies(self) -> list[Copy]:
         return [copy for copy in self._copies if copy.whole]
 
-    def _trim_lost(self) -> list[Action]:
-        """Release copies that cannot become whole again.  Once a copy is whole, incomplete ones go, too."""
-        whole = bool(self._whole_copies)
+    @property
+    def _safe(self) -> int:
+        """The value that the session may begin anew with, as its client has the answers of all steps before."""
+        return min(self._done, self._heard) if self.policy.durable else self._done
+
+    def _trim_lost(self) -> list[ev.Action]:
+        """Release copies that cannot become whole again.  Once a copy is whole and no worker is waited for, incomplete
+        ones go, too."""
+        whole = bool(self._whole_copies) and not self._return
         return self._trim(lambda copy: not copy.whole and (whole or not copy.recoverable))
 
-    def _better_plan(self, event: BetterPlanFound, now: float) -> list[Action]:
+    def _trim_outdated(self) -> list[ev.Action]:
+        """Release the copies before the newest one that was made in its turn, as far as the client has the answers."""
+        regular = (copy.value for copy in self._whole_copies if copy.regular and copy.value <= self._safe)
+        newest = max(regular, default=0)
+        return self._trim(lambda copy: copy.value < newest)
+
+    def _better_plan(self, event: ev.BetterPlanFound, now: float) -> list[ev.Action]:
         plan = self._plan
         if plan is None or not plan.running:
             return []
@@ -332,19 +352,21 @@ class SessionState:
             return self._restart(None, now)
         return self._stop(plan, self._done + 1 + self._timeout.half_done(now))
 
-    def _stop(self, plan: CurrentPlan, number: int) -> list[Action]:
+    def _stop(self, plan: CurrentPlan, number: int) -> list[ev.Action]:
         """Have the workers stop from this step on: some may be further than is known."""
         stopped = range(number - plan.start, plan.issued - plan.start)
         plan.issued = min(plan.issued, number)
         plan.steps = {issued: step for issued, step in plan.steps.items() if issued < number}
-        return [StopStep(plan.generation, step, node) for node in sorted(plan.nodes) for step in stopped]
+        return [ev.StopStep(plan.generation, step, node) for node in sorted(plan.nodes) for step in stopped]
 
     # -- plans
 
-    def _restart(self, error: MeshError | None, now: float) -> list[Action]:
+    def _restart(self, error: MeshError | None, now: float) -> list[ev.Action]:
         """End the plan, and save the value that it has come to, if all of that is left."""
-        plan, actions = self._plan, list[Action]()
+        plan, actions = self._plan, list[ev.Action]()
         if plan is not None:
+            if self.policy.durable:  # what comes later goes with the plan, and the client may lack its answers
+                self._done = max(plan.start, self._safe)
             actions += self._stop(plan, self._done) if plan.running else []
             plan.running = False
             self._timeout.stopped()
@@ -356,7 +378,7 @@ class SessionState:
                     return [*actions, *self._abandon_all()]
         return [*actions, *self._abandon_all(), *self._drop_plan(), *self._go_on(now)]
 
-    def _go_on(self, now: float) -> list[Action]:
+    def _go_on(self, now: float) -> list[ev.Action]:
         """Make a new plan from the newest copy."""
         copies = self._whole_copies
         if not copies and self._copies:
@@ -378,9 +400,9 @@ class SessionState:
         generation = self._generation()
         candidates = self._avoided.others(self._nodes, now) or self._nodes
         self._plan = CurrentPlan(generation, copy.value, candidates)
-        return [MakePlan(generation, candidates, copy.contents, copy.where)]
+        return [ev.MakePlan(generation, candidates, copy.contents, copy.where)]
 
-    def _fail(self, error: MeshError, now: float) -> list[Action]:
+    def _fail(self, error: MeshError, now: float) -> list[ev.Action]:
         """Try again by another plan: at once after a first failure, later after more."""
         self._attempts += 1
         self._last_error = error
@@ -390,27 +412,27 @@ class SessionState:
             self._parked_until_s = now + min(PARK_S * 2 ** (self._attempts - 2), PARK_S_MAX)
         return self._restart(error, now)
 
-    def _drop_plan(self) -> list[Action]:
+    def _drop_plan(self) -> list[ev.Action]:
         plan, self._plan = self._plan, None
         self._timeout.stopped()
         if plan is None:
             return []
-        return [*(SendDrop(plan.generation, node) for node in sorted(plan.nodes)), ForgetPlan(plan.generation)]
+        return [*(ev.SendDrop(plan.generation, node) for node in sorted(plan.nodes)), ev.ForgetPlan(plan.generation)]
 
     def _current(self, generation: int) -> CurrentPlan | None:
         return self._plan if self._plan is not None and self._plan.generation == generation else None
 
-    def _give_up(self, plan: CurrentPlan, working: Mapping[str, tuple[int, int, float]], now: float) -> list[Action]:
+    def _give_up(self, plan: CurrentPlan, working: Mapping[str, tuple[int, int, float]], now: float) -> list[ev.Action]:
         """Give up a step that does not end, and do it again without the workers that are stuck, if they are known."""
         under_way, least_s = (plan.generation, self._done - plan.start), self._timeout.waited_s(now) / 2
         stuck = frozenset(node for node, (*at, took_s) in working.items() if (*at,) == under_way and took_s >= least_s)
         self._avoided.add(stuck, now)
-        report = ReportStuckStep(plan.generation, stuck)
+        report = ev.ReportStuckStep(plan.generation, stuck)
         if plan.ending:
             return [report, *self._restart(None, now)]
         return [report, *self._fail(stuck_step(self._timeout.took_s), now)]
 
-    def _plan_made(self, event: PlanMade, now: float) -> list[Action]:
+    def _plan_made(self, event: ev.PlanMade, now: float) -> list[ev.Action]:
         plan = self._current(event.generation)
         if plan is None:
             return []
@@ -420,9 +442,9 @@ class SessionState:
         plan.prepare_s = event.prepare_s
         self._timeout.planned(event.seconds)
         plan.owners = {piece: set(owners) for piece, owners in event.owners.items()}
-        return [SendDeploy(plan.generation, node) for node in sorted(plan.nodes)]
+        return [ev.SendDeploy(plan.generation, node) for node in sorted(plan.nodes)]
 
-    def _plan_failed(self, event: PlanFailed, now: float) -> list[Action]:
+    def _plan_failed(self, event: ev.PlanFailed, now: float) -> list[ev.Action]:
         plan = self._current(event.generation)
         if plan is None:
             return []
@@ -435,17 +457,17 @@ class SessionState:
             return self._fail(event.error, now)
         return self._end(cannot_continue(event.error, self._gone, self._done))
 
-    def _deploy_done(self, event: DeployDone, now: float) -> list[Action]:
+    def _deploy_done(self, event: ev.DeployDone, now: float) -> list[ev.Action]:
         plan = self._current(event.generation)
         if plan is None:
-            return [SendDrop(event.generation, event.node)] if event.node in self._nodes else []
+            return [ev.SendDrop(event.generation, event.node)] if event.node in self._nodes else []
         plan.deployed.add(event.node)
         if plan.running or len(plan.deployed) < len(plan.nodes):
             return []
-        plan.running, plan.issued = True, self._done
+        plan.running, plan.begun, plan.issued = True, True, self._done
         return [*self._read(now), *self._issue(now)]
 
-    def _deploy_failed(self, event: DeployFailed, now: float) -> list[Action]:
+    def _deploy_failed(self, event: ev.DeployFailed, now: float) -> list[ev.Action]:
         plan = self._current(event.generation)
         if plan is None:
             return []
@@ -458,85 +480,88 @@ class SessionState:
         hopeless = not event.error.retry or self._compiles_lost >= COMPILES_LOST_MAX
         return self._end(event.error) if hopeless else self._fail(event.error, now)
 
-    def _preparing(self, event: CompilationReported | NodeStuck, now: float) -> list[Action]:
+    def _preparing(self, event: ev.CompilationReported | ev.NodeStuck, now: float) -> list[ev.Action]:
         """Plan without a worker that is stuck while others wait; if there are no others, the worker itself ends it."""
         plan = self._plan
         if plan is None or event.node not in plan.nodes - plan.deployed:
             return []
         if not self._avoided.others(self._nodes - {event.node}, now):
             return []
-        if isinstance(event, CompilationReported):
+        if isinstance(event, ev.CompilationReported):
             expected_s = plan.prepare_s.get(event.part, 0.0)
             if event.generation != plan.generation or not self._timeout.compiles_too_long(event.seconds, expected_s):
                 return []
         self._avoided.add((event.node,), now)
-        return [ReportStuckStep(plan.generation, frozenset({event.node})), *self._fail(stuck_at_first(event.node), now)]
+        return [
+            ev.ReportStuckStep(plan.generation, frozenset({event.node})),
+            *self._fail(stuck_at_first(event.node), now),
+        ]
 
     # -- steps
 
-    def _issue(self, now: float) -> list[Action]:
+    def _issue(self, now: float) -> list[ev.Action]:
         """Begin as many steps as may be under way; those after a value that is asked for wait for it."""
         plan = self._plan
         if plan is None or not plan.running or plan.ending:
             return []
         wanted = min((read.value for read in self._reads.values()), default=self._asked)
-        actions: list[Action] = []
-        while plan.issued < min(self._asked, wanted, self._done + self.policy.ahead):
+        actions: list[ev.Action] = []
+        while plan.issued < min(self._asked, wanted, self._safe + self.policy.ahead):
             number, step = plan.issued, plan.issued - plan.start
             plan.steps[number] = Step()
             plan.issued += 1
             self._timeout.began(now)
-            committed = self._done - plan.start
-            actions += [SendRun(plan.generation, step, node, number, committed) for node in sorted(plan.nodes)]
+            committed = max(self._safe - plan.start, 0)
+            actions += [ev.SendRun(plan.generation, step, node, number, committed) for node in sorted(plan.nodes)]
         return actions
 
     def _step(self, generation: int, step: int) -> Step | None:
         plan = self._current(generation)
         return plan.steps.get(plan.start + step) if plan is not None else None
 
-    def _node_ran(self, event: NodeRan, now: float) -> list[Action]:
+    def _node_ran(self, event: ev.NodeRan, now: float) -> list[ev.Action]:
         step = self._step(event.generation, event.step)
         if step is None:
             return []
         step.ran.add(event.node)
         return self._commit_if_done(step, now)
 
-    def _output_arrived(self, event: OutputArrived, now: float) -> list[Action]:
+    def _output_arrived(self, event: ev.OutputArrived, now: float) -> list[ev.Action]:
         step = self._step(event.generation, event.step)
         if step is None:
             return []
         step.outputs[event.slot] = event.value
         return self._commit_if_done(step, now)
 
-    def _commit_if_done(self, step: Step, now: float) -> list[Action]:
+    def _commit_if_done(self, step: Step, now: float) -> list[ev.Action]:
         assert self._plan is not None
         return self._commit(now) if self._plan.is_done(step) else []
 
-    def _commit(self, now: float) -> list[Action]:
+    def _commit(self, now: float) -> list[ev.Action]:
         """Commit the steps that are done."""
         plan, actions = self._plan, self._counted(now)
         assert plan is not None
-        if self._done > plan.start and self.policy.copies == "none":
+        if self._safe > plan.start and self.policy.copies == "none":
             actions += self._trim(lambda copy: copy.contents is not None)
         if plan.ending and not plan.steps:
             return [*actions, *self._restart(None, now)]
         return [*actions, *self._copy_if_due(), *self._read(now), *self._issue(now)]
 
-    def _counted(self, now: float) -> list[Action]:
+    def _counted(self, now: float) -> list[ev.Action]:
         """Commit steps in order, once all connected workers have done them.  A replayed step is not answered again."""
-        plan, actions = self._plan, list[Action]()
+        plan, actions = self._plan, list[ev.Action]()
         assert plan is not None
         while (step := plan.steps.get(self._done)) is not None and plan.is_done(step):
             del plan.steps[self._done]
             self._timeout.done(now, bool(plan.steps))
             if self._done == self._told:
-                actions.append(Resolve(self._done, step.outputs))
+                actions.append(ev.Resolve(self._done, step.outputs))
                 self._told += 1
             self._done += 1
             self._attempts, self._compiles_lost, self._gone = 0, 0, {}
         return actions
 
-    def _run_failed(self, event: RunFailed, now: float) -> list[Action]:
+    def _run_failed(self, event: ev.RunFailed, now: float) -> list[ev.Action]:
         plan = self._current(event.generation)
         if plan is None or plan.start + event.step not in plan.steps:
             return []
@@ -546,8 +571,8 @@ class SessionState:
         if number < self._told:  # it was done before, and answered
             return self._end(event.error)
         after = Cancelled("a step before it failed", cause=str(event.error))
-        actions: list[Action] = [Reject(number, event.error)]
-        actions += [Reject(later, after.copy()) for later in range(number + 1, self._asked)]
+        actions: list[ev.Action] = [ev.Reject(number, event.error)]
+        actions += [ev.Reject(later, after.copy()) for later in range(number + 1, self._asked)]
         self._asked = number
         for read in self._reads.values():
             read.value = min(read.value, number)
@@ -555,7 +580,7 @@ class SessionState:
 
     # -- copies
 
-    def _copy_if_due(self) -> list[Action]:
+    def _copy_if_due(self) -> list[ev.Action]:
         assert self._plan is not None
         due = self._done - self._copied >= self.policy.every and self._done > self._plan.start
         copying = any(pending.purpose == "copy" for pending in self._pending.values())
@@ -563,11 +588,13 @@ class SessionState:
             return []
         owners = self._plan.owners.values()
         if self.policy.copies == "buddy" and owners and all(len(nodes) > 1 for nodes in owners):
+            if self._safe <= self._plan.start:
+                return []
             self._copied = self._done
-            return self._trim(lambda copy: copy.value < self._done)
+            return self._trim(lambda copy: copy.value < self._safe)
         return self._take("copy")
 
-    def _take(self, purpose: str | int) -> list[Action]:
+    def _take(self, purpose: str | int) -> list[ev.Action]:
         """Copy the value that the plan has come to."""
         plan = self._plan
         assert plan is not None and self._done > plan.start
@@ -578,9 +605,9 @@ class SessionState:
         if purpose == "rescue":
             pending.snapping = set().union(*plan.owners.values())
         step = self._done - 1 - plan.start
-        return [TakeSnapshot(copy.number, plan.generation, step, node) for node in sorted(pending.snapping)]
+        return [ev.TakeSnapshot(copy.number, plan.generation, step, node) for node in sorted(pending.snapping)]
 
-    def _begin_copy(self, purpose: str | int, owners: Mapping[Piece, Iterable[str]]) -> PendingCopy:
+    def _begin_copy(self, purpose: str | int, owners: Mapping[ev.Piece, Iterable[str]]) -> PendingCopy:
         copy = Copy(self._generation(), self._done, None)
         sources = {piece: min(nodes, default=CLIENT) for piece, nodes in owners.items()}  # it makes what is lost
         pending = PendingCopy(copy, purpose, sources)
@@ -594,7 +621,7 @@ class SessionState:
         pending.pieces = dict(copy.contents)
         return pending
 
-    def _snapshot_done(self, event: SnapshotTaken, now: float) -> list[Action]:
+    def _snapshot_done(self, event: ev.SnapshotTaken, now: float) -> list[ev.Action]:
         pending = self._pending.get(event.copy)
         if pending is None:
             return []
@@ -606,15 +633,15 @@ class SessionState:
                 pending.also.setdefault(piece, {})[event.node] = address
         return self._snapped(pending, now)
 
-    def _snapped(self, pending: PendingCopy, now: float) -> list[Action]:
+    def _snapped(self, pending: PendingCopy, now: float) -> list[ev.Action]:
         if pending.snapping:
             return []
         silent = [node for piece, node in pending.sources.items() if piece not in pending.pieces]
         if silent:
             error = BlobError("a worker left out a piece of the state")
-            return self._copy_failed(CopyFailed(pending.copy.number, min(silent), error), now)
+            return self._copy_failed(ev.CopyFailed(pending.copy.number, min(silent), error), now)
         if pending.purpose == "copy" and self._kind.members != 1 and self._keeps_on_workers:
-            return [MakeChecks(pending.copy.number, pending.pieces, dict(pending.sources), self._nodes)]
+            return [ev.MakeChecks(pending.copy.number, pending.pieces, dict(pending.sources), self._nodes)]
         return self._keep(pending)
 
     @property
@@ -622,7 +649,7 @@ class SessionState:
         enough = self._kind.on_workers and len(self._nodes) > self._kind.extra
         return enough and not (self._through_here or self._roomless)
 
-    def _checks_made(self, event: ChecksMade, now: float) -> list[Action]:
+    def _checks_made(self, event: ev.ChecksMade, now: float) -> list[ev.Action]:
         pending = self._pending.get(event.copy)
         if pending is None:
             return []
@@ -633,7 +660,7 @@ class SessionState:
         self._unchecked = 0
         return self._keep(pending)
 
-    def _checks_failed(self, event: ChecksFailed, now: float) -> list[Action]:
+    def _checks_failed(self, event: ev.ChecksFailed, now: float) -> list[ev.Action]:
         """A worker may have died.  If it happens again and again, copies pass through this process instead."""
         pending = self._pending.get(event.copy)
         if pending is None:
@@ -642,12 +669,12 @@ class SessionState:
         self._through_here |= self._unchecked >= COPY_TRIES
         return self._abandon(pending.purpose)
 
-    def _keep(self, pending: PendingCopy) -> list[Action]:
+    def _keep(self, pending: PendingCopy) -> list[ev.Action]:
         """Store the pieces of a copy in their places."""
         by_node, owners = pending.spread({piece: self._others(pending, piece) for piece in pending.sources})
-        return [StoreCopy(pending.copy.number, node, pieces, owners) for node, pieces in sorted(by_node.items())]
+        return [ev.StoreCopy(pending.copy.number, node, pieces, owners) for node, pieces in sorted(by_node.items())]
 
-    def _others(self, pending: PendingCopy, piece: Piece) -> set[str]:
+    def _others(self, pending: PendingCopy, piece: ev.Piece) -> set[str]:
         """The nodes that hold a piece besides its owner: others that made it, the buddy, or this process."""
         owner, also = pending.sources[piece], pending.also.get(piece, {})
         if pending.purpose == "rescue" and not self._through_here:
@@ -659,31 +686,32 @@ class SessionState:
             return {ring[(ring.index(owner) + 1) % len(ring)]}
         return {CLIENT}
 
-    def _keep_done(self, event: CopyStored, now: float) -> list[Action]:
+    def _keep_done(self, event: ev.CopyStored, now: float) -> list[ev.Action]:
         pending = self._pending.get(event.copy)
         if pending is None:
             return []
         pending.keeping.discard(event.node)
         return self._kept_by_all(pending, now)
 
-    def _kept_by_all(self, pending: PendingCopy, now: float) -> list[Action]:
+    def _kept_by_all(self, pending: PendingCopy, now: float) -> list[ev.Action]:
         copy = pending.copy
         if pending.keeping or copy.contents is None:
             return []
         if not copy.whole:
-            return self._copy_failed(CopyFailed(copy.number, "", BlobError("its holders are gone")), now)
+            return self._copy_failed(ev.CopyFailed(copy.number, "", BlobError("its holders are gone")), now)
         del self._pending[copy.number]
         if isinstance(pending.purpose, int):
             self._reads.pop(pending.purpose, None)
-            delivery = DeliverState(pending.purpose, copy.contents, copy.where)
-            return [delivery, *(ReleaseCopy(copy.number, node) for node in sorted(copy.asked)), *self._issue(now)]
+            delivery = ev.DeliverState(pending.purpose, copy.contents, copy.where)
+            return [delivery, *(ev.ReleaseCopy(copy.number, node) for node in sorted(copy.asked)), *self._issue(now)]
         self._copies.append(copy)
         actions = self._trim_lost()
         if pending.purpose == "copy":
-            return [*actions, *self._trim(lambda other: other.value < copy.value)]
+            copy.regular = True
+            return [*actions, *self._trim_outdated()]
         return [*actions, *self._drop_plan(), *self._go_on(now)]
 
-    def _copy_failed(self, event: CopyFailed, now: float) -> list[Action]:
+    def _copy_failed(self, event: ev.CopyFailed, now: float) -> list[ev.Action]:
         pending = self._pending.get(event.copy)
         if pending is None:
             return []
@@ -707,44 +735,44 @@ class SessionState:
         if read.attempts < READS_MAX:
             return [*actions, *self._read(now)]
         del self._reads[pending.purpose]
-        return [*actions, RejectState(pending.purpose, event.error), *self._issue(now)]
+        return [*actions, ev.RejectState(pending.purpose, event.error), *self._issue(now)]
 
-    def _blame_copy(self, value: int) -> list[Action]:
+    def _blame_copy(self, value: int) -> list[ev.Action]:
         """Count a failure to fetch a copy; after COPY_TRIES failures it counts as lost."""
         for copy in self._copies:
             copy.failures += copy.value == value
         return self._trim(lambda copy: copy.failures >= COPY_TRIES and copy.contents is not None)
 
-    def _abandon(self, purpose: str | int) -> list[Action]:
+    def _abandon(self, purpose: str | int) -> list[ev.Action]:
         """Give up the pending copies of this purpose, and release what was stored of them."""
-        actions: list[Action] = []
+        actions: list[ev.Action] = []
         for pending in [copying for copying in self._pending.values() if copying.purpose == purpose]:
             del self._pending[pending.copy.number]
-            actions += [ReleaseCopy(pending.copy.number, node) for node in sorted(pending.copy.asked)]
+            actions += [ev.ReleaseCopy(pending.copy.number, node) for node in sorted(pending.copy.asked)]
             if isinstance(purpose, int) and purpose in self._reads:
                 self._reads[purpose].begun = False
         return actions
 
-    def _abandon_all(self) -> list[Action]:
+    def _abandon_all(self) -> list[ev.Action]:
         return [action for pending in list(self._pending.values()) for action in self._abandon(pending.purpose)]
 
-    def _trim(self, unwanted: Callable[[Copy], bool]) -> list[Action]:
+    def _trim(self, unwanted: Callable[[Copy], bool]) -> list[ev.Action]:
         """Release the unwanted copies, and the feeds that no other copy needs."""
         gone = [copy for copy in self._copies if unwanted(copy)]
         self._copies = [copy for copy in self._copies if copy not in gone]
-        actions: list[Action] = [ReleaseCopy(copy.number, node) for copy in gone for node in sorted(copy.asked)]
+        actions: list[ev.Action] = [ev.ReleaseCopy(copy.number, node) for copy in gone for node in sorted(copy.asked)]
         copies = [*self._copies, *(pending.copy for pending in self._pending.values())]
-        needed = min((copy.value for copy in copies), default=self._done)
+        needed = min((self._safe, *(copy.value for copy in copies)))
         if needed > self._held_from:
             self._held_from = needed
-            actions.append(ForgetFeeds(needed))
+            actions.append(ev.ForgetFeeds(needed))
         return actions
 
     # -- reading the state
 
-    def _read(self, now: float) -> list[Action]:
+    def _read(self, now: float) -> list[ev.Action]:
         """Answer reads of the value that the plan has come to, or have it copied to this process first."""
-        plan, actions = self._plan, list[Action]()
+        plan, actions = self._plan, list[ev.Action]()
         if plan is None or not plan.running:
             return []
         for request, read in list(self._reads.items()):
@@ -753,13 +781,13 @@ class SessionState:
             copy = next((copy for copy in self._whole_copies if copy.value == self._done), None)
             if copy is not None and copy.here:
                 del self._reads[request]
-                actions.append(DeliverState(request, copy.contents, copy.where))
+                actions.append(ev.DeliverState(request, copy.contents, copy.where))
                 continue
             if copy is None and self._done == plan.start:  # whoever else had what this plan began with is gone
                 if self._whole_copies:
                     return [*actions, *self._restart(None, now)]
                 del self._reads[request]
-                actions.append(RejectState(request, not_readable_yet(self._last_error)))
+                actions.append(ev.RejectState(request, not_readable_yet(self._last_error)))
                 continue
             read.begun = True
             actions += self._take(request) if copy is None else self._keep(self._again(request, copy))
@@ -767,13 +795,13 @@ class SessionState:
 
     # -- the end
 
-    def _end(self, error: MeshError | None) -> list[Action]:
+    def _end(self, error: MeshError | None) -> list[ev.Action]:
         if self._over is not None:
             return []
         self._over = error or Cancelled("the session was closed")
         actions = self._abandon_all()
-        actions += [Reject(number, self._over.copy()) for number in range(self._told, self._asked)]
-        actions += [RejectState(request, self._over.copy()) for request in self._reads]
+        actions += [ev.Reject(number, self._over.copy()) for number in range(self._told, self._asked)]
+        actions += [ev.RejectState(request, self._over.copy()) for request in self._reads]
         self._reads.clear()
         actions += self._drop_plan()
         self._told = self._asked
@@ -781,9 +809,9 @@ class SessionState:
         self._parked_until_s = None
         self._alone.end()
         self._return.end()
-        return [*actions, EndSession(error)]
+        return [*actions, ev.EndSession(error)]
 
-    def _tick(self, event: Tick, now: float) -> list[Action]:
+    def _tick(self, event: ev.Tick, now: float) -> list[ev.Action]:
         if self._alone.is_over(now):
             return self._end(no_worker_left(self._alone.seconds, 0, self._last_error))
         if self._return.is_over(now):

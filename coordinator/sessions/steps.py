@@ -12,6 +12,7 @@ from typing import Any
 from ..planning.model.profiles import CLIENT
 from .copies import Copy
 from .events import Piece
+from .manifest import PlanRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Policy:
     ahead: int = 2
     replay_bytes: int = 64 << 20
     asked: bool = False  # for these copies, by name: without room for them there is no session
+    durable: bool = False  # it outlasts this process: what its caller was not heard to have is held for it
 
 
 @dataclass(slots=True)
@@ -51,6 +53,7 @@ class CurrentPlan:
     prepare_s: Mapping[int, float] = field(default_factory=dict)  # what each part should take to compile
     deployed: set[str] = field(default_factory=set)
     running: bool = False
+    begun: bool = False  # all its workers were ready once
     ending: bool = False  # a better one follows soon
     issued: int = 0
     steps: dict[int, Step] = field(default_factory=dict)  # by the session's numbers
@@ -65,6 +68,25 @@ class CurrentPlan:
         """Whether it is whole again once the workers that are away come back."""
         there = {piece for piece, nodes in self.owners.items() if nodes}.union(*self.away.values())
         return bool(self.owners) and there == self.owners.keys()
+
+    @property
+    def record(self) -> PlanRecord | None:
+        """What is written down of it; None before it has begun, and where nobody has all of what it made."""
+        away = self.away.items()
+        owners = {
+            piece: frozenset(nodes).union(node for node, pieces in away if piece in pieces)
+            for piece, nodes in self.owners.items()
+        }
+        return PlanRecord(self.generation, self.start, owners) if self.begun and all(owners.values()) else None
+
+    @staticmethod
+    def recorded(record: PlanRecord) -> CurrentPlan:
+        """The plan that was written down: its workers are away until they join again."""
+        plan = CurrentPlan(record.generation, record.start, begun=True)
+        plan.owners = {piece: set() for piece in record.owners}
+        for node in frozenset().union(*record.owners.values()):
+            plan.away[node] = frozenset(piece for piece, nodes in record.owners.items() if node in nodes)
+        return plan
 
     def is_done(self, step: Step) -> bool:
         """Whether all workers have done a step, and all its outputs have come."""
@@ -99,9 +121,15 @@ class Read:
 
 
 def validate(
-    plan: CurrentPlan | None, copies: Iterable[Copy], nodes: frozenset[str], done: int, held_from: int
+    plan: CurrentPlan | None,
+    copies: Iterable[Copy],
+    nodes: frozenset[str],
+    done: int,
+    held_from: int,
+    returning: bool,
 ) -> None:
-    """Assert that a session's plan and copies need no worker that is not there, and no feed that is gone."""
+    """Assert that a session's plan and copies need no worker that is not there, and no feed that is gone, but for those
+    that are waited for while workers are `returning`."""
     if plan is not None:
         assert plan.nodes <= nodes, "a plan uses a node that is gone"
         assert plan.start <= done, "a plan went back"
@@ -110,6 +138,6 @@ def validate(
     known = list(copies)
     whole = any(copy.whole for copy in known)
     for copy in known:
-        assert copy.whole or (copy.recoverable and not whole), "a copy that nobody can give back"
+        assert copy.whole or (copy.recoverable and (returning or not whole)), "a copy that nobody can give back"
         assert copy.value >= held_from, "the feeds after a copy are gone"
         assert set().union(*copy.holders.values()) <= nodes | {CLIENT}

@@ -12,11 +12,14 @@ from numpy.typing import NDArray
 from wire.link.link import Link
 from wire.protocol.messages import Deployed, Joined, Ran
 
+from ..planning.auto_strategy import Measured
 from ..planning.model.plan import Plan
 from ..planning.model.profiles import WorkerProfile
 from ..planning.model.program import Program
 from ..planning.plan_messages import Fed, work_of
 from .call_report import CallReport
+
+Opinion = tuple[int, Measured]  # how many verdicts there were on the pace of devices, and what calls took
 
 
 @dataclass(slots=True)
@@ -47,7 +50,7 @@ class Deployment:
     results: dict[str, Deployed] = field(default_factory=dict)
     reported: bool = False  # its weight bytes stand in a call's report
     trial: bool = False  # to see how fast a device is
-    verdicts: int = 0  # on the pace of devices, as this was planned or found to be the best still
+    settled: Opinion = 0, ()  # what was known as this was planned or found to be the best still
 
 
 @dataclass(slots=True)
@@ -59,6 +62,7 @@ class Call:
     future: asyncio.Future[list[NDArray[Any]]]
     report: CallReport
     began_s: float
+    alone: bool = False  # no other call was in progress as it began
     doubts: int = 0  # how often auditors disagreed with its answer
     ran: dict[tuple[int, str], Ran] = field(default_factory=dict)  # by generation and worker
     steps: dict[int, int] = field(default_factory=dict)  # its number in each plan that it runs on, by generation

@@ -235,8 +235,9 @@ class Remote:
         assert others is None, "only where the coordinator is in this process"
         work_here = replace(work, strategy=self._text_of(work.strategy))
         session = RemoteSession(
-            self._open, self._ask, self._exchange, self._offered, _named, work_here, state, self._sessions.discard
-        )
+            self._open, self._ask, self._exchange, self._offered, _named, self._tell, work_here, state,
+            self._sessions.discard,
+        )  # fmt: skip
         self._sessions.add(session)
         return session
 
@@ -396,6 +397,10 @@ class Remote:
                         ) from None
                 await asyncio.sleep(wait_s)
         raise AssertionError("the waits never end")
+
+    def _tell(self, message: Message) -> None:
+        if self._link is not None and not self._link.closed:
+            self._link.notify(message)
 
     async def _ask(self, message: Message, kind: type[M], open_link: Open | None = None) -> M:
         """Ask the coordinator; ask again if the link breaks before the answer, which is safe for every question here.

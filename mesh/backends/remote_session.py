@@ -2,14 +2,21 @@
 
 It ends with this process, and outlasts a link that breaks for a while.  What is asked is numbered, so that it is done
 in order whatever arrives first, and once, though it is asked again over the next link.
+
+It outlasts the coordinator's process, too.  One that was started anew says that the session was interrupted.  Then this
+client says how many answers it has, sends the inputs of earlier steps that may have to be done again, and asks for the
+rest under new numbers.  It holds the inputs of a step until the coordinator says that they are not needed again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import secrets
-from collections.abc import Callable, Coroutine, Mapping
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from numpy.typing import NDArray
@@ -22,8 +29,12 @@ from wire.protocol.messages import (
     Message,
     NamedValue,
     OpenSession,
+    ResumeSession,
     SessionCarry,
+    SessionFeed,
+    SessionHeard,
     SessionOpened,
+    SessionResumed,
     SessionState,
     SessionStep,
     SessionTold,
@@ -45,11 +56,20 @@ class AskFunction(Protocol):
     def __call__(self, message: Message, kind: type[M], open_link: Open) -> Coroutine[Any, Any, M]: ...
 
 
+@dataclass(slots=True, eq=False)
+class _Request:
+    """A step, or a read of the state, that the coordinator was asked for.  `step` is None until it was done."""
+
+    number: int
+    inputs: Mapping[str, NDArray[Any]] | None  # of a step
+    step: int | None = None
+
+
 class RemoteSession:
     """A `Running` (mesh/core/backend.py) over a link, which `link` dials again if it broke.
 
     `ask` asks over it until there is an answer, `offered` holds what the coordinator may fetch, `named` makes values
-    for messages, and `ended` is called at the end."""
+    for messages, `tell` sends a message if the link stands, and `ended` is called at the end."""
 
     def __init__(
         self,
@@ -58,6 +78,7 @@ class RemoteSession:
         exchange: BlobExchange,
         offered: dict[str, dict[bytes, NDArray[Any]]],
         named: Named,
+        tell: Callable[[Message], None],
         work: Work,
         state: Stateful,
         ended: Callable[[RemoteSession], None],
@@ -67,20 +88,36 @@ class RemoteSession:
         self._exchange = exchange
         self._offered = offered
         self._named = named
+        self._tell = tell
         self._ended = ended
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count()
+        self._requests: deque[_Request] = deque()  # in their order: without an answer, or that may be done again
         self._heard = 0  # below it every number was answered, and so were those of `_heard_above`
         self._heard_above: set[int] = set()
+        self._told = 0  # so many steps were answered, and so were those of `_told_above`
+        self._told_above: set[int] = set()
+        self._resuming: asyncio.Task[None] | None = None
         self._over: MeshError | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._opened: asyncio.Task[str] = self._task(self._open(work, state))
 
     def step(self, inputs: Mapping[str, NDArray[Any]]) -> asyncio.Future[Any]:
-        return self._task(self._step(next(self._numbers), inputs))
+        return self._answered_once(self._step(self._request(inputs)))
 
     def state(self) -> asyncio.Future[dict[str, NDArray[Any]]]:
-        return self._task(self._state(next(self._numbers)))
+        return self._answered_once(self._state(self._request(None)))
+
+    def _answered_once(self, work: Coroutine[Any, Any, Any]) -> asyncio.Future[Any]:
+        """A future of an answer.  What nobody waits for any more is asked all the same, since what follows it waits."""
+        answer = asyncio.shield(self._task(work))
+        answer.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        return answer
+
+    def _request(self, inputs: Mapping[str, NDArray[Any]] | None) -> _Request:
+        request = _Request(next(self._numbers), inputs)
+        self._requests.append(request)
+        return request
 
     async def close(self) -> None:
         lost, self._over = self._over, Cancelled("the session is closed")
@@ -108,20 +145,27 @@ class RemoteSession:
         finally:
             del self._offered[name]
 
-    async def _step(self, number: int, inputs: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
+    async def _step(self, request: _Request) -> list[NDArray[Any]]:
+        assert request.inputs is not None
+        with self._offering(request.inputs) as values:
+            name = await self._alive()
+            told = await self._answer(request, lambda: SessionStep(name, request.number, values, self._heard))
+            return [array for _, array in told]
+
+    async def _state(self, request: _Request) -> dict[str, NDArray[Any]]:
         name = await self._alive()
+        return dict(await self._answer(request, lambda: SessionState(name, request.number, self._heard)))
+
+    @contextlib.contextmanager
+    def _offering(self, inputs: Mapping[str, NDArray[Any]]) -> Iterator[tuple[NamedValue, ...]]:
+        """Values for a message; meanwhile the coordinator may fetch those that are too large for it."""
         offered: dict[bytes, NDArray[Any]] = {}
-        values = self._named(inputs, offered)
-        key = f"{name} {number}"
+        values, key = self._named(inputs, offered), f"{id(offered)} of a step"
         self._offered[key] = offered
         try:
-            values_by_name = await self._told(number, SessionStep(name, number, values, self._heard))
-            return [array for _, array in values_by_name]
+            yield values
         finally:
             del self._offered[key]
-
-    async def _state(self, number: int) -> dict[str, NDArray[Any]]:
-        return dict(await self._told(number, SessionState(await self._alive(), number, self._heard)))
 
     async def _alive(self) -> str:
         """The name of this session; its error if it is over."""
@@ -129,24 +173,95 @@ class RemoteSession:
             raise self._over.copy()
         return await self._opened
 
-    async def _told(self, number: int, question: SessionStep | SessionState) -> list[tuple[str, NDArray[Any]]]:
+    async def _answer(
+        self, request: _Request, question: Callable[[], SessionStep | SessionState]
+    ) -> list[tuple[str, NDArray[Any]]]:
         """The values of an answer, by name.  The coordinator keeps them until this client says that they have come."""
         try:
-            for attempt in itertools.count(1):
-                answer = await self._ask(question, SessionTold)
-                link = await self._link()
-                try:
-                    arrays = await self._exchange.fetch_all(link, answer.values)
-                    return [(value.name, array) for value, array in zip(answer.values, arrays, strict=True)]
-                except (RemoteError, BlobMissing) as error:
-                    if not link.closed and (attempt == ASKED_MAX or not isinstance(error, BlobMissing)):
-                        raise
-            raise AssertionError("it is asked until there is an answer")
+            told, values = await self._answered(request, question)
+        except BaseException:
+            if request in self._requests:  # no longer, if it was done before
+                self._requests.remove(request)
+            self._have_heard(request.number)
+            raise
+        self._have_heard(request.number)
+        if request.inputs is None:
+            self._requests.remove(request)
+        elif request.step is None:
+            request.step = told.step
+            self._told_above.add(told.step)
+            while self._told in self._told_above:
+                self._told_above.remove(self._told)
+                self._told += 1
+        first_feed = min(told.first_feed, self._told)
+        while self._requests and (step := self._requests[0].step) is not None and step < first_feed:
+            self._requests.popleft()
+        return values
+
+    async def _answered(
+        self, request: _Request, question: Callable[[], SessionStep | SessionState]
+    ) -> tuple[SessionTold, list[tuple[str, NDArray[Any]]]]:
+        for attempt in itertools.count(1):
+            while self._resuming is not None:
+                await asyncio.shield(self._resuming)
+            if self._over is not None:
+                raise self._over.copy()
+            number = request.number
+            try:
+                answer = await self._ask(question(), SessionTold)
+            except MeshError:
+                if request.number != number:  # it was asked of a coordinator that is gone
+                    continue
+                raise
+            if answer.interrupted:
+                if request.number == number and self._resuming is None:
+                    self._resuming = self._task(self._resume())
+                continue
+            link = await self._link()
+            try:
+                arrays = await self._exchange.fetch_all(link, answer.values)
+                if request.number != number:  # it has to be done again, as what follows it does
+                    continue
+                return answer, [(value.name, array) for value, array in zip(answer.values, arrays, strict=True)]
+            except (RemoteError, BlobMissing) as error:
+                if not link.closed and (attempt == ASKED_MAX or not isinstance(error, BlobMissing)):
+                    raise
+        raise AssertionError("it is asked until there is an answer")
+
+    def _have_heard(self, number: int) -> None:
+        self._heard_above.add(number)
+        while self._heard in self._heard_above:
+            self._heard_above.remove(self._heard)
+            self._heard += 1
+        if any(request.step is None for request in self._requests):  # else the next question says so
+            self._tell(SessionHeard(self._opened.result(), self._heard))
+
+    async def _resume(self) -> None:
+        """Go on with a coordinator that was started anew."""
+        try:
+            name, number, told = await self._opened, next(self._numbers), self._told
+            while True:
+                answer = await self._ask(ResumeSession(name, told, number), SessionResumed)
+                if answer.first >= answer.until:
+                    break
+                feeds = {each.step: each.inputs for each in self._requests if each.step is not None}
+                for step in range(answer.first, answer.until):
+                    inputs = feeds.get(step)
+                    if inputs is None:
+                        raise NodeLost(f"the inputs of step {step} are not held any more")
+                    with self._offering(inputs) as values:
+                        await self._ask(SessionFeed(name, step, values), Done)
+            self._numbers = itertools.count(number)
+            self._heard, self._heard_above = number, set()
+            for request in self._requests:
+                if request.step is None or request.step >= told:
+                    request.number = next(self._numbers)
+                if request.step is not None and request.step >= told:  # its answer came before that of another
+                    self._task(self._step(request))
+        except MeshError as error:
+            self._over = self._over or error
         finally:
-            self._heard_above.add(number)
-            while self._heard in self._heard_above:
-                self._heard_above.remove(self._heard)
-                self._heard += 1
+            self._resuming = None
 
     async def _ask(self, message: Message, kind: type[M]) -> M:
         return await self._ask_over(message, kind, self._link)

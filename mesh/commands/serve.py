@@ -17,7 +17,7 @@ from coordinator.coordinator import Coordinator, CoordinatorConfig
 from coordinator.jobs.job_service import JobService, for_clients
 from coordinator.jobs.job_store import JobStore
 from coordinator.jobs.job_table import JobLimits, JobTable
-from coordinator.jobs.session_service import SessionService
+from coordinator.jobs.session_service import SESSION_ENTRIES, SessionService
 from coordinator.workers.log_lines import LogLines
 from wire.addresses import LAST_PORT, PORT, parse_address
 from wire.errors import MeshError
@@ -64,14 +64,15 @@ async def serve_until_stopped(options: argparse.Namespace) -> int:
     coordinator = await start_coordinator(config, admission.credentials)
     coordinator.epoch = store.epoch
     service = JobService(coordinator, JobTable(limits), store)
-    SessionService(coordinator, for_clients)
+    sessions = SessionService(coordinator, for_clients, store)
     coordinator.watchers.append(partial(_log_event, LogLines(), coordinator))
     coordinator.blobs.kept = store.find
     stopped = asyncio.Event()
     watch_signals(asyncio.get_running_loop(), lambda why: stopped.set())
     returning: asyncio.Task[None] | None = None
     try:
-        workers = service.resume(entries)
+        workers = service.resume(entry for entry in entries if entry.kind not in SESSION_ENTRIES)
+        sessions.resume(entry for entry in entries if entry.kind in SESSION_ENTRIES)
         host = options.host or "::"
         port = await admission.listen(
             coordinator, host, range(PORT, LAST_PORT + 1) if options.port is None else [options.port]
@@ -99,6 +100,7 @@ async def serve_until_stopped(options: argparse.Namespace) -> int:
         if returning is not None:
             returning.cancel()
         await admission.close()
+        await sessions.close()
         await service.close()
         await coordinator.close()
     return OK

@@ -18,7 +18,7 @@ from wire.protocol.engine_names import ON_CPU
 from wire.timeouts import WORKER
 
 from ..util.units import parse_size
-from .exit_codes import OK, run_command
+from .exit_codes import INTERRUPTED, OK, run_command
 from .flags import add_common, add_listening, add_timeouts, command, mesh_name, node_name, timeouts, verbosity
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ THROTTLE = "flops=2e9,rate=20Mbit/s,delay=5ms"
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parser().parse_args(arguments)
-    sys.exit(run_command("mesh-worker", lambda: work(options)))
+    interrupted = INTERRUPTED if options.verb == "tune" else OK
+    sys.exit(run_command("mesh-worker", lambda: work(options), interrupted))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -42,8 +43,11 @@ def parser() -> argparse.ArgumentParser:
         peer="a coordinator to connect to, until it answers (repeatable)",
         host="all addresses for a member of a mesh, else 127.0.0.1",
     )
-    verbs = "join: join a mesh with a token, then serve it; pause, resume: this user's workers on this machine"
-    root.add_argument("verb", nargs="?", choices=("join", "pause", "resume"), help=verbs)
+    verbs = (
+        "join: join a mesh with a token, then serve it; pause, resume: this user's workers on this machine; "
+        "tune: measure which kernels are fastest here"
+    )
+    root.add_argument("verb", nargs="?", choices=("join", "pause", "resume", "tune"), help=verbs)
     root.add_argument(
         "--token-file",
         default="",
@@ -64,6 +68,19 @@ def parser() -> argparse.ArgumentParser:
         default=0,
         metavar="N",
         help="threads of the native engine (default: as many as there are cores)",
+    )
+    root.add_argument(
+        "--time-limit",
+        default="",
+        metavar="DURATION",
+        help="tune: for how long at most, such as 90s or 5m (default: 3m)",
+    )
+    root.add_argument(
+        "--shape",
+        action="append",
+        default=[],
+        metavar="CLASS",
+        help="tune: measure this class of shapes, as the table has it, in place of the usual ones (repeatable)",
     )
     root.add_argument("--list-devices", action="store_true", help="show this machine's devices and exit")
     root.add_argument(
@@ -103,6 +120,8 @@ def work(options: argparse.Namespace) -> int:
         from .pause import set_pause
 
         return set_pause(options, mesh_name(options), on=options.verb == "pause")
+    if options.verb == "tune":
+        return tune(options)
     from worker.config import WorkerConfig
     from worker.daemon.daemon import run_worker
     from worker.daemon.environment import REAL
@@ -146,6 +165,22 @@ def work(options: argparse.Namespace) -> int:
 
         config, environment = throttled(config, environment, options.throttle)
     return asyncio.run(run_worker(config, environment))
+
+
+def tune(options: argparse.Namespace) -> int:
+    """Measure with what a worker with these options would have."""
+    from worker.config import WorkerConfig
+
+    from .tune import tune as measure
+
+    config = WorkerConfig(
+        mesh=mesh_name(options),
+        memory_bytes=parse_size(options.max_memory) if options.max_memory else 0,
+        timeouts=timeouts(options, WORKER),
+        cache_dir=options.cache_dir,
+        kernel_dir=options.kernel_dir,
+    )
+    return measure(options, config)
 
 
 def _trace() -> str:

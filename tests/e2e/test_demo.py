@@ -12,6 +12,7 @@ from mesh.demo.passages import LEFT_OUT, blocks, passages
 from wire.errors import ConfigError
 
 DOCUMENTS = ["--document", "journey.md", "--document", "sessions.md", "--document", "training.md"]
+STARTS = 3  # until a plan is one that was deployed before
 
 
 def demo(folder: Path, *question: str) -> str:
@@ -35,15 +36,17 @@ def test_the_demo_kills_a_worker_finishes_and_answers(tmp_path: Path) -> None:
     assert question == "What happens when a worker dies?"
     assert float(best.split()[0]) > 0.5, best
 
-    second = demo(tmp_path, "Where are kernels cached?")
-    start = re.search(r"weights and kernels at the start: (.*)", second)
-    assert start is not None
-    # Links are measured anew, and another place for a few small weights may be better by a hair.
-    kept = re.match(r"(?:0 B|\d+(?:\.\d)? KiB) sent to workers, (\d+\.\d) MiB from their disks", start[1])
-    assert kept is not None, start[1]
+    # Links are measured anew, and another plan may be better by a hair: then there are parts that nobody has had yet.
+    for _ in range(STARTS):
+        second = demo(tmp_path, "Where are kernels cached?")
+        start = re.search(r"weights and kernels at the start: (.*)", second)
+        assert start is not None
+        kept = re.match(r"(?:0 B|\d+(?:\.\d)? KiB) sent to workers, (\d+\.\d) MiB from their disks", start[1])
+        compiled, cached = re.findall(r"(\d+) kernels compiled, (\d+) from a cache", start[1])[0]
+        if kept is not None and compiled == cached:
+            break
+    assert kept is not None and compiled == cached, start[1]
     assert float(kept[1]) > 80, start[1]  # the model's weights once, and what a plan holds at two workers twice
-    compiled, cached = re.findall(r"(\d+) kernels compiled, (\d+) from a cache", start[1])[0]
-    assert compiled == cached
     assert "Search: Where are kernels cached?" in second
 
 

@@ -16,6 +16,7 @@ from support.processes.commands import COMES_TRUE_S, PATIENT_S
 from support.processes.worker_process import children
 
 from mesh import Mesh, tree
+from mesh import numpy as mnp
 
 WIDTHS, ROWS, STEPS = (8, 1024, 1376, 4), 4, 8
 
@@ -69,3 +70,29 @@ def test_a_state_moves_no_byte_between_steps_and_its_copies_have_its_bits() -> N
             kill_hosts(mesh, session)  # in the middle of the next step, or between two
             again += [float(step.result(COMES_TRUE_S)) for step in steps[1:]]
             assert again == losses and bits(session.state()) == final
+
+
+def remembering(state: Any, row: Any, at: Any) -> tuple[Any, Any]:
+    """A row of a large tensor, which is updated in place, and a sum over all of it."""
+    rows = state["rows"].at[at].set(row)
+    return {"rows": rows}, mnp.sum(rows)
+
+
+@needs_adapter
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="engine hosts are found in /proc")
+def test_a_state_that_is_updated_in_place_is_right_in_copies_and_after_deaths() -> None:
+    right, x = np.zeros((4096, 128), np.float32), np.ones(128, np.float32)  # 2 MiB
+    with Mesh.builder().local(2, engine="wgsl").node_timeout(PATIENT_S).build() as mesh:
+        first = {"rows": right.copy()}
+        with mesh.session(remembering, first, x, np.int32(0), copies="buddy", every=3, strategy="single") as session:
+            for step in range(STEPS):
+                told = session.step(x * (1 + step), np.int32(5 * step))
+                right[5 * step] = 1 + step
+                assert float(told.result(COMES_TRUE_S)) == right.sum()
+                if step == 4:
+                    kill_hosts(mesh, session)
+                    np.testing.assert_array_equal(np.asarray(session.state()["rows"]), right)
+            steps = [session.step(x * -step, np.int32(5 * step)) for step in range(STEPS)]  # several in flight
+            right[: 5 * STEPS : 5] = -np.arange(STEPS, dtype=np.float32)[:, None]
+            assert float(steps[-1].result(COMES_TRUE_S)) == right.sum()
+            np.testing.assert_array_equal(np.asarray(session.state()["rows"]), right)

@@ -18,8 +18,8 @@ def every_text_is_wgsl(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Texts for limits above WebGPU's minimum are here as well, so only the texts are judged."""
     emit, made = shaders.emit, dict[str, str]()
 
-    def noting(kernel: Any, profile: Any) -> Any:
-        shader = emit(kernel, profile)
+    def noting(kernel: Any, *more: Any) -> Any:
+        shader = emit(kernel, *more)
         made[shader.text] = kernel.name
         return shader
 

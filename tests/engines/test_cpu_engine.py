@@ -11,6 +11,8 @@ import pytest
 from support.cases.values import any_bits, ordinary
 from support.compare import same_bits
 
+import mesh
+import mesh.numpy as mnp
 from wire.errors import ExecuteFailed, InputError, MeshError, OutOfMemory
 from wire.ir.dtypes import BOOL, DTYPES, F32, F64, DType
 from wire.ir.graph import GraphBuilder, WireGraph
@@ -20,6 +22,7 @@ from worker.cpu import CpuEngine, evaluate
 from worker.cpu import engine as cpu_engine
 from worker.cpu.elementwise import IN_PLACE
 from worker.cpu.engine import KERNELS
+from worker.native.engine import NativeEngine
 
 MIB = 1 << 20
 
@@ -241,3 +244,16 @@ def test_a_few_rows_by_a_large_transposed_matrix_are_products_like_others(rows: 
     wanted = np.einsum("bmk,bnk->bmn", a.astype(np.float64), b.astype(np.float64))
     np.testing.assert_allclose(actual, wanted, rtol=1e-4, atol=1e-4)
     assert actual.flags.c_contiguous
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("make", [CpuEngine, NativeEngine])
+def test_a_tensor_of_more_elements_than_an_int32_counts(make: Any) -> None:
+    """Its pages are zeros that nobody wrote, so it takes no memory."""
+    x = np.zeros((1 << 10, (1 << 21) + (1 << 10)), np.uint8)
+    x[-1, -1], x[0, 1], x[513, 5] = 7, 3, 9
+    engine = make()
+    for fn, right in ((lambda x: mnp.max(x, axis=1), x.max(1)), (lambda x: x[1020:, -3:], x[1020:, -3:])):
+        (made,) = engine.run(engine.compile(mesh.trace(fn, x)), [x])
+        assert x.size > 1 << 31 and np.array_equal(made, right)
+    engine.close()

@@ -77,11 +77,17 @@ def test_operations_and_bytes_are_those_counted_by_hand(engine: Engine) -> None:
         assert product.read_bytes == 4 * (M * K + K * N + N)
 
 
+def updated(x: Any, row: Any) -> Any:
+    """So large that GPUs update it in place."""
+    return mnp.sum(x.at[7].set(row * 2.0), axis=1)
+
+
 PROGRAMS = {
     "layer": (layer, ARRAYS),
     "softmax": (lambda x: nn.softmax(nn.gelu(x)).sum(0), [ARRAYS[0]]),
     "attention": (lambda x: nn.softmax(x @ x.T) @ x, [ARRAYS[0]]),
     "moved": (lambda x: (mnp.reshape(x.T, (-1,)), x[1:], mnp.sort(x)), [ARRAYS[0]]),
+    "updated": (updated, [np.zeros((1024, 128), np.float32), np.ones(128, np.float32)]),
     "branch": (lambda x: mesh.cond(x[0, 0] > 0, lambda y: y + 1.0, lambda y: y * 2.0, x), [ARRAYS[0]]),
     "loop": (lambda x: mesh.scan(lambda c, row: (c * 2.0 + row, mnp.sum(c)), x[0] + 1.0, x), [ARRAYS[0]]),
 }

@@ -6,11 +6,17 @@ from typing import Any
 import numpy as np
 import pytest
 from support.cases.control_cases import graph_of, siblings
+from support.cases.language import golden_model
 from support.cases.op_cases import ROWS, cases
 from support.cases.random_graphs import random_graph
+from support.cases.updating import KIND, ROW, ROWS_COUNT, SCALAR, WIDTH, arguments, stepping
 
+from mesh.core.array import handle_array
+from mesh.functions.step_trace import Stepping
+from mesh.inference import kv_cache_step, sampling
+from mesh.inference.settings import GREEDY, Room
 from wire.errors import Cancelled
-from wire.ir.dtypes import BOOL, F32, I32
+from wire.ir.dtypes import BOOL, F32
 from wire.ir.graph import GraphBuilder, WireGraph
 from wire.ir.types import TensorType
 from worker.compiler.inline_composites import inline_composites
@@ -18,65 +24,9 @@ from worker.cpu import CpuEngine, engine
 from worker.cpu.engine import KERNELS, compile_graph, run
 from worker.cpu.inplace_analysis import FRESH, Spare
 from worker.engine.donation import Lent
+from worker.native.engine import NativeEngine
 
-ROWS_COUNT, WIDTH = 96, 64
-KIND, ROW, SCALAR = TensorType((ROWS_COUNT, WIDTH), F32), TensorType((1, WIDTH), F32), TensorType((), I32)
 SEEDS = range(120)
-
-
-def grown(builder: GraphBuilder, rng: np.random.Generator, values: list[int], at: int, row: int, depth: int) -> None:
-    """More values of KIND: updates of one there is, views and sums of them, and branches with the same inside."""
-    for _ in range(int(rng.integers(2, 7))):
-        x, y = (values[int(index)] for index in rng.integers(0, len(values), 2))
-        match rng.choice(["scatter", "scatter", "slice", "slice", "turned", "add", "branch", "part"]):
-            case "scatter":
-                flat = builder.add("reshape", x, shape=(2 * ROWS_COUNT, WIDTH // 2))
-                place = builder.add("reshape", at, shape=(1,))
-                half = builder.add("slice", row, start=(0, 0), stop=(1, WIDTH // 2), step=(1, 1))
-                mode = str(rng.choice(["set", "add", "max"]))
-                made = builder.add("scatter", flat, place, half, axis=0, mode=mode)
-                values.append(builder.add("reshape", made, shape=KIND.shape))
-            case "slice":
-                starts = builder.add("concat", *[builder.add("reshape", at, shape=(1,))] * 2, axis=0)
-                values.append(builder.add("dynamic_update_slice", x, row, starts))
-            case "turned":
-                values.append(builder.add("reverse", builder.add("reverse", x, axes=(0,)), axes=(0,)))
-            case "add":
-                values.append(builder.add("add", x, y))
-            case "part":
-                part = builder.add("slice", x, start=(3, 0), stop=(4, WIDTH), step=(1, 1))
-                values.append(builder.add("dynamic_update_slice", y, part, builder.add("concat", *[
-                    builder.add("reshape", at, shape=(1,))] * 2, axis=0)))  # fmt: skip
-            case "branch" if depth:
-                chosen = builder.add("gt", at, builder.const(np.int32(rng.integers(0, ROWS_COUNT))))
-                inside = [branch(rng, depth) for _ in range(2)]
-                values += siblings(builder, "cond", chosen, x, y, at, row, count=2, then=inside[0], otherwise=inside[1])
-
-
-def branch(rng: np.random.Generator, depth: int) -> WireGraph:
-    def make(builder: GraphBuilder, x: int, y: int, at: int, row: int) -> list[int]:
-        values = [x, y]
-        grown(builder, rng, values, at, row, depth - 1)
-        return [values[int(index)] for index in rng.integers(0, len(values), 2)]
-
-    return graph_of([KIND, KIND, SCALAR, ROW], make)
-
-
-def stepping(seed: int) -> WireGraph:
-    """Three states, a place and a row to the next states, and something that is told."""
-    rng = np.random.default_rng(seed)
-
-    def make(builder: GraphBuilder, *given: int) -> list[int]:
-        values = list(given[:3])
-        grown(builder, rng, values, given[3], given[4], 2)
-        grown(builder, rng, values, given[3], given[4], 2)
-        return [*(values[int(index)] for index in rng.integers(0, len(values), 3)), values[-1]]
-
-    return graph_of([KIND, KIND, KIND, SCALAR, ROW], make)
-
-
-def arguments(rng: np.random.Generator) -> list[Any]:
-    return [np.array(rng.integers(-3, ROWS_COUNT + 3), np.int32), rng.standard_normal(ROW.shape).astype(np.float32)]
 
 
 @pytest.fixture
@@ -174,6 +124,32 @@ def test_a_cache_is_written_where_it_is_also_inside_a_branch() -> None:
     actual, _ = run(executable, [np.array(True), lent, np.array(3, np.int32), row])
     assert lent.output == 0 and np.shares_memory(actual, cache)
     assert sum(undo.old.nbytes for undo in lent.undo) == WIDTH // 2 * 4, "no more is remembered than was written"
+
+
+@pytest.mark.parametrize("chunk", [1, 4])
+@pytest.mark.parametrize("make", [CpuEngine, partial(NativeEngine, threads=1)], ids=["cpu", "native"])
+def test_a_step_of_texts_writes_the_rows_of_their_tokens_and_copies_no_cache(make: Any, chunk: int) -> None:
+    model, room = golden_model("mistral"), Room(2, 2048, chunk)
+    assert model.text is not None
+    decoder, ones = model.text.decoder, np.ones(2, np.int32)
+    params = {key: handle_array(handle) for key, handle in model.handles.items()}
+    feeds = kv_cache_step.feeds(
+        room, np.ones((2, chunk), np.int32), 0 * ones, ones, ones < 0, sampling.fed([GREEDY] * 2)
+    )
+    step = kv_cache_step.stepper(decoder, room, params)
+    stepping = Stepping(step, kv_cache_step.empty(decoder, room, F32), feeds, "auto")
+    graph = stepping.graph
+    names = [graph.nodes[index].attrs["name"] for index in (*graph.inputs, *graph.params)]
+    given = {**{key: np.array(handle) for key, handle in stepping.work.bindings.items()}, **stepping.bind(feeds)}
+    caches = {key: Lent(np.array(given[key])) for key, _ in stepping.carries if given[key].ndim == 4}
+    engine = make()
+    engine.run(engine.compile(graph), [caches.get(name, given[name]) for name in names])
+    engine.close()
+    assert len(caches) == 2 * decoder.layers
+    rows = 2 * decoder.kv_heads * decoder.size * 4  # of a token of both texts
+    for cache in caches.values():
+        assert cache.output is not None, "a cache was copied"
+        assert sum(undo.old.nbytes for undo in cache.undo) == rows
 
 
 @pytest.mark.parametrize("op", sorted(FRESH & set(ROWS)))

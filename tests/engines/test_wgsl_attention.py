@@ -27,6 +27,7 @@ PROFILES = {
     "minimum": Profile(limits=DeviceLimits(), f16=True),
     "gpu": LARGE,
     "subgroups": replace(LARGE, software=True, subgroup=8),
+    "subgroups of 16": replace(LARGE, software=True, subgroup=16),
 }
 
 

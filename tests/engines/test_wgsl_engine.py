@@ -313,12 +313,12 @@ def test_nothing_invalid_is_ever_submitted(engine: Any) -> None:
 
     pipeline = engine.compile(doubled(16))._pipelines[0]
     memory = device.take(64)
-    for size in (0, 3, 1 << 30):
+    for at, size in ((0, 0), (0, 3), (0, 1 << 30), (4, 16), (-256, 16), (256, 16)):
         with pytest.raises(ExecuteFailed, match="not possible"):
-            device.bind_group(pipeline, [(memory, size), (memory, 64)])
+            device.bind_group(pipeline, [(memory, at, size), (memory, 0, 64)])
     with pytest.raises(ExecuteFailed, match="buffers in one kernel"):
-        device.bind_group(pipeline, [(memory, 64)] * 40)
-    group = device.bind_group(pipeline, [(memory, 64), (device.take(64), 64)])
+        device.bind_group(pipeline, [(memory, 0, 64)] * 40)
+    group = device.bind_group(pipeline, [(memory, 0, 64), (device.take(64), 0, 64)])
     for grid in ((0, 1, 1), (65_536, 1, 1)):
         with pytest.raises(ExecuteFailed, match="grid"):
             device.prepared([Step(pipeline, group, grid)])
@@ -556,6 +556,24 @@ def test_sine_and_cosine_are_right_at_every_power_of_two(engine: Any) -> None:
     wide = x.astype(np.float64)
     for found, right in ((sine, np.sin(wide)), (cosine, np.cos(wide))):
         np.testing.assert_allclose(found, right, rtol=0, atol=2**-22)
+
+
+def test_sine_and_cosine_of_four_elements_at_once_have_the_bits_of_one(engine: Any) -> None:
+    """Large arguments are reduced one at a time: none, some or all of four neighbours."""
+    rng = np.random.default_rng(0)
+    x = np.ldexp(rng.uniform(-2, 2, 4096), rng.integers(-4, 30, 4096)).astype(np.float32)
+    x[1::5] = rng.choice(np.float32([np.inf, -np.inf, np.nan, -0.0, 0.0, 3e38, -1e-42, 8192, 8193]), x[1::5].size)
+
+    def waves(x: Any) -> Any:
+        return mnp.sin(x) * 0.5, mnp.cos(x)
+
+    def text(executable: Any) -> str:
+        return " ".join(module.text for module in executable.program.modules)
+
+    whole, one_less = (engine.compile(mesh.trace(waves, part)) for part in (x, x[:-1]))
+    assert "gm_sin4(" in text(whole) and "gm_cos4(" in text(whole) and "gm_sin4(" not in text(one_less)
+    for four, one in zip(engine.run(whole, [x]), engine.run(one_less, [x[:-1]]), strict=True):
+        assert four[:-1].tobytes() == one.tobytes()
 
 
 def test_no_function_of_the_text_has_a_table_of_cases() -> None:

@@ -23,11 +23,11 @@ REFERENCE: dict[str, Any] = json.loads((GOLDEN / "generation.json").read_text())
 DRAWN = Sampling(0.9, 20, 0.95, 7)
 
 
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Any]:
+@pytest.fixture(scope="module", params=[1, 1 << 60], ids=["in place", "copied"])
+def engine(request: pytest.FixtureRequest) -> Iterator[Any]:
     from worker.wgsl.engine import WgslEngine
 
-    made = WgslEngine(0)
+    made = WgslEngine(0, updated_bytes_min=request.param)
     yield made
     made.close()
 

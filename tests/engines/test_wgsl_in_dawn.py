@@ -26,6 +26,7 @@ pytestmark = needs_dawn
 
 PROFILES = {  # all have the limits that WebGPU guarantees
     "software with subgroups": Profile(subgroup=8, f16=True),
+    "software with wide subgroups": Profile(subgroup=16, f16=True),
     "software": Profile(),
     "gpu": Profile(software=False, f16=True),
 }

@@ -13,6 +13,7 @@ from support.adapter import needs_adapter
 
 import mesh
 import mesh.numpy as mnp
+from mesh.inference.kv_cache_step import _written
 from wire.errors import Cancelled, InputError
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder, WireGraph
@@ -85,7 +86,17 @@ def sharing() -> WireGraph:
     return builder.build([x, more, builder.add("neg", more), builder.const(X * 3), none])
 
 
-@pytest.mark.parametrize("graph", [sharing(), mesh.trace(turning, X)], ids=["sharing", "turning"])
+def reshaped(x: Any) -> Any:
+    """Outputs that are an input, each other, a constant and a bool, all in other shapes."""
+    more = x * 2
+    flat = mnp.reshape(more, (12,))
+    return mnp.reshape(x, (12,)), more, flat, mnp.reshape(flat, (6, 2)), mnp.reshape(mnp.ones((4, 3)), (2, 6)), flat > 3
+
+
+GRAPHS = {"sharing": sharing(), "turning": mesh.trace(turning, X), "reshaped": mesh.trace(reshaped, X)}
+
+
+@pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS)
 def test_every_output_can_be_kept_whatever_it_shares(graph: WireGraph) -> None:
     engine = opened()
     executable = engine.compile(graph)
@@ -105,6 +116,25 @@ def test_every_output_can_be_kept_whatever_it_shares(graph: WireGraph) -> None:
     del executable, given, made, again, handle, other
     assert held(engine) == 0
     engine.close()
+
+
+def attended(old: Any, new: Any, positions: Any) -> Any:
+    """Two caches share the places that are written, which are made in another shape."""
+    keys, values = (_written(cache, new, positions, positions >= 0) for cache in (old, old * 2))
+    return keys, values, mesh.nn.scaled_dot_product_attention(new, keys, values)
+
+
+def test_an_output_in_another_shape_is_not_copied(engine: Any) -> None:
+    """As a step of a text writes keys: over the rows of a flat cache, which leaves in the cache's shape."""
+    old = np.arange(2 * 3 * 512 * 16, dtype=np.float32).reshape(2, 3, 512, 16)
+    new, positions = -np.ones((2, 3, 1, 16), np.float32), np.array([[7], [511]], np.int32)
+    graph = mesh.trace(_written, old, new, positions, np.ones((2, 1), bool))
+    executable = engine.compile(graph)
+    assert [row.name for row in engine.explain(executable).rows] == ["scatter"]
+    (made,) = kept(engine, executable, [old, new, positions, np.ones((2, 1), bool)], 0)
+    assert engine.explain(engine.compile(mesh.trace(attended, old, new, positions))).rows
+    old[0, :, 7], old[1, :, 511] = -1, -1
+    assert np.array_equal(engine.read(made), old)
 
 
 def test_a_run_that_fails_or_is_stopped_leaves_what_it_read_and_keeps_nothing() -> None:

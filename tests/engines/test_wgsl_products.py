@@ -6,6 +6,7 @@ The table of forms is also asked directly: who gets which one is decided by size
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from worker.wgsl.shaders import Shaders
 
 GPU = Profile(software=False, f16=True)
 SOFTWARE = Profile(subgroup=8, f16=True)
+WIDE = replace(SOFTWARE, subgroup=16)
 DEVICES = {"software": SOFTWARE, "gpu": GPU}
 
 
@@ -195,9 +197,23 @@ def test_who_gets_which_form(sizes: Sizes, gpu: str, software: str) -> None:
     assert (called(form_of(sizes, GPU)), called(form_of(sizes, SOFTWARE))) == (gpu, software)
 
 
+def test_wide_subgroups_have_tiles_with_more_rows_where_there_are_rows_for_them() -> None:
+    rows = {49: "64x64", 48: "32x128", 24: "32x128", 12: "16x128", 8: "8x128"}
+    assert {n: called(form_of(Sizes(8, n, 1024, 64), WIDE)) for n in rows} == {
+        n: f"broadcast {tile}" for n, tile in rows.items()
+    }
+    assert called(form_of(Sizes(8, 64, 48, 64), WIDE)) == "broadcast 32x64"
+
+
+@pytest.mark.parametrize("profile", [SOFTWARE, WIDE], ids=["8 lanes", "16 lanes"])
+def test_a_row_times_a_matrix_occupies_all_lanes(profile: Profile) -> None:
+    for columns in (20, 100, 200, 600, 4096):
+        assert form_of(Sizes(1, 1, columns, 4096), profile).invocations == profile.subgroup
+
+
 def test_every_form_is_somebodys_and_keeps_to_the_minimum_of_webgpu() -> None:
     sides = (2, 8, 12, 20, 40, 100, 500, 3000)
-    for profile, table in ((GPU, TILES), (SOFTWARE, broadcast(8))):
+    for profile, table in ((GPU, TILES), (SOFTWARE, broadcast(8)), (WIDE, broadcast(16))):
         chosen = {form_of(Sizes(b, m, n, 64), profile) for b in (1, 64) for m in sides for n in sides}
         assert chosen == set(table)
     for form in (*TILES, *broadcast(16)):

@@ -225,6 +225,7 @@ LATE: dict[str, set[str]] = {
         "mesh/backends/enrolment.py",
         "mesh/commands/pause.py",
         "mesh/commands/tables.py",
+        "mesh/commands/tune.py",
         "mesh/simulation/throttled_worker.py",
         "worker/config.py",
         "worker/daemon/daemon.py",
@@ -276,6 +277,7 @@ ROOT = {
     "mesh/commands/pause.py": {"worker"},  # where a pause is kept
     "mesh/commands/remote_verbs.py": {"coordinator"},  # to derive the times that a node time-out means
     "mesh/commands/serve.py": {"coordinator"},
+    "mesh/commands/tune.py": {"worker"},  # to start an engine host that measures
     "mesh/commands/worker.py": {"worker"},
     "mesh/backends/connect.py": {"coordinator"},
     "mesh/demo/show.py": {"coordinator", "worker"},  # to tell the times of its judge, to list this machine's adapters
@@ -374,6 +376,7 @@ PURE_FILES = (
     "coordinator/sessions/copies.py",
     "coordinator/sessions/elastic.py",
     "coordinator/sessions/events.py",
+    "coordinator/sessions/manifest.py",
     "coordinator/sessions/state.py",
     "coordinator/sessions/steps.py",
     "coordinator/workers/call_report.py",
@@ -422,10 +425,14 @@ PURE_FILES = (
     "worker/engine/donation.py",
     "worker/engine_host/watchdog.py",
     "worker/wgsl/canonicalise.py",
+    "worker/wgsl/choices.py",
     "worker/wgsl/control_schedule.py",
+    "worker/wgsl/updates.py",
     "worker/compiler/element_exprs.py",
     "worker/wgsl/emit.py",
     "worker/wgsl/kernels/product_forms.py",
+    "worker/wgsl/kernels/row_forms.py",
+    "worker/wgsl/kernels/scores_forms.py",
     "worker/compiler/expressions.py",
     "worker/compiler/fuse.py",
     "worker/wgsl/kernel_ir.py",
@@ -433,6 +440,7 @@ PURE_FILES = (
     "worker/wgsl/lower.py",
     "worker/compiler/memory.py",
     "worker/wgsl/polyfills.py",
+    "worker/wgsl/problems.py",
     "worker/wgsl/profile.py",
     "worker/wgsl/program.py",
     "worker/wgsl/shaders.py",

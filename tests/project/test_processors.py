@@ -35,6 +35,7 @@ def test_a_child_process_rounds_as_the_other_processor(name: str) -> None:
         assert not any(feature in found for feature in newer_than_avx2())
 
 
+@pytest.mark.long
 def test_what_fails_as_one_processor_fails_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Also where the others pass, and where an environment has no effect."""
     (tmp_path / "test_it.py").write_text("import os\ndef test_it(): assert os.environ.get('AS') != 'bad'\n")

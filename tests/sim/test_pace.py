@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -128,6 +128,24 @@ def test_noise_moves_nothing(noise: Callable[[random.Random], float], strategy: 
         assert len(set(calls.generations)) == 1 and not calls.told("moved")
 
     simulate(scenario, devices=unlike())
+
+
+def test_a_split_that_takes_longer_than_one_worker_is_given_up_for_good() -> None:
+    """Two devices are slower than measured from their first call on, so no past of theirs says it: what calls take
+    does."""
+
+    async def scenario(cluster: Cluster) -> None:
+        calls, program = Calls(cluster), chain(20)
+        await calls.run(program, 12)
+        assert len(calls.nodes[-1]) > 1
+        split_s = calls.seconds[-1]
+        await calls.run(program, 60)
+        assert len(calls.nodes[-1]) == 1 and calls.seconds[-1] < 0.7 * split_s
+        assert len(calls.told("moved")) == 1
+        await calls.run(program, 300)
+        assert len(calls.told("moved")) == 1, "both are known"
+
+    simulate(scenario, devices=[device(0.004), *(replace(device(0.004), slower=6.0) for _ in range(2))])
 
 
 @pytest.mark.parametrize("times", [2.0, pytest.param(5.0, marks=pytest.mark.long), 10.0])

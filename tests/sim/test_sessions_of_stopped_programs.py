@@ -82,10 +82,10 @@ def check(copies: str, strategy: str, cut: bool, seed: int = 0, moments: int = M
     assert took_s < SOON_S + rests_s
 
 
-@pytest.mark.parametrize("cut", [False, True], ids=["links stand", "links are cut"])
 @pytest.mark.parametrize("copies", KINDS)
-def test_a_program_that_stood_still_goes_on_where_it_was(copies: str, cut: bool) -> None:
-    check(copies, "pipeline", cut)
+def test_a_program_that_stood_still_goes_on_where_it_was(copies: str) -> None:
+    """With links that are cut meanwhile; the long run has links that stand, too."""
+    check(copies, "pipeline", cut=True)
 
 
 @pytest.mark.parametrize("cut", [False, True], ids=["links stand", "links are cut"])

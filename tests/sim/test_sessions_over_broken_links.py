@@ -7,53 +7,32 @@ from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from support.cases.training import batch, first_state, train
+from support.simulated.remote_client import CLIENT, client_of
 from support.undisturbed import bits, undisturbed
 
 from coordinator.coordinator import CoordinatorConfig
 from coordinator.jobs.job_service import for_clients
+from coordinator.jobs.job_store import JobStore
 from coordinator.jobs.session_service import SessionService
-from mesh.backends.remote import UNREAD_MAX, Remote
+from mesh.backends.remote import UNREAD_MAX
 from mesh.client.async_mesh import AsyncMesh
 from mesh.errors import NodeLost, ProtocolError
 from mesh.simulation.cluster import COORDINATOR, PORT, Cluster
 from mesh.simulation.engine_host import Device
 from mesh.simulation.loop import VirtualLoop
-from wire.link.identity import identity_here
 from wire.link.link import Link
 from wire.protocol.messages import AskNodes, Nodes
 from wire.timeouts import DEFAULT_TIMEOUTS
 
-CLIENT = "client"
 MOMENTS, MOMENTS_BRIEFLY = 100, 16
 STEPS_MAX = 4  # between two breaks
 RESTS_S = 0.05  # at most between two steps that are asked for; a step takes about as long
 AWAY_S = (0.0, 0.05, 1.0, 20.0)  # how long the client does not reach the coordinator after its link broke
-
-
-class NoMembership:
-    """The membership of simulated nodes, which have no certificates."""
-
-    class credentials:
-        outdated = False
-
-    async def refresh(self) -> None:
-        return
-
-
-async def client_of(cluster: Cluster) -> Remote:
-    """A client whose only link is that to the daemon."""
-    identity = replace(identity_here("client", "sim", CLIENT, None), node_id="d" * 32)
-    remote: Any = Remote(identity, None, NoMembership(), lambda me, handler, *_: cluster._endpoint(CLIENT, me, handler))
-    remote._address = COORDINATOR, PORT
-    remote._background(remote._watch.run())
-    await remote._open()
-    return remote
 
 
 def break_link(cluster: Cluster, away_s: float, noticed: bool = False) -> None:
@@ -79,7 +58,8 @@ class Daemon:
 
     async def __aenter__(self) -> Daemon:
         await self.cluster.begin()
-        self.service = SessionService(self.cluster.coordinator, for_clients)
+        self.store, _ = JobStore.open(self.cluster._folder / "jobs", 1)
+        self.service = SessionService(self.cluster.coordinator, for_clients, self.store)
         await self.cluster.coordinator.endpoint.listen(COORDINATOR, PORT, PORT)
         self.remote = await client_of(self.cluster)
         self.mesh = AsyncMesh(self.remote)
@@ -89,6 +69,8 @@ class Daemon:
         await self.mesh.close()
         await asyncio.sleep(1.0)
         assert self.cluster.coordinator.sessions.idle, "a session stays"
+        await self.service.close()
+        await self.store.close()
         await self.cluster.stop()
 
 
@@ -210,10 +192,10 @@ def test_nobody_else_has_the_session_of_a_client() -> None:
             session = await daemon.mesh.session(train, first_state(), *batch(0), strategy="single")
             await session.step(*batch(0))
             (name,) = daemon.service._sessions
-            daemon.service._sessions[name].client = "another"
+            daemon.service._sessions[name].terms.client = "another"
             with pytest.raises(NodeLost, match="has no session"):
                 await session.step(*batch(1))
-            daemon.service._sessions[name].client = daemon.remote._endpoint.identity.node_id
+            daemon.service._sessions[name].terms.client = daemon.remote._endpoint.identity.node_id
             await session.close()
 
     run(scenario())

@@ -1,7 +1,8 @@
 """Moves the binary messages of a WebSocket in place of aiohttp, which copies large ones three times on either side.
 
 Put before aiohttp's protocol once the WebSocket stands, it takes the bytes from the transport itself: into one buffer
-that all connections share, or, for a message that is larger than what has come, straight into that message's memory.
+that all connections of a thread share, or, for a message that is larger than what has come, straight into that
+message's memory.
 It knows one kind of frame, which is all that a node sends while its link is well: binary, whole, masked if and only if
 it comes from the side that dialled (RFC 6455, 5.2).  At anything else, such as a close, it hands the connection back to
 aiohttp, with the bytes from there on.
@@ -13,6 +14,7 @@ proxies that misread them; between nodes there is TLS, or no network at all.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -28,9 +30,19 @@ _WHOLE_BINARY = 0x82
 _MASKED = 0x80
 _NO_MASK = bytes(4)
 JOINED_BYTES_MAX = 16 * KIB  # a copy of so much is cheaper than another call of the kernel
-_shared = bytearray(SHARED_BYTES)  # filled and emptied without anything between, so that one is enough
 
 Take = Callable[[memoryview], None]
+
+
+class _ThreadBuffer(threading.local):
+    """A buffer in which bytes arrive.  A loop fills and empties it without anything between, so one is enough for all
+    of its connections.  Every thread has its own, because another thread's loop may run while the kernel fills it."""
+
+    def __init__(self) -> None:
+        self.data = memoryview(bytearray(SHARED_BYTES))
+
+
+_arriving = _ThreadBuffer()
 
 
 class BinaryWebSocket(asyncio.BufferedProtocol):
@@ -103,13 +115,14 @@ class BinaryWebSocket(asyncio.BufferedProtocol):
         if self._message is not None:
             return memoryview(self._message)[self._got :]
         held = len(self._rest)
-        _shared[:held] = self._rest
-        return memoryview(_shared)[held:]
+        data = _arriving.data
+        data[:held] = self._rest
+        return data[held:]
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._message is None:
             held, self._rest = len(self._rest), b""
-            self._parse(memoryview(_shared)[: held + nbytes])
+            self._parse(_arriving.data[: held + nbytes])
             return
         self._got += nbytes
         if self._got == len(self._message):

@@ -12,7 +12,7 @@ their own are given such as have one order (`specialise_ranks.py`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from ..ir.graph import Node
 from ..ir.ops import COLLECTIVES, CONTROL, LEAVES, VIEWS, inner_graphs
@@ -33,11 +33,11 @@ def meets(op: str, attrs: Attrs) -> bool:
     )
 
 
-def levels(nodes: Sequence[Node]) -> list[int]:
-    """Count for every node how many branches, loops and collectives lie before it, at the most."""
+def levels(nodes: Sequence[Node], apart: Collection[int] = ()) -> list[int]:
+    """Count for every node how many branches, loops, collectives and nodes `apart` lie before it, at the most."""
     by_node: list[int] = []
     for node in nodes:
-        by_node.append(max((by_node[i] + (nodes[i].op in BETWEEN) for i in node.inputs), default=0))
+        by_node.append(max((by_node[i] + (nodes[i].op in BETWEEN or i in apart) for i in node.inputs), default=0))
     return by_node
 
 
@@ -50,10 +50,10 @@ def depths(nodes: Sequence[Node]) -> list[int]:
     return by_node
 
 
-def stages(nodes: Sequence[Node]) -> list[int]:
+def stages(nodes: Sequence[Node], apart: Collection[int] = ()) -> list[int]:
     """The stage in which each node is computed; in one stage there is a meeting at most, at its end.  Where ranks do
-    not meet, its level."""
-    level, depth = levels(nodes), depths(nodes)
+    not meet, its level; there, an engine may have nodes `apart`, as if they were branches."""
+    level, depth = levels(nodes, apart), depths(nodes)
     meetings = [index for index, node in enumerate(nodes) if meets(node.op, node.attrs)]
     if not meetings:
         return level

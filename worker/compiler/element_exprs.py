@@ -299,7 +299,7 @@ def _gather(elements: Elements, node: int, index: Index) -> Expr:
     return elements.at(inputs[0], (*index[:axis], chosen, *index[axis + count :]))
 
 
-def _starts(elements: Elements, operand: int, room: Sequence[int]) -> list[Expr]:
+def starts_of(elements: Elements, operand: int, room: Sequence[int]) -> list[Expr]:
     """The clamped start per axis, `room` being how far each may go."""
     read = [elements.at(operand, (elements.build.number(axis),)) for axis in range(len(room))]
     return [elements.clamped(value, space) for value, space in zip(read, room, strict=True)]
@@ -308,7 +308,9 @@ def _starts(elements: Elements, operand: int, room: Sequence[int]) -> list[Expr]
 def _dynamic_slice(elements: Elements, node: int, index: Index) -> Expr:
     data, starts = elements.graph.nodes[node].inputs
     room = [dim - size for dim, size in zip(elements.shape(data), elements.shape(node), strict=True)]
-    moved = [elements.build.sum(own, start) for own, start in zip(index, _starts(elements, starts, room), strict=True)]
+    moved = [
+        elements.build.sum(own, start) for own, start in zip(index, starts_of(elements, starts, room), strict=True)
+    ]
     return elements.at(data, tuple(moved))
 
 
@@ -317,7 +319,7 @@ def _dynamic_update_slice(elements: Elements, node: int, index: Index) -> Expr:
     build, window = elements.build, elements.shape(update)
     room = [dim - size for dim, size in zip(elements.shape(data), window, strict=True)]
     conditions, moved = [], []
-    for own, size, start in zip(index, window, _starts(elements, starts, room), strict=True):
+    for own, size, start in zip(index, window, starts_of(elements, starts, room), strict=True):
         offset = build.make("minus", [own, start], "u32")  # wraps to a huge number before the window
         conditions.append(build.make("inside", [offset], "bool", (0, size)))
         moved.append(build.least(build.bounded(offset, (1 << 32) - 1), size - 1))

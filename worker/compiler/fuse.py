@@ -92,7 +92,9 @@ class _Fuser:
         self.graph = graph
         self.weight_max = weight_max
         self.target = target
-        self.reads_max = target.reads_max
+        counted = range(len(graph.nodes)) if weight_max < WEIGHTS_MAX[0] else [*graph.inputs, *graph.params]
+        self.bindings = dict.fromkeys(range(len(graph.nodes)), 1)  # at first, what is computed may never be stored
+        self.bindings.update((index, target.bindings(graph.types[index])) for index in counted)
         self.taken = [target.takes(graph, index) for index in range(len(graph.nodes))]
         self.outputs = set(graph.outputs)
         for node, taken in zip(graph.nodes, self.taken, strict=True):
@@ -110,7 +112,8 @@ class _Fuser:
 
     def run(self) -> list[Group]:
         if self.weight_max == WEIGHTS_MAX[0]:  # smaller groups are asked for where text is too long
-            for found in find_sums(self.graph, self.outputs, self.target.scores_max, self.reads_max):
+            limits = self.target.scores_max, self.target.bindings_max
+            for found in find_sums(self.graph, self.outputs, *limits, self.bindings):
                 self.settle(found)
         for index in range(len(self.graph.nodes) - 1, -1, -1):
             if not self.in_memory(index) and not self.inline_only(index):
@@ -188,8 +191,7 @@ class _Fuser:
 
     def may_inline(self, index: int, group: Group) -> bool:
         node, own = self.graph.nodes[index], self.graph.types[index]
-        bound = len(self.reads_after(index, group)) + self.stored_by(group)
-        if group.weight + self.weight(index) > self.weight_max or bound > self.reads_max:
+        if group.weight + self.weight(index) > self.weight_max or not self.binds(index, group):
             return False
         if (node.op, own.dtype.name) in self.target.looping and (group.kind != "map"):
             return False
@@ -206,9 +208,15 @@ class _Fuser:
                 return False
         return not (group.kind == "matmul" and self.feeds_dot(index, group) and not self.as_prologue(index))
 
-    def stored_by(self, group: Group) -> int:
+    def binds(self, index: int, group: Group) -> bool:
+        """Whether a group that computes this node, too, has bindings for all that it reads and stores."""
+        bound = {group.root, *self.stored_by(group), *self.reads_after(index, group)}
+        return sum(self.bindings[tensor] for tensor in bound) <= self.target.bindings_max
+
+    def stored_by(self, group: Group) -> list[int]:
         """The tensors that a group of scores stores besides its root."""
-        return sum(self.graph.nodes[anchor].op != "dot" for anchor in group.anchors) if group.kind == "scores" else 0
+        scores = group.anchors if group.kind == "scores" else []
+        return [anchor for anchor in scores if self.graph.nodes[anchor].op != "dot"]
 
     def inline(self, index: int, group: Group) -> None:
         group.reads = self.reads_after(index, group)
@@ -322,7 +330,7 @@ class _Fuser:
         self.classes[index] = {index}
 
     def try_anchor(self, index: int, group: Group, kind: str) -> bool:
-        if len(self.reads_after(index, group)) > self.reads_max or len(group.anchors) >= ANCHORS_MAX:
+        if not self.binds(index, group) or len(group.anchors) >= ANCHORS_MAX:
             return False
         if any(self.is_looping(node) for node in (*group.inlined, group.root)):
             return False

@@ -234,24 +234,29 @@ class Sum:
     stored: tuple[int, ...] = ()
 
 
-def find_sums(graph: WireGraph, outputs: Iterable[int], columns_max: int, reads_max: int) -> list[Sum]:
-    """The sums of all scores that need not be stored: of at most so many columns, each reading so many tensors."""
+def find_sums(
+    graph: WireGraph, outputs: Iterable[int], columns_max: int, bindings_max: int, bindings: Mapping[int, int]
+) -> list[Sum]:
+    """The sums of all scores that need not be stored: of at most so many columns, each with so many bindings, where
+    `bindings` has those of each node."""
     if not columns_max:
         return []
-    finder = _Finder(graph, set(outputs), columns_max, reads_max)
+    finder = _Finder(graph, set(outputs), columns_max)
     found: list[Sum] = []
     seen: set[int] = set()
     for index in range(len(graph.nodes)):
         if index not in seen and finder.makes_scores(index):
             scores = finder.scores_from(index)
             seen |= scores or {index}
-            found += finder.sums_of(scores) if scores else []
+            sums = finder.sums_of(scores) if scores else []
+            if all(sum(bindings[tensor] for tensor in finder.bound_by(one)) <= bindings_max for one in sums):
+                found += sums
     return found
 
 
 class _Finder:
-    def __init__(self, graph: WireGraph, outputs: set[int], columns_max: int, reads_max: int) -> None:
-        self.graph, self.outputs, self.columns_max, self.reads_max = graph, outputs, columns_max, reads_max
+    def __init__(self, graph: WireGraph, outputs: set[int], columns_max: int) -> None:
+        self.graph, self.outputs, self.columns_max = graph, outputs, columns_max
         self.users: list[list[int]] = [[] for _ in graph.nodes]
         for index, node in enumerate(graph.nodes):
             for operand in dict.fromkeys(node.inputs):
@@ -316,8 +321,7 @@ class _Finder:
         made = [one for one in sums if one is not None]
         if len(made) < len(sums) or all(self.graph.nodes[one.root].op != "dot" for one in made):
             return []
-        made = [replace(one, stored=tuple([i for i in one.own if self.is_read(i, one, made)])) for one in made]
-        return made if all(self.bound_by(one) <= self.reads_max for one in made) else []
+        return [replace(one, stored=tuple([i for i in one.own if self.is_read(i, one, made)])) for one in made]
 
     def last_of(self, softmax: Softmax, softmaxes: Mapping[int, Softmax], scores: set[int]) -> int:
         """The product that can compute the softmax's sums, else the sum of the softmax."""
@@ -358,11 +362,11 @@ class _Finder:
     def is_view(self, index: int) -> bool:
         return self.graph.nodes[index].op in MOVES and splat_bits(self.graph.nodes[index]) is None
 
-    def bound_by(self, one: Sum) -> int:
-        """The tensors that a kernel reads, and the ones that it stores besides its root."""
+    def bound_by(self, one: Sum) -> set[int]:
+        """The tensors that a kernel reads and stores."""
         inside = {one.root, *one.dots, *one.inlined}
         read = {operand for index in inside for operand in self.graph.nodes[index].inputs} - inside
-        return len(one.stored) + sum(splat_bits(self.graph.nodes[index]) is None for index in read)
+        return {one.root, *one.stored, *(index for index in read if splat_bits(self.graph.nodes[index]) is None)}
 
     def is_read(self, index: int, own: Sum, sums: Iterable[Sum]) -> bool:
         """Whether a sum that is computed with another is read by anything else."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from wire.ir.graph import WireGraph
+from wire.ir.types import TensorType
 
 from .scores import MOVES
 
@@ -21,9 +22,15 @@ def everything(graph: WireGraph, index: int) -> bool:
     return True
 
 
+def one(type_: TensorType) -> int:
+    """A target for which a tensor of any size is one."""
+    return 1
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`reads_max` bounds the tensors that a kernel reads, `kinds` names the families of ops that have one of their own.
+    """`bindings_max` bounds what a kernel reads and writes, where a tensor of this type counts as `bindings(type)`.
+    `kinds` names the families of ops that have one of their own.
 
     `prologue` are ops on operands of a product that its kernel computes while it loads, each element many times.
     `unpacking` are those by which it makes the right operand of a `dot` from what takes less memory than that operand:
@@ -34,7 +41,7 @@ class Target:
     (`scores.py`).
     """
 
-    reads_max: int
+    bindings_max: int
     kinds: Mapping[str, str]
     prologue: frozenset[str]
     costly: frozenset[str]
@@ -42,3 +49,4 @@ class Target:
     takes: Callable[[WireGraph, int], bool] = everything
     scores_max: int = 0
     unpacking: frozenset[str] = frozenset()
+    bindings: Callable[[TensorType], int] = one

@@ -95,6 +95,7 @@ from .collective_rendezvous import host_connections_of
 from .device_reports import devices_text, explained_of, memory_bytes_of, ready_fields, without_ops
 from .engine_hosts import EngineHosts
 from .environment import REAL, EngineHost, Environment
+from .idle_tuner import IdleTuner
 from .mdns_announcer import advertise
 from .no_peer_warning import text_without_coordinator, warn_without_coordinator
 from .parent_watch import watch_parent
@@ -184,6 +185,8 @@ class Daemon:
             self._host_back,
         )  # fmt: skip
         self._hosts = self._engine_hosts.hosts
+        self._tasks = Tasks()
+        self._tuner = IdleTuner(config, self._tasks, self._has_work)
         self._reports: tuple[DeviceReport, ...] = ()
         self._state: WorkerState | None = None
         self._ready = asyncio.Event()
@@ -192,7 +195,6 @@ class Daemon:
         self._handling = False
         self._answers: dict[int, asyncio.Future[Message]] = {}
         self._next_request = 1
-        self._tasks = Tasks()
         self._seeking: asyncio.Task[None] | None = None  # for the coordinator whose link ended
         self._watch: LinkWatch | None = None
         self._announcer: Announcer | None = None
@@ -273,6 +275,7 @@ class Daemon:
         keep("the watch over links", self._watch.run)
         if self._environment.signals:
             keep("looking for pauses", self.pauses.run)
+            keep("looking for idle moments", self._tuner.run)
             if not config.exit_with_stdin:  # else whom it would tell sleeps at the same time
                 keep("listening for sleep", lambda: SleepWatch(self._fall_asleep, self.wake).run())
         keep("looking at the machine's memory", self._look_at_memory)
@@ -310,6 +313,11 @@ class Daemon:
     def queue_depth(self) -> int:
         """Parts that are ready or running."""
         return self._state.queue_depth if self._state is not None else 0
+
+    def _has_work(self) -> bool:
+        """Whether there is work, or it is not known yet, or there is to be none."""
+        state = self._state
+        return state is None or bool(state.paused or state.queue_depth or state.working(self._loop.time()))
 
     def _duty(self) -> str:
         state = self._state
@@ -475,7 +483,7 @@ class Daemon:
             raise NotTrusted(f"{peer.name} is a {peer.role}: a worker works for coordinators only")
         joined = await self._ask(
             lambda request: ev.JoinAsked(
-                peer.node_id, request, peer.name, body.epoch, body.beat_s, body.silence_s, held, body.kept
+                peer.node_id, request, peer.name, body.epoch, body.beat_s, body.silence_s, held, body.kept, body.earlier
             )
         )
         self._coordinator = peer
@@ -707,6 +715,7 @@ class Daemon:
     # -- actions: engine hosts
 
     def _prepare(self, action: ev.Prepare) -> None:
+        self._tuner.give_way()
         paths = {blob: self._store.path(blob) for blob in action.blobs}
         gang = self._bridge.prepare(action.prepared, *action.gang) if action.gang else None
         params = tuple(hm.BoundParam(position, blob, paths[blob]) for position, blob in action.params)
@@ -720,6 +729,7 @@ class Daemon:
         self._hosts[action.device].send(hm.Unprepare(action.prepared))
 
     def _execute(self, action: ev.Execute) -> None:
+        self._tuner.give_way()
         wanted = tuple(hm.OutputRequest(wish.keep, wish.copies) for wish in action.outputs)
         try:
             gang = action.step + 1, self._bridge.directories(action.prepared)
@@ -732,6 +742,7 @@ class Daemon:
         self._hosts[action.device].send(hm.ExecutePart(action.run, action.prepared, inputs, wanted, *gang))
 
     def _explain(self, action: ev.ExplainPart) -> None:
+        self._tuner.give_way()
         self._tell_host(action.device, hm.ExplainPart(action.run, action.prepared, action.texts, action.kernel))
 
     def _tell_host(self, device: int, message: hm.ToHost) -> None:
@@ -763,7 +774,8 @@ class Daemon:
                 self._feed(ev.PartExplained(run, explained_of(message, self._reports[device])))
             case hm.Exported():
                 self._snapshots.exported(device, message)
-            case hm.Prepared(prepared, compile_s, from_cache, working_bytes):
+            case hm.Prepared(prepared, compile_s, from_cache, working_bytes, untuned):
+                self._tuner.met(host.selection, self._reports[device], untuned)
                 self._feed(ev.PartPrepared(prepared, compile_s, from_cache, working_bytes))
             case hm.PrepareFailed(prepared, error):
                 self._feed(ev.PrepareFailed(prepared, from_fields(error)))

@@ -20,7 +20,7 @@ from wire.limits import MIB
 from wire.protocol.messages import INLINE_BYTES_MAX, KernelReport
 from wire.timeouts import COLLECTIVE_TIMEOUT_S, DEFAULT_TIMEOUTS
 
-from .protocol import EngineInfo, Measured
+from .protocol import EngineInfo, Measured, Tuned
 
 T = TypeVar("T")
 MESSAGE_BYTES_MAX = 64 * MIB  # room for the largest graph, and for the inline tensors of a part
@@ -161,6 +161,15 @@ class ExplainPart(_Message, frozen=True, array_like=True, tag=True):
     kernel: int | None = None
 
 
+class Tune(_Message, frozen=True, array_like=True, tag=True):
+    """Measure the forms of a kernel for a class of shapes, as protocol.tune has it, in place of run `run`.  Answered by
+    TuneDone."""
+
+    run: int
+    shape_class: str
+    seconds: float
+
+
 class NodeTLS(Struct, frozen=True, array_like=True):
     """The node's own TLS files, and the name in the certificate of the node at the other end."""
 
@@ -215,7 +224,7 @@ class FreeUnused(_Message, frozen=True, array_like=True, tag=True):
 
 
 ToHost = (
-    Open | PreparePart | Unprepare | Unbind | ExecutePart | ExplainPart | Listen | Connect | Forget | Export
+    Open | PreparePart | Unprepare | Unbind | ExecutePart | ExplainPart | Tune | Listen | Connect | Forget | Export
     | FreeUnused
 )  # fmt: skip
 
@@ -247,6 +256,7 @@ class Prepared(_Message, frozen=True, array_like=True, tag=True):
     compile_s: float
     from_cache: bool
     working_bytes: int = 0  # that its runs need besides params
+    untuned: tuple[str, ...] = ()  # its classes of shapes that were never measured on this device
 
 
 class PrepareFailed(_Message, frozen=True, array_like=True, tag=True):
@@ -292,6 +302,14 @@ class Explained(_Message, frozen=True, array_like=True, tag=True):
     seconds: float | None
 
 
+class TuneDone(_Message, frozen=True, array_like=True, tag=True):
+    """What came of it, or why nothing did."""
+
+    run: int
+    tuned: Tuned | None
+    error: dict[str, str] = {}
+
+
 class Exported(_Message, frozen=True, array_like=True, tag=True):
     """The exported copy, or why there is none."""
 
@@ -323,8 +341,8 @@ class Alive(_Message, frozen=True, array_like=True, tag=True):
 
 
 FromHost = (
-    Opened | OpenFailed | Prepared | PrepareFailed | Executed | ExecuteFailed | Explained | Exported | BuffersChanged
-    | Listening | Disconnected | Alive
+    Opened | OpenFailed | Prepared | PrepareFailed | Executed | ExecuteFailed | Explained | TuneDone | Exported
+    | BuffersChanged | Listening | Disconnected | Alive
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

@@ -10,7 +10,7 @@ To add an engine: implement `Engine` and register the class under the entry-poin
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
@@ -85,6 +85,25 @@ class Measured:
     gflops: float
     gbytes_per_s: float
     dispatch_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """What came of measuring the forms of a kernel for a class of shapes.  `form` is the fastest, of `tried`, and
+    `guess` the one that is taken where nothing was measured.  `refused` has those that failed, with the reason.
+
+    Where it is not `finished`, or there was nothing to measure, `why` says why.
+    """
+
+    shape_class: str
+    guess: str = ""
+    form: str = ""
+    guess_s: float = 0.0
+    form_s: float = 0.0
+    tried: int = 0
+    refused: Mapping[str, str] = field(default_factory=dict)
+    finished: bool = False
+    why: str = ""
 
 
 class Executable(Protocol):
@@ -194,6 +213,30 @@ def watch(engine: Engine, spans: Spans | None) -> None:
     """`Engine.watch`, of an engine that has it."""
     if hasattr(engine, "watch"):
         engine.watch(spans)
+
+
+def lend_spill(engine: Engine, spill: Callable[[], bool]) -> None:
+    """Have an engine call `spill` where its device is short of memory: it unloads a resident tensor that the present
+    run does not read, and returns whether there was one.  An engine without a budget of its own has no such
+    attribute."""
+    if hasattr(engine, "spill"):
+        engine.spill = spill
+
+
+def tune(engine: Engine, shape_class: str, seconds: float, stopped: Stopped = never) -> Tuned:
+    """Measure the forms of a kernel for a class of shapes, for at most about so long, and use the fastest from now on.
+    Unsupported by an engine without forms."""
+    if not hasattr(engine, "tune"):
+        raise Unsupported(
+            f"the engine {engine.info.engine} has nothing to tune", next_step="Name a graphics adapter with --device"
+        )
+    tuned: Tuned = engine.tune(shape_class, seconds, stopped)
+    return tuned
+
+
+def untuned_classes(engine: Engine, executable: Executable) -> tuple[str, ...]:
+    """The classes of shapes of a compiled part that were never measured; none of an engine without forms."""
+    return tuple(engine.untuned(executable)) if hasattr(engine, "untuned") else ()
 
 
 def takes_lent(engine: Engine) -> bool:

@@ -55,9 +55,12 @@ from ..engine.protocol import (
     Measured,
     Stopped,
     held_bytes,
+    lend_spill,
     moved_bytes,
     readback_s,
     takes_lent,
+    tune,
+    untuned_classes,
     watch,
 )
 from .explanation import Texts, explanation, know
@@ -159,9 +162,20 @@ def _watch(pipe: Pipe, opening: messages.Open) -> None:
 
 @dataclass(slots=True)
 class _Resident:
+    """A param of prepared parts.  One that was spilled has no handle: its next run loads it again from its file, which
+    the daemon keeps for as long as the param is bound."""
+
     handle: Any
+    path: str
     size_bytes: int
     users: int = 0
+
+    @property
+    def loaded_bytes(self) -> int:
+        return 0 if self.handle is None else self.size_bytes
+
+
+ParamKey = tuple[bytes, TensorType]  # what identifies a param: its content, and the type that it is read as
 
 
 @dataclass(slots=True)
@@ -169,7 +183,7 @@ class _Prepared:
     graph: WireGraph
     types: tuple[TensorType, ...]  # of the inputs, then the params
     executable: Executable
-    params: dict[int, tuple[bytes, TensorType]]  # input position -> key of the resident tensor
+    params: dict[int, ParamKey]  # by the position of the input
     gang: messages.RankOf | None = None
     ranks: tuple[tuple[str, ...], RankCollectives] | None = (
         None  # the other ranks' directories, and the channels opened there
@@ -226,9 +240,11 @@ class Host:
         self._prepared: dict[int, _Prepared] = {}
         self._arenas: OrderedDict[int, _Prepared] = OrderedDict()  # with an arena; the least recently run first
         self._arenas_made = 0
-        self._resident: dict[tuple[bytes, TensorType], _Resident] = {}
-        self._unused: OrderedDict[tuple[bytes, TensorType], None] = OrderedDict()  # resident ones; the oldest first
-        self._resident_bytes = 0
+        self._resident: OrderedDict[ParamKey, _Resident] = OrderedDict()  # the least recently used first
+        self._unused: OrderedDict[ParamKey, None] = OrderedDict()  # resident ones; the oldest first
+        self._reading: frozenset[ParamKey] = frozenset()  # params of the part that is prepared or runs
+        lend_spill(engine, self._spill)
+        self._resident_bytes = self._spilled_bytes = self._spilled_told = 0
         self._kept = Versions()
         self._lends = takes_lent(engine)
         self._trace = trace
@@ -242,6 +258,8 @@ class Host:
                 return self._execute(message)
             case messages.ExplainPart():
                 return self._explain(message)
+            case messages.Tune():
+                return self._tune(message)
             case messages.PreparePart():
                 return self._prepare(message)
             case messages.Unprepare(prepared):
@@ -274,10 +292,12 @@ class Host:
         try:
             graph, executable, known = self._compile(message)
             self._bind(message, graph, executable)
+            self._tell_spilled()
         except Exception as error:
             return messages.PrepareFailed(message.prepared, self._as_mesh_error(error).to_fields())
         took_s, from_cache = time.perf_counter() - started, known or executable.from_cache
-        return messages.Prepared(message.prepared, took_s, from_cache, executable.memory_bytes)
+        untuned = untuned_classes(self._engine, executable)
+        return messages.Prepared(message.prepared, took_s, from_cache, executable.memory_bytes, untuned)
 
     def _compile(self, message: messages.PreparePart) -> tuple[WireGraph, Executable, bool]:
         cached = self._executables.get(message.graph)
@@ -316,34 +336,40 @@ class Host:
         if (len(types), len(graph.outputs)) != (message.inputs, message.outputs):
             counts = f"{len(types)} inputs and params and {len(graph.outputs)} outputs"
             raise InputError(f"the graph has {counts}, the part says {message.inputs} and {message.outputs}")
-        keys: dict[int, tuple[bytes, TensorType]] = {}
+        keys: dict[int, ParamKey] = {}
         prepared = _Prepared(graph, types, executable, keys, message.gang, kept_bytes=message.kept_bytes)
         self._prepared[message.prepared] = prepared
+        wanted = [param for param in message.params if param.position < len(types)]
+        self._reading = frozenset((param.blob, types[param.position]) for param in wanted)
         try:
             for param in message.params:
                 if param.position >= len(types):
                     raise InputError(f"input {param.position} of a graph with {len(types)} inputs and params")
                 key = (param.blob, types[param.position])
-                self._load(key, param.path, executable.memory_bytes, message.kept_bytes)
+                self._use(key, param.path, prepared)
                 keys[param.position] = key
         except BaseException:
             self._unprepare(message.prepared)
             raise
 
-    def _load(self, key: tuple[bytes, TensorType], path: str, working_bytes: int, kept_bytes: int) -> None:
-        resident = self._resident.get(key)
-        if resident is None:
-            kind = key[1]
-            self._make_room(kind.size_bytes, working_bytes, kept_bytes if self._shares_memory else 0)
-            handle = self._engine.load(_map_tensor(path, kind))
-            resident = self._resident[key] = _Resident(handle, kind.size_bytes)
-            self._resident_bytes += kind.size_bytes
+    def _use(self, key: ParamKey, path: str, prepared: _Prepared) -> None:
+        """Have a param on the device for one part more."""
+        resident = self._resident.get(key) or _Resident(None, path, key[1].size_bytes)
+        if resident.handle is None:
+            self._load(key, resident, prepared)
+        self._resident[key] = resident
         resident.users += 1
         self._unused.pop(key, None)
 
+    def _load(self, key: ParamKey, resident: _Resident, prepared: _Prepared) -> None:
+        kept_bytes = prepared.kept_bytes if self._shares_memory else 0
+        self._make_room(resident.size_bytes, prepared.executable.memory_bytes, kept_bytes)
+        resident.handle = self._engine.load(_map_tensor(resident.path, key[1]))
+        self._resident_bytes += resident.size_bytes
+
     def _make_room(self, size_bytes: int, working_bytes: int, kept_bytes: int) -> None:
-        """Evict unused tensors, oldest first, then arenas.  OutOfMemory with the need and the budget if it is not
-        enough."""
+        """Evict unused tensors, oldest first, then arenas, then spill params that other parts read.  OutOfMemory with
+        the need and the budget if it is not enough."""
         self._evict_for_outputs(size_bytes + working_bytes)
         need, budget = self._resident_bytes + size_bytes + working_bytes, self._memory_bytes - kept_bytes
         need += self._arenas_bytes if self._shares_memory else 0
@@ -351,6 +377,8 @@ class Host:
             need -= self._evict(self._unused.popitem(last=False)[0])
         while self._shares_memory and self._arenas and need > budget:
             need -= self._free_arena(next(iter(self._arenas)))
+        while need > budget and (longest_ago := self._idle()) is not None:
+            need -= self._unload(longest_ago)
         if need > budget:
             kept = f", beside {size_text(kept_bytes)} that are kept for other workers" if kept_bytes else ""
             raise OutOfMemory(
@@ -358,10 +386,37 @@ class Host:
                 next_step="Give the worker a larger --max-memory, or more workers",
             )
 
+    def _idle(self) -> _Resident | None:
+        """The param that was read longest ago, of those that may be spilled."""
+        loaded = ((key, resident) for key, resident in self._resident.items() if resident.handle is not None)
+        return next((resident for key, resident in loaded if key not in self._reading), None)
+
+    def _spill(self) -> bool:
+        """Make room for an engine that is short of memory in the middle of something."""
+        idle = self._idle()
+        if idle is not None:
+            self._unload(idle)
+        return idle is not None
+
+    def _tell_spilled(self) -> None:
+        """Log how much was spilled so far, whenever it is twice as much as the last time."""
+        if self._spilled_bytes >= max(2 * self._spilled_told, 1):
+            self._spilled_told = self._spilled_bytes
+            print(
+                f"idle weights left the device for others, {size_text(self._spilled_bytes)} so far; they are loaded "
+                "again by the next run that reads them",
+                file=sys.stderr,
+                flush=True,
+            )
+
     def _evict_for_outputs(self, need_bytes: int) -> None:
-        """Evict unused tensors, oldest first: otherwise the engine would move kept outputs to the host's memory."""
-        while self._unused and self._resident_bytes + held_bytes(self._engine) + need_bytes > self._memory_bytes:
-            self._evict(self._unused.popitem(last=False)[0])
+        """Evict unused tensors, oldest first, and spill idle ones: otherwise the engine would move kept outputs to the
+        host's memory."""
+        while self._resident_bytes + held_bytes(self._engine) + need_bytes > self._memory_bytes:
+            if self._unused:
+                self._evict(self._unused.popitem(last=False)[0])
+            elif not (held_bytes(self._engine) and self._spill()):
+                return
 
     def _unprepare(self, number: int) -> None:
         prepared = self._prepared.pop(number, None)
@@ -394,12 +449,19 @@ class Host:
             del self._executables[graph]
         give_back()
 
-    def _evict(self, key: tuple[bytes, TensorType]) -> int:
+    def _evict(self, key: ParamKey) -> int:
         """Free a resident tensor.  Returns its bytes."""
-        evicted = self._resident.pop(key)
-        self._resident_bytes -= evicted.size_bytes
-        self._engine.unload(evicted.handle)
-        return evicted.size_bytes
+        return self._unload(self._resident.pop(key))
+
+    def _unload(self, resident: _Resident) -> int:
+        """Free the device memory of a tensor; one that has users is spilled.  Returns its bytes."""
+        if resident.handle is None:
+            return 0
+        self._engine.unload(resident.handle)
+        resident.handle = None
+        self._resident_bytes -= resident.size_bytes
+        self._spilled_bytes += resident.size_bytes if resident.users else 0
+        return resident.size_bytes
 
     # -- execute
 
@@ -413,8 +475,11 @@ class Host:
             prepared = self._prepared[message.prepared]
             self._check_left(message.inputs)
             ranks = self._ranks(message, prepared, stopped)
+            self._reading = frozenset(prepared.params.values())
+            began = self._figures()
             inputs = self._gather(message, prepared)
             self._evict_for_outputs(prepared.executable.memory_bytes)
+            self._tell_spilled()
             before = self._figures()
             results = self._run(prepared, inputs, stopped, ranks, message.outputs)
             waited_s, copy_s, sent_bytes = ranks.costs if ranks is not None else (0.0, 0.0, 0)
@@ -428,7 +493,7 @@ class Host:
         compute_s, exchange_s = now.at_s - before.at_s - waited_s, max(0.0, waited_s - copy_s)
         return messages.Executed(
             message.run, compute_s, outputs, exchange_s, now.readback_s - before.readback_s, encode_s, sent_bytes,
-            now.uploaded_bytes - before.uploaded_bytes, now.readback_bytes - before.readback_bytes,
+            now.uploaded_bytes - began.uploaded_bytes, now.readback_bytes - began.readback_bytes,
         )  # fmt: skip
 
     def _figures(self) -> _Figures:
@@ -453,7 +518,7 @@ class Host:
         number = message.run.to_bytes(STOP_BYTES, "little")
         try:
             prepared = self._prepared[message.prepared]
-            made = sum(type_.size_bytes for type_ in prepared.types)
+            made, self._reading = sum(type_.size_bytes for type_ in prepared.types), frozenset()
             self._make_room(made, prepared.executable.memory_bytes, prepared.kept_bytes if self._shares_memory else 0)
             texts = Texts(message.texts, message.kernel)
             told = explanation(
@@ -462,6 +527,14 @@ class Host:
         except Exception as error:
             return messages.ExecuteFailed(message.run, self._as_mesh_error(error).to_fields())
         return messages.Explained(message.run, *told)
+
+    def _tune(self, message: messages.Tune) -> messages.FromHost:
+        number = message.run.to_bytes(STOP_BYTES, "little")
+        try:
+            tuned = tune(self._engine, message.shape_class, message.seconds, lambda: self._stop_cell == number)
+        except Exception as error:
+            return messages.TuneDone(message.run, None, self._as_mesh_error(error).to_fields())
+        return messages.TuneDone(message.run, tuned)
 
     def _run(
         self, prepared: _Prepared, inputs: Sequence[Any], stopped: Stopped, ranks: RankCollectives | None,
@@ -572,13 +645,21 @@ class Host:
     def _gather(self, message: messages.ExecutePart, prepared: _Prepared) -> list[Any]:
         inputs: list[Any] = [None] * len(prepared.types)
         for position, key in prepared.params.items():
-            inputs[position] = self._resident[key].handle
+            inputs[position] = self._loaded(key, prepared)
         for value in message.inputs:
             inputs[value.position] = self._read(value, prepared)
         absent = [position for position, tensor in enumerate(inputs) if tensor is None]
         if absent:
             raise InputError(f"inputs {absent} were not given")
         return inputs
+
+    def _loaded(self, key: ParamKey, prepared: _Prepared) -> Any:
+        """The handle of a param that is read now."""
+        resident = self._resident[key]
+        self._resident.move_to_end(key)
+        if resident.handle is None:
+            self._load(key, resident, prepared)
+        return resident.handle
 
     def _read(self, value: messages.Input, prepared: _Prepared) -> NDArray[Any] | Lent:
         kind = TensorType(value.shape, dtype_named(value.dtype))

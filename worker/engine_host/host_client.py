@@ -39,6 +39,8 @@ from ..engine.host_messages import (
     PreparePart,
     Splitter,
     ToHost,
+    Tune,
+    TuneDone,
     pack,
     unpack_from_host,
 )
@@ -47,7 +49,7 @@ from .watchdog import Watchdog, loss_of
 log = logging.getLogger("graph_mesh.worker")
 STDERR_LINE_BYTES_MAX = 4096
 EXIT_S = 1.0  # from the end of a child's pipe to its own, on a busy machine: who looks earlier loses its status
-_ANSWERS = (Prepared, PrepareFailed, Executed, ExecuteFailed, Explained, Exported)
+_ANSWERS = (Prepared, PrepareFailed, Executed, ExecuteFailed, Explained, TuneDone, Exported)
 
 
 HOST = python_command("worker.engine_host.host")
@@ -109,8 +111,8 @@ class HostProcess(asyncio.SubprocessProtocol):
                 self._loop.call_soon(self._write)
             self._forgotten += message.kept
             return
-        if isinstance(message, ExecutePart | ExplainPart | PreparePart | Export):
-            run = message.run if isinstance(message, ExecutePart | ExplainPart) else 0
+        if isinstance(message, ExecutePart | ExplainPart | Tune | PreparePart | Export):
+            run = message.run if isinstance(message, ExecutePart | ExplainPart | Tune) else 0
             self._watchdog.asked(self._loop.time(), run, brief=isinstance(message, Export))
         self._write(pack(message))
 

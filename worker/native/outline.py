@@ -61,8 +61,9 @@ def _groups(graph: WireGraph) -> list[Group]:
     groups = fuse(graph, NATIVE)
     if _uneven(graph, groups):
         plain = replace(NATIVE, prologue=frozenset(), unpacking=frozenset())
-        uneven = _uneven(graph, fuse(graph, plain))
-        groups = fuse(graph, replace(plain, takes=lambda graph, index: index not in uneven and takes(graph, index)))
+        groups = fuse(graph, plain)
+        if uneven := _uneven(graph, groups):
+            groups = fuse(graph, replace(plain, takes=lambda graph, index: index not in uneven and takes(graph, index)))
     return groups
 
 

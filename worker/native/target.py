@@ -79,4 +79,4 @@ def _is_dense(graph: WireGraph, index: int) -> bool:
 
 # Views of a product's operands that leave it at even strides, as a rule; where they do not, none is computed in it.
 PROLOGUE = frozenset({"reshape", "transpose", "broadcast", "slice"})
-NATIVE = Target(reads_max=64, kinds=KINDS, prologue=PROLOGUE, costly=COSTLY, takes=takes, unpacking=UNPACKING)
+NATIVE = Target(bindings_max=65, kinds=KINDS, prologue=PROLOGUE, costly=COSTLY, takes=takes, unpacking=UNPACKING)

@@ -60,8 +60,8 @@ def size_bytes_of(tensor: Tensor) -> int:
 
 @dataclass(frozen=True, slots=True)
 class JoinAsked:
-    """`blobs` is what the store holds, most recent first; `kept` are the plans of this epoch, by generation, that its
-    coordinator goes on with if it had this worker before."""
+    """`blobs` is what the store holds, most recent first.  A coordinator that had this worker before goes on with some
+    plans: `kept` of this epoch, by generation, and `earlier` of those before it was started anew."""
 
     node: str
     request: int
@@ -71,6 +71,7 @@ class JoinAsked:
     silence_s: float
     blobs: tuple[bytes, ...] = ()
     kept: tuple[int, ...] = ()
+    earlier: tuple[PlanKey, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

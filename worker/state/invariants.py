@@ -16,11 +16,16 @@ Plans = Mapping[PlanKey, Plan]
 
 
 def validate_plans(
-    plans: Plans, dropped: Collection[PlanKey], epoch: int | None, devices: Sequence[DeviceQueue]
+    plans: Plans,
+    dropped: Collection[PlanKey],
+    epoch: int | None,
+    earlier: Collection[PlanKey],
+    devices: Sequence[DeviceQueue],
 ) -> None:
-    """Assert that the plans here should be here, and are prepared.  `epoch` is the owner's."""
+    """Assert that the plans here should be here, and are prepared.  `epoch` is the owner's, `earlier` are the plans of
+    its epochs before that it goes on with."""
     for key, plan in plans.items():
-        assert key.epoch == epoch, "a plan without an owner, or of another epoch"
+        assert key.epoch == epoch or key in earlier, "a plan without an owner, or of another epoch"
         assert key not in dropped, "a dropped plan lives"
         assert plan.deployed or not plan.steps, "a step runs on a plan that is not deployed"
         absent = [part for part in plan.parts.values() if part.part not in plan.prepared]

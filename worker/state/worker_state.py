@@ -10,7 +10,8 @@ worker, which plans it was given, what their parts wait for, and which device is
     device   `device_losses.py`   what becomes of it when its engine host is lost
 
 Fencing: a plan is known by (epoch, generation).  What carries another epoch than the owner's, a dropped plan or a
-closed step is stale; its tensors are released and nothing else happens.
+closed step is stale; its tensors are released and nothing else happens.  A coordinator that is started anew may name
+plans of its earlier epochs: their state can be copied and they can be dropped, but no step of theirs is run.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class WorkerState:
         self._bounds = bounds or Bounds()
         self._lease = Lease(self._bounds.keep_orphans_s)
         self._availability = Availability()
+        self._earlier = frozenset[PlanKey]()  # plans of its earlier epochs that the owner goes on with
         self._devices = tuple(DeviceQueue() for _ in range(devices))
         self._shared = SharedState(node, self._devices, self._bounds, self._lease, self._availability)
         self._plans = self._shared.plans
@@ -152,7 +154,8 @@ class WorkerState:
         """Assert that the state does not contradict itself; tests call it after every event."""
         self._deployments.validate()
         self._steps.early.validate()
-        validate_plans(self._plans, self._dropped, self.owner.epoch if self.owner else None, self._devices)
+        epoch = self.owner.epoch if self.owner else None
+        validate_plans(self._plans, self._dropped, epoch, self._earlier, self._devices)
         validate_devices(self._plans, self._devices, self._steps.runs, self._steps.requests)
 
     # -- the owner
@@ -161,12 +164,15 @@ class WorkerState:
         refusal = self._availability.unavailable() or self._lease.refusal(event)
         if refusal is not None:
             return [ev.Refuse(event.request, refusal)]
-        if self._lease.is_back(event):
-            kept = {PlanKey(event.epoch, generation) for generation in event.kept}
+        mine = self._lease.is_held_by(event.node)
+        if self._lease.is_back(event) or (mine and event.earlier):
+            self._earlier = frozenset(event.earlier)
+            kept = {PlanKey(event.epoch, generation) for generation in event.kept} | self._earlier
             actions = self._drop_plans("the coordinator joined anew", kept)
+            actions += self._end_steps_of_earlier_plans(now)
         else:
-            reason, other = f"coordinator {event.name} takes over", not self._lease.is_held_by(event.node)
-            actions = self._lose_owner(now, reason, other) if self.owner is not None else []
+            reason = f"coordinator {event.name} takes over"
+            actions = self._lose_owner(now, reason, not mine) if self.owner is not None else []
         self._lease.joined(event, now)
         held = tuple(sorted(plan.key.generation for plan in self._plans.values() if plan.deployed))
         self.log.add(now, f"joined {event.name} epoch {event.epoch}" + (f" with {len(held)} plans" if held else ""))
@@ -225,6 +231,7 @@ class WorkerState:
     def _lose_owner(self, now: float, reason: str, close: bool = False) -> list[ev.Action]:
         """End the lease and drop all plans of its epoch.  `close` also ends a link to the owner that still stands."""
         owner, reason = self._lease.ended(), f"the coordinator is gone: {reason}"
+        self._earlier = frozenset()
         self.log.add(now, f"{owner.name}: {reason}")
         actions = [ev.StopBeats(), *self._drop_plans(reason)]
         self._dropped.clear()
@@ -252,6 +259,14 @@ class WorkerState:
             self._dropped.add(plan.key)
             actions += self._deployments.drop(plan, NodeLost(reason))
         return [*actions, *self._steps.early.release_all(lambda key: key not in kept)]
+
+    def _end_steps_of_earlier_plans(self, now: float) -> list[ev.Action]:
+        """End what is under way for a process that is gone; what its steps before that left stays."""
+        error = StaleGeneration("the coordinator was started anew")
+        under_way = [
+            (key, step) for key in self._earlier if key in self._plans for step in list(self._plans[key].steps)
+        ]
+        return [action for key, step in under_way for action in self._steps.give_up(key, step, error, now)]
 
     def _refusal(self, node: str, plan: PlanKey) -> MeshError | None:
         """Why a Deploy or a Run of this plan by `node` is refused."""

@@ -351,7 +351,7 @@ def _dot(rewriter: Rewriter, node: Node, inputs: list[int], type_: TensorType) -
     few, many = (min(rows, columns), max(rows, columns)) if line else (rows, columns)
     wide = 0 if columns == 1 else 1  # the operand that is a matrix, if one is a row
     along = _lies_along(rewriter, inputs[wide], node.attrs[("lhs_contract", "rhs_contract")[wide]])
-    sizes = Sizes(batch, few, many, length, along)
+    sizes = Sizes(batch, few, many, length, along, type_.dtype.name)
     count = parts(sizes, rewriter.profile)
     if count > 1 and not (length <= LENGTH_MAX and any(_is_of_scores(rewriter, index) for index in inputs)):
         return _split_dot(rewriter, inputs, sides, type_, count)
@@ -515,7 +515,7 @@ def _with_copies(rewriter: Rewriter, inputs: list[int], attrs: Mapping[str, Any]
 
 
 def _fits(rewriter: Rewriter, elements: int, dtype: DType) -> bool:
-    """Whether a tensor of so many elements can be bound."""
+    """Whether a tensor of so many elements can be bound as a whole."""
     limits = rewriter.profile.limits
     return padded_size(elements * dtype.itemsize) <= min(limits.binding_bytes, limits.buffer_bytes)
 

@@ -13,22 +13,25 @@ import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.errors import Cancelled, ExecuteFailed, Unsupported
-from wire.ir.graph import WireGraph
+from wire.errors import Cancelled, ExecuteFailed
+from wire.ir.graph import Node, WireGraph
 from wire.ir.ops import COLLECTIVES, GRAPH_ATTRS
 from wire.ir.types import TensorType
-from wire.units import size_text
 
 from ..engine.protocol import Collectives, Pending, Stopped
 from .control_schedule import Schedule, Segment, Turn
-from .device import Copy, Device
-from .execute import Given, Value, WgslExecutable, from_stored, resident, stored_size
-from .program import padded
+from .device import Copy, Device, Mark
+from .emit import check_size
+from .execute import Given, WgslExecutable, from_stored, resident
+from .program import padded, stored_size
+from .updates import UPDATES, save_graph
+from .values import Undo, Value
 
 Values = list[Value | None]  # None: a tensor without elements
 _SUBMITTED_S = 0.01  # a submission of several turns should take about so long
@@ -93,14 +96,16 @@ class ControlExecutable:
         inputs: Mapping[str, TensorType],
         outputs: Sequence[TensorType],
         make: Callable[[WireGraph], WgslExecutable | ControlExecutable],
+        make_put: Callable[[Node, tuple[TensorType, ...]], WgslExecutable],
     ) -> None:
+        """`make` compiles graphs, and `make_put` updates."""
         self.source = source
         self.inputs = dict(inputs)
         self.outputs = tuple(outputs)
         self._device = device
-        self._schedule = schedule
-        self.work = [Work(step, _compiled(step, make)) for step in schedule.steps]
+        self._schedule, self.updated_bytes_min = schedule, schedule.updated_bytes_min
         graph = schedule.graph
+        self.work = [Work(step, _compiled(graph, step, make, make_put)) for step in schedule.steps]
         names = {graph.nodes[index].attrs["name"]: index for index in (*graph.inputs, *graph.params)}
         self._places = [names.get(name) for name in self.inputs]
         self._check_sizes()
@@ -116,11 +121,15 @@ class ControlExecutable:
         graph = self._schedule.graph
         total = 0
         for work in self.work:
-            inner = max((made.memory_bytes for made in work.made.values()), default=0)
+            step = work.step
+            if isinstance(step, Turn) and step.node.op in UPDATES:
+                inner = work.made["save"].memory_bytes  # and a copy of the tensor, where somebody has it as it was
+            else:
+                inner = max((made.memory_bytes for made in work.made.values()), default=0)
+                inner *= 2 if isinstance(step, Turn) else 1  # what a turn makes of the carry while that is still held
             total += inner
-            if isinstance(work.step, Turn):
-                total += inner  # what a turn makes of the carry while that is still held
-                total += sum(_stored(graph.types[index]) for index, _ in work.step.outputs)
+            if isinstance(step, Turn):
+                total += sum(_stored(graph.types[index]) for index, _ in step.outputs)
         return total
 
     @property
@@ -203,16 +212,9 @@ class ControlExecutable:
     def _check_sizes(self) -> None:
         """Everything between two steps must fit into a buffer, and be bound by the kernels of others."""
         limits, graph = self._device.profile.limits, self._schedule.graph
-        most = min(limits.binding_bytes, limits.buffer_bytes)
         for work in self.work:
             for index in (*work.step.inputs, *_outputs(work.step)):
-                if stored_size(graph.types[index]) > most:
-                    raise Unsupported(
-                        f"a tensor {graph.types[index]} needs {size_text(stored_size(graph.types[index]))}, "
-                        f"this adapter binds {size_text(most)}",
-                        op=graph.nodes[index].op,
-                        next_step="Cut the tensor, or place this part on a cpu engine",
-                    )
+                check_size(graph.types[index], graph.nodes[index].op, limits)
 
 
 def _outputs(step: Segment | Turn) -> tuple[int, ...]:
@@ -220,10 +222,14 @@ def _outputs(step: Segment | Turn) -> tuple[int, ...]:
 
 
 def _compiled(
-    step: Segment | Turn, make: Callable[[WireGraph], WgslExecutable | ControlExecutable]
-) -> dict[str, WgslExecutable | ControlExecutable]:
+    graph: WireGraph, step: Segment | Turn, make: Callable[[WireGraph], WgslExecutable | ControlExecutable],
+    make_put: Callable[[Node, tuple[TensorType, ...]], WgslExecutable],
+) -> dict[str, WgslExecutable | ControlExecutable]:  # fmt: skip
     if isinstance(step, Segment):
         return {"": make(step.graph)}
+    if step.node.op in UPDATES:
+        types = tuple(graph.types[index] for index in step.inputs)
+        return {"save": make(save_graph(step.node, types)), "put": make_put(step.node, types)}
     return {name: make(step.node.attrs[name]) for name in GRAPH_ATTRS.get(step.node.op, ())}
 
 
@@ -231,7 +237,7 @@ def _perform(made: WgslExecutable | ControlExecutable, operands: Sequence[Value 
     return made.record(operands) if isinstance(made, WgslExecutable) else made.record(operands, pace)
 
 
-# -- branches and loops -----------------------------------------------------------------------------------
+# -- branches, loops and updates --------------------------------------------------------------------------
 
 
 def _cond(device: Device, work: Work, operands: Values, pace: Pace) -> Values:
@@ -270,6 +276,23 @@ def _scan(device: Device, work: Work, operands: Values, pace: Pace) -> Values:
     return [*carry, *stacked]
 
 
+def _update(device: Device, work: Work, operands: Values, pace: Pace) -> Values:
+    """Write over the tensor that is updated, once what is there is saved."""
+    assert isinstance(work.step, Turn)
+    place, save, put = UPDATES[work.step.node.op], work.made["save"], work.made["put"]
+    tensor, where, rows = (operands[at] for at in (0, place.where, place.rows))
+    assert tensor is not None and where is not None and rows is not None, "none of them is without elements"
+    assert isinstance(save, WgslExecutable) and isinstance(put, WgslExecutable)
+    (before,) = save.record([tensor, where])
+    assert before is not None
+    old, mark = list(operands), Mark()
+    old[0], old[place.rows] = None, before
+    device.record([mark])
+    made = tensor.updated(Undo(partial(put.record_over, inputs=old), mark))
+    put.record_over(made.memory, operands)
+    return [made]
+
+
 def _room(device: Device, size_bytes: int) -> Value | None:
     return Value(device.take(padded(size_bytes)), device) if size_bytes else None
 
@@ -287,4 +310,9 @@ def _stored(kind: TensorType) -> int:
     return padded(stored_size(kind)) if math.prod(kind.shape) else 0
 
 
-_TURNS: dict[str, Callable[[Device, Work, Values, Pace], Values]] = {"cond": _cond, "while": _while, "scan": _scan}
+_TURNS: dict[str, Callable[[Device, Work, Values, Pace], Values]] = {
+    "cond": _cond,
+    "while": _while,
+    "scan": _scan,
+    **dict.fromkeys(UPDATES, _update),
+}

@@ -22,6 +22,7 @@ from wire.passes.collective_order import stages as stages_of
 from wire.passes.provenance import Provenance
 
 from ..compiler.inline_composites import inline_composites
+from .updates import UPDATED_BYTES_MIN, in_place
 
 ANYWHERE = frozenset({"const", "iota"})  # made anew by every segment that uses them
 
@@ -39,8 +40,8 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A branch, a loop or a collective; `outputs` are the values that somebody needs, with their places among its
-    results."""
+    """A branch, a loop, a collective or an update in place; `outputs` are the values that somebody needs, with their
+    places among its results."""
 
     node: Node
     inputs: tuple[int, ...]
@@ -54,18 +55,24 @@ class Schedule:
     graph: WireGraph
     steps: tuple[Segment | Turn, ...]
     last: dict[int, int]
+    updated_bytes_min: int
 
 
-def schedule(graph: WireGraph, provenance: Provenance | None = None) -> Schedule:
-    """The steps of a graph that does not go straight."""
+def schedule(
+    graph: WireGraph, provenance: Provenance | None = None, updated_bytes_min: int = UPDATED_BYTES_MIN
+) -> Schedule:
+    """The steps of a graph that does not go straight; tensors of `updated_bytes_min` or more are updated in place."""
     flat = _with_even_rows(inline_composites(graph, provenance), provenance)
-    stages = _stages(flat)
+    updates = in_place(flat, updated_bytes_min)
+    stages = _stages(flat, updates)
     later = {index for first, group in flat.siblings.items() for index in group if index != first}
     steps: list[Segment | Turn] = []
     for stage in range(max(stages, default=0) + 1):
         here = [index for index, other_stage in enumerate(stages) if other_stage == stage]
-        turns = [index for index in here if flat.nodes[index].op in BETWEEN and index not in later]
-        made = _segment(flat, stages, stage, turns)
+        turns = [
+            index for index in here if (flat.nodes[index].op in BETWEEN or index in updates) and index not in later
+        ]
+        made = _segment(flat, stages, stage, turns, updates)
         if made.outputs:
             steps.append(made)
         for index in turns:
@@ -73,22 +80,26 @@ def schedule(graph: WireGraph, provenance: Provenance | None = None) -> Schedule
             outputs = tuple((sibling, flat.nodes[sibling].attrs["output"]) for sibling in group) or ((index, 0),)
             steps.append(Turn(flat.nodes[index], flat.nodes[index].inputs, outputs))
     last = {value: at for at, step in enumerate(steps) for value in step.inputs}
-    return Schedule(flat, tuple(steps), {**last, **dict.fromkeys(flat.outputs, len(steps))})
+    last.update(dict.fromkeys(flat.outputs, len(steps)))
+    return Schedule(flat, tuple(steps), last, updated_bytes_min)
 
 
-def _stages(graph: WireGraph) -> list[int]:
-    node_stages = stages_of(graph.nodes)
-    end = max(node_stages, default=0) + any(graph.nodes[index].op in BETWEEN for index in graph.outputs)
+def _stages(graph: WireGraph, updates: frozenset[int]) -> list[int]:
+    node_stages = stages_of(graph.nodes, updates)
+    last = any(graph.nodes[index].op in BETWEEN or index in updates for index in graph.outputs)
+    end = max(node_stages, default=0) + last
     return [end if node.op in ANYWHERE and index in graph.outputs else stage
             for index, (node, stage) in enumerate(zip(graph.nodes, node_stages, strict=True))]  # fmt: skip
 
 
-def _segment(graph: WireGraph, stages: Sequence[int], stage: int, turns: Iterable[int]) -> Segment:
+def _segment(
+    graph: WireGraph, stages: Sequence[int], stage: int, turns: Iterable[int], updates: frozenset[int]
+) -> Segment:
     """What is straight in this stage; its outputs are what turns of this stage, later stages or the caller need."""
     straight = [
         index
         for index, node in enumerate(graph.nodes)
-        if stages[index] == stage and node.op not in BETWEEN and node.op not in LEAVES and node.op not in ANYWHERE
+        if stages[index] == stage and node.op not in BETWEEN | LEAVES | ANYWHERE and index not in updates
     ]
     given_to_turns = {source for index in turns for source in graph.nodes[index].inputs}
     needed = set(graph.outputs) | given_to_turns

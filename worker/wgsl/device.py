@@ -8,12 +8,14 @@ become EngineErrors here and nowhere else.  Used from one thread.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 from weakref import WeakSet, WeakValueDictionary
 
@@ -29,7 +31,7 @@ from wire.units import size_text
 
 from ..engine.kernel_rows import Key, Span, Spans
 from ..engine.protocol import Stopped, never
-from .profile import SUBGROUPS, DeviceLimits, Profile
+from .profile import OFFSETS, SUBGROUPS, DeviceLimits, Profile
 from .slices import SLICE_S, Costs, Pass, Piece, learn, sliced
 
 _TYPES = ("DiscreteGPU", "IntegratedGPU", "VirtualGPU", "CPU")  # best first
@@ -103,6 +105,13 @@ class Copy:
     size_bytes: int
 
 
+@dataclass(eq=False, slots=True)
+class Mark:
+    """A place among what is recorded; `dropped` says that what stood before it may never have been submitted."""
+
+    dropped: bool = False
+
+
 class Device:
     """An open device with a byte budget.  `adapter` describes it, `profile` is what the lowering obeys.
 
@@ -148,7 +157,7 @@ class Device:
         self._storage = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
         self._staging = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
         self._closed = False
-        self._recorded: list[Pass | Copy] = []  # in order, not yet submitted
+        self._recorded: list[Pass | Copy | Mark] = []  # in order, not yet submitted
         self.recorded = 0  # how many dispatches and copies these are
         self.spans: Spans | None = None  # hears when each kernel ran, which slows all of them
         self._stamp_s = _stamp_s(self._device) if stamps and "timestamp-query" in wanted else 0.0
@@ -184,7 +193,7 @@ class Device:
         if flat.size > memory.size_bytes:
             raise ExecuteFailed(f"{size_text(flat.size)} do not fit into a buffer of {size_text(memory.size_bytes)}")
         if flat.size:
-            self._flush()  # a write would overtake what is recorded
+            self.flush()  # a write would overtake what is recorded
             with translated("writing a buffer"):
                 self._device.queue.write_buffer(memory.raw, 0, flat)
             self.uploaded_bytes += data.nbytes
@@ -242,7 +251,7 @@ class Device:
                 self._destroy(memory)
 
     def _destroy(self, memory: Memory) -> None:
-        self._flush()  # which may use it: to submit a destroyed buffer ends the process
+        self.flush()  # which may use it: to submit a destroyed buffer ends the process
         memory.raw.destroy()
         self.allocated_bytes -= memory.size_bytes
 
@@ -266,16 +275,16 @@ class Device:
         """Drop a shader's pipeline, so that it is compiled anew."""
         self._pipelines.pop(text, None)
 
-    def bind_group(self, pipeline: Any, buffers: Sequence[tuple[Memory, int]]) -> Any:
-        """Bind each (buffer, bytes of it) in order."""
+    def bind_group(self, pipeline: Any, buffers: Sequence[tuple[Memory, int, int]]) -> Any:
+        """Bind each (buffer, from which byte on, how many bytes of it) in order."""
         limits = self.profile.limits
         if len(buffers) > limits.storage_buffers:
             raise ExecuteFailed(f"{len(buffers)} buffers in one kernel, the adapter has {limits.storage_buffers}")
         entries = []
-        for place, (memory, size) in enumerate(buffers):
-            if not 0 < size <= min(memory.size_bytes, limits.binding_bytes) or size % 4:
-                raise ExecuteFailed(f"binding {place} of {size} bytes is not possible")
-            entries.append({"binding": place, "resource": {"buffer": memory.raw, "offset": 0, "size": size}})
+        for place, (memory, at, size) in enumerate(buffers):
+            if not 0 < size <= min(memory.size_bytes - at, limits.binding_bytes) or size % 4 or at < 0 or at % OFFSETS:
+                raise ExecuteFailed(f"binding {place} of {size} bytes from byte {at} on is not possible")
+            entries.append({"binding": place, "resource": {"buffer": memory.raw, "offset": at, "size": size}})
         with translated("binding buffers"):
             return self._device.create_bind_group(layout=pipeline.get_bind_group_layout(0), entries=entries)
 
@@ -287,7 +296,7 @@ class Device:
                 raise ExecuteFailed(f"a grid of {step.grid} workgroups, the adapter allows {most} per dimension")
         return Pass(steps, [step.call for step in steps], costs or Costs(len(steps)))
 
-    def record(self, commands: Iterable[Pass | Copy]) -> None:
+    def record(self, commands: Iterable[Pass | Copy | Mark]) -> None:
         """Let these follow what is recorded; the next `run` submits all of it."""
         self._check_open()
         for command in commands:
@@ -298,6 +307,9 @@ class Device:
 
     def forget_recorded(self) -> None:
         """Drop what was recorded and not submitted."""
+        for mark in self._recorded:
+            if isinstance(mark, Mark):
+                mark.dropped = True
         self._recorded, self.recorded = [], 0
 
     @property
@@ -305,7 +317,7 @@ class Device:
         """Whether the device itself tells when a kernel ran."""
         return self._stamp_s > 0
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         """Submit what is recorded.  What fits into one slice is not waited for, if nobody watches."""
         if self._recorded:
             with translated("running a part"):
@@ -374,11 +386,12 @@ class Device:
 
         The device has the next slice while it does one, and no further ones: so it never rests, and stops soon.
         """
-        slices = sliced(self._recorded)
+        slices, marks = _without_marks(sliced(self._recorded))
         self.forget_recorded()
         if self.spans is not None:
             self._perform_watched(slices, self.spans, stopped)
-            slices = [[]]
+            _reached(marks)
+            slices, marks = [[]], [[]]
         last: _Submission | None = None
         since_s = time.perf_counter()
         for place, commands in enumerate(slices):
@@ -389,6 +402,7 @@ class Device:
             if staging is not None and place == len(slices) - 1:
                 _encode_reading(encoder, read, staging)
             self._device.queue.submit([encoder.finish()])
+            _reached(marks[place : place + 1])
             if last is not None:
                 self._wait(last.index)
                 since_s = last.learn(since_s)
@@ -519,6 +533,20 @@ class _Submission:
         return now_s
 
 
+def _without_marks(
+    slices: Iterable[Sequence[Piece | Copy | Mark]],
+) -> tuple[list[list[Piece | Copy]], list[list[Mark]]]:
+    """The commands of each slice, and its marks."""
+    slices = list(slices)
+    commands = [[one for one in each if not isinstance(one, Mark)] for each in slices]
+    return commands, [[one for one in each if isinstance(one, Mark)] for each in slices]
+
+
+def _reached(marks: Iterable[Iterable[Mark]]) -> None:
+    for mark in (mark for each in marks for mark in each):
+        mark.dropped = False
+
+
 def _encode_calls(compute: Any, calls: Iterable[tuple[Any, Any, int, int, int]]) -> None:
     """Encode dispatches, without a look for errors after each: what is wrong is told when the encoder finishes."""
     set_pipeline, dispatch = lib.wgpuComputePassEncoderSetPipeline, lib.wgpuComputePassEncoderDispatchWorkgroups
@@ -629,6 +657,7 @@ def _translate(doing: str, error: Exception, otherwise: type[EngineError]) -> En
 def _ranked() -> list[Any]:
     """Adapters, best first; per GPU only its best backend (equal GPUs stay apart)."""
     _leave_out_opengl()
+    _take_all_of_the_vectors()
     adapters = [a for a in wgpu.gpu.enumerate_adapters_sync() if a.info["backend_type"] in _BACKENDS]
     best: dict[tuple[Any, ...], int] = {}
     for adapter in adapters:
@@ -647,6 +676,18 @@ def _leave_out_opengl() -> None:
             set_instance_extras(backends=["Vulkan"])
         except RuntimeError:
             return  # this process has used wgpu before, with backends of its own choice
+
+
+@cache
+def _take_all_of_the_vectors() -> None:
+    """Let Mesa compute with vectors of 512 bits where the processor has them, unless somebody has set their width: it
+    takes 256 everywhere.  The driver reads this when it is loaded."""
+    try:
+        features = Path("/proc/cpuinfo").read_text(errors="replace")
+    except OSError:
+        return  # no Linux
+    if re.search(r"^flags\s*:.*\bavx512dq\b", features, re.MULTILINE):
+        os.environ.setdefault("LP_NATIVE_VECTOR_WIDTH", "512")
 
 
 def _same_gpu(adapter: Any) -> tuple[Any, ...]:

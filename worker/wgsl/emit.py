@@ -8,13 +8,17 @@ The module's bindings are numbered in the order of `Shader.buffers`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from wire.errors import CompileFailed
-from wire.units import size_text
+from wire.errors import CompileFailed, Unsupported
+from wire.ir.types import TensorType
+from wire.units import need_text, room_text, size_text
 
 from ..compiler.expressions import Expr, terms_of
+from .choices import Choice
 from .kernel_ir import (
+    SUBGROUP_LANE,
     Assign,
     Barrier,
     Declare,
@@ -33,9 +37,11 @@ from .kernel_ir import (
 )
 from .legalise import literal, text_of
 from .polyfills import closure
-from .profile import Profile
+from .profile import DeviceLimits, Profile
+from .program import stored_size
 
 STORAGE = {"f32": "f32", "i32": "i32", "u32": "u32", "bool": "u32", "f16": "f16"}
+_BYTES = {"f32": 4, "i32": 4, "u32": 4, "bool": 4, "f16": 2}
 FROM_STORAGE = {"bool": "({} != 0u)", "f16": "gm_from_f16({})"}
 _UNFOLDED = ("load", "read", "shared", "bounded", "opaque")  # their literals are indices, or hidden already
 _PLACES = frozenset({"var", "lit", "affine", "index_div", "index_mod", "least", "bounded", "inside", "and"})
@@ -50,37 +56,66 @@ class Shader:
     buffers: tuple[int, ...]
     stored: tuple[bool, ...]
     grid: tuple[int, int, int]
+    choice: Choice | None = None
 
 
 class TextTooLong(CompileFailed):
     """The group has to be cut."""
 
 
-def emit(kernel: Kernel, profile: Profile) -> Shader:
-    """The shader of a kernel; CompileFailed if it breaks a limit, which is a fault of the lowering."""
-    printer = _Printer(kernel)
+class TooLarge(Unsupported):
+    """A tensor is, or all that a kernel binds: its group has to be cut, if it can be."""
+
+
+def check_size(type_: TensorType, op: str, limits: DeviceLimits) -> None:
+    """Raise TooLarge if there are no kernels for such a tensor."""
+    if stored_size(type_) > limits.tensor_bytes:
+        raise TooLarge(
+            f"a tensor {type_} needs {need_text(stored_size(type_))}, kernels of this adapter take "
+            f"{room_text(limits.tensor_bytes)}",
+            op=op,
+            next_step="Cut the tensor, or place this part on a cpu engine",
+        )
+
+
+def emit(kernel: Kernel, profile: Profile, types: Sequence[TensorType]) -> Shader:
+    """The shader of a kernel, given the types of its buffers.  TooLarge if it has to bind more than it can;
+    CompileFailed if it breaks another limit, which is a fault of the lowering."""
+    limits = profile.limits
+    bindings = {buffer: limits.bindings(types[buffer]) for buffer in kernel.dtypes}
+    pieces = {buffer: count for buffer, count in bindings.items() if count > 1}
+    printer = _Printer(kernel, dict.fromkeys(pieces, limits.piece_bytes))
     main = printer.function()
+    for buffer in sorted(printer.used):
+        check_size(types[buffer], kernel.name, limits)
     stored = {statement.buffer for statement in statements(kernel.body) if isinstance(statement, Store)}
-    buffers = tuple(sorted(printer.used))
+    buffers = tuple(buffer for buffer in sorted(printer.used) for _ in range(bindings[buffer]))
     declarations = [
         f"@group(0) @binding({place}) var<storage, {'read_write' if buffer in stored else 'read'}> "
-        f"b{buffer}: array<{printer.element(buffer)}>;"
+        f"in{place}: array<{printer.element(buffer)}>;"
         for place, buffer in enumerate(buffers)
     ]
     declarations += [f"var<workgroup> {s.name}: array<{_wgsl_type(s.dtype)}, {s.count}>;" for s in kernel.shared]
+    for buffer in sorted(printer.used & pieces.keys()):
+        declarations += printer.of_pieces(buffer, range(buffers.index(buffer), buffers.index(buffer) + pieces[buffer]))
     head = ["enable f16;"] if "f16" in kernel.dtypes.values() else []
     head += ["enable subgroups;"] if "subgroup" in main else []
     text = "\n".join([*head, *declarations, closure(main), main, ""])
     text = _renumbered(text, buffers)
-    limits = profile.limits
     grid = folded(kernel.groups, limits.groups_per_dimension)
     problems = [
-        (len(buffers) > limits.storage_buffers, f"{len(buffers)} buffers of {limits.storage_buffers}"),
         (kernel.invocations > limits.invocations, f"{kernel.invocations} invocations of {limits.invocations}"),
         (sum(s.size_bytes for s in kernel.shared) > limits.workgroup_bytes, "too much workgroup memory"),
         (trips(kernel.body) > profile.loop_trips, f"{trips(kernel.body)} loop iterations of {profile.loop_trips}"),
         (max(grid) > limits.groups_per_dimension or min(grid) < 1, f"a grid of {grid}"),
     ]
+    if len(buffers) > limits.storage_buffers:
+        raise TooLarge(
+            f"kernel {kernel.name} needs {len(buffers)} bindings of at most {size_text(limits.binding_bytes)}, this "
+            f"adapter has {limits.storage_buffers}",
+            op=kernel.name,
+            next_step="Cut the tensors, or place this part on a cpu engine",
+        )
     if len(text) > profile.wgsl_bytes:
         raise TextTooLong(
             f"kernel {kernel.name} needs {size_text(len(text))} of WGSL, of at most {size_text(profile.wgsl_bytes)}",
@@ -89,7 +124,7 @@ def emit(kernel: Kernel, profile: Profile) -> Shader:
     for broken, what in problems:
         if broken:
             raise CompileFailed(f"kernel {kernel.name} needs {what}", op=kernel.name)
-    return Shader(text, buffers, tuple(buffer in stored for buffer in buffers), grid)
+    return Shader(text, buffers, tuple(buffer in stored for buffer in buffers), grid, kernel.choice)
 
 
 def folded(groups: int, most: int) -> tuple[int, int, int]:
@@ -106,14 +141,17 @@ def _wgsl_type(dtype: str) -> str:
 
 def _renumbered(text: str, buffers: tuple[int, ...]) -> str:
     """Buffers named by binding, so that kernels that differ only in buffer numbers are equal text."""
-    for place, buffer in enumerate(buffers):
-        text = text.replace(f"b{buffer}:", f"in{place}:").replace(f"b{buffer}[", f"in{place}[")
+    for buffer in dict.fromkeys(buffers):
+        place = buffers.index(buffer)
+        text = text.replace(f"b{buffer}[", f"in{place}[").replace(f"_b{buffer}(", f"_in{place}(")
     return text
 
 
 class _Printer:
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Kernel, piece_bytes: Mapping[int, int]) -> None:
+        """`piece_bytes` are of a buffer's pieces, if it is bound in several."""
         self.kernel = kernel
+        self.piece_bytes = piece_bytes
         self.lines: list[str] = []
         self.scopes: list[dict[object, str]] = [{}]
         self.count = 0
@@ -124,15 +162,34 @@ class _Printer:
         own = STORAGE[self.kernel.dtypes[buffer]]
         return f"vec4<{own}>" if buffer in self.quads else own
 
+    def of_pieces(self, buffer: int, places: range) -> list[str]:
+        """The functions that load and store an element of a buffer whose pieces are bound in these places."""
+        element = self.element(buffer)
+        count = self.piece_bytes[buffer] // (_BYTES[self.kernel.dtypes[buffer]] * (4 if buffer in self.quads else 1))
+        within = [(f"in{place}[at - {count * nth}u]", f"at < {count * (nth + 1)}u") for nth, place in enumerate(places)]
+        last, _ = within.pop()
+        loads = "".join(f"if ({here}) {{ return {piece}; }} " for piece, here in within)
+        stores = "".join(f"if ({here}) {{ {piece} = value; return; }} " for piece, here in within)
+        made = [f"fn load_b{buffer}(at: u32) -> {element} {{ {loads}return {last}; }}"]
+        if any(isinstance(one, Store) and one.buffer == buffer for one in statements(self.kernel.body)):
+            made.append(f"fn store_b{buffer}(at: u32, value: {element}) {{ {stores}{last} = value; }}")
+        return made
+
+    def at(self, buffer: int, index: str) -> str:
+        """An element of a buffer, to be read."""
+        self.used.add(buffer)
+        return f"load_b{buffer}({index})" if buffer in self.piece_bytes else f"b{buffer}[{index}]"
+
     def function(self) -> str:
         self.block(self.kernel.body)
         if any("gm_zero" in line for line in self.lines):
             self.lines.insert(0, "  gm_zero = grid.z >> 1u;")  # grids are flat: 0, but no compiler knows
         body = "\n".join(self.lines)
+        own = f", @builtin(subgroup_invocation_id) {SUBGROUP_LANE}: u32" if SUBGROUP_LANE in body else ""
         return (
             f"@compute @workgroup_size({self.kernel.invocations})\n"
             "fn main(@builtin(workgroup_id) place: vec3<u32>, @builtin(num_workgroups) grid: vec3<u32>, "
-            "@builtin(local_invocation_index) lane: u32) {\n"
+            f"@builtin(local_invocation_index) lane: u32{own}) {{\n"
             f"  let group = place.y * grid.x + place.x;\n{body}\n}}"
         )
 
@@ -212,10 +269,11 @@ class _Printer:
         dtype = self.kernel.dtypes[store.buffer]
         template = TO_STORAGE.get(dtype, "{}")
         values = [template.format(self.ref(value)) for value in store.values]
-        self.used.add(store.buffer)
-        target = f"b{store.buffer}[{self.ref(store.index)}]"
-        value = values[0] if len(values) == 1 else f"{self.element(store.buffer)}({', '.join(values)})"
-        self.line(f"{target} = {value};")
+        buffer, index = store.buffer, self.ref(store.index)
+        self.used.add(buffer)
+        value = values[0] if len(values) == 1 else f"{self.element(buffer)}({', '.join(values)})"
+        cut = buffer in self.piece_bytes
+        self.line(f"store_b{buffer}({index}, {value});" if cut else f"b{buffer}[{index}] = {value};")
 
     def ref(self, expr: Expr) -> str:
         """Text that stands for the expression's value, printing the `let`s it needs."""
@@ -283,10 +341,9 @@ class _Printer:
 
     def load(self, expr: Expr, args: list[str]) -> str:
         buffer = expr.attr
-        self.used.add(buffer)
         template = FROM_STORAGE.get(self.kernel.dtypes[buffer], "{}")
         if buffer not in self.quads:
-            return template.format(f"b{buffer}[{args[0]}]")
+            return template.format(self.at(buffer, args[0]))
         quad, lane = quad_of(expr.args[0])
         key = ("quad", buffer, quad)
         for scope in reversed(self.scopes):
@@ -294,7 +351,7 @@ class _Printer:
                 return template.format(f"{scope[key]}.{'xyzw'[lane]}")
         const, terms = quad
         at = _quad_text([(self.ref(atom), factor) for atom, factor in terms], const)
-        return template.format(f"{self.let(key, f'b{buffer}[{at}]')}.{'xyzw'[lane]}")
+        return template.format(f"{self.let(key, self.at(buffer, at))}.{'xyzw'[lane]}")
 
 
 def _offset(expr: Expr) -> bool:

@@ -6,8 +6,8 @@ Compile is: look in memory, then on disk, else lower; then pipelines.  Handles o
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -16,7 +16,7 @@ import numpy as np
 
 from wire.errors import ExecuteFailed, InputError, OutOfMemory
 from wire.ir.dtypes import F32, dtype_of
-from wire.ir.graph import GraphBuilder, WireGraph, const_value
+from wire.ir.graph import GraphBuilder, Node, WireGraph, const_value
 from wire.ir.ops import OPS
 from wire.ir.types import HostArray, TensorType
 from wire.passes.unroll_spmd import unroll
@@ -24,17 +24,23 @@ from wire.units import counted, need_text, room_text
 
 from ..compiler.sources import sources_version
 from ..engine.kernel_rows import KernelRows, Spans
-from ..engine.protocol import Collectives, EngineInfo, Executable, Measured, Stopped, never
+from ..engine.protocol import Collectives, EngineInfo, Executable, Measured, Stopped, Tuned, never
 from .cache import ProgramCache, cache_key
+from .choices import ShapeClass
 from .control_runtime import ControlExecutable
 from .control_schedule import schedule
 from .device import AdapterInfo, Device, list_adapters
-from .execute import Given, Value, WgslExecutable, from_stored, resident, stored_size
+from .execute import Given, WgslExecutable, from_stored, resident
 from .explain import rows_of
-from .lower import const_key, lower
+from .lower import assemble, const_key, lower, prepared
+from .problems import measurable
 from .profile import CPU_ONLY
-from .program import Program
+from .program import Program, stored_size
 from .shaders import Shaders
+from .tuned_file import TunedFile
+from .tuner import Tuner
+from .updates import UPDATED_BYTES_MIN, in_place, put_graph
+from .values import Value
 
 _SIDE, _STREAM = 512, 2_048  # of the measured matmul; of the matrix read
 _RUNS_MAX, _TIMED_S = 5, 0.05
@@ -64,17 +70,23 @@ class WgslEngine:
         limits_override: Mapping[str, int] | None = None,
         version: str = "",
         stamps: bool = True,
+        updated_bytes_min: int = UPDATED_BYTES_MIN,
     ) -> None:
+        self._updated_bytes_min = updated_bytes_min
         self._version = version or sources_version(Path(__file__).parent)
         self._device = Device(adapter_index, memory_bytes, limits_override, stamps)
         self._cache = ProgramCache(cache_dir)
-        self._shaders = Shaders(self._device.profile)
+        adapter, profile = self._device.adapter, self._device.profile
+        identity = cache_key(self._version, adapter.name, adapter.backend, adapter.driver, repr(profile))
+        self._tuned = TunedFile(cache_dir, identity, adapter.name, adapter.driver)
+        self._tuner = Tuner(self._device, profile, self._tuned, cache_dir)
+        self._shaders = Shaders(replace(profile, choices=self._tuned.choices))
         self._executables: WeakValueDictionary[bytes, WgslExecutable | ControlExecutable] = WeakValueDictionary()
         self._outputs: WeakValueDictionary[int, Resident] = WeakValueDictionary()  # kept ones, the oldest first
         self._outputs_made = 0
         self._reading: list[Given] = []  # the inputs of the present run
         self._device.make_room = self._spare
-        adapter, profile = self._device.adapter, self._device.profile
+        self.spill: Callable[[], bool] = lambda: False  # whoever loads tensors may unload one (engine/protocol.py)
         self.info = EngineInfo(
             engine="wgsl",
             adapter=adapter.name,
@@ -82,7 +94,7 @@ class WgslEngine:
             driver=adapter.driver,
             software=adapter.software,
             memory_bytes=self._device.memory_bytes,
-            limits=asdict(profile.limits),
+            limits={**asdict(profile.limits), "tensor_bytes": profile.limits.tensor_bytes},
             dtypes_by_op=dict.fromkeys(OPS.keys() - CPU_ONLY, profile.dtypes),
         )
 
@@ -94,21 +106,42 @@ class WgslEngine:
         if executable is not None:
             executable.from_cache = True
             return executable
+        self._look_for_choices()
         plain = unroll(graph)
-        turns = plain.has_control or plain.free_axes
+        turns = plain.has_control or plain.free_axes or in_place(plain, self._updated_bytes_min)
         made = self._in_steps(graph, plain, force) if turns else self._straight(graph, plain, force)
         self._executables[graph.hash] = made
         return made
+
+    def _look_for_choices(self) -> None:
+        """Take what was measured since, here or by another process: what is compiled from now on has those forms."""
+        profile = self._shaders.profile
+        if self._tuned.choices is not profile.choices:
+            self._shaders = Shaders(replace(profile, choices=self._tuned.choices))
 
     def _in_steps(self, source: WireGraph, graph: WireGraph, force: bool) -> ControlExecutable:
         """A part that branches, loops or has collectives: its straight pieces are programs of their own."""
         inputs = {**graph.input_types, **graph.param_types}
         outputs = list(graph.output_types.values())
+        steps = schedule(graph, updated_bytes_min=self._updated_bytes_min)
         made = ControlExecutable(
-            self._device, source, schedule(graph), inputs, outputs, lambda inner: self._compile(inner, force)
+            self._device, source, steps, inputs, outputs, lambda inner: self._compile(inner, force), self._put
         )
         self._check_memory(made.memory_bytes + sum(type_.size_bytes for type_ in inputs.values()))
         return made
+
+    def _put(self, node: Node, types: tuple[TensorType, ...]) -> WgslExecutable:
+        """An update alone, whose result's memory is that of the tensor (updates.py)."""
+        graph, group = put_graph(node, types)
+        prepared(graph, self._shaders.profile)  # Unsupported for what there are no kernels for
+        key = self._key(graph, "wgsl put")
+        program = known = self._cache.read(key)
+        if program is None:
+            program = assemble(graph, self._shaders.of(graph, group))
+            self._cache.write(key, program)
+        outputs = list(graph.output_types.values())
+        cached, choices = known is not None, self._shaders.profile.choices
+        return WgslExecutable(self._device, graph, program, graph.input_types, outputs, {}, cached, choices)
 
     def _straight(self, source: WireGraph, graph: WireGraph, force: bool) -> WgslExecutable:
         key = self._key(graph)
@@ -120,7 +153,7 @@ class WgslEngine:
             program = None if force else self._cache.read(key)  # by whoever had the turn before
             cached = program is not None
             if program is None:
-                program = lower(graph, Shaders(self._device.profile) if force else self._shaders)
+                program = lower(graph, Shaders(self._shaders.profile) if force else self._shaders)
             if force:
                 for module in program.modules:
                     self._device.forget(module.text)
@@ -187,11 +220,13 @@ class WgslEngine:
         return handle
 
     def _spare(self) -> bool:
-        """Move the oldest output that is kept on the device, and that the present run does not read, to the host's
-        memory."""
+        """Spill a resident tensor, or else move the oldest output that is kept on the device, and that the present run
+        does not read, to the host's memory."""
+        if self.spill():
+            return True
         for handle in list(self._outputs.values()):
             value = handle.value
-            if value is not None and not any(value is given for given in self._reading):
+            if value is not None and value.size_bytes and not any(value is given for given in self._reading):
                 raw = self._device.read_in_pieces(value.memory, stored_size(handle.type))
                 handle.value, handle.array = None, from_stored(raw, handle.type)
                 return True
@@ -219,19 +254,38 @@ class WgslEngine:
     @property
     def held_bytes(self) -> int:
         """The device memory of all outputs that are kept there."""
-        return sum(handle.value.memory.size_bytes for handle in self._outputs.values() if handle.value is not None)
+        return sum(handle.value.size_bytes for handle in self._outputs.values() if handle.value is not None)
 
     def measure(self) -> Measured:
-        """f32 GFLOP/s at 512^3, GB/s of reading 16 MiB, seconds per call of a one-element graph, all by own kernels."""
+        """f32 GFLOP/s at 512^3, GB/s of reading 16 MiB, seconds per call of a one-element graph, all by own kernels; of
+        less where the budget is small."""
+        side, stream = self._fitting(_SIDE, 4), self._fitting(_STREAM, 2)
         return Measured(
-            gflops=2 * _SIDE**3 / self._timed(_matmul_graph(_SIDE)) / 1e9,
-            gbytes_per_s=4 * _STREAM**2 / self._timed(_stream_graph(_STREAM)) / 1e9,
+            gflops=2 * side**3 / self._timed(_matmul_graph(side)) / 1e9,
+            gbytes_per_s=4 * stream**2 / self._timed(_stream_graph(stream)) / 1e9,
             dispatch_s=self._timed(_stream_graph(1)),
         )
+
+    def tune(self, shape_class: str, seconds: float, stopped: Stopped = never) -> Tuned:
+        """Measure the forms of a kernel for a class of shapes, as protocol.tune has it."""
+        return self._tuner.tune(ShapeClass.parse(shape_class), seconds, stopped)
+
+    def untuned(self, executable: Executable) -> list[str]:
+        """The classes of a compiled part that could be measured, and were not."""
+        assert isinstance(executable, (WgslExecutable, ControlExecutable)), "an executable of this engine"
+        classes = {module.shape_class for program in _programs(executable) for module in program.modules} - {""}
+        unknown = sorted(text for text in classes if self._tuned.row(text).form is None)
+        return [text for text in unknown if measurable(ShapeClass.parse(text))]
 
     def close(self) -> None:
         self._executables.clear()
         self._device.close()
+
+    def _fitting(self, side: int, matrices: int) -> int:
+        """The side, halved until so many matrices of f32 are within the budget."""
+        while side > 1 and 4 * matrices * side**2 > self._device.memory_bytes:
+            side //= 2
+        return side
 
     def _timed(self, graph: WireGraph) -> float:
         """Least seconds of a few runs with resident inputs and one element read back; drivers compile in the first."""
@@ -247,11 +301,9 @@ class WgslEngine:
             self.unload(handle)
         return min(times)
 
-    def _key(self, graph: WireGraph) -> str:
-        adapter, profile = self._device.adapter, self._device.profile
-        return cache_key(
-            graph.hash, self._version, "wgsl", adapter.name, adapter.backend, adapter.driver, repr(profile)
-        )
+    def _key(self, graph: WireGraph, kind: str = "wgsl") -> str:
+        adapter, profile = self._device.adapter, self._shaders.profile
+        return cache_key(graph.hash, self._version, kind, adapter.name, adapter.backend, adapter.driver, repr(profile))
 
     def _check_memory(self, need: int) -> None:
         """OutOfMemory, before anything is allocated, for a part that can never run within the budget."""
@@ -269,7 +321,18 @@ class WgslEngine:
         if missing or any(b.name not in inputs for b in program.buffers if b.kind == "input"):
             raise ExecuteFailed("the cached program does not belong to this graph", next_step="Compile with force")
         outputs = list(graph.output_types.values())
-        return WgslExecutable(self._device, source, program, inputs, outputs, consts, cached)
+        choices = self._shaders.profile.choices
+        return WgslExecutable(self._device, source, program, inputs, outputs, consts, cached, choices)
+
+
+def _programs(executable: WgslExecutable | ControlExecutable) -> Iterator[Program]:
+    """The programs of a compiled part, and of what it branches to and repeats."""
+    if isinstance(executable, WgslExecutable):
+        yield executable.program
+    else:
+        for work in executable.work:
+            for inner in work.made.values():
+                yield from _programs(inner)
 
 
 def _checked(name: str, type_: TensorType, value: Any) -> Given:

@@ -7,8 +7,7 @@ the buffers of an earlier one where they are free, so bind groups are reused.
 
 from __future__ import annotations
 
-import weakref
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,23 +21,14 @@ from wire.ir.types import TensorType
 
 from ..engine.kernel_rows import executable_number
 from ..engine.protocol import Stopped, never
+from .choices import Choices
 from .device import Device, Memory, Step
-from .program import Dispatch, Program, padded
+from .program import Dispatch, Program, padded, stored_size
 from .slices import Costs, Pass
+from .values import Value
 
 _SETS_MAX = 16  # of buffers that take turns, and of bind groups: a session has a value per step in flight, up to 8
 _PIPELINE_BYTES, _BYTES_PER_CHARACTER = 400 << 10, 170  # of WGSL: measured with lavapipe, from 400 to 27,000 of them
-
-
-class Value:
-    """A tensor on the device, between two steps or two runs.  Its buffer goes back to the pool when nobody holds the
-    value."""
-
-    __slots__ = ("__weakref__", "memory")
-
-    def __init__(self, memory: Memory, owner: Device) -> None:
-        self.memory = memory
-        weakref.finalize(self, owner.give, memory).atexit = False
 
 
 Given = Value | NDArray[Any] | None  # None: a tensor without elements
@@ -54,7 +44,8 @@ class _Bound:
 
 
 class WgslExecutable:
-    """A compiled part.  `inputs` are in the order of `run`'s; `from_cache` says that nothing was generated.
+    """A compiled part.  `inputs` are in the order of `run`'s; `from_cache` says that nothing was generated.  Its
+    kernels have the forms of `choices`.
 
     Its constants go back to the device's pool when nobody holds it any more, or an output that is one of them.
     """
@@ -68,8 +59,10 @@ class WgslExecutable:
         outputs: Sequence[TensorType],
         consts: Mapping[str, NDArray[Any]],
         from_cache: bool,
+        choices: Choices,
     ) -> None:
         self.source = source
+        self.choices = choices
         self.number = executable_number()
         self.program = program
         self.inputs = dict(inputs)
@@ -95,7 +88,7 @@ class WgslExecutable:
     def kept_bytes(self) -> int:
         """The bytes of its constants, and of what drivers keep of its kernels."""
         code = sum(_PIPELINE_BYTES + _BYTES_PER_CHARACTER * len(module.text) for module in self.program.modules)
-        return code + sum(value.memory.size_bytes for value in self._consts.values())
+        return code + sum(value.size_bytes for value in self._consts.values())
 
     @property
     def dispatches(self) -> int:
@@ -129,6 +122,13 @@ class WgslExecutable:
         finally:
             self._give(bound.scratch)  # what uses it next is recorded after this
         return [bound.values.get(number) for number in self.program.outputs]
+
+    def record_over(self, memory: Memory, inputs: Sequence[Value | None]) -> None:
+        """Let a run follow whose only output is an update of the tensor in this memory (updates.py)."""
+        (output,) = self.program.outputs
+        given = {number: value.memory for number, place in self._inputs if (value := inputs[place]) is not None}
+        bound = {output: memory, **given}
+        self._device.record([self._pass(tuple(bound[number] for number in range(len(bound))))])
 
     def _bind(self, inputs: Sequence[Given], kept: Collection[int]) -> _Bound:
         """The buffers of a run; those with the numbers `kept` may outlive it."""
@@ -185,8 +185,12 @@ class WgslExecutable:
 
     def _step(self, place: int, dispatch: Dispatch, bound: tuple[Memory, ...]) -> Step:
         pipeline = self._pipelines[dispatch.shader]
-        sizes = [(bound[number], self.program.buffers[number].size_bytes) for number in dispatch.buffers]
-        return Step(pipeline, self._device.bind_group(pipeline, sizes), dispatch.grid, (self.number, place))
+        most, taken, pieces = self._device.profile.limits.piece_bytes, Counter[int](), list[tuple[Memory, int, int]]()
+        for number in dispatch.buffers:
+            at = taken[number] * most
+            pieces.append((bound[number], at, min(self.program.buffers[number].size_bytes - at, most)))
+            taken[number] += 1
+        return Step(pipeline, self._device.bind_group(pipeline, pieces), dispatch.grid, (self.number, place))
 
 
 def resident(device: Device, value: NDArray[Any]) -> Value:
@@ -199,10 +203,6 @@ def resident(device: Device, value: NDArray[Any]) -> Value:
 def to_stored(value: NDArray[Any]) -> NDArray[Any]:
     """An array as it lies on the device: bool as u32."""
     return value.astype(np.uint32) if value.dtype == np.bool_ else np.ascontiguousarray(value)
-
-
-def stored_size(type_: TensorType) -> int:
-    return type_.size * (4 if type_.dtype is BOOL else type_.dtype.itemsize)
 
 
 def from_stored(raw: NDArray[np.uint8], type_: TensorType) -> NDArray[Any]:

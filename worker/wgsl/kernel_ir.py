@@ -11,6 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ..compiler.expressions import Expr
+from .choices import Choice
+
+SUBGROUP_LANE = "subgroup_lane"  # the variable that is this invocation's place in its subgroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,7 @@ class Kernel:
     dtypes: dict[int, str]
     shared: tuple[Shared, ...] = ()
     in_place: frozenset[int] = field(default_factory=frozenset)  # buffers both read and stored
+    choice: Choice | None = None  # of its form, where there are several
 
 
 def statements(body: Sequence[Statement]) -> Iterator[Statement]:

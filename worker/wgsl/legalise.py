@@ -18,6 +18,7 @@ ROWS: dict[tuple[str, str], str] = {
     )},
     **{(op, "f32"): f"{op}({{0}})" for op in ("sqrt", "floor", "round", "abs")},
     **{(op, "f32"): f"gm_{op}({{0}}, {{1}})" for op in ("max", "min", "pow", "rem", "atan2", "eq", "lt", "le")},
+    **{(op, "f32x4"): f"gm_{op}4({{0}})" for op in ("sin", "cos")},
     ("ne", "f32"): "(!gm_eq({0}, {1}))",
     ("gt", "f32"): "gm_lt({1}, {0})",
     ("ge", "f32"): "gm_le({1}, {0})",

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 
-from wire.errors import Unsupported
 from wire.ir.graph import Node, WireGraph
 from wire.ir.ops import LEAVES
 from wire.passes.provenance import Provenance
-from wire.units import need_text, room_text
 
 from ..compiler.constants import splat_bits
 from ..compiler.fuse import WEIGHTS_MAX, Group, fuse
 from ..compiler.memory import assign_slots
 from ..compiler.shorter_sums import shorter_sums
 from .canonicalise import canonicalise
-from .emit import Shader, TextTooLong
+from .emit import Shader, TextTooLong, TooLarge, check_size
 from .profile import Profile
-from .program import Buffer, Dispatch, Module, Program, padded
+from .program import Buffer, Dispatch, Module, Program, padded, stored_size
 from .shaders import Shaders
 
 
@@ -27,24 +26,33 @@ def lower(graph: WireGraph, known: Shaders) -> Program:
     Unsupported (op, dtype or size, with need and have) is raised here and never at a run.
     """
     plain = prepared(graph, known.profile)
-    shaders = [shader for _, shaders in grouped(plain, known) for shader in shaders]
-    _check_sizes(plain, shaders, known.profile)
-    return _assemble(plain, shaders)
+    for index in (*plain.inputs, *plain.params, *plain.outputs):
+        check_size(plain.types[index], plain.nodes[index].op, known.profile.limits)
+    return assemble(plain, [shader for _, shaders in grouped(plain, known) for shader in shaders])
 
 
 def prepared(graph: WireGraph, profile: Profile, provenance: Provenance | None = None) -> WireGraph:
     """The graph that groups are made of."""
-    return shorter_sums(canonicalise(graph, profile, provenance), provenance)
+    plain = shorter_sums(canonicalise(graph, profile, provenance), provenance)
+    return replace(plain, outputs=tuple(where_it_lies(plain, index) for index in plain.outputs))
+
+
+def where_it_lies(graph: WireGraph, index: int) -> int:
+    """The tensor that this one is in another shape.  An output has the memory of that: nobody copies it."""
+    while graph.nodes[index].op == "reshape" and graph.types[index].size:
+        (index,) = graph.nodes[index].inputs
+    return index
 
 
 def grouped(graph: WireGraph, known: Shaders) -> list[tuple[Group, list[Shader]]]:
-    """All groups with their shaders, in order.  Groups are made smaller if their text would be too long."""
+    """All groups with their shaders, in order.  Groups are made smaller if their text would be too long, or they would
+    bind too much."""
     *larger, smallest = WEIGHTS_MAX
     target = known.profile.target
     for weight_max in larger:
         try:
             return [(group, known.of(graph, group)) for group in fuse(graph, target, weight_max)]
-        except TextTooLong:
+        except (TextTooLong, TooLarge):
             continue
     return [(group, known.of(graph, group)) for group in fuse(graph, target, smallest)]
 
@@ -58,27 +66,11 @@ def const_key(node: Node) -> str:
 
 
 def stored_bytes(graph: WireGraph, index: int) -> int:
-    """Device bytes of a tensor; bool takes four per element."""
-    type_ = graph.types[index]
-    return padded(type_.size * (4 if type_.dtype.name == "bool" else type_.dtype.itemsize))
+    """Device bytes of a tensor's buffer."""
+    return padded(stored_size(graph.types[index]))
 
 
-def _check_sizes(graph: WireGraph, shaders: list[Shader], profile: Profile) -> None:
-    limits = profile.limits
-    most = min(limits.binding_bytes, limits.buffer_bytes)
-    bound = {buffer for shader in shaders for buffer in shader.buffers}
-    for index in sorted(bound | {output for output in graph.outputs if graph.types[output].size}):
-        need = stored_bytes(graph, index)
-        if need > most:
-            raise Unsupported(
-                f"a tensor {graph.types[index]} needs a binding of {need_text(need)}, this adapter has "
-                f"{room_text(most)}",
-                op=graph.nodes[index].op,
-                next_step="Cut the tensor, or place this part on a cpu engine",
-            )
-
-
-def _assemble(graph: WireGraph, shaders: list[Shader]) -> Program:
+def assemble(graph: WireGraph, shaders: list[Shader]) -> Program:
     modules: dict[Module, int] = {}
     uses = [shader.buffers for shader in shaders]
     live = [output for output in graph.outputs if graph.types[output].size]
@@ -92,7 +84,7 @@ def _assemble(graph: WireGraph, shaders: list[Shader]) -> Program:
     buffers += [Buffer("slot", "", size) for size in slots]
     dispatches = []
     for shader in shaders:
-        module = Module(shader.text, shader.stored)
+        module = Module(shader.text, shader.stored, str(shader.choice.shape_class) if shader.choice else "")
         place = modules.setdefault(module, len(modules))
         dispatches.append(Dispatch(place, tuple(number[buffer] for buffer in shader.buffers), shader.grid))
     outputs = tuple(number[output] if graph.types[output].size else -1 for output in graph.outputs)

@@ -4,7 +4,8 @@ WGSL lets an implementation assume that NaN and Inf do not happen and asks littl
 lavapipe log is off by 1e4 ulp).  So every special case is decided on bits, and every transcendental is our own
 polynomial: fdlibm's and Cephes' where they have one for f32, N. Juffa's for erf and the reduction of large sin.
 Nothing here relies on fma or on error-free additions that a fast-math compiler may remove.  Software drivers do all
-sides of a branch for every element, so what is rare is short, too: the words of 2/pi are picked bit by bit of a place.
+sides of a branch for every element, and the body of a loop at least once.  So what is rare is short, too: the words of
+2/pi are picked bit by bit of a place; and of four elements (`gm_wave4`) it is done once for each that needs it.
 
 Names start with `gm_`; a function may call others, `closure` finds them.  To add one: a `fn` in the text.
 """
@@ -187,6 +188,33 @@ fn gm_wave(x: f32, shift: u32) -> f32 {
 }
 fn gm_sin(x: f32) -> f32 { return select(x, gm_wave(x, 0u), gm_nonzero(x)); }
 fn gm_cos(x: f32) -> f32 { return gm_wave(x, 1u); }
+fn gm_wave4(x: vec4<f32>, shift: u32) -> vec4<f32> {
+  let k = round(x * 0.636619772f);
+  var r = ((x - k * 1.5703125f) - k * 4.837512969970703125e-4f) - k * 7.54978995489188e-8f;
+  var q = bitcast<vec4<u32>>(k + 12582912.0f);
+  var far = abs(x) > vec4<f32>(8192.0f);
+  loop {
+    if (!any(far)) { break; }
+    let xy = far.x || far.y;
+    let one = vec4<bool>(far.x, far.y && !far.x, far.z && !xy, far.w && !(far.z || xy));
+    let t = gm_turn_large(select(select(select(x.w, x.z, far.z), x.y, far.y), x.x, far.x));
+    r = select(r, vec4<f32>(t.x), one);
+    q = select(q, vec4<u32>(u32(t.y)), one);
+    far = far & !one;
+  }
+  q = q + shift;
+  let z = r * r;
+  let s = r + r * z * (-1.6666654611e-1f + z * (8.3321608736e-3f - z * 1.9515295891e-4f));
+  let p = z * z * (4.166664568298827e-2f + z * (-1.388731625493765e-3f + z * 2.443315711809948e-5f));
+  let odd = (q & vec4<u32>(1u)) != vec4<u32>();
+  let v = bitcast<vec4<u32>>(select(s, 1.0f - 0.5f * z + p, odd)) ^ ((q & vec4<u32>(2u)) << vec4<u32>(30u));
+  let unturned = (bitcast<vec4<u32>>(x) & vec4<u32>(0x7fffffffu)) >= vec4<u32>(0x7f800000u);
+  return bitcast<vec4<f32>>(select(v, vec4<u32>(0x7fc00000u), unturned));
+}
+fn gm_sin4(x: vec4<f32>) -> vec4<f32> {
+  return select(x, gm_wave4(x, 0u), (bitcast<vec4<u32>>(x) & vec4<u32>(0x7fffffffu)) != vec4<u32>());
+}
+fn gm_cos4(x: vec4<f32>) -> vec4<f32> { return gm_wave4(x, 1u); }
 fn gm_tan(x: f32) -> f32 {
   if (gm_unturned(x)) { return gm_bits(0x7fc00000u); }
   if (!gm_nonzero(x)) { return x; }

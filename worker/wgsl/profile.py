@@ -7,15 +7,20 @@ changes generated text, nothing else, because every field is part of the cache k
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 
 from wire.errors import ConfigError
+from wire.ir.types import TensorType
 
 from ..compiler.scores import MOVES
 from ..compiler.target import UNPACKING, Target
+from .choices import Choices
 from .legalise import COSTLY, LOOPING
+from .program import padded, stored_size
 
-KIB, MIB = 1 << 10, 1 << 20
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+OFFSETS = 256  # bindings begin at multiples of so many bytes, on every adapter
+TENSORS_MAX = 4  # of one op's kernel: three operands and the result
 SUBGROUPS = (8, 16)  # the sizes that kernels are made for
 
 
@@ -29,6 +34,21 @@ class DeviceLimits:
     invocations: int = 256  # in one workgroup
     workgroup_bytes: int = 16 * KIB  # workgroup memory
     groups_per_dimension: int = 65_535
+
+    @property
+    def piece_bytes(self) -> int:
+        """What one binding has of a tensor that several of them have."""
+        return self.binding_bytes - self.binding_bytes % OFFSETS
+
+    @property
+    def tensor_bytes(self) -> int:
+        """The most that a tensor may take for there to be a kernel of every op.  Elements have numbers below 2^31."""
+        bindings = max(1, self.storage_buffers // TENSORS_MAX)
+        return min(self.buffer_bytes, self.piece_bytes * bindings, 4 * GIB - OFFSETS)
+
+    def bindings(self, type_: TensorType) -> int:
+        """How many a tensor takes."""
+        return -(-padded(stored_size(type_)) // self.piece_bytes)
 
     def lowered_to(self, override: Mapping[str, int]) -> DeviceLimits:
         """These limits, none above `override`; names are the fields'."""
@@ -55,7 +75,7 @@ class Profile:
     `software` devices (lavapipe, WARP) pay for barriers and per-lane loads, not for occupancy.  `loop_trips` is how
     many loop iterations one invocation may make: lavapipe silently stops at 65,535, summed over all its loops.
     `subgroup` is how many neighbouring invocations can read each other's registers, where that was measured, else 0;
-    only software devices are asked.
+    only software devices are asked.  `choices` are what was measured on it to be faster than the first guesses.
     """
 
     limits: DeviceLimits = DeviceLimits()
@@ -64,19 +84,26 @@ class Profile:
     subgroup: int = 0
     loop_trips: int = 60_000
     wgsl_bytes: int = 256 * KIB
+    choices: Choices = field(default_factory=Choices)
 
     @property
     def target(self) -> Target:
         """This device as the passes see it."""
         return Target(
-            self.limits.storage_buffers - 1,
+            self.limits.storage_buffers,
             KINDS,
             MOVES | {"cast", "const"},
             COSTLY,
             LOOPING,
             scores_max=self.loop_trips // 3,
             unpacking=UNPACKING,
+            bindings=self.limits.bindings,
         )
+
+    @property
+    def usual_invocations(self) -> int:
+        """The invocations of a workgroup where they have nothing to do with each other."""
+        return min(self.limits.invocations, 128 if self.software else 64)
 
     @property
     def dtypes(self) -> tuple[str, ...]:

@@ -10,7 +10,10 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-FORMAT = 1
+from wire.ir.dtypes import BOOL
+from wire.ir.types import TensorType
+
+FORMAT = 2
 KINDS = ("input", "const", "slot")
 PAD = 16  # buffers are multiples of one vec4
 
@@ -26,7 +29,10 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Run shader `shader` on `grid` workgroups with `buffers` bound in order."""
+    """Run shader `shader` on `grid` workgroups with `buffers` bound in order.
+
+    A buffer that is there several times is bound in so many pieces: its first one, the next, and so on.
+    """
 
     shader: int
     buffers: tuple[int, ...]
@@ -35,10 +41,11 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """A shader's text and which of its bindings it stores to."""
+    """A shader's text, which of its bindings it stores to, and the shape class that its form was chosen for, if any."""
 
     text: str
     stored: tuple[bool, ...]
+    shape_class: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +63,11 @@ class Program:
         return sum(buffer.size_bytes for buffer in self.buffers if buffer.kind != "input")
 
 
+def stored_size(type_: TensorType) -> int:
+    """The bytes of a tensor on the device, where a bool takes four."""
+    return type_.size * (4 if type_.dtype is BOOL else type_.dtype.itemsize)
+
+
 def padded(size_bytes: int) -> int:
     """A buffer's size for so many bytes of tensor; never zero."""
     return max(PAD, size_bytes + -size_bytes % PAD)
@@ -65,7 +77,7 @@ def to_json(program: Program) -> str:
     return json.dumps(
         {
             "format": FORMAT,
-            "modules": [[module.text, list(module.stored)] for module in program.modules],
+            "modules": [[module.text, list(module.stored), module.shape_class] for module in program.modules],
             "buffers": [[buffer.kind, buffer.name, buffer.size_bytes] for buffer in program.buffers],
             "dispatches": [[d.shader, list(d.buffers), list(d.grid)] for d in program.dispatches],
             "outputs": list(program.outputs),
@@ -80,7 +92,7 @@ def from_json(text: str) -> Program:
         if data["format"] != FORMAT:
             raise ValueError(f"format {data['format']}")
         program = Program(
-            tuple(Module(str(text), tuple(bool(s) for s in stored)) for text, stored in data["modules"]),
+            tuple(Module(str(text), tuple(bool(s) for s in stored), str(of)) for text, stored, of in data["modules"]),
             tuple(Buffer(str(kind), str(name), int(size)) for kind, name, size in data["buffers"]),
             tuple(Dispatch(int(s), tuple(map(int, b)), _grid(g)) for s, b, g in data["dispatches"]),
             tuple(map(int, data["outputs"])),

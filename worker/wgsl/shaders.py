@@ -46,4 +46,5 @@ def lower_cut(part: Cut, profile: Profile) -> tuple[Shader, ...]:
     graph = WireGraph(part.nodes, (root,), ("0",), part.types)
     reads = {number for number, node in enumerate(part.nodes) if node.op == "input"}
     group = Group(root, part.kind, list(part.anchors), set(), reads)
-    return tuple(emit(kernel, profile) for kernel in LOWERINGS[part.kind](Frame(graph, group, profile)))
+    kernels = LOWERINGS[part.kind](Frame(graph, group, profile))
+    return tuple(emit(kernel, profile, part.types) for kernel in kernels)

@@ -37,7 +37,7 @@ from wire.ir.dtypes import BOOL
 from wire.ir.graph import Node, WireGraph
 from wire.ir.ops import CONTROL, ELEMENTWISE, LEAVES, VIEWS, WHILE_TRIPS, inner_graphs
 from wire.limits import MIB
-from wire.units import size_text
+from wire.units import need_text, room_text, size_text
 
 from .device_constraints import allows, check_devices, pins
 from .graph_index import GraphIndex, GraphNode, Unit
@@ -53,6 +53,8 @@ SiteIndex = int  # a position in `CostModel.sites`
 PartKey = int  # a part: its stage times the number of sites, plus the index of its site
 Work = tuple[int, int, int]  # flops, bytes moved, turns of a loop
 BINDING_BYTES_MIN = 128 * MIB  # every device binds tensors of so many bytes: WebGPU's minimum
+LIMITS_TOLD = 4  # of devices, in an error
+NUMBERED_MAX = (1 << 31) - 1  # elements; kernels for GPUs cannot count more, whether they are in memory or not
 
 
 class Need(NamedTuple):
@@ -189,13 +191,26 @@ class CostModel:
     def _check_able(self) -> None:
         for able, index in zip(self.able, self.index.units, strict=True):
             if not able:
-                node, size = self.graph.nodes[index], _tensor_bytes(self.graph, index)
-                large = f" with a tensor of {size_text(size)}" if size else ""
-                raise PlacementError(
-                    f"no worker can compute {node.op} on {self.graph.types[index]}{large}",
-                    op=f"{node.op} (node {index})",
-                    next_step="Add a worker that supports it, or rewrite without it",
-                )  # fmt: skip
+                raise self._unable(index)
+
+    def _unable(self, index: int) -> PlacementError:
+        """The error for a node that no device computes.  It tells the limits of those that lack nothing but size."""
+        node, size = self.graph.nodes[index], _tensor_bytes(self.graph, index)
+        wanted = needs(self.graph, index)
+        narrow = [
+            f"{device.engine} of {worker.name} takes {room_text(device.tensor_bytes_max)}"
+            for worker in self.profiles.workers
+            for device in worker.devices
+            if device.tensor_bytes_max < size and all(device.supports(need.op, need.dtypes) for need in wanted)
+        ]
+        large = f" with a tensor of {need_text(size)}: {', '.join(narrow[:LIMITS_TOLD])}" if narrow else ""
+        return PlacementError(
+            f"no worker can compute {node.op} on {self.graph.types[index]}{large}",
+            op=f"{node.op} (node {index})",
+            next_step="Cut the tensor, or add a worker that computes on its CPU"
+            if narrow
+            else "Add a worker that supports it, or rewrite without it",
+        )
 
     @cached_property
     def by_speed(self) -> list[int]:
@@ -467,10 +482,13 @@ def _large_tensors(graph: WireGraph) -> Mapping[int, int]:
 
     Those are what comes from outside and what leaves, products with params, what ops make that no kernel computes on
     the way to something else, and what is made of these.  Others, such as the scores of attention, may never be there.
+    What has more elements than kernels count is large in any case.
     """
     large, outputs = dict[int, int](), frozenset(graph.outputs)
     for index, (node, type_) in enumerate(zip(graph.nodes, graph.types, strict=True)):
         size = type_.size * (4 if type_.dtype is BOOL else type_.dtype.itemsize)  # GPUs take 4 bytes for a bool
+        if type_.size > NUMBERED_MAX:
+            large[index] = size
         if size <= BINDING_BYTES_MIN or node.op in ("const", "iota"):
             continue
         weights = node.op == "dot" and any(graph.nodes[source].op == "param" for source in node.inputs)

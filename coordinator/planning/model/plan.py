@@ -226,6 +226,8 @@ class Plan:
     how: str = ""  # the strategy that `auto` chose
     candidates: tuple[Candidate, ...] = ()  # what it chose among, the best first
     unkept: tuple[str, str] | None = None  # why the copies wanted are not all kept, for lack of memory; and what to do
+    candidate: str = ""  # which of the candidates it is
+    measured: tuple[tuple[str, float], ...] = ()  # what calls took by some of them, as it was chosen
 
     @property
     def ranks(self) -> dict[int, Gang]:

@@ -13,7 +13,7 @@ from functools import cached_property
 from wire.errors import ProtocolError
 from wire.protocol.messages import COORDINATOR_NODE, DeviceReport, Joined
 
-TENSOR_LIMITS = ("binding_bytes", "buffer_bytes")  # of a device, as WebGPU has them
+TENSOR_LIMITS = ("binding_bytes", "buffer_bytes")  # of a device whose engine does not name its `tensor_bytes`
 CLIENT = COORDINATOR_NODE  # the node id that stands for whoever holds inputs and wants outputs
 
 
@@ -197,6 +197,7 @@ def worker_profile(node_id: str, name: str, joined: Joined, ops: frozenset[str])
 
 
 def _device(report: DeviceReport) -> DeviceProfile:
+    limits = [report.limits[name] for name in TENSOR_LIMITS if name in report.limits]
     return DeviceProfile(
         report.index,
         report.engine,
@@ -207,7 +208,5 @@ def _device(report: DeviceReport) -> DeviceProfile:
         report.memory_bytes,
         report.dtypes_by_op,
         arithmetic=report.driver,
-        tensor_bytes_max=min(
-            (report.limits[name] for name in TENSOR_LIMITS if name in report.limits), default=math.inf
-        ),
+        tensor_bytes_max=report.limits.get("tensor_bytes", min(limits, default=math.inf)),
     )

@@ -60,7 +60,12 @@ def exchange_s(graph: WireGraph, axes: Axes, sizes: Sizes, nodes: Sequence[str],
             slowest = _slowest([_way(nodes[one], nodes[other], profiles) for one, other in pairs])
             worst[over] = slowest, len(among[0])
         seconds += exchange.times * _seconds(exchange, *worst[over])
-    return seconds * profiles.exchange_factor(nodes)
+    return seconds * exchange_factor(graph, nodes, profiles)
+
+
+def exchange_factor(graph: WireGraph, nodes: Sequence[str], profiles: Profiles) -> float:
+    """The factor by which these workers' collectives take longer than priced; 1 for ranks that exchange nothing."""
+    return profiles.exchange_factor(nodes) if exchanged_bytes(graph, len(nodes)) else 1.0
 
 
 def sending_rates(nodes: Sequence[str], profiles: Profiles) -> tuple[float, ...]:

@@ -44,7 +44,7 @@ from ..model.profiles import CLIENT, Profiles
 from ..model.region_builder import RegionBuilder
 from ..model.subgraphs import output_source, parts_of
 from ..placement.partition import Partitioner
-from .collective_cost import exchange_s, exchanged_bytes, sending_rates
+from .collective_cost import exchange_factor, exchange_s, exchanged_bytes, sending_rates
 from .rank_placement import Site, able, sites_for
 from .rank_programs import Blocks, RankWork, WantedValue
 
@@ -228,7 +228,7 @@ class _RankPlanner:
         nodes = [site.worker.node_id for site in sites]
         shared_s = exchange_s(graph, ranks.axes, ranks.sizes, nodes, self._profiles)
         rates = sending_rates(nodes, self._profiles)
-        slower = self._profiles.exchange_factor(nodes)
+        slower = exchange_factor(graph, nodes, self._profiles)
         self._gangs.append(Gang(tuple(numbers), ranks.axes, ranks.sizes, shared_s, sent, rates, slower))
         self._seconds += max(seconds) + shared_s
 

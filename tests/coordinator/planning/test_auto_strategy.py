@@ -78,6 +78,48 @@ def test_one_worker_is_enough_for_what_is_little() -> None:
     assert any(each.why.endswith("at least") for each in plan.candidates), "and nobody split it to find out"
 
 
+ROWS, FAST = layers(256, 64, 4), machines([0.01] * 2)
+
+
+def test_what_calls_took_counts_more_than_what_is_predicted() -> None:
+    first = make_plan(ROWS, FAST)
+    predicted = names(first)
+    assert first.candidate == "data 2" and predicted["single"]
+    took = 1.6 * predicted["single"]
+    single = make_plan(ROWS, FAST, measured=(("data 2", took),))
+    assert single.candidate == "single" and not single.gangs and names(single)["data 2"] == took
+    assert any(reason.startswith("calls took") and "by data 2" in reason for reason in single.reasons)
+    both = (("data 2", took), ("single", 1.1 * took))
+    again = make_plan(ROWS, FAST, measured=both)
+    assert again.candidate == "data 2" and again.seconds == took, "it is the better one of two that are known"
+    assert make_plan(ROWS, FAST, measured=both) == again
+
+
+def test_an_error_of_all_predictions_tries_nothing_else() -> None:
+    first = make_plan(ROWS, FAST)
+    for times in (0.5, 0.8, 1.25, 1.6):
+        plan = make_plan(ROWS, FAST, measured=(("data 2", times * first.seconds),))
+        assert plan.candidate == "data 2", f"everything may take {times} times as long as predicted"
+
+
+def test_a_cut_that_saves_next_to_nothing_is_not_worth_another_worker() -> None:
+    """Of two branches one is so short that another worker for it saves a hundredth; two equal ones save half."""
+    x = np.ones((1, 4096), np.float32)
+
+    def branches(short: int, long: int) -> WireGraph:
+        return mesh.trace(lambda a: (_sines(a, short), _sines(a + 1, long)), x)
+
+    profiles = machines([1e-3] * 2, [Link(0.0, 1e12)] * 2)
+    assert make_plan(branches(1, 60), profiles).candidate == "single"
+    assert make_plan(branches(30, 31), profiles).candidate == "cut 2"
+
+
+def _sines(value: Any, times: int) -> Any:
+    for _ in range(times):
+        value = mnp.sin(value)
+    return value
+
+
 def test_what_does_not_fit_one_worker_is_shared_out() -> None:
     graph = layers(64, 128, 6)
     share = sum(kind.size_bytes for kind in graph.param_types.values()) // 2

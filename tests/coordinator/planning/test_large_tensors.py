@@ -68,7 +68,7 @@ def test_what_a_device_cannot_bind_is_computed_by_another(make: Callable[[], Wir
     graph = make()
     assert used(graph, machines()) == {CPU}
     assert used(graph, machines(tensor_bytes_max=1 << 32)) == {GPU}
-    with pytest.raises(PlacementError, match=r"with a tensor of 1[56]0"):
+    with pytest.raises(PlacementError, match=r"with a tensor of 16\d.0 MiB: wgsl of worker-0 takes 128.0 MiB .*Cut"):
         make_plan(graph, machines(cpu=False), "single")
 
 
@@ -76,8 +76,25 @@ def test_tensors_that_need_not_be_in_memory_decide_nothing() -> None:
     assert used(scores(), machines()) == {GPU}
 
 
-def test_a_device_tells_its_limit() -> None:
-    limits = {"binding_bytes": 7, "buffer_bytes": 5, "invocations": 1}
+def counted(shape: tuple[int, int]) -> WireGraph:
+    """Elements that are in no memory: a kernel makes each where it looks for the greatest."""
+    builder = GraphBuilder()
+    spread = builder.add("broadcast", builder.input("x", (1, 1), F32), shape=shape)
+    return builder.build([builder.add("reduce_max", builder.add("exp", spread), axes=(0, 1))])
+
+
+def test_more_elements_than_kernels_for_gpus_count_are_computed_by_another_device_or_refused() -> None:
+    roomy = machines(tensor_bytes_max=1 << 32)
+    assert used(counted((1 << 15, (1 << 16) - 1)), roomy) == {GPU}
+    with pytest.raises(PlacementError, match=r"a tensor of 8.0 GiB: wgsl of worker-0 takes 4.0 GiB .*Cut the tensor"):
+        make_plan(counted((1 << 15, 1 << 16)), machines(tensor_bytes_max=1 << 32, cpu=False), "single")
+    with pytest.raises(PlacementError, match=r"needs .* and has 16.0 GiB.*Raise --max-memory"):
+        make_plan(counted((1 << 15, 1 << 16)), roomy, "single")
+
+
+@pytest.mark.parametrize("named", [{"tensor_bytes": 5, "binding_bytes": 2}, {"binding_bytes": 7, "buffer_bytes": 5}])
+def test_a_device_tells_its_limit(named: dict[str, int]) -> None:
+    limits = {**named, "invocations": 1}
     report = DeviceReport(0, "wgsl", "", "", "", True, 1 << 30, limits, {"add": ("f32",)}, 5.0, 10.0, 1e-4)
     profile = worker_profile("id", "name", Joined((report,), 1 << 30, ()), frozenset({"add"}))
     (made,) = profile.devices

@@ -13,6 +13,7 @@ from support.compare import same_bits
 from support.machines.profiles import NARROW, alike_profiles, device, near, random_profiles, worker
 from support.machines.run_plan import memory_by_device, run_plan
 
+from coordinator.planning.auto_strategy import GAIN_MIN
 from coordinator.planning.model.cost_model import CostModel, needs
 from coordinator.planning.model.liveness import DUPLICATED
 from coordinator.planning.model.plan import FromPart, Part, Plan
@@ -148,8 +149,10 @@ def test_auto_is_never_slower_than_the_other_strategies() -> None:
     for seed in range(40):
         graph = random_graph(seed).graph
         profiles = random_profiles(np.random.default_rng([seed, 3]), 3)
-        seconds = {strategy: make_plan(graph, profiles, strategy).seconds for strategy in FOR_ANY_GRAPH}
-        assert seconds["auto"] <= min(seconds.values()) * (1 + 1e-9), seed
+        plans = {strategy: make_plan(graph, profiles, strategy) for strategy in FOR_ANY_GRAPH}
+        auto, least_s = plans["auto"], min(plan.seconds for plan in plans.values())
+        alone = len({part.node for part in auto.parts}) == 1  # as long as more workers save next to nothing
+        assert auto.seconds <= least_s * (1 + 1e-9) / (1 - GAIN_MIN * alone), seed
 
 
 def test_the_same_question_gets_the_same_plan() -> None:

@@ -583,3 +583,57 @@ def test_a_read_of_what_only_a_plan_has_that_did_no_step_yet_ends_nothing(every:
             assert world.told[3] == 3 and world.states[2] == 4
         assert not world.ended
     assert struck >= 5
+
+
+DURABLE = [
+    Policy("buddy", every=3, durable=True),
+    Policy("coded", every=3, durable=True),
+    Policy("checkpoint", every=4, durable=True),
+    Policy("none", ahead=3, durable=True),
+]
+
+
+@pytest.mark.parametrize("policy", DURABLE, ids=lambda policy: policy.copies)
+@pytest.mark.parametrize("form", ["spread", "together", "replicas"])
+def test_what_a_client_has_no_answer_of_is_done_again_after_a_restart_and_nothing_else_is_told(
+    policy: Policy, form: str
+) -> None:
+    """In every second life, a worker dies with the coordinator where others have copies, once these are whole again."""
+    for seed in range(40):
+        dies = seed % 2 == 1 and policy.copies in ("buddy", "coded")
+        world = World(seed, policy, together=form == "together", replicas=form == "replicas")
+        chance, heard, asked = world.random, 0, 0
+        for _ in range(8):
+            for _ in range(chance.randint(0, 6)):
+                world.ask()
+                asked += 1
+            for _ in range(chance.randint(0, 40)):
+                world.deliver()
+                if chance.random() < 0.2:
+                    heard = chance.randint(heard, len(world.told))
+                    world.hear(heard)
+            if policy.copies == "none" and chance.random() < 0.3:
+                world.feed(ev.ReplayLimitExceeded())
+            if chance.random() < 0.3:
+                world.feed(ev.BetterPlanFound())
+                world.settle()
+            heard = chance.randint(heard, len(world.told))
+            world.restart(heard, chance.choice(world.names) if dies else "")
+            assert not world.ended, world.ended
+            if not dies and chance.random() < 0.7:
+                continue
+            for _ in range(2 * policy.every):
+                world.ask()
+                asked += 1
+            while heard < asked:
+                world.settle()
+                assert len(world.told) > heard, "it does not get on"
+                heard = len(world.told)
+                world.hear(heard)
+            world.settle()
+        while heard < asked:
+            world.settle()
+            assert len(world.told) > heard, "it does not get on"
+            heard = len(world.told)
+            world.hear(heard)
+        assert list(world.told) == list(range(asked)) and not world.ended and not world.rejected

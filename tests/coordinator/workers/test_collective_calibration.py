@@ -46,6 +46,14 @@ def test_collectives_that_take_longer_than_priced_are_priced_higher_in_the_next_
     assert calibration.factors == {first: 8.0, second: 8.0}, "what was learnt is in the price already, and stays"
 
 
+def test_ranks_that_exchange_nothing_are_priced_as_ever() -> None:
+    builder = GraphBuilder()
+    rows = builder.build([builder.add("exp", builder.input("x", (1 << 16, 8), F32))])
+    slow = replace(THREE, exchanging=dict.fromkeys((worker.node_id for worker in THREE.workers), 8.0))
+    (gang,), (same,) = (make_plan(rows, profiles, 'data {"ranks":3}').gangs for profiles in (THREE, slow))
+    assert gang.sent_bytes == 0 and gang == same
+
+
 def test_a_step_that_is_about_as_priced_or_lacks_a_rank_teaches_nothing() -> None:
     plan = planned(THREE)
     priced_s = plan.gangs[0].seconds

@@ -51,6 +51,7 @@ class Deployed:
     owners: dict[Any, frozenset[str]] = field(default_factory=dict)
     nodes: frozenset[str] = frozenset()
     values: dict[str, int] = field(default_factory=dict)  # by node: what it has come to
+    oldest: dict[str, int] = field(default_factory=dict)  # by node: the oldest value that it has still
 
 
 @dataclass
@@ -83,13 +84,48 @@ class World:
         self.feeds_from = 0
         self.ended: list[MeshError | None] = []
         self.runs = 0
+        self.manifest = self.machine.manifest  # as it was written down last
+        self.recorded = self.machine.recorded
         self.perform(self.machine.begin(self.now))
 
     # -- what a test does
 
     def feed(self, event: ev.Event) -> None:
-        self.perform(self.machine.handle(event, self.now))
+        actions = self.machine.handle(event, self.now)
+        if self.recorded != self.machine.recorded:
+            self.manifest, self.recorded = self.machine.manifest, self.machine.recorded
+        self.perform(actions)
         self.machine.validate()
+
+    def hear(self, steps: int) -> None:
+        """The client says that it has the answers of so many steps."""
+        self.feed(ev.AnswersHeard(steps))
+
+    def restart(self, told: int, dead: str = "") -> None:
+        """The coordinator dies with all that is on its way to it, and another one goes on: the client has the answers
+        of `told` steps, and asks for the others anew.  A worker may die with it, and come back with nothing."""
+        asked = self.machine.next_number
+        self.told = {number: answer for number, answer in self.told.items() if number < told}
+        self.waiting, self.rejected = [], {}
+        for key in [key for key in self.kept if key[1] == CLIENT]:
+            del self.kept[key]
+        self.machine = SessionState.restored(
+            self.manifest, told, self.policy, (), lambda: next(self.numbers), DEFAULT_TIMEOUTS
+        )
+        assert self.manifest.first_feed(told) >= self.feeds_from, "the client let feeds go that are needed"
+        self.perform(self.machine.begin(self.now))
+        self.machine.validate()
+        for _ in range(told, asked):
+            self.ask()
+        for name in self.random.sample(sorted(self.alive), len(self.alive)):
+            self.alive.discard(name)
+        for name in self.names:
+            if name == dead:
+                for key in [key for key in [*self.kept, *self.snapped] if key[1] == name]:
+                    self.kept.pop(key, None)
+                    self.snapped.pop(key, None)
+            if not self.ended:
+                self.come_back(name, name == dead)
 
     def ask(self) -> int:
         number = self.machine.next_number
@@ -219,12 +255,14 @@ class World:
         plan = self.plans[action.generation]
         assert action.number >= self.feeds_from
         assert plan.start + action.step == action.number
+        assert action.step - action.committed < self.policy.ahead, "a worker holds more values than it has room for"
         assert action.node in self.alive
         if action.node not in plan.values:
             error = StaleGeneration("that plan is not here")
             self.waiting.append(ev.RunFailed(action.generation, action.step, action.node, error))
             return
         self.runs += 1
+        plan.oldest[action.node] = plan.start + action.committed
         plan.values[action.node] = max(plan.values[action.node], action.number + 1)
         answers: list[ev.Event] = [ev.NodeRan(action.generation, action.step, action.node)]
         if action.node == min(plan.nodes):
@@ -252,7 +290,7 @@ class World:
     def _TakeSnapshot(self, action: ev.TakeSnapshot) -> None:
         plan = self.plans[action.generation]
         value = plan.start + action.step + 1
-        if plan.values.get(action.node, -1) < value:
+        if not plan.oldest.get(action.node, plan.start) <= value <= plan.values.get(action.node, -1):
             error = BlobMissing("that value is not here")
             self.waiting.append(ev.CopyFailed(action.copy, action.node, error))
             return

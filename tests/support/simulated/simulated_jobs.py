@@ -14,9 +14,10 @@ from typing import TypeVar
 import numpy as np
 
 from coordinator.coordinator import Coordinator, CoordinatorConfig
-from coordinator.jobs.job_service import JobService
+from coordinator.jobs.job_service import JobService, for_clients
 from coordinator.jobs.job_store import JobStore
 from coordinator.jobs.job_table import FINAL, JobLimits, JobTable
+from coordinator.jobs.session_service import SESSION_ENTRIES, SessionService
 from mesh.simulation.cluster import COORDINATOR, PORT, Cluster
 from mesh.simulation.engine_host import Device
 from mesh.simulation.loop import VirtualLoop
@@ -63,6 +64,7 @@ class DurableCluster(Cluster):
 
     chance: random.Random = field(default_factory=random.Random)
     service: JobService = field(init=False)
+    sessions: SessionService = field(init=False)
     lives: int = 0
     bomb: Bomb = field(init=False)
     mortal: bool = True
@@ -99,7 +101,9 @@ class DurableCluster(Cluster):
         self.coordinator.link_watch.wall = loop.time
         self.coordinator.watchers.append(self._saw)
         self.service = JobService(self.coordinator, JobTable(LIMITS), store, self._date)
-        self.service.resume(found)
+        self.sessions = SessionService(self.coordinator, for_clients, store)
+        self.service.resume(entry for entry in found if entry.kind not in SESSION_ENTRIES)
+        self.sessions.resume(entry for entry in found if entry.kind in SESSION_ENTRIES)
         await self.coordinator.endpoint.listen(COORDINATOR, PORT, PORT)
         self._staying = asyncio.create_task(self._stay())
         self.tell(f"the coordinator begins life {self.lives} with {len(found)} entries")
@@ -123,24 +127,29 @@ class DurableCluster(Cluster):
         self.bomb.fails_at = self.bomb.fails_at or 1
         if self._staying is not None:
             self.tell(f"the coordinator is killed at step {self.bomb.steps} of its disk")
+            self.network.block([COORDINATOR], self.names)  # links that it is making may come up still
+            self.network.kill(COORDINATOR)  # and none of them says goodbye
             self._staying.cancel()
             self._staying = None
             self._next = asyncio.create_task(self._reborn())
 
     async def _reborn(self) -> None:
-        self.network.kill(COORDINATOR)
         await self._bury()
         await asyncio.sleep(self.chance.uniform(0, 2))
         await self._start_coordinator()
 
     async def _bury(self) -> None:
-        with contextlib.suppress(MeshError):
-            await self.service.close()
+        for service in (self.sessions, self.service):
+            with contextlib.suppress(MeshError):
+                await service.close()
         await self.coordinator.close()
+        self.network.kill(COORDINATOR)
+        self.network.heal(COORDINATOR)
 
     async def stop(self) -> None:
         if self._staying is not None:
             self._staying.cancel()
+        await self.sessions.close()
         await self.service.close()
         await Cluster.stop(self)
 

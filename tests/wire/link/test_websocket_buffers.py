@@ -134,6 +134,18 @@ async def test_connections_share_one_buffer_and_never_each_others_bytes() -> Non
         await task
 
 
+async def test_a_loop_in_another_thread_never_overwrites_what_is_arriving() -> None:
+    mine, other = (BinaryWebSocket(Transport(), False, 1 << 20) for _ in range(2))
+
+    def arrived(reader: BinaryWebSocket, data: bytes) -> None:
+        reader.get_buffer(-1)[: len(data)] = data
+
+    arrived(mine, frame(b"mine"))
+    await asyncio.to_thread(arrived, other, frame(b"hers"))  # as two meshes of one process have it
+    mine.buffer_updated(len(frame(b"mine")))
+    assert await mine.receive() == b"mine"
+
+
 @pytest.mark.parametrize(
     "strange",
     [frame(b"bye", first=CLOSE), frame(b"text", first=TEXT), frame(b"half", first=FRAGMENT), frame(b"x", b"mask"),

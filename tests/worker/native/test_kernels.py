@@ -15,8 +15,10 @@ from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder
 from wire.passes.simplify import simplify
 from worker.compiler.cut import Cut
+from worker.compiler.fuse import Group, fuse
 from worker.cpu.engine import evaluate
 from worker.cpu.inplace_analysis import FUSED
+from worker.native import outline
 from worker.native.engine import NativeEngine
 from worker.native.kernels.frame import Frame
 from worker.native.kernels.map import best_plane, gathers, turned_loads
@@ -101,6 +103,27 @@ def test_a_narrow_matrix_is_widened_in_its_product_and_stored_for_a_square() -> 
     assert sorted("cast" in [node.op for node in part.nodes] for part in products) == [False, True]
 
 
+def test_a_graph_is_grouped_no_more_often_than_its_products_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of what a model's first call takes before its kernels are compiled is to find the groups."""
+    passes = []
+
+    def counted(*args: Any) -> list[Group]:
+        passes.append(args)
+        return fuse(*args)
+
+    monkeypatch.setattr(outline, "fuse", counted)
+    x = np.ones((64, 64), np.float32)
+
+    def joined(x: Any) -> Any:
+        heads = mnp.swapaxes(mnp.reshape(x, (64, 4, 16)), 0, 1) * 2
+        return mnp.reshape(mnp.swapaxes(mnp.sin(heads), 0, 1), (64, 64)) @ x
+
+    for fn, expected in ((lambda x: x @ x + 1, 1), (joined, 2)):
+        passes.clear()
+        parts_of(fn, x)
+        assert len(passes) == expected
+
+
 def test_a_depthwise_layer_is_one_kernel_with_its_padding() -> None:
     def layer(x: Any, w: Any, b: Any) -> Any:
         return nn.relu(nn.conv(x, w, padding=1, groups=3) * 2 + b)
@@ -170,6 +193,28 @@ def recurrent(steps: int) -> Callable[[Any, Any], Any]:
         return h
 
     return layer
+
+
+CONVS: dict[str, Callable[[int], tuple[Any, ...]]] = {  # what a conv reads, its weights, stride and groups, by a factor
+    "1 x 1": lambda n: ((1, 8, 10 * n, 10 * n), (8, 8, 1, 1), 1, 1),
+    "far apart": lambda n: ((1, 8, 30 * n, 30 * n), (8, 8, 1, 1), 3, 1),
+    "by weights": lambda n: ((8, 2, 10 * n, 10 * n), (8, 2, 10 * n - 1, 10 * n - 1), 1, 1),
+    "many channels": lambda n: ((1, 40 * n, 20, 20), (8, 40 * n, 3, 3), 1, 1),
+    "a thousand taps": lambda n: ((1, 8, 10 * n, 9), (8, 8, 9 * n, 9), 1, 1),
+    "depthwise": lambda n: ((1, 4 * n, 10 * n, 10 * n), (4 * n, 1, 3, 3), 1, 4 * n),
+    "depthwise, far apart": lambda n: ((1, 4, 40 * n, 40 * n), (4, 1, 3, 3), 4 * n, 4),
+}
+
+
+@pytest.mark.parametrize("name", CONVS)
+def test_a_convs_code_is_as_long_for_a_large_image(name: str) -> None:
+    def code(times: int) -> str:
+        *shapes, stride, groups = CONVS[name](times)
+        given = [np.zeros(shape, np.float32) for shape in shapes]
+        product = parts_of(lambda x, w: nn.conv(x, w, stride=stride, groups=groups), *given)[0]
+        return str(lower_product(Frame.of(product, 32)).described())
+
+    assert len(code(20)) < 1.05 * len(code(4))
 
 
 @pytest.mark.parametrize(

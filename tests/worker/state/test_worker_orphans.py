@@ -64,8 +64,8 @@ def silent(drive: Driver) -> list[ev.Action]:
     return drive(ev.Tick(), after_s=SILENCE_S / 2)
 
 
-def back(drive: Driver, *kept: int, epoch: int = 7) -> list[ev.Action]:
-    return drive(ev.JoinAsked(COORD, drive.request(), COORD, epoch, 0.1, SILENCE_S, kept=kept))
+def back(drive: Driver, *kept: int, epoch: int = 7, earlier: tuple[PlanKey, ...] = ()) -> list[ev.Action]:
+    return drive(ev.JoinAsked(COORD, drive.request(), COORD, epoch, 0.1, SILENCE_S, kept=kept, earlier=earlier))
 
 
 def test_silence_drops_nothing_and_is_answered_with_silence() -> None:
@@ -197,6 +197,25 @@ def test_what_the_last_committed_step_carried_is_there_though_the_step_under_way
     assert of(ev.Refuse, drive(ev.RunAsked(COORD, drive.request(), KEY, 4, ()))), (
         "no step follows one that was not done"
     )
+
+
+def test_a_coordinator_that_was_started_anew_finds_the_state_that_it_names_and_nothing_else() -> None:
+    other = PlanKey(7, 3)
+    drive = served(deploy(COUNTER, blobs=(weight(),)), PIN, deploy(ONE_PART, plan=other))
+    asked = drive(ev.RunAsked(COORD, drive.request(), KEY, 0, ((0, 1, SMALL),), 0))
+    first = one(ev.Execute, asked)
+    made_now = ev.PartOutput(kept=ev.DeviceTensor("f32", (2,), 0, first.outputs[0].keep)), ev.PartOutput(inline=SMALL)
+    drive(ev.PartExecuted(first.run, made_now, 0.1))
+    drive(ev.RunAsked(COORD, drive.request(), KEY, 1, ((0, 1, SMALL),), 1))
+    drive(ev.NodeUnlinked(COORD))
+    joined = back(drive, epoch=8, earlier=(KEY, PINS, PlanKey(6, 9)))
+    assert one(ev.ReplyJoined, joined).kept == (KEY.generation, PINS.generation)
+    blob = one(ev.MakeBlob, drive(ev.SnapshotAsked(COORD, drive.request(), KEY, 0)))
+    assert blob.tensor.tensor == first.outputs[0].keep, "what the step before left is there"
+    assert of(ev.Refuse, drive(ev.RunAsked(COORD, drive.request(), KEY, 2, ()))), "but no step is done any more"
+    assert of(ev.Refuse, drive(ev.RunAsked(COORD, drive.request(), other, 0, ())))
+    assert one(ev.ReplyJoined, back(drive, epoch=8, earlier=(PINS,))).kept == (PINS.generation,)
+    assert one(ev.ReplyJoined, back(drive, epoch=9)).kept == ()
 
 
 GIB = 1 << 30

@@ -87,7 +87,19 @@ from .run import (
     Snapshotted,
     Term,
 )
-from .session import CloseSession, OpenSession, SessionCarry, SessionOpened, SessionState, SessionStep, SessionTold
+from .session import (
+    CloseSession,
+    OpenSession,
+    ResumeSession,
+    SessionCarry,
+    SessionFeed,
+    SessionHeard,
+    SessionOpened,
+    SessionResumed,
+    SessionState,
+    SessionStep,
+    SessionTold,
+)
 
 __all__ = [
     "COORDINATOR_NODE",
@@ -159,10 +171,14 @@ __all__ = [
     "Push",
     "Ran",
     "Relay",
+    "ResumeSession",
     "Revocations",
     "Run",
     "SessionCarry",
+    "SessionFeed",
+    "SessionHeard",
     "SessionOpened",
+    "SessionResumed",
     "SessionState",
     "SessionStep",
     "SessionTold",
@@ -189,7 +205,8 @@ AnyMessage = (
     | Ballast | Landed | Leaving | Pause | Paused
     | TailLog | LogLines
     | SubmitJob | JobAccepted | PlanGraph | Planned | AskJobs | Jobs | AwaitJob | JobResult | CancelJob
-    | OpenSession | SessionOpened | SessionStep | SessionState | SessionTold | CloseSession
+    | OpenSession | SessionOpened | SessionStep | SessionState | SessionTold | SessionHeard | ResumeSession
+    | SessionResumed | SessionFeed | CloseSession
     | AskNodes | Nodes | PauseNode
     | ExplainGraph | Explain | Explained
 )  # fmt: skip
@@ -199,7 +216,7 @@ _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessa
 
 # How many fields minor 1 appended.
 APPENDED: dict[type[Message | Record], int] = {
-    Deploy: 1, Run: 1, PartSpec: 2, SubmitJob: 2, PlanGraph: 2, Deployed: 1, Ran: 0, PartRun: 6, Join: 1, Joined: 2,
+    Deploy: 1, Run: 1, PartSpec: 2, SubmitJob: 2, PlanGraph: 2, Deployed: 1, Ran: 0, PartRun: 6, Join: 2, Joined: 2,
     Drop: 1, AskNodes: 1, Nodes: 1, NodeReport: 1,
 }  # fmt: skip
 # Those whose new fields an older node does without.
@@ -208,7 +225,8 @@ DISPENSABLE = (Deployed, Ran, PartRun, Join, Joined, Drop, Nodes, NodeReport)
 WITH_PARTS: dict[type[Message], int] = {Deploy: 1, Ran: 1, Nodes: 0}
 SINCE_1 = (
     Letter, LettersRead, GaveUp, Meet, Snapshot, Snapshotted, Combine, Combined,
-    OpenSession, SessionOpened, SessionStep, SessionState, SessionTold, CloseSession, ExplainGraph, Explain, Explained,
+    OpenSession, SessionOpened, SessionStep, SessionState, SessionTold, SessionHeard, ResumeSession, SessionResumed,
+    SessionFeed, CloseSession, ExplainGraph, Explain, Explained,
 )  # fmt: skip
 
 

@@ -54,5 +54,8 @@ class PlanKey(Record, frozen=True):
     generation: Count
 
 
+PlanKeys = Annotated[tuple[PlanKey, ...], Meta(max_length=65_536)]
+
+
 class Done(Message, frozen=True):
     """Nothing to add."""

@@ -16,6 +16,7 @@ from .fields import (
     Message,
     Name,
     PlanKey,
+    PlanKeys,
     Record,
     RevocationList,
     Seconds,
@@ -49,6 +50,7 @@ class Join(Message, frozen=True):
     coordinator: Name
     silence_s: Seconds = 0.0  # after so long without a word from the coordinator another may have the worker
     kept: Generations = ()  # what it had deployed in this epoch and goes on with; the worker drops all others
+    earlier: PlanKeys = ()  # likewise, of the epochs before it was started anew
 
 
 class Joined(Message, frozen=True):
@@ -57,7 +59,7 @@ class Joined(Message, frozen=True):
     blobs: tuple[Hash, ...] = ()  # what its cache holds (most recent first, at most 4096)
     system: Name = ""  # its operating system: Linux, Darwin, Windows
     paused: Name = ""  # as in Paused
-    kept: Generations = ()  # what is deployed here of this epoch
+    kept: Generations = ()  # what is deployed here of what the coordinator named
     without_gpu: Text = ""  # why it has no GPU, as wire/protocol/missing_gpu.py has it
 
 

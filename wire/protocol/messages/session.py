@@ -20,8 +20,9 @@ class SessionCarry(Record, frozen=True):
 class OpenSession(Message, frozen=True):
     """Run a graph step by step, with a state that stays on the workers; the first `told` outputs are answered.  Copies
     ("": what there is room for) are made after `every` so many steps; `ahead` steps are under way at most, 0 for what
-    suits.  Answered by SessionOpened; the session ends with its client, and outlasts a link that breaks by a while.
-    With a name in `session` the same may be sent again and counts once."""
+    suits.  Answered by SessionOpened.  The session ends with its client.  It outlasts a link that breaks by a while,
+    and the coordinator's process, if that is started anew (ResumeSession).  With a name in `session` the same may be
+    sent again and counts once."""
 
     graph: bytes
     params: tuple[NamedValue, ...]
@@ -59,9 +60,44 @@ class SessionState(Message, frozen=True):
 
 class SessionTold(Message, frozen=True):
     """What a step tells, or the state by the params' names; large values are blobs to fetch, until the answer is
-    forgotten."""
+    forgotten.  With `interrupted` it is no answer: the coordinator was started anew, and waits for ResumeSession."""
 
     values: tuple[NamedValue, ...]
+    step: Count = 0  # how many steps of the session were done before this one
+    first_feed: Count = 0  # the inputs of no step before this one will be asked for again
+    interrupted: bool = False
+
+
+class SessionHeard(Message, frozen=True):
+    """One-way: all answers below this number have come, as in SessionStep."""
+
+    session: Name
+    heard: Count
+
+
+class ResumeSession(Message, frozen=True):
+    """Go on with a session after the coordinator was started anew.  The client has the answers of the first `told`
+    steps, and asks for what it has no answer of anew, from `number` on.  Answered by SessionResumed."""
+
+    session: Name
+    told: Count
+    number: Count
+
+
+class SessionResumed(Message, frozen=True):
+    """The session goes on if `first` is `until`; otherwise the coordinator wants the inputs of the steps from `first`
+    until before `until`, as SessionFeed, and then ResumeSession again."""
+
+    first: Count
+    until: Count
+
+
+class SessionFeed(Message, frozen=True):
+    """The inputs of a step whose answer the client has: it may have to be done again.  Answered by Done."""
+
+    session: Name
+    step: Count
+    inputs: tuple[NamedValue, ...]
 
 
 class CloseSession(Message, frozen=True):

@@ -20,7 +20,7 @@ from wire.ir.types import Attrs
 from ...compiler.element_exprs import Elements
 from ...compiler.expressions import Expr
 from ..cores import RUN
-from ..llvm import index, loop
+from ..llvm import index, ir, loop
 from ..printer import EVEN, Printer
 from ..vectors import Vectors
 from .frame import Frame, Value, largest, least, narrowed
@@ -144,18 +144,16 @@ class Copies:
         """The bytes of scratch memory for the copies of a run, a multiple of 64."""
         return (self.sizes.held(self.box) + BEHIND) * self.frame.graph.types[self.node].dtype.itemsize
 
-    @cached_property
-    def lines(self) -> list[int]:
-        """The place where each row of B begins in the copies of its run."""
-        sizes, places = self.sizes, list[int]()
-        plane = sizes.plane(self.box)
-        for k in range(sizes.length):
-            first = sizes.channels_of(k - k % RUN)[0]
-            (channel, tap), taps = divmod(k, sizes.taps), sizes.across.taps
-            line, row = sizes.down.tap(tap // taps)
-            copy = ((channel - first) * sizes.down.stride + line) * taps + tap % taps
-            places.append(copy * plane + row * self.box.wide)
-        return places
+    def line(self, builder: ir.IRBuilder, k: Value, first: Value) -> Value:
+        """The place where row `k` of B begins in the copies of its run, whose first channel is `first`."""
+        down, across = self.sizes.down, index(self.sizes.across.taps)
+        tap = builder.urem(k, index(self.sizes.taps))
+        reach = builder.mul(builder.udiv(tap, across), index(down.reach))
+        channel = builder.mul(builder.sub(builder.udiv(k, index(self.sizes.taps)), first), index(down.stride))
+        copy = builder.add(channel, builder.urem(reach, index(down.stride)))
+        copy = builder.add(builder.mul(copy, across), builder.urem(tap, across))
+        row = builder.mul(builder.udiv(reach, index(down.stride)), index(self.box.wide))
+        return builder.add(builder.mul(copy, index(self.sizes.plane(self.box))), row)
 
     def clear(self, printer: Printer, start: Value) -> None:
         """Zeros wherever no element of x comes to lie: those are the same places in all runs."""

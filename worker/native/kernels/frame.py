@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,7 +36,9 @@ class Kernel:
     def described(self) -> ir.Module:
         """The module, in which the rest of this lies as text: an object file says all that a caller needs."""
         text = json.dumps({"tasks": self.tasks, "scratch_bytes": self.scratch_bytes, "cores": self.cores})
-        constant(self.module, DESCRIPTION, I8, text.encode() + b"\0")
+        data = bytearray(text.encode() + b"\0")
+        variable = ir.GlobalVariable(self.module, ir.ArrayType(I8, len(data)), DESCRIPTION)
+        variable.global_constant, variable.initializer = True, ir.Constant(variable.value_type, data)
         return self.module
 
 
@@ -52,15 +54,6 @@ class Description:
     def of(cls, loaded: Loaded) -> Description:
         fields = json.loads(ctypes.string_at(loaded.data(DESCRIPTION)))
         return cls(fields["tasks"], fields["scratch_bytes"], tuple(fields["cores"]))
-
-
-def constant(module: ir.Module, name: str, kind: ir.Type, values: Sequence[int]) -> ir.GlobalVariable:
-    """An array of integers in a module."""
-    array = ir.ArrayType(kind, len(values))
-    variable = ir.GlobalVariable(module, array, name)
-    variable.global_constant = True
-    variable.initializer = ir.Constant(array, bytearray(values) if kind is I8 else [int(value) for value in values])
-    return variable
 
 
 @dataclass(eq=False)

@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-
-import numpy as np
-from numpy.typing import NDArray
 
 from wire.ir.types import Attrs
 
@@ -25,7 +22,7 @@ from ..llvm import ADDRESS, F32, F64, I64, index, ir, loop, prefetch
 from ..printer import Buffer, Printer, stride_of
 from ..vectors import Vectors
 from .copies import Box, Copies, Sizes, is_by_copies
-from .frame import Frame, Kernel, Value, constant, least, narrowed
+from .frame import Frame, Kernel, Value, least, narrowed
 from .map import along, parts_of, span, steps_of
 from .taps import is_by_taps, lower_taps
 
@@ -36,6 +33,7 @@ AHEAD = 16  # lines of the right operand that are fetched before they are needed
 CYCLES_TO_PACK, CYCLES_TO_COPY = 0.5, 0.25  # an element of A, and one of a copy
 RESULT, UNPACKED = -1, -2  # the numbers of buffers: a tile, and a run of the right operand
 KINDS = {"f32": F32, "f64": F64}
+OfRun = Callable[[Value, Value], list[Value]]  # the core's arguments for the right operand's rows from one to another
 
 
 def lower_product(frame: Frame) -> Kernel:
@@ -72,13 +70,30 @@ class Operand:
 
 
 @dataclass(frozen=True, slots=True)
+class Places:
+    """The places in memory of a box's elements, in row-major order; those of a long box are more than code can list."""
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def at(self, builder: ir.IRBuilder, element: Value) -> Value:
+        """The place of an element, in elements from that of the first one."""
+        place = index(0)
+        for size, stride in zip(reversed(self.sizes), reversed(self.strides), strict=True):
+            coordinate = builder.urem(element, index(size))
+            place = builder.add(place, builder.mul(coordinate, index(stride)))
+            element = builder.udiv(element, index(size))
+        return place
+
+
+@dataclass(frozen=True, slots=True)
 class Table:
-    """An operand that is read through tables: element (k, column) lies at `rows[k] + columns[column]` from `start`."""
+    """An operand that is read through tables: element (k, column) lies at the sum of both places from `start`."""
 
     buffer: int
     start: Expr
-    rows: NDArray[np.int64]
-    columns: NDArray[np.int64]
+    rows: Places
+    columns: Places
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,12 +223,18 @@ class _Product(ABC):
         across_row: Value, room: _Scratch,
     ) -> None:  # fmt: skip
         """Compute a task's tile of the product."""
-        if isinstance(self.right, Unpacked):
-            self._by_runs(printer, self.right, corner, size, into, across_row, room)
-            return
-        assert self.right is not None
-        of_right = self._column_words(printer, self.right, corner[1])
-        self._call_core(printer, of_right, corner, size, into, across_row, room)
+        right = self.right
+        if isinstance(right, Operand):
+            of_right = self._words(printer, right, printer.builder.mul(corner[1], index(right.column)))
+            self._call_core(printer, of_right, corner, size, into, across_row, room)
+        else:
+            columns = corner[1], printer.builder.add(corner[1], size[1])
+            of_run = self._of_runs(printer, columns, room)
+            self._by_runs(printer, of_run, corner, size, into, across_row, room)
+
+    @abstractmethod
+    def _of_runs(self, printer: Printer, columns: tuple[Value, Value], room: _Scratch) -> OfRun:
+        """Make ready what a task reads of the right operand: it tells the core's arguments for a run of the length."""
 
     def _call_core(
         self, printer: Printer, of_right: Sequence[Value], corner: tuple[Value, Value], size: tuple[Value, Value],
@@ -230,24 +251,23 @@ class _Product(ABC):
         builder.call(core, [*words, builder.bitcast(into, ADDRESS), across_row, *size, length, room.rest])
 
     def _by_runs(
-        self, printer: Printer, right: Unpacked, corner: tuple[Value, Value], size: tuple[Value, Value], into: Value,
+        self, printer: Printer, of_run: OfRun, corner: tuple[Value, Value], size: tuple[Value, Value], into: Value,
         across_row: Value, room: _Scratch,
     ) -> None:  # fmt: skip
         """Multiply a run of the length at a time, and add it to those before: the core adds runs in the same order."""
         builder, (tall, wide) = printer.builder, self._tile()
-        pointer = KINDS[self.kind].as_pointer()
-        block, further = (builder.bitcast(room.take(rows * wide * self._bytes), pointer) for rows in (RUN, tall))
-        columns = corner[1], builder.add(corner[1], size[1])
-        strides = (index(wide), index(1)) if right.by_rows else (index(1), index(RUN))
-        # Once at least: a product of length 0 is zeros.
-        with loop(builder, index(0), index(max(self.length, 1)), index(RUN), "run") as first, printer.scope():
+        if self.length <= RUN:  # a product of length 0 is zeros
+            run = index(0), index(self.length)
+            with printer.scope():
+                self._call_core(printer, of_run(*run), corner, size, into, across_row, room, run)
+            return
+        further = builder.bitcast(room.take(tall * wide * self._bytes), KINDS[self.kind].as_pointer())
+        with loop(builder, index(0), index(self.length), index(RUN), "run") as first, printer.scope():
             stop = least(builder, builder.add(first, index(RUN)), index(self.length))
-            self._unpack(printer, right, block, wide, (first, stop), columns)
             is_first = builder.icmp_signed("==", first, index(0))
             target = builder.select(is_first, into, further)
             across = builder.select(is_first, across_row, index(wide))
-            of_right = [builder.bitcast(block, ADDRESS), *strides]
-            self._call_core(printer, of_right, corner, size, target, across, room, (first, stop))
+            self._call_core(printer, of_run(first, stop), corner, size, target, across, room, (first, stop))
             with builder.if_then(builder.not_(is_first)):
                 self._add(printer, further, wide, into, across_row, size)
 
@@ -300,10 +320,6 @@ class _Product(ABC):
     def _core_address(self, builder: ir.IRBuilder) -> Value:
         """The argument behind the tensors' addresses."""
         return builder.load(builder.gep(builder.function.args[0], [index(len(self.frame.reads) + 1)]))
-
-    @abstractmethod
-    def _column_words(self, printer: Printer, right: Operand | Table, first: Value) -> list[Value]:
-        """The core's arguments for the right operand from a column on."""
 
     def _words(self, printer: Printer, operand: Operand, further: Value) -> list[Value]:
         builder = printer.builder
@@ -397,9 +413,17 @@ class _Dot(_Product):
                 where[axis] = coordinate
         return self._plain.at(inputs[side], tuple(where))
 
-    def _column_words(self, printer: Printer, right: Operand | Table, first: Value) -> list[Value]:
-        assert isinstance(right, Operand)
-        return self._words(printer, right, printer.builder.mul(first, index(right.column)))
+    def _of_runs(self, printer: Printer, columns: tuple[Value, Value], room: _Scratch) -> OfRun:
+        right, builder, wide = self.right, printer.builder, self._tile()[1]
+        assert isinstance(right, Unpacked)
+        block = builder.bitcast(room.take(RUN * wide * self._bytes), KINDS[self.kind].as_pointer())
+        strides = (index(wide), index(1)) if right.by_rows else (index(1), index(RUN))
+
+        def of_run(first: Value, stop: Value) -> list[Value]:
+            self._unpack(printer, right, block, wide, (first, stop), columns)
+            return [builder.bitcast(block, ADDRESS), *strides]
+
+        return of_run
 
 
 class _Windows(_Product):
@@ -442,22 +466,23 @@ class _Windows(_Product):
         if any(atom.free & {variable.attr for variable in (channel, *axes)} for atom in terms):
             return None
         reach = [1, *attrs["rhs_dilation"]]
-        rows = _places((channels, *taps), [stride * far for stride, far in zip(strides, reach, strict=True)])
-        steps = [stride * step for stride, step in zip(strides[1:], attrs["stride"], strict=True)]
-        columns = _places(self.frame.shape(self.anchor)[2:], steps)
+        rows = Places((channels, *taps), tuple(stride * far for stride, far in zip(strides, reach, strict=True)))
+        steps = tuple(stride * step for stride, step in zip(strides[1:], attrs["stride"], strict=True))
+        columns = Places(tuple(self.frame.shape(self.anchor)[2:]), steps)
         return Table(value.attr, build.affine(const, terms), rows, columns)
 
-    def _column_words(self, printer: Printer, right: Operand | Table, first: Value) -> list[Value]:
-        builder = printer.builder
-        start = builder.zext(printer.scalar(right.start), I64)
-        pointer = builder.gep(printer.buffers[right.buffer].pointer, [start])
+    def _of_runs(self, printer: Printer, columns: tuple[Value, Value], room: _Scratch) -> OfRun:
+        right, builder = self.right, printer.builder
         assert isinstance(right, Table)
-        rows, columns = (
-            builder.ptrtoint(constant(builder.module, name, I64, table.tolist()), I64)
-            for name, table in (("rows", right.rows), ("columns", right.columns))
-        )
-        columns = builder.add(columns, builder.mul(first, index(8)))
-        return [builder.bitcast(pointer, ADDRESS), rows, columns]
+        start = builder.gep(printer.buffers[right.buffer].pointer, [builder.zext(printer.scalar(right.start), I64)])
+        of_rows, of_columns = (room.take(8 * count) for count in (RUN, self._tile()[1]))
+        across = _listed(builder, of_columns, columns, right.columns.at)
+
+        def of_run(first: Value, stop: Value) -> list[Value]:
+            down = _listed(builder, of_rows, (first, stop), right.rows.at)
+            return [builder.bitcast(start, ADDRESS), down, across]
+
+        return of_run
 
 
 class _Copied(_Windows):
@@ -510,25 +535,28 @@ class _Copied(_Windows):
     ) -> None:  # fmt: skip
         """A run of the length at a time, each of which begins with its copies."""
         builder, copies, taps = printer.builder, self.copies, index(self.sizes.taps)
-        lines = constant(builder.module, "lines", I64, copies.lines)
         start = builder.bitcast(room.take(copies.bytes), KINDS[self.kind].as_pointer())
+        lines = room.take(8 * RUN)
         columns = corner[1], builder.add(corner[1], size[1])
         copies.clear(printer, start)
         with loop(builder, index(0), index(self.length), index(RUN), "run") as first, printer.scope():
             stop = least(builder, builder.add(first, index(RUN)), index(self.length))
             last = builder.sdiv(builder.sub(stop, index(1)), taps)
             copies.fill(printer, start, columns, (builder.sdiv(first, taps), builder.add(last, index(1))))
-            table = builder.ptrtoint(builder.gep(lines, [index(0), first]), I64)
+            of_channel = builder.sdiv(first, taps)
+            table = _listed(builder, lines, (first, stop), lambda at, k: copies.line(at, k, of_channel))
             of_right = [builder.bitcast(start, ADDRESS), table, first]
             self._call_core(printer, of_right, corner, size, into, across_row, room, (first, stop))
 
 
-def _places(sizes: Sequence[int], strides: Sequence[int]) -> NDArray[np.int64]:
-    """The places of a box's elements, in row-major order."""
-    place = np.zeros((), np.int64)
-    for size, stride in zip(sizes, strides, strict=True):
-        place = place[..., None] + np.arange(size, dtype=np.int64) * (stride if size > 1 else 0)
-    return np.ascontiguousarray(place.reshape(-1))
+def _listed(
+    builder: ir.IRBuilder, table: Value, elements: tuple[Value, Value], at: Callable[[ir.IRBuilder, Value], Value]
+) -> Value:
+    """The address of a table of int64 in scratch memory: the places of some elements."""
+    words, (first, stop) = builder.bitcast(table, I64.as_pointer()), elements
+    with loop(builder, first, stop, index(1), "place") as element:
+        builder.store(at(builder, element), builder.gep(words, [builder.sub(element, first)]))
+    return builder.ptrtoint(words, I64)
 
 
 def _sizes(shape: Sequence[int], attrs: Attrs, name: str) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:

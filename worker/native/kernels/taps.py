@@ -176,10 +176,11 @@ class _Taps:
         return least(builder, row, index(self.down.size))
 
     def _lines(self) -> Iterator[tuple[str, int, int, Expr]]:
-        """The lines of a row of x: a variable along each, its elements, where it begins in a copy, and an element."""
+        """The lines of a row of x that a tap reads: a variable along each, its elements, where it begins in a copy, and
+        an element."""
         build, across = self.frame.build, self.across
         stop = min(across.size, across.read(self.width) - across.low)
-        for line in range(across.stride):
+        for line in sorted({across.tap(which)[0] for which in range(across.taps)}):
             first = (line - across.low) % across.stride
             count = len(range(first, stop, across.stride))
             if count:

@@ -51,9 +51,9 @@ class Frame:
         """This invocation's place in its workgroup."""
         return self.build.var("lane", invocations)
 
-    def threads(self, count: int, name: str) -> tuple[Expr, int, int, tuple[Statement, ...]]:
+    def threads(self, count: int, name: str, invocations: int = 0) -> tuple[Expr, int, int, tuple[Statement, ...]]:
         """One invocation per item: the item's variable, workgroups, invocations, and the statements that define it."""
-        invocations = min(self.profile.limits.invocations, 128 if self.profile.software else 64)
+        invocations = invocations or self.profile.usual_invocations
         groups = math.ceil(count / invocations)
         own = self.build.var(name, count)
         place = self.build.sum(

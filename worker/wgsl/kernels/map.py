@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..kernel_ir import Kernel, Store
+from .fours import together
 from .frame import Frame
 
 QUADS_FROM = 64  # smaller results gain nothing from vec4
@@ -16,5 +17,7 @@ def lower_map(frame: Frame) -> list[Kernel]:
     elements = frame.elements()
     places = [build.sum(build.scaled(item, lanes), build.number(lane)) for lane in range(lanes)]
     values = tuple(elements.at(frame.root, build.unravel(place, shape)) for place in places)
+    if lanes == 4:
+        values = together(build, values)
     body = (*head, Store(frame.root, item, values))
     return [Kernel("map", groups, invocations, body, frame.dtypes)]

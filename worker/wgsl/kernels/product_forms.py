@@ -5,8 +5,9 @@
                blocks of the left operand in registers, and read each other's
     line       one row, or one column, of results: every weight is read once, in fours, by neighbours
 
-A form is chosen by its row: the first of its device's table whose product is large enough, and which the device's
-limits allow.  A product with few workgroups and a long sum is cut along its length (`parts`).
+Where the device was tuned, a product has the form that was fastest for its class of shapes.  Elsewhere it has the first
+guess: the first row of its device's table that the product is large enough for, and which the device's limits allow.
+A product with few workgroups and a long sum is cut along its length (`parts`).
 To try another blocking: a row.
 """
 
@@ -14,7 +15,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..profile import Profile
+from ..choices import Choice, ShapeClass, chosen
+from ..profile import SUBGROUPS, DeviceLimits, Profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,14 @@ class Sizes:
     columns: int
     length: int
     along: bool = False
+    dtype: str = "f32"
+
+    @property
+    def shape_class(self) -> ShapeClass:
+        sizes = self.batch, self.rows, self.columns, self.length
+        if self.rows > 1:
+            return ShapeClass.of("product", self.dtype, sizes)
+        return ShapeClass.of("line along" if self.along else "line", self.dtype, sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +59,10 @@ class Form:
     groups_from: int = 1
 
     @property
+    def name(self) -> str:
+        return f"{self.family} {self.x}x{self.y} of {self.columns}x{self.rows} by {self.length}"
+
+    @property
     def tile_rows(self) -> int:
         return self.y * self.rows
 
@@ -62,20 +76,24 @@ class Form:
 
     @property
     def workgroup_bytes(self) -> int:
+        """The bytes of workgroup memory; an element takes four there, also one of f16."""
+        if self.family == "line":
+            return 16 * self.invocations if self.y > 1 else 0
         return 4 * self.length * (self.tile_rows + self.tile_columns) if self.family == "tiles" else 0
 
     def groups(self, sizes: Sizes) -> int:
         """The workgroups of a product."""
         return sizes.batch * -(-sizes.rows // self.tile_rows) * -(-sizes.columns // self.tile_columns)
 
+    def fits(self, limits: DeviceLimits) -> bool:
+        return self.invocations <= limits.invocations and self.workgroup_bytes <= limits.workgroup_bytes
+
     def suits(self, sizes: Sizes, profile: Profile) -> bool:
-        limits = profile.limits
         return (
             sizes.rows >= self.rows_from
             and sizes.columns >= self.columns_from
             and self.groups(sizes) >= self.groups_from
-            and self.invocations <= limits.invocations
-            and self.workgroup_bytes <= limits.workgroup_bytes
+            and self.fits(profile.limits)
         )
 
 
@@ -90,36 +108,99 @@ TILES = (  # 8 x 8 results make 16 fma of each 128-bit load from workgroup memor
 )
 LINE = Form("line", 16, 16, 1, 4, 4)
 LINES_ALONG = (Form("line", 16, 1, 1, 4, 4),)  # software, whose barriers are dear: the matrix lies along the length
-LINES_ACROSS = (  # or across it, and then each row should be read in pieces of a page
-    Form("line", 8, 1, 1, 64, 4, columns_from=512),
-    Form("line", 8, 1, 1, 16, 4, columns_from=96),
-    Form("line", 8, 1, 1, 4, 4),
-)
+
+
+def lines_across(lanes: int) -> tuple[Form, ...]:
+    """The forms for a software device with vectors of so many lanes, where the matrix lies across the length: then each
+    row should be read in pieces of a page."""
+    return (
+        Form("line", lanes, 1, 1, 64, 4, columns_from=64 * lanes),
+        Form("line", lanes, 1, 1, 16, 4, columns_from=12 * lanes),
+        Form("line", lanes, 1, 1, 4, 4),
+    )
 
 
 def broadcast(lanes: int) -> tuple[Form, ...]:
     """The forms for subgroups of so many lanes.  A larger tile needs fewer loads, and longer compiling."""
+    few = 128 // lanes  # columns, where there are few rows: rows of the matrix are then read in pieces of 512 bytes
+    wide = Form("broadcast", lanes, 1, 64, 4, 4, rows_from=49, columns_from=4 * lanes - 15, groups_from=8)
     return (
+        *((wide,) if lanes > 8 else ()),  # loads are loops over lanes: these have fewest for their results
         Form("broadcast", lanes, 1, 32, 8, 4, rows_from=17, columns_from=8 * lanes - 15, groups_from=8),
         Form("broadcast", lanes, 1, 32, 4, 4, rows_from=17, groups_from=8),
-        Form("broadcast", lanes, 1, 16, 16, 4, rows_from=9, columns_from=16 * lanes - 31, groups_from=8),
+        Form("broadcast", lanes, 1, 16, few, 4, rows_from=9, columns_from=97, groups_from=8),
         Form("broadcast", lanes, 1, 16, 4, 4, rows_from=9),
-        Form("broadcast", lanes, 1, lanes, 16, 4, columns_from=16 * lanes - 31, groups_from=8),
-        Form("broadcast", lanes, 1, lanes, 4, 4),
+        Form("broadcast", lanes, 1, 8, few, 4, columns_from=97, groups_from=8),
+        Form("broadcast", lanes, 1, 8, 4, 4),
+    )
+
+
+TRIED_TILES = (  # beside the first guesses: more or fewer invocations for as many results, and longer tiles
+    Form("tiles", 16, 16, 4, 4, 16),
+    Form("tiles", 8, 8, 8, 4, 16),
+    Form("tiles", 16, 8, 8, 8, 16),
+)
+TRIED_LINES = (
+    Form("line", 64, 1, 1, 4, 4),
+    Form("line", 64, 4, 1, 4, 4),
+    Form("line", 32, 8, 1, 4, 4),
+    Form("line", 8, 32, 1, 4, 4),
+    Form("line", 8, 8, 1, 4, 4),
+)
+TRIED_LINES_SOFTWARE = (
+    Form("line", 8, 1, 1, 8, 4),
+    Form("line", 16, 1, 1, 16, 4),
+    Form("line", 32, 1, 1, 4, 4),
+    Form("line", 8, 1, 1, 32, 4),
+)
+
+
+def tried_broadcasts(lanes: int) -> tuple[Form, ...]:
+    return (
+        Form("broadcast", lanes, 1, 16, 8, 4),
+        Form("broadcast", lanes, 1, 32, 16, 4),
+        Form("broadcast", lanes, 1, lanes, 8, 4),
     )
 
 
 def form_of(sizes: Sizes, profile: Profile) -> Form:
     """The form of a product's kernel; of one with a single row or column, that is its row."""
-    table = _table(sizes, profile)
-    return next((form for form in table if form.suits(sizes, profile)), table[-1])
+    return choose(sizes, profile)[0]
 
 
-def _table(sizes: Sizes, profile: Profile) -> tuple[Form, ...]:
+def choose(sizes: Sizes, profile: Profile) -> tuple[Form, Choice | None]:
+    """The form of a product's kernel, and what there was to choose from."""
+    guesses = _guesses(sizes, profile)
+    guess = next((form for form in guesses if form.suits(sizes, profile)), guesses[-1])
+    return chosen(profile.choices, sizes.shape_class, guess, forms(sizes, profile))
+
+
+def forms(sizes: Sizes, profile: Profile) -> tuple[Form, ...]:
+    """The forms that the device's limits allow, whatever a product's sizes."""
+    table: tuple[Form, ...]
+    if sizes.rows == 1:
+        table = (
+            (*LINES_ALONG, *lines_across(_lanes(profile)), *TRIED_LINES_SOFTWARE)
+            if profile.software
+            else (LINE, *TRIED_LINES)
+        )
+    else:
+        lanes = profile.subgroup
+        table = (*broadcast(lanes), *tried_broadcasts(lanes)) if lanes else (*TILES, *TRIED_TILES)
+    return tuple(form for form in table if form.fits(profile.limits))
+
+
+def _guesses(sizes: Sizes, profile: Profile) -> tuple[Form, ...]:
     if sizes.rows > 1:
         return broadcast(profile.subgroup) if profile.subgroup else TILES
-    across = LINES_ALONG if sizes.along else LINES_ACROSS
-    return across if profile.software else (LINE,)
+    if not profile.software:
+        return (LINE,)
+    return LINES_ALONG if sizes.along else lines_across(_lanes(profile))
+
+
+def _lanes(profile: Profile) -> int:
+    """The lanes of a software device's vectors, or a guess."""
+    return profile.subgroup or SUBGROUPS[0]
 
 
 LENGTH_MAX = 1 << 17  # of one sum: loops are bounded, and the rounding is better

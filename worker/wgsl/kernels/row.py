@@ -1,9 +1,9 @@
 """Reductions, and what is fused around them: softmax, layer_norm, sums of expressions.
 
 A row is one position of the kept axes, a column one of the reduced axes.  The kernel sweeps the columns once per batch
-of reductions that do not need each other, then once more if the result has columns too.  Two forms, chosen by shape and
-device: one invocation per row, or one workgroup per row with a tree in workgroup memory (barriers are dear on software
-adapters, uncoalesced rows on real ones).  The order of summation depends on shape and device class only.
+of reductions that do not need each other, then once more if the result has columns too.  There is one invocation per
+row, or one workgroup per row with a tree in workgroup memory (barriers are dear on software adapters, uncoalesced rows
+on real ones).  The order of summation depends on shape and form only.
 """
 
 from __future__ import annotations
@@ -34,12 +34,9 @@ from ..kernel_ir import (
     When,
 )
 from .frame import Frame
+from .row_forms import Rows, choose
 
 COMBINE = {"reduce_sum": "add", "reduce_prod": "mul", "reduce_max": "max", "reduce_min": "min"}
-SHORT_ROW = 32  # columns below which a workgroup per row is a waste
-MANY_ROWS = 1_024  # rows that fill a device one invocation each
-SOFTWARE_ROWS = 32  # rows that fill a software device
-GROUP_MAX = 128
 
 
 def lower_row(frame: Frame) -> list[Kernel]:
@@ -67,7 +64,8 @@ class _Row:
         indexed = any(self.op(anchor) == "argmax" for anchor in self.anchors)
         self.lanes = 4 if self.columns % 4 == 0 and self.columns >= 16 and not indexed else 1
         self.steps = self.columns // self.lanes
-        self.by_thread = self._choose_form()
+        form, self.choice = choose(self._sizes(), frame.profile)
+        self.by_thread, self.invocations = form.each, form.invocations
         self.shared: dict[str, Shared] = {}
         self.column = self.build.var("c", self.steps)
         anchors: dict[int, Anchor] = {anchor: self._reader(anchor) for anchor in self.anchors}
@@ -79,9 +77,8 @@ class _Row:
     def kernel(self) -> Kernel:
         frame = self.frame
         if self.by_thread:
-            self.row, groups, self.invocations, head = frame.threads(self.rows, "row")
+            self.row, groups, _, head = frame.threads(self.rows, "row", self.invocations)
         else:
-            self.invocations = self._group_size()
             groups = self.rows
             self.row = self.build.var("row", self.rows)
             group = self.build.var("group", self.rows)
@@ -89,21 +86,17 @@ class _Row:
             if groups > frame.profile.limits.groups_per_dimension:
                 head += (Leave(self.build.make("ge", [self.row, self.build.number(self.rows)], "bool")),)
         body = (*head, *self._reductions(), *self._result())
-        return Kernel("row", groups, self.invocations, body, frame.dtypes, tuple(self.shared.values()))
+        shared = tuple(self.shared.values())
+        return Kernel("row", groups, self.invocations, body, frame.dtypes, shared, choice=self.choice)
 
-    def _choose_form(self) -> bool:
-        sweeps = len(self.anchors) + self.full
-        if self.steps * sweeps > self.frame.profile.loop_trips:
-            return False
-        if self.frame.profile.software:
-            return self.rows >= SOFTWARE_ROWS or self.columns <= SHORT_ROW
-        across = len(self.shape) - 1 not in self.gone  # neighbouring invocations read neighbouring elements
-        return self.columns <= SHORT_ROW or (across and self.rows >= MANY_ROWS)
-
-    def _group_size(self) -> int:
-        most = min(self.frame.profile.limits.invocations, GROUP_MAX)
-        wanted = max(16, self.steps // 4)
-        return min(1 << (most.bit_length() - 1), 1 << (wanted - 1).bit_length())
+    def _sizes(self) -> Rows:
+        operand = self.frame.graph.nodes[self.anchors[0]].inputs[0]
+        totals = sum(2 if self.op(anchor) == "argmax" else 1 for anchor in self.anchors)
+        across = len(self.shape) - 1 not in self.gone
+        return Rows(
+            self.frame.dtype(operand), self.rows, self.columns, self.steps, len(self.anchors) + self.full, totals,
+            across, self.full,
+        )  # fmt: skip
 
     # -- reductions ---------------------------------------------------------------------------------------
 

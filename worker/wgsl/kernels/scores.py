@@ -2,8 +2,10 @@
 
 An invocation has a few rows of scores, and what makes them lies in its registers.  The workgroup goes through the
 columns block by block: a block of the other operands is loaded once, and every invocation reads each column of it in
-turn, the same one at the same time.  On a GPU a block lies in workgroup memory; on a software device each invocation of
-a subgroup holds a column and hands it to the others, because there a load by invocation is a loop.
+turn, the same one at the same time.  On a GPU a block lies in workgroup memory.  On a software device, where a load by
+invocation is a loop, each invocation of a subgroup holds a column and hands it to the others: they read its registers,
+or, where the driver would make a loop of that too, those of the first one, and then each takes over the column of its
+neighbour.
 
 A softmax and its product with values are one sweep: the maximum and the sum so far are corrected by each block (Milakov
 and Gimelshein 2018, Dao et al. 2022).  Sums are f32 whatever is stored.  Blocks that a mask of positions rules out
@@ -12,8 +14,9 @@ altogether are skipped (`masks.py`).
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +28,7 @@ from ...compiler.element_exprs import Anchor, Elements
 from ...compiler.expressions import Expr
 from ...compiler.scores import axes_of, place, sizes_of, softmax_of, walk_of
 from ..kernel_ir import (
+    SUBGROUP_LANE,
     Assign,
     Barrier,
     Declare,
@@ -42,14 +46,10 @@ from ..kernel_ir import (
 from .frame import Frame
 from .masks import may_count
 from .row import COMBINE
+from .scores_forms import Scores, choose
 
-GROUP = 64  # invocations of a workgroup on a GPU
-SOFTWARE_GROUP = 32  # on a software device without subgroups
-SOFTWARE_ROWS = 2  # of an invocation there: what is loaded serves both
-SUBGROUP_ROWS = 4  # of an invocation on a software device with subgroups, where the next two allow it
-GROUPS_FROM = 16  # workgroups that are left, so that all cores have work
-HELD_MAX = 48  # quads of a row that an invocation holds: drivers take long to compile a kernel that holds more
-BLOCKS = (32, 16, 8)  # columns of a block, as many as workgroup memory has room for
+AT_ONCE = 2  # columns of a turn where they are passed on and one product makes scores: else the code is too long
+READ_BY_TURN_MAX = 8  # invocations of a subgroup that drivers let read any other one by an instruction
 
 
 def lower_scores(frame: Frame) -> list[Kernel]:
@@ -82,11 +82,8 @@ class _Scores:
         self.walk = found
         self.reducing = graph.nodes[self.root].op if found.width == 0 else None
         self.widths = {dot: sizes_of(graph, dot, 0)[2] for dot in self.dots}
-        self.lanes = profile.subgroup or min(SOFTWARE_GROUP if profile.software else GROUP, profile.limits.invocations)
-        self.per_lane = self._rows_each() if profile.software else 1
+        self.passing = profile.subgroup > READ_BY_TURN_MAX
         self.batch = self.build.var("batch", found.batch) if found.batch > 1 else self.build.number(0)
-        self.rows = [self.build.var(f"row{p}", found.rows) for p in range(self.per_lane)]
-        self.lane = self.build.var("lane", self.lanes)
         self.plain = frame.elements()
         self.tiles: dict[tuple[Expr, ...], _Tile] = {}
         self.loads: dict[str, Quad] = {}
@@ -94,22 +91,25 @@ class _Scores:
             dot: self._tile(f"k{n}", self._columns_of(dot), self.widths[dot]) for n, dot in enumerate(self.dots)
         }
         self.values = self._tile("v", self._values(), found.width) if found.width else None
-        self.columns = profile.subgroup or self._block()
+        form, self.choice = choose(self._sizes(), profile)
+        self.lanes, self.per_lane, self.columns = form.lanes, form.rows, form.columns
+        self.lane = self.build.var("lane", self.lanes)
+        self.rows = [self.build.var(f"row{p}", found.rows) for p in range(self.per_lane)]
         self.tile_rows = self.lanes * self.per_lane
         self.row_tiles = -(-found.rows // self.tile_rows)
         self.groups = found.batch * self.row_tiles
         self.block = self.build.var("block", -(-found.columns // self.columns))
-        self.turn = self.build.var("j", self.columns)
-        self.at_column = self.build.sum(self.build.scaled(self.block, self.columns), self.turn)
+        self.at_once = AT_ONCE if self.passing and len(self.dots) == 1 else 1
+        self.cells = list(itertools.product(range(self.per_lane), range(self.at_once)))  # the scores of a turn
+        self.turn = self.build.var("j", self.columns // self.at_once)
 
-    def _rows_each(self) -> int:
-        """How many rows an invocation has on a software device."""
-        found, many = self.walk, self.lanes * SUBGROUP_ROWS
-        groups = found.batch * -(-found.rows // many)
+    def _sizes(self) -> Scores:
+        found, quads = self.walk, sum(tile.quads for tile in self.tiles.values())
         held = sum(self._quads(dot) for dot in self.dots) + -(-found.width // 4)
-        if self.frame.profile.subgroup and found.rows >= many and groups >= GROUPS_FROM and held <= HELD_MAX:
-            return SUBGROUP_ROWS
-        return SOFTWARE_ROWS if found.rows > self.lanes else 1
+        kind = "attention" if self.softmax is not None and found.width else ""
+        width = max(self.widths.values())
+        dtype = self.frame.dtype(self.dots[0])
+        return Scores(kind, dtype, found.batch, found.rows, found.columns, width, held, quads)
 
     def kernel(self) -> Kernel:
         build, profile = self.build, self.frame.profile
@@ -134,7 +134,7 @@ class _Scores:
         if not profile.subgroup:
             shared = tuple(Shared(tile.name, "f32x4", self.columns * tile.quads) for tile in self.tiles.values())
         dtypes = self.frame.dtypes | {index: self.frame.dtype(index) for index in self.stored}
-        return Kernel("scores", self.groups, self.lanes, tuple(body), dtypes, shared)
+        return Kernel("scores", self.groups, self.lanes, tuple(body), dtypes, shared, choice=self.choice)
 
     def _row(self, tile: Expr, p: int) -> Expr:
         start = self.build.scaled(tile, self.tile_rows)
@@ -188,11 +188,6 @@ class _Scores:
             self.loads[name] = quad
         return self.tiles[key]
 
-    def _block(self) -> int:
-        quads = sum(tile.quads for tile in self.tiles.values())
-        room = self.frame.profile.limits.workgroup_bytes
-        return next((columns for columns in BLOCKS if 16 * quads * columns <= room), BLOCKS[-1])
-
     def _load(self) -> list[Statement]:
         """A block of every operand: a column for each invocation, or into workgroup memory."""
         build, last = self.build, self.walk.columns - 1
@@ -200,7 +195,7 @@ class _Scores:
         if self.frame.profile.subgroup:
             column = build.least(build.sum(start, self.lane), last)
             return [
-                Let(self._register(tile, d), self.loads[tile.name](column, d))
+                Declare(self._register(tile, d), self.loads[tile.name](column, d))
                 for tile in self.tiles.values()
                 for d in range(tile.quads)
             ]
@@ -216,13 +211,20 @@ class _Scores:
                 body.append(store if whole else When(inside, (store,)))
         return [*body, Barrier()]
 
-    def _register(self, tile: _Tile, d: int) -> Expr:
-        return self.build.make("var", (), "f32x4", f"{tile.name}_{d}")
+    @staticmethod
+    def _register(tile: _Tile, d: int) -> str:
+        return f"{tile.name}_{d}"
 
-    def _read(self, tile: _Tile, d: int) -> Expr:
-        """Quad `d` of the column of this turn, the same for every invocation."""
+    def _held_now(self, tile: _Tile, d: int) -> Expr:
+        """Quad `d` of the column that this invocation of a subgroup holds."""
+        return self.build.mutable(self._register(tile, d), "f32x4")
+
+    def _read(self, tile: _Tile, d: int, u: int) -> Expr:
+        """Quad `d` of column `u` of this turn, the same for every invocation."""
+        if self.passing:
+            return self.build.make("broadcast", [self._held_now(tile, d)], "f32x4", u)
         if self.frame.profile.subgroup:
-            return self.build.make("shuffle", [self._register(tile, d), self.turn], "f32x4")
+            return self.build.make("shuffle", [self._held_now(tile, d), self.turn], "f32x4")
         where = self.build.sum(self.build.scaled(self.turn, tile.quads), self.build.number(d))
         return self.build.make("shared", [where], "f32x4", tile.name)
 
@@ -232,52 +234,79 @@ class _Scores:
 
     # -- sweeps -------------------------------------------------------------------------------------------
 
-    def _turns(self, inner: Sequence[Statement]) -> Loop:
-        return Loop(self.turn, self.build.number(0), self.columns, 1, tuple(inner))
+    def _turns(self, inner: Sequence[Statement], tiles: Iterable[_Tile]) -> Loop:
+        """The statements for each column of a block, which read these tiles."""
+        passed = [statement for tile in tiles for statement in self._passed_on(tile)] if self.passing else []
+        return Loop(self.turn, self.build.number(0), self.columns // self.at_once, 1, (*inner, *passed))
+
+    def _column(self, u: int) -> Expr:
+        """Column `u` of this turn; it may lie past the last one."""
+        turn = self.build.sum(self.build.scaled(self.turn, self.at_once), self.build.number(u))
+        return self.build.sum(self.build.scaled(self.block, self.columns), turn)
+
+    def _passed_on(self, tile: _Tile) -> list[Statement]:
+        """Each invocation takes over the column that another one has; after all turns it has its own again."""
+        build = self.build
+        own = build.var(SUBGROUP_LANE, self.lanes)
+        following = build.mod(build.sum(own, build.number(self.at_once)), self.lanes)
+        return [
+            Assign(self._register(tile, d), build.make("shuffle", [self._held_now(tile, d), following], "f32x4"))
+            for d in range(tile.quads)
+        ]
 
     def _made(self) -> list[Statement]:
         """The products of this turn, each in a variable of its own."""
         body: list[Statement] = []
         zero = self.build.literal(0, "f32")
         for n, dot in enumerate(self.dots):
-            body += [Declare(f"s{n}_{p}", zero) for p in range(self.per_lane)]
+            body += [Declare(f"s{n}_{c}", zero) for c in range(len(self.cells))]
             for d in range(self._quads(dot)):
-                read = self.build.make("var", (), "f32x4", f"x{n}_{d}")
-                body.append(Let(read, self._read(self.names[dot], d)))
-                for p in range(self.per_lane):
-                    part = self.build.make("dot4", [self._held(n, p, d), read], "f32")
-                    body.append(self._add(f"s{n}_{p}", part))
-            for p in range(self.per_lane):
-                value = self.build.mutable(f"s{n}_{p}", "f32")
+                read = [self._named(body, f"x{n}_{d}_{u}", self._read(self.names[dot], d, u)) for u in self._places]
+                for c, (p, u) in enumerate(self.cells):
+                    part = self.build.make("dot4", [self._held(n, p, d), read[u]], "f32")
+                    body.append(self._add(f"s{n}_{c}", part))
+            for c in range(len(self.cells)):
+                value = self.build.mutable(f"s{n}_{c}", "f32")
                 narrow = self.frame.dtype(dot) == "f16"
                 value = self.build.make("to_f16", [value], "f32") if narrow else value
-                body.append(Let(self._product(n, p), value))
+                body.append(Let(self._product(n, c), value))
         return body
+
+    @property
+    def _places(self) -> range:
+        """The numbers of a turn's columns."""
+        return range(self.at_once)
+
+    def _named(self, body: list[Statement], name: str, value: Expr) -> Expr:
+        own = self.build.make("var", (), value.dtype, name)
+        body.append(Let(own, value))
+        return own
 
     def _add(self, name: str, value: Expr, dtype: str = "f32") -> Assign:
         return Assign(name, self.build.make("add", [self.build.mutable(name, dtype), value], dtype))
 
-    def _product(self, n: int, p: int) -> Expr:
-        return self.build.make("var", (), "f32", f"p{n}_{p}")
+    def _product(self, n: int, c: int) -> Expr:
+        return self.build.make("var", (), "f32", f"p{n}_{c}")
 
-    def _score(self, node: int, p: int) -> Expr:
-        """A node of the scores' shape in this turn, at row `p`."""
+    def _score(self, node: int, c: int) -> Expr:
+        """A node of the scores' shape in this turn, at the row and the column of cell `c`."""
         anchors: dict[int, Anchor] = {}
         for n, dot in enumerate(self.dots):
-            anchors[dot] = _always(self._product(n, p))
-        column = self.build.least(self.at_column, self.walk.columns - 1)
+            anchors[dot] = _always(self._product(n, c))
+        p, u = self.cells[c]
+        column = self.build.least(self._column(u), self.walk.columns - 1)
         elements = Elements(self.frame.graph, self.build, self.plain.sources, anchors)
         return elements.at(node, self._index_of(node, p, column))
 
     def _index_of(self, node: int, p: int, column: Expr) -> tuple[Expr, ...]:
         return self.walk.at(self.build, self.batch, self.rows[p], column)
 
-    def _inside(self, value: Expr, otherwise: float) -> Expr:
+    def _inside(self, value: Expr, u: int, otherwise: float) -> Expr:
         """The value, or past the last column what changes nothing."""
         if self.walk.columns % self.columns == 0:
             return value
         return self.plain.choose(
-            self.plain.inside(self.at_column, 0, self.walk.columns), value, self._number(otherwise)
+            self.plain.inside(self._column(u), 0, self.walk.columns), value, self._number(otherwise)
         )
 
     def _number(self, value: float) -> Expr:
@@ -287,16 +316,16 @@ class _Scores:
         build = self.build
         first = identity_of(self.reducing, F32) if self.reducing else 0
         before, inner = [*self._sums(first)], self._made()
-        for p in range(self.per_lane):
-            value = build.make("var", (), "f32", f"w{p}")
-            score = self._score(self.walk.value, p)
-            before += self._of_rows(score)
-            inner.append(Let(value, self._inside(score, first)))
+        weights = [build.make("var", (), "f32", f"w{c}") for c in range(len(self.cells))]
+        for c, (p, u) in enumerate(self.cells):
+            score = self._score(self.walk.value, c)
+            before += self._of_rows(score) if u == 0 else []
+            inner.append(Let(weights[c], self._inside(score, u, first)))
             if self.reducing:
                 own = build.mutable(f"o{p}", "f32")
-                inner.append(Assign(f"o{p}", build.make(COMBINE[self.reducing], [own, value], "f32")))
-        weights = [build.make("var", (), "f32", f"w{p}") for p in range(self.per_lane)]
-        return _Sweep(before, [self._turns([*inner, *self._weighted(weights)])], self._results(None))
+                inner.append(Assign(f"o{p}", build.make(COMBINE[self.reducing], [own, weights[c]], "f32")))
+        turns = self._turns([*inner, *self._weighted(weights)], self.tiles.values())
+        return _Sweep(before, [turns], self._results(None))
 
     def _of_rows(self, score: Expr) -> list[Statement]:
         """What of a score depends on the row alone, before the loop over columns."""
@@ -315,24 +344,27 @@ class _Scores:
         declared: list[Statement] = []
         for p in range(self.per_lane):
             before += [Declare(f"m{p}", lowest), Declare(f"l{p}", zero)]
-            score, own = self._score(softmax.scores, p), build.make("var", (), "f32", f"w{p}")
-            before += self._of_rows(score)
-            scoring.append(Let(own, self._inside(score, -math.inf)))
             names = [f"w{p}_{column}" for column in range(self.columns)]
-            top = build.mutable(f"m{p}", "f32")
-            chosen: Expr = build.mutable(names[-1], "f32")
-            for column, name in enumerate(names):
-                declared.append(Declare(name, lowest))
-                here = build.make("eq", [self.turn, build.number(column)], "bool")
+            declared += [Declare(name, lowest) for name in names]
+            update += self._corrected(p, names, build.mutable(f"m{p}", "f32"))
+        weights = [build.make("var", (), "f32", f"e{c}") for c in range(len(self.cells))]
+        for c, (p, u) in enumerate(self.cells):
+            score, own = self._score(softmax.scores, c), build.make("var", (), "f32", f"w{c}")
+            before += self._of_rows(score) if u == 0 else []
+            scoring.append(Let(own, self._inside(score, u, -math.inf)))
+            names = [f"w{p}_{column}" for column in range(u, self.columns, self.at_once)]
+            picked: Expr = build.mutable(names[-1], "f32")
+            for turn, name in enumerate(names):
+                here = build.make("eq", [self.turn, build.number(turn)], "bool")
                 scoring.append(Assign(name, build.make("select", [here, own, build.mutable(name, "f32")], "f32")))
                 if name != names[-1]:
-                    chosen = build.make("select", [here, build.mutable(name, "f32"), chosen], "f32")
-            update += self._corrected(p, names, top)
-            base, grown = (build.make("var", (), "f32", f"{letter}{p}") for letter in "be")
-            shifted = build.make("add", [chosen, build.make("neg", [base], "f32")], "f32")
-            picking += [Let(grown, build.make("exp", [shifted], "f32")), self._add(f"l{p}", grown)]
-        weights = [build.make("var", (), "f32", f"e{p}") for p in range(self.per_lane)]
-        inner = [*declared, self._turns(scoring), *update, self._turns([*picking, *self._weighted(weights)])]
+                    picked = build.make("select", [here, build.mutable(name, "f32"), picked], "f32")
+            base = build.make("var", (), "f32", f"b{p}")
+            shifted = build.make("add", [picked, build.make("neg", [base], "f32")], "f32")
+            picking += [Let(weights[c], build.make("exp", [shifted], "f32")), self._add(f"l{p}", weights[c])]
+        scores = self._turns(scoring, dict.fromkeys(self.names.values()))
+        sums = self._turns([*picking, *self._weighted(weights)], [] if self.values is None else [self.values])
+        inner = [*declared, scores, *update, sums]
         return _Sweep(before, inner, self._results([build.mutable(f"l{p}", "f32") for p in range(self.per_lane)]))
 
     def _corrected(self, p: int, names: Sequence[str], top: Expr) -> list[Statement]:
@@ -372,11 +404,13 @@ class _Scores:
             return []
         body: list[Statement] = []
         for d in range(self.values.quads):
-            read = self.build.make("var", (), "f32x4", f"y_{d}")
-            body.append(Let(read, self._read(self.values, d)))
-            for p, weight in enumerate(weights):
-                own = self.build.mutable(f"o{p}_{d}", "f32x4")
-                body.append(Assign(f"o{p}_{d}", self.build.make("fma", [own, weight, read], "f32x4")))
+            read = [self._named(body, f"y_{d}_{u}", self._read(self.values, d, u)) for u in self._places]
+            for p in range(self.per_lane):
+                total = self.build.mutable(f"o{p}_{d}", "f32x4")
+                for c, (own, u) in enumerate(self.cells):
+                    if own == p:
+                        total = self.build.make("fma", [total, weights[c], read[u]], "f32x4")
+                body.append(Assign(f"o{p}_{d}", total))
         return body
 
     # -- results ------------------------------------------------------------------------------------------

@@ -1,0 +1,63 @@
+"""Stored program: a graph with its params and constants as values of an entry in the job store, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from wire.ir.codec import decode_graph, hash_array, tensor_bytes, tensor_from
+from wire.ir.graph import WireGraph
+from wire.ir.types import TensorType
+from wire.transfer.content_exchange import off_loop
+
+from .job_store import Content
+from .program_upload import consts_of
+
+Load = Callable[[Any], Awaitable[memoryview]]
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramContent:
+    """A graph, its params by name with their addresses, and the constants outside of its encoding by address."""
+
+    graph: WireGraph
+    params: Mapping[str, tuple[bytes, NDArray[Any]]]
+    consts: Mapping[bytes, NDArray[Any]]
+
+    @property
+    def bindings(self) -> dict[str, tuple[bytes, TensorType]]:
+        """The address and the type of each param."""
+        kinds = self.graph.param_types
+        return {name: (address, kinds[name]) for name, (address, _) in self.params.items()}
+
+    @property
+    def held(self) -> list[tuple[bytes, NDArray[Any]]]:
+        """The contents that workers may fetch, with their addresses."""
+        return [*self.params.values(), *self.consts.items()]
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The values of an entry."""
+        return {
+            "graph": Content(memoryview(self.graph.encoded)),
+            "params": {name: Content(tensor_bytes(array), address) for name, (address, array) in self.params.items()},
+            "consts": {address.hex(): Content(tensor_bytes(array), address) for address, array in self.consts.items()},
+        }
+
+
+async def load_program(kept: Mapping[str, Any], load: Load) -> ProgramContent:
+    """The program whose values an entry keeps; BlobMissing or BlobCorrupt where the disk has not all of them."""
+    graph = decode_graph(bytes(await load(kept["graph"])))
+    params = {}
+    for name, leaf in kept["params"].items():
+        array = tensor_from(await load(leaf), graph.param_types[name])
+        params[name] = (await off_loop(array.nbytes, hash_array, array), array)
+    kinds = {address.hex(): (address, kind) for address, kind in consts_of(graph).items()}
+    consts = {}
+    for name, leaf in kept["consts"].items():
+        address, kind = kinds[name]
+        consts[address] = tensor_from(await load(leaf), kind)
+    return ProgramContent(graph, params, consts)

@@ -1,0 +1,153 @@
+"""Open sessions: all sessions of a coordinator, and those of an earlier process whose clients may come back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from numpy.typing import NDArray
+
+from wire.errors import MeshError
+from wire.protocol.messages import PlanKey, Working
+from wire.system.tasks import unheard
+
+from ..planning.model.program import Program
+from ..planning.session_planner import Stateful, check_carried
+from . import events as ev
+from .elastic import Elastic
+from .manifest import SessionRecord
+from .record_writer import WriteRecord
+from .runtime import Session, StepFeeds
+from .session_context import SessionContext
+from .state import Policy
+
+
+class Sessions:
+    """All sessions of a coordinator."""
+
+    def __init__(self, context: SessionContext) -> None:
+        self._context = context
+        self._open: list[Session] = []
+        self._waiting: dict[int, SessionRecord] = {}  # sessions of another process, until their clients are back
+        self._kept_by: dict[str, frozenset[int]] = {}  # what each worker has kept, as it joined
+
+    def open(
+        self,
+        program: Program,
+        state: Stateful,
+        policy: Policy,
+        elastic: Elastic | None = None,
+        write: WriteRecord | None = None,
+    ) -> Session:
+        """Begin a session, an elastic one with the program for the most workers; InputError without such a state.  A
+        durable one has `write` write down where its state is."""
+        check_carried(program.graph, state)
+        session = Session(self._context, program, state, policy, self._open.remove, elastic, write)
+        self._open.append(session)
+        session.begin()
+        return session
+
+    def expect(self, record: SessionRecord) -> None:
+        """Have workers keep what a session of another process had, until it is opened again or given up."""
+        self._waiting[id(record)] = record
+        self._context.earlier.update(record.epochs)
+
+    def give_up(self, record: SessionRecord) -> None:
+        """Have workers drop what they keep for a session whose client did not come back."""
+        del self._waiting[id(record)]
+        for generation, node in record.manifest.places:
+            if node in self._context.members:
+                drop = self._context.deployer.drop(node, self._context.key(generation))
+                self._context.tasks.run("dropping a session's state", drop, unheard)
+
+    def open_again(
+        self,
+        program: Program,
+        state: Stateful,
+        policy: Policy,
+        record: SessionRecord,
+        told: int,
+        feeds: StepFeeds,
+        write: WriteRecord,
+    ) -> Session:
+        """Go on with a session of another process, whose client has the answers of `told` steps.  `feeds` are those of
+        the steps from `record.manifest.first_feed(told)` on."""
+        session = Session(self._context, program, state, policy, self._open.remove, None, write)
+        session.restore(record, told, feeds)
+        del self._waiting[id(record)]
+        self._open.append(session)
+        session.begin()
+        for node, kept in list(self._kept_by.items()):
+            session.feed(ev.NodeReturned(node, kept))
+        return session
+
+    def nodes_changed(self, error: MeshError | None, away: bool = False) -> None:
+        """The usable workers changed, perhaps by an error; workers that are `away` may come back as they were."""
+        for session in list(self._open):
+            session.nodes_changed(error, away)
+
+    def back(self, node: str, kept: frozenset[int]) -> None:
+        """A worker joined again, and has kept these plans, by generation."""
+        self._kept_by[node] = kept
+        for session in list(self._open):
+            session.feed(ev.NodeReturned(node, kept))
+
+    @property
+    def kept(self) -> frozenset[int]:
+        """The plans that workers are to keep for sessions, by generation."""
+        waiting = (record.manifest.generations for record in self._waiting.values())
+        return frozenset().union(*(session._machine.kept for session in self._open), *waiting)
+
+    def key(self, generation: int) -> PlanKey:
+        """What workers know a plan by."""
+        return self._context.key(generation)
+
+    @property
+    def earlier(self) -> tuple[PlanKey, ...]:
+        """The plans among `kept` that another process made."""
+        return tuple(self._context.key(generation) for generation in sorted(self.kept & self._context.earlier.keys()))
+
+    def working(self, node: str, runs: Iterable[Working]) -> list[Working]:
+        """A worker said what it computes; return what of it is no session's."""
+        others = []
+        for run in runs:
+            session = self._with(run.plan.generation)
+            if session is None:
+                others.append(run)
+            else:
+                session.working[node] = run
+                if run.preparing:
+                    session.feed(ev.CompilationReported(node, run.plan.generation, run.part, run.seconds))
+        return others
+
+    def stuck(self, node: str) -> None:
+        """A worker is stuck in work that is no session's."""
+        for session in list(self._open):
+            session.feed(ev.NodeStuck(node))
+
+    def _with(self, generation: int) -> Session | None:
+        return next((session for session in self._open if generation in session.plans), None)
+
+    def output(self, generation: int, step: int, slot: int, value: NDArray[Any]) -> bool:
+        """Take an output that came by itself; whether it was a session's."""
+        session = self._with(generation)
+        if session is not None:
+            session.feed(ev.OutputArrived(generation, step, slot, value))
+        return session is not None
+
+    def run_failed(self, generation: int, step: int, node: str, error: MeshError) -> bool:
+        """An output of a worker was lost; whether it was a session's."""
+        session = self._with(generation)
+        if session is not None:
+            session.feed(ev.RunFailed(generation, step, node, error))
+        return session is not None
+
+    @property
+    def idle(self) -> bool:
+        """Whether no session is open."""
+        return not self._open
+
+    def close(self) -> None:
+        """End them all."""
+        for session in list(self._open):
+            session.feed(ev.CloseRequested())

@@ -1,0 +1,206 @@
+"""The tuner on a real device: the fastest form wins if it is right, and what is compiled from then on has it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.adapter import needs_adapter
+
+import mesh
+from wire.errors import CompileFailed, InputError
+from wire.system.file_lock import FileLock
+from worker.engine import protocol
+from worker.wgsl import tuner
+from worker.wgsl.choices import ShapeClass
+from worker.wgsl.execute import WgslExecutable
+from worker.wgsl.lower import lower
+from worker.wgsl.problems import problem_of
+from worker.wgsl.shaders import Shaders
+from worker.wgsl.tuned_file import TunedFile
+
+pytestmark = needs_adapter
+
+SUM = "sum f32 512x64"
+SECONDS = 60.0  # far more than it takes: a busy machine measures as many turns as a quiet one
+LONGER = 30  # times the work: more than any noise
+
+
+@pytest.fixture(scope="module")
+def opened() -> Iterator[Any]:
+    from worker.wgsl.engine import WgslEngine
+
+    made = WgslEngine(0)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def engine(opened: Any, tmp_path: Path) -> Any:
+    """An engine that has measured nothing, with a file of its own."""
+    opened._tuned = TunedFile(tmp_path, "this device")
+    opened._tuner = tuner.Tuner(opened._device, opened._device.profile, opened._tuned, tmp_path)
+    opened._executables.clear()
+    return opened
+
+
+def prepared(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+    """Let the programs of forms be changed; "" is the first guess, and "others" are all that are not named."""
+
+    def changed(graph: Any, known: Shaders) -> Any:
+        program = lower(graph, known)
+        form = next(iter(known.profile.choices.names.values()), "")
+        own = form if form in changes else "others"
+        change = changes.get("guess" if form.startswith("128 ") else own, lambda program: program)
+        return change(program)
+
+    monkeypatch.setattr(tuner, "lower", changed)
+
+
+def longer(program: Any) -> Any:
+    """The same result, later."""
+    return replace(program, dispatches=program.dispatches * LONGER)
+
+
+def wrong(program: Any) -> Any:
+    """Less work, and most of the result is missing."""
+    return replace(program, dispatches=tuple(replace(each, grid=(1, 1, 1)) for each in program.dispatches))
+
+
+def compiled(engine: Any) -> WgslExecutable:
+    made = engine.compile(problem_of(ShapeClass.parse(SUM), True).graph, force=True)
+    assert isinstance(made, WgslExecutable)
+    return made
+
+
+def guess_of(engine: Any) -> str:
+    """The first guess of the class on this device."""
+    return str(engine._tuner._choice(problem_of(ShapeClass.parse(SUM), True)).form)
+
+
+def test_a_form_that_is_clearly_faster_is_taken_for_what_is_compiled_from_then_on(
+    engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = compiled(engine)
+    prepared(monkeypatch, guess=longer)
+    told = engine.tune(SUM, SECONDS)
+    assert told.finished and told.guess == guess_of(engine) != told.form and not told.refused
+    assert told.form_s < told.guess_s * tuner.MARGIN and told.tried >= 6
+    assert engine._tuned.choices.names == {SUM: told.form}
+    after = compiled(engine)
+    assert after.program.modules != before.program.modules, "the other form"
+    x = problem_of(ShapeClass.parse(SUM), True).inputs
+    for executable in (before, after):
+        (result,) = engine.run(executable, x)
+        np.testing.assert_allclose(result, x[0].astype(np.float64).sum(1), atol=1e-4)
+    texts = [engine.explain(executable, True).rows[0].text for executable in (before, after)]
+    assert texts == [executable.program.modules[0].text for executable in (before, after)]
+
+
+def test_choices_are_part_of_the_keys_of_programs_on_disk(engine: Any) -> None:
+    graph = problem_of(ShapeClass.parse(SUM), True).graph
+    compiled(engine)
+    first = engine._key(graph)
+    engine._tuned.choose(SUM, "64 rows", 2e-3, 1e-3)
+    compiled(engine)
+    assert engine._key(graph) != first
+    engine._tuned.choose(SUM, "", 1e-3, 1e-3)
+    compiled(engine)
+    assert engine._key(graph) == first, "what was compiled before is found again"
+
+
+def test_the_first_guess_stays_where_others_are_not_clearly_faster(
+    engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared(monkeypatch, others=longer)
+    told = engine.tune(SUM, SECONDS)
+    assert told.finished and told.form == told.guess and engine._tuned.choices.names == {}
+    assert engine._tuned.row(SUM).form == ""
+
+
+def test_a_form_with_wrong_results_may_not_win(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared(monkeypatch, guess=longer, others=wrong, **{"64 rows": lambda program: program})
+    told = engine.tune(SUM, SECONDS)
+    assert told.form == "64 rows" and set(told.refused.values()) == {"its results are wrong"}
+    assert len(told.refused) >= 4 and dict(engine._tuned.row(SUM).refused) == told.refused
+    monkeypatch.undo()
+    assert engine.tune(SUM, SECONDS).tried == 2, "what was refused is not run again"
+
+
+def test_a_form_that_the_driver_does_not_compile_may_not_win(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(program: Any) -> Any:
+        raise CompileFailed("no registers are left")
+
+    prepared(monkeypatch, **{"64 rows": refuse})
+    told = engine.tune(SUM, SECONDS)
+    assert told.finished and told.refused == {"64 rows": "no registers are left"}
+
+
+def test_a_form_whose_results_change_may_not_win(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared(monkeypatch, guess=longer)
+    asked: list[str] = []
+    agree = tuner.Problem.agree
+
+    def only_at_first(problem: Any, result: Any, other: Any) -> bool:
+        asked.append("")
+        return len(asked) <= told_at_first and agree(problem, result, other)
+
+    told_at_first = len(engine._tuner._choice(problem_of(ShapeClass.parse(SUM), True)).forms)
+    monkeypatch.setattr(tuner.Problem, "agree", only_at_first)
+    told = engine.tune(SUM, SECONDS)
+    assert told.form == told.guess and "change from run to run" in str(dict(engine._tuned.row(SUM).refused))
+
+
+def test_too_little_time_keeps_nothing(engine: Any) -> None:
+    told = engine.tune(SUM, 1e-6)
+    assert not told.finished and told.why and engine._tuned.row(SUM).form is None
+
+
+def test_who_is_stopped_keeps_nothing_and_says_so(engine: Any) -> None:
+    told = engine.tune(SUM, SECONDS, lambda: True)
+    assert not told.finished and told.why and engine._tuned.row(SUM).form is None
+    assert engine.tune(SUM, SECONDS).finished
+
+
+def test_two_processes_do_not_measure_each_other(engine: Any, tmp_path: Path) -> None:
+    with FileLock(tmp_path / tuner.MEASURING):
+        assert engine.tune(SUM, SECONDS).why == "another process measures"
+    assert engine.tune(SUM, SECONDS).finished
+
+
+def test_a_device_without_room_is_not_emptied_for_it(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine._device.trim()
+    monkeypatch.setattr(engine._device, "memory_bytes", engine._device.allocated_bytes + 4096)
+    monkeypatch.setattr(engine._device, "make_room", lambda: pytest.fail("what others need was moved"))
+    told = engine.tune(SUM, SECONDS)
+    assert not told.finished and "are left" in told.why
+
+
+def test_what_was_never_measured_is_known_of_parts_and_of_what_they_repeat(engine: Any) -> None:
+    executable = compiled(engine)
+    assert protocol.untuned_classes(engine, executable) == (SUM,)
+    engine.tune(SUM, SECONDS)
+    assert protocol.untuned_classes(engine, executable) == ()
+    x, y = np.ones((40, 64), np.float32), np.ones((64, 64), np.float32)
+    looped = engine.compile(mesh.trace(lambda x, y: mesh.fori_loop(0, 3, lambda _, z: z @ y, x), x, y))
+    assert protocol.untuned_classes(engine, looped) == ("product f32 1x32x64x64",)
+    whole = engine.compile(mesh.trace(lambda x: x @ x, np.ones((64, 64), np.int32)))
+    assert protocol.untuned_classes(engine, whole) == (), "nobody measures integers"
+
+
+def test_what_is_no_class_is_an_error(engine: Any) -> None:
+    for text in ("sum", "sum i32 4x4"):
+        with pytest.raises(InputError, match="shape class"):
+            engine.tune(text, 1.0)
+
+
+def test_tuning_gives_its_memory_back(engine: Any) -> None:
+    engine._device.trim()
+    before = engine._device.allocated_bytes
+    assert engine.tune(SUM, SECONDS).finished
+    engine._device.trim()
+    assert engine._device.allocated_bytes == before

@@ -1,0 +1,69 @@
+"""A simulated coordinator daemon that is killed again and again, also in the middle of writing its journal: the session
+of its client has the losses and the state, to the bit, of one that nobody disturbed.
+
+`PYTHONHASHSEED=0 python tests/sim/test_sessions_of_killed_coordinators.py COUNT [FIRST]` runs that many seeds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from collections import Counter
+from typing import Any
+
+import pytest
+from support.by_seed import ranges, run_seeds
+from support.cases.training import batch, first_state, train
+from support.simulated.remote_client import client_of
+from support.simulated.simulated_jobs import DurableCluster, simulate_durable
+from support.undisturbed import bits, undisturbed
+
+from mesh.client.async_mesh import AsyncMesh
+
+MOMENTS = 10  # at which it is killed; more often, where its disk ends it
+STEPS_MAX = 6  # between two of them
+REST_S = 0.05
+COPIES = ("buddy", "coded", "checkpoint", "none", "")
+
+
+async def killed(cluster: DurableCluster) -> None:
+    rng, loop = random.Random(cluster.seed), asyncio.get_running_loop()
+    mesh = AsyncMesh(await client_of(cluster))
+    options: Any = {"copies": COPIES[cluster.seed % len(COPIES)], "every": rng.randint(1, 5)}
+    options["strategy"] = rng.choice(("single", "pipeline"))
+    session = await mesh.session(train, first_state(), *batch(0), **options)
+    losses: list[float] = []
+    for _ in range(MOMENTS):
+        loop.call_later(rng.uniform(0, 2.0), cluster.crash)
+        steps: list[Any] = []
+        for _ in range(rng.randint(0, STEPS_MAX)):
+            steps.append(session.step(*batch(len(losses) + len(steps))))
+            await asyncio.sleep(rng.choice((0.0, rng.uniform(0, REST_S), rng.uniform(0, 1.0))))
+        state = asyncio.ensure_future(session.state()) if rng.random() < 0.3 else None
+        losses += [float(await step) for step in steps]
+        if state is not None:
+            assert bits(await state) == undisturbed(len(losses))[1]
+        await asyncio.sleep(rng.choice((0.0, rng.uniform(0, 3.0))))
+    cluster.mortal = False
+    assert (losses, bits(await session.state())) == undisturbed(len(losses))
+    await session.close()
+    await mesh.close()
+    await asyncio.sleep(5.0)
+    assert cluster.coordinator.sessions.idle, "a session stays"
+
+
+def run(seed: int) -> Counter[str]:
+    _, lives = simulate_durable(2 + seed % 2, seed, killed)
+    assert lives > 1
+    return Counter(lives=lives, sessions=1)
+
+
+@pytest.mark.parametrize("seeds", ranges(10, 500), ids=str)
+def test_a_session_goes_on_whenever_its_coordinator_is_killed(seeds: range) -> None:
+    for seed in seeds:
+        run(seed)
+
+
+if __name__ == "__main__":
+    sys.exit(run_seeds(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0, run, 240.0))

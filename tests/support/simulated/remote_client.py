@@ -1,0 +1,32 @@
+"""A program that uses a simulated coordinator daemon as `Mesh.builder().node(address)` does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from mesh.backends.remote import Remote
+from mesh.simulation.cluster import COORDINATOR, PORT, Cluster
+from wire.link.identity import identity_here
+
+CLIENT = "client"
+
+
+class NoMembership:
+    """The membership of simulated nodes, which have no certificates."""
+
+    class credentials:
+        outdated = False
+
+    async def refresh(self) -> None:
+        return
+
+
+async def client_of(cluster: Cluster) -> Remote:
+    """A client whose only link is that to the daemon."""
+    identity = replace(identity_here("client", "sim", CLIENT, None), node_id="d" * 32)
+    remote: Any = Remote(identity, None, NoMembership(), lambda me, handler, *_: cluster._endpoint(CLIENT, me, handler))
+    remote._address = COORDINATOR, PORT
+    remote._background(remote._watch.run())
+    await remote._open()
+    return remote
