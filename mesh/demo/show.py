@@ -40,7 +40,7 @@ QUESTION = "What happens when a worker dies?"
 ANSWERS = 3
 KILL_AT = 0.4  # of the batches
 CHAPTERS = ("dead", "planned", "began")  # the story is over when a part began on a survivor
-TOLD = ("suspect", "dead", "healthy", "planned", "deployed", "began")
+TOLD = ("suspect", "dead", "healthy", "stuck", "unstuck", "planned", "deployed", "began")
 
 
 def show(

@@ -30,7 +30,8 @@ def test_the_demo_kills_a_worker_finishes_and_answers(tmp_path: Path) -> None:
     )
     assert re.search(r"kill -9 \d+: local-\d is gone", first)
     assert re.search(r"dead local-\d", first)
-    assert re.search(r"planned: [12] of 2 workers", first)  # a slow adapter may get nothing
+    # A slow adapter may get nothing; on a busy machine it may be stuck, and not be planned for.
+    assert re.search(r"planned: (?:[12] of 2|1 of 1) workers", first)
     assert re.search(r"\d+ passages in [\d.]+ (s|min), none lost", first)
     question, best = first.split("Search: ")[1].splitlines()[:2]
     assert question == "What happens when a worker dies?"
