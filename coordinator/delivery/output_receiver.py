@@ -56,9 +56,9 @@ class OutputReceiver:
 
     def open_stream(self, link: Link, header: Message, size_bytes: int) -> memoryview:
         if isinstance(header, BlobStream):
-            return self._blobs.open_stream(header, size_bytes)
+            return self._blobs.open_stream(link, header, size_bytes)
         if isinstance(header, Ballast):
-            return self._meter.open_stream(size_bytes)
+            return self._meter.open_stream(link, header, size_bytes)
         if not isinstance(header, Push) or header.plan.epoch != self._epoch():
             raise ProtocolError("a coordinator takes only outputs of its own plans")
         if size_bytes != type_of(header.value).size_bytes:
@@ -71,9 +71,9 @@ class OutputReceiver:
 
     def stream_done(self, link: Link, header: Message, buffer: memoryview, error: MeshError | None) -> None:
         if isinstance(header, BlobStream):
-            self._blobs.stream_done(header, buffer, error)
+            self._blobs.stream_done(link, header, buffer, error)
         elif isinstance(header, Ballast):
-            self._meter.stream_done(link, header, error)
+            self._meter.stream_done(link, header, buffer, error)
         elif error is None and isinstance(header, Push):
             array = tensor_from(buffer, type_of(header.value))
             self._received(header.plan.generation, header.step, header.slot, array)

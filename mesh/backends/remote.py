@@ -330,11 +330,11 @@ class Remote:
     def on_stream_open(self, link: Link, header: Message, size_bytes: int) -> memoryview:
         if not isinstance(header, BlobStream):
             raise ProtocolError("a client takes only the content it asked for")
-        return self._exchange.open_stream(header, size_bytes)
+        return self._exchange.open_stream(link, header, size_bytes)
 
     def on_stream_done(self, link: Link, header: Message, buffer: memoryview, error: MeshError | None) -> None:
         if isinstance(header, BlobStream):
-            self._exchange.stream_done(header, buffer, error)
+            self._exchange.stream_done(link, header, buffer, error)
 
     def on_linked(self, link: Link) -> None:
         return

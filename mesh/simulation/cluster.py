@@ -159,7 +159,7 @@ class Cluster:
 
     def sleep(self, name: str) -> None:
         """The machine's lid is closed: the worker says that it goes, and soon nothing gets to it or from it."""
-        self._running(name).sleep()
+        self._running(name).availability.sleep()
         self.tell(f"{name} falls asleep")
         self._falling[name] = asyncio.get_running_loop().call_later(FALLS_ASLEEP_S, self.silence, name)
 
@@ -167,7 +167,7 @@ class Cluster:
         """The lid is opened again."""
         self.reconnect(name)
         self.tell(f"{name} wakes")
-        self._running(name).wake()
+        self._running(name).availability.wake()
 
     def stand_still(self, seconds: float, name: str = "") -> None:
         """A worker's process, or without a name the user's program and the coordinator in it, is stopped for so long,
@@ -223,7 +223,9 @@ class Cluster:
     def busy(self) -> dict[str, int]:
         """How many parts every running worker has that are ready or being computed."""
         return {
-            name: process.daemon.queue_depth for name, process in self._processes.items() if process.daemon is not None
+            name: process.daemon.shell.queue_depth
+            for name, process in self._processes.items()
+            if process.daemon is not None
         }
 
     def transcript(self) -> str:
@@ -267,7 +269,7 @@ class Cluster:
         PauseFiles(folder).set_wish(by)
         process = self._processes.get(name)
         if process is not None and process.daemon is not None:
-            process.daemon.pauses.look()
+            process.daemon.availability.pauses.look()
 
     def _stay_awake(self, name: str) -> None:
         timer = self._falling.pop(name, None)

@@ -356,7 +356,7 @@ def test_shapes_of_long_ago_are_forgotten() -> None:
             assert len(its._works) == 3
             await asyncio.sleep(30)
             processes = mesh.simulation._processes.values()
-            kept = {plan.key.generation for each in processes for plan in each.daemon._state._plans.values()}
+            kept = {plan.key.generation for each in processes for plan in each.daemon.shell.machine._plans.values()}
             assert len(kept) == 3
 
     run(story())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from support.machines.links import Recorder, node
@@ -29,11 +29,12 @@ class Measuring(Recorder):
 
     def on_stream_open(self, link: Link, header: Message, size_bytes: int) -> memoryview:
         self.bytes += size_bytes
-        return self.meter.open_stream(size_bytes)
+        assert isinstance(header, Ballast)
+        return self.meter.open_stream(link, header, size_bytes)
 
     def on_stream_done(self, link: Link, header: Message, buffer: memoryview, error: MeshError | None) -> None:
         assert isinstance(header, Ballast)
-        self.meter.stream_done(link, header, error)
+        self.meter.stream_done(link, header, buffer, error)
 
     def on_notify(self, link: Link, body: Message) -> None:
         assert isinstance(body, Landed)
@@ -82,13 +83,13 @@ def test_a_silent_link_ends_the_measurement() -> None:
 
 
 def test_nobody_can_fill_our_memory_with_measurements() -> None:
-    meter = Meter()
+    meter, link, header = Meter(), cast(Link, None), Ballast(0)
     with pytest.raises(ProtocolError, match="the most are"):
-        meter.open_stream(BYTES_MAX + 1)
+        meter.open_stream(link, header, BYTES_MAX + 1)
     for _ in range(OPEN_MAX):
-        meter.open_stream(8)
+        meter.open_stream(link, header, 8)
     with pytest.raises(Busy):
-        meter.open_stream(8)
+        meter.open_stream(link, header, 8)
 
 
 def test_a_note_about_nothing_is_ignored() -> None:

@@ -229,7 +229,7 @@ def test_a_question_that_nobody_has_any_more_is_given_up() -> None:
 
 def plans_on(cluster: Cluster) -> dict[str, int]:
     """How many plans every worker holds."""
-    states = {name: each.daemon._state for name, each in cluster._processes.items() if each.daemon is not None}
+    states = {name: each.daemon.shell.machine for name, each in cluster._processes.items() if each.daemon is not None}
     return {name: len(state._plans) for name, state in states.items() if state is not None}
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -66,7 +65,9 @@ async def stopped(copies: str, strategy: str, cut: bool, seed: int, moments: int
             state = bits(await session.state())
         await asyncio.sleep(1.0)
         cluster.checker.verdict()
-        assert not any(process.daemon._state._plans for process in cluster._processes.values()), "something stays"
+        assert not any(process.daemon.shell.machine._plans for process in cluster._processes.values()), (
+            "something stays"
+        )
     expected, final = undisturbed(len(losses))
     if ranks:
         np.testing.assert_allclose(losses, expected, rtol=RANKS_RTOL)
@@ -105,13 +106,14 @@ async def short_of_memory(short: tuple[str, ...], still_s: float = 60.0) -> None
             for name in short:
                 left = MemoryLeft(1, 100)
                 daemon = daemons[name]
-                daemon._environment = replace(daemon._environment, memory=lambda left=left: left)
-                what = "looking at the machine's memory", daemon._look_at_memory
-                asyncio.get_running_loop().call_soon(partial(daemon._tasks.keep, *what), context=context_of(name))
+                daemon.availability.memory = lambda left=left: left
+                what = "looking at the machine's memory", daemon.availability.watch_memory
+                keep = partial(daemon.shell.tasks.keep, *what)
+                asyncio.get_running_loop().call_soon(keep, context=context_of(name))
             cluster.stand_still(still_s)
             losses.append(float(await session.step(*batch(8))))
             assert (losses, bits(await session.state())) == undisturbed(9)
-            assert all("gives way" in str(daemons[name]._state.log) for name in short), "nothing was freed"
+            assert all("gives way" in str(daemons[name].shell.machine.log) for name in short), "nothing was freed"
 
 
 @pytest.mark.parametrize("short", ["sim-0", "sim-1"])

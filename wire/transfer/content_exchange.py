@@ -170,7 +170,7 @@ class BlobExchange:
             raise ProtocolError(f"the value {value.name!r} has neither data nor an address", node=link.peer.name)
         return tensor_from(await self.fetch(link, value.blob, kind.size_bytes), kind)
 
-    def open_stream(self, header: BlobStream, size_bytes: int) -> memoryview:
+    def open_stream(self, link: Link, header: BlobStream, size_bytes: int) -> memoryview:
         """The buffer for a stream's bytes; ProtocolError unless it was asked for."""
         blob, expected, arrived = self._expected.get(header.stream, (b"", -1, None))
         if arrived is None or (blob, expected) != (header.blob, size_bytes):
@@ -182,7 +182,7 @@ class BlobExchange:
                 arrived.set_exception(error.copy())
             raise
 
-    def stream_done(self, header: BlobStream, buffer: memoryview, error: MeshError | None) -> None:
+    def stream_done(self, link: Link, header: BlobStream, buffer: memoryview, error: MeshError | None) -> None:
         """A stream ended."""
         arrived = self._expected.get(header.stream, (b"", 0, None))[2]
         if arrived is None or arrived.done():

@@ -74,7 +74,7 @@ class Meter:
 
     # -- what the other side sends
 
-    def open_stream(self, size_bytes: int) -> memoryview:
+    def open_stream(self, link: Link, header: Ballast, size_bytes: int) -> memoryview:
         """Room for a transfer; ProtocolError or Busy."""
         if size_bytes > BYTES_MAX:
             raise ProtocolError(f"a measurement of {size_bytes} bytes, the most are {BYTES_MAX}")
@@ -83,7 +83,7 @@ class Meter:
         self._open += 1
         return NOWHERE[:size_bytes]
 
-    def stream_done(self, link: Link, header: Ballast, error: MeshError | None) -> None:
+    def stream_done(self, link: Link, header: Ballast, buffer: memoryview, error: MeshError | None) -> None:
         """All has come, or the stream broke off."""
         self._open -= 1
         if error is None:

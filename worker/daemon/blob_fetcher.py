@@ -1,4 +1,5 @@
-"""Blob fetcher: gets content by its address, from the own store or from another node, within a time limit.
+"""Blob fetcher: gets content by its address, from the own store or from another node, within a time limit.  It keeps
+in the store what the machine wants there.
 
 Which node is asked, and which plans wait, is decided in `worker/state/blob_requests.py`.
 """
@@ -11,12 +12,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from wire.errors import BlobCorrupt, NodeLost
 from wire.link.endpoint import Endpoint
 from wire.link.link import Link
-from wire.protocol.messages import COORDINATOR_NODE, INLINE_BYTES_MAX
+from wire.protocol.messages import COORDINATOR_NODE, INLINE_BYTES_MAX, FetchBlob, Message
 from wire.system.tasks import Tasks
 from wire.transfer.content_exchange import BlobExchange
 
 from ..state import events as ev
 from .blob_store import BlobStore
+from .link_handler import Answer
+from .machine_shell import Performers
 
 FETCH_S_MIN = 10.0  # a holder that is alive answers within a round trip; this is for one that is not
 FETCH_BYTES_PER_S_MIN = 5_000_000  # slower than this and another holder is tried
@@ -34,7 +37,7 @@ class RemoteBlobs:
         dial: Callable[[str, Sequence[str]], Awaitable[Link]],
     ) -> None:
         self._endpoint = endpoint
-        self._exchange = exchange
+        self.exchange = exchange
         self._owner = owner
         self._dial = dial
 
@@ -51,7 +54,7 @@ class RemoteBlobs:
                     link = await self._dial(node, addresses)
                 if link is None:
                     raise NodeLost("no link to this holder", node=node)
-                data = await self._exchange.fetch(link, blob, size_bytes)
+                data = await self.exchange.fetch(link, blob, size_bytes)
         except TimeoutError:
             raise NodeLost(f"the holder did not send the blob within {time_s:.0f} s", node=node) from None
         return data, link.same_host and size_bytes > INLINE_BYTES_MAX
@@ -67,6 +70,22 @@ class BlobFetcher:
         self._feed = feed
         self._tasks = Tasks()
         self._attempts: dict[int, asyncio.Task[None]] = {}
+
+    def performers(self) -> Performers:
+        return {
+            ev.Fetch: self.begin,
+            ev.AbandonFetch: self.abandon,
+            ev.PinBlobs: lambda action: self._store.pin(action.blobs),
+            ev.UnpinBlobs: lambda action: self._store.unpin(action.blobs),
+            ev.DiscardBlobs: lambda action: self._store.discard(action.blobs),
+        }
+
+    def requests(self) -> dict[type[Message], Answer]:
+        return {FetchBlob: self._give}
+
+    async def _give(self, link: Link, body: FetchBlob) -> Message:
+        await self._store.find(body.blob)
+        return await self._remote.exchange.serve(link, body)
 
     def begin(self, action: ev.Fetch) -> None:
         """Fetch content; answered by BlobFound or BlobNotFound."""

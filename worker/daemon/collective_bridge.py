@@ -29,6 +29,7 @@ from wire.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from ..collectives.ring_buffer import SLOTS, RingReader, RingWriter, initialise, size_of, slot_bytes_for
 from ..engine.host_messages import BuffersChanged, Disconnected, Listening, RankOf, RankPeer
 from .collective_rendezvous import HostConnections
+from .link_handler import Take
 
 INLINE_BYTES_MAX = 32 * KIB  # a larger message is a stream, so that no bulk delays heartbeats
 RECONNECT_TIMES_MAX = 300  # of `rank_reconnect_s`
@@ -205,6 +206,9 @@ class Bridge:
 
     # -- what comes over a link
 
+    def notifications(self) -> dict[type[Message], Take]:
+        return dict.fromkeys((Letter, LettersRead, GaveUp, Meet), self.take)
+
     def take(self, link: Link, message: Letter | LettersRead | GaveUp | Meet) -> None:
         """Handle a message of another worker's daemon."""
         node = link.peer.node_id
@@ -238,7 +242,7 @@ class Bridge:
             raise ProtocolError(f"there is no place for letter {header.number} of {size_bytes} bytes")
         return slot
 
-    def stream_done(self, header: Letter, error: MeshError | None) -> None:
+    def stream_done(self, link: Link, header: Letter, buffer: memoryview, error: MeshError | None) -> None:
         copy = self._copies.get(header.mailbox)
         if copy is not None and copy.writer is not None and error is None:
             self._arrived(copy, copy.writer, header.number)

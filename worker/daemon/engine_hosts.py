@@ -49,6 +49,10 @@ class EngineHosts:
         self._kernels = kernels
         self._said, self._lost, self._back = said, lost, back
 
+    def tell(self, device: int, message: hm.ToHost) -> None:
+        """Give the host of a device a message."""
+        self.hosts[device].send(message)
+
     async def start(self, selections: Sequence[str]) -> None:
         """Begin to open these devices; `opened` says what came of it."""
         looks, folder = self._environment.adapter_cache, self._config.measured_folder

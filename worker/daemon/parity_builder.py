@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 from wire.erasure.gf256 import add
 from wire.errors import BlobCorrupt, BlobMissing, MeshError, OutOfMemory, ProtocolError
 from wire.ir.codec import hash_bytes
-from wire.protocol.messages import Combine, Combined, Term
+from wire.protocol.messages import Combine, Combined, Message, Term
 from wire.transfer.content_exchange import off_loop
 from wire.units import size_text
 
 from .blob_fetcher import RemoteBlobs
 from .blob_store import BlobStore
+from .link_handler import Answer
 
 
 class ParityBuilder:
@@ -31,6 +32,9 @@ class ParityBuilder:
         self._remote = remote
         self._owner = owner
         self._turn = asyncio.Lock()  # one sum at a time: each holds its own bytes and those of a blob
+
+    def requests(self) -> dict[type[Message], Answer]:
+        return {Combine: lambda link, body: self.answer(link.peer.node_id, body)}
 
     async def answer(self, asker: str, asked: Combine) -> Combined:
         """Compute the sum that was asked for and put it into the store.  BlobMissing if a term is nowhere, BlobCorrupt

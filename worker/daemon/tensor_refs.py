@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from wire.errors import OutOfMemory, ProtocolError
+from wire.errors import OutOfMemory, ProtocolError, StaleGeneration
+from wire.ir.dtypes import dtype_named
 from wire.link.link import Link
-from wire.protocol.messages import Push, Value
+from wire.protocol.messages import PlanKey, Push, Value
 from wire.system.shared_memory import SharedDir, check_name, remove, take
 
 from ..engine.host_messages import INLINE_TOTAL_BYTES_MAX, Input, Output
 from ..state import events as ev
+from ..state.lease import Owner
 
 
 def is_here(value: Value) -> bool:
@@ -28,6 +31,15 @@ def tensor_of(link: Link, value: Value) -> ev.Tensor:
     tensor = ev.SharedFile(value.dtype, value.shape, link.peer.shared_memory, value.shared)
     link.bytes_received["shared"] += ev.size_bytes_of(tensor)
     return tensor
+
+
+def check_stream(owner: Owner | None, plan: PlanKey, value: Value, size_bytes: int) -> None:
+    """Raise if a tensor of so many bytes is for no plan of the coordinator that owns this worker, or has another size
+    than its value says."""
+    if owner is None or plan.epoch != owner.epoch:
+        raise StaleGeneration("this stream belongs to no plan of this worker")
+    if math.prod(value.shape) * dtype_named(value.dtype).itemsize != size_bytes:
+        raise ProtocolError(f"a stream of {size_bytes} bytes for a tensor {value.dtype}{list(value.shape)}")
 
 
 def header_of(tensor: ev.Tensor) -> Value:

@@ -20,6 +20,7 @@ from wire.system.shared_memory import remove, take
 from wire.system.tasks import Tasks
 
 from ..state import events as ev
+from .machine_shell import Performers
 from .tensor_refs import bytes_of, header_of, push_header_of
 
 log = logging.getLogger("graph_mesh.worker")
@@ -40,6 +41,9 @@ class TensorSender:
 
     def close(self) -> None:
         self._tasks.cancel()
+
+    def performers(self) -> Performers:
+        return {ev.SendPush: self.push, ev.StopPush: self.stop_push}
 
     # -- to other workers
 

@@ -90,11 +90,12 @@ class Network:
             target.bridge.take(link, message)  # type: ignore[arg-type]
             return
         try:
-            target.bridge.open_stream(link, message, len(data))[:] = data  # type: ignore[arg-type]
+            buffer = target.bridge.open_stream(link, message, len(data))  # type: ignore[arg-type]
+            buffer[:] = data
         except MeshError as error:
             sent.set_exception(error)
         else:
-            target.bridge.stream_done(message, None)
+            target.bridge.stream_done(link, message, buffer, None)  # type: ignore[arg-type]
             sent.set_result(None)
 
     async def run(self, work: Callable[[int], Any], cuts: int = 0) -> list[Any]:

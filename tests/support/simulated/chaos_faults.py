@@ -49,5 +49,5 @@ def check_nothing_left(cluster: Cluster) -> None:
         assert depth == 0, f"{name} still has {depth} parts"
     for name, process in cluster._processes.items():
         assert process.daemon is not None
-        left = {key.generation for key in process.daemon._state._plans} - known
+        left = {key.generation for key in process.daemon.shell.machine._plans} - known
         assert not left, f"{name} still has {left}"

@@ -1,0 +1,135 @@
+"""Plan requests: what coordinators and other workers ask of the machine, as its events, and the tensors they send."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from wire.errors import MeshError, NotTrusted
+from wire.link.link import Link
+from wire.protocol.messages import (
+    CancelStep,
+    Deploy,
+    Drop,
+    Explain,
+    Join,
+    Message,
+    Pause,
+    Push,
+    Run,
+    Snapshot,
+    Suspected,
+)
+from wire.system.shared_memory import SharedDir, remove
+from wire.system.tasks import as_error
+
+from ..state import events as ev
+from .link_handler import Answer, Take
+from .machine_shell import MachineShell
+from .tensor_refs import check_stream, is_here, tensor_of
+
+
+class PlanRequests:
+    """Tensors that come as streams are written to files in `shared`.  `forget` discards what was relayed so far for a
+    plan, or a step of it.  `held` gives the blobs that are here, and `joined` is called once the machine agreed."""
+
+    def __init__(
+        self,
+        shell: MachineShell,
+        shared: SharedDir,
+        forget: Callable[..., None],
+        held: Callable[[], Any],
+        joined: Callable[[Link, Join], None],
+    ) -> None:
+        self._shell = shell
+        self._shared = shared
+        self._forget = forget
+        self._held = held
+        self._joined = joined
+        self._arriving: dict[int, str] = {}  # id of a stream's buffer -> name of its file
+
+    def requests(self) -> dict[type[Message], Answer]:
+        return {
+            Join: self._join,
+            Deploy: self._deploy,
+            Run: self._run,
+            Drop: self._drop,
+            Snapshot: self._snapshot,
+            Explain: self._explain,
+            Pause: self._pause,
+        }
+
+    def notifications(self) -> dict[type[Message], Take]:
+        return {Push: self._pushed, CancelStep: self._cancel, Suspected: self._suspected}
+
+    # -- requests
+
+    async def _join(self, link: Link, body: Join) -> Message:
+        peer, held = link.peer, self._held()
+        if peer.role != "coordinator":
+            raise NotTrusted(f"{peer.name} is a {peer.role}: a worker works for coordinators only")
+        joined = await self._shell.ask(
+            lambda request: ev.JoinAsked(
+                peer.node_id, request, peer.name, body.epoch, body.beat_s, body.silence_s, held, body.kept, body.earlier
+            )
+        )
+        self._joined(link, body)
+        return joined
+
+    async def _deploy(self, link: Link, body: Deploy) -> Message:
+        return await self._shell.ask(lambda request: ev.DeployAsked(link.peer.node_id, request, body))
+
+    async def _run(self, link: Link, body: Run) -> Message:
+        here = (feed for feed in body.feeds if is_here(feed.value))
+        feeds = tuple((feed.part, feed.slot, tensor_of(link, feed.value)) for feed in here)
+        step = body.step, feeds, body.committed
+        return await self._shell.ask(lambda request: ev.RunAsked(link.peer.node_id, request, body.plan, *step))
+
+    async def _drop(self, link: Link, body: Drop) -> Message:
+        self._forget(body.plan)
+        return await self._shell.ask(lambda request: ev.DropAsked(link.peer.node_id, request, body.plan, body.free))
+
+    async def _snapshot(self, link: Link, body: Snapshot) -> Message:
+        return await self._shell.ask(lambda request: ev.SnapshotAsked(link.peer.node_id, request, body.plan, body.step))
+
+    async def _explain(self, link: Link, body: Explain) -> Message:
+        return await self._shell.ask(lambda request: ev.ExplainAsked(link.peer.node_id, request, body))
+
+    async def _pause(self, link: Link, body: Pause) -> Message:
+        return await self._shell.ask(lambda request: ev.PauseAsked(link.peer.node_id, request, body.on))
+
+    # -- notifications
+
+    def _pushed(self, link: Link, body: Push) -> None:
+        self._shell.feed(ev.Heard(link.peer.node_id))
+        tensor = tensor_of(link, body.value)
+        self._shell.feed(ev.TensorArrived(link.peer.node_id, body.plan, body.step, body.part, body.slot, tensor))
+
+    def _cancel(self, link: Link, body: CancelStep) -> None:
+        self._forget(body.plan, body.step)
+        self._shell.feed(ev.CancelAsked(link.peer.node_id, body.plan, body.step))
+
+    def _suspected(self, link: Link, body: Suspected) -> None:
+        self._shell.feed(ev.SuspectedBy(link.peer.node_id, body.incarnation))
+
+    # -- streams of tensors
+
+    def open_stream(self, link: Link, header: Push, size_bytes: int) -> memoryview:
+        check_stream(self._shell.owner, header.plan, header.value, size_bytes)
+        try:
+            segment = self._shared.allocate(size_bytes)
+        except Exception as fault:
+            self._shell.feed(ev.TensorLost(header.plan, header.step, as_error("taking a tensor failed", fault)))
+            raise
+        self._arriving[id(segment.buffer)] = segment.name
+        return segment.buffer
+
+    def stream_done(self, link: Link, header: Push, buffer: memoryview, error: MeshError | None) -> None:
+        name, value = self._arriving.pop(id(buffer)), header.value
+        if error is not None:
+            remove(self._shared.path, name)
+            return
+        tensor = ev.SharedFile(value.dtype, value.shape, str(self._shared.path), name)
+        self._shell.feed(
+            ev.TensorArrived(link.peer.node_id, header.plan, header.step, header.part, header.slot, tensor)
+        )
