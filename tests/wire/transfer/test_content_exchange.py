@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 import psutil
 import pytest
@@ -11,6 +13,7 @@ from wire.ir.codec import tensor_from
 from wire.ir.dtypes import F32
 from wire.ir.types import TensorType
 from wire.limits import GIB, MIB
+from wire.link.link import Link
 from wire.protocol.messages import BlobStream
 from wire.transfer.content_exchange import BlobExchange, room_for
 
@@ -37,4 +40,4 @@ def test_what_arrives_in_a_room_is_a_tensor(count: int) -> None:
 def test_a_stream_nobody_asked_for_is_refused() -> None:
     exchange = BlobExchange(None, lambda address: None)
     with pytest.raises(ProtocolError, match="nobody asked"):
-        exchange.open_stream(BlobStream(bytes(32), 1), GIB)
+        exchange.open_stream(cast(Link, None), BlobStream(bytes(32), 1), GIB)
