@@ -29,6 +29,7 @@ DIRECTIONS: dict[str, set[str]] = {
     "wire/ir": {"wire"},
     "wire/policy": {"wire"},
     "wire/protocol": {"wire"},
+    "wire/standby": set(),
     "wire/system": {"wire"},
     "wire/passes": {"wire", "wire/ir"},
     "wire/security": {"wire", "wire/system"},
@@ -59,6 +60,7 @@ DIRECTIONS: dict[str, set[str]] = {
     "worker/__main__.py": {"worker/config.py", "worker/daemon"},
     # coordinator
     "coordinator/authority": set(),
+    "coordinator/standby": set(),
     "coordinator/planning/model": set(),
     "coordinator/planning/audit": {"coordinator/planning/model"},
     "coordinator/planning/placement": {"coordinator/planning/model"},
@@ -360,6 +362,7 @@ PURE_FOLDERS = (
     "wire/policy/",
     "wire/protocol/",
     "wire/sharding/",
+    "wire/standby/",
     "worker/compiler/",
     "worker/state/",
 )
@@ -379,6 +382,8 @@ PURE_FILES = (
     "coordinator/sessions/manifest.py",
     "coordinator/sessions/state.py",
     "coordinator/sessions/steps.py",
+    "coordinator/standby/events.py",
+    "coordinator/standby/state.py",
     "coordinator/workers/call_report.py",
     "coordinator/workers/collective_calibration.py",
     "coordinator/workers/failure_detector.py",

@@ -1,0 +1,1 @@
+"""The choice of the coordinator that serves: what coordinators agree on, and the members that vote."""
