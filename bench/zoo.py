@@ -1,13 +1,15 @@
-"""Forward passes of known models on the native engine, beside torch's, in turn in the same run.
+"""Forward passes of known models on the native engine, beside torch's and onnxruntime's, in turn in the same run.
 
-    python bench/zoo.py --torch PYTHON [--rounds 9] [--threads 1] [NAME ...]
+    python bench/zoo.py --torch PYTHON [--beside torch onnxruntime] [--rounds 9] [--threads 1] [NAME ...]
 
-PYTHON has torch, timm, transformers and what this project needs.  It makes the models with random weights, converts
-them by `mesh.from_torch`, and keeps torch's side; this process compiles the graphs and has the mesh's.  What is timed
-is the run of what was compiled, against the call of the module: no tracing, no planning, no messages.  Each round has a
-call of ours and one of torch's; the first round does not count.  Printed are medians of seconds (of processor time
-where there is one thread), the least, the median and the largest ratio of a round, how many programs and numpy calls
-the graph became, and the largest difference of an output over the largest value.
+PYTHON has torch, timm, transformers and what this project needs, and onnxruntime and onnx where it is asked for.  It
+makes the models with random weights, converts them by `mesh.from_torch` and `torch.onnx.export`, and keeps the other
+libraries' sides; this process compiles the graphs and has the mesh's.  What is timed is the run of what was compiled,
+its weights loaded as a worker does, against the call of the module or of the ONNX session: no tracing, no planning, no
+messages.  Each round has a call of ours and one of each other library; the first round does not count.  Printed are
+medians of milliseconds (of processor time where there is one thread), the least, the median and the largest ratio of a
+round, how many programs and numpy calls the graph became, and the largest difference of an output over the largest
+value.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ HERE = Path(__file__).resolve()
 sys.path.insert(0, str(HERE.parents[1]))
 
 GOAL = 1.0
+LIBRARIES = ("torch", "onnxruntime")
+APART_MAX = 1e-4  # of the largest value
 Call = Callable[[], Any]
 
 
@@ -159,18 +163,19 @@ MODELS: dict[str, Callable[[], tuple[Any, tuple[Any, ...]]]] = {
 }
 
 
-# -- torch's side ----------------------------------------------------------------------------------------------------
+# -- the other libraries' side ----------------------------------------------------------------------------------------
 
 
 def answer(folder: Path, threads: int) -> None:
-    """One call of a model for each line, which names it; a new one is made first, with its file."""
+    """One call of a model for each line, which names a library and the model; a new one is made first, with its
+    file."""
     import torch
 
     torch.set_num_threads(threads)
     torch.set_grad_enabled(False)
-    models: dict[str, Call] = {}
+    models: dict[str, dict[str, Call]] = {}
     for line in sys.stdin:
-        name = line.strip()
+        library, _, name = line.strip().partition(" ")
         if name not in models:
             torch.manual_seed(0)
             module, given = MODELS[name]()
@@ -178,9 +183,41 @@ def answer(folder: Path, threads: int) -> None:
                 if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm):  # others would do nothing
                     layer.running_mean.normal_(0, 0.1)
                     layer.running_var.uniform_(0.5, 2)
-            models = {name: partial(module, *given)}
+            models = {name: {"torch": partial(module, *given)}}
             save(folder / f"{name}.npz", module, given)
-        print(json.dumps(timed(models[name], threads)[0]), flush=True)
+        if library not in models[name]:
+            models[name][library] = by_onnxruntime(folder / f"{name}.onnx", module, given, threads)
+        print(json.dumps(timed(models[name][library], threads)[0]), flush=True)
+
+
+def by_onnxruntime(path: Path, module: Any, given: tuple[Any, ...], threads: int) -> Call:
+    """A call of the model in onnxruntime, all of whose optimisations are on, which gives what torch's gives."""
+    import onnxruntime
+    import torch
+
+    class Plain(torch.nn.Module):
+        """The module with tensors alone for results."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self, *given: Any) -> Any:
+            return tuple(results_of(self.module(*given)))
+
+    torch.onnx.export(Plain().eval(), given, path, dynamo=False, opset_version=17)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = threads, 3
+    session = onnxruntime.InferenceSession(path, options, ["CPUExecutionProvider"])
+    named = {put.name: array.numpy() for put, array in zip(session.get_inputs(), given, strict=True)}
+    found, expected = session.run(None, named), results_of(module(*given))
+    for mine, theirs in zip(found, expected, strict=True):
+        assert difference(mine, theirs.numpy()) < APART_MAX, "onnxruntime computes something else"
+    return partial(session.run, None, named)
+
+
+def results_of(results: Any) -> list[Any]:
+    return list(results.values()) if isinstance(results, dict) else [results]
 
 
 def save(path: Path, module: Any, given: tuple[Any, ...]) -> None:
@@ -193,9 +230,7 @@ def save(path: Path, module: Any, given: tuple[Any, ...]) -> None:
     bound = traced.bind(*called)
     tensors = {**bound.inputs, **{name: np.asarray(handle) for name, handle in bound.params.items()}}
     traced.graph.save(path.with_suffix(".wire"))
-    results = module(*given)
-    results = list(results.values()) if isinstance(results, dict) else [results]
-    expected = {f"expected/{at}": result.numpy() for at, result in enumerate(results)}
+    expected = {f"expected/{at}": result.numpy() for at, result in enumerate(results_of(module(*given)))}
     np.savez(path, **{f"given/{name}": array for name, array in tensors.items()}, **expected)
 
 
@@ -211,38 +246,44 @@ def timed(call: Call, threads: int) -> tuple[float, Any]:
 
 
 def compiled(engine: Any, graph: Any, given: Mapping[str, Any]) -> tuple[Any, Call]:
-    """What a planner would send to a worker, compiled there, and a run of it."""
+    """What a planner would send to a worker, compiled there, and a run of it with its weights loaded."""
     from wire.passes.simplify import simplify
     from worker.cpu.engine import evaluate, ordered
 
     graph = simplify(graph, evaluate)
-    executable = engine.compile(graph)
-    return executable, partial(engine.run, executable, ordered(graph, given))
+    executable, tensors = engine.compile(graph), ordered(graph, given)
+    weights = [engine.load(tensor) for tensor in tensors[len(graph.inputs) :]]
+    return executable, partial(engine.run, executable, [*tensors[: len(graph.inputs)], *weights])
 
 
-def compare(name: str, asked: argparse.Namespace, engine: Any, folder: Path, torch: Any) -> None:
+def compare(name: str, asked: argparse.Namespace, engine: Any, folder: Path, others: Any) -> None:
     from wire.ir.graph import WireGraph
 
-    def theirs_s() -> float:
-        torch.stdin.write(name + "\n")
-        torch.stdin.flush()
-        return float(json.loads(torch.stdout.readline()))
+    def theirs_s(library: str) -> float:
+        others.stdin.write(f"{library} {name}\n")
+        others.stdin.flush()
+        return float(json.loads(others.stdout.readline()))
 
-    theirs_s()
+    for library in ("torch", *asked.beside):  # the first makes the model
+        theirs_s(library)
     held = dict(np.load(folder / f"{name}.npz"))
     given = {key.removeprefix("given/"): array for key, array in held.items() if key.startswith("given/")}
     executable, call = compiled(engine, WireGraph.load(folder / f"{name}.wire"), given)
-    _, found = timed(call, asked.threads)
+    timed(call, asked.threads)
+    _, found = timed(call, asked.threads)  # by weights that are packed
     apart = max(difference(mine, held[f"expected/{at}"]) for at, mine in enumerate(found))
-    pairs = [(timed(call, asked.threads)[0], theirs_s()) for _ in range(asked.rounds)]
-    mine, theirs = (1e3 * statistics.median(each) for each in zip(*pairs, strict=True))
-    ratios = sorted(mine / theirs for mine, theirs in pairs)
+    rounds = [
+        (timed(call, asked.threads)[0], *(theirs_s(library) for library in asked.beside)) for _ in range(asked.rounds)
+    ]
     programs = sum(hasattr(step, "kernel") and not hasattr(step, "node") for step in executable.calls)
-    print(
-        f"{name:>16}{mine:>9.2f}{theirs:>9.2f}   {ratios[0]:.2f} {statistics.median(ratios):.2f} {ratios[-1]:.2f}"
-        f"{programs:>10}{len(executable.calls) - programs:>7}{apart:>11.1e}",
-        flush=True,
-    )
+    for place, library in enumerate(asked.beside, 1):
+        mine, theirs = (1e3 * statistics.median(each[at] for each in rounds) for at in (0, place))
+        ratios = sorted(each[0] / each[place] for each in rounds)
+        print(
+            f"{name:>16}{mine:>9.2f}{theirs:>9.2f} {library:12} {ratios[0]:.2f} {statistics.median(ratios):.2f} "
+            f"{ratios[-1]:.2f}{programs:>10}{len(executable.calls) - programs:>7}{apart:>11.1e}",
+            flush=True,
+        )
 
 
 def difference(found: Any, expected: Any) -> float:
@@ -257,6 +298,7 @@ def main() -> None:
     parser.add_argument(
         "--torch", default="", help="a Python that has torch, timm, transformers and this project's needs"
     )
+    parser.add_argument("--beside", nargs="+", choices=LIBRARIES, default=["torch"], help="the other libraries")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--files", type=Path, help="a folder to keep the models' files in")
@@ -282,16 +324,16 @@ def compare_all(asked: argparse.Namespace, folder: Path) -> None:
     print(
         f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; {asked.threads} threads, medians of {asked.rounds}"
     )
-    print(f"{'ms':>16}{'mesh':>9}{'torch':>9}   {'ratios':14}{'programs':>10}{'numpy':>7}{'apart':>11}")
+    print(f"{'ms':>16}{'mesh':>9}{'other':>9} {'':12} {'ratios':14}{'programs':>10}{'numpy':>7}{'apart':>11}")
     command = [asked.torch, str(HERE), "--answer", "--files", str(folder), "--threads", str(asked.threads)]
     engine = NativeEngine(threads=asked.threads)
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as torch:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as others:
         for name in asked.names:
-            compare(name, asked, engine, folder, torch)
-        assert torch.stdin is not None
-        torch.stdin.close()
+            compare(name, asked, engine, folder, others)
+        assert others.stdin is not None
+        others.stdin.close()
     engine.close()
-    print(f"goal: at most {GOAL:g} times torch's")
+    print(f"goal: at most {GOAL:g} times the others'")
 
 
 if __name__ == "__main__":

@@ -79,6 +79,8 @@ class Executables:
 
 
 EXECUTABLES = Executables()
+_LOADED: WeakKeyDictionary[Handle, NDArray[Any]] = WeakKeyDictionary()
+_LOADED_LOCK = threading.RLock()
 
 
 def evaluate(work: Work, inputs: Mapping[str, NDArray[Any]], stopped: Stopped = never) -> Sequence[NDArray[Any]]:
@@ -87,7 +89,7 @@ def evaluate(work: Work, inputs: Mapping[str, NDArray[Any]], stopped: Stopped = 
     Cancelled between two ops once `stopped()`.
     """
     executable = EXECUTABLES.of(work)
-    params = {name: _local(handle) for name, handle in work.bindings.items()}
+    params = _params(work, executable)
     return run(executable, ordered(work.graph, {**inputs, **params}), stopped)
 
 
@@ -96,7 +98,7 @@ class Evaluating:
 
     def __init__(self, work: Work) -> None:
         self._executable = EXECUTABLES.of(work)
-        self.params = {name: _local(handle) for name, handle in work.bindings.items()}
+        self.params = _params(work, self._executable)
         self._names = [work.graph.nodes[index].attrs["name"] for index in (*work.graph.inputs, *work.graph.params)]
 
     def run(
@@ -131,6 +133,18 @@ def _check_devices(graph: WireGraph) -> None:
                 f"there is no device {device_named(attrs['device']).said!r} in this process",
                 next_step="Run it on a mesh: with mesh.Mesh.builder()...build() as m",
             )
+
+
+def _params(work: Work, executable: CpuExecutable) -> dict[str, NDArray[Any]]:
+    """The tensors of a work's bindings: those that an engine reads are loaded, since they never change."""
+    local = {name: _local(handle) for name, handle in work.bindings.items()}
+    if executable.source is None:
+        return local
+    with _LOADED_LOCK:
+        for name, handle in work.bindings.items():
+            if handle not in _LOADED:
+                _LOADED[handle] = _engine().load(local[name])
+        return {name: _LOADED[handle] for name, handle in work.bindings.items()}
 
 
 def _local(handle: Handle) -> NDArray[Any]:

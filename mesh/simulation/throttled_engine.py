@@ -30,10 +30,13 @@ from worker.engine.protocol import (
     Pending,
     Stopped,
     explained,
+    free_spare,
     held_bytes,
+    lend_room,
     moved_bytes,
     never,
     readback_s,
+    spare_bytes,
     takes_lent,
 )
 
@@ -89,6 +92,16 @@ class ThrottledEngine:
     @property
     def held_bytes(self) -> int:
         return held_bytes(self._engine)
+
+    @property
+    def spare_bytes(self) -> int:
+        return spare_bytes(self._engine)
+
+    def lend_room(self, has_room: Callable[[int], bool]) -> None:
+        lend_room(self._engine, has_room)
+
+    def free_spare(self) -> None:
+        free_spare(self._engine)
 
     @property
     def takes_lent(self) -> bool:

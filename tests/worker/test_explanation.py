@@ -14,7 +14,7 @@ from wire.ir.dtypes import DTYPES, F32, I8, DType
 from wire.ir.graph import GraphBuilder
 from wire.ir.types import TensorType
 from worker.engine.kernel_rows import KernelRow, KernelRows, Span, Spans
-from worker.engine.protocol import Stopped
+from worker.engine.protocol import EngineInfo, Stopped
 from worker.engine_host.explanation import RUNS, Texts, explanation, random_input
 
 BUILDER = GraphBuilder()
@@ -26,7 +26,7 @@ class Scripted:
     """An engine with one kernel, whose runs are Cancelled from the one numbered `ends` on.  A run that is watched tells
     `told`."""
 
-    info = None
+    info = EngineInfo("wgsl", "", "", "", False, 0, {}, {})
 
     def __init__(self, told: Sequence[Span], ends: int = 1 << 30, room: int = 2) -> None:
         self.told, self.ends, self.room = told, ends, room
@@ -55,6 +55,22 @@ class Scripted:
         for span in self.told if self.spans else ():
             self.spans(span)  # type: ignore[misc]
         return []
+
+
+class OnProcessor(Scripted):
+    info = EngineInfo("native", "", "", "", True, 0, {}, {})
+
+    def run(self, executable: object, inputs: Sequence[object], stopped: Stopped) -> list[object]:
+        assert [isinstance(given, np.ndarray) for given in inputs] == [True, False]
+        return super().run(executable, inputs, stopped)
+
+
+def test_in_the_hosts_memory_params_alone_are_weights() -> None:
+    """An input is another one in each run, so a kernel has no form of it beforehand."""
+    builder, engine = GraphBuilder(), OnProcessor([], room=1)
+    graph = builder.build([builder.input("x", (2, 3), F32), builder.param("w", (4,), F32)])
+    explanation(engine, object(), graph, Texts(), lambda: False)  # type: ignore[arg-type]
+    assert engine.runs == 2 * (RUNS + 1) and engine.loaded == []
 
 
 def explained(engine: Scripted, usual: Spans | None = None) -> Any:

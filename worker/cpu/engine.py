@@ -586,8 +586,12 @@ def _failed(call: _Call | _Turn, error: Exception) -> ExecuteFailed:
 
 def _strides(kind: TensorType) -> tuple[int, ...]:
     """The bytes of a canonical array that is not empty."""
-    sizes = itertools.accumulate(reversed(kind.shape[1:]), operator.mul, initial=kind.dtype.itemsize)
-    return tuple(reversed(list(sizes))) if kind.shape else ()
+    return _strides_of(kind.shape, kind.dtype.itemsize)
+
+
+def _strides_of(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
+    sizes = itertools.accumulate(reversed(shape[1:]), operator.mul, initial=itemsize)
+    return tuple(reversed(list(sizes))) if shape else ()
 
 
 def _canonical(array: HostArray) -> HostArray:
@@ -595,7 +599,9 @@ def _canonical(array: HostArray) -> HostArray:
     unaligned memory, in another order, and has other loops for other strides, be it along an axis of one element."""
     if not (array.flags.c_contiguous and array.flags.aligned):
         return array.copy()
-    return array.reshape(-1).reshape(array.shape) if 1 in array.shape else array
+    if 1 not in array.shape or array.strides == _strides_of(array.shape, array.itemsize):
+        return array
+    return array.reshape(-1).reshape(array.shape)
 
 
 def _peak_bytes(graph: WireGraph, calls: Sequence[_Call | _Turn | _Meeting]) -> int:

@@ -75,6 +75,11 @@ class Versions:
     def __len__(self) -> int:
         return len(self._whole) + len(self._outgrown)
 
+    @property
+    def size_bytes(self) -> int:
+        """The host's memory of tensors that have any."""
+        return sum(getattr(array, "nbytes", 0) for array in self._whole.values())
+
     def add(self, number: int, array: HostArray) -> None:
         """A tensor, which nobody else writes to."""
         self._whole[number] = array

@@ -136,7 +136,10 @@ class Engine(Protocol):
         ...
 
     def load(self, array: NDArray[Any]) -> Any:
-        """Make a tensor resident on the device (a weight); the handle can stand for an input of `run`."""
+        """Make a tensor resident on the device (a weight); the handle can stand for an input of `run`.
+
+        The tensor must not change until it is unloaded: an engine may keep other forms of it.
+        """
         ...
 
     def unload(self, handle: Any) -> None:
@@ -221,6 +224,24 @@ def lend_spill(engine: Engine, spill: Callable[[], bool]) -> None:
     attribute."""
     if hasattr(engine, "spill"):
         engine.spill = spill
+
+
+def lend_room(engine: Engine, has_room: Callable[[int], bool]) -> None:
+    """Have an engine ask `has_room` before it keeps so many bytes more of what it could do without, such as weights in
+    a form that kernels read faster.  An engine that keeps nothing of the kind has no such attribute."""
+    if hasattr(engine, "lend_room"):
+        engine.lend_room(has_room)
+
+
+def spare_bytes(engine: Engine) -> int:
+    """What an engine keeps and could do without (`lend_room`), in bytes."""
+    return int(getattr(engine, "spare_bytes", 0))
+
+
+def free_spare(engine: Engine) -> None:
+    """Have an engine free what it could do without."""
+    if spare_bytes(engine):
+        engine.free_spare()  # type: ignore[attr-defined]  # it is optional
 
 
 def tune(engine: Engine, shape_class: str, seconds: float, stopped: Stopped = never) -> Tuned:

@@ -22,6 +22,7 @@ from wire.errors import Cancelled, InputError, LimitExceeded, Unsupported
 from wire.ir.graph import WireGraph
 from wire.ir.types import TensorType
 from wire.limits import DEFAULT, KERNEL_TEXTS_CHARS_MAX
+from wire.protocol.engine_names import ON_CPU
 from wire.protocol.messages import KernelReport, with_fields
 from wire.units import counted
 
@@ -67,15 +68,19 @@ def explanation(
     places, clock = _flattened(engine, executable, graph, texts.wanted)
     _check(places, texts)
     until_s = time.perf_counter() + LIMIT_S
-    random, inputs = np.random.default_rng(0), list[Any]()
+    random, inputs, loaded = np.random.default_rng(0), list[Any](), list[Any]()
+    uploads = engine.info.engine not in ON_CPU  # inputs are loaded, too: otherwise every run would bring them there
     try:
         for index in (*graph.inputs, *graph.params):
-            inputs.append(engine.load(random_input(graph.types[index], random)))
+            inputs.append(random_input(graph.types[index], random))
+            if uploads or index in graph.params:
+                inputs[-1] = engine.load(inputs[-1])
+                loaded.append(inputs[-1])
         runs = _Runs(engine, executable, inputs, stopped, until_s)
         runs.measure()
     finally:
         engine.watch(usual)
-        for handle in inputs:
+        for handle in loaded:
             engine.unload(handle)
     shared = Counter(key for place in places for key in place.row.keys)
     reports = [_report(place, number, runs, shared, texts) for number, place in enumerate(places)]

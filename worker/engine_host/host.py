@@ -54,10 +54,13 @@ from ..engine.protocol import (
     Executable,
     Measured,
     Stopped,
+    free_spare,
     held_bytes,
+    lend_room,
     lend_spill,
     moved_bytes,
     readback_s,
+    spare_bytes,
     takes_lent,
     tune,
     untuned_classes,
@@ -244,6 +247,7 @@ class Host:
         self._unused: OrderedDict[ParamKey, None] = OrderedDict()  # resident ones; the oldest first
         self._reading: frozenset[ParamKey] = frozenset()  # params of the part that is prepared or runs
         lend_spill(engine, self._spill)
+        lend_room(engine, self._has_room)
         self._resident_bytes = self._spilled_bytes = self._spilled_told = 0
         self._kept = Versions()
         self._lends = takes_lent(engine)
@@ -368,8 +372,9 @@ class Host:
         self._resident_bytes += resident.size_bytes
 
     def _make_room(self, size_bytes: int, working_bytes: int, kept_bytes: int) -> None:
-        """Evict unused tensors, oldest first, then arenas, then spill params that other parts read.  OutOfMemory with
-        the need and the budget if it is not enough."""
+        """Free what the engine could do without, evict unused tensors, oldest first, then arenas, then spill params
+        that other parts read.  OutOfMemory with the need and the budget if it is not enough."""
+        self._free_spare_for(size_bytes + working_bytes, kept_bytes)
         self._evict_for_outputs(size_bytes + working_bytes)
         need, budget = self._resident_bytes + size_bytes + working_bytes, self._memory_bytes - kept_bytes
         need += self._arenas_bytes if self._shares_memory else 0
@@ -385,6 +390,24 @@ class Host:
                 f"the part needs {need_text(need)} of device memory, the budget is {room_text(budget)}{kept}",
                 next_step="Give the worker a larger --max-memory, or more workers",
             )
+
+    def _has_room(self, size_bytes: int) -> bool:
+        """Whether nothing else needs so much memory, so that the engine may keep what it could do without."""
+        parts = self._prepared.values()
+        working_bytes = max((part.executable.memory_bytes for part in parts), default=0)
+        kept_bytes = max((part.kept_bytes for part in parts), default=0) if self._shares_memory else 0
+        return self._lacking(size_bytes + working_bytes, kept_bytes) <= 0
+
+    def _free_spare_for(self, need_bytes: int, kept_bytes: int) -> None:
+        if spare_bytes(self._engine) and self._lacking(need_bytes, kept_bytes) > 0:
+            free_spare(self._engine)
+
+    def _lacking(self, need_bytes: int, kept_bytes: int) -> int:
+        """The bytes that the budget lacks for a need, beside all that there is and what the daemon keeps."""
+        taken = self._resident_bytes + spare_bytes(self._engine) + held_bytes(self._engine)
+        if self._shares_memory:
+            taken += self._arenas_bytes + self._kept.size_bytes + kept_bytes
+        return taken + need_bytes - self._memory_bytes
 
     def _idle(self) -> _Resident | None:
         """The param that was read longest ago, of those that may be spilled."""
@@ -442,6 +465,7 @@ class Host:
     def _free_unused(self) -> None:
         """Free all that is only cached, since the machine is short of memory.  It is loaded or compiled again if
         needed."""
+        free_spare(self._engine)
         while self._unused:
             self._evict(self._unused.popitem(last=False)[0])
         used = {id(prepared.executable) for prepared in self._prepared.values()}
@@ -478,6 +502,8 @@ class Host:
             self._reading = frozenset(prepared.params.values())
             began = self._figures()
             inputs = self._gather(message, prepared)
+            kept_bytes = prepared.kept_bytes if self._shares_memory else 0
+            self._free_spare_for(prepared.executable.memory_bytes, kept_bytes)
             self._evict_for_outputs(prepared.executable.memory_bytes)
             self._tell_spilled()
             before = self._figures()

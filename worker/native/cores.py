@@ -64,6 +64,14 @@ class Tile:
     def block_of_b(self) -> int:
         return RUN * COLUMNS_OF_B
 
+    def deep(self, length: int) -> int:
+        """Elements of a panel of B's column for a length: it is filled up to whole vectors."""
+        return -(-length // self.lanes) * self.lanes
+
+    def panels_size(self, length: int, columns: int) -> int:
+        """Elements of a B [length, columns] that is packed as a whole."""
+        return -(-columns // self.columns) * self.columns * self.deep(length)
+
     @property
     def edge(self) -> int:
         return max(self.rows * self.columns, FEW * STREAMED)
@@ -235,6 +243,11 @@ def smaller(build: ir.IRBuilder, a: ir.Value, b: ir.Value) -> ir.Value:
 
 def larger(build: ir.IRBuilder, a: ir.Value, b: ir.Value) -> ir.Value:
     return build.select(build.icmp_signed(">", a, b), a, b)
+
+
+def whole_vectors(build: ir.IRBuilder, length: ir.Value, tile: Tile) -> ir.Value:
+    """`Tile.deep` of a length."""
+    return build.and_(build.add(length, index(tile.lanes - 1)), index(-tile.lanes))
 
 
 def vector_of(build: ir.IRBuilder, elements: Sequence[ir.Value]) -> ir.Value:

@@ -32,10 +32,12 @@ from .outline import outlined
 from .program import Sequenced, Step
 from .runner import Runner
 from .threads import Program, Stop, Threads
+from .weights import Weights
 
 KERNELS_MAX = 1024  # remembered; one is some kB of code
 NAMES = {"matmul": "product"}  # of families, for people
 MEASURED = 1024  # rows and columns
+PACKED_SHARE = 0.25  # of the budget, for packed weights where no host says what else needs it
 WATCHED_S = 0.01  # between two looks whether a run is to be stopped
 WATCHED_FLOPS = 1 << 28  # of a program: shorter ones end by themselves before anybody could wait for them
 
@@ -62,6 +64,7 @@ class NativeEngine(CpuEngine):
         self._library = Library(self._objects)
         self._vector_bytes = vector_bytes or self._library.processor.vector_bytes
         self._threads = Threads(self._library.runner(), threads, self._runner_with_clock)
+        self._weights = Weights(self._library, self._run_alone, int(self.info.memory_bytes * PACKED_SHARE))
         self._kernels: OrderedDict[tuple[object, ...], _Kernel] = OrderedDict()
         self._fusion = Fusion(outlined, self._joined)
         self._compiling = threading.Lock()
@@ -69,6 +72,24 @@ class NativeEngine(CpuEngine):
     def compile(self, graph: WireGraph, force: bool = False) -> CpuExecutable:
         with self._compiling:
             return super().compile(graph, force)
+
+    def load(self, array: NDArray[Any]) -> NDArray[Any]:
+        return self._weights.add(array)
+
+    def unload(self, handle: NDArray[Any]) -> None:
+        self._weights.drop(handle)
+
+    @property
+    def spare_bytes(self) -> int:
+        """What packed weights take (`protocol.lend_room`)."""
+        return self._weights.packed_bytes
+
+    def lend_room(self, has_room: Callable[[int], bool]) -> None:
+        self._weights.has_room = has_room
+
+    def free_spare(self) -> None:
+        with self._threads.turn:  # no run reads them
+            self._weights.free()
 
     def explain(self, executable: CpuExecutable, texts: bool = False) -> KernelRows:
         """The texts are LLVM's intermediate language, before it optimises."""
@@ -96,10 +117,16 @@ class NativeEngine(CpuEngine):
         for node, index in nodes:
             kernel = self._kernel(node.attrs["cut"])
             kernels.append(kernel)
-            steps.append(Step(kernel.address, kernel.words, node.inputs, index, kernel.tasks, kernel.scratch_bytes))
+            said = kernel.said
+            steps.append(
+                Step(
+                    kernel.address, kernel.words, node.inputs, index, said.tasks, kernel.scratch_bytes,
+                    said.matrix, said.place,
+                )
+            )  # fmt: skip
         flops = sum(kernel.flops for kernel in kernels)
         sequenced = Sequenced(steps, types, needed)
-        return _Joined(nodes, sequenced, kernels, self._threads, flops >= WATCHED_FLOPS, self._module)
+        return _Joined(nodes, sequenced, kernels, self._threads, self._weights, flops >= WATCHED_FLOPS, self._module)
 
     def _kernel(self, part: Cut) -> _Kernel:
         known = self._kernels.pop(part.key, None) or self._made(part)
@@ -107,6 +134,10 @@ class NativeEngine(CpuEngine):
         if len(self._kernels) > KERNELS_MAX:
             self._kernels.popitem(last=False)  # those in use live on with what uses them
         return known
+
+    def _run_alone(self, program: Program) -> None:
+        """Run a program that is short, and no part of a run that can be stopped."""
+        self._threads.run(program, Stop())
 
     def _runner_with_clock(self) -> Runner:
         with self._compiling:
@@ -120,9 +151,10 @@ class NativeEngine(CpuEngine):
         said = Description.of(loaded)
         cores = [self._library.core(name) for name in said.cores]
         scratch_bytes = said.scratch_bytes + max((core.scratch_bytes for core in cores), default=0)
-        words = tuple(core.address for core in cores)
-        flops = Frame.of(part).graph.flops
-        return _Kernel(loaded, loaded.address(NAME), words, said.tasks, scratch_bytes, flops)
+        words = [core.address for core in cores]
+        if said.matrix is not None:
+            words += [0, said.matrix.row, said.matrix.column]  # the second is its address, which a run gives
+        return _Kernel(loaded, loaded.address(NAME), tuple(words), said, scratch_bytes, Frame.of(part).graph.flops)
 
 
 def _product() -> WireGraph:
@@ -145,7 +177,7 @@ class _Kernel:
     loaded: Loaded
     address: int
     words: tuple[int, ...]
-    tasks: int
+    said: Description
     scratch_bytes: int
     flops: int
 
@@ -155,11 +187,12 @@ class _Joined:
 
     def __init__(
         self, nodes: Sequence[tuple[Node, int]], sequenced: Sequenced, kernels: Sequence[_Kernel], threads: Threads,
-        watched: bool, module: Callable[[Cut], ir.Module],
+        weights: Weights, watched: bool, module: Callable[[Cut], ir.Module],
     ) -> None:  # fmt: skip
         self.inputs, self.outputs, self.count = sequenced.inputs, sequenced.outputs, len(kernels)
         self._nodes, self._module = nodes, module
         self._sequenced, self._kernels, self._threads, self._watched = sequenced, kernels, threads, watched
+        self._weights = weights
 
     def __call__(
         self, inputs: list[NDArray[Any]], stopped: Stopped, spans: Spans | None = None, first: Key = NO_KEY
@@ -170,7 +203,7 @@ class _Joined:
     def _computed(
         self, inputs: list[NDArray[Any]], stopped: Stopped, spans: Spans | None, first: Key
     ) -> list[NDArray[Any]]:
-        (outputs, held), stop = self._sequenced.bind(inputs), Stop()
+        (outputs, held), stop = self._sequenced.bind(inputs, self._weights.packed), Stop()
         run = self._threads.run if spans is None else partial(self._timed, spans, first)
         if stopped is never or not self._watched:
             run(self._sequenced.program, stop)

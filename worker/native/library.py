@@ -10,9 +10,16 @@ from .cores import FUNCTION, Tile, tile_for
 from .few_rows import few_rows_core
 from .llvm import Loaded, ir
 from .objects import Objects
-from .products import lines_core, product_core, window_core
+from .products import lines_core, packed_core, panels_core, product_core, window_core
 
-CORES = {"product": product_core, "few_rows": few_rows_core, "windows": window_core, "lines": lines_core}
+CORES = {
+    "product": product_core,
+    "packed": packed_core,
+    "panels": panels_core,
+    "few_rows": few_rows_core,
+    "windows": window_core,
+    "lines": lines_core,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -217,9 +217,10 @@ def loop_with(
     builder.position_at_end(end)
 
 
-def prefetch(builder: ir.IRBuilder, address: ir.Value, write: bool = False) -> None:
-    """Fetch the line of an element that is to be read or written soon; what is not there does no harm."""
+def prefetch(builder: ir.IRBuilder, address: ir.Value, write: bool = False, cache: int = 1) -> None:
+    """Fetch the line of an element that is to be read or written soon, into the first or the second cache; what is not
+    there does no harm."""
     name, kind = "llvm.prefetch.p0", ir.FunctionType(VOID, [ADDRESS, I32, I32, I32])
     function = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
     where = builder.bitcast(address, ADDRESS)
-    builder.call(function, [where, *(ir.Constant(I32, flag) for flag in (int(write), 3, 1))])
+    builder.call(function, [where, *(ir.Constant(I32, flag) for flag in (int(write), 4 - cache, 1))])

@@ -29,8 +29,10 @@ from .cores import (
     tile_for,
     transposed,
     vector_of,
+    whole_vectors,
 )
 from .llvm import ADDRESS, I1, I64, Processor, index, ir, loop, loop_with, prefetch
+from .runner import KERNEL
 from .spans import DEPTH_MIN, Spans
 from .vectors import Vectors
 
@@ -56,6 +58,23 @@ def lines_core(processor: Processor, dtype: str, tile: Tile | None = None) -> ir
     up to `Tile.columns` elements behind their ends.
     """
     return _LinesCore("lines", dtype, tile or tile_for(processor, dtype)).module
+
+
+def packed_core(processor: Processor, dtype: str, tile: Tile | None = None) -> ir.Module:
+    """The same function for a B that `panels_core` packed: C is the same to the bit.
+
+    B begins with a panel, its row stride is `Tile.columns`, and its column stride is `Tile.deep` of the whole length.
+    """
+    return _PackedCore("packed", dtype, tile or tile_for(processor, dtype)).module
+
+
+def panels_core(processor: Processor, dtype: str, tile: Tile | None = None) -> ir.Module:
+    """A module with one function, `FUNCTION`, of the type of kernels (`runner.KERNEL`): a task packs a panel of B.
+
+    Its arguments: B [K, n], its row stride and column stride, n, K, and where the panels go, `Tile.panels_size`
+    elements.
+    """
+    return _Panels(dtype, tile or tile_for(processor, dtype)).module
 
 
 def product_core(processor: Processor, dtype: str, tile: Tile | None = None) -> ir.Module:
@@ -90,7 +109,77 @@ class _Shares:
         return build.sub(smaller(build, end, self.total), self.begin(build, panel))
 
 
-class _ProductCore(Core):
+class _Packing(Core):
+    """What packs operands, panel by panel."""
+
+    strips: dict[int, ir.Function]  # by how many elements a panel has for every k: what packs a vector of them
+
+    def _pack(
+        self, build: ir.IRBuilder, source: ir.Value, along: ir.Value, across: ir.Value, depth: ir.Value,
+        count: ir.Value, panel: ir.Value, wide: int,
+    ) -> None:  # fmt: skip
+        """A panel, `wide` elements for every k, of which `count` are there."""
+        for at in range(0, wide, self.tile.lanes):
+            left = build.sub(count, index(at))
+            with build.if_then(build.icmp_signed(">", left, index(0))):
+                start = build.gep(source, [build.mul(across, index(at))])
+                build.call(self.strips[wide], [start, along, across, depth, left, build.gep(panel, [index(at)])])
+
+    def _strip(self, wide: int) -> ir.Function:
+        """A vector of a panel: panel[k * wide + lane] = source[k * along + lane * across].  What is not there may be
+        anything, as its products are not kept; the panel has room for whole vectors of k."""
+        lanes = self.tile.lanes
+        function, build = self._function(f"strip{wide}", self.source, I64, I64, I64, I64, self.pointer)
+        source, along, across, depth, count, panel = function.args
+        step = index(wide)
+        v = Vectors(build, lanes)
+        whole = build.icmp_signed(">=", count, index(lanes))
+        with build.if_else(build.icmp_signed("==", across, index(1))) as (contiguous, otherwise):
+            with contiguous, build.if_else(whole) as (all_there, some_there):
+                with all_there, loop(build, index(0), depth, index(1), "k") as k:
+                    value = self._load(build, build.gep(source, [build.mul(k, along)]))
+                    v.store(value, build.gep(panel, [build.mul(k, step)]))
+                with some_there, loop(build, index(0), depth, index(1), "k") as k:
+                    value = self._load_first(build, build.gep(source, [build.mul(k, along)]), count)
+                    v.store(value, build.gep(panel, [build.mul(k, step)]))
+            with otherwise:
+                last = build.sub(smaller(build, count, index(lanes)), index(1))
+                rows = [
+                    build.gep(source, [build.mul(smaller(build, index(lane), last), across)]) for lane in range(lanes)
+                ]
+                with build.if_else(build.icmp_signed("==", along, index(1))) as (turned, gathered):
+                    with turned:
+                        self._transposed(build, rows, depth, panel, wide)
+                    with gathered, loop(build, index(0), depth, index(1), "k") as k:
+                        at = build.mul(k, along)
+                        values = self._widened(
+                            build, vector_of(build, [build.load(build.gep(row, [at])) for row in rows])
+                        )
+                        v.store(values, build.gep(panel, [build.mul(k, step)]))
+        build.ret_void()
+        return function
+
+    def _transposed(
+        self, build: ir.IRBuilder, rows: Sequence[ir.Value], depth: ir.Value, panel: ir.Value, wide: int
+    ) -> None:
+        """Rows along which k is contiguous: squares of lanes by lanes, the last of which may be narrower."""
+        lanes = self.tile.lanes
+        v = Vectors(build, lanes)
+
+        def square(k: ir.Value, values: Sequence[ir.Value]) -> None:
+            place = build.gep(panel, [build.mul(k, index(wide))])
+            for at, value in enumerate(transposed(build, values, self.tile.bytes)):
+                v.store(value, build.gep(place, [index(at * wide)]))
+
+        whole = build.and_(depth, index(-lanes))
+        with loop(build, index(0), whole, index(lanes), "square") as k:
+            square(k, [self._load(build, build.gep(row, [k])) for row in rows])
+        left = build.sub(depth, whole)
+        with build.if_then(build.icmp_signed(">", left, index(0))):
+            square(whole, [self._load_first(build, build.gep(row, [whole]), left) for row in rows])
+
+
+class _ProductCore(_Packing):
     operand: type[Matrix] = Matrix  # what B is
     panel: tuple[ir.Type, ...] = ()  # further words by which a micro kernel finds its elements of B
     looks_for_zeros = True  # in A, where B's panels are packed
@@ -134,7 +223,7 @@ class _ProductCore(Core):
         """A run of a block of columns: B is packed, and then A, block of rows by block of rows."""
         tile = self.tile
         block_a = build.gep(scratch, [index(tile.edge)])
-        deep = build.and_(build.add(depth, index(tile.lanes - 1)), index(-tile.lanes))  # of a panel: whole vectors
+        deep = whole_vectors(build, depth, tile)  # of a panel
         for_a = self._at_a_time(build, a.row)
         panel_of_b = self._panels_of_b(build, b, columns, depth, deep, scratch)
         panels = build.sdiv(build.add(m, index(tile.rows - 1)), index(tile.rows))
@@ -212,74 +301,8 @@ class _ProductCore(Core):
                 build.call(micro, [of_a, *of_b, *alone])
                 build.call(self.settle, [edge, index(tile.columns), c.start, c.row, c.column, height, wide, first])
 
-    # -- packing --------------------------------------------------------------------------------------------
-
     def _pack_b(self, build: ir.IRBuilder, b: Matrix, depth: ir.Value, count: ir.Value, panel: ir.Value) -> None:
         self._pack(build, b.start, b.row, b.column, depth, count, panel, self.tile.columns)
-
-    def _pack(
-        self, build: ir.IRBuilder, source: ir.Value, along: ir.Value, across: ir.Value, depth: ir.Value,
-        count: ir.Value, panel: ir.Value, wide: int,
-    ) -> None:  # fmt: skip
-        """A panel, `wide` elements for every k, of which `count` are there."""
-        for at in range(0, wide, self.tile.lanes):
-            left = build.sub(count, index(at))
-            with build.if_then(build.icmp_signed(">", left, index(0))):
-                start = build.gep(source, [build.mul(across, index(at))])
-                build.call(self.strips[wide], [start, along, across, depth, left, build.gep(panel, [index(at)])])
-
-    def _strip(self, wide: int) -> ir.Function:
-        """A vector of a panel: panel[k * wide + lane] = source[k * along + lane * across].  What is not there may be
-        anything, as its products are not kept; the panel has room for whole vectors of k."""
-        lanes = self.tile.lanes
-        function, build = self._function(f"strip{wide}", self.source, I64, I64, I64, I64, self.pointer)
-        source, along, across, depth, count, panel = function.args
-        step = index(wide)
-        v = Vectors(build, lanes)
-        whole = build.icmp_signed(">=", count, index(lanes))
-        with build.if_else(build.icmp_signed("==", across, index(1))) as (contiguous, otherwise):
-            with contiguous, build.if_else(whole) as (all_there, some_there):
-                with all_there, loop(build, index(0), depth, index(1), "k") as k:
-                    value = self._load(build, build.gep(source, [build.mul(k, along)]))
-                    v.store(value, build.gep(panel, [build.mul(k, step)]))
-                with some_there, loop(build, index(0), depth, index(1), "k") as k:
-                    value = self._load_first(build, build.gep(source, [build.mul(k, along)]), count)
-                    v.store(value, build.gep(panel, [build.mul(k, step)]))
-            with otherwise:
-                last = build.sub(smaller(build, count, index(lanes)), index(1))
-                rows = [
-                    build.gep(source, [build.mul(smaller(build, index(lane), last), across)]) for lane in range(lanes)
-                ]
-                with build.if_else(build.icmp_signed("==", along, index(1))) as (turned, gathered):
-                    with turned:
-                        self._transposed(build, rows, depth, panel, wide)
-                    with gathered, loop(build, index(0), depth, index(1), "k") as k:
-                        at = build.mul(k, along)
-                        values = self._widened(
-                            build, vector_of(build, [build.load(build.gep(row, [at])) for row in rows])
-                        )
-                        v.store(values, build.gep(panel, [build.mul(k, step)]))
-        build.ret_void()
-        return function
-
-    def _transposed(
-        self, build: ir.IRBuilder, rows: Sequence[ir.Value], depth: ir.Value, panel: ir.Value, wide: int
-    ) -> None:
-        """Rows along which k is contiguous: squares of lanes by lanes, the last of which may be narrower."""
-        lanes = self.tile.lanes
-        v = Vectors(build, lanes)
-
-        def square(k: ir.Value, values: Sequence[ir.Value]) -> None:
-            place = build.gep(panel, [build.mul(k, index(wide))])
-            for at, value in enumerate(transposed(build, values, self.tile.bytes)):
-                v.store(value, build.gep(place, [index(at * wide)]))
-
-        whole = build.and_(depth, index(-lanes))
-        with loop(build, index(0), whole, index(lanes), "square") as k:
-            square(k, [self._load(build, build.gep(row, [k])) for row in rows])
-        left = build.sub(depth, whole)
-        with build.if_then(build.icmp_signed(">", left, index(0))):
-            square(whole, [self._load_first(build, build.gep(row, [whole]), left) for row in rows])
 
     # -- sums of a run --------------------------------------------------------------------------------------
 
@@ -329,6 +352,51 @@ class _ProductCore(Core):
         """The address of the elements that a panel of B has for a k."""
         (start,) = of_b
         return build.gep(start, [build.mul(k, index(self.tile.columns))])
+
+
+class _PackedCore(_ProductCore):
+    """The core whose B lies in panels: a part that begins with a panel is a matrix at even strides.
+
+    While a panel is multiplied the next one comes to the second cache.
+    """
+
+    panel = (I64,)  # how many elements on the next panel lies
+
+    def _panels_of_b(
+        self, build: ir.IRBuilder, b: Matrix, columns: ir.Value, depth: ir.Value, deep: ir.Value, scratch: ir.Value
+    ) -> Callable[[ir.Value], tuple[ir.Value, ...]]:
+        further = build.mul(b.column, index(self.tile.columns))
+        return lambda column: (b.at(build, index(0), column), further)
+
+    def _line(self, build: ir.IRBuilder, of_b: Sequence[ir.Value], k: ir.Value) -> ir.Value:
+        start, further = of_b
+        line = build.gep(start, [build.mul(k, index(self.tile.columns))])
+        for at in range(0, self.tile.columns, LINE // self.tile.bytes):
+            prefetch(build, build.gep(line, [build.add(further, index(at))]), cache=2)
+        return line
+
+
+class _Panels(_Packing):
+    """What packs a whole B for that core, a panel for each task."""
+
+    def __init__(self, dtype: str, tile: Tile) -> None:
+        super().__init__("panels", dtype, tile)
+        self.strips = {tile.columns: self._strip(tile.columns)}
+        self._kernel()
+
+    def _kernel(self) -> None:
+        function = ir.Function(self.module, KERNEL, FUNCTION)
+        function.attributes.add("nounwind")
+        arguments, task, _ = function.args
+        build = ir.IRBuilder(function.append_basic_block("entry"))
+        start, row, column, columns, length, panels = (build.load(build.gep(arguments, [index(at)])) for at in range(6))
+        first = build.mul(task, index(self.tile.columns))
+        size = build.mul(first, whole_vectors(build, length, self.tile))  # of the panels before
+        panel = build.gep(build.inttoptr(panels, self.pointer), [size])
+        begin = build.gep(build.inttoptr(start, self.source), [build.mul(first, column)])
+        count = build.sub(columns, first)
+        self._pack(build, begin, row, column, length, count, panel, self.tile.columns)
+        build.ret_void()
 
 
 class _LinesCore(_ProductCore):

@@ -55,8 +55,8 @@ class Core:
     def takes(self, a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:
         """Whether it is for such operands: few rows or columns, where the other operand is contiguous in some way."""
         few = [(a.shape[0], b), (b.shape[1], a)]
-        if self.form == "lines":
-            return b.dtype == self.computed  # it is given rows, however these lie
+        if self.form in ("lines", "packed"):
+            return b.dtype == self.computed  # it is given rows, however these lie, or panels
         return self.form == "product" or any(count <= FEW and other.itemsize in other.strides for count, other in few)
 
     def __call__(self, a: np.ndarray[Any, Any], b: np.ndarray[Any, Any], c: np.ndarray[Any, Any] | None = None) -> Any:
@@ -72,12 +72,29 @@ class Core:
             self._by_lines(function, a, b, c, start)
             return c
         of_a, of_b, of_c = (words_of(each) for each in (a, b, c))
+        panels: Any = None
+        if self.form == "packed":
+            panels, of_b = self._panels(b)
         function(*of_a, *of_b, *of_c[:2], m, n, length, start)
+        del panels
         return c
 
     @property
     def computed(self) -> Any:
         return np.dtype(DTYPES[self.dtype][1])
+
+    def _panels(self, b: np.ndarray[Any, Any]) -> tuple[Any, tuple[int, int, int]]:
+        """B in panels, a task each, in any order: the memory, and what the core is told of it."""
+        integer, pointer = ctypes.c_int64, ctypes.c_void_p
+        packing = loaded(Core("panels", self.dtype, self.processor, self.tile))
+        function = ctypes.CFUNCTYPE(None, pointer, integer, pointer)(packing.address(FUNCTION))
+        (length, n), size = b.shape, self.tile.panels_size(*b.shape)
+        panels = np.full(size + 2, 77, self.computed)  # what is not there may be anything
+        arguments = np.array([*words_of(b), n, length, panels.ctypes.data], np.int64)
+        for task in reversed(range(size // max(self.tile.columns * self.tile.deep(length), 1))):
+            function(arguments.ctypes.data, task, None)
+        assert (panels[size:] == 77).all(), "it wrote behind the end"
+        return panels, (panels.ctypes.data, self.tile.columns, self.tile.deep(length))
 
     def _by_lines(self, function: Any, a: Any, b: Any, c: Any, scratch: int) -> None:
         """Run by run, of rows of B in any order in memory that overlap where vectors reach behind their ends."""
@@ -110,7 +127,7 @@ def core(variant: str, dtype: str = "f32", form: str = "product") -> Core:
     return Core(form, dtype, processor, tile or tile_for(processor, dtype))
 
 
-FORMS = ("product", "few_rows", "lines")
+FORMS = ("product", "few_rows", "lines", "packed")
 
 
 def results(variant: str, a: Any, b: Any, dtype: str = "f32") -> list[np.ndarray[Any, Any]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from wire.ir.graph import WireGraph
@@ -19,6 +19,7 @@ from ...compiler.element_exprs import Anchor, Elements
 from ...compiler.expressions import Builder
 from ..llvm import ADDRESS, I8, I32, I64, STORED, VOID, Loaded, ir, new_module
 from ..printer import Buffer, Printer
+from ..weights import Layout
 
 Value = Any
 NAME, DESCRIPTION = "kernel", "description"
@@ -32,10 +33,13 @@ class Kernel:
     tasks: int
     scratch_bytes: int = 0
     cores: tuple[str, ...] = ()  # of the library; their addresses follow the tensors' among the arguments
+    matrix: Layout | None = None  # of a product, in its tensor `place`: the core's address is followed by where it
+    place: int = 0  # begins, and its strides along rows and columns
 
     def described(self) -> ir.Module:
         """The module, in which the rest of this lies as text: an object file says all that a caller needs."""
-        text = json.dumps({"tasks": self.tasks, "scratch_bytes": self.scratch_bytes, "cores": self.cores})
+        said = Description(self.tasks, self.scratch_bytes, self.cores, self.matrix, self.place)
+        text = json.dumps(asdict(said))
         data = bytearray(text.encode() + b"\0")
         variable = ir.GlobalVariable(self.module, ir.ArrayType(I8, len(data)), DESCRIPTION)
         variable.global_constant, variable.initializer = True, ir.Constant(variable.value_type, data)
@@ -49,11 +53,14 @@ class Description:
     tasks: int
     scratch_bytes: int
     cores: tuple[str, ...]
+    matrix: Layout | None
+    place: int
 
     @classmethod
     def of(cls, loaded: Loaded) -> Description:
         fields = json.loads(ctypes.string_at(loaded.data(DESCRIPTION)))
-        return cls(fields["tasks"], fields["scratch_bytes"], tuple(fields["cores"]))
+        matrix = None if fields["matrix"] is None else Layout(**fields["matrix"])
+        return cls(fields["tasks"], fields["scratch_bytes"], tuple(fields["cores"]), matrix, fields["place"])
 
 
 @dataclass(eq=False)

@@ -21,6 +21,7 @@ from ..cores import CORE, FEW, RUN
 from ..llvm import ADDRESS, F32, F64, I64, index, ir, loop, prefetch
 from ..printer import Buffer, Printer, stride_of
 from ..vectors import Vectors
+from ..weights import Layout
 from .copies import Box, Copies, Sizes, is_by_copies
 from .frame import Frame, Kernel, Value, least, narrowed
 from .map import along, parts_of, span, steps_of
@@ -166,6 +167,12 @@ class _Product(ABC):
         """The core's name, as a kernel asks for it."""
         ...
 
+    @property
+    def matrix(self) -> Layout | None:
+        """The right operand, if it is the same for all of a batch and packed by who multiplies it: where it is a
+        weight, it is packed beforehand, and so the kernel is told where it lies."""
+        return None
+
     def _strided(self, load: Expr, row: Expr, column: Expr) -> Operand | None:
         const, terms = terms_of(load.args[0])
         strides = [terms.pop(variable, 0) for variable in (row, column)]
@@ -204,7 +211,9 @@ class _Product(ABC):
         if not direct:
             self._finish(printer, into, wide, (first_row, stop_row), (first_column, stop_column))
         builder.ret_void()
-        return Kernel(builder.module, self.batches * down * across, room.taken, (self.core,))
+        tasks, right = self.batches * down * across, self.right
+        read = frame.reads.index(right.buffer) if self.matrix and isinstance(right, Operand) else 0
+        return Kernel(builder.module, tasks, room.taken, (self.core,), self.matrix, read)
 
     def _tile(self) -> tuple[int, int]:
         """Rows and columns of a task."""
@@ -225,7 +234,7 @@ class _Product(ABC):
         """Compute a task's tile of the product."""
         right = self.right
         if isinstance(right, Operand):
-            of_right = self._words(printer, right, printer.builder.mul(corner[1], index(right.column)))
+            of_right = self._told(printer, corner[1]) if self.matrix else self._of_columns(printer, right, corner[1])
             self._call_core(printer, of_right, corner, size, into, across_row, room)
         else:
             columns = corner[1], printer.builder.add(corner[1], size[1])
@@ -317,9 +326,22 @@ class _Product(ABC):
                     total, more = (v.load(builder.gep(start, [column])) for start in (target, source))
                     v.store(builder.fadd(total, more), builder.gep(target, [column]))
 
+    def _of_columns(self, printer: Printer, right: Operand, first: Value) -> list[Value]:
+        return self._words(printer, right, printer.builder.mul(first, index(right.column)))
+
+    def _told(self, printer: Printer, first: Value) -> list[Value]:
+        """The core's arguments for the columns from `first` on, of a right operand that lies where arguments say."""
+        builder = printer.builder
+        begin, row, column = (self._argument(builder, at) for at in (1, 2, 3))
+        further = builder.mul(builder.mul(first, column), index(self._bytes))
+        return [builder.inttoptr(builder.add(begin, further), ADDRESS), row, column]
+
     def _core_address(self, builder: ir.IRBuilder) -> Value:
-        """The argument behind the tensors' addresses."""
-        return builder.load(builder.gep(builder.function.args[0], [index(len(self.frame.reads) + 1)]))
+        return self._argument(builder, 0)
+
+    def _argument(self, builder: ir.IRBuilder, which: int) -> Value:
+        """An argument behind the tensors' addresses."""
+        return builder.load(builder.gep(builder.function.args[0], [index(len(self.frame.reads) + 1 + which)]))
 
     def _words(self, printer: Printer, operand: Operand, further: Value) -> list[Value]:
         builder = printer.builder
@@ -376,6 +398,14 @@ class _Dot(_Product):
         other = self.right if self.rows <= FEW else self.left if self.columns <= FEW else None
         lies = isinstance(other, Unpacked) or (isinstance(other, Operand) and 1 in (other.row, other.column))
         return f"{'few_rows' if lies else 'product'} {self.kind}"
+
+    @property
+    def matrix(self) -> Layout | None:
+        right = self.right
+        if not (isinstance(right, Operand) and self.core.startswith("product")):
+            return None
+        start, of_batch = terms_of(right.start)
+        return None if of_batch else Layout(self.kind, start, right.row, right.column, self.length, self.columns)
 
     @cached_property
     def left(self) -> Operand | None:
