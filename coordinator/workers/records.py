@@ -40,6 +40,12 @@ class Member:
         return {name for name, (blob, _) in program.bindings.items() if blob in self.blobs}
 
 
+def link_to(members: Mapping[str, Member], node: str) -> Link | None:
+    """The link to a member; None for a node that is none."""
+    member = members.get(node)
+    return None if member is None else member.link
+
+
 @dataclass(slots=True)
 class Deployment:
     """A plan on its way to its workers, or there."""

@@ -150,7 +150,7 @@ def _local_workers(mesh: str, config: MeshConfig, members: bool) -> LocalWorkers
 
 
 async def _start_local(coordinator: Coordinator, local: LocalWorkers, spec: LocalSpec) -> None:
-    coordinator.last_words = local.last_words
+    coordinator.health.last_words = local.last_words
     workers = await local.start(devices_per_worker(spec.count, spec.engine))
     await gather_all([coordinator.connect("127.0.0.1", worker.port) for worker in workers])
 

@@ -97,7 +97,7 @@ DIRECTIONS: dict[str, set[str]] = {
         "coordinator/planning/spmd",
         "coordinator/workers",
     },
-    "coordinator/coordinator.py": {
+    "coordinator/runtime": {
         "coordinator/calls",
         "coordinator/config.py",
         "coordinator/delivery",
@@ -106,6 +106,17 @@ DIRECTIONS: dict[str, set[str]] = {
         "coordinator/planning/audit",
         "coordinator/planning/model",
         "coordinator/planning/placement",
+        "coordinator/sessions",
+        "coordinator/workers",
+    },
+    "coordinator/coordinator.py": {
+        "coordinator/calls",
+        "coordinator/config.py",
+        "coordinator/delivery",
+        "coordinator/plan_service",
+        "coordinator/planning",
+        "coordinator/planning/model",
+        "coordinator/runtime",
         "coordinator/sessions",
         "coordinator/workers",
     },

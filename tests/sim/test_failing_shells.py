@@ -15,8 +15,8 @@ import pytest
 from support.cases.training import batch, first_state, train
 from support.simulated.simulated import simulate
 
-import coordinator.coordinator
 import coordinator.planning.plan_messages
+import coordinator.runtime.call_runner
 import coordinator.sessions.runtime
 import mesh.numpy as mnp
 import worker.daemon.snapshot_writer
@@ -164,11 +164,11 @@ CALLS: dict[str, tuple[Any, str]] = {
     "a plan of before": (PlanService, "found"),
     "deploying": (Deployer, "deploy"),
     "the params": (Deployer, "params"),
-    "running": (coordinator.coordinator, "run_step"),
+    "running": (coordinator.runtime.call_runner, "run_step"),
     "putting outputs together": (coordinator.planning.plan_messages, "outputs"),
     "beginning a run": (CallReport, "add_generation"),
     "telling of a plan": (EventFeed, "note_plan"),
-    "telling of the end": (coordinator.coordinator.Coordinator, "_answer"),
+    "telling of the end": (coordinator.runtime.call_runner.CallRunner, "_answer"),
 }
 
 

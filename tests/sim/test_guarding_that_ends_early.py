@@ -30,7 +30,7 @@ def model(weights: Any, x: Any) -> Any:
 
 def pinned(cluster: Cluster) -> int:
     """How many plans workers have that are not those of calls."""
-    deployed = cluster.coordinator._deployments
+    deployed = cluster.coordinator._runner.deployments
     states = [process.daemon.shell.machine for process in cluster._processes.values() if process.daemon]
     return sum(key.generation not in deployed for state in states if state for key in state._plans)
 

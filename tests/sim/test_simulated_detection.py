@@ -80,7 +80,7 @@ def test_those_that_are_gone_for_the_longest_are_forgotten_where_more_came_than_
         cluster.start("sim-0")
         await asyncio.sleep(SETTLED_S)
         assert states() == {"sim-0": "healthy", **healthy}
-        assert coordinator._detector.health(ids["sim-1"]) is None
+        assert coordinator.health.detector.health(ids["sim-1"]) is None
         assert await Job.of(1, "pipeline").ask(cluster)
         coordinator.endpoint.limits = limits
         cluster.start("sim-1")

@@ -1,0 +1,345 @@
+"""The runner of calls: the shell that performs what `coordinator/calls/state.py` decides, over links.
+
+It holds the calls in progress and the plans that were deployed for them.  It decides nothing about plans and calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from numpy.typing import NDArray
+
+from wire.errors import Cancelled, MeshError
+from wire.link.link import Link
+from wire.protocol.messages import Began, CancelStep, NodeReport, PlanKey, Run
+from wire.system.shared_memory import SharedDir
+from wire.system.tasks import Tasks, as_error, unheard
+from wire.units import counted
+
+from ..calls import events as ev
+from ..calls.action_failures import doing, failure_of
+from ..calls.error_context import disagreement, in_quarantine
+from ..calls.state import CoordinatorState
+from ..config import CoordinatorConfig
+from ..delivery.deployer import Deployer
+from ..delivery.input_sender import run_step
+from ..delivery.output_receiver import tensor_of
+from ..delivery.tensor_store import TensorStore
+from ..plan_service.plan_service import PlanService
+from ..plan_service.straggler_mitigation import StragglerMitigation
+from ..plan_service.warm_up import WarmUp
+from ..plan_service.weight_redundancy import WeightRedundancy
+from ..planning import plan_messages
+from ..planning.audit.result_audit import TRUSTED, Auditor
+from ..planning.model.plan import Plan
+from ..planning.model.program import Program, Sampled, Trial, program_of
+from ..planning.placement.sticky_placement import Homes
+from ..sessions.open_sessions import Sessions
+from ..workers import worker_names
+from ..workers.call_report import CallReport
+from ..workers.event_feed import EventFeed
+from ..workers.link_prober import LinkProber
+from ..workers.records import Call, Deployment, Member
+
+log = logging.getLogger("graph_mesh.coordinator")
+
+DOUBTS_MAX = 4  # how often a call is computed again because workers disagree
+
+
+@dataclass(frozen=True, slots=True)
+class CallContext:
+    """What calls need of their coordinator."""
+
+    config: CoordinatorConfig
+    epoch: Callable[[], int]
+    members: Mapping[str, Member]
+    known: Mapping[str, NodeReport]
+    deployer: Deployer
+    planning: PlanService
+    guards: WeightRedundancy
+    rehearsing: WarmUp
+    pacing: StragglerMitigation
+    sessions: Sessions
+    prober: LinkProber
+    events: EventFeed
+    held: TensorStore
+    shared: SharedDir | None
+    tasks: Tasks
+
+
+class CallRunner:
+    """`machine` decides.  `calls` are those in progress, by number, and `deployments` the plans, by generation."""
+
+    def __init__(self, context: CallContext, machine: CoordinatorState, calls: dict[int, Call]) -> None:
+        self.quarantined: set[str] = set()  # node ids of workers that were wrong too often
+        self._config, self._epoch = context.config, context.epoch
+        self._members, self._known = context.members, context.known
+        self._deployer, self._prober = context.deployer, context.prober
+        self._planning, self._pacing, self._rehearsing = context.planning, context.pacing, context.rehearsing
+        self._guards, self._sessions = context.guards, context.sessions
+        self._events, self._publish = context.events, context.events.publish
+        self._held, self._shared = context.held, context.shared
+        self._tasks = context.tasks
+        self.machine = machine
+        self.calls = calls
+        self.deployments: dict[int, Deployment] = {}
+        self._loop = asyncio.get_running_loop()
+        self._auditor = Auditor(context.config.audit)
+        self._numbers, self._crowded = itertools.count(1), 0  # none up to the crowded one was alone to its end
+        self._performers: dict[type, Callable[[Any], object]] = {
+            ev.MakePlan: self._make_plan,
+            ev.ForgetPlan: lambda action: self.deployments.pop(action.generation, None),
+            ev.SendDeploy: lambda action: self._begin(action, self._deploy(action)),
+            ev.SendRun: self._start_run,
+            ev.SendCancel: self._send_cancel,
+            ev.SendDrop: self._send_drop,
+            ev.ReportStalled: lambda action: self._publish("stalled", "", str(action.error), action.generation),
+            ev.Resolve: self._resolve,
+            ev.Reject: self._reject,
+        }
+        assert self._performers.keys() == set(get_args(ev.Action))
+
+    # -- calls
+
+    def submit(
+        self,
+        program: Program,
+        inputs: Mapping[str, NDArray[Any]],
+        patient: bool = False,
+        trial: Trial | None = None,
+    ) -> tuple[int, asyncio.Future[list[NDArray[Any]]], CallReport]:
+        """Start a call: its number, a future of the outputs (C-contiguous arrays in graph order) and its report.
+
+        `inputs` are C-contiguous arrays of exactly the graph's types, by name.  A patient call waits for a worker as
+        long as it takes.
+        """
+        number = next(self._numbers)
+        now = self._loop.time()
+        report = CallReport()
+        future: asyncio.Future[list[NDArray[Any]]] = self._loop.create_future()
+        self._crowded = number if self.calls else self._crowded
+        self.calls[number] = Call(program, inputs, future, report, now, alone=not self.calls and trial is None)
+        variant = self._auditor.pick(self._parts_of(program)) if self._config.audit and trial is None else None
+        job = trial or (program if variant is None else Sampled(program, variant))
+        others = frozenset(self._members) - {trial.node} if trial else frozenset[str]()
+        self.feed(ev.CallSubmitted(number, job, others, patient))
+        return number, future, report
+
+    def close(self) -> None:
+        """Cancel the calls in progress."""
+        for call in list(self.calls):
+            self.feed(ev.CallCancelled(call))
+
+    def began(self, link: Link, body: Began) -> None:
+        """A worker began with a part."""
+        plan, node = body.plan, link.peer.node_id
+        if plan.epoch == self._epoch() and plan.generation in self.deployments:  # not a session's
+            self.feed(ev.NodeBegan(plan.generation, body.step, node))
+        text = f"part {body.part} of step {body.step}"
+        self._events.publish_progress("began", node, text, plan.generation)
+
+    # -- the machine
+
+    def feed(self, event: ev.Event) -> None:
+        """Handle an event and perform what follows."""
+        for action in self.machine.handle(event, self._loop.time()):
+            try:
+                self._performers[type(action)](action)
+            except Exception as fault:
+                self._failed(action, as_error(f"{doing(action)} failed", fault))
+        self._rehearsing.calls(not self.machine.idle)
+        if type(event) in ev.NODE_EVENTS:
+            self._planning.changed()
+            self._guards.nodes_changed()
+            gone = (event.error, event.away) if isinstance(event, ev.NodeGone) else (None, False)
+            self._sessions.nodes_changed(*gone)
+
+    def _begin(self, action: ev.Action, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.run(doing(action), work, lambda error: self._failed(action, error))
+
+    def _failed(self, action: ev.Action, error: MeshError) -> None:
+        """Report the failure of an action to whoever waits for its result."""
+        if isinstance(action, ev.SendRun):
+            self._prober.lost_between(action.node, error)
+        event = failure_of(action, error, self._known, self._members, self.deployments)
+        if event is None:
+            log.warning("%s", error)
+        else:
+            self.feed(event)
+
+    # -- plans
+
+    def _make_plan(self, action: ev.MakePlan) -> None:
+        program = program_of(action.job)
+        self.deployments[action.generation] = Deployment(program, trial=isinstance(action.job, Trial))
+        homes, planning = self._guards.homes(program, action.nodes), self._planning
+        cached = self._guards.standby(program, action.nodes)
+        if cached is None and not homes[0]:
+            cached = planning.found(program.graph, program.strategy, action.nodes, program.copies)
+        if cached is not None and cached.unkept is None and action.job is program:
+            self._begin(action, self._tell_soon(action.generation, cached))
+        else:
+            self._begin(action, self._plan_then_tell(action, homes))
+
+    async def _tell_soon(self, generation: int, plan: Plan) -> None:
+        self._plan_made(generation, plan)
+
+    async def _plan_then_tell(self, action: ev.MakePlan, homes: tuple[Homes, Homes]) -> None:
+        firm = self._guards.is_new(*program_of(action.job).likeness)
+        self._plan_made(action.generation, await self._planning.plan_for(action.job, action.nodes, homes, firm))
+
+    def _plan_made(self, generation: int, plan: Plan) -> None:
+        deployment = self.deployments.get(generation)
+        if deployment is not None:
+            deployment.plan, deployment.feeds = plan, plan_messages.feeds(plan)
+            self._guards.admit(deployment.program, plan)
+            deployment.settled = self._pacing.opinion(deployment.program)
+            if not deployment.trial:
+                self._publish("planned", "", "; ".join(plan.reasons), generation)
+            self._events.note_plan(deployment.program, generation)
+            if not deployment.trial:
+                self._planning.use(deployment.program, plan_messages.nodes(plan))
+        nodes, outputs = plan_messages.nodes(plan), plan_messages.output_count(plan)
+        timed = plan_messages.part_seconds(plan), plan_messages.prepare_seconds(plan), plan.seconds
+        self.feed(ev.PlanMade(generation, nodes, outputs, *timed))
+
+    async def _deploy(self, action: ev.SendDeploy) -> None:
+        member = self._members.get(action.node)
+        deployment = self.deployments.get(action.generation)
+        if member is None or deployment is None or deployment.plan is None:
+            return
+        key = PlanKey(self._epoch(), action.generation)
+        bindings, forced = deployment.program.bindings, deployment.program.forced > 0
+        answer = await self._deployer.deploy(deployment.plan, action.node, key, bindings, force=forced)
+        deployment.results[action.node] = answer
+        if not deployment.trial and deployment.results.keys() >= plan_messages.nodes(deployment.plan):
+            self._guards.deployed(deployment.program, deployment.plan)
+        text = f"{counted(answer.compiled, 'kernel')} compiled, {answer.from_cache} from cache"
+        self._publish("deployed", action.node, text, action.generation)
+        self.feed(ev.DeployDone(action.generation, action.node))
+
+    # -- runs
+
+    def _start_run(self, action: ev.SendRun) -> None:
+        member = self._members.get(action.node)
+        call = self.calls.get(action.call)
+        deployment = self.deployments.get(action.generation)
+        if member is None or call is None or deployment is None:
+            return
+        call.report.add_generation(action.generation)
+        call.steps[action.generation] = action.step
+        self._begin(action, self._run(action, member, call, deployment))
+
+    async def _run(self, action: ev.SendRun, member: Member, call: Call, deployment: Deployment) -> None:
+        began_s, run = self._loop.time(), Run(PlanKey(self._epoch(), action.generation), action.step)
+        answer = await run_step(member.link, run, deployment.feeds.get(action.node, ()), call.inputs, self._shared)
+        took_s = self._loop.time() - began_s
+        for output in answer.outputs:
+            if output.value.data is not None or output.value.shared:
+                self.output(action.generation, action.step, output.slot, tensor_of(member.link, output.value))
+        call.ran[action.generation, action.node] = answer
+        self._events.publish_progress("ran", action.node, f"its parts of step {action.step}", action.generation)
+        seconds = {run.part: run.compute_s for run in answer.parts}
+        self._pacing.ran((action.generation, action.step), action.node, deployment, answer, took_s, len(self.calls))
+        self.feed(ev.NodeRan(action.generation, action.step, action.node, seconds))
+
+    def _send_cancel(self, action: ev.SendCancel) -> None:
+        member = self._members.get(action.node)
+        if member is not None:
+            member.link.notify(CancelStep(PlanKey(self._epoch(), action.generation), action.step))
+
+    def _send_drop(self, action: ev.SendDrop) -> None:
+        if action.node in self._members:
+            drop = self._deployer.drop(action.node, PlanKey(self._epoch(), action.generation), action.free)
+            self._tasks.run("dropping a plan", drop, unheard)
+
+    # -- outputs
+
+    def output(self, generation: int, step: int, slot: int, array: NDArray[Any]) -> None:
+        """Take an output of a call or a session."""
+        if self._sessions.output(generation, step, slot, array):
+            return
+        self.feed(ev.OutputArrived(generation, step, slot, array))
+
+    def output_lost(self, generation: int, step: int, node: str, error: MeshError) -> None:
+        """An output of a worker will not come."""
+        if not self._sessions.run_failed(generation, step, node, error):
+            self._failed(ev.SendRun(generation, step, node, 0), error)
+
+    def _resolve(self, action: ev.Resolve) -> None:
+        call = self.calls.pop(action.call)
+        try:
+            self._answer(action, call)
+        except Exception as fault:
+            if not call.future.done():
+                call.future.set_exception(as_error("putting the outputs together failed", fault))
+
+    def _answer(self, action: ev.Resolve, call: Call) -> None:
+        deployment = self.deployments[action.generation]
+        assert deployment.plan is not None
+        if not self._audit(deployment.plan, action.outputs):
+            self._ask_again(action.call, call)
+            return
+        self._events.complete_report(call, action.generation, deployment)
+        if (
+            self._config.follow_pace
+            and call.alone
+            and action.call > self._crowded
+            and call.report.generations == [action.generation]
+        ):
+            self._planning.took(call.program, deployment.plan, action.generation, call.report.seconds)
+        if not self.machine.stuck and not self._pacing.is_settled(deployment):
+            self._tasks.run("following the pace", self._pacing.finished(action.generation, deployment), unheard)
+        bindings = call.program.bindings
+        params = {name: self._held.of(blob, kind) for name, (blob, kind) in bindings.items() if blob in self._held}
+        outputs = plan_messages.outputs(deployment.plan, action.outputs, call.inputs, params)
+        if not call.future.done():
+            call.future.set_result(outputs)
+
+    def _reject(self, action: ev.Reject) -> None:
+        call = self.calls.pop(action.call)
+        call.report.seconds = self._loop.time() - call.began_s
+        if call.future.done():
+            return
+        if isinstance(action.error, Cancelled):
+            call.future.cancel()
+        else:
+            call.future.set_exception(action.error)
+
+    # -- audits
+
+    def _parts_of(self, program: Program) -> int:
+        deployments = self.deployments.values()
+        plans = (d.plan for d in deployments if d.plan is not None and d.program == program)
+        return max((len(plan.parts) for plan in plans if plan.audit is None), default=1)
+
+    def _audit(self, plan: Plan, outputs: Mapping[int, NDArray[Any]]) -> bool:
+        """Whether the answer can be trusted.  A worker that was wrong is reported, and quarantined the second time."""
+        verdict = self._auditor.judge(plan.audit, plan_messages.counts(plan, outputs)) if plan.audit else TRUSTED
+        if verdict.event:
+            self._publish(verdict.event, verdict.node, f"about {plan_messages.audited_text(plan)}: {verdict.text}")
+        if verdict.quarantined and verdict.node not in self.quarantined:
+            self._quarantine(verdict.node)
+        return verdict.trusted
+
+    def _quarantine(self, node: str) -> None:
+        self.quarantined.add(node)
+        self._publish("quarantined", node, "it was wrong twice, and gets no work any more")
+        for generation, deployment in self.deployments.items():
+            if deployment.plan is not None and node in plan_messages.nodes(deployment.plan):
+                self._send_drop(ev.SendDrop(generation, node))
+        self.feed(ev.NodeGone(node, in_quarantine(worker_names.name_of(self._known, node))))
+
+    def _ask_again(self, number: int, call: Call) -> None:
+        """Compute a call again whose answer is doubted."""
+        call.doubts += 1
+        self.calls[number] = call
+        if call.doubts > DOUBTS_MAX:
+            self._reject(ev.Reject(number, disagreement(call.doubts)))
+        else:
+            self.feed(ev.CallSubmitted(number, Sampled(call.program, self._auditor.again())))
