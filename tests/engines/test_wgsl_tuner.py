@@ -12,7 +12,7 @@ import pytest
 from support.adapter import needs_adapter
 
 import mesh
-from wire.errors import CompileFailed, InputError
+from wire.errors import CompileFailed, InputError, OutOfMemory
 from wire.system.file_lock import FileLock
 from worker.engine import protocol
 from worker.wgsl import tuner
@@ -204,3 +204,27 @@ def test_tuning_gives_its_memory_back(engine: Any) -> None:
     assert engine.tune(SUM, SECONDS).finished
     engine._device.trim()
     assert engine._device.allocated_bytes == before
+
+
+def test_what_is_spoilt_is_given_back_where_there_is_no_room_for_all_of_it(
+    engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host that leaked here had no room for the classes that follow."""
+    twice = engine.compile(mesh.trace(lambda x: x @ x @ x, np.ones((64, 64), np.float32)))
+    assert [buffer.kind for buffer in twice.program.buffers].count("slot") == 2
+    engine._device.trim()
+    before = engine._device.allocated_bytes
+    monkeypatch.setattr(engine._device, "memory_bytes", before + 5 * 64 * 64)
+    monkeypatch.setattr(engine._device, "make_room", lambda: False)
+    with pytest.raises(OutOfMemory):
+        engine._tuner._spoil(twice)
+    engine._device.trim()
+    assert engine._device.allocated_bytes == before
+
+
+def test_a_clock_that_is_too_coarse_keeps_the_first_guess(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not engine._device.has_stamps:
+        pytest.skip("this adapter does not tell the time")
+    monkeypatch.setattr(engine._device, "_stamp_s", 1e-30)  # every kernel seems to take no time
+    told = engine.tune(SUM, SECONDS)
+    assert told.finished and told.form == told.guess and told.form_s > 0

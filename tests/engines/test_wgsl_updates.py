@@ -16,8 +16,9 @@ from support.cases.updating import KIND, arguments, stepping
 
 import mesh
 import mesh.numpy as mnp
+from mesh.core.array import apply
 from mesh.inference.kv_cache_step import _written
-from wire.errors import Cancelled
+from wire.errors import Cancelled, OutOfMemory
 from wire.ir.graph import WireGraph
 from worker.cpu import evaluate
 from worker.engine.protocol import never
@@ -179,3 +180,67 @@ def test_a_run_that_fails_anywhere_leaves_the_tensors_that_it_was_given(
     assert failures
     for handle, state in zip(made[:3], wanted[:3], strict=True):
         np.testing.assert_array_equal(engine.read(handle), state)
+
+
+def test_a_run_that_is_stopped_while_it_is_watched_leaves_the_old_value(
+    engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each kernel is a submission there: those before the stop were done."""
+    executable = engine.compile(mesh.trace(cache_step, OLD, NEW, AT))
+    old, stopped_at, made = engine.load(OLD), 0, list[Any]()
+    monkeypatch.setattr(engine._device, "_stamp_s", 0.0)
+    monkeypatch.setattr(engine._device, "spans", lambda span: None)
+    while not made:
+        try:
+            made = engine.run(executable, [old, NEW, AT], partial(reached, itertools.count(), stopped_at), None, (0,))
+        except Cancelled:
+            stopped_at += 1
+        np.testing.assert_array_equal(engine.read(old), OLD)
+    assert stopped_at >= 3
+
+
+def reached(calls: Iterator[int], at: int) -> bool:
+    return next(calls) >= at
+
+
+def test_a_loop_over_updates_remembers_no_more_than_a_copy_takes(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tensor that it begins with is held, so every turn's rows could be put back."""
+    x, turns = np.zeros((256, 64), np.float32), 60
+
+    def turn(_: Any, carry: Any) -> Any:
+        return apply("dynamic_update_slice", carry, carry[:128] + 1, mnp.zeros(2, dtype="int32"))
+
+    executable = engine.compile(mesh.trace(lambda x: mesh.fori_loop(0, turns, turn, x), x))
+    held, taken, allocate = engine.load(x), list[int](), engine._device._allocate
+    engine._device.trim()
+    before = engine._device.allocated_bytes
+    monkeypatch.setattr(
+        engine._device, "_allocate", lambda *what: (allocate(*what), taken.append(engine._device.allocated_bytes))[0]
+    )
+    for _ in range(2):
+        (made,) = run(engine, executable, [held])
+        np.testing.assert_array_equal(made, [[turns] * 64] * 128 + [[0] * 64] * 128)
+        np.testing.assert_array_equal(engine.read(held), x)
+    assert max(taken) - before < 8 * x.nbytes
+
+
+def test_a_run_without_room_for_the_old_value_gives_back_what_it_took(
+    engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = np.zeros((256, 64), np.float32)
+    at = np.zeros(2, np.int32)
+    updated = engine.compile(mesh.trace(lambda x, at: apply("dynamic_update_slice", x, x[:1] + 1, at), x, at))
+    reading = engine.compile(mesh.trace(lambda x: mnp.sum(mnp.tanh(x) @ x.T), x))
+    old = engine.load(x)
+    (made,) = run(engine, updated, [old, at], 0)
+    engine._device.trim()
+    before = engine._device.allocated_bytes
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._device, "memory_bytes", before + reading.memory_bytes + x.nbytes // 2)
+        patch.setattr(engine._device, "make_room", lambda: False)
+        with pytest.raises(OutOfMemory):
+            run(engine, reading, [old])
+    engine._device.trim()
+    assert engine._device.allocated_bytes == before
+    np.testing.assert_array_equal(engine.read(old), x)
+    np.testing.assert_array_equal(engine.read(made)[:2, 0], [1, 0])

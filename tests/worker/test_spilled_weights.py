@@ -171,6 +171,22 @@ def test_a_file_that_is_gone_fails_the_run_and_nothing_else(parts: Parts) -> Non
     assert parts.run(0) == 1 and parts.run(1) > 0
 
 
+def test_a_weight_that_is_bound_again_is_loaded_from_the_file_that_is_there_now(parts: Parts) -> None:
+    """What nobody uses is not kept by the daemon: its file may be removed, and come back elsewhere."""
+    parts.prepare(0, [0])
+    parts.drop(0)
+    parts.prepare(1, [1])
+    assert parts.engine.spill()
+    os.rename(parts.folder / "weight-0", parts.folder / "elsewhere")
+    graph = product_of(1)
+    bound = (BoundParam(1, bytes(32), str(parts.folder / "elsewhere")),)
+    answer = parts.host.handle(hm.PreparePart(2, graph.hash, graph.encoded, 2, 1, bound, {}, False))
+    assert isinstance(answer, hm.Prepared), answer
+    parts.of[2] = [0]
+    assert parts.run(2) == 0 == parts.run(1)
+    assert parts.engine.spill() and parts.run(2) == 1
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_any_order_of_parts_gives_right_results_within_the_budget(tmp_path: Path, seed: int) -> None:
     rng, parts = np.random.default_rng(seed), Parts(tmp_path, 6)

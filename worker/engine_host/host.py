@@ -359,6 +359,7 @@ class Host:
     def _use(self, key: ParamKey, path: str, prepared: _Prepared) -> None:
         """Have a param on the device for one part more."""
         resident = self._resident.get(key) or _Resident(None, path, key[1].size_bytes)
+        resident.path = path  # the daemon may have removed the file that it had before, and keeps this one
         if resident.handle is None:
             self._load(key, resident, prepared)
         self._resident[key] = resident

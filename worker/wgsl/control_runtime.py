@@ -288,7 +288,7 @@ def _update(device: Device, work: Work, operands: Values, pace: Pace) -> Values:
     old, mark = list(operands), Mark()
     old[0], old[place.rows] = None, before
     device.record([mark])
-    made = tensor.updated(Undo(partial(put.record_over, inputs=old), mark))
+    made = tensor.updated(Undo(partial(put.record_over, inputs=old), mark, before.size_bytes))
     put.record_over(made.memory, operands)
     return [made]
 

@@ -386,23 +386,23 @@ class Device:
 
         The device has the next slice while it does one, and no further ones: so it never rests, and stops soon.
         """
-        slices, marks = _without_marks(sliced(self._recorded))
+        slices: Sequence[Sequence[Piece | Copy | Mark]] = sliced(self._recorded)
         self.forget_recorded()
         if self.spans is not None:
             self._perform_watched(slices, self.spans, stopped)
-            _reached(marks)
-            slices, marks = [[]], [[]]
+            slices = [[]]
         last: _Submission | None = None
         since_s = time.perf_counter()
-        for place, commands in enumerate(slices):
+        for place, recorded in enumerate(slices):
             if last is not None and stopped():
                 raise Cancelled("the run was stopped")
+            commands = [one for one in recorded if not isinstance(one, Mark)]
             encoder = self._device.create_command_encoder()
             fresh = self._encode(encoder, commands)
             if staging is not None and place == len(slices) - 1:
                 _encode_reading(encoder, read, staging)
             self._device.queue.submit([encoder.finish()])
-            _reached(marks[place : place + 1])
+            _reached(recorded)
             if last is not None:
                 self._wait(last.index)
                 since_s = last.learn(since_s)
@@ -447,15 +447,17 @@ class Device:
 
     # -- kernels that are watched
 
-    def _perform_watched(self, slices: Iterable[Sequence[Piece | Copy]], spans: Spans, stopped: Stopped) -> None:
+    def _perform_watched(self, slices: Iterable[Sequence[Piece | Copy | Mark]], spans: Spans, stopped: Stopped) -> None:
         """Submit each slice, wait for it, and tell when each kernel ran."""
         most = _WATCHED_MAX if self.has_stamps else 1
-        for commands in slices:
-            each = [one for command in commands for one in _one_by_one(command)]
+        for recorded in slices:
+            each = [one for command in recorded for one in _one_by_one(command)]
             for first in range(0, len(each), most):
                 if stopped():
                     raise Cancelled("the run was stopped")
-                self._submit_watched(each[first : first + most], spans)
+                now = each[first : first + most]
+                self._submit_watched([one for one in now if not isinstance(one, Mark)], spans)
+                _reached(now)
 
     def _submit_watched(self, commands: Sequence[Step | Copy], spans: Spans) -> None:
         """A pass for each dispatch.  Without the device's own clock there is one, whose submission is timed."""
@@ -533,18 +535,11 @@ class _Submission:
         return now_s
 
 
-def _without_marks(
-    slices: Iterable[Sequence[Piece | Copy | Mark]],
-) -> tuple[list[list[Piece | Copy]], list[list[Mark]]]:
-    """The commands of each slice, and its marks."""
-    slices = list(slices)
-    commands = [[one for one in each if not isinstance(one, Mark)] for each in slices]
-    return commands, [[one for one in each if isinstance(one, Mark)] for each in slices]
-
-
-def _reached(marks: Iterable[Iterable[Mark]]) -> None:
-    for mark in (mark for each in marks for mark in each):
-        mark.dropped = False
+def _reached(submitted: Iterable[object]) -> None:
+    """What stands before the marks among these was submitted."""
+    for one in submitted:
+        if isinstance(one, Mark):
+            one.dropped = False
 
 
 def _encode_calls(compute: Any, calls: Iterable[tuple[Any, Any, int, int, int]]) -> None:
@@ -614,8 +609,8 @@ class _Stamps:
             owned.destroy()
 
 
-def _one_by_one(command: Piece | Copy) -> Sequence[Step | Copy]:
-    return [command] if isinstance(command, Copy) else command.whole.steps[command.start : command.stop]
+def _one_by_one(command: Piece | Copy | Mark) -> Sequence[Step | Copy | Mark]:
+    return command.whole.steps[command.start : command.stop] if isinstance(command, Piece) else [command]
 
 
 def _stamp_s(device: Any) -> float:

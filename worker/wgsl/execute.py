@@ -142,10 +142,10 @@ class WgslExecutable:
         memories = self._take(scratch)
         try:
             values.update(zip(own, [Value(memory, self._device) for memory in self._take(own)], strict=True))
+            by_number = {number: value.memory for number, value in values.items()}  # which may take some, too
         except BaseException:
             self._give(memories)
             raise
-        by_number = {number: value.memory for number, value in values.items()}
         by_number.update(zip(scratch, memories, strict=True))
         return _Bound(tuple([by_number[number] for number in range(len(by_number))]), values, memories)
 

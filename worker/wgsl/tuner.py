@@ -27,7 +27,7 @@ from wire.system.file_lock import FileLock
 from ..engine.kernel_rows import Span
 from ..engine.protocol import Stopped, Tuned, never
 from .choices import Choice, Choices, ShapeClass
-from .device import Device
+from .device import Device, Memory
 from .execute import WgslExecutable, resident
 from .lower import grouped, lower, prepared
 from .problems import Problem, problem_of
@@ -42,6 +42,7 @@ MARGIN = 0.9  # of the first guess's time, that a form may take at most to be ch
 TURNS_MIN, TURNS_MAX = 5, 15
 LEADER_FACTOR = 1.5  # of the best time so far: what takes longer leaves
 SAMPLE_S, REPEATS_MAX = 2e-3, 64  # a shorter run is done several times for one sample
+LEAST_S = 1e-9  # of a sample: a coarse clock may see no time pass
 GUESS_SHARE = 1 / 20  # of the time allowed, that one run of the first guess may take
 COMPILING_SHARE = 0.6  # of the time allowed, after which no further form joins
 MEASURING = "tuning.lock"
@@ -207,10 +208,14 @@ class Tuner:
     def _spoil(self, executable: WgslExecutable) -> None:
         """Fill the buffers that it will take with NaN: they may have the right result, from another form."""
         slots = [buffer for buffer in executable.program.buffers if buffer.kind == "slot"]
-        taken = [self._device.take(slot.size_bytes) for slot in slots]
-        for memory, slot in zip(taken, slots, strict=True):
-            self._device.write(memory, np.full(slot.size_bytes, 0xFF, np.uint8))
-            self._device.give(memory)
+        taken: list[Memory] = []
+        try:
+            for slot in slots:
+                taken.append(self._device.take(slot.size_bytes))
+                self._device.write(taken[-1], np.full(slot.size_bytes, 0xFF, np.uint8))
+        finally:
+            for memory in taken:
+                self._device.give(memory)
 
     def _compiled(self, graph: WireGraph, profile: Profile) -> WgslExecutable:
         program = lower(graph, Shaders(profile))
@@ -248,8 +253,8 @@ class Tuner:
             self._device.run((), (), stopped)
         finally:
             self._device.spans = None
-        trial.seconds.append(sum(took) / trial.repeats)
-        trial.repeats = min(REPEATS_MAX, max(1, int(SAMPLE_S / max(trial.best_s, 1e-9))))
+        trial.seconds.append(max(sum(took) / trial.repeats, LEAST_S))
+        trial.repeats = min(REPEATS_MAX, max(1, int(SAMPLE_S / trial.best_s)))
 
     def _winner(self, trials: list[_Trial], values: Sequence[Value], over: Stopped) -> _Trial | None:
         """The fastest that is clearly faster than the first one, the guess, or that; None if the time is too short."""

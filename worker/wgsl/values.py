@@ -3,7 +3,8 @@
 Who holds the tensor before the update still has it: what was written over is remembered on the device, and put back
 into a copy once somebody reads that tensor, or where it lies if nobody holds a later one (Baker, 1991, "Shallow binding
 makes functional arrays fast").  So an update in place never changes a result, and needs no proof that nobody reads the
-old tensor; it costs a copy only where somebody does.
+old tensor; it costs a copy only where somebody does, or where what is remembered, as by a loop over updates, would take
+more memory than that copy.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from .device import Copy, Device, Mark, Memory
 
 @dataclass(frozen=True, slots=True)
 class Undo:
-    """What puts back into a buffer what an update wrote over.  At `mark`, that is saved; if the mark was dropped, the
-    update was, too."""
+    """What puts back into a buffer what an update wrote over, which takes `size_bytes`.  At `mark`, that is saved; if
+    the mark was dropped, the update was, too."""
 
     put_back: Callable[[Memory], None]
     mark: Mark
+    size_bytes: int
 
 
 class _Buffer:
@@ -72,9 +74,14 @@ class Value:
         return self._buffer.memory
 
     def updated(self, undo: Undo) -> Value:
-        """The value that lies there after an update that is recorded next."""
+        """The value that lies there after an update that is recorded next.
+
+        OutOfMemory if there is no room for copies of earlier values.
+        """
         assert not self.outgrown, "its memory was asked for"
         buffer = self._buffer
+        if sum(one.size_bytes for one in (*buffer.undo, undo)) > buffer.memory.size_bytes:
+            self._leave_alone()
         buffer.undo.append(undo)
         later = Value.__new__(Value)
         later._lies_in(buffer, buffer.first + len(buffer.undo))
@@ -82,6 +89,12 @@ class Value:
         del buffer.undo[: oldest - buffer.first]
         buffer.first = oldest
         return later
+
+    def _leave_alone(self) -> None:
+        """Give the earlier values that lie here buffers of their own."""
+        for value in list(self._buffer.values):
+            if value.outgrown:
+                value._come_back()
 
     def _come_back(self) -> None:
         """Have the value again.  It is submitted at once: what is recorded may be dropped."""
