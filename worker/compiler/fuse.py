@@ -11,6 +11,7 @@ can take it:
     matmul   one dot or conv, read by the root at its own position (bias, activation, residual become the epilogue)
     scatter  updates and indices may be computed on the fly
     sort     keys are read again by every step: moves, casts and padding may be computed on the fly
+    join     the parts of a long concat are copied as they lie in memory, in whatever shape
 
 Whether an anchor is read at its own position is not guessed from patterns: it is lowered with symbolic indices and
 looked at.  It does not know WGSL.  The figures below bound recomputation and kernel size; they never change results.
@@ -33,7 +34,7 @@ from .scores import MOVES, Sum, find_sums
 from .target import Target
 
 REDUCTIONS = frozenset({"reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "argmax"})
-KEYS = MOVES | {"cast", "pad"}  # what a sort computes while loading
+COMPUTED_BY = {"sort": MOVES | {"cast", "pad"}, "join": {"reshape"}}  # what families of few ops compute while loading
 
 WEIGHTS_MAX = (150, 30, 5)  # of one group's inlined nodes: bounds compile time and recursion; smaller if text gets long
 VIEW_AXES = 4  # a view of so many axes more weighs one more: each axis may cost a division
@@ -148,7 +149,7 @@ class _Fuser:
 
     def constants_of_product(self, node: Node) -> list[int]:
         """Operands of a product that are one number, where it cannot take that from an expression."""
-        if self.target.kinds.get(node.op) != "matmul" or "const" in self.target.prologue:
+        if self.target.kind_of(node) != "matmul" or "const" in self.target.prologue:
             return []
         return [operand for operand in node.inputs if splat_bits(self.graph.nodes[operand]) is not None]
 
@@ -187,7 +188,11 @@ class _Fuser:
             return False
         if op in REDUCTIONS:
             return group.kind in ("map", "row") and self.try_anchor(index, group, "row")
-        return self.target.kinds.get(op) == "matmul" and group.kind == "map" and self.try_anchor(index, group, "matmul")
+        return (
+            self.target.kind_of(self.graph.nodes[index]) == "matmul"
+            and group.kind == "map"
+            and self.try_anchor(index, group, "matmul")
+        )
 
     def may_inline(self, index: int, group: Group) -> bool:
         node, own = self.graph.nodes[index], self.graph.types[index]
@@ -195,13 +200,15 @@ class _Fuser:
             return False
         if (node.op, own.dtype.name) in self.target.looping and (group.kind != "map"):
             return False
-        if group.kind == "sort" and node.op not in KEYS:
+        if group.kind in COMPUTED_BY and node.op not in COMPUTED_BY[group.kind]:
+            return False
+        if self.target.kind_of(node) == "join":
             return False
         users = [consumer for consumer in self.consumers[index] if group in self.member[consumer]]
         if len(self.classes_of(index, users)) > CLASSES_MAX and node.op not in LEAVES:
             return False
         for consumer in users:
-            if self.target.kinds.get(self.graph.nodes[consumer].op) == "matmul" and not self.as_prologue(index):
+            if self.target.kind_of(self.graph.nodes[consumer]) == "matmul" and not self.as_prologue(index):
                 return False
             spread = self.graph.types[consumer].size >= SPREAD * own.size
             if spread and node.op in self.target.costly and not self.from_row(index, consumer):
@@ -322,7 +329,7 @@ class _Fuser:
 
     def start(self, index: int) -> None:
         op = self.graph.nodes[index].op
-        kind = "row" if op in REDUCTIONS else self.target.kinds.get(op, "map")
+        kind = "row" if op in REDUCTIONS else self.target.kind_of(self.graph.nodes[index]) or "map"
         anchors = [index] if kind in ("row", "matmul") else []
         group = Group(index, kind, anchors, set(), self.operands(index), self.weight(index))
         self.groups.append(group)

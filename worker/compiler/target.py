@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from wire.ir.graph import WireGraph
+from wire.ir.graph import Node, WireGraph
 from wire.ir.types import TensorType
 
 from .scores import MOVES
@@ -38,7 +38,7 @@ class Target:
     `costly` are ops that are not worth computing twice, and `looping` those, by dtype, that must stay out of the loops
     of a reduction.  `takes(graph, index)` says whether a kernel computes a node; another node's result is in memory,
     and so are its operands.  Scores of at most `scores_max` rows and columns are computed where they are summed
-    (`scores.py`).
+    (`scores.py`).  A `concat` of more than `joined_max` parts is a family of its own.
     """
 
     bindings_max: int
@@ -50,3 +50,10 @@ class Target:
     scores_max: int = 0
     unpacking: frozenset[str] = frozenset()
     bindings: Callable[[TensorType], int] = one
+    joined_max: int | None = None
+
+    def kind_of(self, node: Node) -> str | None:
+        """The family of a node, if it has one of its own."""
+        if node.op == "concat" and self.joined_max is not None and len(node.inputs) > self.joined_max:
+            return "join"
+        return self.kinds.get(node.op)

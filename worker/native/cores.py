@@ -34,6 +34,7 @@ CORE = ir.FunctionType(VOID, [ADDRESS, I64, I64, ADDRESS, I64, I64, ADDRESS, I64
 PANELS_OF_A = 12  # of a block, which stays in a core's second cache
 COLUMNS_OF_B = 512  # of a block; of one for few rows there are fewer, since it is read once
 FEW = 8  # rows for which B is read as it lies, if its rows or columns are contiguous
+PACKED_ROWS_MIN = 5  # rows for which a packed B is faster than one that lies: fewer wait for its memory
 STREAMED = 1024  # columns whose sums a product of few rows keeps in the first cache
 
 

@@ -203,7 +203,7 @@ class _Joined:
     def _computed(
         self, inputs: list[NDArray[Any]], stopped: Stopped, spans: Spans | None, first: Key
     ) -> list[NDArray[Any]]:
-        (outputs, held), stop = self._sequenced.bind(inputs, self._weights.packed), Stop()
+        (outputs, held), stop = self._sequenced.bind(inputs, self._weights), Stop()
         run = self._threads.run if spans is None else partial(self._timed, spans, first)
         if stopped is never or not self._watched:
             run(self._sequenced.program, stop)

@@ -5,7 +5,7 @@ What only they use lies in one block of memory, where tensors that are not neede
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,15 +18,11 @@ from wire.ir.types import TensorType
 from ..compiler.memory import assign_slots
 from .runner import WORDS, Row
 from .threads import Program
-from .weights import Layout, Packed
+from .weights import Layout, Weights
 
 ALIGNED = 64
-WORDS_OF_MATRIX = 4  # its core, where it begins, its strides along rows and columns
-Packs = Callable[[NDArray[Any], Layout], Packed | None]
-
-
-def nothing_packed(array: NDArray[Any], layout: Layout) -> None:
-    """No tensor is a weight."""
+WORDS_OF_MATRIX = np.arange(4)  # its core, where it begins, its strides along rows and columns
+BEGIN = 1  # which of them says where
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +39,16 @@ class Step:
     place: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Matrix:
-    """A right operand that may be packed: the arguments from `at` on say where it lies.  They are `words` where it is
-    not packed, but for its address."""
+    """A right operand that may be packed, of some steps: where their arguments say how it lies, a row each, and what
+    they say where it is not packed, but for its address."""
 
-    at: int
+    at: NDArray[np.int64]
     words: NDArray[np.int64]
     read: int  # the place among the program's inputs
     layout: Layout
+    in_panels: bool = False  # whether the arguments say that it is packed
 
 
 class Sequenced:
@@ -73,11 +70,7 @@ class Sequenced:
         self._places, self._sources, self._further = (
             np.array(column, np.int64) for column in zip(*places, strict=True)
         )
-        self._matrices = [
-            _Matrix(at, self._arguments[at : at + WORDS_OF_MATRIX].copy(), self.inputs.index(value), step.matrix)
-            for at, value, step in _with_matrices(steps)
-            if step.matrix is not None and value in self.inputs
-        ]
+        self._matrices = self._matrices_of(steps)
         self.program = Program(self._rows(steps, slots), max(step.scratch_bytes for step in steps))
 
     def _rows(self, steps: Sequence[Step], slots: Mapping[int, int]) -> NDArray[np.int64]:
@@ -98,27 +91,39 @@ class Sequenced:
             at += len(step.reads) + 1 + len(step.words)
         return rows
 
-    def bind(self, inputs: Sequence[NDArray[Any]], packed: Packs = nothing_packed) -> tuple[list[NDArray[Any]], object]:
-        """Give the program its tensors, and the panels of those that are `packed`; the arrays that it fills, and what
+    def _matrices_of(self, steps: Sequence[Step]) -> list[_Matrix]:
+        """The right operands that lie in inputs: steps that read the same one, as those of a loop do, have one."""
+        places, at = dict[tuple[int, Layout], list[int]](), 0
+        for step in steps:
+            at += len(step.reads) + 1
+            if step.matrix is not None and step.reads[step.place] in self.inputs:
+                places.setdefault((self.inputs.index(step.reads[step.place]), step.matrix), []).append(at)
+            at += len(step.words)
+        matrices = []
+        for (read, layout), starts in places.items():
+            words = np.array(starts)[:, None] + WORDS_OF_MATRIX
+            matrices.append(_Matrix(words, self._arguments[words], read, layout))
+        return matrices
+
+    def bind(self, inputs: Sequence[NDArray[Any]], weights: Weights) -> tuple[list[NDArray[Any]], object]:
+        """Give the program its tensors, and the panels of those that are weights; the arrays that it fills, and what
         must live until it has."""
         outputs = [np.empty(kind.shape, kind.dtype.numpy) for kind in self._types]
         block = np.empty(self.block_bytes + ALIGNED, np.uint8)
         first = block.ctypes.data + -block.ctypes.data % ALIGNED
         tensors = [np.asarray(array) for array in (*inputs, *outputs)]  # numpy gives scalars for tensors without axes
-        outside = [array.ctypes.data for array in tensors]
+        outside = [weights.address(array) for array in tensors]
         addresses = np.concatenate([np.array(outside, np.int64), self._offsets + first])
         self._arguments[self._places] = addresses[self._sources] + self._further
-        panels = [self._place(matrix, packed(inputs[matrix.read], matrix.layout)) for matrix in self._matrices]
+        panels = [weights.packed(inputs[matrix.read], matrix.layout) for matrix in self._matrices]
+        for matrix, packed in zip(self._matrices, panels, strict=True):
+            if packed is not None:
+                self._arguments[matrix.at] = packed.words
+            elif matrix.in_panels:
+                matrix.words[:, BEGIN] = self._arguments[matrix.at[:, BEGIN]]
+                self._arguments[matrix.at] = matrix.words
+            matrix.in_panels = packed is not None
         return outputs, (tensors, block, panels)
-
-    def _place(self, matrix: _Matrix, packed: Packed | None) -> Packed | None:
-        """Say where a matrix lies: in panels, or where its address says."""
-        arguments = self._arguments[matrix.at : matrix.at + WORDS_OF_MATRIX]
-        if packed is not None:
-            arguments[:] = packed.words
-        else:
-            arguments[0], arguments[2:] = matrix.words[0], matrix.words[2:]
-        return packed
 
 
 def _arguments(
@@ -135,13 +140,3 @@ def _arguments(
             places.append((len(words) + 1, number[step.reads[step.place]], begin))
         words += step.words
     return np.array(words, np.int64), places
-
-
-def _with_matrices(steps: Sequence[Step]) -> Iterator[tuple[int, int, Step]]:
-    """Steps whose right operand is a matrix: where the arguments say where it lies, and the value that it lies in."""
-    at = 0
-    for step in steps:
-        at += len(step.reads) + 1
-        if step.matrix is not None:
-            yield at, step.reads[step.place], step
-        at += len(step.words)

@@ -6,7 +6,8 @@
     conv with steps     those that nobody makes are 1
     conv with padding   x is padded first, and zeros are multiplied as all else; most kernels do so themselves
     uneven operands     are laid out as (batch, rows, length) first
-    W^T, often          W is transposed once where many products of few rows, a recurrent layer's steps, take it so
+    W^T, often          W is transposed once where many products of few rows, a recurrent layer's steps, take it so;
+                        a param is not, if it will be packed (`weights.py`)
 
 Nodes keep their order, which ranks that meet rely on.  To add a rewrite: a row of `RULES`.
 """
@@ -25,7 +26,7 @@ from wire.ir.ops import op_named
 from wire.ir.types import NO_ATTRS, Attrs, TensorType
 from wire.passes.provenance import Provenance
 
-from .cores import FEW
+from .cores import FEW, PACKED_ROWS_MIN
 from .kernels.copies import is_by_copies
 from .kernels.taps import is_by_taps
 
@@ -200,6 +201,7 @@ def _taken_often(graph: WireGraph) -> frozenset[int]:
         for node, type_ in zip(graph.nodes, graph.types, strict=True)
         if node.op == "dot" and type_.dtype in WIDE
         and _is_few_by_turned(node, [graph.types[index].shape for index in node.inputs])
+        and not (graph.nodes[node.inputs[1]].op == "param" and type_.size >= PACKED_ROWS_MIN * type_.shape[-1])
     )  # fmt: skip
     return frozenset(
         index for index, count in counts.items() if count >= OFTEN and graph.types[index].size <= TURNED_MAX

@@ -33,7 +33,7 @@ DTYPES: dict[str, frozenset[str]] = {
 # Updates are numpy's, which writes them in place; a view of one tensor costs it nothing.
 BY_NUMPY = frozenset({"dynamic_update_slice", "constraint", "transfer", "after"})
 SPARSE = 4  # data of more than so many times the updates' elements is better updated in place
-JOINED_MAX = 8  # parts of a concat: of more, an element would ask in which it is, and numpy copies whole parts
+JOINED_MAX = 8  # parts of a concat whose elements ask in which one they are; more are copied as they lie
 COSTLY = frozenset({
     "exp", "exp2", "expm1", "log", "log2", "log1p", "sin", "cos", "tan", "tanh", "erf", "atan2", "pow", "random_bits",
 })  # fmt: skip
@@ -51,8 +51,6 @@ def takes(graph: WireGraph, index: int) -> bool:
     if op in LEAVES:
         return own.dtype.name in EVERY and (op == "iota" or splat_bits(graph.nodes[index]) is not None)
     if op in BY_NUMPY or not (op in FUSABLE or op in REDUCTIONS or op in KINDS):
-        return False
-    if op == "concat" and len(inputs) > JOINED_MAX:
         return False
     if any(kind.size > ELEMENTS_MAX or kind.size == 0 for kind in types):
         return False
@@ -79,4 +77,12 @@ def _is_dense(graph: WireGraph, index: int) -> bool:
 
 # Views of a product's operands that leave it at even strides, as a rule; where they do not, none is computed in it.
 PROLOGUE = frozenset({"reshape", "transpose", "broadcast", "slice"})
-NATIVE = Target(bindings_max=65, kinds=KINDS, prologue=PROLOGUE, costly=COSTLY, takes=takes, unpacking=UNPACKING)
+NATIVE = Target(
+    bindings_max=65,
+    kinds=KINDS,
+    prologue=PROLOGUE,
+    costly=COSTLY,
+    takes=takes,
+    unpacking=UNPACKING,
+    joined_max=JOINED_MAX,
+)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 import numpy as np
@@ -27,8 +27,7 @@ from .runner import WORDS, Row
 from .threads import ALIGNED, Program
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(NamedTuple):
     """A matrix [length, columns] within a tensor of a dtype: where it begins, and its strides, in elements."""
 
     dtype: str
@@ -50,6 +49,7 @@ class Packed:
 @dataclass(slots=True)
 class _Weight:
     array: ref[NDArray[Any]]
+    address: int
     packed: dict[Layout, Packed | None] = field(default_factory=dict)  # None: it was read once
 
 
@@ -71,7 +71,7 @@ class Weights:
         own = array.view()
         key = id(own)
         with self._lock:
-            self._weights[key] = _Weight(ref(own, lambda _: self._drop(key)))
+            self._weights[key] = _Weight(ref(own, lambda _: self._drop(key)), own.ctypes.data)
         return own
 
     def drop(self, array: NDArray[Any]) -> None:
@@ -84,6 +84,11 @@ class Weights:
             for weight in list(self._weights.values()):
                 weight.packed.clear()
             self.packed_bytes = 0
+
+    def address(self, array: NDArray[Any]) -> int:
+        """The address of an array: numpy takes microseconds to say it, which a loaded tensor costs once."""
+        weight = self._weights.get(id(array))
+        return array.ctypes.data if weight is None else weight.address
 
     def packed(self, array: NDArray[Any], layout: Layout) -> Packed | None:
         """The panels of a matrix in a loaded tensor, if there are any by now."""

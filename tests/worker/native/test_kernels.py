@@ -11,8 +11,10 @@ from support.cases.op_cases import cases
 
 import mesh.numpy as mnp
 from mesh import grad, nn, trace
+from mesh.functions.compiled import handle_of
 from wire.ir.dtypes import F32
-from wire.ir.graph import GraphBuilder
+from wire.ir.graph import GraphBuilder, WireGraph
+from wire.ir.ops import LEAVES
 from wire.passes.simplify import simplify
 from worker.compiler.cut import Cut
 from worker.compiler.fuse import Group, fuse
@@ -21,6 +23,7 @@ from worker.cpu.inplace_analysis import FUSED
 from worker.native import outline
 from worker.native.engine import NativeEngine
 from worker.native.kernels.frame import Frame
+from worker.native.kernels.join import lower_join
 from worker.native.kernels.map import best_plane, gathers, turned_loads
 from worker.native.kernels.product import lower_product
 from worker.native.outline import outlined
@@ -41,7 +44,11 @@ MOVED: dict[str, Callable[[Any], Any]] = {
 
 
 def parts_of(fn: Callable[..., Any], *args: Any) -> list[Cut]:
-    return [node.attrs["cut"] for node in outlined(trace(fn, *args)).nodes if node.op == FUSED]
+    return parts_of_graph(trace(fn, *args))
+
+
+def parts_of_graph(graph: WireGraph) -> list[Cut]:
+    return [node.attrs["cut"] for node in outlined(graph).nodes if node.op == FUSED]
 
 
 @pytest.mark.parametrize("name", MOVED)
@@ -235,6 +242,16 @@ def test_a_matrix_that_many_steps_take_transposed_is_transposed_once(
     assert readers == (["map"] if once else ["matmul"] * steps)
 
 
+@pytest.mark.parametrize(("rows", "reader"), [(8, "matmul"), (5, "matmul"), (4, "map")])
+def test_a_param_that_steps_take_transposed_is_left_for_its_panels(rows: int, reader: str) -> None:
+    """Where there are so few rows that none are made, it is transposed once."""
+    weight = handle_of(np.ones((40, 40), np.float32), "w")
+    graph = outlined(simplify(trace(recurrent(OFTEN), np.ones((rows, 40), np.float32), weight)))
+    (matrix,) = graph.params
+    readers = {node.attrs["cut"].kind for node in graph.nodes if node.op == FUSED and matrix in node.inputs}
+    assert readers == {reader}
+
+
 @pytest.mark.parametrize("dtype", [np.int32, np.complex64])
 def test_a_matrix_of_products_that_numpy_computes_stays_as_it_lies(dtype: Any) -> None:
     def layer(h: Any, w: Any) -> Any:
@@ -272,6 +289,48 @@ def test_a_scatter_is_a_kernel_with_its_updates_unless_it_changes_little_of_its_
     assert "scatter" in [node.op for node in few.nodes]
 
 
-def test_many_parts_are_joined_by_numpy() -> None:
-    joined = outlined(trace(lambda x: mnp.concat([x * at for at in range(20)]), X))
-    assert "concat" in [node.op for node in joined.nodes]
+JOINS: dict[str, tuple[Callable[..., Any], int]] = {  # and how many kernels there are
+    "rows": (lambda x: mnp.concat([x[at : at + 1] for at in range(9)]), 10),
+    "columns of one element": (lambda x: mnp.concat([x[:, at : at + 1] for at in range(10)], axis=1), 11),
+    "other sizes": (lambda x: mnp.concat([x[:, : 3 * at + 1] for at in range(9)], axis=1), 10),
+    "in other shapes": (lambda x: mnp.stack([x[:, at] for at in range(9)], axis=1), 10),
+    "the same": (lambda x: mnp.concat([x] * 40, axis=1), 1),
+    "of a join": (lambda x: mnp.concat([*[x] * 9, mnp.concat([x] * 10)]) * 2, 3),
+}
+
+
+@pytest.mark.parametrize("name", JOINS)
+def test_many_parts_are_copied_as_they_lie(name: str) -> None:
+    function, kernels = JOINS[name]
+    numbers = np.arange(9 * 70).reshape(9, 70)
+    engines = [NativeEngine(vector_bytes=width, threads=width // 16) for width in (16, 32)]
+    for x in (numbers.astype(np.float32), numbers.astype(np.float16), numbers % 3 == 0):
+        graph = trace(function, x)
+        nodes = [node for node in outlined(graph).nodes if node.op not in LEAVES]
+        assert {node.op for node in nodes} == {FUSED}, "numpy does none of it"
+        assert len(nodes) == kernels and "join" in [node.attrs["cut"].kind for node in nodes]
+        (expected,) = evaluate(graph, {"x": x})
+        for engine in engines:
+            (found,) = engine.run(engine.compile(graph), [x])
+            assert found.dtype == expected.dtype and np.array_equal(found, expected)
+    for engine in engines:
+        engine.close()
+
+
+def test_rows_of_a_long_join_are_shared_out() -> None:
+    x = np.arange(3 << 18, dtype=np.float32).reshape(-1, 24)
+    graph = trace(lambda x: mnp.concat([x[:, at : at + 2] * 2 for at in range(0, 24, 2)], axis=1), x)
+    engine = NativeEngine(threads=3)
+    (found,) = engine.run(engine.compile(graph), [x])
+    assert np.array_equal(found, x * 2)
+    (join,) = (part for part in parts_of_graph(graph) if part.kind == "join")
+    assert lower_join(Frame.of(join, 32)).tasks == 13 * 12, "of at most 256 KiB, from 12 parts"
+    engine.close()
+
+
+def test_a_join_has_as_much_code_for_any_number_of_parts() -> None:
+    def code(count: int) -> str:
+        graph = trace(lambda x: mnp.concat([x] * count), X)
+        return str(lower_join(Frame.of(parts_of_graph(graph)[0], 32)).module.get_global("kernel"))
+
+    assert len(code(500)) < 1.01 * len(code(50))

@@ -6,6 +6,7 @@ import gc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from worker.engine.host_messages import BoundParam, Input, OutputRequest
 from worker.engine_host.host import Host
 from worker.native.engine import NativeEngine
 from worker.native.llvm import this_processor
+from worker.native.weights import Layout
 
 pytestmark = pytest.mark.skipif(not this_processor().has_fma, reason="the native engine needs fma")
 
@@ -70,7 +72,7 @@ def given_layers(rows: int, length: int, columns: int, dtype: Any) -> list[NDArr
     return [matrix(seed, shape, dtype) for seed, shape in enumerate(shapes)]
 
 
-SHAPES = [(9, 5, 19, np.float32), (40, 300, 90, np.float32), (17, 520, 33, np.float64), (20, 30, 40, np.float16)]
+SHAPES = [(5, 290, 19, np.float32), (40, 300, 90, np.float32), (17, 520, 33, np.float64), (20, 30, 40, np.float16)]
 
 
 @pytest.mark.parametrize("vector_bytes", [width for width in (16, 32, 64) if width <= HERE.vector_bytes])
@@ -123,6 +125,33 @@ def test_a_weight_is_packed_by_the_second_run_that_reads_it(engine: NativeEngine
         engine.run(executable, [X, weight])
         seen.append(engine.spare_bytes)
     assert seen[0] == 0 and MATRIX_BYTES <= seen[1] < 2 * MATRIX_BYTES and seen[1:] == [seen[1]] * 3
+
+
+@pytest.mark.parametrize(("rows", "packs"), [(4, False), (5, True), (8, True), (9, True)])
+def test_a_few_rows_read_a_weight_as_it_lies(engine: NativeEngine, rows: int, packs: bool) -> None:
+    x, weight = matrix(0, (rows, SIDE)), matrix(1)
+    executable, handle = engine.compile(mesh.trace(lambda x, w: x @ w.T, x, weight)), engine.load(weight)
+    wanted = engine.run(executable, [x, weight])
+    for _ in range(3):
+        assert same_bits(engine.run(executable, [x, handle])[0], wanted[0])
+    assert bool(engine.spare_bytes) == packs
+
+
+def test_panels_that_are_given_up_are_not_read_any_more(engine: NativeEngine) -> None:
+    """By a program whose arguments said where they were."""
+    executable, other, weight = engine.compile(product()), matrix(2), engine.load(matrix(1))
+    for given in (matrix(1), weight, weight, weight, other, weight, weight, other):
+        (found,) = engine.run(executable, [X, given])
+        np.testing.assert_allclose(found, X @ np.asarray(given), rtol=1e-3, atol=1e-3)
+    kept = ref(engine._weights.packed(weight, product_layout()).memory)
+    engine.free_spare()
+    assert kept() is None, "no program holds them"
+    (found,) = engine.run(executable, [X, weight])
+    np.testing.assert_allclose(found, X @ matrix(1), rtol=1e-3, atol=1e-3)
+
+
+def product_layout() -> Layout:
+    return Layout("f32", 0, SIDE, 1, SIDE, SIDE)
 
 
 def test_what_was_not_loaded_is_never_packed_and_may_change(engine: NativeEngine) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .frame import Frame, Kernel
+from .join import lower_join
 from .map import lower_map
 from .product import lower_product
 from .row import lower_row
@@ -15,6 +16,7 @@ FAMILIES: dict[str, Callable[[Frame], Kernel]] = {
     "row": lower_row,
     "matmul": lower_product,
     "scatter": lower_scatter,
+    "join": lower_join,
 }
 
 __all__ = ["FAMILIES", "Frame", "Kernel"]

@@ -59,7 +59,7 @@ class Description:
     @classmethod
     def of(cls, loaded: Loaded) -> Description:
         fields = json.loads(ctypes.string_at(loaded.data(DESCRIPTION)))
-        matrix = None if fields["matrix"] is None else Layout(**fields["matrix"])
+        matrix = None if fields["matrix"] is None else Layout(*fields["matrix"])
         return cls(fields["tasks"], fields["scratch_bytes"], tuple(fields["cores"]), matrix, fields["place"])
 
 

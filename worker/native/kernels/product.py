@@ -17,7 +17,7 @@ from wire.ir.types import Attrs
 
 from ...compiler.element_exprs import Anchor, Index
 from ...compiler.expressions import Expr, terms_of
-from ..cores import CORE, FEW, RUN
+from ..cores import CORE, FEW, PACKED_ROWS_MIN, RUN
 from ..llvm import ADDRESS, F32, F64, I64, index, ir, loop, prefetch
 from ..printer import Buffer, Printer, stride_of
 from ..vectors import Vectors
@@ -169,8 +169,8 @@ class _Product(ABC):
 
     @property
     def matrix(self) -> Layout | None:
-        """The right operand, if it is the same for all of a batch and packed by who multiplies it: where it is a
-        weight, it is packed beforehand, and so the kernel is told where it lies."""
+        """The right operand, if it is the same for all of a batch and better packed: where it is a weight, that is done
+        beforehand, and so the kernel is told where it lies."""
         return None
 
     def _strided(self, load: Expr, row: Expr, column: Expr) -> Operand | None:
@@ -402,7 +402,7 @@ class _Dot(_Product):
     @property
     def matrix(self) -> Layout | None:
         right = self.right
-        if not (isinstance(right, Operand) and self.core.startswith("product")):
+        if not isinstance(right, Operand) or self.rows < PACKED_ROWS_MIN:
             return None
         start, of_batch = terms_of(right.start)
         return None if of_batch else Layout(self.kind, start, right.row, right.column, self.length, self.columns)
