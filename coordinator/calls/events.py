@@ -62,12 +62,14 @@ class PlanOutdated:
 @dataclass(frozen=True, slots=True)
 class CallSubmitted:
     """A call is to be evaluated, without the nodes to `avoid` as long as others are there.  Calls with equal `job`
-    share a plan.  A patient call waits for a node without end."""
+    share a plan.  A patient call waits for a node without end.  `input_bytes` are those of its inputs that do not
+    travel within messages: they take memory until the call is over."""
 
     call: int
     job: Hashable
     avoid: frozenset[str] = frozenset()
     patient: bool = False
+    input_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from wire.errors import Cancelled, DeviceLost, EngineError, MeshError, NodeLost, OutOfMemory, PoisonTask
+from wire.limits import MIB
 from wire.timeouts import DEFAULT_TIMEOUTS
 from wire.units import counted
 
@@ -85,6 +86,7 @@ STOPPED_S = 5.0  # a part that goes on for nobody should have noticed by then
 POISON_NODES = 3
 NO_MEMORY_MAX = 2  # how often a call that ran out of memory is tried elsewhere
 ASLEEP_S = 1.0  # who looks so much too late was held up itself, and no node could come meanwhile: the wait begins anew
+INPUTS_BYTES_MAX = 256 * MIB  # hides the way of inputs, and is little beside what a worker computes with
 IDLE_PLANS_MAX = 64  # deployed plans kept for the next call of their job; the least recently used goes first
 
 
@@ -97,6 +99,7 @@ _Key = tuple[Hashable, frozenset[str]]  # a job, and the nodes to avoid
 @dataclass(slots=True)
 class _Step:
     call: int
+    input_bytes: int
     seen_s: float  # when there was a sign of it last
     began: set[str] = field(default_factory=set)  # nodes that compute or did
     ran: set[str] = field(default_factory=set)  # nodes that are done
@@ -118,7 +121,7 @@ class _Plan:
     call_s: float = 0.0
     made: bool = False
     deployed: set[str] = field(default_factory=set)
-    waiting: deque[int] = field(default_factory=deque)  # calls that start when it is deployed
+    waiting: deque[int] = field(default_factory=deque)  # calls that start when it is deployed and there is room
     steps: dict[int, _Step] = field(default_factory=dict)
     next_step: int = 0
 
@@ -140,6 +143,7 @@ class _Call:
     call: int
     job: Hashable
     patient: bool = False
+    input_bytes: int = 0
     tries: dict[int, int | None] = field(default_factory=dict)  # generation -> step, None until it is deployed
     attempts: int = 0
     avoid: set[str] = field(default_factory=set)  # nodes that died of it, or had no memory for it
@@ -153,10 +157,19 @@ class _Call:
 
 
 class CoordinatorState:
-    """The machine.  `wait_s` is how long a call waits for a node when all are gone before it fails with NodeLost."""
+    """The machine.  `wait_s` is how long a call waits for a node when all are gone before it fails with NodeLost.
 
-    def __init__(self, wait_s: float = DEFAULT_TIMEOUTS.worker_wait_s) -> None:
+    Steps under way hold their inputs in memory, of this machine or a worker.  With more than `inputs_bytes_max` of
+    them, calls wait for their turn; a call that needs more than that runs alone.
+    """
+
+    def __init__(
+        self, wait_s: float = DEFAULT_TIMEOUTS.worker_wait_s, inputs_bytes_max: int = INPUTS_BYTES_MAX
+    ) -> None:
         self._wait_s = wait_s
+        self._inputs_bytes_max = inputs_bytes_max
+        self._inputs_bytes = 0  # of the steps under way
+        self._no_room: dict[int, None] = {}  # plans that are ready, with calls that wait for room, by generation
         self._nodes: set[str] = set()
         self._paused: set[str] = set()
         self._plans: dict[int, _Plan] = {}
@@ -192,7 +205,7 @@ class CoordinatorState:
     def handle(self, event: Event, now: float) -> list[Action]:
         """The actions that follow from `event`, to be performed in order."""
         actions: list[Action] = self._handlers[type(event)](event, now)
-        return actions
+        return actions + self._use_room(now) if self._no_room else actions
 
     def next_deadline(self) -> float | None:
         """The time at which a Tick is due, or None."""
@@ -242,8 +255,15 @@ class CoordinatorState:
         for generation, plan in self._plans.items():
             assert plan.generation == generation
             assert plan.nodes <= self._nodes, "a plan uses a node that is gone"
+            assert not (plan.ready and plan.waiting) or generation in self._no_room, "calls wait for nothing"
         for key, generation in self._current.items():
             assert self._plans[generation].key == key
+        steps = [step for plan in self._plans.values() for step in plan.steps.values()]
+        assert self._inputs_bytes == sum(step.input_bytes for step in steps)
+        needs = {step.call: step.input_bytes for step in steps if step.input_bytes}
+        assert sum(needs.values()) <= self._inputs_bytes_max or len(needs) == 1, "more inputs than there is room for"
+        waiting = (self._plans[generation] for generation in self._no_room if generation in self._plans)
+        assert self._inputs_bytes or not any(plan.waiting for plan in waiting), "a call waits, and there is room"
         assert self._stuck.keys() <= self._nodes, "a node that is gone counts as stuck"
         assert not self._paused & self._nodes, "a paused node counts as one that works"
 
@@ -365,7 +385,8 @@ class CoordinatorState:
     # -- calls
 
     def _call_submitted(self, event: CallSubmitted, now: float) -> list[Action]:
-        call = self._calls[event.call] = _Call(event.call, event.job, event.patient, avoid=set(event.avoid))
+        wanted = event.call, event.job, event.patient, event.input_bytes
+        call = self._calls[event.call] = _Call(*wanted, avoid=set(event.avoid))
         return self._place(call, now)
 
     def _call_cancelled(self, event: CallCancelled, now: float) -> list[Action]:
@@ -382,7 +403,7 @@ class CoordinatorState:
             if step is None:
                 plan.waiting.remove(call.call)
             else:
-                ran = plan.steps.pop(step).ran
+                ran = self._end(plan, step).ran
                 actions += [SendCancel(generation, step, node) for node in sorted(plan.nodes - ran)]
             actions += self._retire_if_outdated(plan)
         call.tries.clear()
@@ -403,10 +424,12 @@ class CoordinatorState:
             return []
         plan = self._plans[generation]
         self._current[key] = self._current.pop(key)  # most recently used stands last
-        if plan.ready:
+        if plan.ready and self._may_start(call):
             return self._start(plan, call, now)
         call.tries[generation] = None
         plan.waiting.append(call.call)
+        if plan.ready:
+            self._no_room[generation] = None
         return []
 
     def _new_plan(self, call: _Call, key: _Key, now: float) -> list[Action]:
@@ -489,15 +512,41 @@ class CoordinatorState:
 
     def _start_waiting(self, plan: _Plan, now: float) -> list[Action]:
         actions: list[Action] = []
-        while plan.waiting:
+        while plan.waiting and self._may_start(self._calls[plan.waiting[0]]):
             actions += self._start(plan, self._calls[plan.waiting.popleft()], now)
+        if plan.waiting:
+            self._no_room[plan.generation] = None
         return actions
+
+    def _use_room(self, now: float) -> list[Action]:
+        """Start calls that waited for room, by turns of their plans."""
+        actions: list[Action] = []
+        while self._no_room:
+            generation = next(iter(self._no_room))
+            plan = self._plans.get(generation)
+            if plan is not None and plan.waiting and not self._has_room(self._calls[plan.waiting[0]]):
+                break
+            del self._no_room[generation]
+            if plan is not None and plan.waiting:
+                actions += self._start(plan, self._calls[plan.waiting.popleft()], now)
+                self._no_room[generation] = None
+        return actions
+
+    def _may_start(self, call: _Call) -> bool:
+        """Whether there is room for a call's inputs, and no other call waits for it.  A second try elsewhere of a call
+        that is under way waits for nobody."""
+        under_way = any(step is not None for step in call.tries.values())
+        return not call.input_bytes or under_way or (not self._no_room and self._has_room(call))
+
+    def _has_room(self, call: _Call) -> bool:
+        return not self._inputs_bytes or self._inputs_bytes + call.input_bytes <= self._inputs_bytes_max
 
     def _start(self, plan: _Plan, call: _Call, now: float) -> list[Action]:
         step = plan.next_step
         plan.next_step += 1
         call.tries[plan.generation] = step
-        plan.steps[step] = _Step(call.call, now)
+        plan.steps[step] = _Step(call.call, call.input_bytes, now)
+        self._inputs_bytes += call.input_bytes
         if not plan.nodes:
             return self._finish_if_complete(plan, step)
         return [SendRun(plan.generation, step, node, call.call) for node in sorted(plan.nodes)]
@@ -543,6 +592,7 @@ class CoordinatorState:
         actions += [SendDrop(plan.generation, node, plan.free) for node in sorted(plan.nodes & self._nodes)]
         actions.append(ForgetPlan(plan.generation))
         calls = [self._calls[call] for call in (*(step.call for step in plan.steps.values()), *plan.waiting)]
+        self._inputs_bytes -= sum(step.input_bytes for step in plan.steps.values())
         for call in calls:
             del call.tries[plan.generation]
         return [call for call in calls if not call.tries]
@@ -619,11 +669,17 @@ class CoordinatorState:
         step = plan.steps[number]
         if len(step.ran) < len(plan.nodes) or len(step.outputs) < plan.outputs:
             return []
-        del plan.steps[number]
+        self._end(plan, number)
         call = self._calls.pop(step.call)
         del call.tries[plan.generation]
         resolved = Resolve(step.call, plan.generation, step.outputs)
         return [resolved, *self._abandon(call), *self._retire_if_outdated(plan)]
+
+    def _end(self, plan: _Plan, number: int) -> _Step:
+        """Forget a step, whose inputs take no memory any more."""
+        step = plan.steps.pop(number)
+        self._inputs_bytes -= step.input_bytes
+        return step
 
     def _step(self, generation: int, step: int) -> _Step | None:
         plan = self._plans.get(generation)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from wire.errors import Cancelled, MeshError
 from wire.link.link import Link
-from wire.protocol.messages import Began, CancelStep, NodeReport, PlanKey, Run
+from wire.protocol.messages import INLINE_BYTES_MAX, Began, CancelStep, NodeReport, PlanKey, Run
 from wire.system.shared_memory import SharedDir
 from wire.system.tasks import Tasks, as_error, unheard
 from wire.units import counted
@@ -127,7 +127,8 @@ class CallRunner:
         variant = self._auditor.pick(self._parts_of(program)) if self._config.audit and trial is None else None
         job = trial or (program if variant is None else Sampled(program, variant))
         others = frozenset(self._members) - {trial.node} if trial else frozenset[str]()
-        self.feed(ev.CallSubmitted(number, job, others, patient))
+        input_bytes = sum(array.nbytes for array in inputs.values() if array.nbytes > INLINE_BYTES_MAX)
+        self.feed(ev.CallSubmitted(number, job, others, patient, input_bytes))
         return number, future, report
 
     def close(self) -> None:

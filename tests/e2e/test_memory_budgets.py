@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from support.adapter import needs_adapter
 from support.processes.commands import COMES_TRUE_S, PATIENT_S
 
 import mesh.numpy as mnp
+from coordinator.calls.state import INPUTS_BYTES_MAX
 from mesh import Mesh, scan
 from mesh.errors import PlacementError
 from wire.limits import MIB
@@ -92,3 +94,30 @@ def test_models_that_do_not_fit_together_take_turns(engine: str) -> None:
                 np.testing.assert_allclose(np.asarray(made), np.tanh(x @ weights[call % 2]), rtol=1e-4, atol=1e-4)
                 assert {part.engine for worker in mesh.report().workers.values() for part in worker.parts} == {engine}
                 assert float(session.step(np.float32(1)).result(COMES_TRUE_S)) == 4 * (1 + call)
+
+
+def test_inputs_of_calls_that_wait_take_no_shared_memory() -> None:
+    """Twenty-four calls of 16 MiB would take 384 MiB: those that there is no room for wait for their turn."""
+    x, w = ones(16), np.full((500, 500), 1e-3, np.float32)
+
+    def slow(x: Any, w: Any) -> Any:
+        product = w
+        for _ in range(20):
+            product = product @ w
+        return mnp.sum(x) + mnp.sum(product)
+
+    with Mesh.builder().mesh("waiting").local(1, ["native"]).build() as mesh:
+        expected = mesh.run(slow, x, w)
+        folder, most = mesh._async._backend.coordinator._shared.path, 0
+        jobs = [mesh.submit(slow, x, w) for _ in range(24)]
+        while not all(job.done() for job in jobs):
+            most = max(most, sum(size_of(each) for each in folder.iterdir()))
+        assert all(job.result(COMES_TRUE_S) == expected for job in jobs)
+    assert 16 * MIB <= most <= INPUTS_BYTES_MAX + 17 * MIB  # and w, which lies there as content
+
+
+def size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

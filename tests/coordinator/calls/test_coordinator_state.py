@@ -169,11 +169,46 @@ def test_a_graph_that_needs_no_node_resolves_without_one() -> None:
     assert drive(s.PlanMade(1, frozenset(), 0)) == [s.Resolve(1, 1, {})]
 
 
+def test_calls_wait_until_there_is_room_for_their_inputs() -> None:
+    drive = Driver("a", "b", inputs_bytes_max=100)
+    for call, size in enumerate((60, 60, 40, 0), 1):
+        drive(s.CallSubmitted(call, "job", input_bytes=size))
+    assert [run.call for run in drive.deployed(nodes=("a",))] == [1], "the others wait in turn"
+    assert drive(s.CallSubmitted(5, "job")) == [s.SendRun(1, 1, "a", 5)], "one without large inputs waits for nobody"
+    drive(s.NodeRan(1, 0, "a"))
+    resolved, *runs = drive(s.OutputArrived(1, 0, 0, "one"))
+    assert resolved == s.Resolve(1, 1, {0: "one"})
+    assert [run.call for run in of(s.SendRun, runs)] == [2, 3, 4], "60 and 40 fit together"
+
+
+def test_a_call_with_inputs_larger_than_the_room_runs_alone() -> None:
+    drive = Driver("a", inputs_bytes_max=100)
+    drive(s.CallSubmitted(1, "job", input_bytes=10))
+    drive.deployed(nodes=("a",))
+    assert drive(s.CallSubmitted(2, "job", input_bytes=1000)) == []
+    assert drive(s.CallSubmitted(3, "job", input_bytes=10)) == [], "else the large one might wait for ever"
+    assert [run.call for run in of(s.SendRun, drive(s.CallCancelled(1)))] == [2]
+    assert [run.call for run in of(s.SendRun, drive(s.CallCancelled(2)))] == [3]
+
+
+def test_programs_take_turns_in_waiting_for_room() -> None:
+    drive = Driver("a", inputs_bytes_max=100)
+    for generation, job in enumerate("xy", 1):
+        drive(s.CallSubmitted(generation, job))
+        drive.deployed(generation, nodes=("a",))
+    for call in range(3, 7):
+        drive(s.CallSubmitted(call, "x" if call < 6 else "y", input_bytes=100))
+    order = [3]
+    while more := of(s.SendRun, drive(s.CallCancelled(order[-1]))):
+        order += [run.call for run in more]
+    assert order == [3, 4, 6, 5]
+
+
 @pytest.mark.parametrize("seed", range(300))
 def test_random_scripts_keep_the_invariants_and_every_call_ends(seed: int) -> None:
     """A world that answers every action after a random delay, while nodes come and go."""
     rng = random.Random(seed)
-    drive = Driver("a", "b", "c")
+    drive = Driver("a", "b", "c", inputs_bytes_max=100)
     alive = {"a", "b", "c"}
     outbox: list[s.Event] = []
     ended: dict[int, s.Action] = {}
@@ -208,7 +243,8 @@ def test_random_scripts_keep_the_invariants_and_every_call_ends(seed: int) -> No
         choice = rng.random()
         if choice < 0.2:
             submitted += 1
-            perform(drive(s.CallSubmitted(submitted, rng.choice("xy"))))
+            input_bytes = rng.choice((0, 0, 0, 10, 60, 100, 300))
+            perform(drive(s.CallSubmitted(submitted, rng.choice("xy"), input_bytes=input_bytes)))
         elif choice < 0.28 and alive:
             node = rng.choice(sorted(alive))
             alive.discard(node)

@@ -11,8 +11,8 @@ from coordinator.calls import state as s
 class Driver:
     """Feeds events, validates after each, and remembers the actions."""
 
-    def __init__(self, *nodes: str) -> None:
-        self.machine = s.CoordinatorState()
+    def __init__(self, *nodes: str, inputs_bytes_max: int = s.INPUTS_BYTES_MAX) -> None:
+        self.machine = s.CoordinatorState(inputs_bytes_max=inputs_bytes_max)
         self.now = 0.0
         for node in nodes:
             self(s.NodeJoined(node))
