@@ -16,7 +16,8 @@ from worker.config import WorkerConfig
 from worker.devices.registry import BEST
 from worker.engine.protocol import EngineInfo, Tuned
 from worker.engine_host.tuning import Tuning
-from worker.wgsl.problems import standard
+from worker.wgsl.choices import ShapeClass
+from worker.wgsl.problems import check_measurable, standard
 
 from ..util.units import parse_duration
 from .exit_codes import OK
@@ -26,15 +27,19 @@ LIMIT = "3m"
 
 
 def tune(options: argparse.Namespace, config: WorkerConfig) -> int:
-    """Measure the usual classes of shapes, or those that were named."""
+    """Measure the usual classes of shapes, or those that were named.  All of these are checked before any is measured,
+    which takes minutes."""
     if len(options.device) > 1:
         raise ConfigError("only one device is tuned at a time", next_step="Name one with --device")
+    named = [ShapeClass.parse(text) for text in options.shape]
+    for shape_class in named:
+        check_measurable(shape_class)
     found: list[Tuned] = []
     tuning = Tuning(config, options.device[0] if options.device else BEST, found.append)
     limit_s = parse_duration(options.time_limit or LIMIT)
 
     def classes(info: EngineInfo) -> list[str]:
-        return options.shape or [str(one) for one in standard(info.dtypes_by_op.get("dot", ()))]
+        return [str(one) for one in named or standard(info.dtypes_by_op.get("dot", ()))]
 
     info = asyncio.run(tuning.run(classes, limit_s))
     if options.json:

@@ -18,12 +18,15 @@ from support.adapter import needs_adapter
 from support.processes.failing_form import command
 from support.processes.worker_process import HANGS_S, Coordinator, WorkerProcess, gone, worker
 
-from wire.errors import ConfigError, Unsupported
+from mesh.commands.tune import tune
+from mesh.commands.worker import parser
+from wire.errors import ConfigError, InputError, Unsupported
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder, WireGraph
 from wire.protocol.messages import PartSpec, PlanKey, Source, SourceKind, Target
 from wire.timeouts import PRESETS
 from worker.config import WorkerConfig
+from worker.engine import protocol
 from worker.engine.protocol import Tuned
 from worker.engine_host.tuning import LOSSES_MAX, Tuning
 from worker.wgsl.tuned_file import FILE, TRIES_MAX
@@ -72,7 +75,24 @@ def test_a_device_that_loses_every_host_is_told(tmp_path: Path) -> None:
     guess = "128 rows"  # nobody can do without it
     asyncio.run(Tuning(config, "wgsl", found.append, command("abort", guess)).run(lambda info: [SUM], LIMIT_S))
     (one,) = found
-    assert not one.finished and f"{LOSSES_MAX} engine hosts were lost" in one.why and "signal" in one.why
+    assert not one.finished and f"it lost {LOSSES_MAX} engine hosts" in one.why and "signal" in one.why
+
+
+@needs_adapter
+def test_hosts_are_not_lost_beyond_the_time_limit(tmp_path: Path) -> None:
+    config = WorkerConfig(cache_dir=str(tmp_path), timeouts=PRESETS["test"])
+    found: list[Tuned] = []
+    asyncio.run(Tuning(config, "wgsl", found.append, command("abort", "128 rows")).run(lambda info: [SUM, SUM], 0.01))
+    first, second = found
+    assert "it lost 1 engine host, the last one because" in first.why and "time was over before" in second.why
+
+
+def test_every_shape_is_checked_before_any_is_measured(tmp_path: Path) -> None:
+    for text, error in (("nonsense", "is no shape class"), ("sum i32 4x4", "there is no shape class")):
+        options = parser().parse_args(["tune", "--device", "wgsl", "--shape", SUM, "--shape", text])
+        with pytest.raises(InputError, match=error):
+            tune(options, WorkerConfig(cache_dir=str(tmp_path)))
+    assert not list(tmp_path.iterdir())
 
 
 @needs_adapter
@@ -103,10 +123,9 @@ def test_a_processor_has_nothing_to_tune(device: str) -> None:
 
 def test_an_engine_without_forms_says_so() -> None:
     from worker.cpu import CpuEngine
-    from worker.engine.protocol import tune
 
     with pytest.raises(Unsupported, match="has nothing to tune"):
-        tune(CpuEngine(), SUM, 1.0)
+        protocol.tune(CpuEngine(), SUM, 1.0)
 
 
 def sum_graph(*shape: int) -> WireGraph:

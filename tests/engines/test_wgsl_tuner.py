@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -166,10 +168,27 @@ def test_who_is_stopped_keeps_nothing_and_says_so(engine: Any) -> None:
     assert engine.tune(SUM, SECONDS).finished
 
 
-def test_two_processes_do_not_measure_each_other(engine: Any, tmp_path: Path) -> None:
+def test_two_processes_do_not_measure_each_other_but_wait(engine: Any, tmp_path: Path) -> None:
     with FileLock(tmp_path / tuner.MEASURING):
-        assert engine.tune(SUM, SECONDS).why == "another process measures"
-    assert engine.tune(SUM, SECONDS).finished
+        assert engine.tune(SUM, 0.1).why == "another process measures"
+    other = FileLock(tmp_path / tuner.MEASURING)
+    assert other.try_acquire()
+    assert engine.tune(SUM, SECONDS, lambda: bool(other.release())).finished, "the other one is done meanwhile"
+
+
+def test_what_was_measured_counts_wherever_the_time_ends(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may end between two runs, or in the middle of one."""
+    prepared(monkeypatch, others=longer)
+    asked = itertools.count()
+    assert engine.tune(SUM, SECONDS, lambda: next(asked) < 0).finished
+    last = next(asked)
+    for place in range(last - 2, last):
+        now = itertools.count()
+        assert engine.tune(SUM, SECONDS, partial(reached, now, place)).finished
+
+
+def reached(calls: Iterator[int], at: int) -> bool:
+    return next(calls) >= at
 
 
 def test_a_device_without_room_is_not_emptied_for_it(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,5 +245,6 @@ def test_a_clock_that_is_too_coarse_keeps_the_first_guess(engine: Any, monkeypat
     if not engine._device.has_stamps:
         pytest.skip("this adapter does not tell the time")
     monkeypatch.setattr(engine._device, "_stamp_s", 1e-30)  # every kernel seems to take no time
+    monkeypatch.setattr(tuner, "REPEATS_MAX", 1)
     told = engine.tune(SUM, SECONDS)
     assert told.finished and told.form == told.guess and told.form_s > 0

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from wire.errors import ConfigError, DeviceLost, InputError, MeshError, Unsupported, from_fields
 from wire.system.shared_memory import SharedDir
+from wire.units import counted
 
 from ..config import WorkerConfig
 from ..devices.registry import ON_PROCESSOR
@@ -70,23 +71,24 @@ class Tuning:
                 self._told(Tuned(shape_class, why="the time was over before its turn"))
                 continue
             seconds = min(max(left_s / (len(classes) - place), CLASS_S_MIN), CLASS_S_MAX)
-            self._told(await self._measured(shared, shape_class, seconds))
+            self._told(await self._measured(shared, shape_class, seconds, until_s))
 
-    async def _measured(self, shared: SharedDir, shape_class: str, seconds: float) -> Tuned:
-        why = ""
-        for _ in range(LOSSES_MAX):
+    async def _measured(self, shared: SharedDir, shape_class: str, seconds: float, until_s: float) -> Tuned:
+        """Measure a class; after a loss of the host again, unless the time is over."""
+        why, losses = "", 0
+        while losses < LOSSES_MAX and (not losses or asyncio.get_running_loop().time() < until_s):
             try:
                 if self._gone:
                     await self._start(shared)
                 return await self._ask(shape_class, seconds)
             except DeviceLost as error:
-                why = error.message
+                why, losses = error.message, losses + 1
                 await self._end()
             except (ConfigError, InputError, Unsupported):
                 raise
             except MeshError as error:
                 return Tuned(shape_class, why=error.message)
-        return Tuned(shape_class, why=f"{LOSSES_MAX} engine hosts were lost, the last one because: {why}")
+        return Tuned(shape_class, why=f"it lost {counted(losses, 'engine host')}, the last one because: {why}")
 
     async def _ask(self, shape_class: str, seconds: float) -> Tuned:
         assert self._host is not None, "it is started"

@@ -62,14 +62,19 @@ def measurable(shape_class: ShapeClass) -> bool:
     return kind is not None and shape_class.dtype in TOLERANCES and len(shape_class.sizes) == len(kind.sizes)
 
 
+def check_measurable(shape_class: ShapeClass) -> None:
+    """InputError for a class that nobody measures."""
+    if not measurable(shape_class):
+        known = "; ".join(f"{name} {'x'.join(size.upper() for size in kind.sizes)}" for name, kind in PROBLEMS.items())
+        raise InputError(f"there is no shape class {str(shape_class)!r} to measure", next_step=f"There are: {known}")
+
+
 def problem_of(shape_class: ShapeClass, software: bool) -> Problem:
     """What to compute for a class.  Where that would take long, it is a smaller class of the same kind.
 
     InputError for a class that nobody measures.
     """
-    if not measurable(shape_class):
-        known = "; ".join(f"{name} {'x'.join(size.upper() for size in kind.sizes)}" for name, kind in PROBLEMS.items())
-        raise InputError(f"there is no shape class {str(shape_class)!r} to measure", next_step=f"There are: {known}")
+    check_measurable(shape_class)
     kind, sizes = PROBLEMS[shape_class.kind], list(shape_class.sizes)
     work_max = WORK_MAX_SOFTWARE if software else WORK_MAX
     while math.prod(sizes) > work_max or _largest(sizes) > ELEMENTS_MAX:

@@ -46,6 +46,7 @@ LEAST_S = 1e-9  # of a sample: a coarse clock may see no time pass
 GUESS_SHARE = 1 / 20  # of the time allowed, that one run of the first guess may take
 COMPILING_SHARE = 0.6  # of the time allowed, after which no further form joins
 MEASURING = "tuning.lock"
+LOOK_S = 0.05  # between two looks at whether another process still measures
 
 
 @dataclass(slots=True)
@@ -85,12 +86,16 @@ class Tuner:
         deadline_s = time.perf_counter() + seconds
         name, problem = str(shape_class), problem_of(shape_class, self._profile.software)
         spans, make_room = self._device.spans, self._device.make_room
-        with self._alone() as alone:
+
+        def over() -> bool:
+            return stopped() or time.perf_counter() > deadline_s
+
+        with self._alone(over) as alone:
             if not alone:
                 return Tuned(name, why="another process measures")
             self._device.make_room = lambda: False  # nobody's tensors leave the device for this
             try:
-                return self._measured(name, problem, lambda: stopped() or time.perf_counter() > deadline_s, seconds)
+                return self._measured(name, problem, over, seconds)
             except Cancelled:
                 return Tuned(name, why="the time was too short")
             except OutOfMemory as error:
@@ -100,16 +105,18 @@ class Tuner:
                 self._device.forget_recorded()
 
     @contextmanager
-    def _alone(self) -> Iterator[bool]:
-        """Whether no other process measures, nor does until this is over; True where there is no folder to see it."""
+    def _alone(self, over: Stopped) -> Iterator[bool]:
+        """Wait until no other process measures, and let none until this is over; False if the time was over before.
+        True where there is no folder to see it."""
         with ExitStack() as stack:
             alone = True
             with suppress(OSError, ConfigError):
                 if self._folder is not None:
                     self._folder.mkdir(parents=True, exist_ok=True)
                     lock = FileLock(self._folder / MEASURING)
-                    alone = lock.try_acquire()
                     stack.callback(lock.release)
+                    while not (alone := lock.try_acquire()) and not over():
+                        time.sleep(LOOK_S)
             yield alone
 
     def _measured(self, asked: str, problem: Problem, over: Stopped, seconds: float) -> Tuned:
@@ -236,9 +243,10 @@ class Tuner:
         left = trials[1:] + trials[:1]
         for _ in range(TURNS_MAX):
             for trial in left:
-                if over():
+                try:
+                    self._sample(trial, values, over)
+                except Cancelled:
                     return left
-                self._sample(trial, values, over)
             leader_s = min(trial.best_s for trial in left)
             left = [trial for trial in left if trial is trials[0] or trial.best_s <= LEADER_FACTOR * leader_s]
         return left
