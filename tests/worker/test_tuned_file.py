@@ -121,6 +121,14 @@ def test_without_a_folder_it_lasts_as_long_as_the_process(tmp_path: Path, where:
     assert file.choices.names == {SUM: "a row by 64"} and file.row(SUM).refused == {"64 rows": "its results are wrong"}
 
 
+def test_a_file_that_cannot_be_read_is_told_once_and_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "taken").write_text("")
+    file = opened(tmp_path / "taken" / "kernels")
+    assert [file.choices.names for _ in range(3)] == [{}] * 3 and file.row(SUM).form is None
+    (line,) = caplog.messages
+    assert f"{tmp_path / 'taken' / 'kernels' / FILE} cannot be read: " in line
+
+
 def test_a_form_that_never_came_back_is_counted(tmp_path: Path) -> None:
     for _ in range(2):
         opened(tmp_path).begin(SUM, "64 rows")  # and the process is gone

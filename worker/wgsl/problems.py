@@ -63,7 +63,7 @@ def measurable(shape_class: ShapeClass) -> bool:
 
 
 def check_measurable(shape_class: ShapeClass) -> None:
-    """InputError for a class that nobody measures."""
+    """Refuse a class that nobody measures, with InputError."""
     if not measurable(shape_class):
         known = "; ".join(f"{name} {'x'.join(size.upper() for size in kind.sizes)}" for name, kind in PROBLEMS.items())
         raise InputError(f"there is no shape class {str(shape_class)!r} to measure", next_step=f"There are: {known}")

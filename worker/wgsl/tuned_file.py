@@ -69,6 +69,7 @@ class TunedFile:
         self._disk = disk or Disk()
         self._rows: dict[tuple[str, str], Row] = {}
         self._seen: tuple[int, int, int] | None = None  # the file when it was last read
+        self._told = ""
         self._choices = Choices()
         self._read()
 
@@ -153,11 +154,20 @@ class TunedFile:
             rows = _rows_in(path)
         except FileNotFoundError:
             rows = {}
-        except (OSError, ValueError) as error:
-            logger.warning("%s is made anew: %s", path, error)
+        except ValueError as error:
+            self._tell(f"{path} is made anew: {error}")
+            rows = {}
+        except OSError as error:
+            self._tell(f"{path} cannot be read: {error}")
             rows = {}
         self._rows = rows
         self._choose()
+
+    def _tell(self, what: str) -> None:
+        """Log it, but not at every look at a file that stays as it is."""
+        if what != self._told:
+            self._told = what
+            logger.warning("%s", what)
 
     def _choose(self) -> None:
         names = {row.shape_class: row.form for row in self._rows.values() if row.device == self._device and row.form}
