@@ -244,3 +244,22 @@ def test_a_run_without_room_for_the_old_value_gives_back_what_it_took(
     assert engine._device.allocated_bytes == before
     np.testing.assert_array_equal(engine.read(old), x)
     np.testing.assert_array_equal(engine.read(made)[:2, 0], [1, 0])
+
+
+def test_the_last_value_comes_back_where_it_lies_though_an_earlier_one_is_held(
+    engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device without room moves it to the host's memory, and has no room for a copy on the way."""
+    x, at = np.zeros((64, 64), np.float32), np.zeros(2, np.int32)
+    step = engine.compile(mesh.trace(lambda x, at: apply("dynamic_update_slice", x, x[:1] + 1, at), x, at))
+    first = engine.load(x)
+    (second,) = run(engine, step, [first, at], 0)
+    run(engine, step, [second, at], 0)  # and the third is dropped
+    assert second.value.outgrown
+    engine._device.trim()
+    monkeypatch.setattr(engine._device, "memory_bytes", engine._device.allocated_bytes)
+    with pytest.raises(OutOfMemory):  # its buffer is the first one's, too
+        engine._device.take(x.nbytes)
+    assert second.value is None, "it was moved"
+    np.testing.assert_array_equal(engine.read(second)[:2, 0], [1, 0])
+    np.testing.assert_array_equal(engine.read(first), x)

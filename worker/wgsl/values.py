@@ -60,8 +60,7 @@ class Value:
     @property
     def size_bytes(self) -> int:
         """The device memory that it takes; 0 if a later value has it."""
-        later = any(value._seen > self._seen for value in self._buffer.values)
-        return 0 if later else self._buffer.memory.size_bytes
+        return self._buffer.memory.size_bytes if self._is_last else 0
 
     @property
     def memory(self) -> Memory:
@@ -96,12 +95,17 @@ class Value:
             if value.outgrown:
                 value._come_back()
 
+    @property
+    def _is_last(self) -> bool:
+        """Whether nobody holds a later value of the same buffer."""
+        return not any(value._seen > self._seen for value in self._buffer.values)
+
     def _come_back(self) -> None:
-        """Have the value again.  It is submitted at once: what is recorded may be dropped."""
-        buffer, device = self._buffer, self._buffer.owner
+        """Have the value again, where it lies if it is the last one: what brings earlier ones back is still there.  It
+        is submitted at once: what is recorded may be dropped."""
+        buffer, device, last = self._buffer, self._buffer.owner, self._is_last
         undo = [one for one in buffer.undo[self._seen - buffer.first :] if not one.mark.dropped]
-        alone = len(buffer.values) == 1
-        if alone:
+        if last:
             home = buffer
         else:
             home = _Buffer(device.take(buffer.memory.size_bytes), device)
@@ -109,7 +113,7 @@ class Value:
         for one in reversed(undo):
             one.put_back(home.memory)
         device.flush()
-        if alone:
+        if last:
             del buffer.undo[self._seen - buffer.first :]
         else:
             buffer.values.discard(self)
