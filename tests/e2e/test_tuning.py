@@ -87,6 +87,25 @@ def test_hosts_are_not_lost_beyond_the_time_limit(tmp_path: Path) -> None:
     assert "it lost 1 engine host, the last one because" in first.why and "time was over before" in second.why
 
 
+@needs_adapter
+def test_a_form_is_not_refused_because_work_came_while_the_driver_compiled_it(tmp_path: Path) -> None:
+    config = WorkerConfig(cache_dir=str(tmp_path), timeouts=PRESETS["test"])
+    path = tmp_path / "kernels" / FILE
+
+    def tries() -> dict[str, int]:
+        rows = json.loads(path.read_text())["rows"] if path.exists() else [{"tries": {}}]
+        return dict(rows[0]["tries"])
+
+    async def begun_and_stopped() -> None:
+        measuring = asyncio.create_task(Tuning(config, "wgsl", print, command("hang", FORM)).run(lambda _: [SUM], 300))
+        await until(lambda: tries() == {FORM: 1})
+        measuring.cancel()
+        await asyncio.wait([measuring])
+
+    asyncio.run(begun_and_stopped())
+    assert tries() == {}
+
+
 def test_every_shape_is_checked_before_any_is_measured(tmp_path: Path) -> None:
     for text, error in (("nonsense", "is no shape class"), ("sum i32 4x4", "there is no shape class")):
         options = parser().parse_args(["tune", "--device", "wgsl", "--shape", SUM, "--shape", text])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -46,7 +47,7 @@ LEAST_S = 1e-9  # of a sample: a coarse clock may see no time pass
 GUESS_SHARE = 1 / 20  # of the time allowed, that one run of the first guess may take
 COMPILING_SHARE = 0.6  # of the time allowed, after which no further form joins
 MEASURING = "tuning.lock"
-LOOK_S = 0.05  # between two looks at whether another process still measures
+LOOK_S = 0.05  # between two looks at whether another process still measures, or somebody stopped this one
 
 
 @dataclass(slots=True)
@@ -76,6 +77,7 @@ class Tuner:
         self._profile = replace(profile, choices=Choices())
         self._file = file
         self._folder = folder
+        self._stopped: Stopped = never
 
     def tune(self, shape_class: ShapeClass, seconds: float, stopped: Stopped = never) -> Tuned:
         """Measure a class for at most about `seconds`, and keep which form is fastest.
@@ -86,6 +88,7 @@ class Tuner:
         deadline_s = time.perf_counter() + seconds
         name, problem = str(shape_class), problem_of(shape_class, self._profile.software)
         spans, make_room = self._device.spans, self._device.make_room
+        self._stopped = stopped
 
         def over() -> bool:
             return stopped() or time.perf_counter() > deadline_s
@@ -181,9 +184,9 @@ class Tuner:
             if row.tries.get(form, 0) >= TRIES_MAX:
                 self._refuse(known, form, "it never came back")
                 continue
-            self._file.begin(known, form)
             try:
-                trial, result = self._first_run(problem, choice, form, values, stopped)
+                with self._written_down(known, form):
+                    trial, result = self._first_run(problem, choice, form, values, stopped)
             except (CompileFailed, ExecuteFailed) as error:
                 self._refuse(known, form, error.message)
             except (Cancelled, OutOfMemory):
@@ -196,6 +199,27 @@ class Tuner:
                 else:
                     self._refuse(known, form, "its results are wrong")
         return trials
+
+    @contextmanager
+    def _written_down(self, known: str, form: str) -> Iterator[None]:
+        """The file says that a form began.  If somebody stops it, the file no longer does: this process may be ended
+        while the driver compiles, which is no fault of the form."""
+        self._file.begin(known, form)
+        over = threading.Event()
+
+        def forgive() -> None:
+            while not over.wait(LOOK_S):
+                if self._stopped():
+                    self._file.end(known, form)
+                    return
+
+        watching = threading.Thread(target=forgive, name="forgive", daemon=True)
+        watching.start()
+        try:
+            yield
+        finally:
+            over.set()
+            watching.join()
 
     def _refuse(self, known: str, form: str, why: str) -> None:
         logger.warning("%s is refused for %s: %s", form, known, why)
