@@ -37,8 +37,8 @@ from wire.protocol.messages import (
 from wire.protocol.versions import text
 from wire.system.tasks import Tasks, unheard
 
-from ..planning.model.cost_model import needs
 from ..planning.model.profiles import CLIENT, WorkerProfile
+from ..planning.model.unit_work import needs
 from ..planning.plan_messages import spec_of
 from ..workers.records import Member
 from .deployer import Deployer

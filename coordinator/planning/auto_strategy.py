@@ -22,10 +22,10 @@ from wire.policy.batch_shares import uneven
 from wire.policy.strategies import Auto, DataParallel, DataTensor, FullySharded, Split, TensorParallel, strategy_of
 from wire.units import counted, time_text
 
-from .model.cost_model import graph_seconds
 from .model.plan import REASONS_MAX, Candidate, Plan
 from .model.profiles import CLIENT, Profiles, WorkerProfile
 from .model.timeline import timeline
+from .model.unit_work import graph_seconds
 from .spmd.collective_cost import BEGIN_S
 from .spmd.rank_planner import plan_ranks
 from .spmd.split_strategies import CarriedParams, counts, split
@@ -182,11 +182,11 @@ def add_splits(
     """Split the program in every way that may be better than what there is."""
     if len(profiles.workers) < 2:
         return
-    left = NODES_MAX
+    left, whole_s = NODES_MAX, _whole_s(graph, profiles)
     for name, asked, ranks in _splits(drafts, graph, profiles, carries):
         if auto.use_all and ranks < len(profiles.workers):
             continue
-        bound_s = _least_s(graph, profiles, ranks)
+        bound_s = _least_s(graph, profiles, ranks, whole_s)
         if bound_s >= drafts.best_s * (1 - GAIN_MIN):
             drafts.leave_out(name, f"takes {time_text(bound_s)} at least")
             continue
@@ -252,9 +252,12 @@ def _batches(graph: WireGraph) -> list[tuple[str, ...]]:
     return [tuple(by_rows[rows]) for rows in sorted(by_rows, key=lambda rows: -sizes[rows])][:BATCHES_MAX]
 
 
-def _least_s(graph: WireGraph, profiles: Profiles, ranks: int) -> float:
-    """What so many ranks take if the work divides evenly, nothing is exchanged and the fastest devices do it."""
-    rates = sorted(_whole_s(graph, profiles))[:ranks]
+def _least_s(graph: WireGraph, profiles: Profiles, ranks: int, whole_s: Sequence[float]) -> float:
+    """What so many ranks take if the work divides evenly, nothing is exchanged and the fastest devices do it.
+
+    `whole_s` is what each worker takes for all of it.
+    """
+    rates = sorted(whole_s)[:ranks]
     computing_s = 1.0 / sum(1.0 / seconds for seconds in rates) if rates and rates[0] > 0 else 0.0
     nodes = [worker.node_id for worker in profiles.workers]
     feeding_s = min(profiles.link(CLIENT, node).latency_s for node in nodes) if graph.inputs else 0.0

@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from wire.collector import collector_paused
 from wire.errors import PlacementError
 from wire.ir.graph import WireGraph
 from wire.passes.simplify import simplify
@@ -101,12 +102,13 @@ def make_plan(
     asked = strategy_of(strategy)
     if not profiles.workers:
         raise PlacementError("there is no worker to plan for", next_step="Start mesh-worker")
-    if not asked.reproducible:
-        return _made(simplify(graph), profiles, asked, carries, measured)
-    alike = reproducible_profiles(profiles, graph, asked)
-    check_split(asked, alike, graph)
-    plan = _made(simplify(graph), alike, asked.plain, carries, measured, reproducible=True)
-    return with_exclusions(plan, asked, profiles, graph)
+    with collector_paused():
+        if not asked.reproducible:
+            return _made(simplify(graph), profiles, asked, carries, measured)
+        alike = reproducible_profiles(profiles, graph, asked)
+        check_split(asked, alike, graph)
+        plan = _made(simplify(graph), alike, asked.plain, carries, measured, reproducible=True)
+        return with_exclusions(plan, asked, profiles, graph)
 
 
 def _made(

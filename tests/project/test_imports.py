@@ -431,6 +431,7 @@ PURE_FILES = (
     "wire/joining/join_protocol.py",
     "wire/joining/join_tokens.py",
     "wire/limits.py",
+    "wire/collector.py",
     "wire/link/address_policy.py",
     "wire/link/sleep_detector.py",
     "wire/security/base32.py",

@@ -17,20 +17,19 @@ with the op table's rules, one rule evaluation per distinct (op, attrs, operand 
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import hashlib
 import itertools
 import sys
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
+from ..collector import collector_paused
 from ..errors import AttrError, GraphDecodeError, GraphError, LimitExceeded, VersionMismatch
 from ..limits import DEFAULT, Limits
 from ..units import size_text
@@ -246,7 +245,7 @@ class _Reader:
         _check_arities(ops, arities, op_names, limits)
         _check_attr_kinds(ops, attr_codes, op_names, table)
         _check_leaf_names(ops, attr_codes, op_names, table)
-        with _collector_paused():
+        with collector_paused():
             nodes = _make_nodes(ops, arities, attr_codes, sources, op_names, table)
         wanted = _indices(outputs, count)
         labels = _strings(output_names, limits, "output names")
@@ -404,18 +403,6 @@ def _make_nodes(
     names = map(op_names.__getitem__, ops.tolist())
     fields = zip(names, inputs, map(attributes.__getitem__, attr_codes.tolist()), strict=True)
     return tuple(map(tuple.__new__, itertools.repeat(Node), fields))  # as Node._make, without a Python call per node
-
-
-@contextlib.contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Nothing made here is garbage; looking for it among so many new tuples takes half as long as making them."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _check_leaf_names(

@@ -286,8 +286,9 @@ class GraphBuilder:
         self.types: list[TensorType] = []
         self.blobs: dict[bytes, NDArray[Any]] = {}
         self._limits = limits
-        self._index: dict[Node, int] = {}
         self._attrs: dict[Attrs, Attrs] = {}  # equal attributes are one object, which makes encoding quick
+        self._index: dict[tuple[str, tuple[int, ...], int], int] = {}  # by op, inputs and the id of those attributes
+        self._results: dict[tuple[Any, ...], TensorType] = {}  # by what a type follows from
         self._names: dict[str, Node] = {}
 
     def input(self, name: str, shape: Sequence[int], dtype: DType) -> int:
@@ -324,8 +325,12 @@ class GraphBuilder:
             if node.op in ("input", "param") and node.attrs["name"] in bindings:
                 placed.append(bindings[node.attrs["name"]])
             else:
-                placed.append(self._push(Node(node.op, tuple(placed[i] for i in node.inputs), node.attrs)))
+                placed.append(self._push(Node(node.op, tuple([placed[i] for i in node.inputs]), node.attrs)))
         return [placed[index] for index in graph.outputs]
+
+    def put(self, node: Node) -> int:
+        """A node over nodes that are here, as its index: `add` without taking its attributes apart."""
+        return self._push(node)
 
     def build(self, outputs: Iterable[int], names: Sequence[str] | None = None, name: str = "") -> WireGraph:
         """The finished graph in canonical order, without dead code."""
@@ -339,7 +344,10 @@ class GraphBuilder:
         order = self.order(wanted)
         place = {index: position for position, index in enumerate(order)}
         nodes = tuple(
-            Node(node.op, tuple(place[i] for i in node.inputs), node.attrs) for node in (self.nodes[i] for i in order)
+            [
+                Node(op, tuple([place[i] for i in inputs]), attrs)
+                for op, inputs, attrs in map(self.nodes.__getitem__, order)
+            ]
         )
         used = {node.attrs["blob"] for node in nodes if node.op == "const" and "blob" in node.attrs}
         return WireGraph(
@@ -374,29 +382,43 @@ class GraphBuilder:
 
     def _named(self, op: str, name: str, shape: Sequence[int], dtype: DType) -> int:
         check_name(name, self._limits)
-        node = Node(op, (), Attrs({"name": name, "shape": tuple(int(dim) for dim in shape), "dtype": dtype.name}))
-        if self._names.setdefault(name, node) != node:
+        sizes = tuple([int(dim) for dim in shape])
+        node = Node(op, (), Attrs({"dtype": dtype.name, "name": name, "shape": sizes}))
+        known = self._names.setdefault(name, node)
+        if known is not node and known != node:
             raise GraphError(f"{op} {name!r} is already declared with another shape, dtype or kind", op=op)
-        return self._push(node)
+        return self._push(node, (op, sizes, dtype))
 
-    def _push(self, node: Node) -> int:
+    def _push(self, node: Node, signature: tuple[Any, ...] = ()) -> int:
+        """Nodes of one `signature` have one type."""
+        op, inputs, attrs = node
         try:
-            node = node._replace(attrs=self._attrs.setdefault(node.attrs, node.attrs))
+            kept = self._attrs.setdefault(attrs, attrs)
         except TypeError:  # a value that cannot be hashed, such as a list, is of no attribute's kind
-            check_attrs(op_named(node.op), node.attrs)
+            check_attrs(op_named(op), attrs)
             raise
-        known = self._index.get(node)
+        known = self._index.get((op, inputs, id(kept)))
         if known is not None:
             return known
-        if any(not 0 <= index < len(self.nodes) for index in node.inputs):
-            raise GraphError(f"{node.op} takes an input that does not exist", op=node.op)
-        result = infer(node, [self.types[i] for i in node.inputs], self._limits)
+        if inputs and (min(inputs) < 0 or max(inputs) >= len(self.nodes)):
+            raise GraphError(f"{op} takes an input that does not exist", op=op)
+        node = node if kept is attrs else Node(op, inputs, kept)
+        result = self._result(node, signature)
         if len(self.nodes) >= self._limits.graph_nodes_max:
             raise LimitExceeded(f"a graph has at most {self._limits.graph_nodes_max} nodes")
         self.nodes.append(node)
         self.types.append(result)
-        self._index[node] = len(self.nodes) - 1
+        self._index[op, inputs, id(kept)] = len(self.nodes) - 1
         return len(self.nodes) - 1
+
+    def _result(self, node: Node, signature: tuple[Any, ...]) -> TensorType:
+        """The type of a node, derived once for all nodes of one op, with equal attributes, over operands alike."""
+        types = [self.types[index] for index in node.inputs]
+        signature = signature or (node.op, id(node.attrs), *types)
+        result = self._results.get(signature)
+        if result is None:
+            result = self._results[signature] = infer(node, types, self._limits)
+        return result
 
 
 def _join_axes(free: dict[str, int], more: Mapping[str, int]) -> None:

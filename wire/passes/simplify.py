@@ -13,7 +13,7 @@ never adds a node.  To add a rewrite: a row of UNITS, ABSORBERS or REPEATS, or a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -49,10 +49,12 @@ def simplify(
     memory = vars(graph)
     if _IS_SIMPLE in memory:
         return graph
-    if _SIMPLE not in memory:
-        memory[_SIMPLE] = _simplified(graph, None, limits)
-        vars(memory[_SIMPLE])[_IS_SIMPLE] = True
-    simple: WireGraph = memory[_SIMPLE]
+    simple: WireGraph | None = memory.get(_SIMPLE)
+    if simple is None:
+        simple = _simplified(graph, None, limits)
+        vars(simple)[_IS_SIMPLE] = True
+        if simple is not graph:  # a graph that held itself would live on
+            memory[_SIMPLE] = simple
     return simple
 
 
@@ -74,12 +76,15 @@ def _rewritten(
     placed: list[int] = []
     for index, node in enumerate(graph.nodes):
         first = len(rewriter.builder.nodes)
-        placed.append(rewriter.place(node.op, [placed[source] for source in node.inputs], node.attrs))
+        inputs = tuple([placed[source] for source in node.inputs])
+        placed.append(rewriter.put(node if inputs == node.inputs else Node(node.op, inputs, node.attrs)))
         if provenance is not None:
             provenance.note(index, {placed[-1], *range(first, len(rewriter.builder.nodes))})
     outputs = [placed[index] for index in graph.outputs]
     if provenance is not None:
         provenance.passed(rewriter.builder.order(outputs))
+    elif tuple(rewriter.builder.nodes) == graph.nodes and rewriter.builder.order(outputs) == [*range(len(placed))]:
+        return graph  # it was as simple as it can be, and in its canonical order
     return rewriter.builder.build(outputs, graph.output_names, graph.name)
 
 
@@ -103,12 +108,15 @@ class Rewriter:
 
     def add(self, op: str, *inputs: int, **attrs: Any) -> int:
         """The node to use for `op(*inputs, **attrs)`."""
-        return self.place(op, inputs, attrs)
+        return self.put(Node(op, inputs, Attrs(attrs)))
 
-    def place(self, op: str, inputs: Iterable[int], attrs: Mapping[str, Any]) -> int:
-        if op in GRAPH_ATTRS:
-            attrs = {**attrs, **{name: self._body(attrs[name]) for name in GRAPH_ATTRS[op]}}
-        index = self.builder.add(op, *inputs, **attrs)
+    def put(self, node: Node) -> int:
+        """The node to use for one over nodes that are placed."""
+        for name in GRAPH_ATTRS.get(node.op, ()):
+            body = self._body(node.attrs[name])
+            if body is not node.attrs[name]:
+                node = node._replace(attrs=Attrs({**node.attrs, name: body}))
+        index = self.builder.put(node)
         if index not in self._instead:
             self._instead[index] = self._simplest(index)
         return self._instead[index]
@@ -147,7 +155,7 @@ class Rewriter:
 
     def _simplest(self, index: int) -> int:
         node, kind = self.node(index), self.type(index)
-        for rule in (*RULES.get(node.op, ()), _fold):
+        for rule in RULES.get(node.op, ()) if self.evaluate is None else (*RULES.get(node.op, ()), _fold):
             simpler = rule(self, node, kind)
             if simpler is not None:
                 return simpler
@@ -294,7 +302,8 @@ def _twice(rewriter: Rewriter, node: Node, kind: TensorType) -> int | None:
 
 def _fold(rewriter: Rewriter, node: Node, kind: TensorType) -> int | None:
     """What depends on constants alone, if the result is no larger than they are, or small."""
-    if rewriter.evaluate is None or node.op in ("input", "param", "const"):
+    assert rewriter.evaluate is not None
+    if node.op in ("input", "param", "const"):
         return None
     if node.op in CONTROL or any(inner.has_control for inner in inner_graphs(node.op, node.attrs)):
         return None  # it may take long, or for ever

@@ -27,9 +27,9 @@ from wire.ir.graph import GraphBuilder, WireGraph
 from wire.ir.ops import tolerance_for
 from wire.protocol.engine_names import ON_CPU
 
-from ..model.cost_model import needs
 from ..model.plan import Audit, Edge, FromPart, Part, Plan, Source
 from ..model.profiles import DeviceProfile, Profiles
+from ..model.unit_work import needs
 from .result_tolerance import Likeness, likeness
 
 AUDITORS = 2

@@ -25,52 +25,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
-from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from functools import cached_property
+from typing import TypeVar
 
 from wire.errors import PlacementError
 from wire.ir.device_names import DeviceName
-from wire.ir.dtypes import BOOL
-from wire.ir.graph import Node, WireGraph
-from wire.ir.ops import CONTROL, ELEMENTWISE, LEAVES, VIEWS, WHILE_TRIPS, inner_graphs
-from wire.limits import MIB
-from wire.units import need_text, room_text, size_text
+from wire.ir.graph import WireGraph
+from wire.units import need_text, room_text
 
 from .device_constraints import allows, check_devices, pins
 from .graph_index import GraphIndex, GraphNode, Unit
-from .liveness import DUPLICATED
-from .profiles import CLIENT, DeviceProfile, Link, Profiles, WorkerProfile
+from .profiles import CLIENT, Link, Profiles, WorkerProfile
+from .unit_work import Kind, Needs, kinds_of, needs, tensor_bytes
 
-COPIED = frozenset({"pad", "concat"})  # the views that engines do not fold into whoever reads them
+T = TypeVar("T")
+
 REPLAN_S = 0.05  # what going over to another plan takes in any case: planning, and messages
-PICKED = frozenset({"gather", "dynamic_slice"})  # they read as much of their first operand as they write
 Assignment = Sequence[int]  # by unit a worker index
 Site = tuple[int, int]  # worker index, device index
 SiteIndex = int  # a position in `CostModel.sites`
 PartKey = int  # a part: its stage times the number of sites, plus the index of its site
-Work = tuple[int, int, int]  # flops, bytes moved, turns of a loop
-BINDING_BYTES_MIN = 128 * MIB  # every device binds tensors of so many bytes: WebGPU's minimum
 LIMITS_TOLD = 4  # of devices, in an error
-NUMBERED_MAX = (1 << 31) - 1  # elements; kernels for GPUs cannot count more, whether they are in memory or not
-
-
-class Need(NamedTuple):
-    """An op with the dtypes of its operands and its result, and the bytes of the largest tensor that must be in a
-    device's memory for it; 0 if every device can have it."""
-
-    op: str
-    dtypes: tuple[str, ...]
-    tensor_bytes: int = 0
-
-    def __str__(self) -> str:
-        size = f" with a tensor of {size_text(self.tensor_bytes)}" if self.tensor_bytes else ""
-        return f"{self.op} of {', '.join(self.dtypes)}{size}"
-
-
-Needs = frozenset[Need]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +90,7 @@ class _Traffic:
     waits: dict[PartKey, set[PartKey]] = field(default_factory=dict)  # part -> the parts that it waits for
     returned: dict[PartKey, int] = field(default_factory=dict)  # part -> bytes for the client
     leaving: set[Unit] = field(default_factory=set)  # units whose result outlives their part
-    last_reader: dict[Unit, Unit] = field(default_factory=dict)  # unit -> its last consumer in the same part
+    last_reader: list[Unit] = field(default_factory=list)  # by unit its last consumer in the same part, -1 if none
 
 
 class CostModel:
@@ -141,28 +116,44 @@ class CostModel:
         self.to_worker: list[Link] = [profiles.link(CLIENT, name) for name in names]
         self.to_client: list[Link] = [profiles.link(name, CLIENT) for name in names]
         self.sites: list[Site] = [(w, d.index) for w, worker in enumerate(profiles.workers) for d in worker.devices]
-        self.device = self._devices()
-        self.site: list[list[SiteIndex]] = self._site_indices()
-        self.seconds = self._unit_seconds()
-        self.able: list[list[int]] = [
-            [worker for worker, devices in enumerate(self.device) if devices[unit] >= 0]
-            for unit in range(len(self.index.units))
-        ]
+        check_devices(self.pinned, profiles)
+        self._kinds, self.kind_of = self._kinds_of_units()
+        devices = [self._devices(worker) for worker in profiles.workers]
+        number = {site: index for index, site in enumerate(self.sites)}
+        sites = [[number.get((worker, device), -1) for device in row] for worker, row in enumerate(devices)]
+        seconds = [self._seconds(*row) for row in zip(profiles.workers, devices, strict=True)]
+        self.device: list[Sequence[int]] = self._by_unit(devices)
+        self.site: list[Sequence[SiteIndex]] = self._by_unit(sites)
+        self.seconds: list[Sequence[float]] = self._by_unit(seconds)
+        able = [[w for w, row in enumerate(devices) if row[kind] >= 0] for kind in range(len(self._kinds))]
+        self.able: Sequence[Sequence[int]] = [able[kind] for kind in self.kind_of]
         self._check_able()
+        self._readers = [(unit, leaves) for unit, leaves in enumerate(self.index.leaves) if leaves]
 
-    def _devices(self) -> list[list[int]]:
-        """The device that each worker has for each unit, or -1.  Every kind of demand is looked up once."""
-        check_devices(self.pinned, self.profiles)
-        demands: dict[tuple[Needs, DeviceName | None], int] = {}  # numbered as they come
-        asked = [
-            demands.setdefault((needs(self.graph, node), self.pinned.get(node)), len(demands))
-            for node in self.index.units
-        ]
-        devices = []
-        for worker in self.profiles.workers:
-            answers = [self._device_for(worker, *demand) for demand in demands]
-            devices.append([answers[demand] for demand in asked])
-        return devices
+    def _kinds_of_units(self) -> tuple[list[tuple[Kind, DeviceName | None]], list[int]]:
+        """The kinds of units with the devices that they are pinned to, and which of these each unit is."""
+        of, each = kinds_of(self.graph)
+        if not self.pinned:
+            return [(kind, None) for kind in each], [*of]
+        pairs = [(kind, self.pinned.get(node)) for kind, node in zip(of, self.index.units, strict=True)]
+        numbers = {pair: number for number, pair in enumerate(dict.fromkeys(pairs))}
+        return [(each[kind], pin) for kind, pin in numbers], [numbers[pair] for pair in pairs]
+
+    def _by_unit(self, rows: Sequence[Sequence[T]]) -> list[Sequence[T]]:
+        """Rows by kind as rows by unit; workers that are alike share one."""
+        made: dict[tuple[T, ...], Sequence[T]] = {}
+        for row in map(tuple, rows):
+            if row not in made:
+                made[row] = [row[kind] for kind in self.kind_of]
+        return [made[tuple(row)] for row in rows]
+
+    def _devices(self, worker: WorkerProfile) -> list[int]:
+        """The device that a worker has for each kind, or -1.  Every demand is looked up once."""
+        known: dict[tuple[Needs, DeviceName | None], int] = {}
+        for kind, pin in self._kinds:
+            if (kind.needs, pin) not in known:
+                known[kind.needs, pin] = self._device_for(worker, kind.needs, pin)
+        return [known[kind.needs, pin] for kind, pin in self._kinds]
 
     def _device_for(self, worker: WorkerProfile, wanted: Needs, pin: DeviceName | None) -> int:
         """The first device of a worker that supports this and that the pin allows, or -1."""
@@ -174,19 +165,10 @@ class CostModel:
                 return device.index
         return -1
 
-    def _site_indices(self) -> list[list[SiteIndex]]:
-        number = {site: index for index, site in enumerate(self.sites)}
-        return [[number.get((worker, device), -1) for device in row] for worker, row in enumerate(self.device)]
-
-    def _unit_seconds(self) -> list[list[float]]:
-        work = [self._work(node) for node in self.index.units]
-        return [
-            [
-                _roofline(worker.devices[device], *of_unit) if device >= 0 else float("inf")
-                for device, of_unit in zip(devices, work, strict=True)
-            ]
-            for worker, devices in zip(self.profiles.workers, self.device, strict=True)
-        ]
+    def _seconds(self, worker: WorkerProfile, devices: Sequence[int]) -> list[float]:
+        """What a unit of each kind takes on these devices of a worker."""
+        pairs = zip(self._kinds, devices, strict=True)
+        return [kind.seconds(worker.devices[device]) if device >= 0 else float("inf") for (kind, _), device in pairs]
 
     def _check_able(self) -> None:
         for able, index in zip(self.able, self.index.units, strict=True):
@@ -195,7 +177,7 @@ class CostModel:
 
     def _unable(self, index: int) -> PlacementError:
         """The error for a node that no device computes.  It tells the limits of those that lack nothing but size."""
-        node, size = self.graph.nodes[index], _tensor_bytes(self.graph, index)
+        node, size = self.graph.nodes[index], tensor_bytes(self.graph, index)
         wanted = needs(self.graph, index)
         narrow = [
             f"{device.engine} of {worker.name} takes {room_text(device.tensor_bytes_max)}"
@@ -215,7 +197,7 @@ class CostModel:
     @cached_property
     def by_speed(self) -> list[int]:
         """Workers, the one that would finish the whole graph first in front."""
-        total = [sum(s for s in seconds if s != float("inf")) for seconds in self.seconds]
+        total = [_finite_sum(seconds) for seconds in self.seconds]
         return sorted(range(len(total)), key=lambda worker: (total[worker], worker))
 
     def predict(self, assignment: Assignment) -> Prediction:
@@ -317,13 +299,14 @@ class CostModel:
         sites, out_bytes, operands_of = len(self.sites), self.index.out_bytes, self.index.operands
         held: set[tuple[Unit, SiteIndex]] = set()
         sent: set[tuple[Unit, int]] = set()  # to a worker
-        for unit, worker in enumerate(assignment):
-            key = keys[unit]
+        last_reader = traffic.last_reader = [-1] * len(keys)
+        for unit, key in enumerate(keys):
             for operand in operands_of[unit]:
                 source = keys[operand]
                 if source == key:
-                    traffic.last_reader[operand] = unit
+                    last_reader[operand] = unit
                     continue
+                worker = assignment[unit]
                 traffic.leaving.add(operand)
                 traffic.waits.setdefault(key, set()).add(source)
                 size = out_bytes[operand]
@@ -341,21 +324,24 @@ class CostModel:
     def _count_leaves(self, traffic: _Traffic, assignment: Assignment, keys: Sequence[PartKey]) -> None:
         """Leaves that a part reads: held once per site; the inputs among them are sent once per worker."""
         sites, leaf_bytes, inputs = len(self.sites), self.index.leaf_bytes, self.index.inputs
-        held: set[tuple[GraphNode, SiteIndex]] = set()
+        held: list[set[GraphNode]] = [set() for _ in self.sites]
         sent: set[tuple[GraphNode, int]] = set()  # to a worker
-        for unit, (worker, leaves) in enumerate(zip(assignment, self.index.leaves, strict=False)):
+        for unit, leaves in self._readers:
+            if unit >= len(keys):
+                break
+            key = keys[unit]
+            here = held[key % sites]
             for leaf in leaves:
-                key = keys[unit]
-                site, size = key % sites, leaf_bytes[leaf]
-                if (leaf, site) not in held:
-                    held.add((leaf, site))
-                    traffic.held[site] += size
+                here.add(leaf)
                 if leaf in inputs:
+                    worker, size = assignment[unit], leaf_bytes[leaf]
                     traffic.with_inputs.add(key)
                     if (leaf, worker) not in sent:
                         sent.add((leaf, worker))
                         traffic.input_bytes[worker] = traffic.input_bytes.get(worker, 0) + size
                         traffic.bytes_in[worker] += size
+        for site, read in enumerate(held):
+            traffic.held[site] += sum(map(leaf_bytes.__getitem__, read))
 
     def _part_seconds(self, assignment: Assignment, keys: Sequence[PartKey]) -> dict[PartKey, float]:
         """What each part takes, dispatch included."""
@@ -414,114 +400,21 @@ class CostModel:
 
     def _working_sets(self, keys: Sequence[PartKey], order: Sequence[PartKey], traffic: _Traffic) -> dict[PartKey, int]:
         """The most bytes of results alive at once in each part; what leaves a part stays to its end."""
-        index = self.index
+        out_bytes, scratch_bytes, operands_of = self.index.out_bytes, self.index.scratch_bytes, self.index.operands
+        last_reader, leaving = traffic.last_reader, traffic.leaving
         alive = dict.fromkeys(order, 0)
         most = dict.fromkeys(order, 0)
         for unit, key in enumerate(keys):
-            alive[key] += index.out_bytes[unit]
-            if alive[key] + index.scratch_bytes[unit] > most[key]:
-                most[key] = alive[key] + index.scratch_bytes[unit]
-            for operand in index.operands[unit]:
-                if traffic.last_reader.get(operand) == unit and operand not in traffic.leaving:
-                    alive[key] -= index.out_bytes[operand]
+            now = alive[key] + out_bytes[unit]
+            if now + scratch_bytes[unit] > most[key]:
+                most[key] = now + scratch_bytes[unit]
+            for operand in operands_of[unit]:
+                if last_reader[operand] == unit and operand not in leaving:
+                    now -= out_bytes[operand]
+            alive[key] = now
         return most
 
-    def _work(self, index: int) -> Work:
-        flops = self.graph.flops_of(index)
-        return flops, _moved(self.graph, index), turns(self.graph.nodes[index])
 
-
-def _moved(graph: WireGraph, index: int) -> int:
-    """Bytes read and written; a view moves nothing, because engines fold it into whoever reads it."""
-    node, types = graph.nodes[index], graph.types
-    if node.op in VIEWS and node.op not in COPIED:
-        return 0
-    moved = [types[i].size_bytes for i in (*node.inputs, *graph.siblings.get(index, (index,)))]
-    if node.op in PICKED:
-        moved[0] = types[index].size_bytes
-    if node.op in CONTROL:
-        per_turn = max(map(_moved_inside, inner_graphs(node.op, node.attrs)))
-        moved.append(max(turns(node), 1) * per_turn)
-    return sum(moved)
-
-
-@lru_cache(maxsize=1024)
-def _moved_inside(graph: WireGraph) -> int:
-    again = {index for first, group in graph.siblings.items() for index in group if index != first}
-    return sum(_moved(graph, i) for i, n in enumerate(graph.nodes) if n.op not in DUPLICATED and i not in again)
-
-
-def turns(node: Node) -> int:
-    """How often a loop turns, each time with a dispatch of its own."""
-    if node.op == "scan":
-        length: int = node.attrs["length"]
-        return length
-    return WHILE_TRIPS if node.op == "while" else 0
-
-
-def needs(graph: WireGraph, index: int) -> Needs:
-    """What a device must support to compute a node: ops with their dtypes, also those of the graphs inside it.
-
-    A composite itself is nothing to support.
-    """
-    node = graph.nodes[index]
-    names = tuple(sorted({graph.types[i].dtype.name for i in (*node.inputs, index)}))
-    own: Needs = frozenset({Need(node.op, names, _tensor_bytes(graph, index))} if node.op != "composite" else ())
-    return own.union(*map(_body_needs, inner_graphs(node.op, node.attrs)))
-
-
-def _tensor_bytes(graph: WireGraph, index: int) -> int:
-    """The bytes of the largest of a node's tensors that are in memory whatever kernels there are, if it is large."""
-    large = _large_tensors(graph)
-    return max([large.get(each, 0) for each in (*graph.nodes[index].inputs, index)]) if large else 0
-
-
-@lru_cache(maxsize=64)
-def _large_tensors(graph: WireGraph) -> Mapping[int, int]:
-    """The bytes of the large tensors that are in a device's memory, by their nodes.
-
-    Those are what comes from outside and what leaves, products with params, what ops make that no kernel computes on
-    the way to something else, and what is made of these.  Others, such as the scores of attention, may never be there.
-    What has more elements than kernels count is large in any case.
-    """
-    large, outputs = dict[int, int](), frozenset(graph.outputs)
-    for index, (node, type_) in enumerate(zip(graph.nodes, graph.types, strict=True)):
-        size = type_.size * (4 if type_.dtype is BOOL else type_.dtype.itemsize)  # GPUs take 4 bytes for a bool
-        if type_.size > NUMBERED_MAX:
-            large[index] = size
-        if size <= BINDING_BYTES_MIN or node.op in ("const", "iota"):
-            continue
-        weights = node.op == "dot" and any(graph.nodes[source].op == "param" for source in node.inputs)
-        on_the_way = node.op == "dot" or node.op in ELEMENTWISE or node.op in VIEWS - COPIED
-        if weights or index in outputs or not on_the_way or any(source in large for source in node.inputs):
-            large[index] = size
-    return large
-
-
-@lru_cache(maxsize=1024)
-def _body_needs(body: WireGraph) -> Needs:
-    inner = (index for index, node in enumerate(body.nodes) if node.op not in LEAVES)
-    return frozenset().union(*(needs(body, index) for index in inner))
-
-
-def graph_seconds(graph: WireGraph, device: DeviceProfile) -> float:
-    """The seconds that a device needs for a graph, without its own dispatch."""
-    flops, moved, dispatches = _all_work(graph)
-    computing = np.maximum(flops / (device.gflops * 1e9 or 1.0), moved / (device.gbytes_per_s * 1e9 or 1.0))
-    return float(computing.sum()) + dispatches * device.dispatch_s
-
-
-@lru_cache(maxsize=64)
-def _all_work(graph: WireGraph) -> tuple[NDArray[np.float64], NDArray[np.float64], int]:
-    """The flops and bytes moved of every unit, and how often loops turn in all of them."""
-    again = {index for first, group in graph.siblings.items() for index in group if index != first}
-    units = [i for i, node in enumerate(graph.nodes) if node.op not in DUPLICATED and i not in again]
-    flops = np.array([graph.flops_of(i) for i in units], np.float64)
-    moved = np.array([_moved(graph, i) for i in units], np.float64)
-    return flops, moved, sum(turns(graph.nodes[i]) for i in units)
-
-
-def _roofline(device: DeviceProfile, flops: int, moved: int, turns: int) -> float:
-    return turns * device.dispatch_s + max(
-        flops / (device.gflops * 1e9 or 1.0), moved / (device.gbytes_per_s * 1e9 or 1.0)
-    )
+def _finite_sum(seconds: Sequence[float]) -> float:
+    total = sum(seconds)
+    return total if total != float("inf") else sum([each for each in seconds if each != float("inf")])

@@ -24,7 +24,8 @@ def pins(graph: WireGraph) -> dict[int, DeviceName]:
     """The nodes that are pinned; what ranks compute is not.  InputError where operands are on different devices, and
     for a transfer inside of a branch, a loop or ranks."""
     pinned: dict[int, DeviceName] = {}
-    if not any(n.op == "transfer" or n.op in GRAPH_ATTRS for n in graph.nodes):
+    bodies = [inner for n in graph.nodes if n.op in GRAPH_ATTRS for inner in inner_graphs(n.op, n.attrs)]
+    if not any(n.op == "transfer" for n in graph.nodes) and not any(map(_transfers, bodies)):
         return pinned
     for index, node in enumerate(graph.nodes):
         if any(map(_transfers, inner_graphs(node.op, node.attrs))):

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from wire.ir.graph import WireGraph
 
-from .liveness import DUPLICATED, inside
+from .liveness import DUPLICATED
+from .unit_work import kinds_of, units_of
 
 Unit = int  # a position in `units`
 GraphNode = int  # a position in the graph's nodes
@@ -39,13 +40,13 @@ class GraphIndex:
     @classmethod
     def of(cls, graph: WireGraph) -> GraphIndex:
         """The index of a graph all of whose outputs are returned."""
-        nodes = graph.nodes
-        first = {index: group[0] for group in graph.siblings.values() for index in group}
-        units = tuple(i for i, node in enumerate(nodes) if node.op not in DUPLICATED and first.get(i, i) == i)
+        nodes, kinds = graph.nodes, kinds_of(graph)
+        units = units_of(graph)
         unit_of = {index: unit for unit, index in enumerate(units)}
+        first = {index: group[0] for group in graph.siblings.values() for index in group}
         unit_of |= {index: unit_of[of] for index, of in first.items()}
-        members = tuple(graph.siblings.get(index, (index,)) for index in units)
-        operands = tuple(tuple({unit_of[i] for i in nodes[n].inputs if i in unit_of}) for n in units)
+        members = tuple([graph.siblings.get(index, (index,)) for index in units])
+        operands = tuple([tuple({unit_of[i] for i in nodes[n].inputs if i in unit_of}) for n in units])
         consumers: list[list[Unit]] = [[] for _ in units]
         for unit, sources in enumerate(operands):
             for source in sources:
@@ -61,9 +62,9 @@ class GraphIndex:
             units,
             members,
             operands,
-            tuple(tuple({i for i in nodes[n].inputs if i not in unit_of}) for n in units),
-            tuple(sum(graph.types[index].size_bytes for index in siblings) for siblings in members),
-            tuple(inside(graph, index) for index in units),
+            tuple([tuple({i for i in nodes[n].inputs if i not in unit_of}) for n in units]),
+            tuple([kinds.each[kind].result_bytes for kind in kinds.of]),
+            tuple([kinds.each[kind].scratch_bytes for kind in kinds.of]),
             tuple(map(tuple, consumers)),
             {index: frozenset(reading) for index, reading in readers.items()},
             {i: graph.types[i].size_bytes for i, node in enumerate(nodes) if node.op in DUPLICATED},

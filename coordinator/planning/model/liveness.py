@@ -17,7 +17,17 @@ DUPLICATED = CONSTANTS | {"input", "param"}  # held or made anew by whoever uses
 
 
 def working_set(graph: WireGraph) -> int:
-    """A result is freed after its last reader, and an output never."""
+    """A result is freed after its last reader, and an output never.  The graph remembers it."""
+    known: int | None = vars(graph).get(_REMEMBERED)
+    if known is None:
+        known = vars(graph)[_REMEMBERED] = _working_set(graph)
+    return known
+
+
+_REMEMBERED = "working_set"
+
+
+def _working_set(graph: WireGraph) -> int:
     later = {index for first, group in graph.siblings.items() for index in group if index != first}
     last_reader = {i: at for at, node in enumerate(graph.nodes) if at not in later for i in node.inputs}
     freed_by: dict[int, int] = {}

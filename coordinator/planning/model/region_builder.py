@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from wire.ir.dtypes import DType
-from wire.ir.graph import GraphBuilder, WireGraph
+from wire.ir.graph import GraphBuilder, Node, WireGraph
 
 
 class RegionBuilder(ABC):
@@ -22,8 +22,8 @@ class RegionBuilder(ABC):
         if index not in self._local:
             stand_in = self.outside(index)
             if stand_in is None:
-                node = self.graph.nodes[index]
-                stand_in = self.builder.add(node.op, *map(self.value, node.inputs), **node.attrs)
+                op, inputs, attrs = self.graph.nodes[index]
+                stand_in = self.builder.put(Node(op, tuple([self.value(source) for source in inputs]), attrs))
             self._local[index] = stand_in
         return self._local[index]
 

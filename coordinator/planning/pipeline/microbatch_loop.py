@@ -19,7 +19,7 @@ from functools import cached_property
 from wire.ir.graph import GraphBuilder, WireGraph
 from wire.ir.ops import VIEWS
 
-from ..model.cost_model import COPIED
+from ..model.unit_work import COPIED
 
 FORWARD, BACKWARD, AFTER = "forward", "backward", "after"
 ROW, CONST, CARRY = "row", "const", "carry"

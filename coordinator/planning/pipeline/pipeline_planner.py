@@ -28,10 +28,11 @@ from wire.ir.ops import LEAVES
 from wire.policy.pipeline_schedules import SCHEDULES
 from wire.policy.strategies import Pipeline
 
-from ..model.cost_model import CostModel, needs
+from ..model.cost_model import CostModel
 from ..model.memory_check import does_not_fit, missing
 from ..model.plan import Plan
 from ..model.profiles import Profiles
+from ..model.unit_work import needs
 from ..spmd.rank_placement import Site
 from ..spmd.split_strategies import CarriedParams
 from .epilogue import Epilogue, gradient_consts

@@ -18,11 +18,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..model.cost_model import Assignment, CostModel, Prediction
+from ..model.profiles import Link
+from .least_seconds import LeastSeconds
 
 EXACT_ASSIGNMENTS_MAX = 600_000  # 3 workers to the power of 12 nodes
 POSITIONS_MAX = 160  # cut positions the dynamic program considers
@@ -56,12 +59,12 @@ class Partitioner:
 
     @cached_property
     def single(self) -> Best:
-        return _best(self.model, _singles(self.model))
+        return _best(self.model, self._bounds, _singles(self.model))
 
     @cached_property
     def pipeline(self) -> Best:
         """Uses every worker, where the graph has a unit for each."""
-        best = _best(self.model, _pipelines(self._slices))
+        best = _best(self.model, self._bounds, _pipelines(self._slices))
         return best if best[0].fits else _refine(self.model, best, keep=True)
 
     @cached_property
@@ -70,8 +73,8 @@ class Partitioner:
         workers = len(model.profiles.workers)
         if workers == 1:
             return self.single
-        others = _best(model, _latencies(self._slices))
-        cheapest = min(self.single, others, self.pipeline, key=lambda best: best[0].objective)
+        cheapest = min(self.single, self.pipeline, key=lambda best: best[0].objective)
+        cheapest = _best(model, self._bounds, _latencies(self._slices), cheapest)
         if workers ** len(model.index.units) <= EXACT_ASSIGNMENTS_MAX:
             return _branch_and_bound(model, cheapest)
         return _refine(model, cheapest)
@@ -80,10 +83,22 @@ class Partitioner:
     def _slices(self) -> _Slices:
         return _Slices(self.model)
 
+    @cached_property
+    def _bounds(self) -> LeastSeconds:
+        return LeastSeconds(self.model)
 
-def _best(model: CostModel, proposals: Iterable[list[int]]) -> Best:
-    distinct = {tuple(assignment): assignment for assignment in proposals}.values()
-    return min(((model.predict(assignment), assignment) for assignment in distinct), key=lambda best: best[0].objective)
+
+def _best(model: CostModel, bounds: LeastSeconds, proposals: Iterable[list[int]], known: Best | None = None) -> Best:
+    """The cheapest of the proposals and of what is `known`.  What a bound shows to be dearer is not predicted."""
+    best = known
+    for assignment in {tuple(proposal): proposal for proposal in proposals}.values():
+        if best is not None and best[0].fits and bounds.of(assignment) > best[0].seconds:
+            continue
+        prediction = model.predict(assignment)
+        if best is None or prediction.objective < best[0].objective:
+            best = prediction, assignment
+    assert best is not None, "there is a proposal for every graph"
+    return best
 
 
 # -- proposals --------------------------------------------------------------------------------------------
@@ -115,6 +130,8 @@ def _singles(model: CostModel) -> Iterator[list[int]]:
 
 def _repaired(model: CostModel, assignment: list[int]) -> list[int]:
     """Units that their worker cannot compute go to the fastest that can."""
+    if all(-1 not in model.device[worker] for worker in set(assignment)):
+        return assignment
     for unit, worker in enumerate(assignment):
         if model.device[worker][unit] < 0:
             assignment[unit] = min(model.able[unit], key=lambda able: (model.seconds[able][unit], able))
@@ -161,10 +178,16 @@ class _Slices:
         count = len(model.index.units)
         steps = np.linspace(0, count, min(count, POSITIONS_MAX) + 1).astype(np.int64)
         self.positions = np.array([*dict.fromkeys(steps.tolist())])
-        slow = [[s if s != float("inf") else 0.0 for s in seconds] for seconds in model.seconds]
-        self._prefix = [np.concatenate([[0.0], np.cumsum(seconds)])[self.positions] for seconds in slow]
+        rows = map(np.array, model.seconds)
+        finite = (np.where(np.isinf(row), 0.0, row) for row in rows)
+        self._prefix = [np.concatenate([[0.0], np.cumsum(row)])[self.positions] for row in finite]
         self._crossing = _crossing_bytes(model)[self.positions]
         self._held = self._held_bytes()
+        places = np.arange(len(self.positions))
+        self._forward = places[None, :] > places[:, None]
+        self._origin = np.where(places == 0, 0.0, np.inf)
+        self._order: tuple[Sequence[int], object] = (), None
+        self._states: list[tuple[NDArray[np.float64], NDArray[np.int64]]] = []
 
     def _held_bytes(self) -> NDArray[np.float64]:
         """[i, j]: bytes of leaves first used between positions i and j.  Shared leaves count at their first use only:
@@ -184,22 +207,29 @@ class _Slices:
         places = len(self.positions)
         if places - 1 < len(order):
             return float("inf"), []
-        best = np.full(places, np.inf)
-        best[0] = 0.0
-        choices = []
-        for stage in range(len(order)):
-            cost = self._stage_cost(order, stage)
-            total = combine(best[:, None], cost)
-            total[~np.isfinite(best)] = np.inf
-            choices.append(total.argmin(axis=0))
-            best = total.min(axis=0)
+        self._follow(order, combine)
+        best = self._states[-1][0]
         if not np.isfinite(best[-1]):
             return float("inf"), []
         cuts, place = [places - 1], places - 1
-        for choice in reversed(choices[1:]):
+        for _, choice in reversed(self._states[1:]):
             place = int(choice[place])
             cuts.append(place)
         return float(best[-1]), cuts[::-1]
+
+    def _follow(self, order: Sequence[int], combine: Callable[..., NDArray[np.float64]]) -> None:
+        """Make `_states` those of this order: by stage, the least cost up to each place, and where the stage begins
+        then.  What the order before begins with as well stays: orders are permutations, of which neighbours are alike
+        but for the end."""
+        before, how = self._order
+        same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(before, order, strict=False)))
+        del self._states[same if how is combine else 0 :]
+        self._order = order, combine
+        for stage in range(len(self._states), len(order)):
+            best = self._states[-1][0] if stage else self._origin
+            total = combine(best[:, None], self._stage_cost(order, stage))
+            total[~np.isfinite(best)] = np.inf
+            self._states.append((total.min(axis=0), total.argmin(axis=0)))
 
     def _stage_cost(self, order: Sequence[int], stage: int) -> NDArray[np.float64]:
         worker = order[stage]
@@ -208,9 +238,7 @@ class _Slices:
         if stage:
             link = self.model.profiles.link(self.model.profiles.workers[order[stage - 1]].node_id, profile.node_id)
             seconds = seconds + (link.latency_s + self._crossing[:, None] / link.bytes_per_s)
-        places = np.arange(len(self.positions))
-        allowed = (places[None, :] > places[:, None]) & (self._held <= profile.memory_bytes)
-        return np.where(allowed, seconds, np.inf)
+        return np.where(self._forward & (self._held <= profile.memory_bytes), seconds, np.inf)
 
     def assignment(self, order: Sequence[int], cuts: Sequence[int]) -> list[int]:
         ends = self.positions[list(cuts)].tolist()
@@ -237,27 +265,56 @@ def _earliest_finish(model: CostModel) -> list[int]:
     """HEFT: units by upward rank, each to the worker where it ends first."""
     workers = model.profiles.workers
     link = model.profiles.link(workers[0].node_id, workers[1].node_id)
-    mean = [
-        float(np.mean([model.seconds[w][unit] for w in model.able[unit]])) for unit in range(len(model.index.units))
-    ]
-    rank = [0.0] * len(mean)
-    for unit in reversed(range(len(mean))):
-        ahead = [rank[consumer] for consumer in model.index.consumers[unit]]
-        rank[unit] = mean[unit] + (link.seconds(model.index.out_bytes[unit]) + max(ahead) if ahead else 0.0)
+    rows = _rows_by_kind(model, link)
+    rank = _upward_ranks(model, rows)
     free = [0.0] * len(workers)
-    finish = [0.0] * len(mean)
-    assignment = [0] * len(mean)
-    for unit in sorted(range(len(mean)), key=lambda unit: (-rank[unit], unit)):
+    finish = [0.0] * len(rank)
+    assignment = [0] * len(rank)
+    for unit in sorted(range(len(rank)), key=[-each for each in rank].__getitem__):
+        operands, row = model.index.operands[unit], rows[model.kind_of[unit]]
+        there_s = max([finish[operand] + rows[model.kind_of[operand]].sending_s for operand in operands], default=0.0)
         best = (float("inf"), 0)
-        for worker in model.able[unit]:
-            ready = free[worker]
-            for operand in model.index.operands[unit]:
-                wait = 0.0 if assignment[operand] == worker else link.seconds(model.index.out_bytes[operand])
-                ready = max(ready, finish[operand] + wait)
-            best = min(best, (ready + model.seconds[worker][unit], worker))
+        for worker in {assignment[operand] for operand in operands}:  # where some of the operands need not travel
+            ready_s = free[worker]
+            for operand in operands:
+                travels_s = 0.0 if assignment[operand] == worker else rows[model.kind_of[operand]].sending_s
+                ready_s = max(ready_s, finish[operand] + travels_s)
+            best = min(best, (ready_s + model.seconds[worker][unit], worker))
+        for seconds, worker in row.fastest:
+            if there_s + seconds > best[0]:
+                break  # nor would any slower one end before
+            ready_s = there_s if there_s > free[worker] else free[worker]
+            best = min(best, (ready_s + seconds, worker))
         finish[unit], assignment[unit] = best
         free[best[1]] = best[0]
     return assignment
+
+
+class _Row(NamedTuple):
+    """What list scheduling knows of all units of a kind."""
+
+    mean_s: float
+    sending_s: float  # of its result, to another worker
+    fastest: tuple[tuple[float, int], ...]  # seconds and workers that can compute it
+
+
+def _rows_by_kind(model: CostModel, link: Link) -> list[_Row]:
+    first = {kind: unit for unit, kind in reversed([*enumerate(model.kind_of)])}
+    rows = []
+    for _, unit in sorted(first.items()):
+        seconds = [(model.seconds[worker][unit], worker) for worker in model.able[unit]]
+        mean_s = float(np.mean([each for each, _ in seconds]))
+        rows.append(_Row(mean_s, link.seconds(model.index.out_bytes[unit]), tuple(sorted(seconds))))
+    return rows
+
+
+def _upward_ranks(model: CostModel, rows: Sequence[_Row]) -> list[float]:
+    """By unit, how long it is from its beginning to the end of all, on average workers."""
+    rank = [0.0] * len(model.kind_of)
+    for unit in reversed(range(len(rank))):
+        row, ahead = rows[model.kind_of[unit]], [rank[consumer] for consumer in model.index.consumers[unit]]
+        rank[unit] = row.mean_s + (row.sending_s + max(ahead) if ahead else 0.0)
+    return rank
 
 
 # -- improvement ------------------------------------------------------------------------------------------

@@ -19,8 +19,8 @@ from wire.ir.grids import Axes, Sizes, groups
 from wire.ir.ops import COLLECTIVES, CONTROL, inner_graphs, sent_bytes
 from wire.ir.types import Attrs, TensorType
 
-from ..model.cost_model import turns
 from ..model.profiles import Link, Profiles
+from ..model.unit_work import turns
 
 ALIKE = 1.25  # links that differ by no more than that share a reduction evenly
 MAILBOX = Link(2e-4, 1.5e9)  # between processes of one host, beside what else they do: bench/collectives.py

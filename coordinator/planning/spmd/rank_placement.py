@@ -22,8 +22,8 @@ from wire.ir.grids import Axes, Sizes
 from wire.ir.ops import COLLECTIVES, LEAVES
 from wire.units import need_text, room_text
 
-from ..model.cost_model import Need, graph_seconds, needs
 from ..model.profiles import DeviceProfile, Profiles, WorkerProfile
+from ..model.unit_work import Need, graph_seconds, needs
 from .collective_cost import exchange_s
 
 SEEDS_MAX = 16  # devices around which the others are looked for
@@ -36,6 +36,9 @@ class Site:
 
     worker: WorkerProfile
     device: DeviceProfile
+
+    def __hash__(self) -> int:
+        return hash((self.worker.node_id, self.device.index))  # a thousand are looked up; figures are left to ==
 
     def seconds(self, graph: WireGraph) -> float:
         """What it takes for a graph, dispatch included."""
@@ -55,9 +58,10 @@ def sites_for(
         return profiles.link(one.worker.node_id, other.worker.node_id).seconds(PROBE_BYTES)
 
     proposals: dict[float, tuple[Site, ...]] = {}
+    place = {site: number for number, site in enumerate(took.sites)}
     for seed in (None, *took.sites[:SEEDS_MAX]):
         order = took.sites if seed is None else [seed, *sorted(took.sites, key=partial(far, seed))]
-        chosen = sorted(_reaching(order, took, profiles), key=took.sites.index)
+        chosen = sorted(_reaching(order, took, profiles), key=place.__getitem__)
         if len(chosen) < len(graphs):
             continue
         for arranged in dict.fromkeys((_arranged(chosen, sizes, far), *took.shared_out(chosen))):
@@ -161,13 +165,17 @@ class _Pairs:
 
 def able(graphs: Iterable[WireGraph], profiles: Profiles) -> Iterable[Site]:
     """Every device that supports all that a rank computes; collectives are carried out beside it, by its host."""
-    computing = ((graph, index) for graph in graphs for index in range(len(graph)))
-    wanted = [needs(graph, index) for graph, index in computing if graph.nodes[index].op not in LEAVES]
-    kinds = frozenset[Need]().union(*wanted)
-    ops = {need.op for need in kinds}
+    computing = ((graph, index) for graph in dict.fromkeys(graphs) for index in range(len(graph)))
+    needed = [needs(graph, index) for graph, index in computing if graph.nodes[index].op not in LEAVES]
+    wanted: dict[str, Need] = {}  # by op, all that is asked of it together: a thousand devices are asked
+    for need in frozenset[Need]().union(*needed):
+        so_far = wanted.get(need.op, need)
+        dtypes = tuple(dict.fromkeys((*so_far.dtypes, *need.dtypes)))
+        wanted[need.op] = Need(need.op, dtypes, max(so_far.tensor_bytes, need.tensor_bytes))
+    asked = [need for op, need in wanted.items() if op not in COLLECTIVES]
     for worker in profiles.workers:
-        for device in worker.devices if ops <= worker.ops else ():
-            if all(device.supports(*need) for need in kinds if need.op not in COLLECTIVES):
+        for device in worker.devices if wanted.keys() <= worker.ops else ():
+            if all(device.supports(*need) for need in asked):
                 yield Site(worker, device)
 
 
@@ -176,6 +184,8 @@ def _reaching(order: Iterable[Site], took: _SiteSeconds, profiles: Profiles) -> 
     chosen: dict[Site, None] = {}
     pairs = took.pairs(())
     for site in order:
+        if pairs.complete:
+            break
         ways = ((site.worker.node_id, other.worker.node_id) for other in chosen)
         if site not in chosen and not any(profiles.link(*way).relayed for way in ways) and pairs.take(site):
             chosen[site] = None

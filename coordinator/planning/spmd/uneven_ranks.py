@@ -17,10 +17,10 @@ from wire.passes.simplify import simplify
 from wire.policy.batch_shares import handed_out
 from wire.policy.strategies import DataParallel
 
-from ..model.cost_model import graph_seconds
 from ..model.plan import Plan
 from ..model.profiles import CLIENT, Profiles
 from ..model.timeline import timeline
+from ..model.unit_work import graph_seconds
 from .rank_placement import Site
 from .rank_planner import plan_ranks
 from .split_strategies import RANKS_MAX, batch_of, split

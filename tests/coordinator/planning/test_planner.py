@@ -14,10 +14,11 @@ from support.machines.profiles import NARROW, alike_profiles, device, near, rand
 from support.machines.run_plan import memory_by_device, run_plan
 
 from coordinator.planning.auto_strategy import GAIN_MIN
-from coordinator.planning.model.cost_model import CostModel, needs
+from coordinator.planning.model.cost_model import CostModel
 from coordinator.planning.model.liveness import DUPLICATED
 from coordinator.planning.model.plan import FromPart, Part, Plan
 from coordinator.planning.model.profiles import Profiles, WorkerProfile
+from coordinator.planning.model.unit_work import needs
 from coordinator.planning.planner import make_plan
 from mesh.util.units import parse_size
 from wire.errors import InputError, PlacementError

@@ -14,9 +14,9 @@ from support.machines.run_plan import run_plan
 
 import mesh
 import mesh.numpy as mnp
-from coordinator.planning.model.cost_model import graph_seconds
 from coordinator.planning.model.plan import FromInput, FromParam, FromState, Plan, Window
 from coordinator.planning.model.profiles import CLIENT, Link, Profiles
+from coordinator.planning.model.unit_work import graph_seconds
 from coordinator.planning.plan_codec import plan_bytes, plan_from
 from coordinator.planning.planner import make_plan
 from coordinator.planning.session_planner import Stateful, session_plan

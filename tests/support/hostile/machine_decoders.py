@@ -12,9 +12,9 @@ from pathlib import Path
 
 import msgspec
 
-from coordinator.planning.model.cost_model import needs
 from coordinator.planning.model.plan import Plan
 from coordinator.planning.model.profiles import Profiles, worker_profile
+from coordinator.planning.model.unit_work import needs
 from coordinator.planning.planner import make_plan
 from wire.errors import FrameError, MeshError
 from wire.ir.dtypes import DTYPES
