@@ -234,6 +234,10 @@ class CoordinatorState:
         """Nodes that may get work: they are there, and nobody paused them or took them out."""
         return frozenset(self._nodes)
 
+    def is_stuck(self, node: str) -> bool:
+        """Whether a node is alive and does not get on."""
+        return node in self._stuck
+
     @property
     def stuck(self) -> frozenset[str]:
         """Nodes that are alive and do not get on."""

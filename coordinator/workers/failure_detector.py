@@ -24,6 +24,7 @@ Three things keep a detector from blaming others for its own troubles:
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -148,9 +149,13 @@ class HealthConfig:
         return self.node_timeout_s * SHARES[name]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Watch:
-    """The record of one node, on the detector's clock."""
+    """The record of one node, on the detector's clock.
+
+    A healthy node that is heard again changes its times only, and most of what a detector hears are such beats of a
+    crowd: those are written where they are.  Everything else makes a new record.
+    """
 
     node: str
     health: Health
@@ -236,8 +241,11 @@ class FailureDetector:
         watch = self._watches.get(node)
         if watch is None or watch.health is Health.DEAD or incarnation < watch.incarnation:
             return []
+        if watch.health is Health.HEALTHY:
+            watch.incarnation, watch.heard_s, watch.counted_s = incarnation, now, now
+            return []
         fresh = self._watches[node] = Watch(node, Health.HEALTHY, incarnation, now, now)
-        return [] if watch.health is Health.HEALTHY else self._change(watch, fresh, Cause.HEARD, now)
+        return self._change(watch, fresh, Cause.HEARD, now)
 
     def lost(self, node: str, now: float, reason: str) -> list[Decision]:
         """A node is certainly gone: its connection closed, say."""
@@ -330,8 +338,8 @@ class FailureDetector:
     def _peers(self, node: str) -> list[str]:
         """The peers to ask: healthy ones, the most recently heard first."""
         healthy = [watch for watch in self._watches.values() if watch.health is Health.HEALTHY and watch.node != node]
-        healthy.sort(key=lambda watch: (-watch.heard_s, watch.node))
-        return [watch.node for watch in healthy[:PEERS_ASKED]]
+        latest = heapq.nsmallest(PEERS_ASKED, healthy, key=lambda watch: (-watch.heard_s, watch.node))
+        return [watch.node for watch in latest]
 
     def _answered(self, watch: Watch, peer: str, reached: bool | None, now: float) -> list[Decision]:
         if watch.probes.get(peer, True) is not None:

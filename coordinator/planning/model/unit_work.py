@@ -195,7 +195,7 @@ def graph_seconds(graph: WireGraph, device: DeviceProfile) -> float:
 
 @lru_cache(maxsize=64)
 def _all_work(graph: WireGraph) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], int]:
-    """Of every kind of unit: how many there are, their flops and bytes moved; and how often loops turn in all."""
+    """The number of units of every kind, their flops and bytes moved; and how often loops turn in all."""
     kinds = kinds_of(graph)
     counted = Counter(kinds.of)
     counts = np.array([counted[number] for number in range(len(kinds.each))], np.float64)

@@ -309,7 +309,7 @@ def _rows_by_kind(model: CostModel, link: Link) -> list[_Row]:
 
 
 def _upward_ranks(model: CostModel, rows: Sequence[_Row]) -> list[float]:
-    """By unit, how long it is from its beginning to the end of all, on average workers."""
+    """How long it is from the beginning of each unit to the end of all, on average workers."""
     rank = [0.0] * len(model.kind_of)
     for unit in reversed(range(len(rank))):
         row, ahead = rows[model.kind_of[unit]], [rank[consumer] for consumer in model.index.consumers[unit]]
