@@ -97,6 +97,7 @@ class RemoteSession:
         self._heard_above: set[int] = set()
         self._told = 0  # so many steps were answered, and so were those of `_told_above`
         self._told_above: set[int] = set()
+        self._last_link: Link | None = None
         self._resuming: asyncio.Task[None] | None = None
         self._over: MeshError | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -233,7 +234,11 @@ class RemoteSession:
         while self._heard in self._heard_above:
             self._heard_above.remove(self._heard)
             self._heard += 1
-        if any(request.step is None for request in self._requests):  # else the next question says so
+        self._tell_heard()
+
+    def _tell_heard(self) -> None:
+        """Say which answers have come, where later steps may wait for that.  Else the next question says it."""
+        if self._heard and any(request.step is None for request in self._requests):
             self._tell(SessionHeard(self._opened.result(), self._heard))
 
     async def _resume(self) -> None:
@@ -268,7 +273,7 @@ class RemoteSession:
 
     async def _link(self) -> Link:
         try:
-            return await self._dial()
+            link = await self._dial()
         except MeshError as error:
             self._over = self._over or NodeLost(
                 "the link to the coordinator ended, and the session with it",
@@ -276,6 +281,10 @@ class RemoteSession:
                 next_step="Open a session with the state that you saved last",
             )
             raise self._over.copy() from None
+        if link is not self._last_link:  # what was said over the last one may not have arrived
+            self._last_link = link
+            self._tell_heard()
+        return link
 
     def _task(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = self._loop.create_task(work)

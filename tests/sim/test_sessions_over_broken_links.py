@@ -154,6 +154,26 @@ def test_more_large_answers_than_before_wait_for_a_client_that_was_away() -> Non
     run(scenario())
 
 
+def test_steps_go_on_where_the_link_broke_before_the_coordinator_heard_that_their_answers_have_come() -> None:
+    async def scenario() -> None:
+        async with Daemon(7, workers=1) as daemon:
+            network = daemon.cluster.network
+            session = await daemon.mesh.session(train, first_state(), *batch(0), strategy="single", ahead=1)
+            steps = [session.step(*batch(number)) for number in range(2)]
+            await asyncio.sleep(0.005)
+            network.block([CLIENT], [COORDINATOR])
+            losses = [float(await steps[0])]
+            await asyncio.sleep(0.01)
+            network.kill(CLIENT)
+            network.heal(CLIENT)
+            async with asyncio.timeout(60.0):
+                losses.append(float(await steps[1]))
+            assert losses == undisturbed(2)[0]
+            await session.close()
+
+    run(scenario())
+
+
 def test_a_session_of_a_client_that_stays_away_ends_and_the_client_hears_it() -> None:
     async def scenario() -> None:
         async with Daemon(5) as daemon:
