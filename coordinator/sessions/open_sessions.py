@@ -55,8 +55,13 @@ class Sessions:
     def give_up(self, record: SessionRecord) -> None:
         """Have workers drop what they keep for a session whose client did not come back."""
         del self._waiting[id(record)]
+        self._drop_unneeded(record)
+
+    def _drop_unneeded(self, record: SessionRecord) -> None:
+        """Have workers drop what of a record no session needs."""
+        kept = self.kept
         for generation, node in record.manifest.places:
-            if node in self._context.members:
+            if generation not in kept and node in self._context.members:
                 drop = self._context.deployer.drop(node, self._context.key(generation))
                 self._context.tasks.run("dropping a session's state", drop, unheard)
 
@@ -73,12 +78,12 @@ class Sessions:
         """Go on with a session of another process, whose client has the answers of `told` steps.  `feeds` are those of
         the steps from `record.manifest.first_feed(told)` on."""
         session = Session(self._context, program, state, policy, self._open.remove, None, write)
-        session.restore(record, told, feeds)
+        back = {node: kept for node, kept in self._kept_by.items() if node in self._context.members}
+        session.restore(record, told, feeds, back)
         del self._waiting[id(record)]
         self._open.append(session)
+        self._drop_unneeded(record)  # as copies that came after the answers of this client
         session.begin()
-        for node, kept in list(self._kept_by.items()):
-            session.feed(ev.NodeReturned(node, kept))
         return session
 
     def nodes_changed(self, error: MeshError | None, away: bool = False) -> None:

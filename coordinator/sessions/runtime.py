@@ -157,21 +157,22 @@ class Session:
     def begin(self) -> None:
         self._do(self._machine.begin(self._loop.time()))
 
-    def restore(self, record: SessionRecord, told: int, feeds: StepFeeds) -> None:
-        """Take over what another process had, before `begin`."""
+    def restore(self, record: SessionRecord, told: int, feeds: StepFeeds, back: Mapping[str, frozenset[int]]) -> None:
+        """Take over what another process had, before `begin`; some workers are `back`, with what they have kept."""
         args = self._policy, self._nodes, self._context.generation, self._context.timeouts
-        self._machine = SessionState.restored(record.manifest, told, *args)
+        self._machine = SessionState.restored(record.manifest, told, *args, back)
         self.feeds_from = record.manifest.first_feed(told)
         if self._writer is not None:
             self._writer.begin(self._machine.recorded)
         for number, inputs in feeds.items():
             self._feeds[number] = inputs
             self._feeds_bytes += bytes_of(inputs)
-        for copy in record.manifest.copies:
+        usable = record.manifest.before(told)
+        for copy in usable.copies:
             sizes = {piece: self._kind(piece).size_bytes for piece in copy.contents or ()}
             self._parity.take_over(copy, sizes)
-        if record.manifest.plan is not None:
-            self.plans[record.manifest.plan.generation] = _Deployment(None, {}, pieces=record.pieces)
+        if usable.plan is not None:
+            self.plans[usable.plan.generation] = _Deployment(None, {}, pieces=record.pieces)
 
     def heard(self, steps: int) -> None:
         """The client has the answers of the first `steps` steps."""

@@ -33,6 +33,7 @@ know what a piece is, nor who computes what.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from wire.errors import BlobError, Cancelled, DeviceLost, MeshError, OutOfMemory, StaleGeneration
@@ -131,14 +132,18 @@ class SessionState:
         nodes: Iterable[str],
         generation: Callable[[], int],
         times: Timeouts,
+        back: Mapping[str, frozenset[int]] = MappingProxyType({}),
     ) -> SessionState:
-        """The machine of a session that another process ran: its client has the answers of `told` steps."""
+        """The machine of a session that another process ran: its client has the answers of `told` steps, and these
+        workers are `back` already, with what each of them has kept."""
         machine, usable = SessionState(policy, nodes, generation, times), manifest.before(told)
         machine._copies = [Copy.recorded(copy) for copy in usable.copies]
         machine._plan = CurrentPlan.recorded(usable.plan) if usable.plan is not None else None
         machine._asked = machine._told = machine._heard = machine._done = machine._copied = told
         machine._held_from = manifest.first_feed(told)
         machine._away = True
+        for node, kept in back.items():
+            machine._take_back(node, kept)
         return machine
 
     def begin(self, now: float) -> list[ev.Action]:
@@ -293,13 +298,16 @@ class SessionState:
         """A worker is back: what it has kept counts again, and the rest is lost."""
         if self._over is not None:
             return []
-        here = event.node in self._nodes
-        for copy in self._copies:
-            copy.back(event.node, here and copy.number in event.kept)
-        if self._plan is not None:
-            self._plan.back(event.node, here and self._plan.generation in event.kept)
+        self._take_back(event.node, event.kept)
         actions = self._trim_lost()
         return [*actions, *self._look_what_is_back(now)] if self._return else actions
+
+    def _take_back(self, node: str, kept: frozenset[int]) -> None:
+        here = node in self._nodes
+        for copy in self._copies:
+            copy.back(node, here and copy.number in kept)
+        if self._plan is not None:
+            self._plan.back(node, here and self._plan.generation in kept)
 
     def _look_what_is_back(self, now: float, late: bool = False) -> list[ev.Action]:
         """Go on with the best there is: with what the plan had come to as long as that may come back whole, for a while

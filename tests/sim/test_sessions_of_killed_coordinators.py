@@ -51,6 +51,14 @@ async def killed(cluster: DurableCluster) -> None:
     await mesh.close()
     await asyncio.sleep(5.0)
     assert cluster.coordinator.sessions.idle, "a session stays"
+    assert not plans_on(cluster), "workers hold what nobody needs any more"
+
+
+def plans_on(cluster: DurableCluster) -> set[str]:
+    """The plans and copies that workers hold, with who holds them."""
+    daemons = [process.daemon for process in cluster._processes.values()]
+    states = [daemon.shell.machine for daemon in daemons if daemon is not None]
+    return {f"{key} on {state.node}" for state in states if state is not None for key in state._plans}
 
 
 def run(seed: int) -> Counter[str]:
