@@ -105,7 +105,8 @@ class Copy:
             piece: frozenset(nodes - {CLIENT}).union(node for node, pieces in away.items() if piece in pieces)
             for piece, nodes in self.holders.items()
         }
-        if not all(holders.values()):
+        keepers = self.keepers | {node for node, held in self._gone.items() if held.keeper}
+        if not all(nodes or self._can_be_made(piece, holders, keepers) for piece, nodes in holders.items()):
             return None
         return CopyRecord(self.number, self.value, self.contents, holders, self.checked, self.regular)
 

@@ -139,7 +139,8 @@ class SessionState:
         machine, usable = SessionState(policy, nodes, generation, times), manifest.before(told)
         machine._copies = [Copy.recorded(copy) for copy in usable.copies]
         machine._plan = CurrentPlan.recorded(usable.plan) if usable.plan is not None else None
-        machine._asked = machine._told = machine._heard = machine._done = machine._copied = told
+        machine._asked = machine._told = machine._heard = machine._done = told
+        machine._copied = max((copy.value for copy in usable.copies if copy.regular), default=0)
         machine._held_from = manifest.first_feed(told)
         machine._away = True
         for node, kept in back.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.machines.session_world import World
+from support.machines.session_world import PIECES, World
 
 from coordinator.planning.model.profiles import CLIENT
 from coordinator.sessions import events as ev
@@ -637,3 +637,33 @@ def test_what_a_client_has_no_answer_of_is_done_again_after_a_restart_and_nothin
             heard = len(world.told)
             world.hear(heard)
         assert list(world.told) == list(range(asked)) and not world.ended and not world.rejected
+
+
+def test_a_copy_that_checks_make_whole_is_written_down_after_the_death_of_an_owner() -> None:
+    struck = 0
+    for seed in range(20):
+        world = World(seed, Policy("coded", every=2, durable=True), names=("a", "b", "c", "d"))
+        for heard in (2, 4, 6):
+            world.do(2)
+            world.hear(heard)
+            world.settle()
+        newest = max(world.checked)
+        owners = [node for (number, node), held in world.kept.items() if number == newest and set(PIECES) & set(held)]
+        struck += len(owners) > 1
+        world.kill(owners[0])  # and before a new plan begins:
+        world.restart(6)
+        world.do(2)
+        assert len(world.told) == 8 and not world.ended
+    assert struck >= 10
+
+
+@pytest.mark.parametrize("copies", ["buddy", "coded"])
+def test_copies_are_made_in_their_turn_however_often_the_coordinator_is_killed(copies: str) -> None:
+    world = World(4, Policy(copies, every=5, durable=True))
+    for life in range(1, 7):
+        world.do(3)
+        world.hear(3 * life)
+        world.settle()
+        world.restart(3 * life)
+        world.settle()
+    assert world.feeds_from >= 10, "nothing newer than the first state is whole twice"
