@@ -23,6 +23,7 @@ LETS_GO = (ev.SendDrop, ev.ReleaseCopy, ev.ForgetFeeds)
 AGAIN_S = 1.0  # after the disk refused a record
 REFUSED_S = 5.0  # after so long what waits is done all the same: workers have no room for ever more copies
 PAUSE = 9  # times what a record took to be written, until the next one
+PAUSE_S_MAX = 1.0  # workers hold all that waits for a record, which is a copy of the state after every few steps
 DUE_MAX = 1024  # actions that wait for a slow disk; each is a copy that some worker still holds, or feeds
 WriteRecord = Callable[[SessionRecord], Awaitable[None]]
 
@@ -44,6 +45,7 @@ class RecordWriter:
         self._over = False
         self._writing: asyncio.Task[None] | None = None
         self._due: deque[ev.Action] = deque()
+        self._covered = 0  # so many of these, the first, wait only for the record that is being written
 
     def begin(self, about: object) -> None:
         """A record about this is written down already."""
@@ -72,7 +74,7 @@ class RecordWriter:
         refused_since_s: float | None = None
         durable = True
         while self._unwritten and not self._over:
-            self._unwritten, follows, began_s = False, len(self._due), self._clock()
+            self._unwritten, self._covered, began_s = False, len(self._due), self._clock()
             try:
                 await self._write(self._record())
             except MeshError as error:
@@ -88,12 +90,13 @@ class RecordWriter:
             if not durable:
                 log.info("the state of a session is written down again")
             refused_since_s, durable = None, True
-            self._act_due(follows)
-            await asyncio.sleep(PAUSE * (self._clock() - began_s))
+            self._act_due(self._covered)
+            await asyncio.sleep(min(PAUSE * (self._clock() - began_s), PAUSE_S_MAX))
         self._writing = None
         self._act_due(len(self._due))
 
     def _act_due(self, count: int) -> None:
         """Do the first of what waits for a record."""
         for _ in range(min(count, len(self._due))):
+            self._covered = max(self._covered - 1, 0)
             self._act(self._due.popleft())
