@@ -50,7 +50,7 @@ from wire.units import counted
 from ..coordinator import Coordinator
 from ..planning.model.program import Program
 from ..planning.session_planner import Stateful
-from ..sessions.manifest import CopyRecord, Manifest, SessionRecord, as_json, from_json
+from ..sessions.manifest import CopyRecord, Manifest, SessionRecord, as_json, from_json, reading_journal
 from ..sessions.runtime import Session, ahead_for
 from ..sessions.state import Policy
 from .job_store import JobStore, StoredEntry
@@ -94,10 +94,11 @@ class _Terms:
     @staticmethod
     def of(fields: dict[str, Any]) -> _Terms:
         """What an entry says."""
-        copies, every, replay_bytes, asked = fields["policy"]
-        policy = Policy(copies, every, fields["ahead"], replay_bytes, asked, durable=True)
-        carries = tuple((name, output) for name, output in fields["carries"])
-        return _Terms(fields["client"], fields["strategy"], carries, fields["told"], fields["ahead"], policy)
+        with reading_journal():
+            copies, every, replay_bytes, asked = fields["policy"]
+            policy = Policy(copies, every, fields["ahead"], replay_bytes, asked, durable=True)
+            carries = tuple((name, output) for name, output in fields["carries"])
+            return _Terms(fields["client"], fields["strategy"], carries, fields["told"], fields["ahead"], policy)
 
     @property
     def stateful(self) -> Stateful:
@@ -135,7 +136,8 @@ class _ClientSession:
 
 class SessionService:
     """Registers itself as the answer to every message about sessions; `for_clients` keeps others away.  Call `resume`
-    before `listen`, and `close` before the coordinator's."""
+    before `listen`.  `close` ends the sessions for good: call it before the coordinator's, and only if somebody stopped
+    that."""
 
     def __init__(
         self,
@@ -167,9 +169,9 @@ class SessionService:
         for entry in entries:
             name = entry.job.removeprefix(_ENTRY[entry.kind])
             if entry.kind == RECORD:
-                records[name] = from_json(entry.fields["record"])
+                records[name] = from_json(entry.fields.get("record"))
             else:
-                self._sessions[name] = _ClientSession(name, _Terms.of(entry.fields), entry=entry.fields["values"])
+                self._sessions[name] = _ClientSession(name, _Terms.of(entry.fields), entry=entry.fields.get("values"))
         for name, opened in list(self._sessions.items()):
             opened.record = records.get(name) or SessionRecord(BEGINNING, {}, {})
             self._coordinator.sessions.expect(opened.record)
@@ -382,7 +384,9 @@ class SessionService:
         if opened.session is not None:
             return Done()
         content = await self._content(opened)
-        opened.feeds[body.step] = await self._upload.values(link, body.inputs, content.graph.input_types)
+        inputs = await self._upload.values(link, body.inputs, content.graph.input_types)
+        if opened.session is None:
+            opened.feeds[body.step] = inputs
         return Done()
 
     async def _resume(self, link: Link, body: ResumeSession) -> SessionResumed:
@@ -396,6 +400,7 @@ class SessionService:
             if missing < body.told:
                 return SessionResumed(missing, body.told)
             content = await self._content(opened)
+            self._mine(link, body.session)  # it may have been closed meanwhile
             program, addresses = opened.take(content), self._hold(content)
             feeds = {step: opened.feeds[step] for step in range(first, body.told)}
             session = self._coordinator.sessions.open_again(
@@ -411,7 +416,8 @@ class SessionService:
     async def _content(self, opened: _ClientSession) -> ProgramContent:
         """The program of a session of the process before."""
         if not isinstance(opened.entry, ProgramContent):
-            opened.entry = await load_program(opened.entry, self._store.load)
+            with reading_journal():
+                opened.entry = await load_program(opened.entry, self._store.load)
         return opened.entry
 
     # -- clients that come and go, and the end

@@ -7,7 +7,8 @@ stay with the client until then, too.  What this process itself holds is not in 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,9 +118,9 @@ def as_json(record: SessionRecord) -> dict[str, Any]:
     }
 
 
-def from_json(data: Mapping[str, Any]) -> SessionRecord:
+def from_json(data: Any) -> SessionRecord:
     """The record that `as_json` made plain; JournalDamaged if it is none."""
-    try:
+    with reading_journal():
         copies = tuple(
             CopyRecord(
                 copy["number"],
@@ -145,11 +146,19 @@ def from_json(data: Mapping[str, Any]) -> SessionRecord:
         pieces = {(part, output): _piece_from(piece) for part, output, piece in data["pieces"]}
         epochs = {int(generation): int(epoch) for generation, epoch in data["epochs"]}
         return SessionRecord(Manifest(copies, known), pieces, epochs)
+
+
+@contextlib.contextmanager
+def reading_journal() -> Iterator[None]:
+    """JournalDamaged where what the journal says of a session is not as it was written, or by another version."""
+    try:
+        yield
     except (LookupError, TypeError, ValueError) as error:
         raise JournalDamaged(
             "what the journal says of a session cannot be read",
             cause=f"{type(error).__name__}: {error}",
-            next_step="Open a session with the state that you saved last",
+            next_step="Start the version of mesh-coord that wrote it, or move its jobs folder away, with all jobs and "
+            "sessions in it",
         ) from None
 
 

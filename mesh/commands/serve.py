@@ -100,7 +100,8 @@ async def serve_until_stopped(options: argparse.Namespace) -> int:
         if returning is not None:
             returning.cancel()
         await admission.close()
-        await sessions.close()
+        if stopped.is_set():  # else it failed, and the next start goes on with them
+            await sessions.close()
         await service.close()
         await coordinator.close()
     return OK

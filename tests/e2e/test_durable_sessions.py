@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import signal
+import socket
 import statistics
 import sys
 import time
@@ -17,7 +18,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from support.processes import site as sites
-from support.processes.commands import Daemon, environment, node_states, wait_for
+from support.processes.commands import Daemon, environment, node_states, run, wait_for
 from support.processes.durable import free_port
 from support.processes.small_disk import fill, small_disk
 from test_stopped_programs import Program, program
@@ -51,6 +52,15 @@ class Served:
     def start(self) -> None:
         self.coordinator = self._stack.enter_context(sites.serving(self.folder, self.env, port=self.port))
 
+    def fail_to_start(self) -> None:
+        """Start it while something else has its port."""
+        with socket.socket(socket.AF_INET6) as other:
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            other.bind(("::", self.port))
+            other.listen()
+            failed = run(*sites.SERVE, "--port", str(self.port), env=self.env)
+        assert failed.returncode != 0 and str(self.port) in failed.stderr
+
     def restart(self, running: Program) -> float:
         """Kill it, start it again, and return after how many seconds from its being ready the program gets on."""
         self.coordinator.stop(signal.SIGKILL)
@@ -71,6 +81,10 @@ def test_a_session_goes_on_after_its_coordinator_was_killed(tmp_path: Path) -> N
             for _ in range(steps):
                 running.read()
             site.restart(running)
+        site.coordinator.stop(signal.SIGKILL)
+        site.fail_to_start()  # which ends no session
+        site.start()
+        running.read_on(time.monotonic())
         running.end()
     assert "1 session of before, to be taken up" in Logged(tmp_path / "coordinator.log")
 

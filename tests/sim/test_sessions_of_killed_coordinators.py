@@ -7,6 +7,7 @@ of its client has the losses and the state, to the bit, of one that nobody distu
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import sys
 from collections import Counter
@@ -20,6 +21,8 @@ from support.simulated.simulated_jobs import DurableCluster, simulate_durable
 from support.undisturbed import bits, undisturbed
 
 from mesh.client.async_mesh import AsyncMesh
+from mesh.errors import MeshError, NodeLost
+from wire.protocol.messages import CloseSession, ResumeSession
 
 MOMENTS = 10  # at which it is killed; more often, where its disk ends it
 STEPS_MAX = 6  # between two of them
@@ -71,6 +74,39 @@ def run(seed: int) -> Counter[str]:
 def test_a_session_goes_on_whenever_its_coordinator_is_killed(seeds: range) -> None:
     for seed in seeds:
         run(seed)
+
+
+def test_a_session_that_is_closed_while_it_is_resumed_stays_closed() -> None:
+    async def closed(cluster: DurableCluster) -> None:
+        mesh = AsyncMesh(await client_of(cluster))
+        session = await mesh.session(train, first_state(), *batch(0), strategy="single")
+        await session.step(*batch(0))
+        before = cluster.sessions
+        cluster.crash()
+        while cluster.sessions is before or not cluster.coordinator.endpoint.links.get("d" * 32):
+            await asyncio.sleep(0.1)
+        service, link = cluster.sessions, cluster.coordinator.endpoint.links["d" * 32]
+        (name,) = service._sessions
+        content, read = service._content, asyncio.Event()
+
+        async def slowly(opened: Any) -> Any:
+            found = await content(opened)
+            await read.wait()
+            return found
+
+        service._content = slowly  # type: ignore[method-assign]
+        resuming = asyncio.create_task(service._resume(link, ResumeSession(name, 0, 1)))
+        await asyncio.sleep(0.1)
+        await service._close(link, CloseSession(name))
+        read.set()
+        with pytest.raises(NodeLost, match="has no session"):
+            await resuming
+        assert cluster.coordinator.sessions.idle and not service._sessions
+        with contextlib.suppress(MeshError):
+            await session.close()
+        await mesh.close()
+
+    simulate_durable(1, 3, closed, mortal=False)
 
 
 if __name__ == "__main__":
