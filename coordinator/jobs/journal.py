@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wire.errors import ConfigError, JournalDamaged, NotDurable
+from wire.limits import MIB
 from wire.system.atomic_files import WRITING, Disk
 from wire.system.file_lock import FileLock
 
@@ -38,7 +39,7 @@ FORGOTTEN = "forgotten"  # the job and all its entries may go
 WHOLE = frozenset(  # says all of its job: earlier entries of it may go
     {"accepted", "ended", "workers", "session", "session-record", FORGOTTEN}
 )
-DEAD_ROWS_MIN = 256  # fewer needless rows are not worth rewriting the others
+DEAD_ROWS_MIN, DEAD_BYTES_MIN = 256, 16 * MIB  # less that is needless is not worth rewriting the rest
 DISK_FAULTS = frozenset({sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY})
 _NONE = bytes(16)
 
@@ -76,8 +77,8 @@ class Journal:
         self._connection: sqlite3.Connection | None = None
         self._number = 0
         self._chain = _NONE
-        self._live: dict[str, int] = {}  # rows that are needed, by job
-        self._stored = 0
+        self._live: dict[str, tuple[int, int]] = {}  # rows that are needed, and the bytes of them, by job
+        self._stored = self._stored_bytes = 0
 
     @staticmethod
     def open(
@@ -245,6 +246,7 @@ class Journal:
             _insert(self._connection, rows)
         self._acknowledge(rows[-1])
         self._stored += len(rows)
+        self._stored_bytes += sum(len(row.entry.body) for row in rows)
         self._count(rows)
 
     def _acknowledge(self, row: _Row) -> None:
@@ -266,13 +268,16 @@ class Journal:
         self._rewrite(needed)
 
     def _compact_if_due(self) -> None:
-        needed = sum(self._live.values())
-        if self._stored - needed < max(DEAD_ROWS_MIN, needed):
+        needed = sum(rows for rows, _ in self._live.values())
+        needed_bytes = sum(size_bytes for _, size_bytes in self._live.values())
+        few = self._stored - needed < max(DEAD_ROWS_MIN, needed)
+        if few and self._stored_bytes - needed_bytes < max(DEAD_BYTES_MIN, needed_bytes):
             return
         assert self._connection is not None
         try:
             _check(self._connection)
-            self._rewrite(_read_needed(self._connection, self._live))
+            rows = {job: rows for job, (rows, _) in self._live.items()}
+            self._rewrite(_read_needed(self._connection, rows))
         except (sqlite3.Error, OSError, ValueError) as error:  # what was written stays; the next write tries again
             log.warning("the journal in %s was not compacted: %s", self._folder, error)
             self._disconnect()
@@ -304,15 +309,17 @@ class Journal:
             connection.execute("DELETE FROM rows WHERE number <= ?", (last,))
         self._acknowledge(row)
         self._stored = row.number - last
+        self._stored_bytes = sum(size_bytes for _, size_bytes in self._live.values())
 
     def _count(self, rows: Iterable[_Row]) -> None:
-        """Keep the number of needed rows by job; tidying does not change it."""
+        """Keep the number and the bytes of needed rows by job; tidying does not change them."""
         for row in rows:
             job, kind = row.entry.job, row.entry.kind
+            before, before_bytes = (0, 0) if kind in WHOLE else self._live.get(job, (0, 0))
             if kind == FORGOTTEN:
                 self._live.pop(job, None)
             else:
-                self._live[job] = 1 if kind in WHOLE else self._live.get(job, 0) + 1
+                self._live[job] = before + 1, before_bytes + len(row.entry.body)
 
     def _disconnect(self) -> None:
         if self._connection is not None:

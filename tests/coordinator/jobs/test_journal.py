@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from support.hostile.faulty_disk import FaultyDisk, Fuse, QuickDisk, faulty_connect, quick_connect
 
-from coordinator.jobs.journal import DEAD_ROWS_MIN, FORGOTTEN, Entry, Journal
+from coordinator.jobs.journal import DEAD_BYTES_MIN, DEAD_ROWS_MIN, FORGOTTEN, Entry, Journal
 from wire.errors import ConfigError, JournalDamaged, NotDurable
+from wire.limits import MIB
 
 QUICK = QuickDisk()
 SAMPLE = 150
@@ -73,6 +74,18 @@ def test_history_does_not_grow_the_journal(tmp_path: Path) -> None:
     assert max(sizes[2:]) <= sizes[1] * 1.5
     journal.close()
     assert found_in(tmp_path) == [entry("kept")]
+
+
+def test_long_entries_that_replace_each_other_do_not_grow_the_journal(tmp_path: Path) -> None:
+    """As the records of a session with a large state do, one after every few steps."""
+    journal, _ = open_quick(tmp_path)
+    newest = b""
+    for number in range(60):
+        newest = bytes([number]) * MIB
+        journal.write([entry("@session-record a", "session-record", newest)])
+    journal.close()
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 2 * DEAD_BYTES_MIN + 8 * MIB
+    assert [found.body for found in found_in(tmp_path)] == [newest]
 
 
 def test_tidying_does_not_take_memory_for_all_that_is_kept(tmp_path: Path) -> None:
