@@ -150,7 +150,7 @@ def from_json(data: Any) -> SessionRecord:
 
 @contextlib.contextmanager
 def reading_journal() -> Iterator[None]:
-    """JournalDamaged where what the journal says of a session is not as it was written, or by another version."""
+    """Raise JournalDamaged where a session's entry has not the fields that this version writes."""
     try:
         yield
     except (LookupError, TypeError, ValueError) as error:

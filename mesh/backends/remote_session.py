@@ -123,7 +123,7 @@ class RemoteSession:
     async def close(self) -> None:
         lost, self._over = self._over, Cancelled("the session is closed")
         try:
-            if lost is None:
+            if lost is None or (self._last_link is not None and not self._last_link.closed):
                 await self._ask(CloseSession(await self._opened), Done)
         except MeshError:  # it never was, or is over already
             return

@@ -13,6 +13,7 @@ import sys
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 from support.by_seed import ranges, run_seeds
 from support.cases.training import batch, first_state, train
@@ -107,6 +108,28 @@ def test_a_session_that_is_closed_while_it_is_resumed_stays_closed() -> None:
         await mesh.close()
 
     simulate_durable(1, 3, closed, mortal=False)
+
+
+def test_a_session_that_cannot_be_resumed_is_let_go_when_it_is_closed() -> None:
+    """Its program is gone from the disk; its client is there still, and may have others."""
+
+    async def unreadable(cluster: DurableCluster) -> None:
+        mesh = AsyncMesh(await client_of(cluster))
+        x = np.ones((64, 64), np.float32)
+        session = await mesh.session(lambda state, x: (state + x, state[0, 0]), x, x, strategy="single")
+        await session.step(x)
+        cluster.crash()
+        assert cluster._image is not None
+        for path in (cluster._image / "content").rglob("*"):
+            if path.is_file():
+                path.unlink()
+        with pytest.raises(MeshError):
+            await session.step(x)
+        await session.close()
+        assert not cluster.sessions._sessions and not cluster.coordinator.sessions.kept
+        await mesh.close()
+
+    simulate_durable(1, 3, unreadable, mortal=False)
 
 
 if __name__ == "__main__":
