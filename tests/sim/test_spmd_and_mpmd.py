@@ -90,7 +90,7 @@ def test_the_graph_of_all_ranks_is_compiled_once_on_each_whatever_it_is_called()
 
     async def scenario(cluster: Cluster) -> None:
         for name in ("one", "one", "another"):
-            graph = WireGraph(SUMS.nodes, SUMS.outputs, SUMS.output_names, name)
+            graph = WireGraph(SUMS.nodes, SUMS.outputs, SUMS.output_names, SUMS.types, name)
             np.testing.assert_allclose(await ran(cluster, graph), RIGHT, rtol=1e-6)
 
     simulate(scenario, devices=devices)
