@@ -22,7 +22,8 @@
     |   |-- Busy                it already has another coordinator
     |   |-- ConnectFailed       nobody answered there
     |   |-- NodeLost            it died or fell silent
-    |   `-- StaleGeneration     its work belongs to a plan that was replaced
+    |   |-- StaleGeneration     its work belongs to a plan that was replaced
+    |   `-- SessionTaken        another program drives the session
     |-- EngineError             a device could not do its part
     |   |-- Unsupported         an op or dtype this engine does not have
     |   |-- CompileFailed, ExecuteFailed, DeviceLost
@@ -326,6 +327,12 @@ class StaleGeneration(RemoteError):
     """A message belongs to a plan that was replaced."""
 
     code = "stale_generation"
+
+
+class SessionTaken(RemoteError):
+    """Another program drives the named session."""
+
+    code = "session_taken"
 
 
 class EngineError(MeshError):

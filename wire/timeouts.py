@@ -335,6 +335,13 @@ class Timeouts:
         by=(COORDINATOR,),
         wan=240.0,
     )
+    keep_named_sessions_s: float = _row(
+        7 * DAY_S,
+        "How long a session that has a name stays on its workers while no program drives it: a week-end, a broken "
+        "machine, a holiday. It takes their memory for so long.",
+        most=SECONDS_MAX,
+        by=(COORDINATOR,),
+    )
     keep_results_s: float = _row(
         DAY_S,
         "How long a job that is over is stored: long enough to come back tomorrow for its result.",

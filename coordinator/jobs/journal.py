@@ -37,7 +37,7 @@ FORMAT = 1
 BEGIN = "begin"  # the first row: the epoch, and the checksum the chain goes on from
 FORGOTTEN = "forgotten"  # the job and all its entries may go
 WHOLE = frozenset(  # says all of its job: earlier entries of it may go
-    {"accepted", "ended", "workers", "session", "session-record", FORGOTTEN}
+    {"accepted", "ended", "workers", "session", "session-record", "session-driver", FORGOTTEN}
 )
 DEAD_ROWS_MIN, DEAD_BYTES_MIN = 256, 16 * MIB  # less that is needless is not worth rewriting the rest
 DISK_FAULTS = frozenset({sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY})

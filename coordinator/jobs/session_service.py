@@ -5,6 +5,10 @@ it.  It ends when the client says goodbye, or was without a link for `keep_s`: a
 nothing.  What is asked is numbered: it is done in that order, since steps with large arguments may arrive later than
 others, and once, however often it is asked.  An answer is kept until the client says that it has it.
 
+A session with a name outlasts its client, for `keep_named_s`.  Another client of the same member may attach to it: it
+gives the session a token of its own, by which all is asked from then on, and the former token is refused.  Who drives a
+session is in the journal before anybody is told that.
+
 A session outlasts this process, too.  Its program is in the journal, and so is the record of where its state is
 (`coordinator/sessions/manifest.py`).  The next process has the workers keep that.  A client that asks again is told
 that it was interrupted: it says which answers it has, sends the inputs of earlier steps that may have to be done again,
@@ -16,29 +20,35 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
 
-from wire.errors import InputError, MeshError, NodeLost, StorageError
+from wire.errors import Cancelled, InputError, MeshError, NodeLost, SessionTaken, StorageError
 from wire.ir.codec import decode_graph, hash_array
-from wire.ir.types import TensorType
+from wire.link.identity import member_id
 from wire.link.link import Link
 from wire.policy.redundancy import OF_SESSIONS, copies_of
 from wire.protocol.messages import (
+    AskSessions,
+    AttachSession,
     CloseSession,
     Done,
+    EndSession,
     Message,
     NamedValue,
     OpenSession,
     ResumeSession,
+    SessionAttached,
     SessionFeed,
     SessionHeard,
     SessionOpened,
+    SessionReport,
     SessionResumed,
+    Sessions,
     SessionState,
     SessionStep,
     SessionTold,
@@ -48,12 +58,11 @@ from wire.transfer.content_exchange import BlobExchange, apart, off_loop
 from wire.units import counted
 
 from ..coordinator import Coordinator
-from ..planning.model.program import Program
-from ..planning.session_planner import Stateful
 from ..sessions.manifest import CopyRecord, Manifest, SessionRecord, as_json, from_json, reading_journal
-from ..sessions.runtime import Session, ahead_for
+from ..sessions.runtime import Session, StepFeeds, ahead_for
 from ..sessions.state import Policy
-from .job_store import JobStore, StoredEntry
+from .client_session import ClientSession, Requests, Terms
+from .job_store import Content, JobStore, StoredEntry
 from .journal import FORGOTTEN
 from .program_upload import ProgramUpload
 from .stored_program import ProgramContent, load_program
@@ -61,77 +70,13 @@ from .stored_program import ProgramContent, load_program
 log = logging.getLogger("graph_mesh.service")
 Ask = Callable[[], Awaitable[Any]]
 Named = Callable[[Any], Iterable[tuple[str, NDArray[Any]]]]
-SESSION, RECORD = SESSION_ENTRIES = "session", "session-record"  # kinds of entries
+SESSION, RECORD, DRIVER = SESSION_ENTRIES = "session", "session-record", "session-driver"  # kinds of entries
+FORMER_MAX = 16  # tokens of a session that are told who drives it now
+TAKE = "Attach with take=True to drive it from here; the other program is told so at its next step"
 INTERRUPTED = SessionTold((), interrupted=True)
 BEGINNING = Manifest((CopyRecord(0, 0, None),))  # of a session that no plan has begun for
-_ENTRY = {SESSION: "@session ", RECORD: "@session-record "}  # before a session's name; no job has such an id
-
-
-@dataclass(slots=True)
-class _Terms:
-    """What a client asked for as it opened a session."""
-
-    client: str
-    strategy: str
-    carries: tuple[tuple[str, int], ...]
-    told: int
-    ahead: int
-    policy: Policy
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        """The fields of an entry."""
-        policy = [self.policy.copies, self.policy.every, self.policy.replay_bytes, self.policy.asked]
-        return {
-            "client": self.client,
-            "strategy": self.strategy,
-            "carries": self.carries,
-            "told": self.told,
-            "ahead": self.ahead,
-            "policy": policy,
-        }
-
-    @staticmethod
-    def of(fields: dict[str, Any]) -> _Terms:
-        """What an entry says."""
-        with reading_journal():
-            copies, every, replay_bytes, asked = fields["policy"]
-            policy = Policy(copies, every, fields["ahead"], replay_bytes, asked, durable=True)
-            carries = tuple((name, output) for name, output in fields["carries"])
-            return _Terms(fields["client"], fields["strategy"], carries, fields["told"], fields["ahead"], policy)
-
-    @property
-    def stateful(self) -> Stateful:
-        return Stateful(self.carries, self.told, self.ahead)
-
-
-@dataclass(slots=True)
-class _ClientSession:
-    """A session of a client, and what is held for it."""
-
-    name: str
-    terms: _Terms
-    session: Session | None = None  # None until its client is back, where this process was started anew
-    kinds: dict[str, TensorType] = field(default_factory=dict)  # of a step's inputs
-    names: tuple[str, ...] = ()  # of its outputs
-    next_number: int = 0
-    heard: int = 0  # below it, the client has all answers
-    over: set[int] = field(default_factory=set)  # numbers above that, which nobody waits for
-    turns: dict[int, asyncio.Future[None]] = field(default_factory=dict)
-    answers: dict[int, asyncio.Task[SessionTold]] = field(default_factory=dict)  # until the client has them
-    after: dict[int, int] = field(default_factory=dict)  # of these answers, the steps done by then
-    blobs: dict[int, list[bytes]] = field(default_factory=dict)  # of these answers
-    leaving: asyncio.TimerHandle | None = None  # while its client has no link
-    saving: asyncio.Task[Any] | None = None  # the entry of its program
-    entry: Any = None  # the values of that entry, where this process was started anew
-    record: SessionRecord | None = None  # likewise, where its state is
-    feeds: dict[int, dict[str, NDArray[Any]]] = field(default_factory=dict)  # of steps that may be done again
-    resuming: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    def take(self, content: ProgramContent) -> Program:
-        """The program, once its graph is known."""
-        self.kinds, self.names = content.graph.input_types, tuple(content.graph.output_names[: self.terms.told])
-        return Program(content.graph, content.bindings, self.terms.strategy)
+# Before a session's id, which is its first token; no job has such an id.
+_ENTRY = {SESSION: "@session ", RECORD: "@session-record ", DRIVER: "@session-driver "}
 
 
 class SessionService:
@@ -144,12 +89,16 @@ class SessionService:
         coordinator: Coordinator,
         for_clients: Callable[[Callable[[Link, Any], Awaitable[Message]]], Callable[[Link, Any], Awaitable[Message]]],
         store: JobStore,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._coordinator = coordinator
+        self._wall = wall
         self._store = store
         self._keep_s = coordinator.config.timeouts.keep_sessions_s
+        self._keep_named_s = coordinator.config.timeouts.keep_named_sessions_s
         self._upload = ProgramUpload(coordinator.blobs)
-        self._sessions: dict[str, _ClientSession] = {}
+        self._sessions: dict[str, ClientSession] = {}  # by id
+        self._tokens: dict[str, str] = {}  # the session of each token, former ones too
         self._doing, self._ending = Tasks(), Tasks()
         answers: dict[type, Callable[[Link, Any], Awaitable[Message]]] = {
             OpenSession: self._open,
@@ -158,6 +107,9 @@ class SessionService:
             ResumeSession: self._resume,
             SessionFeed: self._feed,
             CloseSession: self._close,
+            AttachSession: self._attach,
+            AskSessions: self._reports,
+            EndSession: self._end_named,
         }
         coordinator.requests.update({message: for_clients(answer) for message, answer in answers.items()})
         coordinator.notices[SessionHeard] = self._heard
@@ -165,49 +117,62 @@ class SessionService:
 
     def resume(self, entries: Iterable[StoredEntry]) -> None:
         """Expect the sessions of the process before: their workers keep their state, and their clients come back."""
-        records = {}
+        records, drivers = {}, {}
         for entry in entries:
-            name = entry.job.removeprefix(_ENTRY[entry.kind])
+            id = entry.job.removeprefix(_ENTRY[entry.kind])
             if entry.kind == RECORD:
-                records[name] = from_json(entry.fields.get("record"))
+                records[id] = from_json(entry.fields.get("record"))
+            elif entry.kind == DRIVER:
+                drivers[id] = entry.fields
             else:
-                self._sessions[name] = _ClientSession(name, _Terms.of(entry.fields), entry=entry.fields.get("values"))
-        for name, opened in list(self._sessions.items()):
-            opened.record = records.get(name) or SessionRecord(BEGINNING, {}, {})
+                terms, values = Terms.of(entry.fields), entry.fields.get("values")
+                self._sessions[id] = ClientSession(id, id, terms.client, "", terms, entry=values)
+                self._sessions[id].form = values.get("form", b"") if isinstance(values, dict) else b""
+        for id, opened in list(self._sessions.items()):
+            if (driver := drivers.get(id)) is not None:
+                with reading_journal():
+                    opened.token, opened.client, opened.client_name = driver["token"], driver["client"], driver["name"]
+                    opened.former = tuple(driver["former"])
+            self._tokens.update(dict.fromkeys((opened.token, *opened.former), id))
+            opened.record = records.get(id) or SessionRecord(BEGINNING, {}, {})
             self._coordinator.sessions.expect(opened.record)
-            self._leave(name)
-        for name in records.keys() - self._sessions.keys():
-            self._ending.run("forgetting a session", self._forget_entry(RECORD, name), unheard)
+            self._leave(opened, self._keep_s)
+        for kind, ids in ((RECORD, records.keys()), (DRIVER, drivers.keys())):
+            for id in ids - self._sessions.keys():
+                self._ending.run("forgetting a session", self._forget_entry(kind, id), unheard)
         self._coordinator.begin_above(max((max(record.epochs, default=0) for record in records.values()), default=0))
         if self._sessions:
             log.info("%s of before, to be taken up by their clients", counted(len(self._sessions), "session"))
 
     async def close(self) -> None:
         """End every session, with its workers' state and its entries."""
-        await asyncio.gather(*(self._end(self._sessions.pop(name)) for name in list(self._sessions)))
+        await asyncio.gather(*(self._end(opened) for opened in list(self._sessions.values())))
         await asyncio.gather(*self._ending, return_exceptions=True)
 
     async def _open(self, link: Link, body: OpenSession) -> SessionOpened:
-        name = body.session or secrets.token_hex(6)
-        if self._is_open(link, name):
-            return await self._opened(self._sessions[name])
+        token = body.session or secrets.token_hex(6)
+        if (known := self._known(link, token, body.name)) is not None:
+            return await self._opened(known)
         graph, strategy = decode_graph(body.graph), self._coordinator.config.strategy_of(body.strategy)
         if body.copies:
             copies_of(body.copies, OF_SESSIONS)
         params = await self._upload.params(link, body.params, graph)
         consts = await self._upload.consts(link, graph)
-        if self._is_open(link, name):
-            return await self._opened(self._sessions[name])
+        if (known := self._known(link, token, body.name)) is not None:
+            return await self._opened(known)
         kinds = graph.param_types
         for carry in body.carries:
             if carry.name not in kinds or carry.output >= len(graph.outputs) or body.told > len(graph.outputs):
                 raise InputError(f"the state {carry.name!r} is no param of the graph, or its next value no output")
-        ahead = body.ahead or ahead_for(sum(kinds[carry.name].size_bytes for carry in body.carries))
+        size_bytes = sum(kinds[carry.name].size_bytes for carry in body.carries)
+        ahead = body.ahead or ahead_for(size_bytes)
         asked = bool(body.copies)
         policy = Policy(body.copies or "buddy", max(body.every, 1), ahead, body.replay_bytes, asked, durable=True)
         carries = tuple((carry.name, carry.output) for carry in body.carries)
-        terms = _Terms(link.peer.node_id, strategy, carries, body.told, ahead, policy)
-        content, opened = ProgramContent(graph, params, consts), _ClientSession(name, terms)
+        me = link.peer
+        terms = Terms(me.node_id, strategy, carries, body.told, ahead, policy, body.name, self._wall(), size_bytes)
+        opened = ClientSession(token, token, me.node_id, me.name, terms, form=body.form)
+        content = ProgramContent(graph, params, consts)
         program, addresses = opened.take(content), self._hold(content)
         write = partial(self._write, opened)
         try:
@@ -219,39 +184,39 @@ class SessionService:
         self._began(opened, session, addresses)
         return await self._opened(opened)
 
-    async def _opened(self, opened: _ClientSession) -> SessionOpened:
+    async def _opened(self, opened: ClientSession) -> SessionOpened:
         """Answer once the session's program is in the journal; without that, there is no session."""
         try:
             if opened.saving is not None:
                 await asyncio.shield(opened.saving)
         except MeshError as error:
-            if self._sessions.pop(opened.name, None) is not None:
-                await self._end(opened)
+            await self._end(opened)
             raise error.copy() from None
-        return SessionOpened(opened.name)
+        return SessionOpened(opened.token)
 
     def _hold(self, content: ProgramContent) -> list[bytes]:
         for address, array in content.held:
             self._coordinator.hold(address, array)
         return [address for address, _ in content.held]
 
-    def _began(self, opened: _ClientSession, session: Session, addresses: Sequence[bytes]) -> None:
+    def _began(self, opened: ClientSession, session: Session, addresses: Sequence[bytes]) -> None:
         opened.session = session
-        self._sessions[opened.name] = opened
+        self._sessions[opened.id], self._tokens[opened.token] = opened, opened.id
         session.ended.add_done_callback(lambda _: self._let_go(addresses))
 
     # -- what a client asks
 
     async def _step(self, link: Link, body: SessionStep) -> SessionTold:
         opened = self._asked(link, body)
+        requests = opened.requests
         if opened.session is None:
             return INTERRUPTED
-        if body.number not in opened.answers:
+        if body.number not in requests.answers:
             ask = await self._step_with(link, opened, opened.session, body)
-            self._do(opened, body.number, ask, lambda arrays: zip(opened.names, arrays, strict=True))
-        return await _answer(opened.answers[body.number])
+            self._do(opened, requests, body.number, ask, lambda arrays: zip(opened.names, arrays, strict=True))
+        return await _answer(requests.answers[body.number])
 
-    async def _step_with(self, link: Link, opened: _ClientSession, session: Session, body: SessionStep) -> Ask:
+    async def _step_with(self, link: Link, opened: ClientSession, session: Session, body: SessionStep) -> Ask:
         """A function that asks the session for a step.  If the link ends before the inputs have come, the client
         retries."""
         try:
@@ -265,56 +230,53 @@ class SessionService:
         opened = self._asked(link, body)
         if opened.session is None:
             return INTERRUPTED
-        self._do(opened, body.number, opened.session.state, dict.items)
-        return await _answer(opened.answers[body.number])
+        self._do(opened, opened.requests, body.number, opened.session.state, dict.items)
+        return await _answer(opened.requests.answers[body.number])
 
     async def _close(self, link: Link, body: CloseSession) -> Done:
         opened = self._mine(link, body.session)
-        del self._sessions[body.session]
-        await self._end(opened)
+        if body.keep and opened.terms.name:
+            opened.client = ""
+            self._client_left(opened)
+        else:
+            await self._end(opened)
         return Done()
 
     # -- turns: what a client asks of a session is done in the order of its numbers, once
 
-    def _do(self, opened: _ClientSession, number: int, ask: Ask, named: Named) -> None:
+    def _do(self, opened: ClientSession, requests: Requests, number: int, ask: Ask, named: Named) -> None:
         """Ask it of the session in its turn, unless that was done: the client may ask again after a link's end."""
-        if number not in opened.answers:
-            if number < opened.next_number or number in opened.over:
+        if number not in requests.answers:
+            if number < requests.next_number or number in requests.over:
                 raise InputError(f"step {number} of this session was asked for before")
-            work = self._in_turn(opened, number, ask, named)
-            opened.answers[number] = self._doing.run("a step of a session", work, unheard)
+            work = self._in_turn(opened, requests, number, ask, named)
+            requests.answers[number] = self._doing.run("a step of a session", work, unheard)
 
-    async def _in_turn(self, opened: _ClientSession, number: int, ask: Ask, named: Named) -> SessionTold:
+    async def _in_turn(
+        self, opened: ClientSession, requests: Requests, number: int, ask: Ask, named: Named
+    ) -> SessionTold:
         session = opened.session
         assert session is not None
         try:
-            if number > opened.next_number:
-                await opened.turns.setdefault(number, asyncio.get_running_loop().create_future())
+            if number > requests.next_number:
+                await requests.turns.setdefault(number, asyncio.get_running_loop().create_future())
+            if opened.requests is not requests:
+                raise _taken(opened)
             step, answer = session.next_number, ask()
             after = session.next_number
         finally:
-            self._over(opened, number)
-        values = await self._published(opened, number, named(await answer))
-        opened.after[number] = after
+            requests.done(number)
+        values = await self._published(requests, number, named(await answer))
+        requests.after[number] = after
         return SessionTold(values, step, session.feeds_from)
-
-    def _over(self, opened: _ClientSession, number: int) -> None:
-        """Let the next number go on: this one was asked of the session, or never will be."""
-        opened.over.add(number)
-        while opened.next_number in opened.over:
-            opened.over.remove(opened.next_number)
-            opened.next_number += 1
-        waiting = opened.turns.pop(opened.next_number, None)
-        if waiting is not None and not waiting.done():
-            waiting.set_result(None)
 
     # -- values on their way out
 
     async def _published(
-        self, opened: _ClientSession, number: int, arrays: Iterable[tuple[str, NDArray[Any]]]
+        self, requests: Requests, number: int, arrays: Iterable[tuple[str, NDArray[Any]]]
     ) -> tuple[NamedValue, ...]:
         """Values for the client; large ones stay here to be fetched by address, until it says that it has them."""
-        values, named, held = [], list(arrays), opened.blobs.setdefault(number, [])
+        values, named, held = [], list(arrays), requests.blobs.setdefault(number, [])
         for (name, array), far in zip(named, apart(array for _, array in named), strict=True):
             address = None
             if far:
@@ -322,35 +284,38 @@ class SessionService:
                 self._coordinator.hold(address, array)
                 held.append(address)
             values.append(BlobExchange.named(name, array, far, address))
-        if number not in opened.answers:  # the session ended meanwhile
-            self._let_go(opened.blobs.pop(number, ()))
+        if number not in requests.answers:  # the session ended meanwhile, or another client has it
+            self._let_go(requests.blobs.pop(number, ()))
         return tuple(values)
 
-    def _asked(self, link: Link, body: SessionStep | SessionState) -> _ClientSession:
+    def _asked(self, link: Link, body: SessionStep | SessionState) -> ClientSession:
         """The session that a request is for; the answers that its client has received are freed."""
         opened = self._mine(link, body.session)
         self._have_heard(opened, body.heard)
         return opened
 
     def _heard(self, link: Link, body: SessionHeard) -> None:
-        opened = self._sessions.get(body.session)
-        if opened is not None and opened.terms.client == link.peer.node_id:
+        opened = self._sessions.get(self._tokens.get(body.session, ""))
+        if opened is not None and (opened.token, opened.client) == (body.session, link.peer.node_id):
             self._have_heard(opened, body.heard)
 
-    def _have_heard(self, opened: _ClientSession, below: int) -> None:
+    def _have_heard(self, opened: ClientSession, below: int) -> None:
         """The client has the answers below this number."""
-        steps = 0
-        for number in range(opened.heard, min(below, opened.next_number)):
-            steps = max(steps, opened.after.pop(number, 0))
-            if number in opened.answers:
-                self._forget(opened, number)
-        opened.heard = max(opened.heard, min(below, opened.next_number))
+        steps, requests = 0, opened.requests
+        for number in range(requests.heard, min(below, requests.next_number)):
+            steps = max(steps, requests.after.pop(number, 0))
+            self._forget(requests, number)
+        requests.heard = max(requests.heard, min(below, requests.next_number))
+        if opened.session is not None and opened.away:
+            opened.away = False
+            opened.session.client_went(False)
         if steps and opened.session is not None:
             opened.session.heard(steps)
 
-    def _forget(self, opened: _ClientSession, number: int) -> None:
-        if opened.answers.pop(number).done():
-            self._let_go(opened.blobs.pop(number, ()))
+    def _forget(self, requests: Requests, number: int) -> None:
+        answer = requests.answers.pop(number, None)
+        if answer is not None and answer.done():
+            self._let_go(requests.blobs.pop(number, ()))
 
     def _let_go(self, addresses: Iterable[bytes]) -> None:
         for address in addresses:
@@ -358,26 +323,27 @@ class SessionService:
 
     # -- the journal, and sessions of the process before
 
-    async def _save(self, opened: _ClientSession, content: ProgramContent) -> None:
-        await self._store.save(_ENTRY[SESSION] + opened.name, SESSION, opened.terms.fields, content.values)
+    async def _save(self, opened: ClientSession, content: ProgramContent) -> None:
+        values = content.values | ({"form": Content(memoryview(opened.form))} if opened.terms.name else {})
+        await self._store.save(_ENTRY[SESSION] + opened.id, SESSION, opened.terms.fields, values)
 
-    async def _write(self, opened: _ClientSession, record: SessionRecord) -> None:
+    async def _write(self, opened: ClientSession, record: SessionRecord) -> None:
         """Write down where the state of a session is, after its program."""
         if opened.saving is not None:
             await asyncio.shield(opened.saving)
-        await self._store.save(_ENTRY[RECORD] + opened.name, RECORD, {"record": as_json(record)})
+        await self._store.save(_ENTRY[RECORD] + opened.id, RECORD, {"record": as_json(record)})
 
-    async def _forget_entries(self, opened: _ClientSession) -> None:
+    async def _forget_entries(self, opened: ClientSession) -> None:
         if opened.saving is not None:
             await asyncio.wait([opened.saving])
-        for kind in _ENTRY:
-            await self._forget_entry(kind, opened.name)
+        for kind in _ENTRY if opened.terms.name else (SESSION, RECORD):
+            await self._forget_entry(kind, opened.id)
 
-    async def _forget_entry(self, kind: str, name: str) -> None:
+    async def _forget_entry(self, kind: str, id: str) -> None:
         try:
-            await self._store.save(_ENTRY[kind] + name, FORGOTTEN, {})
+            await self._store.save(_ENTRY[kind] + id, FORGOTTEN, {})
         except StorageError as error:  # the next process waits for its client, and then forgets it
-            log.warning("session %s stays in the journal: %s", name, error)
+            log.warning("session %s stays in the journal: %s", id, error)
 
     async def _feed(self, link: Link, body: SessionFeed) -> Done:
         opened = self._mine(link, body.session)
@@ -395,45 +361,164 @@ class SessionService:
             record = opened.record
             if opened.session is not None or record is None:
                 return SessionResumed(body.told, body.told)
-            first = record.manifest.first_feed(body.told)
+            first = record.manifest.first_feed(body.told, body.since)
             missing = next((step for step in range(first, body.told) if step not in opened.feeds), body.told)
             if missing < body.told:
                 return SessionResumed(missing, body.told)
-            content = await self._content(opened)
-            self._mine(link, body.session)  # it may have been closed meanwhile
-            program, addresses = opened.take(content), self._hold(content)
             feeds = {step: opened.feeds[step] for step in range(first, body.told)}
-            session = self._coordinator.sessions.open_again(
-                program, opened.terms.stateful, opened.terms.policy, record, body.told, feeds,
-                partial(self._write, opened),
-            )  # fmt: skip
-            opened.next_number = opened.heard = body.number
-            opened.feeds, opened.record = {}, None
-            self._began(opened, session, addresses)
-            log.info("session %s goes on after step %d", opened.name, body.told)
+            await self._open_again(opened, record, body.told, feeds, body.since)
+            opened.requests.next_number = opened.requests.heard = body.number
+            log.info("session %s goes on after step %d", opened.id, body.told)
             return SessionResumed(body.told, body.told)
 
-    async def _content(self, opened: _ClientSession) -> ProgramContent:
+    async def _open_again(
+        self, opened: ClientSession, record: SessionRecord, told: int | None, feeds: StepFeeds, since: int = 0
+    ) -> Session:
+        """Go on with a session of the process before."""
+        content = await self._content(opened)
+        if self._sessions.get(opened.id) is not opened:  # it was closed meanwhile
+            raise NodeLost("the session was closed", next_step="Open another one")
+        program, addresses = opened.take(content), self._hold(content)
+        session = self._coordinator.sessions.open_again(
+            program,
+            opened.terms.stateful,
+            opened.terms.policy,
+            record,
+            told,
+            feeds,
+            partial(self._write, opened),
+            since,
+        )
+        opened.feeds, opened.record = {}, None
+        self._began(opened, session, addresses)
+        return session
+
+    async def _content(self, opened: ClientSession) -> ProgramContent:
         """The program of a session of the process before."""
         if not isinstance(opened.entry, ProgramContent):
             with reading_journal():
                 opened.entry = await load_program(opened.entry, self._store.load)
         return opened.entry
 
+    # -- sessions that have a name, and who drives them
+
+    async def _attach(self, link: Link, body: AttachSession) -> SessionAttached:
+        opened = self._named(link, body.name)
+        async with opened.resuming:
+            if opened.token != body.session:
+                other = self._linked(opened.client) and opened.client != link.peer.node_id
+                if other and not body.take:
+                    told = f"session {body.name!r} is driven by {opened.client_name} ({opened.client})"
+                    raise SessionTaken(told, next_step=TAKE)
+                await self._hand_over(opened, link.peer.node_id, link.peer.name, body.session)
+            opened = self._mine(link, body.session)
+            session = opened.session
+            try:
+                if session is None:
+                    assert opened.record is not None
+                    session = await self._open_again(opened, opened.record, None, {})
+                steps = await session.claim()
+            except MeshError as error:
+                if opened.over:  # its name is free again
+                    await self._end(opened)
+                raise error.copy() from None
+            form = opened.form if isinstance(opened.form, bytes) else bytes(await self._store.load(opened.form))
+            opened.form = form
+        opened.away = False
+        if not self._linked(opened.client):
+            self._client_left(opened)
+        log.info("%s drives session %r from step %d on", opened.client_name, body.name, steps)
+        return SessionAttached(steps, opened.graph, form, opened.fixed)
+
+    async def _hand_over(self, opened: ClientSession, client: str, name: str, token: str) -> None:
+        """Have the client with this token drive the session from now on, and nobody else."""
+        former = (*opened.former, opened.token)[-FORMER_MAX:]
+        fields = {"client": client, "name": name, "token": token, "former": former}
+        await self._store.save(_ENTRY[DRIVER] + opened.id, DRIVER, fields)
+        if self._sessions.get(opened.id) is not opened:  # it was ended meanwhile
+            await self._forget_entry(DRIVER, opened.id)
+            return
+        for gone in set(opened.former).difference(former):
+            del self._tokens[gone]
+        opened.token, opened.former, opened.client, opened.client_name = token, former, client, name
+        self._tokens[token] = opened.id
+        requests, opened.requests = opened.requests, Requests()
+        self._over(requests, _taken(opened))
+
+    async def _adopt(self, opened: ClientSession) -> None:
+        """Go on with a session of the process before, whose client did not come back, so that its state stays safe."""
+        async with opened.resuming:
+            if opened.session is None and opened.record is not None:
+                await self._hand_over(opened, "", "", secrets.token_hex(6))
+                await self._open_again(opened, opened.record, None, {})
+                opened.away = True
+                log.info("session %r is kept until a program attaches to it", opened.terms.name)
+
+    async def _reports(self, link: Link, body: AskSessions) -> Sessions:
+        owner = member_id(link.peer.node_id)
+        mine = (opened for opened in self._sessions.values() if opened.terms.name and opened.owner == owner)
+        return Sessions(tuple(self._report(opened) for opened in sorted(mine, key=lambda each: each.terms.name)))
+
+    def _report(self, opened: ClientSession) -> SessionReport:
+        record, session = opened.record, opened.session
+        if session is not None:
+            steps, nodes = session.committed, session.workers
+        else:
+            assert record is not None
+            steps, nodes = record.manifest.least, frozenset(node for _, node in record.manifest.places)
+        workers = self._coordinator.sessions.names(nodes)
+        age_s = max(self._wall() - opened.terms.opened_s, 0.0)
+        return SessionReport(
+            opened.terms.name, steps, workers, opened.client_name, self._linked(opened.client), age_s,
+            opened.terms.size_bytes, session is not None,
+        )  # fmt: skip
+
+    async def _end_named(self, link: Link, body: EndSession) -> Done:
+        await self._end(self._named(link, body.name))
+        return Done()
+
+    def _named(self, link: Link, name: str) -> ClientSession:
+        """A session by its name; InputError for one that is not there, or is another member's."""
+        opened = self._with_name(name)
+        if opened is None or opened.owner != member_id(link.peer.node_id):
+            raise InputError(
+                f"this coordinator has no session {name!r} of yours",
+                next_step="See mesh-coord sessions for those there are",
+            )
+        return opened
+
+    def _with_name(self, name: str) -> ClientSession | None:
+        return next((opened for opened in self._sessions.values() if opened.terms.name == name), None)
+
     # -- clients that come and go, and the end
 
-    def _is_open(self, link: Link, name: str) -> bool:
-        """Whether a client opened this session before; NodeLost for a name that is another's."""
-        return name in self._sessions and self._mine(link, name) is not None
+    def _known(self, link: Link, token: str, name: str) -> ClientSession | None:
+        """The session that a client has opened before by this token; NodeLost for a token that is another's, InputError
+        if another session has the name."""
+        if token in self._tokens:
+            return self._mine(link, token)
+        other = self._with_name(name) if name else None
+        if other is None:
+            return None
+        if other.owner != member_id(link.peer.node_id):
+            raise InputError(f"the name {name!r} is taken on this coordinator", next_step="Choose another name")
+        raise InputError(
+            f"there is a session {name!r} already",
+            next_step=f'Go on with it by attach("{name}"), or end it: mesh-coord sessions end {name}',
+        )
 
-    def _mine(self, link: Link, name: str) -> _ClientSession:
-        opened = self._sessions.get(name)
-        if opened is None or opened.terms.client != link.peer.node_id:
+    def _mine(self, link: Link, token: str) -> ClientSession:
+        """The session that this client drives by this token; SessionTaken if it does not any more."""
+        opened, client = self._sessions.get(self._tokens.get(token, "")), link.peer.node_id
+        known = opened is not None and (opened.client == client or bool(opened.terms.name))
+        if opened is None or not known or opened.owner != member_id(client):
             raise NodeLost(
-                f"this coordinator has no session {name!r} of this client, or not any more",
-                next_step="Open a session with the state that you saved last; one ends when its coordinator is "
-                f"stopped, and when its client is away for more than {self._keep_s:g} s",
+                f"this coordinator has no session {token!r} of this client, or not any more",
+                next_step="Open a session with the state that you saved last; one without a name ends when its "
+                f"coordinator is stopped, and when its client is away for more than {self._keep_s:g} s",
             )
+        if (opened.token, opened.client) != (token, client):
+            raise _taken(opened)
         return opened
 
     def _linked(self, client: str) -> bool:
@@ -444,35 +529,64 @@ class SessionService:
         client = link.peer.node_id
         if self._linked(client):  # by a newer one
             return
-        for name in [name for name, opened in self._sessions.items() if opened.terms.client == client]:
-            self._leave(name, self._keep_s if error else 0.0)
+        for opened in [opened for opened in self._sessions.values() if opened.client == client]:
+            if opened.terms.name:
+                self._client_left(opened)
+            else:
+                self._leave(opened, self._keep_s if error else 0.0)
 
-    def _leave(self, name: str, keep_s: float | None = None) -> None:
+    def _client_left(self, opened: ClientSession) -> None:
+        """Nobody drives a session with a name any more, for now."""
+        if opened.session is not None and not opened.over:
+            opened.away = True
+            opened.session.client_went(True)
+        self._leave(opened, self._keep_s if opened.session is None or opened.over else self._keep_named_s)
+
+    def _leave(self, opened: ClientSession, keep_s: float) -> None:
         """Give a client so long to come back for its session."""
-        opened, loop = self._sessions[name], asyncio.get_running_loop()
         if opened.leaving is not None:
             opened.leaving.cancel()
-        opened.leaving = loop.call_later(self._keep_s if keep_s is None else keep_s, self._away, name)
+        opened.leaving = asyncio.get_running_loop().call_later(keep_s, self._away, opened)
 
-    def _away(self, name: str) -> None:
-        """End a session whose client said goodbye or had no link for too long, unless the client is back."""
-        opened = self._sessions.get(name)
-        if opened is not None and not self._linked(opened.terms.client):
-            del self._sessions[name]
+    def _away(self, opened: ClientSession) -> None:
+        """End a session whose client said goodbye or had no link for too long, unless the client is back.  One with a
+        name that was not taken up yet goes on without it."""
+        if self._sessions.get(opened.id) is not opened or self._linked(opened.client):
+            return
+        if opened.terms.name and opened.session is None:
+            self._ending.run("keeping a session with a name", self._adopt(opened), unheard)
+            self._leave(opened, self._keep_named_s)
+        else:
             self._ending.run("ending a session", self._end(opened), unheard)
 
-    async def _end(self, opened: _ClientSession) -> None:
+    async def _end(self, opened: ClientSession) -> None:
+        if self._sessions.pop(opened.id, None) is None:
+            return
+        for token in (opened.token, *opened.former):
+            self._tokens.pop(token, None)
         if opened.leaving is not None:
             opened.leaving.cancel()
-        for waiting in opened.turns.values():
-            waiting.cancel()
         if opened.session is not None:
             await opened.session.close()
         elif opened.record is not None:
             self._coordinator.sessions.give_up(opened.record)
-        for number in list(opened.answers):
-            self._forget(opened, number)
+        self._over(opened.requests, Cancelled("the session was closed"))
         await self._forget_entries(opened)
+
+    def _over(self, requests: Requests, error: MeshError) -> None:
+        """Nobody will ask or hear any more of what was asked by these numbers."""
+        requests.end(error)
+        for number in list(requests.answers):
+            self._forget(requests, number)
+
+
+def _taken(opened: ClientSession) -> SessionTaken:
+    name = opened.terms.name
+    if not opened.client:
+        told = f"session {name!r} went on without this program, which was away"
+    else:
+        told = f"session {name!r} is driven by {opened.client_name} ({opened.client}) now, not by this program"
+    return SessionTaken(told, next_step=f'Call attach("{name}") to go on with it from here')
 
 
 async def _answer(task: asyncio.Task[SessionTold]) -> SessionTold:

@@ -102,7 +102,8 @@ class WorkerRegistry:
         self._pacing.forget(peer.node_id)
         self._health.joined(peer.node_id, peer.incarnation)
         self._set_pause(peer.node_id, joined.paused, joining=True)
-        self._sessions.back(peer.node_id, frozenset(joined.kept))
+        made = dict(zip(joined.kept, joined.made, strict=False))  # an older worker does not say it
+        self._sessions.back(peer.node_id, dict.fromkeys(joined.kept, 0) | made)
         for generation in frozenset(joined.kept).difference(self._kept()):  # its session ended meanwhile
             drop = self._deployer.drop(peer.node_id, self._sessions.key(generation))
             self._tasks.run("dropping a plan", drop, unheard)

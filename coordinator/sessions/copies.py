@@ -36,12 +36,18 @@ class Copy:
     regular: bool = False  # made in its turn, in all the places that the policy wants
     checked: tuple[Checked, ...] = ()
     keepers: set[str] = field(default_factory=set)  # of checks, those that are there
+    thin: bool = False  # something of it was lost
     _gone: dict[str, _AwayHolder] = field(default_factory=dict)  # what those have who are away, and may come back
 
     @property
     def whole(self) -> bool:
         """Whether all of it is there, or can be made of what is."""
         return self._is_whole(frozenset())
+
+    @property
+    def intact(self) -> bool:
+        """Whether all of it is in all the places that the policy wants."""
+        return self.regular and not self.thin and not self._gone
 
     @property
     def recoverable(self) -> bool:
@@ -51,6 +57,7 @@ class Copy:
     def lose(self, gone: frozenset[str], away: frozenset[str]) -> bool:
         """These workers are gone, of which some are `away` only; whether any was asked to keep some of it."""
         hit = bool(self.asked & gone)
+        self.thin |= hit
         for node in gone:
             pieces = frozenset(piece for piece, nodes in self.holders.items() if node in nodes)
             if node in away and (pieces or node in self.asked):
@@ -65,6 +72,7 @@ class Copy:
         """A worker that was away is back, and has kept what it held, or not."""
         had = self._gone.pop(node, None)
         if had is None or not kept:
+            self.thin |= had is not None
             return
         for piece in had.pieces:
             self.holders[piece].add(node)

@@ -62,10 +62,12 @@ class NodesChanged:
 
 @dataclass(frozen=True, slots=True)
 class NodeReturned:
-    """A worker joined that was here before; `kept` are plans and copies that it has still, by generation."""
+    """A worker joined that was here before; `kept` are plans and copies that it has still, by generation, and `made`
+    is how many steps of a plan it has done, of the last of which it has the state."""
 
     node: str
     kept: frozenset[int]
+    made: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,18 @@ class AnswersHeard:
     """The client has the answers of the first `steps` steps; told of a durable session."""
 
     steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClientWent:
+    """The client that drives the session is `away`, or back."""
+
+    away: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRequested:
+    """Another client is to drive the session, once what was asked for is done and stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +318,13 @@ class Reject:
 
 
 @dataclass(frozen=True, slots=True)
+class Claimed:
+    """The session may be driven by who claimed it: so many steps are done."""
+
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
 class DeliverState:
     """Give the caller the value that it asked for; `contents` None: what the client gave."""
 
@@ -326,12 +347,12 @@ class EndSession:
 
 
 Event = (
-    NodesChanged | NodeReturned | BetterPlanFound | StepRequested | AnswersHeard | StateRequested
-    | StateRequestWithdrawn | CloseRequested | ReplayLimitExceeded | NodeStuck | CompilationReported | PlanMade
-    | PlanFailed | DeployDone | DeployFailed | NodeRan | RunFailed | OutputArrived | SnapshotTaken | CopyStored
-    | CopyFailed | ChecksMade | ChecksFailed | Tick
+    NodesChanged | NodeReturned | BetterPlanFound | StepRequested | AnswersHeard | ClientWent | ClaimRequested
+    | StateRequested | StateRequestWithdrawn | CloseRequested | ReplayLimitExceeded | NodeStuck | CompilationReported
+    | PlanMade | PlanFailed | DeployDone | DeployFailed | NodeRan | RunFailed | OutputArrived | SnapshotTaken
+    | CopyStored | CopyFailed | ChecksMade | ChecksFailed | Tick
 )  # fmt: skip
 Action = (
     MakePlan | SendDeploy | SendRun | StopStep | ReportStuckStep | SendDrop | ForgetPlan | TakeSnapshot | MakeChecks
-    | StoreCopy | ReleaseCopy | ForgetFeeds | Resolve | Reject | DeliverState | RejectState | EndSession
+    | StoreCopy | ReleaseCopy | ForgetFeeds | Resolve | Reject | Claimed | DeliverState | RejectState | EndSession
 )  # fmt: skip

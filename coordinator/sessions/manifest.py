@@ -58,14 +58,20 @@ class Manifest:
             held |= {(self.plan.generation, node) for nodes in self.plan.owners.values() for node in nodes}
         return sorted(held)
 
-    def before(self, value: int) -> Manifest:
-        """What is of use to a client that has the answers of the first `value` steps: no copy that came later."""
-        copies = tuple(copy for copy in self.copies if copy.value <= value)
+    @property
+    def least(self) -> int:
+        """The number of steps that are done for certain."""
+        return max([self.plan.start if self.plan else 0, *(copy.value for copy in self.copies)])
+
+    def before(self, value: int, since: int = 0) -> Manifest:
+        """What is of use to a client that has the answers of the first `value` steps: no copy that came later, nor one
+        from before the steps `since` which it has the feeds."""
+        copies = tuple(copy for copy in self.copies if since <= copy.value <= value)
         return Manifest(copies, self.plan if self.plan is not None and self.plan.start < value else None)
 
-    def first_feed(self, value: int) -> int:
+    def first_feed(self, value: int, since: int = 0) -> int:
         """The first step whose feed may be needed by a session that goes on after `value` steps."""
-        return min((copy.value for copy in self.before(value).copies), default=value)
+        return min((copy.value for copy in self.before(value, since).copies), default=value)
 
 
 @dataclass(frozen=True, slots=True)

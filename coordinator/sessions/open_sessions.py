@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ class Sessions:
         self._context = context
         self._open: list[Session] = []
         self._waiting: dict[int, SessionRecord] = {}  # sessions of another process, until their clients are back
-        self._kept_by: dict[str, frozenset[int]] = {}  # what each worker has kept, as it joined
+        self._kept_by: dict[str, Mapping[int, int]] = {}  # what each worker has kept, as it joined, and at what step
 
     def open(
         self,
@@ -71,31 +71,38 @@ class Sessions:
         state: Stateful,
         policy: Policy,
         record: SessionRecord,
-        told: int,
+        told: int | None,
         feeds: StepFeeds,
         write: WriteRecord,
+        since: int = 0,
     ) -> Session:
         """Go on with a session of another process, whose client has the answers of `told` steps.  `feeds` are those of
-        the steps from `record.manifest.first_feed(told)` on."""
+        the steps from `record.manifest.first_feed(told, since)` on.  Where the client is gone, too, `told` is None."""
         session = Session(self._context, program, state, policy, self._open.remove, None, write)
         back = {node: kept for node, kept in self._kept_by.items() if node in self._context.members}
-        session.restore(record, told, feeds, back)
+        session.restore(record, told, feeds, since, back)
         del self._waiting[id(record)]
         self._open.append(session)
         self._drop_unneeded(record)  # as copies that came after the answers of this client
         session.begin()
         return session
 
+    def names(self, nodes: Iterable[str]) -> tuple[str, ...]:
+        """The workers' names, in order; of one that is not here the beginning of its id."""
+        members = self._context.members
+        return tuple(sorted(members[node].profile.name if node in members else node[:8] for node in nodes))
+
     def nodes_changed(self, error: MeshError | None, away: bool = False) -> None:
         """The usable workers changed, perhaps by an error; workers that are `away` may come back as they were."""
         for session in list(self._open):
             session.nodes_changed(error, away)
 
-    def back(self, node: str, kept: frozenset[int]) -> None:
-        """A worker joined again, and has kept these plans, by generation."""
+    def back(self, node: str, kept: Mapping[int, int]) -> None:
+        """A worker joined again, and has kept these plans, by generation, of each of which it has done so many
+        steps."""
         self._kept_by[node] = kept
         for session in list(self._open):
-            session.feed(ev.NodeReturned(node, kept))
+            session.feed(ev.NodeReturned(node, frozenset(kept), kept))
 
     @property
     def kept(self) -> frozenset[int]:

@@ -19,7 +19,7 @@ from .manifest import SessionRecord
 
 log = logging.getLogger("graph_mesh.coordinator")
 
-LETS_GO = (ev.SendDrop, ev.ReleaseCopy, ev.ForgetFeeds)
+LETS_GO = (ev.SendDrop, ev.ReleaseCopy, ev.ForgetFeeds, ev.Claimed)
 AGAIN_S = 1.0  # after the disk refused a record
 REFUSED_S = 5.0  # after so long what waits is done all the same: workers have no room for ever more copies
 PAUSE = 9  # times what a record took to be written, until the next one

@@ -115,6 +115,7 @@ class Session:
         self._ran_by: dict[int, _Deployment] = {}
         self._reads: dict[int, asyncio.Future[dict[str, NDArray[Any]]]] = {}
         self._next_read = 1
+        self._claims: list[asyncio.Future[int]] = []
         self._copies: dict[int, dict[FromState, bytes] | None] = {}  # what this process holds; None: not any more
         self.ended: asyncio.Future[None] = self._loop.create_future()
         self._parity = SessionParity(context.deployer, context.members)
@@ -147,6 +148,7 @@ class Session:
             ev.ForgetFeeds: self._forget_feeds,
             ev.Resolve: self._resolve,
             ev.Reject: self._reject,
+            ev.Claimed: self._hand_over,
             ev.DeliverState: self._give_state,
             ev.RejectState: self._refuse_state,
             ev.EndSession: self._end,
@@ -157,17 +159,25 @@ class Session:
     def begin(self) -> None:
         self._do(self._machine.begin(self._loop.time()))
 
-    def restore(self, record: SessionRecord, told: int, feeds: StepFeeds, back: Mapping[str, frozenset[int]]) -> None:
-        """Take over what another process had, before `begin`; some workers are `back`, with what they have kept."""
+    def restore(
+        self,
+        record: SessionRecord,
+        told: int | None,
+        feeds: StepFeeds,
+        since: int,
+        back: Mapping[str, Mapping[int, int]],
+    ) -> None:
+        """Take over what another process had, before `begin`; `told` is None where its client is gone, too.  Some
+        workers are `back`, with what they have kept and how many steps of each plan they have done."""
         args = self._policy, self._nodes, self._context.generation, self._context.timeouts
-        self._machine = SessionState.restored(record.manifest, told, *args, back)
-        self.feeds_from = record.manifest.first_feed(told)
+        self._machine = SessionState.restored(record.manifest, told, *args, since, back)
+        self.feeds_from = self._machine.held_from
         if self._writer is not None:
             self._writer.begin(self._machine.recorded)
         for number, inputs in feeds.items():
             self._feeds[number] = inputs
             self._feeds_bytes += bytes_of(inputs)
-        usable = record.manifest.before(told)
+        usable = record.manifest if told is None else record.manifest.before(told, since)
         for copy in usable.copies:
             sizes = {piece: self._kind(piece).size_bytes for piece in copy.contents or ()}
             self._parity.take_over(copy, sizes)
@@ -178,6 +188,21 @@ class Session:
         """The client has the answers of the first `steps` steps."""
         if not self._machine.over:
             self.feed(ev.AnswersHeard(steps))
+
+    def client_went(self, away: bool) -> None:
+        """The client that drives the session is away, or back."""
+        if not self._machine.over:
+            self.feed(ev.ClientWent(away))
+
+    def claim(self) -> asyncio.Future[int]:
+        """Have another client drive it: a future of how many steps are done, once that is stored."""
+        future: asyncio.Future[int] = self._loop.create_future()
+        if self._machine.over:
+            future.set_exception(self._error or Cancelled("the session is closed"))
+            return future
+        self._claims.append(future)
+        self.feed(ev.ClaimRequested())
+        return future
 
     def step(self, inputs: StepInputs) -> asyncio.Future[list[NDArray[Any]]]:
         """Do one more step: a future of its outputs, in graph order.  `inputs` are as those of a call, and held."""
@@ -231,6 +256,11 @@ class Session:
     def committed(self) -> int:
         """How many steps are done for good."""
         return self._machine.committed
+
+    @property
+    def workers(self) -> frozenset[str]:
+        """The workers that have some of its state."""
+        return frozenset(node for _, node in self._machine.manifest.places)
 
     @property
     def next_number(self) -> int:
@@ -688,6 +718,12 @@ class Session:
 
     # -- the state, and the end
 
+    def _hand_over(self, action: ev.Claimed) -> None:
+        claims, self._claims = self._claims, []
+        for future in claims:
+            if not future.done():
+                future.set_result(action.steps)
+
     def _give_state(self, action: ev.DeliverState) -> None:
         future = self._reads.pop(action.request, None)
         if future is None or future.done():
@@ -708,6 +744,9 @@ class Session:
     def _end(self, action: ev.EndSession) -> None:
         self._error = action.error
         self._feeds.clear()
+        for future in self._claims:
+            if not future.done():
+                future.set_exception((action.error or Cancelled("the session was closed")).copy())
         if action.error is not None:
             self._context.publish("session", "", f"a session ended: {action.error}", 0)
         self._forget(self)

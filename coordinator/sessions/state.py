@@ -24,6 +24,8 @@ earlier one names is dropped; a machine that is `restored` from it waits for the
 Only the answers that the client was heard to have count as told by then.  So of these steps alone nothing is kept: the
 workers have the value after them, or a copy from before, with all feeds since.
 
+What is done while nobody drives a session that has a name is in `unattended.py`.
+
 A better plan is gone over to once the step under way is done, and the next one if it may have begun.  A copy is a
 snapshot on the workers that have the pieces (for a new plan on all of them, so that each finds there what it goes on
 with), then a plan without parts on every node that is to hold some (`StoreCopy`), which pins them there.  It does not
@@ -33,6 +35,7 @@ know what a piece is, nor who computes what.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -43,7 +46,6 @@ from wire.timeouts import Timeouts
 from ..calls.error_context import (
     cannot_continue,
     no_worker_left,
-    not_readable_yet,
     state_lost,
     stuck_at_first,
     stuck_step,
@@ -51,15 +53,17 @@ from ..calls.error_context import (
 from ..calls.step_timeout import AvoidedWorkers, StepTimeout, Wait
 from ..planning.model.profiles import CLIENT
 from . import events as ev
+from . import reading, unattended
 from .copies import Copy, PendingCopy
 from .manifest import Manifest
-from .steps import CurrentPlan, Policy, Read, Step, validate
+from .steps import Attendance, CurrentPlan, Policy, Read, Step, validate
 
 ATTEMPTS_MAX = 20  # plans that failed without a step between them, before the session is given up
 PARK_S = 0.05  # doubled with every further failure: what fails at once is not hammered
 PARK_S_MAX = 1.0
 COPY_TRIES = 3  # plans that could not get the pieces of a copy, before it counts as lost
 COMPILES_LOST_MAX = 3  # each may take the ten minutes after which a worker ends a device that hangs
+UNKNOWN = 1 << 62  # more than any number of steps
 READS_MAX = 5  # how often a value is asked for that nobody could give
 
 
@@ -97,14 +101,17 @@ class SessionState:
         self._return = Wait()  # for workers that have what is left
         self._last_error: MeshError | None = None
         self._over: MeshError | None = None
+        self._attendance = Attendance()
         self._handlers: dict[type, Callable[[Any, float], list[ev.Action]]] = {
             ev.NodesChanged: self._nodes_changed,
             ev.NodeReturned: self._node_back,
             ev.BetterPlanFound: self._better_plan,
             ev.StepRequested: self._step_asked,
             ev.AnswersHeard: self._answers_heard,
-            ev.StateRequested: self._state_asked,
-            ev.StateRequestWithdrawn: self._state_unasked,
+            ev.ClientWent: partial(unattended.client_went, self),
+            ev.ClaimRequested: partial(unattended.claim_asked, self),
+            ev.StateRequested: partial(reading.asked, self),
+            ev.StateRequestWithdrawn: partial(reading.withdrawn, self),
             ev.CloseRequested: self._close_asked,
             ev.ReplayLimitExceeded: self._forget_first,
             ev.PlanMade: self._plan_made,
@@ -127,25 +134,33 @@ class SessionState:
     @staticmethod
     def restored(
         manifest: Manifest,
-        told: int,
+        told: int | None,
         policy: Policy,
         nodes: Iterable[str],
         generation: Callable[[], int],
         times: Timeouts,
-        back: Mapping[str, frozenset[int]] = MappingProxyType({}),
+        since: int = 0,
+        back: Mapping[str, Mapping[int, int]] = MappingProxyType({}),
     ) -> SessionState:
-        """The machine of a session that another process ran: its client has the answers of `told` steps, and these
-        workers are `back` already, with what each of them has kept."""
-        machine, usable = SessionState(policy, nodes, generation, times), manifest.before(told)
+        """The machine of a session that another process ran: its client has the answers of `told` steps, or is away,
+        too (None), and has feeds `since` some step.  These workers are `back` already, with what each has kept, and how
+        many steps of each plan it has done."""
+        machine = SessionState(policy, nodes, generation, times)
+        usable = manifest if told is None else manifest.before(told, since)
         machine._copies = [Copy.recorded(copy) for copy in usable.copies]
         machine._plan = CurrentPlan.recorded(usable.plan) if usable.plan is not None else None
-        machine._asked = machine._told = machine._heard = machine._done = told
+        machine._count_from(usable.least if told is None else told)
+        machine._held_from = min([machine._done, *(copy.value for copy in usable.copies)])
+        machine._attendance = Attendance(away=told is None, unsure=told is None, unknown=told is None)
         machine._copied = max((copy.value for copy in usable.copies if copy.regular), default=0)
-        machine._held_from = manifest.first_feed(told)
         machine._away = True
         for node, kept in back.items():
-            machine._take_back(node, kept)
+            machine._take_back(node, frozenset(kept), kept)
         return machine
+
+    def _count_from(self, value: int) -> None:
+        """Begin with so many steps that are done, and none that was asked for besides."""
+        self._asked = self._told = self._heard = self._done = self._copied = value
 
     def begin(self, now: float) -> list[ev.Action]:
         """The first plan, or the wait for the workers that a restored session needs."""
@@ -157,12 +172,13 @@ class SessionState:
     def handle(self, event: ev.Event, now: float) -> list[ev.Action]:
         """The actions that follow from `event`, to be performed in order."""
         actions: list[ev.Action] = self._handlers[type(event)](event, now)
-        return actions
+        return [*actions, *unattended.attend(self, now)] if self._attendance else actions
 
     def next_deadline(self) -> float | None:
         """The time at which a Tick is due, or None."""
         stuck = None if self._plan is None else self._timeout.due_s(self._plan.ending)
-        dues = (self._alone.until_s, self._parked_until_s, self._return.until_s, stuck)
+        waits = (self._alone, self._return, self._attendance.again)
+        dues = (*(wait.until_s for wait in waits), self._parked_until_s, stuck)
         return min((due for due in dues if due is not None), default=None)
 
     @property
@@ -214,7 +230,8 @@ class SessionState:
             assert self._plan is None and not self._copies and not self._pending and not self._reads
             return
         assert self._done <= self._asked
-        validate(self._plan, self._copies, self._nodes, self._done, self._held_from, bool(self._return))
+        waited_for = bool(self._return) or self._attendance.unsure
+        validate(self._plan, self._copies, self._nodes, self._done, self._held_from, waited_for)
         assert self._held_from <= self._safe
         if self._plan is not None and self._plan.running:
             assert self._done <= self._plan.issued <= min(self._asked, self._done + self.policy.ahead)
@@ -236,17 +253,7 @@ class SessionState:
         self._heard = max(self._heard, min(event.steps, self._told))
         if self._over is not None:
             return []
-        return [*self._trim_outdated(), *self._issue(now)]
-
-    def _state_asked(self, event: ev.StateRequested, now: float) -> list[ev.Action]:
-        if self._over is not None:
-            return [ev.RejectState(event.request, self._over)]
-        self._reads[event.request] = Read(self._asked)
-        return self._read(now)
-
-    def _state_unasked(self, event: ev.StateRequestWithdrawn, now: float) -> list[ev.Action]:
-        self._reads.pop(event.request, None)
-        return [*self._abandon(event.request), *self._issue(now)]
+        return [*self._trim_outdated(), *unattended.move(self, now), *self._issue(now)]
 
     def _close_asked(self, event: ev.CloseRequested, now: float) -> list[ev.Action]:
         return self._end(event.error)
@@ -274,7 +281,7 @@ class SessionState:
             self._return.end()
             self._return.begin(now, self._return_s)
         plan = self._plan
-        hit = plan is not None and plan.lose(gone, event.away)
+        hit = plan is not None and plan.lose(gone, event.away) and not self._attendance.unknown
         for pending in [copying for copying in self._pending.values() if gone & set(copying.sources.values())]:
             hit |= pending.purpose == "rescue"
             actions += self._abandon(pending.purpose)
@@ -293,22 +300,22 @@ class SessionState:
             return [*actions, *self._look_what_is_back(now)]
         if self._alone and self._nodes:
             return [*actions, *self._go_on(now)]
-        return [*actions, *self._read(now)]  # who brought a value may be gone
+        return [*actions, *reading.read(self, now)]  # who brought a value may be gone
 
     def _node_back(self, event: ev.NodeReturned, now: float) -> list[ev.Action]:
         """A worker is back: what it has kept counts again, and the rest is lost."""
         if self._over is not None:
             return []
-        self._take_back(event.node, event.kept)
+        self._take_back(event.node, event.kept, event.made)
         actions = self._trim_lost()
         return [*actions, *self._look_what_is_back(now)] if self._return else actions
 
-    def _take_back(self, node: str, kept: frozenset[int]) -> None:
-        here = node in self._nodes
+    def _take_back(self, node: str, kept: frozenset[int], made: Mapping[int, int]) -> None:
+        here, plan = node in self._nodes, self._plan
         for copy in self._copies:
             copy.back(node, here and copy.number in kept)
-        if self._plan is not None:
-            self._plan.back(node, here and self._plan.generation in kept)
+        if plan is not None:
+            plan.back(node, here and plan.generation in kept, made.get(plan.generation, 0))
 
     def _look_what_is_back(self, now: float, late: bool = False) -> list[ev.Action]:
         """Go on with the best there is: with what the plan had come to as long as that may come back whole, for a while
@@ -320,15 +327,19 @@ class SessionState:
             actions += self._trim(lambda copy: not copy.whole)
         newest = max((copy.value for copy in self._whole_copies), default=-1)
         hoped_for = [copy.value for copy in self._copies if not copy.whole]
-        hoped_for += [self._done] if plan is not None and plan.recoverable and not plan.whole else []
+        come_to = UNKNOWN if self._attendance.unknown else self._done
+        hoped_for += [come_to] if plan is not None and plan.recoverable and not plan.whole else []
         if max(hoped_for, default=-1) > newest and not (plan is not None and plan.whole):
-            if self._nodes and self._whole_copies:
+            if self._nodes and self._whole_copies and not self._attendance.unsure:
                 self._return.shorten(now + self._settle_s)
             return actions
         self._return.end()
         actions += self._trim_lost()
         if late and not self._nodes and self._copies:
             return [*actions, *self._end(no_worker_left(self._return_s, 0, self._last_error))]
+        if self._attendance.unknown:
+            self._attendance.unknown = False
+            self._count_from(max(newest, plan.found() if plan is not None and plan.whole else 0))
         return [*actions, *self._restart(None, now)]
 
     @property
@@ -338,12 +349,14 @@ class SessionState:
     @property
     def _safe(self) -> int:
         """The value that the session may begin anew with, as its client has the answers of all steps before."""
-        return min(self._done, self._heard) if self.policy.durable else self._done
+        if not self.policy.durable:
+            return self._done
+        return min(self._done, self._told if self._attendance.claimed else self._heard)
 
     def _trim_lost(self) -> list[ev.Action]:
         """Release copies that cannot become whole again.  Once a copy is whole and no worker is waited for, incomplete
         ones go, too."""
-        whole = bool(self._whole_copies) and not self._return
+        whole = bool(self._whole_copies) and not self._return and not self._attendance.unsure
         return self._trim(lambda copy: not copy.whole and (whole or not copy.recoverable))
 
     def _trim_outdated(self) -> list[ev.Action]:
@@ -358,7 +371,7 @@ class SessionState:
             return []
         plan.ending = True
         if not plan.steps:
-            return self._restart(None, now)
+            return unattended.move(self, now)
         return self._stop(plan, self._done + 1 + self._timeout.half_done(now))
 
     def _stop(self, plan: CurrentPlan, number: int) -> list[ev.Action]:
@@ -382,7 +395,8 @@ class SessionState:
             if self._done > plan.start and not any(copy.value == self._done for copy in self._whole_copies):
                 if plan.whole:
                     return [*actions, *self._abandon_all(), *self._take("rescue")]
-                if plan.recoverable and not (self._whole_copies and self._nodes):
+                else_lost = self._attendance.unsure or not (self._whole_copies and self._nodes)
+                if plan.recoverable and else_lost:
                     self._return.begin(now, self._return_s)
                     return [*actions, *self._abandon_all()]
         return [*actions, *self._abandon_all(), *self._drop_plan(), *self._go_on(now)]
@@ -390,7 +404,8 @@ class SessionState:
     def _go_on(self, now: float) -> list[ev.Action]:
         """Make a new plan from the newest copy."""
         copies = self._whole_copies
-        if not copies and self._copies:
+        newest, wanted = (max((copy.value for copy in some), default=-1) for some in (copies, self._copies))
+        if self._copies and (not copies or (self._attendance.unsure and newest < wanted)):
             self._return.begin(now, self._return_s)
             return []
         if not copies:
@@ -398,6 +413,9 @@ class SessionState:
         self._return.end()
         copy = max(copies, key=lambda copy: (copy.value, copy.here))
         self._done = copy.value
+        if self._attendance.unsure:
+            self._attendance.unknown = False
+            self._count_from(copy.value)
         if not self._nodes:
             self._alone.begin(now, self._return_s if self._away else self._wait_s)
             return []
@@ -474,7 +492,7 @@ class SessionState:
         if plan.running or len(plan.deployed) < len(plan.nodes):
             return []
         plan.running, plan.begun, plan.issued = True, True, self._done
-        return [*self._read(now), *self._issue(now)]
+        return [*reading.read(self, now), *self._issue(now)]
 
     def _deploy_failed(self, event: ev.DeployFailed, now: float) -> list[ev.Action]:
         plan = self._current(event.generation)
@@ -553,8 +571,8 @@ class SessionState:
         if self._safe > plan.start and self.policy.copies == "none":
             actions += self._trim(lambda copy: copy.contents is not None)
         if plan.ending and not plan.steps:
-            return [*actions, *self._restart(None, now)]
-        return [*actions, *self._copy_if_due(), *self._read(now), *self._issue(now)]
+            return [*actions, *reading.read(self, now), *unattended.move(self, now)]
+        return [*actions, *self._copy_if_due(), *reading.read(self, now), *self._issue(now)]
 
     def _counted(self, now: float) -> list[ev.Action]:
         """Commit steps in order, once all connected workers have done them.  A replayed step is not answered again."""
@@ -595,13 +613,18 @@ class SessionState:
         copying = any(pending.purpose == "copy" for pending in self._pending.values())
         if not due or copying or self.policy.copies == "none":
             return []
-        owners = self._plan.owners.values()
-        if self.policy.copies == "buddy" and owners and all(len(nodes) > 1 for nodes in owners):
+        if self._replicated:
             if self._safe <= self._plan.start:
                 return []
             self._copied = self._done
             return self._trim(lambda copy: copy.value < self._safe)
         return self._take("copy")
+
+    @property
+    def _replicated(self) -> bool:
+        """Whether every piece is made by several workers, so that each of them is a copy."""
+        owners = self._plan.owners.values() if self._plan is not None else ()
+        return self.policy.copies == "buddy" and bool(owners) and all(len(nodes) > 1 for nodes in owners)
 
     def _take(self, purpose: str | int) -> list[ev.Action]:
         """Copy the value that the plan has come to."""
@@ -626,9 +649,16 @@ class SessionState:
     def _again(self, purpose: str | int, copy: Copy) -> PendingCopy:
         """Begin to store an existing copy in other places."""
         assert copy.contents is not None
-        pending = self._begin_copy(purpose, copy.where)
+        owners = copy.where
+        if purpose == "copy":  # what only this process has, or makes of checks, it gives to a worker
+            owners = {piece: nodes - {CLIENT} or nodes for piece, nodes in owners.items()}
+        pending = self._begin_copy(purpose, owners)
         pending.pieces = dict(copy.contents)
         return pending
+
+    def _store_again(self, copy: Copy, now: float) -> list[ev.Action]:
+        """Store an existing copy where copies belong: it was not there, or is not any more."""
+        return self._snapped(self._again("copy", copy), now)
 
     def _snapshot_done(self, event: ev.SnapshotTaken, now: float) -> list[ev.Action]:
         pending = self._pending.get(event.copy)
@@ -649,9 +679,13 @@ class SessionState:
         if silent:
             error = BlobError("a worker left out a piece of the state")
             return self._copy_failed(ev.CopyFailed(pending.copy.number, min(silent), error), now)
-        if pending.purpose == "copy" and self._kind.members != 1 and self._keeps_on_workers:
+        if pending.purpose == "copy" and self._is_checked(pending) and self._keeps_on_workers:
             return [ev.MakeChecks(pending.copy.number, pending.pieces, dict(pending.sources), self._nodes)]
         return self._keep(pending)
+
+    def _is_checked(self, pending: PendingCopy) -> bool:
+        """Whether there are checks of a copy; not of one that is stored again, some of which this process makes."""
+        return self._kind.members != 1 and CLIENT not in pending.sources.values()
 
     @property
     def _keeps_on_workers(self) -> bool:
@@ -689,10 +723,10 @@ class SessionState:
         if pending.purpose == "rescue" and not self._through_here:
             return {node for node, address in also.items() if address == pending.pieces[piece]} & self._nodes
         if pending.purpose == "copy" and self._keeps_on_workers:
-            if self._kind.members != 1:
+            if self._is_checked(pending):
                 return set()
             ring = sorted(self._nodes)
-            return {ring[(ring.index(owner) + 1) % len(ring)]}
+            return {ring[(ring.index(owner) + 1) % len(ring) if owner in ring else 0]}
         return {CLIENT}
 
     def _keep_done(self, event: ev.CopyStored, now: float) -> list[ev.Action]:
@@ -742,7 +776,7 @@ class SessionState:
         read = self._reads[pending.purpose]
         read.begun, read.attempts = False, read.attempts + 1
         if read.attempts < READS_MAX:
-            return [*actions, *self._read(now)]
+            return [*actions, *reading.read(self, now)]
         del self._reads[pending.purpose]
         return [*actions, ev.RejectState(pending.purpose, event.error), *self._issue(now)]
 
@@ -777,31 +811,6 @@ class SessionState:
             actions.append(ev.ForgetFeeds(needed))
         return actions
 
-    # -- reading the state
-
-    def _read(self, now: float) -> list[ev.Action]:
-        """Answer reads of the value that the plan has come to, or have it copied to this process first."""
-        plan, actions = self._plan, list[ev.Action]()
-        if plan is None or not plan.running:
-            return []
-        for request, read in list(self._reads.items()):
-            if read.begun or read.value != self._done:
-                continue
-            copy = next((copy for copy in self._whole_copies if copy.value == self._done), None)
-            if copy is not None and copy.here:
-                del self._reads[request]
-                actions.append(ev.DeliverState(request, copy.contents, copy.where))
-                continue
-            if copy is None and self._done == plan.start:  # whoever else had what this plan began with is gone
-                if self._whole_copies:
-                    return [*actions, *self._restart(None, now)]
-                del self._reads[request]
-                actions.append(ev.RejectState(request, not_readable_yet(self._last_error)))
-                continue
-            read.begun = True
-            actions += self._take(request) if copy is None else self._keep(self._again(request, copy))
-        return [*actions, *self._issue(now)]
-
     # -- the end
 
     def _end(self, error: MeshError | None) -> list[ev.Action]:
@@ -818,6 +827,7 @@ class SessionState:
         self._parked_until_s = None
         self._alone.end()
         self._return.end()
+        self._attendance.over()
         return [*actions, ev.EndSession(error)]
 
     def _tick(self, event: ev.Tick, now: float) -> list[ev.Action]:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..calls.step_timeout import Wait
 from ..planning.model.profiles import CLIENT
 from .copies import Copy
 from .events import Piece
@@ -57,6 +58,7 @@ class CurrentPlan:
     ending: bool = False  # a better one follows soon
     issued: int = 0
     steps: dict[int, Step] = field(default_factory=dict)  # by the session's numbers
+    made: dict[str, int] = field(default_factory=dict)  # the value that each worker said, as it came back, it is at
 
     @property
     def whole(self) -> bool:
@@ -102,13 +104,45 @@ class CurrentPlan:
             nodes -= gone
         return hit
 
-    def back(self, node: str, kept: bool) -> None:
-        """A worker that was away is back, and has kept the plan, or not."""
+    def found(self) -> int:
+        """The value that the workers of a whole plan have come to.  Those that are not so far count no more."""
+        value = min(max(self.made.get(node, self.start) for node in nodes) for nodes in self.owners.values())
+        for nodes in self.owners.values():
+            nodes -= {node for node in nodes if self.made.get(node, self.start) < value}
+        return value
+
+    def back(self, node: str, kept: bool, steps: int = 0) -> None:
+        """A worker that was away is back, and has kept the plan, or not, of which it has done so many steps."""
         pieces = self.away.pop(node, None)
         if pieces is not None and kept:
+            self.made[node] = self.start + steps
             self.nodes |= {node}
             for piece in pieces:
                 self.owners[piece].add(node)
+
+
+@dataclass(slots=True)
+class Attendance:
+    """Whether anybody drives a session that has a name, and what has to be done while nobody does."""
+
+    away: bool = False  # its client is: what it has come to is stored
+    claimed: bool = False  # by another client, which waits for that
+    unsure: bool = False  # another process ran it, and its client is away, too: nobody was told how many steps are done
+    unknown: bool = False  # likewise, and the workers that know are not back
+    tries: int = 0  # in a row to store it
+    again: Wait = field(default_factory=Wait)
+
+    def __bool__(self) -> bool:
+        return self.away or self.claimed
+
+    def over(self) -> None:
+        """Somebody drives it."""
+        self.away = self.claimed = self.unsure = self.unknown = False
+        self.stored()
+
+    def stored(self) -> None:
+        self.tries = 0
+        self.again.end()
 
 
 @dataclass(slots=True)

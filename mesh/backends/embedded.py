@@ -32,7 +32,7 @@ from wire.protocol.reports import Event
 from wire.system.open_file_limit import allow_open_files
 from wire.system.shared_memory import SharedDir
 
-from ..core.backend import Others, Running, Started, Stateful, Work
+from ..core.backend import Attached, Others, Running, Started, Stateful, Work, ends_with_this_program
 from ..core.handle import Handle
 from ..core.node import Node, node_from
 from ..util.units import counted
@@ -96,7 +96,13 @@ class Embedded:
         outputs.add_done_callback(lambda _: work)  # its handles live until the call is over
         return Started(outputs, lambda: dataclasses.asdict(report), lambda: self.coordinator.cancel(number))
 
+    async def attach(self, name: str, take: bool) -> Attached:
+        raise ends_with_this_program()
+
     def session(self, work: Work, state: Stateful, others: Others | None = None) -> Running:
+        """Begin a session on this coordinator's workers; ConfigError for one with a name."""
+        if state.name:
+            raise ends_with_this_program()
         ahead = state.ahead or ahead_for(state.state_bytes)
         policy = Policy(state.copies or "buddy", state.every, ahead, state.replay_bytes, bool(state.copies))
         opened = self.coordinator.sessions.open(

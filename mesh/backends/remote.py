@@ -31,7 +31,7 @@ from wire.errors import (
     ProtocolError,
     RemoteError,
 )
-from wire.ir.codec import tensor_bytes
+from wire.ir.codec import decode_graph, tensor_bytes
 from wire.ir.graph import WireGraph
 from wire.joining.credentials import Credentials
 from wire.link.endpoint import Endpoint as AnyEndpoint
@@ -44,10 +44,13 @@ from wire.policy.strategies import text_of
 from wire.protocol.messages import (
     AskJobs,
     AskNodes,
+    AskSessions,
+    AttachSession,
     AwaitJob,
     BlobStream,
     CancelJob,
     Done,
+    EndSession,
     Explained,
     ExplainGraph,
     FetchBlob,
@@ -63,6 +66,9 @@ from wire.protocol.messages import (
     PlanGraph,
     Planned,
     Revocations,
+    SessionAttached,
+    SessionReport,
+    Sessions,
     SubmitJob,
 )
 from wire.protocol.peer import Identity
@@ -70,13 +76,13 @@ from wire.system.shared_memory import SharedDir
 from wire.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from wire.transfer.content_exchange import BlobExchange, apart
 
-from ..core.backend import Others, Running, Started, Stateful, Work
+from ..core.backend import Attached, Others, Running, Started, Stateful, Work
 from ..core.handle import Handle
 from ..core.node import Node, node_from
 from .config import default_name
 from .enrolment import client_membership
 from .paged_reports import all_pages
-from .remote_session import Open, RemoteSession
+from .remote_session import Open, Opening, RemoteSession
 
 log = logging.getLogger("graph_mesh.client")
 RENEW_S = 1.0  # at the end, where the mesh has a new authority
@@ -233,13 +239,36 @@ class Remote:
 
     def session(self, work: Work, state: Stateful, others: Others | None = None) -> Running:
         assert others is None, "only where the coordinator is in this process"
-        work_here = replace(work, strategy=self._text_of(work.strategy))
+        return self._running((replace(work, strategy=self._text_of(work.strategy)), state))
+
+    async def attach(self, name: str, take: bool) -> Attached:
+        token = secrets.token_hex(6)  # chosen here, so that asking again after a lost answer is safe
+        answer = await self._ask(AttachSession(name, token, take), SessionAttached)
+        params = {value.name: value for value in answer.params}
+
+        async def fixed(names: Sequence[str]) -> Mapping[str, NDArray[Any]]:
+            wanted = [params[each] for each in names if each in params]
+            arrays = await self._exchange.fetch_all(await self._open(), wanted)
+            return {value.name: array for value, array in zip(wanted, arrays, strict=True)}
+
+        running = self._running(None, answer.steps, token)
+        return Attached(running, answer.steps, answer.form, decode_graph(answer.graph), fixed)
+
+    def _running(self, opening: Opening | None, steps: int = 0, token: str = "") -> RemoteSession:
         session = RemoteSession(
-            self._open, self._ask, self._exchange, self._offered, _named, self._tell, work_here, state,
-            self._sessions.discard,
+            self._open, self._ask, self._exchange, self._offered, _named, self._tell, self._sessions.discard,
+            opening, steps, token,
         )  # fmt: skip
         self._sessions.add(session)
         return session
+
+    async def named_sessions(self) -> tuple[SessionReport, ...]:
+        """The named sessions of this client's member."""
+        return (await self._ask(AskSessions(), Sessions)).sessions
+
+    async def end_session(self, name: str) -> None:
+        """End a named session of this client's member; InputError if there is none."""
+        await self._ask(EndSession(name), Done)
 
     def attend(self, started: Started) -> None:
         return

@@ -48,6 +48,7 @@ ASKED_MAX = 5  # times for values that are not there any more, over a link that 
 M = TypeVar("M", bound=Message)
 Named = Callable[[Mapping[str, Any], dict[bytes, NDArray[Any]]], tuple[NamedValue, ...]]
 Open = Callable[[], Coroutine[Any, Any, Link]]
+Opening = tuple[Work, Stateful]
 
 
 class AskFunction(Protocol):
@@ -69,7 +70,8 @@ class RemoteSession:
     """A `Running` (mesh/core/backend.py) over a link, which `link` dials again if it broke.
 
     `ask` asks over it until there is an answer, `offered` holds what the coordinator may fetch, `named` makes values
-    for messages, `tell` sends a message if the link stands, and `ended` is called at the end."""
+    for messages, `tell` sends a message if the link stands, and `ended` is called at the end.  Without `opening` it was
+    attached to by this `token`, after so many `steps`."""
 
     def __init__(
         self,
@@ -79,9 +81,10 @@ class RemoteSession:
         offered: dict[str, dict[bytes, NDArray[Any]]],
         named: Named,
         tell: Callable[[Message], None],
-        work: Work,
-        state: Stateful,
         ended: Callable[[RemoteSession], None],
+        opening: Opening | None = None,
+        steps: int = 0,
+        token: str = "",
     ) -> None:
         self._dial = link
         self._ask_over = ask
@@ -95,13 +98,15 @@ class RemoteSession:
         self._requests: deque[_Request] = deque()  # in their order: without an answer, or that may be done again
         self._heard = 0  # below it every number was answered, and so were those of `_heard_above`
         self._heard_above: set[int] = set()
-        self._told = 0  # so many steps were answered, and so were those of `_told_above`
+        self._since = steps
+        self._told = steps  # so many steps were answered, and so were those of `_told_above`
         self._told_above: set[int] = set()
         self._last_link: Link | None = None
         self._resuming: asyncio.Task[None] | None = None
         self._over: MeshError | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._opened: asyncio.Task[str] = self._task(self._open(work, state))
+        self._token = token or secrets.token_hex(6)  # chosen here, so that asking again after a lost answer is safe
+        self._opened: asyncio.Task[str] = self._task(self._open(opening))
 
     def step(self, inputs: Mapping[str, NDArray[Any]]) -> asyncio.Future[Any]:
         return self._answered_once(self._step(self._request(inputs)))
@@ -132,16 +137,29 @@ class RemoteSession:
             for task in self._tasks:
                 task.cancel()
 
-    async def _open(self, work: Work, state: Stateful) -> str:
+    async def leave(self) -> None:
+        """Let another process attach to it, once what was asked for is answered."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+        if self._over is None:
+            await self._ask(CloseSession(await self._opened, keep=True), Done)
+            self._over = Cancelled("the session was left for another program to attach to")
+            self._ended(self)
+
+    async def _open(self, opening: Opening | None) -> str:
+        if opening is None:  # it was attached to
+            return self._token
+        work, state = opening
         values: Mapping[str, Handle] = work.bindings
         offered = dict(work.graph.blobs)
         params = self._named(values, offered)
         carries = tuple(SessionCarry(name, output) for name, output in state.carries)
         options = work.strategy, state.copies, state.every, state.ahead or 0, state.replay_bytes
-        name = secrets.token_hex(6)  # chosen here, so that asking again after a lost answer is safe
+        name = self._token
         self._offered[name] = offered
         try:
-            message = OpenSession(work.graph.encoded, params, carries, state.told, *options, name)
+            named = state.name, state.form
+            message = OpenSession(work.graph.encoded, params, carries, state.told, *options, name, *named)
             return (await self._ask(message, SessionOpened)).session
         finally:
             del self._offered[name]
@@ -246,7 +264,7 @@ class RemoteSession:
         try:
             name, number, told = await self._opened, next(self._numbers), self._told
             while True:
-                answer = await self._ask(ResumeSession(name, told, number), SessionResumed)
+                answer = await self._ask(ResumeSession(name, told, number, self._since), SessionResumed)
                 if answer.first >= answer.until:
                     break
                 feeds = {each.step: each.inputs for each in self._requests if each.step is not None}

@@ -9,6 +9,7 @@ Numpy arrays in, numpy arrays out, in any pytree.  Every method says which error
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -18,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from wire.errors import Cancelled, ConfigError, DeadlineExceeded, InputError
+from wire.errors import Cancelled, ConfigError, DeadlineExceeded, InputError, MeshError
 from wire.ir.graph import WireGraph
 from wire.policy.redundancy import OF_CALLS, copies_of
 from wire.policy.strategies import Strategy, text_of
 
 from .. import tree
 from ..backends.config import MeshConfig
-from ..core.backend import Backend, Started, Stateful, Work
+from ..core.backend import Backend, Started, Stateful, Work, ends_with_this_program
 from ..core.call_arguments import taken
 from ..core.handle import Handle
 from ..core.node import Node
@@ -41,7 +42,7 @@ from .elastic_session import Elastic
 from .explanation import Explanation, explanation_of, texts_of, worker_and_device
 from .plan_preview import PlanPreview
 from .report import Report
-from .session import AsyncSession, Here, check_choices
+from .session import AsyncSession, Here, check_choices, check_name
 
 if TYPE_CHECKING:
     from ..simulation.cluster import Cluster
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 REPLAY_BYTES = 64 << 20  # of feeds, held for a state that nobody copies
 OWN = ("strategy", "mode", "copies")  # what calls take for themselves
 OWN_OF_COMPILE = (*OWN, "name", "cache", "build_dir", "force", "use_cached_if_exists")
-OWN_OF_SESSIONS = (*OWN, "every", "ahead")
+OWN_OF_SESSIONS = (*OWN, "every", "ahead", "name")
 
 
 class AsyncMesh:
@@ -488,6 +489,7 @@ class AsyncMesh:
         ahead: int | None = None,
         strategy: str | Strategy = "auto",
         mode: str = "auto",
+        name: str = "",
         **named: PyTree,
     ) -> AsyncSession:
         """Begin a session, as `Mesh.session` does.
@@ -510,6 +512,9 @@ class AsyncMesh:
             How to place it, as for `Mesh.run`.
         mode : {"auto", "on", "off", "local"}, optional
             Where to compute, as for `Mesh.run`.
+        name : str, optional
+            A name of your own, with which the session outlasts this program (`attach`).  It takes a mesh of
+            `mesh-coord serve`.
         **named : pytree
             Example arguments by name.
 
@@ -522,6 +527,8 @@ class AsyncMesh:
         ------
         InputError
             If the next state differs from the state in structure, shapes or dtypes, or an argument is not possible.
+        ConfigError
+            If it has a name, and the coordinator is in this program.
         PlacementError
             If no plan fits the workers.
 
@@ -539,7 +546,69 @@ class AsyncMesh:
         ([0.0, 1.0, 2.0], 3.0)
         """
         examples = taken(step_fn, (state, *examples), named, OWN_OF_SESSIONS)[1:]
-        return self.open_session(self.stepping(step_fn, state, examples, strategy, mode), copies, every, ahead, mode)
+        return self.open_session(
+            self.stepping(step_fn, state, examples, strategy, mode), copies, every, ahead, mode, name=name
+        )
+
+    async def attach(
+        self, name: str, /, step_fn: Callable[..., Any] | None = None, *, take: bool = False
+    ) -> AsyncSession:
+        """Go on with a session that has a name, as `Mesh.attach` does.
+
+        Parameters
+        ----------
+        name : str
+            The name that the session was opened with.
+        step_fn : callable, optional
+            Its step function, to be checked.
+        take : bool, optional
+            Whether to take it from another program that drives it.
+
+        Returns
+        -------
+        AsyncSession
+            The session.
+
+        Raises
+        ------
+        InputError
+            If there is no such session of yours, `step_fn` is another function, or this program lacks a class that
+            the state or the arguments have.
+        SessionTaken
+            If another program drives it.
+        NodeLost
+            If its state was lost.
+        ConfigError
+            If the coordinator is in this program.
+
+        Examples
+        --------
+        >>> import asyncio
+        >>> import mesh
+        >>> async def main():
+        ...     async with await mesh.AsyncMesh.builder().build_async() as m:
+        ...         try:
+        ...             await m.attach("run7")
+        ...         except mesh.errors.ConfigError as error:
+        ...             return error.next_step
+        >>> asyncio.run(main())
+        'Start mesh-coord serve and its workers, and use it: Mesh.builder().node(ADDRESS)'
+        """
+        check_name(name)
+        if step_fn is not None:
+            check_function(step_fn, "what a session calls")
+        self._check_open()
+        attached = await self._backend.attach(name, bool(take))
+        try:
+            stepping = await asyncio.to_thread(Stepping.of_form, attached.form, attached.graph, "auto")
+            if step_fn is not None:
+                await asyncio.to_thread(stepping.check_same, step_fn)
+            stepping.fix(await attached.fixed(stepping.fixed))
+        except BaseException:
+            with contextlib.suppress(MeshError):
+                await attached.running.leave()
+            raise
+        return AsyncSession(stepping, attached.running, name, attached.steps)
 
     def report(self) -> Report:
         """Report what the last call did, and where.
@@ -701,6 +770,7 @@ class AsyncMesh:
         mode: str,
         replay_bytes: int = REPLAY_BYTES,
         others: Elastic | None = None,
+        name: str = "",
     ) -> AsyncSession:
         """Begin a session of a step that is traced already.
 
@@ -720,6 +790,8 @@ class AsyncMesh:
             How many bytes of arguments to hold, so that a state without copies can be computed again.
         others : Elastic, optional
             Steps for other numbers of workers.
+        name : str, optional
+            The name with which it outlasts this program.
 
         Returns
         -------
@@ -728,10 +800,17 @@ class AsyncMesh:
         """
         check_choices(copies, every, ahead)
         self._check_open()
+        if name:
+            check_name(name)
         if self._is_here(mode):
+            if name:
+                raise ends_with_this_program()
             return AsyncSession(stepping, Here(stepping))
-        state = Stateful(stepping.carries, stepping.told, stepping.state_bytes, copies, every, ahead, replay_bytes)
-        return AsyncSession(stepping, self._backend.session(stepping.work, state, others))
+        named = (name, stepping.form) if name else ("", b"")
+        state = Stateful(
+            stepping.carries, stepping.told, stepping.state_bytes, copies, every, ahead, replay_bytes, *named
+        )
+        return AsyncSession(stepping, self._backend.session(stepping.work, state, others), name)
 
     @property
     def elastic(self) -> bool:

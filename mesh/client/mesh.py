@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from numpy.typing import NDArray
 
-from wire.errors import Cancelled, ConfigError, DeadlineExceeded, InputError
+from wire.errors import Cancelled, ConfigError, DeadlineExceeded, InputError, MeshError
 from wire.ir.graph import WireGraph
 from wire.policy.batch_shares import Portions
 from wire.policy.strategies import Strategy
@@ -505,6 +505,7 @@ class Mesh:
         ahead: int | None = None,
         strategy: str | Strategy = "auto",
         mode: str = "auto",
+        name: str = "",
         **named: PyTree,
     ) -> Session:
         """Begin a session: a step function whose state stays on the workers (docs/sessions.md).
@@ -531,6 +532,9 @@ class Mesh:
             How to place it, as for `run`.
         mode : {"auto", "on", "off", "local"}, optional
             Where to compute, as for `run`.
+        name : str, optional
+            A name of your own, with which the session outlasts this program (`attach`).  It takes a mesh of
+            `mesh-coord serve`.
         **named : pytree
             Example arguments by name.
 
@@ -543,6 +547,8 @@ class Mesh:
         ------
         InputError
             If the next state differs from the state in structure, shapes or dtypes, or an argument is not possible.
+        ConfigError
+            If it has a name, and the coordinator is in this program.
         PlacementError
             If no plan fits the workers.
 
@@ -560,10 +566,61 @@ class Mesh:
         """
         examples = taken(step_fn, (state, *examples), named, OWN_OF_SESSIONS)[1:]
         stepping = self._async.stepping(step_fn, state, examples, strategy, mode)
-        return self.open_session(stepping, copies, every, ahead, mode)
+        return self.open_session(stepping, copies, every, ahead, mode, name)
+
+    def attach(self, name: str, /, step_fn: Callable[..., Any] | None = None, *, take: bool = False) -> Session:
+        """Go on with a session that was opened with a name, by this program or another one (docs/sessions.md).
+
+        It returns once the steps are done that the other program had asked for, and their state is stored.
+        `steps_done` says how many there were.
+
+        Parameters
+        ----------
+        name : str
+            The name that the session was opened with.
+        step_fn : callable, optional
+            Its step function.  It need not be given; one that is given is traced, and has to give the same graph.
+        take : bool, optional
+            Whether to take the session from another program that drives it.  That one gets a SessionTaken at its next
+            step.
+
+        Returns
+        -------
+        Session
+            The session; close it to end it, or `detach` to leave it.
+
+        Raises
+        ------
+        InputError
+            If there is no such session of yours, `step_fn` is another function, or this program lacks a class that
+            the state or the arguments have.
+        SessionTaken
+            If another program drives it.
+        NodeLost
+            If its state was lost.
+        ConfigError
+            If the coordinator is in this program.
+
+        Examples
+        --------
+        >>> import mesh
+        >>> with mesh.Mesh.builder().simulate(1).build() as m:
+        ...     try:
+        ...         m.attach("run7")
+        ...     except mesh.errors.ConfigError as error:
+        ...         print(error.next_step)
+        Start mesh-coord serve and its workers, and use it: Mesh.builder().node(ADDRESS)
+        """
+        return Session(self, self._loop.wait(self._async.attach(name, step_fn, take=take)))
 
     def open_session(
-        self, stepping: Stepping, copies: str, every: int, ahead: int | None = None, mode: str = "auto"
+        self,
+        stepping: Stepping,
+        copies: str,
+        every: int,
+        ahead: int | None = None,
+        mode: str = "auto",
+        name: str = "",
     ) -> Session:
         """Begin a session of a step that is traced already.
 
@@ -579,6 +636,8 @@ class Mesh:
             The most steps in flight.
         mode : {"auto", "on", "off", "local"}, optional
             Where to compute.
+        name : str, optional
+            The name with which it outlasts this program.
 
         Returns
         -------
@@ -587,7 +646,7 @@ class Mesh:
         """
 
         async def begin() -> AsyncSession:
-            return self._async.open_session(stepping, copies, every, ahead, mode)
+            return self._async.open_session(stepping, copies, every, ahead, mode, name=name)
 
         return Session(self, self._loop.wait(begin()))
 
@@ -922,13 +981,55 @@ class Session:
         if not self._mesh._loop.stopped:
             _Waiter(self._mesh, self._async.begin_close).value(None)
 
+    def detach(self) -> None:
+        """Leave a session that has a name to whoever attaches to it next; steps in flight are done.
+
+        Raises
+        ------
+        InputError
+            If the session has no name.
+        SessionTaken
+            If another program drives it by now.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import mesh
+        >>> one = np.float32(1)
+        >>> with mesh.Mesh.builder().simulate(1).build() as m, m.session(lambda s, x: (s + x, s), one, one) as session:
+        ...     try:
+        ...         session.detach()
+        ...     except mesh.errors.InputError as error:
+        ...         print(error.next_step)
+        Open it with a name: session(..., name="run7")
+        """
+        _Waiter(self._mesh, self._async.begin_detach).value(None)
+
+    @property
+    def name(self) -> str:
+        """The name under which it outlasts this program; "" if it ends with it."""
+        return self._async.name
+
+    @property
+    def steps_done(self) -> int:
+        """How many steps this session has done, as far as their outputs have come to this program.
+
+        Of a session that was attached to, those that another program had it do count, too: this is the number of the
+        next batch.
+        """
+        return self._async.steps_done
+
     def __enter__(self) -> Session:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        if self.name and error is not None:
+            with contextlib.suppress(MeshError):
+                self.detach()
+        else:
+            self.close()
 
 
 class ElasticSession(Session):

@@ -11,22 +11,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 from numpy.typing import NDArray
 
-from wire.errors import Cancelled
+from wire.errors import Cancelled, InputError, MeshError
 from wire.policy.redundancy import OF_SESSIONS, copies_of
 
-from ..core.backend import Feeds, Running, Started
+from ..core.backend import Feeds, Lasting, Running, Started
 from ..functions.step_trace import Stepping
 from ..tree import PyTree
 from ..util.argument_checks import integer
 from ..util.units import counted, size_text
 
 STEPS_MAX = 1 << 53
+NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
 AHEAD_MAX = 1024  # of a session with a daemon; each has a value of the state of its own
 
 
@@ -41,6 +43,10 @@ class AsyncSession:
         The traced step.
     running : Running
         The session on the mesh's backend.
+    name : str, optional
+        The name under which it outlasts this program.
+    steps : int, optional
+        How many steps were done before this program had it.
 
     Examples
     --------
@@ -59,7 +65,9 @@ class AsyncSession:
     (array([3., 3.]), array([4., 4.]))
     """
 
-    def __init__(self, stepping: Stepping, running: Running) -> None:
+    def __init__(self, stepping: Stepping, running: Running, name: str = "", steps: int = 0) -> None:
+        self.name = name
+        self._steps_done = steps
         self.stepping = stepping
         self.running = running
         self._loop = asyncio.get_running_loop()
@@ -84,6 +92,15 @@ class AsyncSession:
         """
         carried = f"{counted(len(self.stepping.carries), 'tensor')} carried, {size_text(self.stepping.state_bytes)}"
         return f"{what}: {carried}{', closed' if self._closing else ''}"
+
+    @property
+    def steps_done(self) -> int:
+        """How many steps this session has done, as far as their outputs have come to this program.
+
+        Of a session that was attached to, those that another program had it do count, too: this is the number of the
+        next batch.
+        """
+        return self._steps_done
 
     def step(self, *args: PyTree, **named: PyTree) -> asyncio.Future[Any]:
         """Begin one step.  Several may be in flight; they are done in the order of these calls.
@@ -128,13 +145,44 @@ class AsyncSession:
         """End the session and free what it holds on the workers; steps in flight are Cancelled."""
         await self.begin_close().outputs
 
+    async def detach(self) -> None:
+        """Leave a session that has a name to whoever attaches to it next; steps in flight are done.
+
+        Raises
+        ------
+        InputError
+            If the session has no name.
+        SessionTaken
+            If another program drives it by now.
+
+        Examples
+        --------
+        >>> import asyncio
+        >>> import numpy as np
+        >>> import mesh
+        >>> async def main():
+        ...     async with await mesh.AsyncMesh.builder().build_async() as m:
+        ...         async with await m.session(lambda s, x: (s + x, s), np.float32(0), np.float32(1)) as session:
+        ...             try:
+        ...                 await session.detach()
+        ...             except mesh.errors.InputError as error:
+        ...                 return error.next_step
+        >>> asyncio.run(main())
+        'Open it with a name: session(..., name="run7")'
+        """
+        await self.begin_detach().outputs
+
     async def __aenter__(self) -> AsyncSession:
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close()
+        if self.name and error is not None:
+            with contextlib.suppress(MeshError):
+                await self.detach()
+        else:
+            await self.close()
 
     # -- what Session shares
 
@@ -151,7 +199,9 @@ class AsyncSession:
         Started
             The step in flight.
         """
-        return self._started(self.running.step(inputs), self._told)
+        answer = self.running.step(inputs)
+        answer.add_done_callback(self._count)
+        return self._started(answer, self._told)
 
     def begin_state(self) -> Started:
         """Begin to read the state.
@@ -178,6 +228,51 @@ class AsyncSession:
         if self._closing is None:
             self._closing = self._loop.create_task(self.running.close())
         return Started(asyncio.shield(self._closing), dict, lambda: None)
+
+    def begin_detach(self) -> Started:
+        """Begin to leave the session to others.
+
+        Returns
+        -------
+        Started
+            It ends when another program may attach.
+
+        Raises
+        ------
+        InputError
+            If the session has no name.
+
+        Examples
+        --------
+        >>> import asyncio
+        >>> import numpy as np
+        >>> import mesh
+        >>> async def main():
+        ...     async with await mesh.AsyncMesh.builder().build_async() as m:
+        ...         async with await m.session(lambda s, x: (s + x, s), np.float32(0), np.float32(1)) as session:
+        ...             try:
+        ...                 session.begin_detach()
+        ...             except mesh.errors.InputError as error:
+        ...                 return error.next_step
+        >>> asyncio.run(main())
+        'Open it with a name: session(..., name="run7")'
+        """
+        if not self.name:
+            raise InputError(
+                "a session without a name ends with this program, so it cannot be left",
+                next_step='Open it with a name: session(..., name="run7")',
+            )
+        if self._closing is None:
+            self._closing = self._loop.create_task(cast(Lasting, self.running).leave())
+            self._closing.add_done_callback(self._left)
+        return Started(asyncio.shield(self._closing), dict, lambda: None)
+
+    def _left(self, leaving: asyncio.Future[None]) -> None:
+        if leaving.cancelled() or leaving.exception() is not None:
+            self._closing = None  # it may be closed still
+
+    def _count(self, answer: asyncio.Future[Any]) -> None:
+        self._steps_done += not answer.cancelled() and answer.exception() is None
 
     def _told(self, arrays: Any) -> Any:
         self._remembered |= self.stepping.remembered(arrays)
@@ -281,3 +376,12 @@ def check_copies(copies: str) -> None:
     """Raise InputError unless copies of a state can be such; "" is whatever there is room for."""
     if not isinstance(copies, str) or copies:
         copies_of(copies, OF_SESSIONS)
+
+
+def check_name(name: str) -> None:
+    """Raise InputError unless a session can have this name."""
+    if not (isinstance(name, str) and NAME.fullmatch(name)):
+        raise InputError(
+            f"{name!r} is no name of a session",
+            next_step="It has 1 to 100 letters, digits, '.', '_' and '-', and begins with a letter or a digit",
+        )

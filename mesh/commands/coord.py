@@ -24,7 +24,7 @@ from .explain import explain_arguments
 from .find_coordinator import COORDINATOR_HELP, Ask, on_a_coordinator
 from .flags import add_common, add_health, add_listening, add_timeouts, command, timeouts, verbosity
 from .launch import launch, launch_arguments
-from .membership import authority_arguments, join, join_arguments, nodes_arguments, token_arguments
+from .membership import authority_arguments, join, join_arguments, nodes_arguments, sessions_arguments, token_arguments
 from .topology import show as topology
 from .topology import topology_arguments
 
@@ -139,6 +139,8 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--keep-results", metavar="TIME", help="how long finished jobs are kept (default: 24h)")
     sessions = "how long the sessions of a client without a link are kept (default: 60s)"
     parser.add_argument("--keep-sessions", metavar="TIME", help=sessions)
+    named = "how long sessions with a name are kept while no program drives them (default: 7d)"
+    parser.add_argument("--keep-named-sessions", metavar="TIME", help=named)
     add_health(parser)
 
 
@@ -206,6 +208,9 @@ VERBS: dict[str, Verb] = {
     "logs": Verb("show the log of a job", _job_argument, remote=later("remote_verbs", "logs")),
     "result": Verb("wait for a job and write its outputs", _result_arguments, remote=later("remote_verbs", "result")),
     "cancel": Verb("cancel a job", _job_argument, remote=later("remote_verbs", "cancel")),
+    "sessions": Verb(
+        "show your sessions that have a name; end one", sessions_arguments, remote=later("remote_verbs", "sessions")
+    ),
     "launch": Verb("run a script as several ranks", launch_arguments, local=launch, interrupted=INTERRUPTED),
     "doctor": Verb(
         "check the mesh and this machine, and say what to do about problems", _asking_arguments, local=doctor

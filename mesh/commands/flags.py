@@ -111,6 +111,7 @@ SINGLE_TIMES: Mapping[str, tuple[str, Callable[[Any], float]]] = {
     "keep_orphans": ("keep_orphans_s", partial(parse_duration, none="0")),
     "keep_results": ("keep_results_s", parse_duration),
     "keep_sessions": ("keep_sessions_s", parse_duration),
+    "keep_named_sessions": ("keep_named_sessions_s", parse_duration),
 }
 
 

@@ -94,6 +94,13 @@ async def nodes_resume(options: Options, remote: Remote) -> int:
     return _say(options, {"node": options.node, "state": "healthy"}, f"{options.node} takes work again")
 
 
+async def sessions_end(options: Options, remote: Remote) -> int:
+    """End a session that has a name: its workers free its state, and it cannot be attached to any more."""
+    await remote.end_session(options.session)
+    text = f"session {options.session} is over"
+    return _say(options, {"session": options.session, "state": "over"}, text)
+
+
 def join(options: Options) -> int:
     """Make this user of this machine a client of a mesh elsewhere."""
     from ..backends.enrolment import as_client, ask_for_token, join_mesh, machine_name
@@ -130,6 +137,12 @@ def nodes_arguments(parser: argparse.ArgumentParser) -> None:
     asking = [_asking(actions, "pause", nodes_pause), _asking(actions, "resume", nodes_resume)]
     for action in (revoke, *asking):
         action.add_argument("node", metavar="NODE", help="the node's name, its id, or the first characters of its id")
+
+
+def sessions_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(metavar="[end NAME]")
+    end = _asking(actions, "end", sessions_end)
+    end.add_argument("session", metavar="NAME", help="the session's name")
 
 
 def authority_arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,7 +9,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -146,6 +146,28 @@ async def status(options: Options, remote: Remote) -> int:
         return OK
     rows = [(job.job, job.name, job.state, f"{job.seconds:.2f} s", _why(job)) for job in jobs]
     print_table(("job", "name", "state", "time", "why"), rows)
+    return OK
+
+
+async def sessions(options: Options, remote: Remote) -> int:
+    """Show the sessions that have a name, of this user on this machine."""
+    found = await remote.named_sessions()
+    if options.json:
+        fields = found[0].__struct_fields__ if found else ()
+        _print_json([{name: getattr(session, name) for name in fields} for session in found])
+        return OK
+    rows = [
+        (
+            session.name,
+            f"{session.steps}" if session.found else f"{session.steps} or more",
+            ", ".join(session.workers),
+            f"{session.client}" if session.attached else "nobody",
+            str(timedelta(seconds=round(session.age_s))),
+            size_text(session.size_bytes),
+        )
+        for session in found
+    ]
+    print_table(("name", "steps", "workers", "driven by", "age", "state"), rows)
     return OK
 
 

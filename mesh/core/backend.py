@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from wire.errors import ConfigError
 from wire.ir.graph import WireGraph
 from wire.policy.batch_shares import Portions
 
@@ -46,6 +47,8 @@ class Stateful:
     gets the outputs before `told`.  Such `copies` are made after `every` so many steps, and at most `ahead` steps are
     in flight (None: what suits the state's size).  A state without copies is computed again from its first value and
     the feeds since, while these are no more than `replay_bytes`; else NodeLost says that it is lost.
+
+    With a `name` it outlasts this process; whoever attaches to it is given `form` (mesh/functions/step_form.py).
     """
 
     carries: tuple[tuple[str, int], ...]
@@ -55,6 +58,20 @@ class Stateful:
     every: int
     ahead: int | None
     replay_bytes: int
+    name: str = ""
+    form: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """A session that this process took up: it has done so many `steps`.  `fixed` gives the params by these names that
+    no step changes."""
+
+    running: Lasting
+    steps: int
+    form: bytes
+    graph: WireGraph
+    fixed: Callable[[Sequence[str]], Awaitable[Mapping[str, NDArray[Any]]]]
 
 
 class Feeds(Protocol):
@@ -96,6 +113,22 @@ class Running(Protocol):
         ...
 
 
+class Lasting(Running, Protocol):
+    """A session that may outlast this process."""
+
+    async def leave(self) -> None:
+        """Let another process attach to it."""
+        ...
+
+
+def ends_with_this_program() -> ConfigError:
+    """The error for a session with a name whose coordinator would be in this process."""
+    return ConfigError(
+        "a session with a name outlasts this program, and the coordinator of this mesh ends with it",
+        next_step="Start mesh-coord serve and its workers, and use it: Mesh.builder().node(ADDRESS)",
+    )
+
+
 class Backend(Protocol):
     """Everything is called on the event loop it was made on."""
 
@@ -132,6 +165,10 @@ class Backend(Protocol):
 
     def session(self, work: Work, state: Stateful, others: Others | None = None) -> Running:
         """Begin a session; ConfigError where there can be none."""
+        ...
+
+    async def attach(self, name: str, take: bool) -> Attached:
+        """Go on with a session of this name; ConfigError where sessions end with this process."""
         ...
 
     def forget(self, work: Work) -> None:

@@ -32,9 +32,10 @@ from ..core.call_arguments import apart, check_call, taken
 from ..core.handle import Handle
 from ..numpy import reshape
 from ..numpy.promotion import asarray
-from ..tracing.trace import Traced, trace_full
+from ..tracing.trace import Argument, Traced, trace_full
 from ..tree import PyTree, Tree
 from ..util.argument_checks import check_function
+from . import step_form as form
 from .compiled import handle_of
 
 DIMS_MAX = 8
@@ -77,24 +78,103 @@ class Stepping:
             raise InputError("the state has no tensors", next_step="Call Mesh.compile: such a function has no state")
         self._leaves = [_Leaf(path, _handle(path, leaf)) for path, leaf in leaves]
         self._traced = self._settled(fn, examples)
-        self._told_at = self._traced.out_tree.children[0].leaf_count
-        carried = [index for index, leaf in enumerate(self._leaves) if leaf.role == CARRIED]
-        told = [index for index, leaf in enumerate(self._leaves) if leaf.role == TOLD]
-        if not carried:
+        self._place_leaves()
+        if not self.carries:
             raise InputError(
                 "no step needs anything of the state that the step before made",
                 next_step="Call Mesh.compile: such a function has no state",
             )
         names = self._names(self._traced)
-        self._told = told
-        self.told = self._told_at + len(told)
-        self.carries = tuple((names[index], self.told + at) for at, index in enumerate(carried))
-        self._by_name = {names[index]: index for index in carried}
         bindings = {names[index]: self._leaves[index].padded for index in range(len(self._leaves))}
         used = self._traced.graph.param_types
         bindings = {name: handle for name, handle in bindings.items() if name in used}
         bindings |= {name: handle for name, handle in self._bound(examples).params.items() if name not in bindings}
         self.work = Work(self._traced.graph, bindings, strategy, copies)
+
+    def _place_leaves(self) -> None:
+        """Say where each leaf of the state is among the outputs."""
+        self._told_at = self._traced.out_tree.children[0].leaf_count
+        carried = [index for index, leaf in enumerate(self._leaves) if leaf.role == CARRIED]
+        self._told = [index for index, leaf in enumerate(self._leaves) if leaf.role == TOLD]
+        names = self._names(self._traced)
+        self.told = self._told_at + len(self._told)
+        self.carries = tuple((names[index], self.told + at) for at, index in enumerate(carried))
+        self._by_name = {names[index]: index for index in carried}
+
+    @property
+    def form(self) -> bytes:
+        """What another program needs to go on with the session, beside the graph; InputError if it could not."""
+        names, used = self._names(self._traced), self.graph.param_types
+        for leaf, name in zip(self._leaves, names, strict=True):
+            if leaf.role == TOLD or (leaf.role == FIXED and name not in used):
+                raise InputError(
+                    f"no step reads {leaf.path or 'the tensor'!r} of the state, so no worker has it",
+                    next_step="A session with a name has all of its state on workers: return that as an output",
+                )
+        leaves = [[leaf.path, form.type_json(leaf.first.type), leaf.pad, leaf.role] for leaf in self._leaves]
+        return form.encode(
+            {
+                "fn": getattr(self._fn, "__name__", "step"),
+                "parameters": form.parameters_json(self._fn),
+                "examples": self._examples,
+                "structure": form.tree_json(self._structure),
+                "leaves": leaves,
+                "arguments": [form.argument_json(argument) for argument in self._traced.arguments],
+                "in": form.tree_json(self._traced.in_tree),
+                "out": form.tree_json(self._traced.out_tree),
+            }
+        )
+
+    @staticmethod
+    def of_form(data: bytes, graph: WireGraph, strategy: str) -> Stepping:
+        """The step that another program traced; `fixed` says which values it wants.  InputError where this program
+        cannot read the form."""
+        fields, stepping = form.decode(data), object.__new__(Stepping)
+        try:
+            stepping._fn = form.signed(fields["fn"], fields["parameters"])
+            stepping._examples = fields["examples"]
+            stepping._structure = form.tree_from(fields["structure"])
+            stepping._leaves = [
+                _Leaf(path, Handle(b"", form.type_from(kind), path), pad, role)
+                for path, kind, pad, role in fields["leaves"]
+            ]
+            arguments = tuple(form.argument_from(argument) for argument in fields["arguments"])
+            trees = form.tree_from(fields["in"]), form.tree_from(fields["out"])
+            stepping._traced = Traced(graph, *trees, arguments)
+            stepping._place_leaves()
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            cause = f"{type(error).__name__}: {error}"
+            raise InputError("what is written down of this session cannot be read", cause=cause) from None
+        stepping.work = Work(graph, {}, strategy)
+        return stepping
+
+    @property
+    def fixed(self) -> tuple[str, ...]:
+        """The names of the params that are leaves of the state which no step changes."""
+        return tuple(
+            name for name, leaf in zip(self._names(self._traced), self._leaves, strict=True) if leaf.role == FIXED
+        )
+
+    def fix(self, values: Mapping[str, NDArray[Any]]) -> None:
+        """Give the leaves that no step changes their values, by the names of `fixed`."""
+        for index, name in enumerate(self._names(self._traced)):
+            leaf = self._leaves[index]
+            if leaf.role == FIXED:
+                local = values[name].reshape(leaf.first.type.shape)
+                first = Handle(leaf.first.address, leaf.first.type, leaf.path, local)
+                self._leaves[index] = replace(leaf, first=first)
+
+    def check_same(self, fn: Callable[..., Any]) -> None:
+        """Raise InputError unless `fn` is traced to the same graph."""
+        known = [leaf.first.type for leaf in self._leaves]
+        state = tree.unflatten(self._structure, [np.zeros(kind.shape, kind.dtype.numpy) for kind in known])
+        examples = tree.unflatten(self._traced.in_tree, [_example(each) for each in self._traced.arguments])[1:]
+        same = type(self)(fn, state, examples, self.work.strategy)
+        if same.graph.encoded != self.graph.encoded:
+            raise InputError(
+                f"the session was opened with another step function than {getattr(fn, '__name__', 'this one')}",
+                next_step="Leave it out to go on with the session's own, or open another session with this one",
+            )
 
     def starting(self, state: PyTree) -> Stepping:
         """The same steps from another state; InputError if its structure, or the shape or dtype of a leaf, differs."""
@@ -270,6 +350,14 @@ def _named_as(fn: Callable[..., Any], step: Callable[..., Any]) -> None:
 def _check_structure(wanted: Tree, got: Tree) -> None:
     if wanted != got:
         raise InputError(f"the step changes the structure of the state: from {wanted} to {got}")
+
+
+def _example(argument: Argument) -> Any:
+    """A value like one that a function was traced with."""
+    zeros = np.zeros(argument.type.shape, argument.type.dtype.numpy)
+    if argument.weak:
+        return zeros.item()
+    return handle_of(zeros, argument.name) if argument.by_handle else zeros
 
 
 def _handle(path: str, leaf: Any) -> Handle:

@@ -284,7 +284,8 @@ class Daemon:
 
     def _reply_joined(self, action: ev.ReplyJoined) -> None:
         here = self._devices.reports, self._memory_bytes, action.blobs, platform.system()
-        self.shell.answer(action.request, Joined(*here, action.paused, action.kept, self._hosts.without_gpu))
+        held = action.kept, self._hosts.without_gpu, action.made
+        self.shell.answer(action.request, Joined(*here, action.paused, *held))
 
     def _send_leaving(self, action: ev.SendLeaving) -> None:
         lines = tuple(self._log_lines)[-LEAVING_LOG_LINES:] if action.failed else ()

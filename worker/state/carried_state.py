@@ -86,6 +86,11 @@ class CarriedState:
         values = self._values.get(step, {})
         return values if len(values) == len(self.targets) else None
 
+    @property
+    def made(self) -> int:
+        """How many steps were done here, of the last of which all values are here."""
+        return max((step + 1 for step in self._values if self.values_of(step) is not None), default=0)
+
     def refusal(self, step: int) -> MeshError | None:
         """Why a step cannot be done any more."""
         if self._broken is None or step < self._broken:

@@ -413,12 +413,14 @@ class ReplyRan:
 
 @dataclass(frozen=True, slots=True)
 class ReplyJoined:
-    """Answer a Join with the devices (the shell has the reports); `kept` are the plans of before that are here."""
+    """Answer a Join with the devices (the shell has the reports); `kept` are the plans of before that are here, and
+    `made` is how many steps of each were done."""
 
     request: int
     blobs: tuple[bytes, ...]
     paused: str = ""
     kept: tuple[int, ...] = ()
+    made: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

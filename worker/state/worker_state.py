@@ -174,9 +174,11 @@ class WorkerState:
             reason = f"coordinator {event.name} takes over"
             actions = self._lose_owner(now, reason, not mine) if self.owner is not None else []
         self._lease.joined(event, now)
-        held = tuple(sorted(plan.key.generation for plan in self._plans.values() if plan.deployed))
+        made = {plan.key.generation: plan.carried.made for plan in self._plans.values() if plan.deployed}
+        held = tuple(sorted(made))
         self.log.add(now, f"joined {event.name} epoch {event.epoch}" + (f" with {len(held)} plans" if held else ""))
-        answer = ev.ReplyJoined(event.request, event.blobs, self.paused, held)
+        steps = tuple(made[generation] for generation in held)
+        answer = ev.ReplyJoined(event.request, event.blobs, self.paused, held, steps)
         return [*actions, answer, ev.StartBeats(event.node, event.beat_s)]
 
     def _heard(self, event: ev.Heard | ev.SuspectedBy, now: float) -> list[ev.Action]:

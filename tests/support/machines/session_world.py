@@ -82,6 +82,7 @@ class World:
         self.rejected: dict[int, MeshError] = {}
         self.states: dict[int, Any] = {}
         self.feeds_from = 0
+        self.claimed: list[int] = []
         self.ended: list[MeshError | None] = []
         self.runs = 0
         self.manifest = self.machine.manifest  # as it was written down last
@@ -117,6 +118,23 @@ class World:
         self.machine.validate()
         for _ in range(told, asked):
             self.ask()
+        self._all_come_back(dead)
+
+    def restart_alone(self, dead: str = "") -> None:
+        """The coordinator and the client die, and another client claims the session."""
+        self.waiting, self.rejected = [], {}
+        for key in [key for key in self.kept if key[1] == CLIENT]:
+            del self.kept[key]
+        self.machine = SessionState.restored(
+            self.manifest, None, self.policy, (), lambda: next(self.numbers), DEFAULT_TIMEOUTS
+        )
+        self.told, self.feeds_from = {}, self.machine.held_from
+        self.perform(self.machine.begin(self.now))
+        self.machine.validate()
+        self.feed(ev.ClaimRequested())
+        self._all_come_back(dead)
+
+    def _all_come_back(self, dead: str) -> None:
         for name in self.random.sample(sorted(self.alive), len(self.alive)):
             self.alive.discard(name)
         for name in self.names:
@@ -186,7 +204,8 @@ class World:
         here |= {number for number, node in self.kept if node == name}
         self.alive.add(name)
         self.feed(ev.NodesChanged(frozenset(self.alive)))
-        self.feed(ev.NodeReturned(name, frozenset(here)))
+        made = {number: self.plans[number].values[name] - self.plans[number].start for number in here & {*self.plans}}
+        self.feed(ev.NodeReturned(name, frozenset(here), made))
 
     def deliver(self) -> bool:
         """One answer arrives, if one is on its way; no time passes."""
@@ -366,6 +385,11 @@ class World:
 
     def _Reject(self, action: ev.Reject) -> None:
         self.rejected[action.number] = action.error
+
+    def _Claimed(self, action: ev.Claimed) -> None:
+        """Whoever goes on has no feed of the steps before."""
+        self.claimed.append(action.steps)
+        self.told = {number: number for number in range(action.steps)}
 
     def _DeliverState(self, action: ev.DeliverState) -> None:
         assert action.contents is None or all(CLIENT in nodes for nodes in action.holders.values())

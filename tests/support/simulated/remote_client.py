@@ -22,10 +22,11 @@ class NoMembership:
         return
 
 
-async def client_of(cluster: Cluster) -> Remote:
-    """A client whose only link is that to the daemon."""
-    identity = replace(identity_here("client", "sim", CLIENT, None), node_id="d" * 32)
-    remote: Any = Remote(identity, None, NoMembership(), lambda me, handler, *_: cluster._endpoint(CLIENT, me, handler))
+async def client_of(cluster: Cluster, name: str = CLIENT, member: str = "d" * 32) -> Remote:
+    """A client whose only link is that to the daemon: a process on a host of this name, of this member."""
+    node_id = member if name == CLIENT else f"{member}/{name}"
+    identity = replace(identity_here("client", "sim", name, None), node_id=node_id)
+    remote: Any = Remote(identity, None, NoMembership(), lambda me, handler, *_: cluster._endpoint(name, me, handler))
     remote._address = COORDINATOR, PORT
     remote._background(remote._watch.run())
     await remote._open()

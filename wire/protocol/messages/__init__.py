@@ -88,14 +88,20 @@ from .run import (
     Term,
 )
 from .session import (
+    AskSessions,
+    AttachSession,
     CloseSession,
+    EndSession,
     OpenSession,
     ResumeSession,
+    SessionAttached,
     SessionCarry,
     SessionFeed,
     SessionHeard,
     SessionOpened,
+    SessionReport,
     SessionResumed,
+    Sessions,
     SessionState,
     SessionStep,
     SessionTold,
@@ -109,6 +115,8 @@ __all__ = [
     "AnyMessage",
     "AskJobs",
     "AskNodes",
+    "AskSessions",
+    "AttachSession",
     "AwaitJob",
     "Ballast",
     "Beat",
@@ -129,6 +137,7 @@ __all__ = [
     "Devices",
     "Done",
     "Drop",
+    "EndSession",
     "Explain",
     "ExplainGraph",
     "Explained",
@@ -174,14 +183,17 @@ __all__ = [
     "ResumeSession",
     "Revocations",
     "Run",
+    "SessionAttached",
     "SessionCarry",
     "SessionFeed",
     "SessionHeard",
     "SessionOpened",
+    "SessionReport",
     "SessionResumed",
     "SessionState",
     "SessionStep",
     "SessionTold",
+    "Sessions",
     "Snapshot",
     "Snapshotted",
     "Source",
@@ -206,7 +218,8 @@ AnyMessage = (
     | TailLog | LogLines
     | SubmitJob | JobAccepted | PlanGraph | Planned | AskJobs | Jobs | AwaitJob | JobResult | CancelJob
     | OpenSession | SessionOpened | SessionStep | SessionState | SessionTold | SessionHeard | ResumeSession
-    | SessionResumed | SessionFeed | CloseSession
+    | SessionResumed | SessionFeed | CloseSession | AttachSession | SessionAttached | AskSessions | Sessions
+    | EndSession
     | AskNodes | Nodes | PauseNode
     | ExplainGraph | Explain | Explained
 )  # fmt: skip
@@ -216,7 +229,7 @@ _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessa
 
 # How many fields minor 1 appended.
 APPENDED: dict[type[Message | Record], int] = {
-    Deploy: 1, Run: 1, PartSpec: 2, SubmitJob: 2, PlanGraph: 2, Deployed: 1, Ran: 0, PartRun: 6, Join: 2, Joined: 2,
+    Deploy: 1, Run: 1, PartSpec: 2, SubmitJob: 2, PlanGraph: 2, Deployed: 1, Ran: 0, PartRun: 6, Join: 2, Joined: 3,
     Drop: 1, AskNodes: 1, Nodes: 1, NodeReport: 1,
 }  # fmt: skip
 # Those whose new fields an older node does without.
@@ -226,7 +239,8 @@ WITH_PARTS: dict[type[Message], int] = {Deploy: 1, Ran: 1, Nodes: 0}
 SINCE_1 = (
     Letter, LettersRead, GaveUp, Meet, Snapshot, Snapshotted, Combine, Combined,
     OpenSession, SessionOpened, SessionStep, SessionState, SessionTold, SessionHeard, ResumeSession, SessionResumed,
-    SessionFeed, CloseSession, ExplainGraph, Explain, Explained,
+    SessionFeed, CloseSession, AttachSession, SessionAttached, AskSessions, Sessions, EndSession,
+    ExplainGraph, Explain, Explained,
 )  # fmt: skip
 
 

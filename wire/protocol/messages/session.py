@@ -6,8 +6,11 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from .fields import Count, Index, Message, Name, Record, Text
+from ...limits import MIB
+from .fields import Count, Index, Message, Name, Record, Seconds, Text
 from .jobs import NamedValue
+
+Form = Annotated[bytes, Meta(max_length=4 * MIB)]  # what a client has the coordinator keep for whoever attaches
 
 
 class SessionCarry(Record, frozen=True):
@@ -20,9 +23,10 @@ class SessionCarry(Record, frozen=True):
 class OpenSession(Message, frozen=True):
     """Run a graph step by step, with a state that stays on the workers; the first `told` outputs are answered.  Copies
     ("": what there is room for) are made after `every` so many steps; `ahead` steps are under way at most, 0 for what
-    suits.  Answered by SessionOpened.  The session ends with its client.  It outlasts a link that breaks by a while,
-    and the coordinator's process, if that is started anew (ResumeSession).  With a name in `session` the same may be
-    sent again and counts once."""
+    suits.  Answered by SessionOpened.  It outlasts a link that breaks by a while,
+    and the coordinator's process, if that is started anew (ResumeSession).  With a token in `session` the same may be
+    sent again and counts once.  The session ends with its client; one with a `name` stays for AttachSession, which is
+    told `form`."""
 
     graph: bytes
     params: tuple[NamedValue, ...]
@@ -34,6 +38,8 @@ class OpenSession(Message, frozen=True):
     ahead: Annotated[int, Meta(ge=0, le=1024)]
     replay_bytes: Count
     session: Name = ""
+    name: Name = ""
+    form: Form = b""
 
 
 class SessionOpened(Message, frozen=True):
@@ -77,11 +83,13 @@ class SessionHeard(Message, frozen=True):
 
 class ResumeSession(Message, frozen=True):
     """Go on with a session after the coordinator was started anew.  The client has the answers of the first `told`
-    steps, and asks for what it has no answer of anew, from `number` on.  Answered by SessionResumed."""
+    steps, and asks for what it has no answer of anew, from `number` on.  It attached after `since` steps, and
+    has the inputs of no earlier one.  Answered by SessionResumed."""
 
     session: Name
     told: Count
     number: Count
+    since: Count = 0
 
 
 class SessionResumed(Message, frozen=True):
@@ -101,6 +109,52 @@ class SessionFeed(Message, frozen=True):
 
 
 class CloseSession(Message, frozen=True):
-    """The answer is Done once the session's workers have freed all of it."""
+    """The answer is Done once the session's workers have freed all of it; with `keep` one that has a name stays."""
 
     session: Name
+    keep: bool = False
+
+
+class AttachSession(Message, frozen=True):
+    """Drive a named session of this member from now on, under the token `session`, with numbers from 0.  Whoever drove
+    it is refused from then on; without `take` it must have no link any more.  The answer, SessionAttached, comes when
+    the steps that were asked for before are done.  The same may be sent again and counts once."""
+
+    name: Name
+    session: Name
+    take: bool = False
+
+
+class SessionAttached(Message, frozen=True):
+    """The session has done so many `steps`; `graph` and `form` are what its opener gave.  `params` are those that no
+    step changes, by address."""
+
+    steps: Count
+    graph: bytes
+    form: Form
+    params: tuple[NamedValue, ...]
+
+
+class AskSessions(Message, frozen=True):
+    """The named sessions of this member.  Answered by Sessions."""
+
+
+class SessionReport(Record, frozen=True):
+    name: Name
+    steps: Count
+    workers: tuple[Name, ...]  # that have some of its state
+    client: Name  # who drove it last
+    attached: bool  # whether that one has a link
+    age_s: Seconds
+    size_bytes: Count  # of its state
+    found: bool = True  # False: the coordinator was started anew, and `steps` is what is known for certain
+
+
+class Sessions(Message, frozen=True):
+    sessions: tuple[SessionReport, ...]
+
+
+class EndSession(Message, frozen=True):
+    """End a named session of this member, whoever drives it.  The answer is Done once its workers have freed it."""
+
+    name: Name
