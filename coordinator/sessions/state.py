@@ -411,6 +411,8 @@ class SessionState:
         if not copies:
             return self._end(state_lost(self._last_error, self.policy.copies, self._gone))
         self._return.end()
+        if self.policy.durable:  # another process goes on with a plan only where the client has the answers before it
+            copies = [copy for copy in copies if copy.value <= self._heard] or copies
         copy = max(copies, key=lambda copy: (copy.value, copy.here))
         self._done = copy.value
         if self._attendance.unsure:

@@ -667,3 +667,18 @@ def test_copies_are_made_in_their_turn_however_often_the_coordinator_is_killed(c
         world.restart(3 * life)
         world.settle()
     assert world.feeds_from >= 10, "nothing newer than the first state is whole twice"
+
+
+def test_after_a_death_a_client_that_lacks_answers_has_its_session_also_where_the_coordinator_dies_next() -> None:
+    for seed in range(10):
+        world = World(seed, Policy("checkpoint", every=2, ahead=4, durable=True), together=True)
+        for steps, heard in ((2, 2), (1, 3)):
+            world.do(steps)
+            world.hear(heard)
+            world.settle()
+        world.do(4)  # whose answers it lacks
+        world.kill(world.owner)
+        world.settle()
+        world.restart(3)
+        world.settle()
+        assert len(world.told) == 7 and not world.ended
