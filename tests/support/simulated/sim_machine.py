@@ -186,7 +186,7 @@ class FaultyMesh(RuleBasedStateMachine):
             "states": {node.name: node.state for node in self.cluster.coordinator.nodes()},
             "parts": sorted(self.cluster.busy().items()),
             "files": {name: _files(daemon._shared.path) for name, daemon in daemons.items()},
-            "kept": {name: [_kept(host) for host in daemon._hosts] for name, daemon in daemons.items()},
+            "kept": {name: [_kept(host) for host in daemon._hosts.hosts] for name, daemon in daemons.items()},
             "connections": len(self.cluster.network._sockets),
             "tasks": len(asyncio.all_tasks(self.runner.get_loop())),
         }
