@@ -212,6 +212,15 @@ class Coordinator:
         """Join the worker at the other end of a link dialled at this address, and stay joined."""
         return await self._registry.adopt(link, host, port)
 
+    @property
+    def epochs(self) -> tuple[int, ...]:
+        """The epochs of all coordinators that this one goes on from, and its own; none without a standby."""
+        return self._registry.epochs
+
+    def descends(self, epochs: tuple[int, ...]) -> None:
+        """Say to workers that join from now on which epochs this coordinator goes on from."""
+        self._registry.epochs = epochs
+
     def forget(self, host: str, port: int) -> None:
         """Stop dialling an address; an open link is kept."""
         self._registry.forget(host, port)

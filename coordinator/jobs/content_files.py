@@ -95,6 +95,17 @@ class ContentFiles:
         except (BlobMissing, BlobCorrupt):
             return None
 
+    def view(self, address: bytes) -> memoryview | None:
+        """Map content that is held, whatever its size, for somebody who checks it; None if it is not here."""
+        with self._lock:
+            if address not in self._holds:
+                return None
+        try:
+            with open(self._path(address), "rb") as file:
+                return mapped_files.viewed(file.fileno(), file.seek(0, 2))
+        except OSError:
+            return None
+
     def _forget(self, size_bytes: int) -> None:
         """Release the oldest recent content until the rest has at most `size_bytes` together."""
         while self._recent and sum(self._recent.values()) > size_bytes:

@@ -10,23 +10,24 @@ import asyncio
 import base64
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from wire.errors import NotDurable, StorageError
+from wire.errors import MeshError, NotDurable, StorageError
 from wire.ir.codec import hash_bytes
 from wire.system.atomic_files import Disk
 from wire.system.tasks import Tasks, unheard
 
 from .content_files import RECENT_BYTES_MAX, ContentFiles
-from .journal import WHOLE, Connect, Entry, Journal
+from .journal import FORGOTTEN, WHOLE, Connect, Entry, Journal
 
 log = logging.getLogger("graph_mesh.journal")
 
 T = TypeVar("T")
+Fetch = Callable[[bytes, int], Awaitable[memoryview]]
 ADDRESS_BYTES = 32
 IN_ENTRY_BYTES_MAX = 4096  # a file costs two syncs, a longer entry next to nothing
 
@@ -53,6 +54,7 @@ class JobStore:
 
     def __init__(self, journal: Journal, contents: ContentFiles) -> None:
         self.epoch = journal.epoch
+        self.replicate: Callable[[Sequence[Entry]], Awaitable[None]] | None = None
         self._journal = journal
         self._contents = contents
         self._held: dict[str, bytes] = {}  # addresses by job, joined: lists would be a tenth of what is kept of jobs
@@ -132,6 +134,48 @@ class JobStore:
         """Content that another job has on the disk, by its address: weights come from a client once."""
         return await asyncio.to_thread(self._contents.find, address, size_bytes)
 
+    async def entries(self) -> list[Entry]:
+        """Every needed entry, oldest first; those of writes that had ended before, and perhaps no others."""
+        return await self._in_writer(self._journal.entries)
+
+    def view(self, address: bytes) -> memoryview | None:
+        """Content by its address, for another coordinator's store; None if it is not here."""
+        return self._contents.view(address)
+
+    async def copy(self, entries: Sequence[Entry], fetch: Fetch, whole: bool = False) -> None:
+        """Write entries of another coordinator's store, which become everything that is here if they are the `whole`.
+
+        `fetch` gets the content that they name and that is not here, by its address and size.  All of them are on the
+        disk when this returns; raises what `save` does, and then none of them counts.
+        """
+        held = [[(address, size) for address, size in _named(json.loads(entry.body))] for entry in entries]
+        put: list[bytes] = []
+        try:
+            for address, size_bytes in dict(pair for pairs in held for pair in pairs).items():
+                here = await asyncio.to_thread(self._contents.find, address, size_bytes)
+                data = here if here is not None else await fetch(address, size_bytes)
+                for _ in range(sum(each == (address, size_bytes) for pairs in held for each in pairs)):
+                    await asyncio.to_thread(self._contents.put, address, data)
+                    put.append(address)
+            there = frozenset(entry.job for entry in entries)
+            gone = sorted(self._journal.jobs() - there) if whole else []
+            everything = [*(Entry(job, FORGOTTEN, b"{}") for job in gone), *entries]
+            if everything:
+                await self._in_writer(self._journal.write, everything)
+        except OSError as error:
+            await self._release(put)
+            raise NotDurable("a job's values cannot be written", cause=str(error), next_step="Make room") from None
+        except MeshError:
+            await self._release(put)
+            raise
+        former = b"".join(self._held.pop(job, b"") for job in gone)
+        for entry, pairs in zip(entries, held, strict=True):
+            if entry.kind in WHOLE:
+                former += self._held.pop(entry.job, b"")
+            if pairs:
+                self._held[entry.job] = self._held.get(entry.job, b"") + b"".join(address for address, _ in pairs)
+        await self._release(_apart(former))
+
     async def close(self) -> None:
         """Write what is under way, and unlock the folder."""
         await (self._writing or self._write_all())
@@ -174,7 +218,10 @@ class JobStore:
             batch, self._queue = self._queue, []
             failure: StorageError | None = None
             try:
-                await self._in_writer(self._journal.write, [entry for entry, _ in batch])
+                entries = [entry for entry, _ in batch]
+                await self._in_writer(self._journal.write, entries)
+                if self.replicate is not None:
+                    await self.replicate(entries)
             except StorageError as error:
                 failure = error
             except Exception as error:  # a fault of the journal must end the waits for it
@@ -216,12 +263,17 @@ def _map(change: Callable[[Content], Any], tree: Any) -> Any:
 
 def _addresses(tree: Any) -> Iterator[bytes]:
     """The address of every file that the tree names."""
+    return (address for address, _ in _named(tree))
+
+
+def _named(tree: Any) -> Iterator[tuple[bytes, int]]:
+    """The address and the size of every file that the tree names."""
     match tree:
-        case {"address": str(address), "size_bytes": int()}:
-            yield bytes.fromhex(address)
+        case {"address": str(address), "size_bytes": int(size_bytes)}:
+            yield bytes.fromhex(address), size_bytes
         case Mapping():
             for value in tree.values():
-                yield from _addresses(value)
+                yield from _named(value)
         case list():
             for value in tree:
-                yield from _addresses(value)
+                yield from _named(value)

@@ -138,6 +138,23 @@ class Journal:
                 raise _not_durable(self._folder, error) from None
         return Entry(*row) if row else None
 
+    def entries(self) -> list[Entry]:
+        """Every needed entry, oldest first; NotDurable if the disk refuses."""
+        with self._one_at_a_time:
+            try:
+                if self._connection is None:
+                    self._recover()
+                assert self._connection is not None
+                return [row.entry for row in self._needed_now(self._connection)]
+            except (sqlite3.Error, OSError) as error:
+                self._disconnect()
+                raise _not_durable(self._folder, error) from None
+
+    def jobs(self) -> frozenset[str]:
+        """The jobs that it has entries of."""
+        with self._one_at_a_time:
+            return frozenset(self._live)
+
     def close(self) -> None:
         """Close the database, and unlock the folder."""
         with self._one_at_a_time:
@@ -276,11 +293,13 @@ class Journal:
         assert self._connection is not None
         try:
             _check(self._connection)
-            rows = {job: rows for job, (rows, _) in self._live.items()}
-            self._rewrite(_read_needed(self._connection, rows))
+            self._rewrite(self._needed_now(self._connection))
         except (sqlite3.Error, OSError, ValueError) as error:  # what was written stays; the next write tries again
             log.warning("the journal in %s was not compacted: %s", self._folder, error)
             self._disconnect()
+
+    def _needed_now(self, connection: sqlite3.Connection) -> Iterator[_Row]:
+        return _read_needed(connection, {job: rows for job, (rows, _) in self._live.items()})
 
     def _rewrite(self, needed: Iterable[_Row]) -> None:
         """One transaction that leaves a beginning and the rows that are needed, with numbers that go on.

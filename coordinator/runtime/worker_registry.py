@@ -45,6 +45,7 @@ class WorkerRegistry:
         self._sessions, self._guards, self._deployer = context.sessions, context.guards, context.deployer
         self._planning, self._pacing, self._prober = context.planning, context.pacing, context.prober
         self._publish = context.events.publish
+        self.epochs: tuple[int, ...] = ()  # with a standby: of all coordinators that this one goes on from, and its own
         self._identity = identity
         self._endpoint = endpoint
         self._runner = runner
@@ -80,7 +81,7 @@ class WorkerRegistry:
         health = self._config.health
         earlier = self._sessions.earlier
         mine = tuple(sorted(self._kept().difference(key.generation for key in earlier)))
-        join = Join(self._epoch(), health.beat_s, self._identity.node_id, health.lease_s, mine, earlier)
+        join = Join(self._epoch(), health.beat_s, self._identity.node_id, health.lease_s, mine, earlier, self.epochs)
         try:
             joined = await link.request(join, timeout_s=self._config.timeouts.worker_join_s)
             if not isinstance(joined, Joined):

@@ -46,6 +46,13 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
+class NotStored:
+    """Entries of a stream could not be written: ask for everything again."""
+
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time passed."""
 
@@ -93,7 +100,9 @@ class Denied:
     promised: Ballot
 
 
-Event = Begin | Promote | Named | Wrote | Stored | Tick | Asked | Answered | Attach | Entries | Have | Denied
+Event = (
+    Begin | Promote | Named | Wrote | Stored | NotStored | Tick | Asked | Answered | Attach | Entries | Have | Denied
+)  # fmt: skip
 
 
 # -- what follows

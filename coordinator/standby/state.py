@@ -113,6 +113,7 @@ class StandbyState:
             ev.Named: self._named,
             ev.Wrote: self._wrote,
             ev.Stored: self._stored,
+            ev.NotStored: self._not_stored,
             ev.Tick: self._tick,
             Asked: self._asked,
             Answered: self._answered,
@@ -140,6 +141,10 @@ class StandbyState:
     def leader(self) -> str:
         """The coordinator that this one follows or is, "" while there is none."""
         return self.node if self.serving else self._leader
+
+    def meet(self, node: str) -> None:
+        """Count a node among the coordinators."""
+        self._others |= {node} - {self.node}
 
     # -- elections
 
@@ -195,12 +200,14 @@ class StandbyState:
     def _answered(self, event: Answered, now: float) -> list[ev.Action]:
         self._round = max(self._round, event.record.promised.round)
         poll = self._poll
-        if poll is not None and event.record.promised > poll.ballot:
+        if poll is not None and event.record.promised > poll.ballot:  # the round may be equal
             self._round = max(self._round, poll.ballot.round + 1)
         if poll is None or (event.stage, event.ballot) != (poll.stage, poll.ballot):
             return []
         if event.stage is Stage.ACCEPT and event.granted and not self._accepted(event.record, poll):
             return []  # of a configuration before
+        if self.serving and event.record.accepted > self._ballot and event.record.accepted.node != self.node:
+            return self._step_down(event.record.accepted.node, now)
         poll.answered.add(event.node)
         if event.granted:
             poll.granted.add(event.node)
@@ -333,7 +340,8 @@ class StandbyState:
         follower = self._followers.get(event.node)
         if not self.serving or follower is None or event.stream != follower.stream:
             return []
-        follower.heard_s = now
+        if event.last >= follower.sent or event.last > follower.have:  # else it is there, and gets nowhere
+            follower.heard_s = now
         follower.have = max(follower.have, event.last)
         return [*self._acknowledge(), *self._include(follower, now)]
 
@@ -423,6 +431,12 @@ class StandbyState:
             return []
         self._last = event.last
         return [ev.Send(self._leader, ev.Have(self.node, self._stream, event.last))]
+
+    def _not_stored(self, event: ev.NotStored, now: float) -> list[ev.Action]:
+        if event.stream == self._stream and not self.serving:
+            self._received, self._attached_s = None, now
+            self._stream += 1  # what was sent of this one is of no use
+        return []
 
     def _late(self, now: float) -> bool:
         return self._attached_s is None or now >= self._attached_s + self._times.retry_s

@@ -45,7 +45,7 @@ class Admission:
         self.authority = authority
         self._own = tempfile.TemporaryDirectory(prefix="graph-mesh-") if folder is None else None
         self.credentials = Credentials(folder or Path(self._own.name if self._own else ""))
-        self.credentials.adopt(self._certify())
+        self.credentials.adopt(self.certify())
         self._pins = authority.trust().pins
         self._join_port: JoinPort | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -77,7 +77,7 @@ class Admission:
             coordinator.endpoint.audit_strangers(self.authority.turned_away)
 
         async def renew() -> Admitted:
-            return await asyncio.to_thread(self._certify)
+            return await asyncio.to_thread(self.certify)
 
         nap, timeouts = InterruptibleSleep(), coordinator.config.timeouts
         coordinator.link_watch.woke.append(nap.end)  # the machine slept: the certificate may be due
@@ -133,13 +133,14 @@ class Admission:
                 if (known.authority, known.former is None) == (trust.authority, trust.former is None):
                     self.credentials.take_trust(trust.data, trust.authority, trust.former)
                 else:
-                    self.credentials.adopt(await asyncio.to_thread(self._certify))
+                    self.credentials.adopt(await asyncio.to_thread(self.certify))
                 return
             except MeshError as error:
                 log.error("cannot go on to a new authority or revocation list: %s", error)
             await asyncio.sleep(retry_s)
 
-    def _certify(self) -> Admitted:
+    def certify(self) -> Admitted:
+        """A certificate for this coordinator, by the authority in its folder."""
         return self.authority.certify_coordinator(self.credentials.key.public)
 
 

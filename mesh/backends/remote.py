@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.addresses import shown
+from wire.addresses import parse_address, shown
 from wire.errors import (
     BlobMissing,
     ConfigError,
@@ -49,6 +49,7 @@ from wire.protocol.messages import (
     AwaitJob,
     BlobStream,
     CancelJob,
+    Coordinators,
     Done,
     EndSession,
     Explained,
@@ -123,6 +124,7 @@ class Remote:
         self._sessions: set[RemoteSession] = set()
         self._link: Link | None = None
         self._address: tuple[str, int] = ("", 0)
+        self._others: tuple[str, ...] = ()  # where coordinators that may take over will listen
         self._dialling = asyncio.Lock()
         self.reproducible = False  # whether nothing else is asked for
         self._farewell = False  # the coordinator said goodbye, or we did: the link does not come back
@@ -352,8 +354,12 @@ class Remote:
         raise ProtocolError(f"a client does not answer {type(body).__name__}")
 
     def on_notify(self, link: Link, body: Message) -> None:
-        if not isinstance(body, Revocations) or link.peer.role != "coordinator":
+        if not isinstance(body, Revocations | Coordinators) or link.peer.role != "coordinator":
             raise ProtocolError(f"a client does not take {type(body).__name__}")
+        if isinstance(body, Coordinators):
+            self._others = body.addresses
+            self._membership.met((*(link.peer.addresses or (link.address,)), *body.addresses))
+            return
         self._membership.trust(self._endpoint, body.data, body.authority, (body.former, body.former_data))
 
     def on_stream_open(self, link: Link, header: Message, size_bytes: int) -> memoryview:
@@ -415,7 +421,7 @@ class Remote:
             deadline_s = loop.time() + return_s
             for wait_s in itertools.chain(RETURN_WAITS_S, itertools.repeat(RETURN_WAITS_S[-1])):
                 try:
-                    self._link = await self._endpoint.dial(*self._address)
+                    self._link = await self._dial()
                     return self._link
                 except MeshError as error:
                     if not error.retry or loop.time() + wait_s > deadline_s:
@@ -426,6 +432,15 @@ class Remote:
                         ) from None
                 await asyncio.sleep(wait_s)
         raise AssertionError("the waits never end")
+
+    async def _dial(self) -> Link:
+        """Dial the coordinator, or the one that took over from it."""
+        if not self._others:
+            return await self._endpoint.dial(*self._address)
+        link = await self._endpoint.reach([self.address, *self._others])
+        if link.address:
+            self._address = parse_address(link.address)
+        return link
 
     def _tell(self, message: Message) -> None:
         if self._link is not None and not self._link.closed:

@@ -25,6 +25,7 @@ from .find_coordinator import COORDINATOR_HELP, Ask, on_a_coordinator
 from .flags import add_common, add_health, add_listening, add_timeouts, command, timeouts, verbosity
 from .launch import launch, launch_arguments
 from .membership import authority_arguments, join, join_arguments, nodes_arguments, sessions_arguments, token_arguments
+from .promote import promote_arguments
 from .topology import show as topology
 from .topology import topology_arguments
 
@@ -127,6 +128,10 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="the folder of its identity and jobs (default: the user's state folder)",
     )
+    standby = "follow the coordinator there, and take over when it is lost"
+    parser.add_argument("--standby", default="", metavar="HOST:PORT", help=standby)
+    arbiter = "a worker that votes on who serves, if there is a standby (repeatable; default: one or three of all)"
+    parser.add_argument("--arbiter", action="append", default=[], metavar="NAME", help=arbiter)
     audits = "compute this fraction of the parts again on other workers and compare (default: %(default)g)"
     parser.add_argument("--audit", type=float, default=0.0, metavar="FRACTION", help=audits)
     ahead = "do not plan for the death of each worker before one dies"
@@ -182,6 +187,9 @@ class Verb:
 
 VERBS: dict[str, Verb] = {
     "serve": Verb("run a coordinator on this machine", _serve_arguments, local=serve, interrupted=OK),
+    "promote": Verb(
+        "have a standby take over, where voters cannot", promote_arguments, local=later("promote", "promote")
+    ),
     "nodes": Verb(
         "show the workers and their devices; pause, resume or revoke one",
         nodes_arguments,

@@ -19,6 +19,7 @@ UNREACHABLE = 4
 NOTHING_FITS = 5
 CANCELLED = 6
 TIMEOUT = 7
+REPLACED = 8
 INTERRUPTED = 130
 TERMINATED = 143
 
@@ -31,6 +32,7 @@ MEANINGS: dict[int, str] = {
     NOTHING_FITS: "no plan fits the workers' memory or ops",
     CANCELLED: "the job was cancelled",
     TIMEOUT: "a time limit was reached",
+    REPLACED: "mesh-coord serve: another coordinator took over from it; started again, it follows that one",
     INTERRUPTED: "stopped by Ctrl-C or SIGTERM before it was done; an attached job is cancelled; or as for 143",
     TERMINATED: "a daemon that was told to stop twice ended at once; 130 where Ctrl-C was the second",
 }

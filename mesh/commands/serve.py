@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coordinator.authority.authority import Authority
@@ -18,13 +19,24 @@ from coordinator.jobs.job_service import JobService, for_clients
 from coordinator.jobs.job_store import JobStore
 from coordinator.jobs.job_table import JobLimits, JobTable
 from coordinator.jobs.session_service import SESSION_ENTRIES, SessionService
+from coordinator.standby.following import Following
+from coordinator.standby.replication import Replication
+from coordinator.standby.shell import StandbyShell
 from coordinator.workers.log_lines import LogLines
 from wire.addresses import LAST_PORT, PORT, parse_address
-from wire.errors import MeshError
+from wire.errors import ConfigError, MeshError
+from wire.joining.credentials import keep_renewed
+from wire.joining.join_protocol import Admitted
 from wire.joining.join_tokens import Token
 from wire.link.address_updates import AddressUpdates
+from wire.link.endpoint import Endpoint as AnyEndpoint
+from wire.link.identity import identity_here
+from wire.link.interfaces import advertised, interfaces_here, judge, usable
+from wire.link.link import Handler
 from wire.link.membership import COORDINATOR_FILE, remember_coordinator
+from wire.link.websocket_carrier import Endpoint
 from wire.protocol.reports import Event
+from wire.standby.standby_file import STANDBY_FILE, StandbyFile
 from wire.system.signals import watch_signals
 from wire.timeouts import COORDINATOR
 
@@ -33,7 +45,7 @@ from ..backends.config import coordinator_folder
 from ..backends.embedded import start_coordinator
 from ..backends.enrolment import authority_folder
 from ..util.units import check_fraction
-from .exit_codes import OK
+from .exit_codes import OK, REPLACED
 from .flags import mesh_name, node_name, timeouts
 
 if TYPE_CHECKING:
@@ -58,8 +70,17 @@ async def serve_until_stopped(options: argparse.Namespace) -> int:
     )
     limits = JobLimits(keep_s=times.keep_results_s, grace_s=times.job_grace_s, gather_s=times.job_gather_s)
     folder = coordinator_folder(mesh, config.name, options.state_dir)
-    store, entries = await asyncio.to_thread(JobStore.open, folder / "jobs", time.time_ns() // 1000)
-    authority = await asyncio.to_thread(Authority, authority_folder(mesh, options.state_dir), mesh, epoch=store.epoch)
+    stopped = asyncio.Event()
+    watch_signals(asyncio.get_running_loop(), lambda why: stopped.set())
+    shell: StandbyShell | None = None
+    if options.standby or (folder / STANDBY_FILE).exists():
+        shell = await _until_it_serves(options, config, folder, stopped)
+        if shell is None:
+            return OK
+    epoch_min = max(time.time_ns() // 1000, 1 + max(shell.file.remembered.epochs, default=0) if shell else 0)
+    store, entries = await asyncio.to_thread(JobStore.open, folder / "jobs", epoch_min)
+    authority_at = authority_folder(mesh, options.state_dir)
+    authority = await asyncio.to_thread(Authority, authority_at, mesh, epoch=store.epoch)
     admission = await asyncio.to_thread(Admission, authority, folder / "identity")
     coordinator = await start_coordinator(config, admission.credentials)
     coordinator.epoch = store.epoch
@@ -67,8 +88,8 @@ async def serve_until_stopped(options: argparse.Namespace) -> int:
     sessions = SessionService(coordinator, for_clients, store)
     coordinator.watchers.append(partial(_log_event, LogLines(), coordinator))
     coordinator.blobs.kept = store.find
-    stopped = asyncio.Event()
-    watch_signals(asyncio.get_running_loop(), lambda why: stopped.set())
+    file = shell.file if shell else StandbyFile(folder)
+    replication = Replication(coordinator, store, file, authority_at, options.arbiter, _over, shell)
     returning: asyncio.Task[None] | None = None
     try:
         workers = service.resume(entry for entry in entries if entry.kind not in SESSION_ENTRIES)
@@ -102,9 +123,61 @@ async def serve_until_stopped(options: argparse.Namespace) -> int:
         await admission.close()
         if stopped.is_set():  # else it failed, and the next start goes on with them
             await sessions.close()
+        replication.close()
         await service.close()
         await coordinator.close()
     return OK
+
+
+async def _until_it_serves(
+    options: argparse.Namespace, config: CoordinatorConfig, folder: Path, stopped: asyncio.Event
+) -> StandbyShell | None:
+    """Follow the coordinator that serves until this one does; None if it is stopped before."""
+    authority_at = authority_folder(config.mesh, options.state_dir)
+    if not (authority_at / "members.json").exists():
+        raise ConfigError(
+            f"a standby needs the authority of mesh {config.mesh}, and {authority_at} is not there",
+            next_step="Copy that folder from the coordinator's machine; from then on changes come by themselves",
+        )
+    authority = await asyncio.to_thread(Authority, authority_at, config.mesh)
+    admission = await asyncio.to_thread(Admission, authority, folder / "identity")
+    (folder / COORDINATOR_FILE).unlink(missing_ok=True)  # of a life that was killed
+    credentials = admission.credentials
+    identity = identity_here("coordinator", config.mesh, config.name, None, credentials.node_id)
+
+    def addresses(endpoint: AnyEndpoint) -> tuple[str, ...]:
+        usable_here = usable(judge(interfaces_here(), options.interface))
+        port = PORT if options.port is None else options.port
+        return advertised(endpoint.allowed, options.host or "::", port, usable_here, options.advertise)
+
+    async def renew() -> Admitted:
+        return await asyncio.to_thread(admission.certify)
+
+    def endpoint(handler: Handler) -> AnyEndpoint:
+        return Endpoint(identity, handler, credentials=credentials, timeouts=config.timeouts)
+
+    first = [options.standby] if options.standby else []
+    following = Following(endpoint, folder, authority_at, first, addresses, not options.standby, _over)
+    log.info("mesh-coord %s of mesh %s follows %s", config.name, config.mesh, options.standby or "whoever serves")
+    if options.json:
+        print(json.dumps({"event": "following", "mesh": config.mesh, "pid": os.getpid()}), flush=True)
+    renewing = asyncio.create_task(keep_renewed(credentials, renew, timeouts=config.timeouts))
+    running, stopping = asyncio.create_task(following.run()), asyncio.create_task(stopped.wait())
+    try:
+        await asyncio.wait([running, stopping], return_when=asyncio.FIRST_COMPLETED)
+        return running.result() if running.done() else None
+    finally:
+        for task in (running, stopping, renewing):
+            task.cancel()
+        await asyncio.gather(running, stopping, renewing, return_exceptions=True)
+        await admission.close()
+
+
+def _over(why: str) -> None:
+    """End at once: an end in good order would drop what the coordinator that took over goes on with."""
+    log.error("this coordinator ends at once: %s; start it again, and it follows whoever serves", why)
+    logging.shutdown()
+    os._exit(REPLACED)
 
 
 def _log_event(log_lines: LogLines, coordinator: Coordinator, event: Event) -> None:

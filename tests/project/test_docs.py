@@ -193,7 +193,7 @@ def test_every_exit_code_is_explained() -> None:
 def test_the_epilogs_name_the_codes_of_their_command() -> None:
     for parser in (worker.parser(), coord.parser()):
         text = parser.epilog or ""
-        assert set(map(int, re.findall(r"\b\d\b", text))) <= {value for _, value in exit_codes.BY_ERROR} | {0, 3}
+        assert set(map(int, re.findall(r"\b\d\b", text))) <= {value for _, value in exit_codes.BY_ERROR} | {0, 3, 8}
 
 
 def test_every_variable_of_the_environment_is_explained() -> None:

@@ -7,8 +7,12 @@ from wire.protocol.messages import (
     AskNodes,
     AskSessions,
     AttachSession,
+    AttachStandby,
+    AuthorityFile,
+    AuthorityFiles,
     AwaitJob,
     Ballast,
+    BallotOf,
     Beat,
     Began,
     Blob,
@@ -21,6 +25,8 @@ from wire.protocol.messages import (
     CloseSession,
     Combine,
     Combined,
+    ConfigurationOf,
+    Coordinators,
     Deploy,
     Deployed,
     DeviceReport,
@@ -41,6 +47,10 @@ from wire.protocol.messages import (
     Jobs,
     Join,
     Joined,
+    JournalDenied,
+    JournalEntries,
+    JournalEntry,
+    JournalHave,
     KernelReport,
     Landed,
     Leaving,
@@ -69,6 +79,7 @@ from wire.protocol.messages import (
     Probed,
     Push,
     Ran,
+    RecordOf,
     Relay,
     ResumeSession,
     Revocations,
@@ -94,6 +105,8 @@ from wire.protocol.messages import (
     Target,
     Term,
     Value,
+    Vote,
+    Voted,
     Working,
 )
 
@@ -105,6 +118,8 @@ NAMED = NamedValue("x", "f32", (2, 1), bytes(8), BLOB)
 DEVICE = DeviceReport(
     0, "wgsl", "llvmpipe", "Vulkan", "Mesa", True, 1 << 30, {"max_buffer": 1 << 28}, {"add": ("f32",)}, 80.0, 12.5, 1e-4
 )
+BALLOT = BallotOf(3, "c2")
+CONFIGURATION = ConfigurationOf(4, ("c1", "c2"), (("c1", "c2", "n1"), ("c1", "c2", "n2")))
 PART = PartSpec(
     1,
     0,
@@ -179,6 +194,14 @@ MESSAGES: list[Message] = [
     AskSessions(),
     Sessions((SessionReport("run7", 12, ("anna", "bert"), "me", True, 60.5, 1 << 20, False),)),
     EndSession("run7"),
+    Vote(2, BALLOT, CONFIGURATION),
+    Voted(True, RecordOf(BALLOT, BallotOf(2, "c1"), CONFIGURATION)),
+    AttachStandby(5, ("10.0.0.2:7100",)),
+    JournalEntries(BALLOT, 5, 3, 4, True, False, (7, 9), (JournalEntry("j1", "accepted", b"{}"),)),
+    JournalHave(5, 4),
+    JournalDenied(BALLOT),
+    AuthorityFiles((AuthorityFile("members.json", b"{}"),)),
+    Coordinators(("10.0.0.2:7100",)),
     AskNodes(True, ("n1",)),
     Nodes(
         (NodeReport("w1", "n1", 42, ("127.0.0.1:7100",), "healthy", "0.1.0", (DEVICE,), 0.05, "Linux", "asked"),),

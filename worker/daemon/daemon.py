@@ -67,6 +67,7 @@ from .pause_file import PauseFiles
 from .plan_requests import PlanRequests
 from .snapshot_writer import SnapshotWriter
 from .tensor_sender import TensorSender
+from .voting import Voting
 from .worker_links import WorkerLinks
 
 log = logging.getLogger("graph_mesh.worker")
@@ -142,6 +143,7 @@ class Daemon:
         self._sender = TensorSender(endpoint, self._links.relay, shell.feed)
         self._beats = Heartbeats(shell, self._links.notify, StepKeepalive(endpoint), self._links.forget)
         held, joined = self._store.held, self._owner_link.joined
+        self._voting = Voting(shell, self._identity.node_id, self._folder.path)
         self._requests = PlanRequests(shell, self._shared, self._links.forget, held, joined)
 
     def _make_devices(self, credentials: Credentials | None) -> None:
@@ -171,10 +173,10 @@ class Daemon:
             ev.SendLeaving: self._send_leaving,
             ev.Stop: self._stop,
         }
-        acting = self.availability, self._beats, self._owner_link, links, self._fetcher, self._sender, self._devices
-        shell.perform_by(own, *(part.performers() for part in acting))
+        acting = self.availability, self._beats, self._owner_link, links, self._fetcher, self._sender
+        shell.perform_by(own, *(part.performers() for part in (*acting, self._devices, self._voting)))
         handler.requests.update({TailLog: self._tail_log})
-        for asked in (self._requests, links, self._fetcher, self._parity):
+        for asked in (self._requests, links, self._fetcher, self._parity, self._voting):
             handler.requests.update(asked.requests())
         for told in (self._requests, self._owner_link, links, self._bridge):
             handler.notifications.update(told.notifications())
@@ -200,6 +202,7 @@ class Daemon:
             memory_bytes=self._memory_bytes,
             keep_orphans_s=times.keep_orphans_s,
             lost_link_grace_s=times.lost_link_grace_s,
+            served_epoch=self._voting.served_epoch,
         )
         shell.machine = environment.machine(own.node_id, len(self._hosts.hosts), own.incarnation, bounds)
         self.availability.pauses.look()

@@ -13,7 +13,7 @@ from wire.link.keepalive import LinkWatch
 from wire.link.link import Link
 from wire.link.membership import Membership
 from wire.link.reconnect import stay_linked
-from wire.protocol.messages import Join, Message, Revocations
+from wire.protocol.messages import Coordinators, Join, Message, Revocations
 from wire.protocol.peer import Identity
 from wire.timeouts import Timeouts
 
@@ -52,6 +52,7 @@ class OwnerLink:
         self._coordinator: Identity | None = None  # whose worker this is, or was last
         self._seeking: asyncio.Task[None] | None = None  # for the coordinator whose link ended
         self._announcer: Announcer | None = None
+        self._standbys: tuple[str, ...] = ()  # where coordinators that may take over will listen
         self._failures: dict[str, str] = {}  # why an address was not reached when it was last dialled
 
     def performers(self) -> Performers:
@@ -61,7 +62,7 @@ class OwnerLink:
         }
 
     def notifications(self) -> dict[type[Message], Take]:
-        return {Revocations: self._trust}
+        return {Revocations: self._trust, Coordinators: self._others}
 
     def start(self) -> None:
         """Dial every --peer, or the coordinator of before if there is none."""
@@ -76,9 +77,17 @@ class OwnerLink:
         if self.watch is not None:
             self.watch.answer_s = max(self._timeouts.keepalive_answer_s, 1.5 * body.silence_s)
         self.patience_s = max(self._timeouts.worker_link_s, body.silence_s)
+        self._standbys = ()
         if self._membership:
             self._membership.met(peer.addresses or ((link.address,) if link.address else ()))
         self._stop_seeking()
+
+    def _others(self, link: Link, body: Coordinators) -> None:
+        """Remember the coordinators that may take over from the owner."""
+        if link.peer.role == "coordinator" and self._shell.owner_id() == link.peer.node_id:
+            self._standbys = body.addresses
+            if self._membership:
+                self._membership.met((*link.peer.addresses, *body.addresses))
 
     def announced(self, announcer: Announcer) -> None:
         """This worker is announced by mDNS."""
@@ -88,7 +97,7 @@ class OwnerLink:
         """A link ended: dial the node again if it is the coordinator."""
         owner = self._coordinator
         if self._seeking is None and owner is not None and owner.node_id == node and owner.addresses:
-            self._seeking = self._stay_linked(owner.addresses)
+            self._seeking = self._stay_linked((*owner.addresses, *self._standbys))
 
     def advice(self, waited_s: float) -> str:
         """The text of what was tried in so many seconds without a coordinator, and of what to type."""
@@ -103,7 +112,7 @@ class OwnerLink:
     def _look(self, _action: ev.LookForOwner) -> None:
         """Dial the coordinator of before at once, whatever wait the attempts so far have come to."""
         before = self._membership.coordinator if self._membership else ()
-        known = self._coordinator.addresses if self._coordinator else before
+        known = (*self._coordinator.addresses, *self._standbys) if self._coordinator else before
         if known:
             self._stop_seeking()
             self._seeking = self._stay_linked(known)

@@ -68,9 +68,10 @@ class PlanRequests:
         peer, held = link.peer, self._held()
         if peer.role != "coordinator":
             raise NotTrusted(f"{peer.name} is a {peer.role}: a worker works for coordinators only")
+        plans = body.kept, body.earlier, body.epochs
         joined = await self._shell.ask(
             lambda request: ev.JoinAsked(
-                peer.node_id, request, peer.name, body.epoch, body.beat_s, body.silence_s, held, body.kept, body.earlier
+                peer.node_id, request, peer.name, body.epoch, body.beat_s, body.silence_s, held, *plans
             )
         )
         self._joined(link, body)

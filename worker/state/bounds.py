@@ -18,4 +18,5 @@ class Bounds:
     fetches_max: int = 8  # enough to hide a LAN's round trips
     keep_orphans_s: float = DEFAULT_TIMEOUTS.keep_orphans_s
     lost_link_grace_s: float = DEFAULT_TIMEOUTS.lost_link_grace_s
+    served_epoch: int = 0  # of the coordinator with a standby that it served last, before this process
     memory_bytes: int = 0  # the budget for computing and for what is kept for other workers; 0: no limit

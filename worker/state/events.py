@@ -61,7 +61,8 @@ def size_bytes_of(tensor: Tensor) -> int:
 @dataclass(frozen=True, slots=True)
 class JoinAsked:
     """`blobs` is what the store holds, most recent first.  A coordinator that had this worker before goes on with some
-    plans: `kept` of this epoch, by generation, and `earlier` of those before it was started anew."""
+    plans: `kept` of this epoch, by generation, and `earlier` of those before it was started anew.  `epochs` are those
+    that a coordinator with a standby goes on from, and its own."""
 
     node: str
     request: int
@@ -72,6 +73,7 @@ class JoinAsked:
     blobs: tuple[bytes, ...] = ()
     kept: tuple[int, ...] = ()
     earlier: tuple[PlanKey, ...] = ()
+    epochs: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -655,6 +657,13 @@ class KeepPause:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepServed:
+    """Remember which coordinator this worker serves, so that one that was replaced by it is refused."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class FreeCache:
     """What is in memory and nobody uses goes, though it might be asked for again; `why` is for people."""
 
@@ -707,6 +716,7 @@ Action = (
     | SendLeaving
     | SendPaused
     | KeepPause
+    | KeepServed
     | LookForOwner
     | Stop
 )

@@ -6,6 +6,9 @@ another one may have this worker.  Until one comes, the plans of the silent coor
 stopped or its machine asleep.  They are dropped `keep_s` after it was last heard, or sooner if this machine runs short
 of memory.
 
+A coordinator with a standby says which epochs it goes on from.  One that goes on from the owner's takes over at once,
+and one that does not go on from the last that this worker served is refused: it was replaced.
+
     free --Join--> served --silent silence_s, or its link ended--> lapsed --silent keep_s, or another's Join--> free
                       ^                                              |
                       '---heard over its link, or the same epoch joins---'
@@ -35,6 +38,7 @@ class Lease:
     """`owner` is None while the worker is free.  Once it has `lapsed`, any other coordinator may take over."""
 
     keep_s: float = 0.0
+    served_epoch: int = 0  # of the last owner that had a standby, or was one
     owner: Owner | None = None
     lapsed: bool = False
     _linked: bool = False  # the link that the owner joined over stands
@@ -48,12 +52,26 @@ class Lease:
         """Why a coordinator cannot have this worker."""
         if not BEAT_S_MIN <= event.beat_s <= BEAT_S_MAX:
             return InputError(f"a heartbeat of {event.beat_s} s is not within reason")
-        if self.owner is not None and self.owner.node != event.node and not self.lapsed:
+        if event.epochs and self.served_epoch and self.served_epoch not in event.epochs:
+            return StaleGeneration(
+                f"coordinator {event.name} was replaced by one with epoch {self.served_epoch}",
+                next_step="Start it again as a standby: mesh-coord serve --standby HOST:PORT",
+            )
+        if self.owner is not None and not (self._is_had_by(event) or self.lapsed):
             busy = f"this worker serves coordinator {self.owner.name}"
             return Busy(busy, next_step="Stop that one, or use its workers")
         if self._last and self._last.node == event.node and event.epoch < self._last.epoch:
             return StaleGeneration(f"epoch {event.epoch} is over, {self._last.epoch} began")
         return None
+
+    def _is_had_by(self, event: JoinAsked) -> bool:
+        """Whether the coordinator that joins is the owner's node, or goes on from the owner."""
+        owner = self.owner
+        return owner is not None and (owner.node == event.node or owner.epoch in event.epochs)
+
+    def continues(self, event: JoinAsked) -> bool:
+        """Whether the coordinator that joins may go on with the owner's plans: its next process, or its standby."""
+        return self._is_had_by(event) and bool(event.earlier)
 
     def is_back(self, event: JoinAsked) -> bool:
         """Whether the coordinator that joins is the owner already: the same process joins again."""
@@ -63,6 +81,7 @@ class Lease:
         self.owner = self._last = Owner(event.node, event.name, event.epoch)
         self._linked, self._closing, self.lapsed = True, False, False
         self._heard_s, self._silence_s, self._asked = now, event.silence_s, False
+        self.served_epoch = event.epoch if event.epochs else self.served_epoch
 
     def is_held_by(self, node: str) -> bool:
         """Whether that node is the owner."""

@@ -47,7 +47,7 @@ class WorkerState:
         self.node = node
         self.incarnation = incarnation
         self._bounds = bounds or Bounds()
-        self._lease = Lease(self._bounds.keep_orphans_s)
+        self._lease = Lease(self._bounds.keep_orphans_s, self._bounds.served_epoch)
         self._availability = Availability()
         self._earlier = frozenset[PlanKey]()  # plans of its earlier epochs that the owner goes on with
         self._devices = tuple(DeviceQueue() for _ in range(devices))
@@ -164,12 +164,14 @@ class WorkerState:
         refusal = self._availability.unavailable() or self._lease.refusal(event)
         if refusal is not None:
             return [ev.Refuse(event.request, refusal)]
-        mine = self._lease.is_held_by(event.node)
-        if self._lease.is_back(event) or (mine and event.earlier):
+        mine, before, served = self._lease.is_held_by(event.node), self.owner, self._lease.served_epoch
+        if self._lease.is_back(event) or self._lease.continues(event):
             self._earlier = frozenset(event.earlier)
             kept = {PlanKey(event.epoch, generation) for generation in event.kept} | self._earlier
             actions = self._drop_plans("the coordinator joined anew", kept)
             actions += self._end_steps_of_earlier_plans(now)
+            if before is not None and not mine:
+                actions.append(ev.CloseLink(before.node, f"coordinator {event.name} took over"))
         else:
             reason = f"coordinator {event.name} takes over"
             actions = self._lose_owner(now, reason, not mine) if self.owner is not None else []
@@ -177,6 +179,8 @@ class WorkerState:
         made = {plan.key.generation: plan.carried.made for plan in self._plans.values() if plan.deployed}
         held = tuple(sorted(made))
         self.log.add(now, f"joined {event.name} epoch {event.epoch}" + (f" with {len(held)} plans" if held else ""))
+        if self._lease.served_epoch != served:
+            actions.append(ev.KeepServed(self._lease.served_epoch))
         steps = tuple(made[generation] for generation in held)
         answer = ev.ReplyJoined(event.request, event.blobs, self.paused, held, steps)
         return [*actions, answer, ev.StartBeats(event.node, event.beat_s)]

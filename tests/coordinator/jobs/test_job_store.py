@@ -12,6 +12,7 @@ import pytest
 from support.hostile.faulty_disk import FaultyDisk, Fuse, QuickDisk, quick_connect
 
 from coordinator.jobs.job_store import IN_ENTRY_BYTES_MAX, Content, JobStore, StoredEntry
+from coordinator.jobs.journal import FORGOTTEN, Entry
 from wire.errors import BlobCorrupt, BlobMissing, NotDurable
 from wire.ir.codec import hash_bytes
 from wire.system.atomic_files import Data, Disk
@@ -197,4 +198,69 @@ async def test_damage_to_a_value_is_said_with_its_file_and_the_next_step(tmp_pat
     path.unlink()
     with pytest.raises(BlobMissing, match=f"missing: .*{path.name}"):
         await loaded(store, kept)
+    await store.close()
+
+
+async def copied(store: JobStore, copy: JobStore, fetched: list[bytes], whole: bool = True) -> None:
+    async def fetch(address: bytes, size_bytes: int) -> memoryview:
+        fetched.append(address)
+        found = store.view(address)
+        assert found is not None and found.nbytes == size_bytes
+        return found
+
+    await copy.copy(await store.entries(), fetch, whole)
+
+
+async def test_a_copy_has_what_the_store_has_and_fetches_content_once(tmp_path: Path) -> None:
+    store, _ = opened(tmp_path / "one")
+    copy, _ = opened(tmp_path / "two")
+    fetched: list[bytes] = []
+    await store.save("a", "ended", {"state": "done"}, values(SHORT, LONG))
+    await store.save("b", "accepted", {}, values(LONG))
+    await copied(store, copy, fetched)
+    assert fetched == [hash_bytes(LONG)]
+    await store.save("a", FORGOTTEN, {})
+    await copied(store, copy, fetched)
+    assert fetched == [hash_bytes(LONG)]
+    await store.close()
+    await copy.close()
+    (_, ours), (reopened, theirs) = opened(tmp_path / "one"), opened(tmp_path / "two")
+    assert theirs == ours and [entry.job for entry in theirs] == ["b"]
+    assert await loaded(reopened, theirs[0].fields["values"]) == [LONG]
+    await reopened.save("b", FORGOTTEN, {})
+    assert files(tmp_path / "two") == set()
+    await reopened.close()
+
+
+async def test_content_that_cannot_be_fetched_leaves_the_copy_as_it_was(tmp_path: Path) -> None:
+    store, _ = opened(tmp_path / "one")
+    copy, _ = opened(tmp_path / "two")
+    await store.save("a", "ended", {}, values(LONG))
+
+    async def gone(address: bytes, size_bytes: int) -> memoryview:
+        raise BlobMissing("it is gone")
+
+    with pytest.raises(BlobMissing):
+        await copy.copy(await store.entries(), gone, whole=True)
+    assert await copy.entries() == [] and files(tmp_path / "two") == set()
+    await store.close()
+    await copy.close()
+
+
+async def test_an_entry_is_kept_once_it_is_replicated_too(tmp_path: Path) -> None:
+    store, _ = opened(tmp_path)
+    confirmed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    seen: list[str] = []
+
+    async def replicate(entries: Sequence[Entry]) -> None:
+        seen.extend(entry.job for entry in entries)
+        await confirmed
+
+    store.replicate = replicate
+    saving = asyncio.ensure_future(store.save("a", "accepted", {}))
+    while not seen:
+        await asyncio.sleep(0)
+    assert not saving.done()
+    confirmed.set_result(None)
+    await saving
     await store.close()

@@ -218,6 +218,31 @@ def test_a_coordinator_that_was_started_anew_finds_the_state_that_it_names_and_n
     assert one(ev.ReplyJoined, back(drive, epoch=9)).kept == ()
 
 
+def taken_over(drive: Driver, epochs: tuple[int, ...], node: str = "other", *earlier: PlanKey) -> list[ev.Action]:
+    epoch = max(epochs)
+    return drive(ev.JoinAsked(node, drive.request(), node, epoch, 0.1, SILENCE_S, earlier=earlier, epochs=epochs))
+
+
+def test_a_standby_takes_over_at_once_with_the_plans_that_it_names() -> None:
+    drive = served(PIN, deploy(ONE_PART))
+    assert isinstance(one(ev.Refuse, taken_over(drive, (6, 9))).error, Busy), "it goes on from another one"
+    actions = taken_over(drive, (6, 7, 9), "other", PINS)
+    assert one(ev.ReplyJoined, actions).kept == (PINS.generation,)
+    assert one(ev.CloseLink, actions).node == COORD
+    assert one(ev.KeepServed, actions).epoch == 9
+    assert drive.machine.owner is not None and drive.machine.owner.node == "other"
+
+
+def test_a_coordinator_that_was_replaced_is_refused_also_after_a_restart_of_either() -> None:
+    drive = served()
+    taken_over(drive, (7, 9))
+    for epochs in ((7,), (7, 8), (7, 8, 12)):
+        assert isinstance(one(ev.Refuse, taken_over(drive, epochs, COORD)).error, StaleGeneration)
+    later = Driver(join=False, bounds=Bounds(served_epoch=9))
+    assert isinstance(one(ev.Refuse, taken_over(later, (7, 12), COORD)).error, StaleGeneration)
+    assert of(ev.ReplyJoined, taken_over(later, (7, 9, 14), COORD)), "it follows, and has taken over in turn"
+
+
 GIB = 1 << 30
 PLENTY, SHORT = ev.MemoryLeft(GIB, 16 * GIB), ev.MemoryLeft(GIB // 2, 16 * GIB)
 

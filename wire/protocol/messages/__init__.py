@@ -106,6 +106,21 @@ from .session import (
     SessionStep,
     SessionTold,
 )
+from .standby import (
+    AttachStandby,
+    AuthorityFile,
+    AuthorityFiles,
+    BallotOf,
+    ConfigurationOf,
+    Coordinators,
+    JournalDenied,
+    JournalEntries,
+    JournalEntry,
+    JournalHave,
+    RecordOf,
+    Vote,
+    Voted,
+)
 
 __all__ = [
     "COORDINATOR_NODE",
@@ -117,8 +132,12 @@ __all__ = [
     "AskNodes",
     "AskSessions",
     "AttachSession",
+    "AttachStandby",
+    "AuthorityFile",
+    "AuthorityFiles",
     "AwaitJob",
     "Ballast",
+    "BallotOf",
     "Beat",
     "Began",
     "Blob",
@@ -131,6 +150,8 @@ __all__ = [
     "CloseSession",
     "Combine",
     "Combined",
+    "ConfigurationOf",
+    "Coordinators",
     "Deploy",
     "Deployed",
     "DeviceReport",
@@ -151,6 +172,10 @@ __all__ = [
     "Jobs",
     "Join",
     "Joined",
+    "JournalDenied",
+    "JournalEntries",
+    "JournalEntry",
+    "JournalHave",
     "KernelReport",
     "Landed",
     "Leaving",
@@ -179,6 +204,7 @@ __all__ = [
     "Probed",
     "Push",
     "Ran",
+    "RecordOf",
     "Relay",
     "ResumeSession",
     "Revocations",
@@ -204,6 +230,8 @@ __all__ = [
     "Target",
     "Term",
     "Value",
+    "Vote",
+    "Voted",
     "Working",
     "decode_message",
     "encode_message",
@@ -222,6 +250,7 @@ AnyMessage = (
     | EndSession
     | AskNodes | Nodes | PauseNode
     | ExplainGraph | Explain | Explained
+    | Vote | Voted | AttachStandby | JournalEntries | JournalHave | JournalDenied | AuthorityFiles | Coordinators
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()
@@ -229,7 +258,7 @@ _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessa
 
 # How many fields minor 1 appended.
 APPENDED: dict[type[Message | Record], int] = {
-    Deploy: 1, Run: 1, PartSpec: 2, SubmitJob: 2, PlanGraph: 2, Deployed: 1, Ran: 0, PartRun: 6, Join: 2, Joined: 3,
+    Deploy: 1, Run: 1, PartSpec: 2, SubmitJob: 2, PlanGraph: 2, Deployed: 1, Ran: 0, PartRun: 6, Join: 3, Joined: 3,
     Drop: 1, AskNodes: 1, Nodes: 1, NodeReport: 1,
 }  # fmt: skip
 # Those whose new fields an older node does without.
@@ -241,6 +270,7 @@ SINCE_1 = (
     OpenSession, SessionOpened, SessionStep, SessionState, SessionTold, SessionHeard, ResumeSession, SessionResumed,
     SessionFeed, CloseSession, AttachSession, SessionAttached, AskSessions, Sessions, EndSession,
     ExplainGraph, Explain, Explained,
+    Vote, Voted, AttachStandby, JournalEntries, JournalHave, JournalDenied, AuthorityFiles, Coordinators,
 )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ Index = Annotated[int, Meta(ge=0, le=1 << 20)]
 Port = Annotated[int, Meta(ge=0, lt=1 << 16)]
 Dims = Annotated[tuple[Annotated[int, Meta(ge=0, le=1 << 31)], ...], Meta(max_length=8)]
 Generations = Annotated[tuple[Count, ...], Meta(max_length=65_536)]  # of plans
+Epochs = Annotated[tuple[Count, ...], Meta(max_length=4096)]  # of coordinators
 Seconds = Annotated[float, Meta(ge=0)]
 Addresses = Annotated[tuple[Name, ...], Meta(max_length=32)]  # "host:port" each, best first
 REVOCATIONS_BYTES_MAX = 64 * KIB  # of 1,024 nodes: 37 KiB

@@ -10,6 +10,7 @@ from .fields import (
     Addresses,
     Certificate,
     Count,
+    Epochs,
     Generations,
     Hash,
     Index,
@@ -51,6 +52,7 @@ class Join(Message, frozen=True):
     silence_s: Seconds = 0.0  # after so long without a word from the coordinator another may have the worker
     kept: Generations = ()  # what it had deployed in this epoch and goes on with; the worker drops all others
     earlier: PlanKeys = ()  # likewise, of the epochs before it was started anew
+    epochs: Epochs = ()  # of a coordinator with a standby: all that it goes on from, the newest last
 
 
 class Joined(Message, frozen=True):

@@ -1,7 +1,7 @@
 """Two coordinators, three voters, every partition of the five, and deaths between any two actions: what is acknowledged
 is one log, whoever serves.  Planted bugs are found.
 
-`PYTHONHASHSEED=0 python tests/sim/test_standby.py COUNT [FIRST]` runs that many seeds.
+`PYTHONHASHSEED=0 python tests/sim/test_standby_simulated.py COUNT [FIRST]` runs that many seeds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from support.simulated.simulated_standby import PARTITIONS, Coordinator, Node, S
 from coordinator.standby import events as ev
 from coordinator.standby.state import StandbyState, _Follower, _Poll
 from wire.standby.configuration import Ballot, Configuration, Record
-from wire.standby.voter import Asked, Stage, Voter
+from wire.standby.voter import Answered, Asked, Stage, Voter
 
 SEEDS_OF_A_BUG = 400  # within which each planted bug is found
 
@@ -153,9 +153,11 @@ class CountsWhatWasSent(StandbySimulation):
 
 
 class _NeverStepsDown(StandbyState):
-    def _outbids(self, poll: _Poll, now: float) -> list[ev.Action]:
-        known = replace(poll.known, accepted=Ballot(poll.known.accepted.round, self.node))
-        return super()._outbids(replace(poll, known=known), now)
+    def _answered(self, event: Answered, now: float) -> list[ev.Action]:
+        if self.serving:  # as if nobody else had ever been agreed on
+            mine = replace(event.record, accepted=Ballot(event.record.accepted.round, self.node))
+            event = replace(event, record=mine)
+        return super()._answered(event, now)
 
 
 class NeverStepsDown(StandbySimulation):

@@ -1,0 +1,229 @@
+"""Following: a coordinator that does not serve: it copies the journal of the one that does, and takes over from it.
+
+It has links that it dialled itself, to coordinators and, when it asks for votes, to workers; it listens nowhere, so
+whoever looks for a coordinator finds none here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from wire.errors import Busy, ConnectFailed, MeshError, ProtocolError
+from wire.link.endpoint import Endpoint
+from wire.link.link import Handler, Link
+from wire.link.reconnect import stay_linked
+from wire.protocol.messages import (
+    AttachStandby,
+    AuthorityFiles,
+    BlobStream,
+    JournalDenied,
+    JournalEntries,
+    JournalHave,
+    Message,
+    Vote,
+)
+from wire.standby.in_messages import ballot_field, ballot_of
+from wire.standby.standby_file import PROMOTE_FILE, StandbyFile
+from wire.system.atomic_files import Disk
+from wire.system.file_lock import FileLock
+from wire.system.tasks import Tasks
+from wire.transfer.content_exchange import BlobExchange
+
+from ..jobs.job_service import WORKERS
+from ..jobs.job_store import JobStore
+from ..jobs.journal import Entry
+from . import events as ev
+from .shell import StandbyShell
+from .state import StandbyTimes
+
+log = logging.getLogger("graph_mesh.standby")
+
+
+class Following:
+    """The follower whose journal is in `folder`/jobs.  `first` are addresses of coordinators ("host:port") beside those
+    that it remembers; `begins` says that it serves unless another one does."""
+
+    def __init__(
+        self,
+        endpoint: Callable[[Handler], Endpoint],
+        folder: Path,
+        authority: Path,
+        first: Sequence[str],
+        addresses: Callable[[Endpoint], tuple[str, ...]],
+        begins: bool,
+        broken: Callable[[str], None],
+        times: StandbyTimes = StandbyTimes(),
+    ) -> None:
+        self._folder, self._authority = folder, authority
+        self._file = StandbyFile(folder)
+        self._endpoint = endpoint(self)
+        self._first = tuple(first)
+        self._begins = begins
+        self._addresses = addresses(self._endpoint)
+        self._exchange = BlobExchange(None, lambda address: None)
+        node, others = self._endpoint.identity.node_id, self._file.remembered.peers
+        self._shell = StandbyShell(node, others, self._file, broken, times)
+        self._tasks = Tasks()
+        self._served: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._parts: list[Entry] = []  # of a message that comes in several
+        self._came: list[Entry] = []  # with the message that is being handled
+        self._came_of: tuple[int, ...] = ()  # the epochs that the coordinator goes on from, where it is everything
+        self._writes: asyncio.Queue[tuple[ev.Entries, list[Entry], tuple[int, ...]]] = asyncio.Queue()
+        self._workers: Mapping[str, Sequence[str]] = {}
+        self._store: JobStore
+
+    async def run(self) -> StandbyShell:
+        """Follow until this one serves; its shell then, whose links and store are closed."""
+        self._store, entries = await asyncio.to_thread(JobStore.open, self._folder / "jobs", 1)
+        self._look_for_workers([Entry(entry.job, entry.kind, json.dumps(entry.fields).encode()) for entry in entries])
+        self._shell.attach(
+            self._link_to,
+            {ev.Send: self._send, ev.Write: self._write, ev.Serve: self._serve, ev.StepDown: lambda action: None},
+        )
+        try:
+            for addresses in {*((address,) for address in self._first), *self._file.remembered.peers.values()}:
+                self._tasks.keep("staying linked", partial(stay_linked, self._endpoint, partial(tuple, addresses)))
+            self._tasks.keep("writing the copy of a journal", self._write_all)
+            if self._begins:
+                self._shell.feed(ev.Begin())
+            self._tasks.keep("following", self._shell.run)
+            self._tasks.keep("looking for the operator's word", self._look_for_promotion)
+            await self._served
+            return self._shell
+        finally:
+            running = list(self._tasks)
+            self._tasks.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+            await self._endpoint.close()
+            await self._store.close()
+
+    # -- performing
+
+    async def _link_to(self, node: str) -> Link:
+        link = self._endpoint.links.get(node)
+        if link is not None and not link.closed:
+            return link
+        addresses = self._file.remembered.peers.get(node) or self._workers.get(node)
+        if not addresses:
+            raise ConnectFailed(f"no address of {node} is known")
+        return await self._endpoint.reach(addresses, node)
+
+    def _send(self, send: ev.Send) -> None:
+        link, message = self._endpoint.links.get(send.node), send.message
+        if link is None or link.closed:
+            return
+        match message:
+            case ev.Attach():
+                link.notify(AttachStandby(message.stream, self._addresses))
+            case ev.Have():
+                link.notify(JournalHave(message.stream, message.last))
+            case ev.Denied():
+                link.notify(JournalDenied(ballot_field(message.promised)))
+
+    def _serve(self, _action: ev.Serve) -> None:
+        if not self._served.done():
+            self._served.set_result(None)
+
+    def _write(self, write: ev.Write) -> None:
+        self._writes.put_nowait((write.entries, self._came, self._came_of))
+
+    async def _write_all(self) -> None:
+        while True:
+            message, entries, epochs = await self._writes.get()
+            link = self._endpoint.links.get(message.node)
+            try:
+                if link is None:
+                    raise ConnectFailed("the coordinator is gone")
+                await self._store.copy(entries, partial(self._exchange.fetch, link), message.whole)
+            except MeshError as error:
+                log.warning("entries of the journal were not copied: %s", error)
+                self._shell.feed(ev.NotStored(message.stream))
+                continue
+            self._look_for_workers(entries)
+            if message.whole:
+                self._file.change(epochs=epochs)
+                log.info("%d entries of the journal of %s are here", len(entries), link.peer.name)
+            self._shell.feed(ev.Stored(message.stream, message.last))
+
+    def _look_for_workers(self, entries: Sequence[Entry]) -> None:
+        """Remember where workers are dialled, to ask them for votes."""
+        for entry in entries:
+            if entry.job == WORKERS:
+                rows = json.loads(entry.body)["workers"]
+                self._workers = {row["node_id"]: row["addresses"] for row in rows}
+
+    async def _look_for_promotion(self) -> None:
+        word = self._folder / PROMOTE_FILE
+        while True:
+            if word.exists():
+                word.unlink()
+                log.warning("this coordinator takes over by the operator's word")
+                self._shell.feed(ev.Promote())
+            await asyncio.sleep(self._shell.times.beat_s)
+
+    # -- what the coordinator says
+
+    def _entries(self, link: Link, body: JournalEntries) -> None:
+        self._parts += [Entry(entry.job, entry.kind, entry.body) for entry in body.entries]
+        if body.more:
+            return
+        self._came, self._parts = self._parts, []
+        if body.whole:
+            self._meet(link)
+        self._came_of = tuple(body.epochs)
+        message = ev.Entries(link.peer.node_id, ballot_of(body.ballot), body.stream, body.first, body.last, body.whole)
+        self._shell.feed(message)
+        self._came = []
+
+    def _meet(self, link: Link) -> None:
+        """Remember the coordinator that serves."""
+        addresses = tuple(dict.fromkeys((*link.peer.addresses, *((link.address,) if link.address else ()))))
+        peers = {**self._file.remembered.peers, link.peer.node_id: addresses}
+        self._file.change(peers=peers)
+        self._shell.state.meet(link.peer.node_id)
+
+    def _take_authority(self, body: AuthorityFiles) -> None:
+        """Write what the coordinator knows of members: tokens and revocations have to hold here, too."""
+        with FileLock(self._authority / "lock"):
+            for file in body.files:
+                path = self._authority / file.name
+                if Path(file.name).name != file.name or (path.exists() and path.read_bytes() == file.data):
+                    continue
+                Disk().write_whole(path, [file.data])
+
+    # -- the Handler
+
+    async def on_request(self, link: Link, body: Message) -> Message:
+        if isinstance(body, Vote):
+            return await self._shell.vote(link, body)
+        raise Busy("this coordinator is a standby", next_step="Ask the coordinator that serves")
+
+    def on_notify(self, link: Link, body: Message) -> None:
+        if link.peer.role != "coordinator":
+            return  # workers and clients that say what they say to every coordinator
+        match body:
+            case JournalEntries():
+                self._entries(link, body)
+            case AuthorityFiles():
+                self._take_authority(body)
+
+    def on_stream_open(self, link: Link, header: Message, size_bytes: int) -> memoryview:
+        if not isinstance(header, BlobStream):
+            raise ProtocolError("a standby takes only the content that it asked for")
+        return self._exchange.open_stream(link, header, size_bytes)
+
+    def on_stream_done(self, link: Link, header: Message, buffer: memoryview, error: MeshError | None) -> None:
+        if isinstance(header, BlobStream):
+            self._exchange.stream_done(link, header, buffer, error)
+
+    def on_linked(self, link: Link) -> None:
+        if link.peer.role == "coordinator":
+            self._shell.state.meet(link.peer.node_id)
+
+    def on_unlinked(self, link: Link, error: MeshError | None) -> None:
+        self._parts = []
