@@ -59,12 +59,10 @@ from .manifest import Manifest
 from .steps import Attendance, CurrentPlan, Policy, Read, Step, validate
 
 ATTEMPTS_MAX = 20  # plans that failed without a step between them, before the session is given up
-PARK_S = 0.05  # doubled with every further failure: what fails at once is not hammered
-PARK_S_MAX = 1.0
-COPY_TRIES = 3  # plans that could not get the pieces of a copy, before it counts as lost
+PARK_S, PARK_S_MAX = 0.05, 1.0  # doubled with every further failure: what fails at once is not hammered
+COPY_TRIES, READS_MAX = 3, 5  # how often pieces of a copy are asked for, and a value, that nobody could give
 COMPILES_LOST_MAX = 3  # each may take the ten minutes after which a worker ends a device that hangs
 UNKNOWN = 1 << 62  # more than any number of steps
-READS_MAX = 5  # how often a value is asked for that nobody could give
 
 
 class SessionState:
@@ -82,8 +80,7 @@ class SessionState:
         self._copies = [Copy(0, 0, None, {CLIENT: {CLIENT}})]  # the oldest first
         self._pending: dict[int, PendingCopy] = {}
         self._reads: dict[int, Read] = {}
-        self._asked = 0  # steps that were asked for
-        self._told = 0  # steps whose outputs were told
+        self._asked, self._told = 0, 0  # steps that were asked for, and those whose outputs were told
         self._heard = 0  # steps whose outputs the client is known to have, of a durable session
         self._done = 0  # the value that the present plan has come to, or the next one will begin with
         self._held_from = 0  # the first step whose feeds are held
@@ -93,12 +90,10 @@ class SessionState:
         self._unchecked = 0  # copies in a row that could not be checked
         self._attempts, self._gone = 0, dict[str, None]()  # since a step was done: failures, and who died, by name
         self._compiles_lost = 0  # devices that were lost while they compiled, without a step between
-        self._timeout = StepTimeout()
-        self._avoided = AvoidedWorkers()
+        self._timeout, self._avoided = StepTimeout(), AvoidedWorkers()
         self._away = False  # whoever went last may come back as it was
-        self._alone = Wait()  # for any worker
         self._parked_until_s: float | None = None
-        self._return = Wait()  # for workers that have what is left
+        self._alone, self._return = Wait(), Wait()  # for any worker, and for those that have what is left
         self._last_error: MeshError | None = None
         self._over: MeshError | None = None
         self._attendance = Attendance()

@@ -24,8 +24,15 @@ from .explain import explain_arguments
 from .find_coordinator import COORDINATOR_HELP, Ask, on_a_coordinator
 from .flags import add_common, add_health, add_listening, add_timeouts, command, timeouts, verbosity
 from .launch import launch, launch_arguments
-from .membership import authority_arguments, join, join_arguments, nodes_arguments, sessions_arguments, token_arguments
-from .promote import promote_arguments
+from .membership import (
+    authority_arguments,
+    join,
+    join_arguments,
+    nodes_arguments,
+    promote_arguments,
+    sessions_arguments,
+    token_arguments,
+)
 from .topology import show as topology
 from .topology import topology_arguments
 

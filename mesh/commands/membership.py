@@ -145,6 +145,12 @@ def sessions_arguments(parser: argparse.ArgumentParser) -> None:
     end.add_argument("session", metavar="NAME", help="the session's name")
 
 
+def promote_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--name", default="coordinator", help="the name of the standby (default: %(default)s)")
+    folder = "the folder of its identity and jobs (default: the user's state folder)"
+    parser.add_argument("--state-dir", default="", metavar="DIR", help=folder)
+
+
 def authority_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     _action(actions, "show", authority_show)

@@ -22,12 +22,6 @@ ANSWER_S = 30.0
 POLL_S = 0.05
 
 
-def promote_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--name", default="coordinator", help="the name of the standby (default: %(default)s)")
-    folder = "the folder of its identity and jobs (default: the user's state folder)"
-    parser.add_argument("--state-dir", default="", metavar="DIR", help=folder)
-
-
 def promote(options: argparse.Namespace) -> int:
     """Have a standby take over, and wait until it serves."""
     folder = coordinator_folder(mesh_name(options), options.name, options.state_dir)

@@ -41,11 +41,16 @@ Best = tuple[Prediction, list[int]]
 class Partitioner:
     """The cheapest assignment for each strategy, by `Prediction.objective`; each is looked for when asked for.
 
-    Whether it fits is for the caller to see.
+    Whether it fits is for the caller to see.  Graphs with more units than `exact_max` and `refine_max` allow are not
+    searched as thoroughly.
     """
 
-    def __init__(self, model: CostModel) -> None:
+    def __init__(
+        self, model: CostModel, exact_max: int = EXACT_ASSIGNMENTS_MAX, refine_max: int = REFINE_UNITS_MAX
+    ) -> None:
         self.model = model
+        self._exact_max = exact_max
+        self._large = len(model.index.units) > refine_max  # a single prediction is too dear to try moves
 
     def best(self, strategy: str) -> Best:
         if not self.model.index.units:
@@ -65,7 +70,7 @@ class Partitioner:
     def pipeline(self) -> Best:
         """Uses every worker, where the graph has a unit for each."""
         best = _best(self.model, self._bounds, _pipelines(self._slices))
-        return best if best[0].fits else _refine(self.model, best, keep=True)
+        return best if best[0].fits or self._large else _refine(self.model, best, keep=True)
 
     @cached_property
     def auto(self) -> Best:
@@ -75,13 +80,13 @@ class Partitioner:
             return self.single
         cheapest = min(self.single, self.pipeline, key=lambda best: best[0].objective)
         cheapest = _best(model, self._bounds, _latencies(self._slices), cheapest)
-        if workers ** len(model.index.units) <= EXACT_ASSIGNMENTS_MAX:
+        if workers ** len(model.index.units) <= self._exact_max:
             return _branch_and_bound(model, cheapest)
-        return _refine(model, cheapest)
+        return cheapest if self._large else _refine(model, cheapest)
 
     @cached_property
     def _slices(self) -> _Slices:
-        return _Slices(self.model)
+        return _Slices(self.model, self._large)
 
     @cached_property
     def _bounds(self) -> LeastSeconds:
@@ -150,8 +155,7 @@ def _sliced(slices: _Slices, count: int, combine: Callable[..., NDArray[np.float
     model = slices.model
     ranked = [(*slices.cut(order, combine), order) for order in _orders(model, count)]
     ranked.sort(key=lambda row: row[0])
-    large = len(model.index.units) > REFINE_UNITS_MAX
-    for cost, cuts, order in ranked[: PROPOSALS_OF_LARGE_MAX if large else ORDERS_MAX]:
+    for cost, cuts, order in ranked[: PROPOSALS_OF_LARGE_MAX if slices.large else ORDERS_MAX]:
         if cost < float("inf"):
             yield _repaired(model, slices.assignment(order, cuts))
 
@@ -173,8 +177,9 @@ def _orders(model: CostModel, count: int) -> list[tuple[int, ...]]:
 class _Slices:
     """Costs of every slice between two cut positions, as matrices."""
 
-    def __init__(self, model: CostModel) -> None:
+    def __init__(self, model: CostModel, large: bool = False) -> None:
         self.model = model
+        self.large = large
         count = len(model.index.units)
         steps = np.linspace(0, count, min(count, POSITIONS_MAX) + 1).astype(np.int64)
         self.positions = np.array([*dict.fromkeys(steps.tolist())])
@@ -322,8 +327,6 @@ def _upward_ranks(model: CostModel, rows: Sequence[_Row]) -> list[float]:
 
 def _refine(model: CostModel, best: Best, keep: bool = False) -> Best:
     """Move single units across a cut while that helps; `keep` leaves every worker that has units at least one."""
-    if len(model.index.units) > REFINE_UNITS_MAX:
-        return best
     assignment = list(best[1])
     tries, unmoved = 0, 0
     for unit in itertools.cycle(range(len(assignment))):

@@ -90,10 +90,10 @@ def test_the_bound_is_below_every_prediction(kind: str) -> None:
 def test_plans_are_the_same_without_bounds(seeds: int, monkeypatch: pytest.MonkeyPatch) -> None:
     refused = 0
 
-    def auto(model: CostModel, of: Callable[..., float]) -> Any:
+    def auto(model: CostModel, refine_max: int, of: Callable[..., float]) -> Any:
         with monkeypatch.context() as patched:
             patched.setattr(LeastSeconds, "of", of)
-            return Partitioner(model).auto
+            return Partitioner(model, exact_max=0, refine_max=refine_max).auto
 
     for seed in range(seeds):
         rng = np.random.default_rng(seed)
@@ -101,12 +101,12 @@ def test_plans_are_the_same_without_bounds(seeds: int, monkeypatch: pytest.Monke
         make = random_profiles if rng.random() < 0.7 else alike_profiles
         model = CostModel(graph, make(rng, int(rng.integers(5, 9))))
         with monkeypatch.context() as patched:
-            patched.setattr(partition, "EXACT_ASSIGNMENTS_MAX", 0)
-            patched.setattr(partition, "REFINE_UNITS_MAX", 0 if seed % 2 else 600)
+            refine_max = 0 if seed % 2 else 600
             predicted = counted(patched, CostModel, "predict")
-            found = auto(model, LeastSeconds.of)
+            found = auto(model, refine_max, LeastSeconds.of)
             with_bounds = predicted.total()
-            assert auto(model, lambda bounds, assignment: 0.0)[0].objective == found[0].objective, f"seed {seed}"
+            without = auto(model, refine_max, lambda bounds, assignment: 0.0)
+            assert without[0].objective == found[0].objective, f"seed {seed}"
             refused += 2 * with_bounds < predicted.total()
     assert refused > seeds // 4, "most bounds refuse nothing"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.jobs.session_service import _Terms
+from coordinator.jobs.client_session import Terms
 from coordinator.planning.model.plan import FromState, Window
 from coordinator.sessions.events import Checked
 from coordinator.sessions.manifest import CopyRecord, Manifest, PlanRecord, SessionRecord, as_json, from_json
@@ -62,5 +62,5 @@ def test_what_is_no_record_is_refused(name: str, other: Any) -> None:
 @pytest.mark.parametrize("fields", [{}, {"policy": 3}, {"policy": ["buddy", 1, 1, True], "ahead": 1, "carries": [1]}])
 def test_what_a_client_asked_for_that_cannot_be_read_is_refused_and_says_what_to_do(fields: dict[str, Any]) -> None:
     with pytest.raises(JournalDamaged, match="cannot be read") as caught:
-        _Terms.of(fields)
+        Terms.of(fields)
     assert "jobs folder" in caught.value.next_step
