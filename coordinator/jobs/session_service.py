@@ -377,7 +377,7 @@ class SessionService:
         """Go on with a session of the process before."""
         content = await self._content(opened)
         if self._sessions.get(opened.id) is not opened:  # it was closed meanwhile
-            raise NodeLost("the session was closed", next_step="Open another one")
+            raise self._none_such(opened.token)
         program, addresses = opened.take(content), self._hold(content)
         session = self._coordinator.sessions.open_again(
             program,
@@ -512,14 +512,17 @@ class SessionService:
         opened, client = self._sessions.get(self._tokens.get(token, "")), link.peer.node_id
         known = opened is not None and (opened.client == client or bool(opened.terms.name))
         if opened is None or not known or opened.owner != member_id(client):
-            raise NodeLost(
-                f"this coordinator has no session {token!r} of this client, or not any more",
-                next_step="Open a session with the state that you saved last; one without a name ends when its "
-                f"coordinator is stopped, and when its client is away for more than {self._keep_s:g} s",
-            )
+            raise self._none_such(token)
         if (opened.token, opened.client) != (token, client):
             raise _taken(opened)
         return opened
+
+    def _none_such(self, token: str) -> NodeLost:
+        return NodeLost(
+            f"this coordinator has no session {token!r} of this client, or not any more",
+            next_step="Open a session with the state that you saved last; one without a name ends when its "
+            f"coordinator is stopped, and when its client is away for more than {self._keep_s:g} s",
+        )
 
     def _linked(self, client: str) -> bool:
         link = self._coordinator.endpoint.links.get(client)

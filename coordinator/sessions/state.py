@@ -653,10 +653,6 @@ class SessionState:
         pending.pieces = dict(copy.contents)
         return pending
 
-    def _store_again(self, copy: Copy, now: float) -> list[ev.Action]:
-        """Store an existing copy where copies belong: it was not there, or is not any more."""
-        return self._snapped(self._again("copy", copy), now)
-
     def _snapshot_done(self, event: ev.SnapshotTaken, now: float) -> list[ev.Action]:
         pending = self._pending.get(event.copy)
         if pending is None:

@@ -78,7 +78,7 @@ def _store(machine: SessionState, now: float) -> list[ev.Action]:
     if machine._done > machine._plan.start:
         return machine._take("copy")
     copy = next((copy for copy in machine._whole_copies if copy.value == machine._done), None)
-    return machine._store_again(copy, now) if copy is not None else []
+    return machine._snapped(machine._again("copy", copy), now) if copy is not None else []
 
 
 def _forget_feeds_of_others(machine: SessionState) -> list[ev.Action]:

@@ -138,13 +138,14 @@ def test_a_session_is_its_owner_s_and_one_program_s_at_a_time() -> None:
 
 
 async def left_alone(cluster: DurableCluster) -> None:
+    cluster.sessions._keep_named_s = 100.0  # a week of heartbeats would take minutes
     mesh = await joined(cluster, "one")
     session = await mesh.session(train, first_state(), *batch(0), name="run7")
     await session.step(*batch(0))
     await mesh.close()
-    await asyncio.sleep(cluster.config.timeouts.keep_named_sessions_s - 60.0)
+    await asyncio.sleep(90.0)
     assert not cluster.coordinator.sessions.idle
-    await asyncio.sleep(120.0)
+    await asyncio.sleep(20.0)
     assert cluster.coordinator.sessions.idle, "nobody came for it"
 
 

@@ -99,7 +99,7 @@ async def broken(seed: int, moments: int) -> None:
             await asyncio.sleep(rng.choice((0.0, 0.1)))
         assert (losses, bits(await session.state())) == undisturbed(len(losses))
         (opened,) = daemon.service._sessions.values()
-        assert len(opened.answers) <= STEPS_MAX + 1, "answers that the client has are forgotten"
+        assert len(opened.requests.answers) <= STEPS_MAX + 1, "answers that the client has are forgotten"
         await session.close()
 
 
