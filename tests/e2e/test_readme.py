@@ -51,9 +51,10 @@ def test_an_example_uses_the_workers_of_a_coordinator() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_examples_of_a_page_run_one_after_the_other(page: str, tmp_path: Path) -> None:
+def test_the_examples_of_a_page_run_one_after_the_other(page: str, tmp_path: Path, env: dict[str, str]) -> None:
     """A later one may use the names of an earlier one."""
-    run_script(tmp_path / "examples.py", "\n".join(document(page).code_blocks("python")), environment(tmp_path))
+    text = "\n".join(document(page).code_blocks("python")).replace(COORDINATOR, env["MESH_ADDRESS"])
+    run_script(tmp_path / "examples.py", text, env)
 
 
 def run_script(script: Path, text: str, env: dict[str, str]) -> None:
