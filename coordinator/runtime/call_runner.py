@@ -93,7 +93,7 @@ class CallRunner:
         self._numbers, self._crowded = itertools.count(1), 0  # none up to the crowded one was alone to its end
         self._performers: dict[type, Callable[[Any], object]] = {
             ev.MakePlan: self._make_plan,
-            ev.ForgetPlan: lambda action: self.deployments.pop(action.generation, None),
+            ev.ForgetPlan: self._forget_plan,
             ev.SendDeploy: lambda action: self._begin(action, self._deploy(action)),
             ev.SendRun: self._start_run,
             ev.SendCancel: self._send_cancel,
@@ -209,6 +209,11 @@ class CallRunner:
         timed = plan_messages.part_seconds(plan), plan_messages.prepare_seconds(plan), plan.seconds
         self.feed(ev.PlanMade(generation, nodes, outputs, *timed))
 
+    def _forget_plan(self, action: ev.ForgetPlan) -> None:
+        deployment = self.deployments.pop(action.generation, None)
+        if deployment is not None and not deployment.trial:
+            self._events.note_forgotten(deployment)
+
     async def _deploy(self, action: ev.SendDeploy) -> None:
         member = self._members.get(action.node)
         deployment = self.deployments.get(action.generation)
@@ -286,7 +291,7 @@ class CallRunner:
         if not self._audit(deployment.plan, action.outputs):
             self._ask_again(action.call, call)
             return
-        self._events.complete_report(call, action.generation, deployment)
+        self._events.complete_report(call, action.generation, self.deployments)
         if (
             self._config.follow_pace
             and call.alone

@@ -81,8 +81,8 @@ def _ends(items: Sequence[T], keep: int) -> list[T]:
     return list(items) if len(items) <= keep else [*items[:half], *items[len(items) - half :]]
 
 
-def worker_report(plan: Plan, node: NodeReport, ran: Ran, deployed: Deployed | None) -> WorkerReport:
-    """The report on a worker's parts, from its own answers."""
+def worker_report(plan: Plan, node: NodeReport, ran: Ran, deployed: Sequence[Deployed]) -> WorkerReport:
+    """The report on a worker's parts, from its own answers; `deployed` are those not reported before."""
     engines = {device.index: device.engine for device in node.devices}
     parts = tuple(
         PartReport(
@@ -99,8 +99,8 @@ def worker_report(plan: Plan, node: NodeReport, ran: Ran, deployed: Deployed | N
         ran.bytes_out,
         sum(part.compute_s for part in parts),
         sum(part.wait_s for part in parts),
-        {source: getattr(deployed, f"bytes_{source}", 0) for source in sources},
-        deployed.compile_s if deployed else 0.0,
-        deployed.compiled if deployed else 0,
-        deployed.from_cache if deployed else 0,
+        {source: sum(getattr(each, f"bytes_{source}") for each in deployed) for source in sources},
+        sum(each.compile_s for each in deployed),
+        sum(each.compiled for each in deployed),
+        sum(each.from_cache for each in deployed),
     )

@@ -68,20 +68,30 @@ class EventFeed:
             if call.program == program:
                 call.report.add_generation(generation)
 
-    def complete_report(self, call: Call, generation: int, deployment: Deployment) -> None:
-        """Complete the report of a call that this plan answered."""
-        report = call.report
+    def note_forgotten(self, deployment: Deployment) -> None:
+        """A plan is given up: what its deployment moved goes to the report of the program's oldest call."""
+        call = next((call for call in self._calls.values() if call.program == deployment.program), None)
+        if call is not None and not deployment.reported:
+            call.given_up.append(deployment)
+
+    def complete_report(self, call: Call, generation: int, deployments: Mapping[int, Deployment]) -> None:
+        """Complete the report of a call that this plan answered.  It counts what all plans that it went through moved
+        to the workers that answered."""
+        report, deployment = call.report, deployments[generation]
+        gone_through = [deployments[each] for each in report.generations if each in deployments]
+        unreported = [each for each in (*call.given_up, *gone_through) if not each.reported]
         report.seconds = self._now() - call.began_s
         report.generation = generation
         assert deployment.plan is not None
         report.reasons = deployment.plan.reasons
         for node, ran in [(node, ran) for (planned, node), ran in call.ran.items() if planned == generation]:
-            deployed = None if deployment.reported else deployment.results.get(node)
+            deployed = [each.results[node] for each in unreported if node in each.results]
             known = self._known.get(node)
             if known is None:
                 continue  # it is gone for so long that nobody knows it
             report.workers[known.name] = worker_report(deployment.plan, known, ran, deployed)
-        deployment.reported = True
+        for each in unreported:
+            each.reported = True
         for (planned, source, target), counts in sorted(call.relayed.items()):
             if planned == generation:
                 report.relayed.append(RelayReport(name_of(self._known, source), name_of(self._known, target), *counts))

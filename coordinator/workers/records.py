@@ -72,6 +72,7 @@ class Call:
     doubts: int = 0  # how often auditors disagreed with its answer
     ran: dict[tuple[int, str], Ran] = field(default_factory=dict)  # by generation and worker
     steps: dict[int, int] = field(default_factory=dict)  # its number in each plan that it runs on, by generation
+    given_up: list[Deployment] = field(default_factory=list)  # forgotten plans, whose weights its report counts
     # Tensors and bytes that came through here, by generation, sender and receiver.
     relayed: dict[tuple[int, str, str], list[int]] = field(default_factory=dict)
 

@@ -47,7 +47,9 @@ def test_the_demo_kills_a_worker_finishes_and_answers(tmp_path: Path) -> None:
         if kept is not None and compiled == cached:
             break
     assert kept is not None and compiled == cached, start[1]
-    assert float(kept[1]) > 80, start[1]  # the model's weights once, and what a plan holds at two workers twice
+    # The model's weights once, and what a plan holds at two workers twice.  A stuck adapter's share is in no report.
+    adapters = sum(map(float, re.findall(r"^\d+ +local-0 .* (\d+\.\d) MiB", second, re.MULTILINE)))
+    assert float(kept[1]) > 80 - adapters, second
     assert "Search: Where are kernels cached?" in second
 
 

@@ -101,6 +101,16 @@ def test_a_death_is_answered_by_the_plan_made_for_it() -> None:
     simulate(scenario, devices=four(), plan_ahead_min=0)
 
 
+def test_a_report_counts_what_plans_sent_that_were_given_up() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        report = await ask(cluster, "sim-2")
+        assert len(report.generations) == 2
+        assert weights_moved(report) >= sum(weight.nbytes for weight in WEIGHTS.values())
+        assert weights_moved(await ask(cluster)) == 0
+
+    simulate(scenario, devices=four())
+
+
 def test_without_planning_ahead_a_death_is_answered_too() -> None:
     async def scenario(cluster: Cluster) -> None:
         await ask(cluster)

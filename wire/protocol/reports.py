@@ -54,8 +54,8 @@ class RelayReport:
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
     """One worker's share.  `weight_bytes` is by source: "socket", "shared" (memory), "disk", "resident", and "client",
-    which is what of the first two the client or coordinator sent; it and the kernel counts are those of deployments
-    made for this call, so a repeated call shows zeros."""
+    which is what of the first two the client or coordinator sent; it and the kernel counts are those of the deployments
+    made for this call, by plans that were given up, too.  A repeated call shows zeros."""
 
     name: str
     node_id: str
