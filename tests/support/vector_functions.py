@@ -42,7 +42,7 @@ def object_code(body: Body, operands: list[str], result: str, lanes: int, proces
     count, *arrays = function.args
     whole = builder.sub(count, builder.urem(count, index(lanes)))
     for width, start, stop in ((lanes, index(0), whole), (1, whole, count)):
-        v = Vectors(builder, width)
+        v = Vectors(builder, width, processor.has_scalef)
         with loop(builder, start, stop, index(width), f"by{width}") as at:
             out, *given = (builder.gep(array, [at]) for array in arrays)
             v.store(body(v, *map(v.load, given)), out)

@@ -144,7 +144,8 @@ class NativeEngine(CpuEngine):
             return self._library.runner(clock=True)
 
     def _module(self, part: Cut) -> ir.Module:
-        return FAMILIES[part.kind](Frame.of(part, self._vector_bytes)).described()
+        frame = Frame.of(part, self._vector_bytes, self._library.processor.has_scalef)
+        return FAMILIES[part.kind](frame).described()
 
     def _made(self, part: Cut) -> _Kernel:
         loaded = self._objects.loaded(repr((self._vector_bytes, part.key)), lambda: self._module(part))

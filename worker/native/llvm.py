@@ -53,6 +53,11 @@ class Processor:
         return 32 if "+avx" in features else 16
 
     @property
+    def has_scalef(self) -> bool:
+        """Whether an instruction multiplies vectors of 64 bytes by powers of two."""
+        return "+avx512f" in self.features.split(",")
+
+    @property
     def is_arm(self) -> bool:
         return self.triple.startswith(("aarch64", "arm64"))
 

@@ -63,11 +63,15 @@ def _in_step(index: Expr, along: str, lanes: int) -> bool:
 
 
 class Printer:
-    """Prints the expressions of one function; `buffers` are the tensors that it reads and writes, by number."""
+    """Prints the expressions of one function; `buffers` are the tensors that it reads and writes, by number.
 
-    def __init__(self, builder: ir.IRBuilder, buffers: Mapping[int, Buffer]) -> None:
+    `scalef` is what `Vectors` are told of the processor.
+    """
+
+    def __init__(self, builder: ir.IRBuilder, buffers: Mapping[int, Buffer], scalef: bool = False) -> None:
         self.builder = builder
         self.buffers = buffers
+        self._scalef = scalef
         self._scopes: list[dict[tuple[int, str], Value]] = [{}]
         self._bound: dict[str, Value] = {}
         self._along = ""
@@ -109,7 +113,7 @@ class Printer:
 
     @property
     def vectors(self) -> Vectors:
-        return Vectors(self.builder, self._lanes)
+        return Vectors(self.builder, self._lanes, self._scalef)
 
     def hoist(self, roots: Iterable[Expr], inner: Iterable[str]) -> None:
         """Compute here what does not change with the variables `inner`, which loops inside of this place have."""
@@ -188,7 +192,7 @@ class Printer:
         return [] if expr.op == "held" else [(arg, mode) for arg in expr.args]
 
     def _computed(self, expr: Expr, mode: str) -> Value:
-        v = Vectors(self.builder, self._lanes if mode == "vector" else 1)
+        v = Vectors(self.builder, self._lanes if mode == "vector" else 1, self._scalef)
         if expr.op == "var":
             first = self._bound[expr.attr]
             return first if mode == "scalar" else self._counted(v, first, 1)

@@ -26,16 +26,22 @@ _NAMES = {
 }
 
 _IN_FLOATS = {"f16": "f32", "bf16": "f32", "f32": "f32", "f64": "f64"}  # which float of the registers holds a float
+_SCALEF = {("f32", 16): "ps.512", ("f64", 8): "pd.512"}  # of AVX-512's instructions: the names of whole registers
+_AS_SET = 4  # the rounding that the thread has
 _ROUNDED = frozenset({"f16", "bf16"})
 _FLOATS = {16: F16, 32: F32, 64: F64}
 
 
 class Vectors:
-    """Operations on vectors of `lanes` elements, at the end of what `builder` has written."""
+    """Operations on vectors of `lanes` elements, at the end of what `builder` has written.
 
-    def __init__(self, builder: ir.IRBuilder, lanes: int) -> None:
+    `scalef` says that the processor has AVX-512's instruction of this name.
+    """
+
+    def __init__(self, builder: ir.IRBuilder, lanes: int, scalef: bool = False) -> None:
         self.builder = builder
         self.lanes = lanes
+        self.scalef = scalef
 
     def type_of(self, scalar: ir.Type) -> ir.Type:
         return scalar if self.lanes == 1 else ir.VectorType(scalar, self.lanes)
@@ -139,6 +145,16 @@ class Vectors:
     def round(self, a: ir.Value) -> ir.Value:
         """The nearest integer, half to even."""
         return self.intrinsic("roundeven", a)
+
+    def scaled(self, a: ir.Value, n: ir.Value, otherwise: Callable[[], ir.Value]) -> ir.Value:
+        """a 2^n for whole n, rounded once: by one instruction, or what `otherwise` writes, which has the same bits."""
+        name = _SCALEF.get((_NAMES[str(_scalar(a.type))], self.lanes)) if self.scalef else None
+        if name is None:
+            return otherwise()
+        every = ir.Constant(ir.IntType(self.lanes), -1)
+        kinds = [a.type, n.type, a.type, every.type, I32]
+        function = self._declared(f"llvm.x86.avx512.mask.scalef.{name}", a.type, kinds)
+        return self.builder.call(function, [a, n, undefined(a.type), every, ir.Constant(I32, _AS_SET)])
 
     def is_nan(self, a: ir.Value) -> ir.Value:
         return self.builder.fcmp_unordered("uno", a, a)

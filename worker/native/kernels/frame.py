@@ -65,10 +65,14 @@ class Description:
 
 @dataclass(eq=False)
 class Frame:
-    """A kernel under construction: `graph` is the group alone, with leaves `input`.  Buffers are numbers of nodes."""
+    """A kernel under construction: `graph` is the group alone, with leaves `input`.  Buffers are numbers of nodes.
+
+    `scalef` is what `Vectors` are told of the processor.
+    """
 
     graph: WireGraph
     vector_bytes: int
+    scalef: bool = False
     build: Builder = field(default_factory=Builder)
 
     def __post_init__(self) -> None:
@@ -76,9 +80,9 @@ class Frame:
         self.reads = self.graph.inputs
 
     @classmethod
-    def of(cls, part: Cut, vector_bytes: int = 16) -> Frame:
+    def of(cls, part: Cut, vector_bytes: int = 16, scalef: bool = False) -> Frame:
         """The frame of a group."""
-        return cls(WireGraph(part.nodes, (len(part.nodes) - 1,), ("0",), part.types), vector_bytes)
+        return cls(WireGraph(part.nodes, (len(part.nodes) - 1,), ("0",), part.types), vector_bytes, scalef)
 
     def shape(self, node: int) -> tuple[int, ...]:
         return self.graph.types[node].shape
@@ -110,7 +114,7 @@ class Frame:
             address = builder.load(builder.gep(arguments, [ir.Constant(I64, place)]))
             pointer = builder.inttoptr(address, STORED[self.dtype(node)].as_pointer())
             buffers[node] = Buffer(pointer, self.dtype(node))
-        return builder, Printer(builder, buffers), task, scratch
+        return builder, Printer(builder, buffers, self.scalef), task, scratch
 
 
 def narrowed(builder: ir.IRBuilder, value: Value) -> Value:
