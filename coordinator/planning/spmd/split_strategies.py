@@ -6,7 +6,7 @@ number of ranks is left open, several are tried, and the one that is predicted t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
 
 from wire.errors import InputError, PlacementError
@@ -101,14 +101,37 @@ def _data(graph: WireGraph, asked: Split) -> Mapping[str, Dims]:
 
 
 def _tensor(graph: WireGraph, asked: Split) -> Mapping[str, Dims]:
-    """Params by their longest dimension, of equals the first: in a stack of layers by columns and rows in turn."""
+    """Params by their longest dimension: in a stack of layers by columns and rows in turn.  Of equals the first that no
+    product sums over: then ranks have no sums to exchange, and heads of attention are each one rank's."""
     shapes = {name: kind.shape for name, kind in graph.param_types.items() if len(kind.shape) >= 2}
-    longest = {name: max(range(len(shape)), key=lambda dim: (shape[dim], -dim)) for name, shape in shapes.items()}
+    summed = _summed(graph)
+    longest = {
+        name: max(range(len(shape)), key=lambda dim: (shape[dim], (name, dim) not in summed, -dim))
+        for name, shape in shapes.items()
+    }
     axis = "tensor" if isinstance(asked, DataTensor) else asked.axis
     return {
         name: tuple((axis,) if dim == longest[name] else () for dim in range(len(shape)))
         for name, shape in shapes.items()
     }
+
+
+def _summed(graph: WireGraph) -> set[tuple[str, int]]:
+    """Params by name, each with a dimension that a product sums over, be it of the param transposed."""
+    dims: dict[int, tuple[str, Sequence[int]]] = {}  # by node: the param that it is, and which dimension of it each is
+    summed = set[tuple[str, int]]()
+    for index, (op, inputs, attrs) in enumerate(graph.nodes):
+        if op == "param":
+            dims[index] = attrs["name"], range(len(graph.types[index].shape))
+        elif op in ("cast", "transpose") and inputs[0] in dims:
+            name, of = dims[inputs[0]]
+            dims[index] = name, [of[axis] for axis in attrs["perm"]] if op == "transpose" else of
+        elif op == "dot":
+            for source, axes in zip(inputs, (attrs["lhs_contract"], attrs["rhs_contract"]), strict=True):
+                if source in dims:
+                    name, of = dims[source]
+                    summed |= {(name, of[axis]) for axis in axes}
+    return summed
 
 
 def _both(graph: WireGraph, asked: Split) -> Mapping[str, Dims]:

@@ -74,6 +74,31 @@ def test_tensor_parallel_splits_columns_then_rows_and_reduces_once() -> None:
     assert max(bytes_of(plan, FromParam)) <= (8 * 8 + 32 + 8 * 8) * 4
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_tensor_parallel_splits_square_weights_where_no_product_sums(turned: bool) -> None:
+    """Of attention every rank computes some heads, and ranks send each other nothing."""
+    builder = GraphBuilder()
+    x, sides = builder.input("x", (6, 8), F32), []
+    for name in ("q", "k", "v"):
+        w = builder.param(name, (8, 8), F32)
+        w = builder.add("transpose", w, perm=(1, 0)) if turned else w
+        made = builder.add("dot", x, w, lhs_batch=(), rhs_batch=(), lhs_contract=(1,), rhs_contract=(0,))
+        sides.append(builder.add("transpose", builder.add("reshape", made, shape=(6, 4, 2)), perm=(1, 0, 2)))
+    q, k, v = sides
+    scores = builder.add("tanh", builder.add("dot", q, k, lhs_batch=(0,), rhs_batch=(0,), lhs_contract=(2,),
+                                             rhs_contract=(2,)))  # fmt: skip
+    graph = builder.build(
+        [builder.add("dot", scores, v, lhs_batch=(0,), rhs_batch=(0,), lhs_contract=(2,), rhs_contract=(1,))]
+    )
+    held = {name: RNG.standard_normal((8, 8)).astype(np.float32) for name in ("q", "k", "v")}
+    given = {"x": RNG.standard_normal((6, 8)).astype(np.float32)}
+    plan = make_plan(graph, FOUR, TensorParallel(4).text)
+    assert collectives(plan) == []
+    assert bytes_of(plan, FromParam) == [3 * 8 * 2 * 4] * 4
+    (found,), (expected,) = run_plan(plan, given, held), evaluate(graph, {**given, **held})
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_fully_sharded_holds_a_share_of_everything() -> None:
     plan = checked(FullySharded(4))
     assert bytes_of(plan, FromInput) == [3 * 8 * 4] * 4
