@@ -15,6 +15,11 @@ from wire.system.malloc import give_back
 
 STDERR = os.dup(sys.__stderr__.fileno() if sys.__stderr__ else 2)  # what stands here is not captured
 
+# Each file is compiled once.  Containers often forbid Python to keep bytecode; a run starts a thousand processes, and each
+# would compile the whole project again, which takes longer than the rest of its start.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # The same examples every time, however long one takes; the long runs ask for others by their seeds.
 settings.register_profile(
     "steady", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
