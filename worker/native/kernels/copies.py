@@ -120,7 +120,7 @@ class Sizes:
 
 def is_by_copies(attrs: Attrs, x: Sequence[int], weights: Sequence[int], result: Sequence[int]) -> bool:
     """Whether a conv, with its padding, is a product that reads copies."""
-    if len(x) not in (3, 4) or math.prod(weights[2:]) == 1 or weights[-1] > ACROSS_MAX:
+    if len(x) not in (3, 4) or math.prod(weights[1:]) == 0 or math.prod(weights[2:]) == 1 or weights[-1] > ACROSS_MAX:
         return False
     if any(spread > 1 for spread in attrs["lhs_dilation"]) or min(*attrs["low"], *attrs["high"]) < 0:
         return False
