@@ -15,8 +15,8 @@ from wire.system.malloc import give_back
 
 STDERR = os.dup(sys.__stderr__.fileno() if sys.__stderr__ else 2)  # what stands here is not captured
 
-# Each file is compiled once.  Containers often forbid Python to keep bytecode; a run starts a thousand processes, and each
-# would compile the whole project again, which takes longer than the rest of its start.
+# Each file is compiled once.  Containers often forbid Python to keep bytecode; a run starts a thousand processes, and
+# each would compile the whole project again, which takes as long as the rest of its start.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 

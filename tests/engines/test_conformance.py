@@ -2,8 +2,8 @@
 
 The wgsl engine runs it with its adapter's limits, and once more with the limits lowered to what WebGPU guarantees and
 with the kernels that a GPU gets, as another, smaller device would have them.  Since a driver that computes on cpus
-takes 0.1 s to compile a case, and the native engine some milliseconds, the default run has a sample of each op's cases
-there, and the long suite has all.  To add an engine, add a row to ENGINES.
+takes 0.1 s to compile a case, and the native engine some milliseconds, the default run has a case or two of each op in
+each dtype there, and the long suite has all.  To add an engine, add a row to ENGINES.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from support.compare import assert_close, magnitude_of
 from support.node_by_node import judge
 
 from wire.errors import GraphError, Unsupported
-from wire.ir.dtypes import BOOL, BY_NAME, I32, U32
+from wire.ir.dtypes import BOOL, BY_NAME, I32, U32, DType
 from wire.ir.graph import WireGraph
 from wire.ir.ops import EXACT, OPS, inner_graphs
 from worker.cpu import CpuEngine, evaluate
@@ -47,7 +47,7 @@ ENGINES: dict[str, Callable[[Path], Engine]] = {
     "wgsl": _wgsl,
     "wgsl-minimum": lambda folder: as_gpu(_wgsl(folder, WEBGPU_MINIMUM)),
 }
-SAMPLED = {"native": 12, "wgsl": 12, "wgsl-minimum": 6}  # about so many cases of an op are in the default run
+SAMPLED = {"native": 1, "wgsl": 2, "wgsl-minimum": 1}  # so many cases of an op in each dtype are in the default run
 ON_CPU = ("cpu", "native")  # engines that have every op and dtype, and need no adapter
 MARKED = [name if name in ON_CPU else pytest.param(name, marks=needs_adapter) for name in ENGINES]
 WGSL = [name for name in MARKED if name not in ON_CPU]
@@ -100,15 +100,29 @@ def check(engine: Engine, case: Case) -> None:
     assert [a.tobytes() for a in again] == [a.tobytes() for a in outputs], "a second run gives other bits"
 
 
-def chosen_of(engine: Engine, op: str, most: int | None) -> list[Case]:
-    """The cases of an op which the engine supports, or about `most` spread over them."""
-    supported = [case for case in cases(op) if supports(engine, case.graph)]
-    return supported[:: 1 if most is None else max(1, round(len(supported) / most))]
+def chosen_of(engine: Engine, op: str, each: int | None) -> list[Case]:
+    """The cases of an op which the engine supports, or `each` of every dtype, which differ from dtype to dtype."""
+    of_dtype: dict[DType, list[Case]] = {}
+    for case in cases(op):
+        if supports(engine, case.graph):
+            of_dtype.setdefault(case.dtype, []).append(case)
+    if each is None:
+        return [case for of_one in of_dtype.values() for case in of_one]
+    count = 4 * each if op == "composite" else each  # no two of those programs are alike
+    return [
+        case for place, of_one in enumerate(of_dtype.values()) for case in spread(of_one, count, place, len(of_dtype))
+    ]
 
 
-def check_cases(engine: Engine, op: str, most: int | None = None) -> None:
-    """AssertionError that lists the cases of an op which the engine gets wrong, of all or `most` spread over them."""
-    chosen = chosen_of(engine, op, most)
+def spread(of_one: list[Case], count: int, place: int, places: int) -> list[Case]:
+    """`count` cases of a dtype: those at equal distances, a `places`th of a distance further for each `place`."""
+    first = [(turn * places + place) * len(of_one) // (count * places) for turn in range(count)]
+    return [of_one[index] for index in dict.fromkeys(first)]
+
+
+def check_cases(engine: Engine, op: str, each: int | None = None) -> None:
+    """AssertionError that lists the cases of an op which the engine gets wrong, of all or `each` of every dtype."""
+    chosen = chosen_of(engine, op, each)
     assert chosen or op not in engine.info.dtypes_by_op, f"no case of {op} runs on {engine.info.engine}"
     wrong = []
     for case in chosen:
@@ -153,7 +167,7 @@ def check_random_by_node(engine: Engine, seeds: range) -> None:
 @pytest.mark.parametrize("check", [check_random, check_random_by_node])
 @pytest.mark.parametrize("engine", MARKED, indirect=True)
 def test_random_graphs(engine: Engine, check: Callable[[Engine, range], None]) -> None:
-    check(engine, range(4))
+    check(engine, range(4 if engine.info.engine in ON_CPU else 2))  # a driver compiles each for seconds
 
 
 @pytest.mark.long
@@ -166,8 +180,8 @@ def test_many_random_graphs(engine: Engine, check: Callable[[Engine, range], Non
 
 @pytest.mark.parametrize("engine", MARKED, indirect=True)
 def test_resident_tensors_stand_for_inputs(request: pytest.FixtureRequest, engine: Engine) -> None:
-    most = SAMPLED.get(request.node.callspec.params["engine"])  # those compiled above
-    for case in (case for op in PROGRAMS for case in chosen_of(engine, op, most)):
+    each = SAMPLED.get(request.node.callspec.params["engine"])  # those compiled above
+    for case in (case for op in PROGRAMS for case in chosen_of(engine, op, each)):
         handles = [engine.load(array) for array in case.arguments]
         actual = engine.run(engine.compile(case.graph), handles)
         for handle in handles:

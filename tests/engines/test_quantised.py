@@ -21,6 +21,13 @@ from worker.native.engine import NativeEngine
 
 BITS = (8, 4)
 SIZES = [(32, 7, 32), (96, 40, 32), (640, 129, 128), (1024, 272, 8), (16, 1, 16)]  # in, out, block
+ROWS = (1, 3, 5, 70)
+CASES = [  # the default run has two numbers of rows of each size, others for the other number of bits
+    pytest.param(bits, *size, rows, marks=[] if (place + row + bits // 8) % 2 else pytest.mark.long)
+    for bits in BITS
+    for place, size in enumerate(SIZES)
+    for row, rows in enumerate(ROWS)
+]
 ROUNDING = 32 * 2.0**-24  # of the sum of magnitudes: chains of 1,024 products err like a random walk
 
 
@@ -62,9 +69,7 @@ def unpacked(words: Any, scales: Any, bits: int) -> NDArray[np.float64]:
     return levels * np.repeat(scales, len(levels) // len(scales), axis=0)
 
 
-@pytest.mark.parametrize("rows", [1, 3, 5, 70])
-@pytest.mark.parametrize(("inputs", "outputs", "block"), SIZES)
-@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize(("bits", "inputs", "outputs", "block", "rows"), CASES)
 def test_a_product_is_that_of_the_unpacked_matrix(
     engine: Engine, bits: int, inputs: int, outputs: int, block: int, rows: int
 ) -> None:

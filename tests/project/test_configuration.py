@@ -25,7 +25,9 @@ def replaced_constants(source: str) -> Iterator[str]:
     }
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            patches = node.func.attr in ("setattr", "patch") or ast.unparse(node.func).endswith("patch.object")
+            patches = node.func.attr in ("setattr", "patch") or (
+                node.func.attr == "object" and ast.unparse(node.func).endswith("patch.object")
+            )
             target = ast.unparse(node.args[0]) if node.args else ""
             names = [each.value for each in node.args[:2] if isinstance(each, ast.Constant)]
             last = [str(name).rpartition(".")[2] for name in names]

@@ -45,7 +45,9 @@ def check_everywhere(engines: Mapping[str, NativeEngine], graph: WireGraph, give
     return results[first]
 
 
-@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(6, 40))])
+@pytest.mark.parametrize(
+    "seed", [1, 2, 3, *(pytest.param(seed, marks=pytest.mark.long) for seed in (0, *range(4, 40)))]
+)
 def test_a_random_graph(engines: Mapping[str, NativeEngine], seed: int) -> None:
     random = random_graph(seed)
     given = {**random.inputs, **random.params}
