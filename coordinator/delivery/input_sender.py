@@ -1,4 +1,5 @@
-"""Input sender: starts a step on a worker.  Small inputs travel with its Run message, others after it.
+"""Input sender: starts a step on a worker.  Small inputs travel with its Run message; those that are copied to shared
+memory without a thread are named in it; others follow it.
 
 Runs leave in the order in which `run_step` began, to whichever workers and for whichever plans, however long the copies
 of inputs take: so gangs come in one order everywhere (worker/state/device_queue.py).  Of an input of which a worker
@@ -13,14 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.errors import ProtocolError
+from wire.errors import MeshError, ProtocolError
 from wire.ir.codec import tensor_bytes
 from wire.ir.dtypes import dtype_of
 from wire.limits import KIB
 from wire.link.link import Link
 from wire.protocol.messages import INLINE_BYTES_MAX, Feed, Push, Ran, Run, Value
-from wire.system.shared_memory import SharedDir
-from wire.transfer.content_exchange import off_loop, share_with
+from wire.system.shared_memory import SharedDir, remove
+from wire.transfer.content_exchange import OFF_LOOP_BYTES, off_loop, share_with
 
 from ..planning.model.plan import FromInput
 from ..planning.plan_messages import Fed
@@ -35,9 +36,10 @@ async def run_step(link: Link, run: Run, wanted: Iterable[Fed], inputs: Arrays, 
     To be awaited first of all in a task of its own, made as soon as the step is decided: tasks begin in the order in
     which they were made.
     """
-    feeds, apart = inline_feeds(wanted, inputs)
-    with link.asking(Run(run.plan, run.step, feeds, run.committed)) as answering:
-        await send_separately(link, run, apart, inputs, shared)
+    inline, apart = inline_feeds(wanted, inputs)
+    named, later = await file_feeds(link, apart, inputs, shared)
+    with link.asking(Run(run.plan, run.step, (*inline, *named), run.committed)) as answering:
+        await send_separately(link, run, later, inputs, shared)
         answer = await answering
     if not isinstance(answer, Ran):
         raise ProtocolError(f"expected Ran, got {type(answer).__name__}", node=link.peer.name)
@@ -55,6 +57,30 @@ def inline_feeds(wanted: Iterable[Fed], inputs: Arrays) -> tuple[tuple[Feed, ...
         size_bytes += array.nbytes
         feeds.append(Feed(part, slot, Value(dtype_of(array).name, array.shape, tensor_bytes(array).tobytes())))
     return tuple(feeds), apart
+
+
+async def file_feeds(
+    link: Link, wanted: Iterable[Fed], inputs: Arrays, shared: SharedDir | None
+) -> tuple[tuple[Feed, ...], list[Fed]]:
+    """The feeds of which the Run says in which file of shared memory they are, so that no message of their own wakes
+    the worker again; and the others.  It goes on without a turn of the loop: runs keep their order."""
+    if shared is None or not link.same_host:
+        return (), [*wanted]
+    feeds, others, size_bytes = list[Feed](), list[Fed](), 0
+    try:
+        for part, slot, source in wanted:
+            array = input_array(source, inputs)
+            if array.nbytes <= INLINE_BYTES_MAX or size_bytes + array.nbytes > OFF_LOOP_BYTES:
+                others.append((part, slot, source))
+                continue
+            size_bytes += array.nbytes
+            name = await share_with(link, shared, tensor_bytes(np.ascontiguousarray(array)))
+            feeds.append(Feed(part, slot, Value(dtype_of(array).name, array.shape, None, name)))
+    except MeshError:
+        for feed in feeds:
+            remove(shared.path, feed.value.shared)
+        raise
+    return tuple(feeds), others
 
 
 async def send_separately(link: Link, run: Run, apart: Iterable[Fed], inputs: Arrays, shared: SharedDir | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,7 +27,9 @@ from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder, WireGraph
 from wire.ir.types import TensorType
 from wire.link.link import Link
-from wire.protocol.messages import INLINE_BYTES_MAX, Blob, FetchBlob, Message, PlanKey, Push, Ran, Run
+from wire.protocol.messages import INLINE_BYTES_MAX, Blob, FetchBlob, Message, PlanKey, Push, Ran, Run, Value
+from wire.system.shared_memory import SharedDir, take
+from wire.transfer.content_exchange import OFF_LOOP_BYTES
 
 X = np.arange(24, dtype=np.float32).reshape(4, 6)
 LEFT, RIGHT = Window((0, 0), (4, 3)), Window((0, 3), (4, 3))
@@ -149,7 +152,7 @@ class Recorded:
     """A link that notes the Runs it is given, answers them, and takes its time for streams."""
 
     same_host = False
-    peer = SimpleNamespace(name="there")
+    peer = SimpleNamespace(name="there", node_id="node")
 
     def __init__(self) -> None:
         self.runs: list[tuple[int, int]] = []
@@ -186,6 +189,59 @@ def test_runs_leave_every_node_in_the_order_in_which_they_were_begun_whatever_th
         assert sorted(len(link.streams) for link in links) == [4, 4, 4]
 
     asyncio.run(steps())
+
+
+class Near(Recorded):
+    """A link to a process of this machine."""
+
+    same_host, closed = True, False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.feeds: dict[int, Value] = {}  # by slot, those that came with the run
+        self.pushed: list[int] = []  # the slots of those that came after it
+
+    @contextlib.contextmanager
+    def asking(self, run: Run) -> Iterator[asyncio.Future[Message]]:
+        self.feeds |= {feed.slot: feed.value for feed in run.feeds}
+        with super().asking(run) as answer:
+            yield answer
+
+    def hand(self, directory: str, name: str, size_bytes: int) -> None:
+        pass
+
+    def notify(self, push: Push) -> None:
+        self.pushed.append(push.slot)
+
+
+def test_a_run_names_the_files_of_inputs_that_need_no_thread(tmp_path: Path) -> None:
+    sizes = {"small": 4, "large": INLINE_BYTES_MAX, "too large": OFF_LOOP_BYTES}
+    inputs = {name: np.full(size, 7, np.float32) for name, size in sizes.items()}
+    wanted = [(0, slot, FromInput(name)) for slot, name in enumerate(sizes)]
+    link: Any = Near()
+    shared = SharedDir.create(tmp_path)
+    asyncio.run(run_step(link, Run(PlanKey(1, 1), 0), wanted, inputs, shared))
+    assert link.feeds[0].data == inputs["small"].tobytes()
+    data = take(shared.path, link.feeds[1].shared, inputs["large"].nbytes)
+    assert link.feeds[1].data is None and data.tobytes() == inputs["large"].tobytes()
+    assert link.pushed == [2], "it is copied in a thread, and the run does not wait for that"
+    shared.close()
+
+
+def test_no_file_is_left_of_a_run_that_could_not_leave(tmp_path: Path) -> None:
+    class Ending(Near):
+        def hand(self, directory: str, name: str, size_bytes: int) -> None:
+            assert (Path(directory) / name).exists()
+            self.closed = True
+
+    shared, link = SharedDir.create(tmp_path), Ending()
+    inputs, before = {"x": np.zeros(INLINE_BYTES_MAX, np.float32)}, set(Path(shared.path).iterdir())
+    wanted = [(0, slot, FromInput("x")) for slot in range(2)]
+    to: Any = link
+    with pytest.raises(NodeLost):
+        asyncio.run(run_step(to, Run(PlanKey(1, 1), 0), wanted, inputs, shared))
+    assert link.closed and not link.runs and set(Path(shared.path).iterdir()) == before
+    shared.close()
 
 
 def test_a_step_that_could_not_be_fed_is_not_waited_for() -> None:
