@@ -291,7 +291,7 @@ class CallRunner:
         if not self._audit(deployment.plan, action.outputs):
             self._ask_again(action.call, call)
             return
-        self._events.complete_report(call, action.generation, self.deployments)
+        self._events.complete_report(call, action.generation, deployment, self.deployments)
         if (
             self._config.follow_pace
             and call.alone

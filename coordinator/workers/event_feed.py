@@ -74,11 +74,14 @@ class EventFeed:
         if call is not None and not deployment.reported:
             call.given_up.append(deployment)
 
-    def complete_report(self, call: Call, generation: int, deployments: Mapping[int, Deployment]) -> None:
-        """Complete the report of a call that this plan answered.  It counts what all plans that it went through moved
-        to the workers that answered."""
-        report, deployment = call.report, deployments[generation]
-        gone_through = [deployments[each] for each in report.generations if each in deployments]
+    def complete_report(
+        self, call: Call, generation: int, deployment: Deployment, deployments: Mapping[int, Deployment]
+    ) -> None:
+        """Complete the report of a call that this plan answered, which may have been given up since.  It counts what
+        all plans that it went through moved to the workers that answered."""
+        report = call.report
+        before = [deployments[each] for each in report.generations if each in deployments and each != generation]
+        gone_through = [*before, deployment]
         unreported = [each for each in (*call.given_up, *gone_through) if not each.reported]
         report.seconds = self._now() - call.began_s
         report.generation = generation
