@@ -21,7 +21,7 @@ from wire.ir.types import Attrs, TensorType
 from worker.cpu import CpuEngine, evaluate
 from worker.cpu import engine as cpu_engine
 from worker.cpu.elementwise import IN_PLACE
-from worker.cpu.engine import KERNELS
+from worker.cpu.engine import CLOCK_RESOLUTION_S, KERNELS, fastest
 from worker.native.engine import NativeEngine
 
 MIB = 1 << 20
@@ -124,6 +124,15 @@ def test_a_kernels_failure_names_the_op(raised: Exception, kind: type[MeshError]
     with pytest.raises(kind) as caught:
         evaluate(chain(1, 4), {"x": ordinary(F32, 4)})
     assert caught.value.op == "sin"
+
+
+def test_a_figure_of_a_processor_leaves_out_what_others_had_of_it() -> None:
+    def disturbed() -> None:
+        time.sleep(0.05)  # as if another program had the core
+
+    assert fastest(disturbed) >= 0.05, "a call is waited for"
+    fine = time.get_clock_info("process_time").resolution <= CLOCK_RESOLUTION_S
+    assert (fastest(disturbed, threads=1) < 0.05) == fine
 
 
 def test_the_device_is_measured() -> None:

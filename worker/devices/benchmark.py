@@ -19,7 +19,7 @@ from wire.system.file_lock import FileLock
 
 from ..engine.protocol import Engine, Measured
 
-FORMAT = 2  # of the kept figures; another number is measured anew
+FORMAT = 3  # of the kept figures; another number is measured anew
 
 
 def measured(engine: Engine, folder: Path) -> Measured:
