@@ -32,6 +32,9 @@ PROFILES = {  # all have the limits that WebGPU guarantees
     "software": Profile(f16=True),
     "gpu": Profile(software=False, f16=True),
 }
+EACH = [  # wide subgroups have the forms of narrow ones, with twice the lanes
+    pytest.param(name, marks=pytest.mark.long) if name == "software with wide subgroups" else name for name in PROFILES
+]
 ODD = {  # sizes that fill no tile, of each kind
     "product": (3, 35, 41, 53),
     "line": (3, 1, 43, 53),
@@ -115,7 +118,7 @@ def test_a_large_class_is_measured_by_a_smaller_one() -> None:
 # -- tables -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", PROFILES)
+@pytest.mark.parametrize("name", EACH)
 @pytest.mark.parametrize("kind", PROBLEMS)
 def test_a_kernel_has_six_to_ten_forms_that_differ(kind: str, name: str) -> None:
     profile = PROFILES[name]
@@ -137,7 +140,7 @@ def test_a_form_that_another_class_has_chosen_is_not_taken(kind: str) -> None:
     assert lower(graph, Shaders(replace(profile, choices=Choices(others)))) == lower(graph, Shaders(profile))
 
 
-@pytest.mark.parametrize("name", PROFILES)
+@pytest.mark.parametrize("name", EACH)
 @pytest.mark.parametrize("kind", PROBLEMS)
 def test_no_form_is_too_large_for_shapes_that_are(kind: str, name: str) -> None:
     """What was measured of a class is taken for larger shapes, too: emit refuses a kernel that breaks a limit."""
@@ -150,7 +153,7 @@ def test_no_form_is_too_large_for_shapes_that_are(kind: str, name: str) -> None:
 
 
 @needs_dawn
-@pytest.mark.parametrize("name", PROFILES)
+@pytest.mark.parametrize("name", EACH)
 def test_every_form_keeps_to_the_minimum_of_webgpu(name: str) -> None:
     profile, texts = PROFILES[name], set[str]()
     for kind, sizes in ODD.items():

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,6 +52,18 @@ def unlike() -> list[Device]:
     return [device(0.001), device(0.004), device(0.030)]
 
 
+def each_once(*values: Sequence[Any]) -> list[Any]:
+    """Every combination; the default run has two, in which each of two values is once; the long suite has all."""
+    chosen = {tuple(place % len(each) for each in values) for place in range(2)}
+    return [
+        pytest.param(
+            *(each[index] for each, index in zip(values, indices, strict=True)),
+            marks=[] if indices in chosen else pytest.mark.long,
+        )
+        for indices in itertools.product(*(range(len(each)) for each in values))
+    ]
+
+
 @dataclass
 class Calls:
     """What calls took and which plans they went by."""
@@ -90,9 +104,8 @@ def knowing(devices: Sequence[Device], program: Program) -> float:
     return took[0]
 
 
-@pytest.mark.parametrize("strategy", ["auto", "pipeline"])
-@pytest.mark.parametrize("devices", [alike, unlike])
-def test_at_steady_state_no_plan_changes(strategy: str, devices: Callable[[], list[Device]]) -> None:
+@pytest.mark.parametrize(("devices", "strategy"), each_once((alike, unlike), ("auto", "pipeline")))
+def test_at_steady_state_no_plan_changes(devices: Callable[[], list[Device]], strategy: str) -> None:
     """A thousand calls of three programs in turn, on devices of which one is thirty times slower than another."""
 
     async def scenario(cluster: Cluster) -> None:
@@ -148,9 +161,9 @@ def test_a_split_that_takes_longer_than_one_worker_is_given_up_for_good() -> Non
     simulate(scenario, devices=[device(0.004), *(replace(device(0.004), slower=6.0) for _ in range(2))])
 
 
-@pytest.mark.parametrize("times", [2.0, pytest.param(5.0, marks=pytest.mark.long), 10.0])
-@pytest.mark.parametrize("strategy", ["auto", "pipeline"])
-@pytest.mark.parametrize("devices", [alike, unlike])
+@pytest.mark.parametrize(
+    ("devices", "strategy", "times"), each_once((alike, unlike), ("auto", "pipeline"), (2.0, 10.0, 5.0))
+)
 def test_a_device_that_becomes_slower_costs_a_few_calls(
     times: float, strategy: str, devices: Callable[[], list[Device]]
 ) -> None:

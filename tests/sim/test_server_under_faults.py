@@ -155,12 +155,12 @@ def check(seed: int) -> tuple[dict[str, int], list[str]]:
     return counts, done
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(1))
 def test_nothing_is_lost_and_no_slot_leaks(seed: int) -> None:
     check(seed)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(3, 40))
+@pytest.mark.parametrize("seed", range(1, 40))
 def test_nothing_is_lost_and_no_slot_leaks_in_many_orders(seed: int) -> None:
     check(seed)

@@ -83,7 +83,9 @@ def check(copies: str, strategy: str, cut: bool, seed: int = 0, moments: int = M
     assert took_s < SOON_S + rests_s
 
 
-@pytest.mark.parametrize("copies", KINDS)
+@pytest.mark.parametrize(
+    "copies", [pytest.param(kind, marks=pytest.mark.long) if kind == "coded 1 of 3" else kind for kind in KINDS]
+)
 def test_a_program_that_stood_still_goes_on_where_it_was(copies: str) -> None:
     """With links that are cut meanwhile; the long run has links that stand, too."""
     check(copies, "pipeline", cut=True)

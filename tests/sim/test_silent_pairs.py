@@ -83,9 +83,11 @@ async def cut_in_the_middle(cluster: Cluster, size: int, pairs: list[tuple[str, 
 PAIRS = [("sim-0", "sim-1"), ("sim-0", "sim-2"), ("sim-1", "sim-2")]
 
 
-@pytest.mark.parametrize("ways", [1, 2])
-@pytest.mark.parametrize("size", [1000, 4_000_000])
-def test_a_silence_in_the_middle_of_a_step_costs_about_the_node_timeout(ways: int, size: int) -> None:
+@pytest.mark.parametrize(
+    ("size", "ways"),
+    [(1000, 1), (4_000_000, 2), *(pytest.param(*each, marks=pytest.mark.long) for each in ((1000, 2), (4_000_000, 1)))],
+)
+def test_a_silence_in_the_middle_of_a_step_costs_about_the_node_timeout(size: int, ways: int) -> None:
     """Small tensors are lost without a word, large ones stop in the middle of their stream."""
     lost = []
     for pair in PAIRS:

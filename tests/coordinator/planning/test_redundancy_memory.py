@@ -83,7 +83,9 @@ def needed(plan: Plan, profiles: Profiles) -> Profiles:
     return replace(profiles, workers=tuple(found))
 
 
-@pytest.mark.parametrize("text", ["buddy", "coded", "coded 2 of 3", "coded 2 of 4"])
+@pytest.mark.parametrize(
+    "text", ["buddy", "coded", "coded 2 of 3", pytest.param("coded 2 of 4", marks=pytest.mark.long)]
+)
 def test_no_worker_exceeds_its_memory_whatever_there_is_of_it(text: str) -> None:
     rng = np.random.default_rng(sum(map(ord, text)))
     told = kept = 0
