@@ -19,6 +19,9 @@ STDERR = os.dup(sys.__stderr__.fileno() if sys.__stderr__ else 2)  # what stands
 # each would compile the whole project again, which takes as long as the rest of its start.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# Nobody here asks a server of the internet.  aiohttp reads all authorities of this machine when it is imported, which
+# is a sixth of what a daemon's modules take.
+os.environ["SSL_CERT_FILE"] = os.devnull
 
 # The same examples every time, however long one takes; the long runs ask for others by their seeds.
 settings.register_profile(

@@ -18,7 +18,7 @@ from mesh import Mesh
 from worker.cpu import evaluate
 
 SIZES = (2, 3, 4, 5)
-SAMPLE = 15
+SAMPLE = 6
 ALL = 1000
 
 
