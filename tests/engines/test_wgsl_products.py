@@ -160,7 +160,17 @@ CONVS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]], tuple[int, int
 }
 
 
-@pytest.mark.parametrize("name", CONVS)
+LONG_ON_GPU = {"unpadded, strided", "spread", "one axis", "small"}  # the default run has them on software
+EACH_CONV = [
+    pytest.param(
+        device, name, marks=[needs_adapter, *([pytest.mark.long] if device == "gpu" and name in LONG_ON_GPU else [])]
+    )
+    for device in DEVICES
+    for name in CONVS
+]
+
+
+@pytest.mark.parametrize(("engine", "name"), EACH_CONV, indirect=["engine"])
 def test_a_conv_is_right_whether_its_operands_are_copied_or_not(engine: Any, name: str) -> None:
     function, shapes, kernels = CONVS[name]
     graph = agrees_with_cpu(engine, function, [fine(*shape) for shape in shapes], "conv")
