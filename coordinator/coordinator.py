@@ -338,14 +338,15 @@ class Coordinator:
         """Give no plan a number up to this one, before any worker joins."""
         self._state.begin_above(generation)
 
-    async def close(self) -> None:
-        """Drop every link and end every wait."""
+    async def close(self, returns: bool = False) -> None:
+        """Drop every link and end every wait.  Where a coordinator `returns` that goes on with its sessions, workers
+        and clients keep what they have for it."""
         self._closing = True
         self.sessions.close()
         self._runner.close()
         self._tasks.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.endpoint.close()
+        await self.endpoint.close(NodeLost("the coordinator was stopped") if returns else None)
         if self._shared is not None:
             self._shared.close()
 

@@ -144,10 +144,14 @@ class SessionService:
         if self._sessions:
             log.info("%s of before, to be taken up by their clients", counted(len(self._sessions), "session"))
 
-    async def close(self) -> None:
-        """End every session, with its workers' state and its entries."""
-        await asyncio.gather(*(self._end(opened) for opened in list(self._sessions.values())))
+    async def leave(self) -> bool:
+        """Leave every session to the process that goes on with the journal, and return whether there is one."""
         await asyncio.gather(*self._ending, return_exceptions=True)
+        for opened in self._sessions.values():
+            if opened.leaving is not None:
+                opened.leaving.cancel()
+        self._coordinator.sessions.leave()
+        return bool(self._sessions)
 
     async def _open(self, link: Link, body: OpenSession) -> SessionOpened:
         token = body.session or secrets.token_hex(6)
@@ -521,7 +525,7 @@ class SessionService:
         return NodeLost(
             f"this coordinator has no session {token!r} of this client, or not any more",
             next_step="Open a session with the state that you saved last; one without a name ends when its "
-            f"coordinator is stopped, and when its client is away for more than {self._keep_s:g} s",
+            f"client is away for more than {self._keep_s:g} s",
         )
 
     def _linked(self, client: str) -> bool:

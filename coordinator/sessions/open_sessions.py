@@ -159,6 +159,11 @@ class Sessions:
         """Whether no session is open."""
         return not self._open
 
+    def leave(self) -> None:
+        """Do nothing more about any of them: another process goes on with them."""
+        for session in self._open:
+            session.leave()
+
     def close(self) -> None:
         """End them all."""
         for session in list(self._open):

@@ -100,6 +100,7 @@ class Session:
         self.spans: deque[Span] = deque(maxlen=SPANS_MAX)
         self.working: dict[str, Working] = {}  # what each worker said last of what it computes
         self.frees = False  # whether weights are freed with its plans
+        self._left = False  # to another process
         self._context = context
         self._program = program
         self._stateful = state
@@ -237,6 +238,11 @@ class Session:
         if self._goodbyes:
             await asyncio.wait(self._goodbyes)
 
+    def leave(self) -> None:
+        """Do nothing more: another process goes on with what the workers and the journal have by now."""
+        self._left = True
+        self._tick_at(None)
+
     @property
     def plan(self) -> Plan | None:
         """The plan that the steps run by now."""
@@ -271,6 +277,8 @@ class Session:
 
     def feed(self, event: ev.Event) -> None:
         """Something happened."""
+        if self._left:
+            return
         self._do(self._machine.handle(event, self._loop.time()))
 
     def nodes_changed(self, error: MeshError | None, away: bool = False) -> None:
@@ -289,6 +297,8 @@ class Session:
         self._tick_at(self._machine.next_deadline())
 
     def _act(self, action: ev.Action) -> None:
+        if self._left:
+            return
         try:
             self._perform[type(action)](action)
         except Exception as fault:

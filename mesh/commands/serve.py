@@ -121,11 +121,10 @@ async def serve_until_stopped(options: argparse.Namespace) -> int:
         if returning is not None:
             returning.cancel()
         await admission.close()
-        if stopped.is_set():  # else it failed, and the next start goes on with them
-            await sessions.close()
+        returns = await sessions.leave()
         replication.close()
         await service.close()
-        await coordinator.close()
+        await coordinator.close(returns)
     return OK
 
 

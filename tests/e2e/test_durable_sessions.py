@@ -61,9 +61,9 @@ class Served:
             failed = run(*sites.SERVE, "--port", str(self.port), env=self.env)
         assert failed.returncode != 0 and str(self.port) in failed.stderr
 
-    def restart(self, running: Program) -> float:
+    def restart(self, running: Program, number: int = signal.SIGKILL) -> float:
         """Kill it, start it again, and return after how many seconds from its being ready the program gets on."""
-        self.coordinator.stop(signal.SIGKILL)
+        self.coordinator.stop(number)
         self.start()
         ready_s = time.monotonic()
         return running.read_on(ready_s) - ready_s
@@ -77,10 +77,10 @@ def served(folder: Path) -> Iterator[Served]:
 
 def test_a_session_goes_on_after_its_coordinator_was_killed(tmp_path: Path) -> None:
     with served(tmp_path) as site, program(site.env, "buddy", f"127.0.0.1:{site.port}") as running:
-        for steps in (2, 9):
+        for steps, number in ((2, signal.SIGKILL), (9, signal.SIGTERM)):
             for _ in range(steps):
                 running.read()
-            site.restart(running)
+            site.restart(running, number)
         site.coordinator.stop(signal.SIGKILL)
         site.fail_to_start()  # which ends no session
         site.start()

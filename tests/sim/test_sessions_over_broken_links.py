@@ -69,7 +69,7 @@ class Daemon:
         await self.mesh.close()
         await asyncio.sleep(1.0)
         assert self.cluster.coordinator.sessions.idle, "a session stays"
-        await self.service.close()
+        await self.service.leave()
         await self.store.close()
         await self.cluster.stop()
 

@@ -171,15 +171,19 @@ class Endpoint:
         except TimeoutError:
             raise ConnectFailed(f"{' and '.join(addresses)} did not answer within {within_s:g} s") from None
 
-    async def close(self) -> None:
-        """Say goodbye on every link and stop listening."""
+    async def close(self, error: MeshError | None = None) -> None:
+        """Say goodbye on every link and stop listening.  With an error instead of the goodbye, other nodes keep what
+        they hold for this one, as if it had died."""
         self._closing = True
         if self._clearing is not None:
             self._clearing.cancel()
         for link_id in list(self._awaited):
             self._gone(link_id)
         for link in list(self.links.values()):
-            link.close("the node is shutting down")
+            if error is None:
+                link.close("the node is shutting down")
+            else:
+                link.fail(error, logging.INFO)
         if self._tasks:
             await asyncio.wait(list(self._tasks), timeout=2 * self.timeouts.link_close_s)
         await self._carrier.close()

@@ -139,9 +139,9 @@ class DurableCluster(Cluster):
         await self._start_coordinator()
 
     async def _bury(self) -> None:
-        for service in (self.sessions, self.service):
-            with contextlib.suppress(MeshError):
-                await service.close()
+        await self.sessions.leave()
+        with contextlib.suppress(MeshError):
+            await self.service.close()
         await self.coordinator.close()
         self.network.kill(COORDINATOR)
         self.network.heal(COORDINATOR)
@@ -149,7 +149,7 @@ class DurableCluster(Cluster):
     async def stop(self) -> None:
         if self._staying is not None:
             self._staying.cancel()
-        await self.sessions.close()
+        await self.sessions.leave()
         await self.service.close()
         await Cluster.stop(self)
 
