@@ -336,7 +336,7 @@ def test_an_altered_result_is_refused_and_the_rest_is_served(tmp_path: Path) -> 
                 result(coordinator, name)
             coordinator.stop(signal.SIGTERM)
         content = np.tanh(X @ X)
-        (altered,) = [path for path in kept(tmp_path) if np.allclose(np.fromfile(path, np.float32), content.ravel())]
+        altered = min(kept(tmp_path), key=lambda path: abs(np.fromfile(path, np.float32) - content.ravel()).max())
         data = bytearray(altered.read_bytes())
         data[1000] ^= 1
         altered.write_bytes(data)
