@@ -30,7 +30,17 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from wire.errors import Cancelled, DeviceLost, EngineError, MeshError, NodeLost, OutOfMemory, PoisonTask
+from wire import deadlines
+from wire.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    DeviceLost,
+    EngineError,
+    MeshError,
+    NodeLost,
+    OutOfMemory,
+    PoisonTask,
+)
 from wire.limits import MIB
 from wire.timeouts import DEFAULT_TIMEOUTS
 from wire.units import counted
@@ -74,15 +84,15 @@ ATTEMPTS_MAX = 20  # plans one call may lose to failures before it is given up a
 PARK_S = 0.05  # doubled with every further failure while no node changed: a link that fails at once is not hammered
 PARK_S_MAX = 1.0
 STORY_EVENTS_MAX = 512
-STUCK_S_MIN = 2.0  # a part is never stuck before; a busy machine or a cold cache may cost as much
+STUCK_S_MIN = deadlines.STUCK.seconds  # a part is never stuck before; a busy machine or a cold cache may cost as much
 STUCK_OBSERVED = 2.0  # times the longest that the part took of late: a straggler is worth a second try
 TOOK_DECAY = 0.8  # of what a part took, with every run after it
 STUCK_PREDICTED = 20.0  # times what it should take: the first time, predictions are rough
-STALLED_S_MIN = 30.0  # without a sign of work: inputs, outputs and tensors between workers may be on their way
+STALLED_S_MIN = deadlines.STALLED.seconds  # without a sign of work: inputs, outputs and tensors may be on their way
 STALLED_PREDICTED = 20.0  # times what a call should take, where that is more: links may be slower than assumed
 STALLED_DOUBLED_MAX = 6  # the next time a call waits for twice as long
 STALLED_LOOK_S = 5.0  # how often it is looked for
-STOPPED_S = 5.0  # a part that goes on for nobody should have noticed by then
+STOPPED_S = deadlines.STOPPED.seconds  # a part that goes on for nobody should have noticed by then
 POISON_NODES = 3
 NO_MEMORY_MAX = 2  # how often a call that ran out of memory is tried elsewhere
 ASLEEP_S = 1.0  # who looks so much too late was held up itself, and no node could come meanwhile: the wait begins anew
@@ -510,7 +520,7 @@ class CoordinatorState:
         calls = [self._calls[number] for number in plan.waiting]
         for call in calls:
             self._blame(call, event.node, event.work)
-            if isinstance(event.error, DeviceLost):
+            if isinstance(event.error, DeviceLost | DeadlineExceeded):
                 call.avoid.add(event.node)
         return self._fail_or_retry(plan, event.error, now, self._short_of_memory(calls, event.node, event.error))
 

@@ -12,12 +12,14 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-FIRST_S = 30.0  # the first step of a plan: caches are cold
+from wire import deadlines
+
+FIRST_S = deadlines.FIRST_STEP.seconds  # the first step of a plan: caches are cold
 FIRST_PREDICTED = 20.0  # times what it should take, in addition: predictions are rough
-STEP_S_MIN = 10.0  # later ones: a busy machine may cost as much
+STEP_S_MIN = deadlines.STEP.seconds  # later ones: a busy machine may cost as much
 STEP_OBSERVED = 10.0  # times the longest of late
-MOVE_S_MIN, MOVE_OBSERVED = 1.0, 3.0  # the same while a better plan waits for it
-PREPARE_S_MIN = 60.0  # to compile one part; a GPU's driver may need tens of seconds
+MOVE_S_MIN, MOVE_OBSERVED = deadlines.STEP_MOVE.seconds, 3.0  # the same while a better plan waits for it
+PREPARE_S_MIN = deadlines.COMPILE.seconds  # to compile one part; a GPU's driver may need tens of seconds
 PREPARE_EXPECTED = 10.0  # times what its compilation should take
 TOOK_DECAY = 0.8  # of what a step took, with every step after it
 DOUBLED_MAX = 6

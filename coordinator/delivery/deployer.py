@@ -9,9 +9,11 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from wire import deadlines
 from wire.errors import MeshError, NodeLost, ProtocolError
 from wire.protocol import messages as wire
 from wire.protocol.messages import Combine, Combined, Deploy, Deployed, Drop, MissingGraphs, PlanKey
+from wire.system.patience import within
 
 from ..planning import plan_messages
 from ..planning.model.plan import FromParam, FromState, Plan
@@ -76,10 +78,10 @@ class Deployer:
             return plan_messages.contents_of(plan, other, theirs).keys()
 
         moved = await self.restore(plan, node, wanted)
-        answer = await member.link.request(self._message(plan, member, key, params, state, force))
+        answer = await _prepared(member, self._message(plan, member, key, params, state, force))
         if isinstance(answer, MissingGraphs):
             member.graphs -= set(answer.graphs)
-            answer = await member.link.request(self._message(plan, member, key, params, state, force))
+            answer = await _prepared(member, self._message(plan, member, key, params, state, force))
         if not isinstance(answer, Deployed):
             raise ProtocolError(f"expected Deployed, got {type(answer).__name__}", node=member.profile.name)
         for other in answer.unreached:
@@ -99,7 +101,8 @@ class Deployer:
             for blob, term in terms.items()
         )
         message = Combine(tuple(summands), size_bytes, self._addresses(node), made, keep)
-        answer = await member.link.request(message)
+        fetched = sum(term.size_bytes for term in terms.values())
+        answer = await within(deadlines.STORE_COPY, member.link.request(message), member.profile.name, fetched)
         if not isinstance(answer, Combined):
             raise ProtocolError(f"expected Combined, got {type(answer).__name__}", node=member.profile.name)
         return answer
@@ -118,7 +121,8 @@ class Deployer:
             plan_messages.spec_of(blob, kind, tuple(sorted(holders)), keep=False)
             for blob, (kind, holders) in where.items()
         )
-        answer = await member.link.request(Deploy(key, (), {}, blobs, self._addresses(node)))
+        message, fetched = Deploy(key, (), {}, blobs, self._addresses(node)), sum(spec.size_bytes for spec in blobs)
+        answer = await within(deadlines.STORE_COPY, member.link.request(message), member.profile.name, fetched)
         if not isinstance(answer, Deployed):
             raise ProtocolError(f"expected Deployed, got {type(answer).__name__}", node=member.profile.name)
 
@@ -139,7 +143,7 @@ class Deployer:
         if member is None:
             return
         try:
-            await member.link.request(Drop(key, free))
+            await member.link.request(Drop(key, free), deadlines.DROP.seconds)
         except MeshError as error:
             log.debug("dropping generation %d on %s: %s", key.generation, member.profile.name, error)
 
@@ -167,3 +171,15 @@ class Deployer:
         """The addresses of all workers; none for those that this one cannot reach."""
         cut = self._prober.table.relayed(own)
         return {node: () if node in cut else other.link.peer.addresses for node, other in self._members.items()}
+
+
+async def _prepared(member: Member, message: Deploy) -> wire.Message:
+    """The worker's answer, once it has prepared its parts; DeadlineExceeded where it does not get on."""
+    return await within(
+        deadlines.DEPLOY,
+        member.link.request(message),
+        member.profile.name,
+        sum(spec.size_bytes for spec in message.blobs),
+        lambda: member.worked_s,
+        deadlines.WORK_LONGEST,
+    )

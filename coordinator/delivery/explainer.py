@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from wire import deadlines
 from wire.errors import InputError, PlacementError, ProtocolError, VersionMismatch
 from wire.ir.device_names import DeviceName
 from wire.ir.dtypes import dtype_named
@@ -35,6 +36,7 @@ from wire.protocol.messages import (
     with_fields,
 )
 from wire.protocol.versions import text
+from wire.system.patience import within
 from wire.system.tasks import Tasks, unheard
 
 from ..planning.model.profiles import CLIENT, WorkerProfile
@@ -94,7 +96,15 @@ class Explainer:
         return with_fields(answer, worker=member.profile.name, kernels=kernels)
 
     async def _request(self, member: Member, message: Deploy | Explain, kind: type[Any]) -> Any:
-        answer = await member.link.request(message)
+        blobs = message.blobs if isinstance(message, Deploy) else ()
+        answer = await within(
+            deadlines.EXPLAIN,
+            member.link.request(message),
+            member.profile.name,
+            sum(spec.size_bytes for spec in blobs),
+            lambda: member.worked_s,
+            deadlines.WORK_LONGEST,
+        )
         if not isinstance(answer, kind):
             raise ProtocolError(f"expected {kind.__name__}, got {type(answer).__name__}", node=member.profile.name)
         return answer

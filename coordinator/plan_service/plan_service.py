@@ -13,11 +13,13 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
+from wire.deadlines import PLAN
 from wire.errors import InputError, MeshError, PlacementError
 from wire.ir.graph import WireGraph
 from wire.policy.redundancy import OF_CALLS, copies_of
+from wire.system.patience import within
 
 from ..planning import plan_messages
 from ..planning.audit.result_audit import audited
@@ -43,12 +45,19 @@ from .straggler_mitigation import trial_plan
 from .warm_up import first_of
 
 log = logging.getLogger("graph_mesh.coordinator")
+T = TypeVar("T")
 
 PLANS_REMEMBERED = 64
 NODES_REMEMBERED = 500_000  # of the graphs of all plans together: some hundred bytes each
 LOOK_S = 5.0
 SETTLE_S = 0.5  # changes come in crowds, and a death has its recovery to be carried out first
 MADE_AHEAD = "this plan was made ahead, before it was needed"
+
+
+async def planned_in_thread(work: Callable[..., T], *args: Any) -> T:
+    """Plan in a thread; DeadlineExceeded where that takes far too long.  The thread cannot be ended: what it finds then
+    is for nobody."""
+    return await within(PLAN, asyncio.to_thread(work, *args))
 
 
 class PlanService:
@@ -97,7 +106,7 @@ class PlanService:
             ahead = self._ahead.find(question)
             known = [other.graph for asked, other in self._plans.items() if asked.graph == graph][-1:]
             work = question.answer if ahead is None else partial(_unpacked, ahead, question, known)
-            plan = await asyncio.to_thread(work)
+            plan = await planned_in_thread(work)
             self._remember(question, plan)
         refusal = refused(plan) if firm else None
         if refusal is not None:
@@ -130,12 +139,12 @@ class PlanService:
         it is `firm` that copies are kept, one that has room for them."""
         program, nodes = program_of(job), frozenset(nodes)
         if isinstance(job, Trial):
-            return await asyncio.to_thread(trial_plan, job, self.profiles(nodes))
+            return await planned_in_thread(trial_plan, job, self.profiles(nodes))
         graph, strategy = program.graph, program.strategy
         profiles = self._question(graph, strategy, nodes, program.copies).profiles
-        stays = await asyncio.to_thread(sticky_plan, graph, profiles, strategy, *homes) if homes[0] else None
+        stays = await planned_in_thread(sticky_plan, graph, profiles, strategy, *homes) if homes[0] else None
         plan = await self.plan(graph, strategy, nodes, program.copies, firm) if stays is None else stays
-        return await asyncio.to_thread(audited, plan, job.variant, profiles) if isinstance(job, Sampled) else plan
+        return await planned_in_thread(audited, plan, job.variant, profiles) if isinstance(job, Sampled) else plan
 
     # -- plans made ahead
 
@@ -240,7 +249,7 @@ class PlanService:
         kept = copies_of(copies).on_workers
         whole, made = kept_elsewhere(plan, profiles, copies, dead) if kept else ({}, {})
         homes = {place.name: set(place.homes) - {dead} for place in plan.params} if kept else {}
-        stays = await asyncio.to_thread(sticky_plan, graph, profiles.without(dead), strategy, homes, whole)
+        stays = await planned_in_thread(sticky_plan, graph, profiles.without(dead), strategy, homes, whole)
         standby = copies_of(copies).on_devices  # the plan after it is deployed beside this one, without copies
         asked = "checkpoint" if standby else copies
         after = await self.plan(graph, strategy, nodes - {dead}, asked) if stays is None else stays

@@ -15,7 +15,9 @@ import subprocess
 from collections.abc import Awaitable
 from typing import Protocol, TypeVar
 
+from wire.deadlines import PLAN_AHEAD
 from wire.system.child_python import python_command
+from wire.system.patience import within
 from wire.timeouts import DEFAULT_TIMEOUTS
 
 from ..planning.plan_codec import AnyQuestion, question_bytes
@@ -68,7 +70,7 @@ class PlannerProcess:
     async def answer(self, question: AnyQuestion) -> bytes | None:
         encoded = await asyncio.to_thread(question_bytes, question)
         async with self._turn:
-            return await self._use(self._exchange(encoded)) or None
+            return await self._use(within(PLAN_AHEAD, self._exchange(encoded))) or None
 
     async def get_ready(self) -> None:
         async with self._turn:

@@ -16,6 +16,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from wire.deadlines import SNAPSHOT, WORK_LONGEST
 from wire.errors import BlobMissing, Cancelled, MeshError, NodeLost, PlacementError, ProtocolError
 from wire.ir.codec import hash_array, tensor_from
 from wire.ir.dtypes import U8
@@ -26,12 +27,14 @@ from wire.policy.batch_shares import Portions
 from wire.policy.redundancy import copies_of
 from wire.policy.strategies import Pipeline, Split, strategy_of
 from wire.protocol.messages import CancelStep, Ran, Run, Snapshot, Snapshotted, Working
+from wire.system.patience import within
 from wire.system.tasks import as_error
 from wire.transfer.content_exchange import off_loop
 
 from ..calls.error_context import explain, is_lack_of_memory
 from ..delivery.input_sender import run_step
 from ..delivery.output_receiver import tensor_of
+from ..plan_service.plan_service import planned_in_thread
 from ..planning import plan_messages
 from ..planning.model.plan import FromParam, FromState, Plan, Window
 from ..planning.model.profiles import CLIENT, Profiles
@@ -400,12 +403,12 @@ class Session:
             strategy = strategy_of(program.strategy)
             if not (self.committed and isinstance(strategy, Split | Pipeline)):
                 raise
-            least = await asyncio.to_thread(interim_plan, program.graph, profiles, strategy, self._stateful, error)
+            least = await planned_in_thread(interim_plan, program.graph, profiles, strategy, self._stateful, error)
             return Planned(0, program, least)
 
     async def _session_plan(self, program: Program, profiles: Profiles) -> Plan:
         began_s = self._loop.time()
-        plan = await asyncio.to_thread(self._question(program, profiles).answer)
+        plan = await planned_in_thread(self._question(program, profiles).answer)
         self._planning_s = self._loop.time() - began_s
         return plan
 
@@ -464,7 +467,7 @@ class Session:
         homes = {place.name: set(place.homes) & action.nodes for place in before.params}
         homes |= {piece.name: nodes & action.nodes for piece, nodes in action.holders.items()}
         args = program.graph, self._context.profiles(action.nodes), program.strategy, self._stateful, homes
-        plan = await asyncio.to_thread(sticky_session_plan, *args)
+        plan = await planned_in_thread(sticky_session_plan, *args)
         return None if plan is None else Planned(0, program, plan)
 
     async def _plan(self, action: ev.MakePlan) -> None:
@@ -644,7 +647,14 @@ class Session:
             if member is None or deployment is None:
                 raise NodeLost("the worker is gone")
             key = self._context.key(action.generation)
-            answer = await member.link.request(Snapshot(key, action.step))
+            answer = await within(
+                SNAPSHOT,
+                member.link.request(Snapshot(key, action.step)),
+                member.profile.name,
+                sum(self._kind(piece).size_bytes for piece in deployment.pieces.values()),
+                lambda: member.worked_s,
+                WORK_LONGEST,
+            )
             if not isinstance(answer, Snapshotted):
                 raise ProtocolError(f"expected Snapshotted, got {type(answer).__name__}", node=member.profile.name)
         except (MeshError, MemoryError, OSError) as fault:  # any other is a fault of ours, and ends the session

@@ -39,7 +39,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from wire.errors import BlobError, Cancelled, DeviceLost, MeshError, OutOfMemory, StaleGeneration
+from wire.errors import BlobError, Cancelled, DeadlineExceeded, DeviceLost, MeshError, OutOfMemory, StaleGeneration
 from wire.policy.redundancy import OF_SESSIONS, copies_of
 from wire.timeouts import Timeouts
 
@@ -61,6 +61,7 @@ from .steps import Attendance, CurrentPlan, Policy, Read, Step, validate
 ATTEMPTS_MAX = 20  # plans that failed without a step between them, before the session is given up
 PARK_S, PARK_S_MAX = 0.05, 1.0  # doubled with every further failure: what fails at once is not hammered
 COPY_TRIES, READS_MAX = 3, 5  # how often pieces of a copy are asked for, and a value, that nobody could give
+LATE_PLANS_MAX = 2  # each has taken a deadline that is far above what planning takes
 COMPILES_LOST_MAX = 3  # each may take the ten minutes after which a worker ends a device that hangs
 UNKNOWN = 1 << 62  # more than any number of steps
 
@@ -89,7 +90,7 @@ class SessionState:
         self._through_here = False  # some worker cannot fetch from another: copies pass through this process
         self._unchecked = 0  # copies in a row that could not be checked
         self._attempts, self._gone = 0, dict[str, None]()  # since a step was done: failures, and who died, by name
-        self._compiles_lost = 0  # devices that were lost while they compiled, without a step between
+        self._compiles_lost, self._late_plans = 0, 0  # devices lost while they compiled, and plans not made in time
         self._timeout, self._avoided = StepTimeout(), AvoidedWorkers()
         self._away = False  # whoever went last may come back as it was
         self._parked_until_s: float | None = None
@@ -474,7 +475,9 @@ class SessionState:
             return []
         if not plan.candidates <= self._nodes:  # who is gone may be why
             return [*self._drop_plan(), *self._go_on(now)]
-        again = event.error.retry or bool(self._avoided)  # it may be that it takes those after all
+        self._late_plans += isinstance(event.error, DeadlineExceeded)
+        # It may be that it takes those that are avoided after all.
+        again = self._late_plans < LATE_PLANS_MAX and (event.error.retry or bool(self._avoided))
         if not event.error.retry:
             self._avoided.clear()
         if again:
@@ -498,7 +501,7 @@ class SessionState:
         if isinstance(event.error, BlobError):  # what it was to begin with is not to be had
             self._through_here = True
             return [*self._blame_copy(plan.start), *self._fail(event.error, now)]
-        if isinstance(event.error, DeviceLost):
+        if isinstance(event.error, DeviceLost | DeadlineExceeded):
             self._avoided.add((event.node,), now)
             self._compiles_lost += bool(event.error.part)  # that is named where compiling it may have been why
         hopeless = not event.error.retry or self._compiles_lost >= COMPILES_LOST_MAX

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
+from wire.deadlines import STANDBY_ACKNOWLEDGED
 from wire.errors import ConnectFailed, MeshError, NotDurable, NotTrusted
 from wire.link.link import Link
 from wire.protocol.messages import (
@@ -41,7 +42,7 @@ from .state import StandbyTimes
 
 log = logging.getLogger("graph_mesh.standby")
 
-ACKNOWLEDGED_S = 30.0  # without an answer of the standby or of the voters for so long, an entry is refused
+ACKNOWLEDGED_S = STANDBY_ACKNOWLEDGED.seconds  # without an answer of standby or voters, an entry is then refused
 MESSAGE_BYTES = 4 << 20  # of entries in one message
 ARBITERS_MAX = 3
 

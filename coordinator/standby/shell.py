@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
+from wire.deadlines import VOTE
 from wire.errors import MeshError, NotTrusted, ProtocolError
 from wire.link.link import Link
 from wire.protocol.messages import Message, Vote, Voted
@@ -24,7 +25,7 @@ from .state import StandbyState, StandbyTimes
 
 log = logging.getLogger("graph_mesh.standby")
 
-VOTE_ANSWER_S = 2.0  # a question without an answer is asked again
+VOTE_ANSWER_S = VOTE.seconds  # a question without an answer is asked again
 Performers = Mapping[type, Callable[[Any], object]]
 LinkTo = Callable[[str], Awaitable[Link]]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,6 +35,7 @@ class Member:
     leaving: bool = False
     paused: str = ""  # by whom, as in Paused
     last_words: tuple[str, ...] = ()  # of its log, as it left
+    worked_s: float = -math.inf  # when it said last that it computes or compiles something
 
     def holds(self, program: Program) -> set[str]:
         """The params of a program that it is known to hold, by name."""

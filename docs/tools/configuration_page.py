@@ -16,7 +16,8 @@ HEAD = """\
 
 Every time that a user or an operator may want to change, generated from `wire/timeouts.py` by
 `python -m docs.tools.configuration_page > docs/configuration.md`. The other options of the commands are in
-[commands](commands.md), and what is on the wire is in [protocol](protocol.md).
+[commands](commands.md), and what is on the wire is in [protocol](protocol.md). What each phase of a call waits for, and
+what happens after that time, is in [deadlines](deadlines.md).
 
 A preset sets all times for a kind of network. A single time can be set besides, and holds whatever the preset.
 

@@ -411,6 +411,7 @@ PURE_FILES = (
     "mesh/simulation/throttle.py",
     "mesh/util/did_you_mean.py",
     "wire/addresses.py",
+    "wire/deadlines.py",
     "wire/units.py",
     "wire/discovery/announcements.py",
     "wire/errors.py",

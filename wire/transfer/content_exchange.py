@@ -9,13 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import BlobCorrupt, BlobMissing, EngineError, MeshError, NodeLost, OutOfMemory, ProtocolError
+from ..deadlines import FETCH_PROGRESS
+from ..errors import (
+    BlobCorrupt,
+    BlobMissing,
+    DeadlineExceeded,
+    EngineError,
+    MeshError,
+    NodeLost,
+    OutOfMemory,
+    ProtocolError,
+)
 from ..ir.codec import hash_array, hash_bytes, tensor_bytes, tensor_from
 from ..ir.dtypes import dtype_named, dtype_of
 from ..ir.graph import check_type
@@ -23,6 +34,7 @@ from ..ir.types import TensorType
 from ..limits import DEFAULT, MIB
 from ..link.websocket_carrier import Link
 from ..protocol.messages import INLINE_BYTES_MAX, Blob, BlobStream, FetchBlob, Message, NamedValue
+from ..system.patience import within
 from ..system.shared_memory import SharedDir, new_name, remove, take
 from ..system.tasks import Tasks, unheard
 from ..units import size_text
@@ -117,17 +129,11 @@ class BlobExchange:
         number = next(self._numbers)
         arrived: asyncio.Future[memoryview] = asyncio.get_running_loop().create_future()
         self._expected[number] = (blob, size_bytes, arrived)
+        getting = self._got(link, FetchBlob(blob, number), size_bytes, arrived)
         try:
-            answer = await self._answer(link, FetchBlob(blob, number), arrived)
-            if not isinstance(answer, Blob) or answer.size_bytes != size_bytes:
-                raise ProtocolError(f"the answer for blob {blob.hex()[:16]} is not {size_bytes} bytes of content")
-            if answer.data is not None:
-                data = memoryview(bytearray(answer.data))
-            elif answer.shared:
-                data = take(link.peer.shared_memory, answer.shared, size_bytes)
-                link.bytes_received["shared"] += size_bytes
-            else:
-                data = await arrived
+            data = await within(FETCH_PROGRESS, getting, link.peer.name, size_bytes, _bytes_came(link))
+        except DeadlineExceeded as error:
+            raise NodeLost(error.message, node=error.node, next_step=error.next_step) from None
         finally:
             del self._expected[number]
             arrived.cancel()
@@ -136,6 +142,21 @@ class BlobExchange:
         if await off_loop(size_bytes, hash_bytes, data) != blob:
             raise BlobCorrupt(f"what arrived for blob {blob.hex()[:16]} has another address", node=link.peer.name)
         return data
+
+    async def _got(
+        self, link: Link, asked: FetchBlob, size_bytes: int, arrived: asyncio.Future[memoryview]
+    ) -> memoryview:
+        """What the other end gives: in its answer, in a file, or as a stream."""
+        answer = await self._answer(link, asked, arrived)
+        if not isinstance(answer, Blob) or answer.size_bytes != size_bytes:
+            raise ProtocolError(f"the answer for blob {asked.blob.hex()[:16]} is not {size_bytes} bytes of content")
+        if answer.data is not None:
+            return memoryview(bytearray(answer.data))
+        if answer.shared:
+            data = take(link.peer.shared_memory, answer.shared, size_bytes)
+            link.bytes_received["shared"] += size_bytes
+            return data
+        return await arrived
 
     @staticmethod
     async def _answer(link: Link, asked: FetchBlob, arrived: asyncio.Future[memoryview]) -> Message:
@@ -199,3 +220,16 @@ class BlobExchange:
         if not apart:
             return NamedValue(name, dtype, array.shape, tensor_bytes(array).tobytes())
         return NamedValue(name, dtype, array.shape, None, address or hash_array(array))
+
+
+def _bytes_came(link: Link) -> Callable[[], float]:
+    """A function that returns when bytes were last seen to have come over the bulk connection."""
+    now, before, at_s = asyncio.get_running_loop().time, link.bytes_received["bulk"], -math.inf
+
+    def seen() -> float:
+        nonlocal before, at_s
+        if link.bytes_received["bulk"] != before:
+            before, at_s = link.bytes_received["bulk"], now()
+        return at_s
+
+    return seen

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from ..deadlines import RELAY
 from ..errors import NodeLost, ProtocolError
 from ..limits import KIB
 from ..link.link import Link
@@ -55,7 +56,7 @@ class RelaySender:
 
 
 async def _send_piece(link: Link, piece: Relay) -> None:
-    answer = await link.request(piece)
+    answer = await link.request(piece, RELAY.seconds)
     if not isinstance(answer, Done):
         raise ProtocolError(f"expected Done, got {type(answer).__name__}", node=link.peer.name)
 

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 
+from wire.deadlines import LAST_WORDS
 from wire.link.endpoint import Endpoint
 from wire.link.link import Link
 from wire.link.membership import Membership
@@ -17,7 +18,7 @@ from .pause_file import FINISHING, PAUSED, SERVING, PauseFiles, PauseWatch
 from .system_sleep import SleepWatch
 
 MEMORY_LOOK_S = 1.0  # while something is kept for a coordinator that is silent
-LAST_WORDS_S = 1.0  # a machine waits up to 5 s before it sleeps
+LAST_WORDS_S = LAST_WORDS.seconds  # a machine waits up to 5 s before it sleeps
 
 
 class Availability:

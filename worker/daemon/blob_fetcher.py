@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
+from wire.deadlines import FETCH
 from wire.errors import BlobCorrupt, NodeLost
 from wire.link.endpoint import Endpoint
 from wire.link.link import Link
@@ -20,9 +21,6 @@ from ..state import events as ev
 from .blob_store import BlobStore
 from .link_handler import Answer
 from .machine_shell import Performers
-
-FETCH_S_MIN = 10.0  # a holder that is alive answers within a round trip; this is for one that is not
-FETCH_BYTES_PER_S_MIN = 5_000_000  # slower than this and another holder is tried
 
 
 class RemoteBlobs:
@@ -46,7 +44,7 @@ class RemoteBlobs:
     ) -> tuple[memoryview, bool]:
         """The content, and whether it came through shared memory.  MeshError if it did not come."""
         node = self._owner() if holder == COORDINATOR_NODE else holder
-        time_s = FETCH_S_MIN + size_bytes / FETCH_BYTES_PER_S_MIN
+        time_s = FETCH.of(size_bytes)
         try:
             async with asyncio.timeout(time_s):
                 link = self._endpoint.links.get(node)
