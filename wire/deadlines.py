@@ -227,9 +227,10 @@ CONTENT_LINK = Deadline(
 
 SNAPSHOT = Deadline(
     "gather",
-    "A session waits for a worker to copy its piece of the state, from the last sign of work of that worker.",
+    "A session waits for a worker to copy its piece of the state, from the last sign of work of that worker."
+    " A worker whose device hangs ends it before, after `part_s`.",
     "The copy is asked for again, three times in all; the copy before it stays.",
-    seconds=60.0,
+    seconds=660.0,
     by_size=True,
 )
 STORE_COPY = Deadline(
