@@ -49,7 +49,6 @@ from wire.transfer.content_exchange import BlobExchange
 from wire.transfer.link_probe import Meter
 
 from .calls import events as ev
-from .calls.error_context import no_worker_left
 from .calls.state import CoordinatorState
 from .config import CoordinatorConfig
 from .delivery.deployer import Deployer
@@ -58,6 +57,7 @@ from .delivery.output_receiver import OutputReceiver
 from .delivery.param_slices import ParamSlices
 from .delivery.relay import RelayServer
 from .delivery.tensor_store import TensorStore
+from .lifecycle.error_context import no_worker_left
 from .plan_service.plan_service import PlanService
 from .plan_service.planner_client import PlannerClient, PlannerProcess
 from .plan_service.straggler_mitigation import CoordinatorHooks, StragglerMitigation

@@ -1,16 +1,34 @@
-"""What happens to the coordinator's machine, and what it wants done.
+"""What happens to the coordinator's machine, and what it wants done, besides what every plan has in its life
+(`coordinator/lifecycle/events.py`).
 
 Data only.  To add an event or an action, add a class, name it in `Event` or `Action`, and give it a row in the tables
-of `CoordinatorState` or of `Coordinator` in `coordinator/coordinator.py`.
+of `CoordinatorState` or of `CallRunner` in `coordinator/runtime/call_runner.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from wire.errors import MeshError
+
+from ..lifecycle.events import DeployDone as DeployDone
+from ..lifecycle.events import DeployFailed as DeployFailed
+from ..lifecycle.events import ForgetPlan as ForgetPlan
+from ..lifecycle.events import MakePlan as MakePlan
+from ..lifecycle.events import NodeRan as NodeRan
+from ..lifecycle.events import OutputArrived as OutputArrived
+from ..lifecycle.events import PlanAction as PlanAction
+from ..lifecycle.events import PlanFailed as PlanFailed
+from ..lifecycle.events import PlanMade as PlanMade
+from ..lifecycle.events import Reject as Reject
+from ..lifecycle.events import Resolve as Resolve
+from ..lifecycle.events import RunFailed as RunFailed
+from ..lifecycle.events import SendCancel as SendCancel
+from ..lifecycle.events import SendDeploy as SendDeploy
+from ..lifecycle.events import SendDrop as SendDrop
+from ..lifecycle.events import SendRun as SendRun
+from ..lifecycle.events import Tick as Tick
 
 # -- events -----------------------------------------------------------------------------------------------
 
@@ -73,78 +91,12 @@ class CallSubmitted:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanMade:
-    """A plan was made.  `nodes` are those that it uses, `outputs` how many graph outputs come back.  Predictions:
-    `seconds` for every part, `prepare_s` to compile it, `call_s` for a whole call."""
-
-    generation: int
-    nodes: frozenset[str]
-    outputs: int
-    seconds: Mapping[int, float] = field(default_factory=dict)
-    prepare_s: Mapping[int, float] = field(default_factory=dict)
-    call_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class PlanFailed:
-    generation: int
-    error: MeshError
-
-
-@dataclass(frozen=True, slots=True)
-class DeployDone:
-    generation: int
-    node: str
-
-
-@dataclass(frozen=True, slots=True)
-class DeployFailed:
-    """A node could not deploy its parts; `work` is that of RunFailed."""
-
-    generation: int
-    node: str
-    error: MeshError
-    work: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
 class NodeBegan:
     """The first part of a node in a step runs."""
 
     generation: int
     step: int
     node: str
-
-
-@dataclass(frozen=True, slots=True)
-class NodeRan:
-    """All parts of a node are done for this step; `seconds` is what each took."""
-
-    generation: int
-    step: int
-    node: str
-    seconds: Mapping[int, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class RunFailed:
-    """A node could not run its parts.  If an engine host died of it, `work` is what that was computing.  `culprit` is
-    the node whose error it is, where `node` waited for another one; "" for `node` itself."""
-
-    generation: int
-    step: int
-    node: str
-    error: MeshError
-    work: frozenset[str] = frozenset()
-    culprit: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class OutputArrived:
-    generation: int
-    step: int
-    slot: int
-    value: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,49 +111,7 @@ class CallCancelled:
     call: int
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time passed; `now` says how much."""
-
-
 # -- actions ----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class MakePlan:
-    generation: int
-    job: Hashable
-    nodes: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True)
-class SendDeploy:
-    generation: int
-    node: str
-
-
-@dataclass(frozen=True, slots=True)
-class SendRun:
-    generation: int
-    step: int
-    node: str
-    call: int
-
-
-@dataclass(frozen=True, slots=True)
-class SendCancel:
-    generation: int
-    step: int
-    node: str
-
-
-@dataclass(frozen=True, slots=True)
-class SendDrop:
-    """Have a node forget a plan; with `free` weights that only it used are freed and not kept."""
-
-    generation: int
-    node: str
-    free: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,32 +122,10 @@ class ReportStalled:
     error: MeshError
 
 
-@dataclass(frozen=True, slots=True)
-class ForgetPlan:
-    """Nothing refers to this generation any more."""
-
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class Resolve:
-    """The call's outputs, by slot."""
-
-    call: int
-    generation: int
-    outputs: Mapping[int, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Reject:
-    call: int
-    error: MeshError
-
-
 Event = (
     NodeJoined | NodeGone | NodePaused | ProfilesChanged | PlanOutdated | WorkReported | CallSubmitted | PlanMade
     | PlanFailed | DeployDone | DeployFailed | NodeBegan | NodeRan | RunFailed | OutputArrived | CallCancelled
     | JobForgotten | Tick
 )  # fmt: skip
 NODE_EVENTS = frozenset({NodeJoined, NodeGone, NodePaused, ProfilesChanged})  # other plans may be wanted after it
-Action = MakePlan | SendDeploy | SendRun | SendCancel | SendDrop | ReportStalled | ForgetPlan | Resolve | Reject
+Action = PlanAction | ReportStalled

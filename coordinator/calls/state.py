@@ -45,8 +45,9 @@ from wire.limits import MIB
 from wire.timeouts import DEFAULT_TIMEOUTS
 from wire.units import counted
 
+from ..lifecycle.error_context import no_worker_left, stalled
+from ..lifecycle.step_timeout import compile_s_max
 from ..planning.plan_messages import PREPARING, work_text
-from .error_context import no_worker_left, stalled
 from .events import (
     Action,
     CallCancelled,
@@ -78,7 +79,6 @@ from .events import (
     Tick,
     WorkReported,
 )
-from .step_timeout import compile_s_max
 
 ATTEMPTS_MAX = 20  # plans one call may lose to failures before it is given up as poisonous
 PARK_S = 0.05  # doubled with every further failure while no node changed: a link that fails at once is not hammered
@@ -128,7 +128,7 @@ class _Plan:
     expected_s: dict[int, float] = field(default_factory=dict)  # how long a part may take at most
     took_s: dict[int, float] = field(default_factory=dict)  # the longest it took of late
     prepare_s: Mapping[int, float] = field(default_factory=dict)
-    call_s: float = 0.0
+    step_s: float = 0.0
     made: bool = False
     deployed: set[str] = field(default_factory=set)
     waiting: deque[int] = field(default_factory=deque)  # calls that start when it is deployed and there is room
@@ -493,7 +493,7 @@ class CoordinatorState:
         if plan is None:
             return [ForgetPlan(event.generation)]
         plan.nodes, plan.outputs, plan.made = event.nodes, event.outputs, True
-        plan.prepare_s, plan.call_s = event.prepare_s, event.call_s
+        plan.prepare_s, plan.step_s = event.prepare_s, event.step_s
         plan.expected_s = {part: STUCK_PREDICTED * seconds for part, seconds in event.seconds.items()}
         if plan.ready:  # a graph that computes nothing needs no node
             return self._start_waiting(plan, now)
@@ -735,7 +735,7 @@ class CoordinatorState:
         """The seconds for which nobody has worked on a step, if that is too long; else 0."""
         worked_s = max((self._worked_s.get(node, -math.inf) for node in plan.nodes), default=-math.inf)
         silent_s = now - max(step.seen_s, worked_s, self._awake_s)
-        predicted_s = STALLED_PREDICTED * plan.call_s if math.isfinite(plan.call_s) else 0.0
+        predicted_s = STALLED_PREDICTED * plan.step_s if math.isfinite(plan.step_s) else 0.0
         most_s = max(STALLED_S_MIN, predicted_s) * (1 << min(self._calls[step.call].stalled, STALLED_DOUBLED_MAX))
         return silent_s if silent_s > most_s else 0.0
 

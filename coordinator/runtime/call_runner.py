@@ -22,14 +22,14 @@ from wire.system.tasks import Tasks, as_error, unheard
 from wire.units import counted
 
 from ..calls import events as ev
-from ..calls.action_failures import doing, failure_of
-from ..calls.error_context import disagreement, in_quarantine
 from ..calls.state import CoordinatorState
 from ..config import CoordinatorConfig
 from ..delivery.deployer import Deployer
 from ..delivery.input_sender import run_step
 from ..delivery.output_receiver import tensor_of
 from ..delivery.tensor_store import TensorStore
+from ..lifecycle.action_failures import doing, failure_of
+from ..lifecycle.error_context import disagreement, in_quarantine
 from ..plan_service.plan_service import PlanService
 from ..plan_service.straggler_mitigation import StragglerMitigation
 from ..plan_service.warm_up import WarmUp
@@ -233,7 +233,7 @@ class CallRunner:
 
     def _start_run(self, action: ev.SendRun) -> None:
         member = self._members.get(action.node)
-        call = self.calls.get(action.call)
+        call = self.calls.get(action.number)
         deployment = self.deployments.get(action.generation)
         if member is None or call is None or deployment is None:
             return
@@ -278,7 +278,7 @@ class CallRunner:
             self._failed(ev.SendRun(generation, step, node, 0), error)
 
     def _resolve(self, action: ev.Resolve) -> None:
-        call = self.calls.pop(action.call)
+        call = self.calls.pop(action.number)
         try:
             self._answer(action, call)
         except Exception as fault:
@@ -289,13 +289,13 @@ class CallRunner:
         deployment = self.deployments[action.generation]
         assert deployment.plan is not None
         if not self._audit(deployment.plan, action.outputs):
-            self._ask_again(action.call, call)
+            self._ask_again(action.number, call)
             return
         self._events.complete_report(call, action.generation, deployment, self.deployments)
         if (
             self._config.follow_pace
             and call.alone
-            and action.call > self._crowded
+            and action.number > self._crowded
             and call.report.generations == [action.generation]
         ):
             self._planning.took(call.program, deployment.plan, action.generation, call.report.seconds)
@@ -308,7 +308,7 @@ class CallRunner:
             call.future.set_result(outputs)
 
     def _reject(self, action: ev.Reject) -> None:
-        call = self.calls.pop(action.call)
+        call = self.calls.pop(action.number)
         call.report.seconds = self._loop.time() - call.began_s
         if call.future.done():
             return

@@ -13,8 +13,8 @@ from wire.link.link import Link
 from wire.protocol.messages import Beat, Suspected, Working
 
 from ..calls import events as ev
-from ..calls.error_context import lost_node
 from ..delivery.explainer import Explainer
+from ..lifecycle.error_context import lost_node
 from ..planning import plan_messages
 from ..workers import worker_names
 from ..workers.failure_detector import AskPeer, Cause, Decision, FailureDetector, Health, ProbeSelf, Transition

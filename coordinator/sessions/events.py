@@ -10,22 +10,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from wire.errors import MeshError
 
-# What is the same for a session as for jobs (`generation`: of this session's plans).
-from ..calls.events import DeployDone as DeployDone
-from ..calls.events import DeployFailed as DeployFailed
-from ..calls.events import ForgetPlan as ForgetPlan
-from ..calls.events import OutputArrived as OutputArrived
-from ..calls.events import PlanFailed as PlanFailed
-from ..calls.events import RunFailed as RunFailed
-from ..calls.events import SendDeploy as SendDeploy
+from ..lifecycle.events import DeployDone as DeployDone
+from ..lifecycle.events import DeployFailed as DeployFailed
+from ..lifecycle.events import ForgetPlan as ForgetPlan
+from ..lifecycle.events import Holders as Holders
+from ..lifecycle.events import MakePlan as MakePlan
+from ..lifecycle.events import NodeRan as NodeRan
+from ..lifecycle.events import OutputArrived as OutputArrived
+from ..lifecycle.events import Piece as Piece
+from ..lifecycle.events import PlanAction as PlanAction
+from ..lifecycle.events import PlanFailed as PlanFailed
+from ..lifecycle.events import PlanMade as PlanMade
+from ..lifecycle.events import Reject as Reject
+from ..lifecycle.events import Resolve as Resolve
+from ..lifecycle.events import RunFailed as RunFailed
+from ..lifecycle.events import SendCancel as SendCancel
+from ..lifecycle.events import SendDeploy as SendDeploy
+from ..lifecycle.events import SendDrop as SendDrop
+from ..lifecycle.events import SendRun as SendRun
+from ..lifecycle.events import Tick as Tick
 
-Piece = Any  # hashable
 Contents = Mapping[Piece, bytes]  # addresses
-Holders = Mapping[Piece, frozenset[str]]  # who has them; "" is this process
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +53,14 @@ class Checked:
     pieces: tuple[Piece, ...]
     size_bytes: int
     checks: tuple[tuple[str, bytes], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a plan goes on from: the job of MakePlan.  `contents` None: what the client gave."""
+
+    contents: Contents | None
+    holders: Holders
 
 
 # -- events -----------------------------------------------------------------------------------------------
@@ -124,14 +140,6 @@ class ReplayLimitExceeded:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
-    """A deadline was reached.  `working` are the workers that compute a part that waits for no other, as ranks do: its
-    plan, its step, and the seconds so far."""
-
-    working: Mapping[str, tuple[int, int, float]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class NodeStuck:
     """A worker is connected, and is stuck in work that is no session's."""
 
@@ -146,28 +154,6 @@ class CompilationReported:
     generation: int
     part: int
     seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class PlanMade:
-    """A plan was made.  `nodes` are those that it uses, `owners` which of them make each piece, `outputs` how many
-    outputs come back.  A step should take `seconds`, infinity where that depends on values; each part should take
-    `prepare_s` to compile.  `roomless`: workers have no room for each other's copies."""
-
-    generation: int
-    nodes: frozenset[str]
-    owners: Holders
-    outputs: int
-    seconds: float = 0.0
-    roomless: bool = False
-    prepare_s: Mapping[int, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class NodeRan:
-    generation: int
-    step: int
-    node: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,48 +200,11 @@ class ChecksFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class MakePlan:
-    """Plan for these nodes, to go on from this value; `contents` None: from what the client gave."""
-
-    generation: int
-    nodes: frozenset[str]
-    contents: Contents | None
-    holders: Holders
-
-
-@dataclass(frozen=True, slots=True)
-class SendRun:
-    """Have a worker run step `step` of the plan, which is step `number` of the session; `committed` of the plan's steps
-    are committed."""
-
-    generation: int
-    step: int
-    node: str
-    number: int
-    committed: int
-
-
-@dataclass(frozen=True, slots=True)
 class ReportStuckStep:
     """Report that a step does not end and is given up; `nodes` compute it, and wait for nobody."""
 
     generation: int
     nodes: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True)
-class StopStep:
-    """Have a worker give up a step of the plan that it has not done: it need not wait for the others any more."""
-
-    generation: int
-    step: int
-    node: str
-
-
-@dataclass(frozen=True, slots=True)
-class SendDrop:
-    generation: int
-    node: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,20 +253,6 @@ class ForgetFeeds:
 
 
 @dataclass(frozen=True, slots=True)
-class Resolve:
-    """Give the caller the outputs of a committed step, by slot; once for every step, and in order."""
-
-    number: int
-    outputs: Mapping[int, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Reject:
-    number: int
-    error: MeshError
-
-
-@dataclass(frozen=True, slots=True)
 class Claimed:
     """The session may be driven by who claimed it: so many steps are done."""
 
@@ -353,6 +288,6 @@ Event = (
     | CopyStored | CopyFailed | ChecksMade | ChecksFailed | Tick
 )  # fmt: skip
 Action = (
-    MakePlan | SendDeploy | SendRun | StopStep | ReportStuckStep | SendDrop | ForgetPlan | TakeSnapshot | MakeChecks
-    | StoreCopy | ReleaseCopy | ForgetFeeds | Resolve | Reject | Claimed | DeliverState | RejectState | EndSession
+    PlanAction | ReportStuckStep | TakeSnapshot | MakeChecks | StoreCopy | ReleaseCopy | ForgetFeeds | Claimed
+    | DeliverState | RejectState | EndSession
 )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..calls.error_context import not_readable_yet
+from ..lifecycle.error_context import not_readable_yet
 from . import events as ev
 from .steps import Read
 

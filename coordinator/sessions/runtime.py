@@ -31,9 +31,9 @@ from wire.system.patience import within
 from wire.system.tasks import as_error
 from wire.transfer.content_exchange import off_loop
 
-from ..calls.error_context import explain, is_lack_of_memory
 from ..delivery.input_sender import run_step
 from ..delivery.output_receiver import tensor_of
+from ..lifecycle.error_context import explain, is_lack_of_memory
 from ..plan_service.plan_service import planned_in_thread
 from ..planning import plan_messages
 from ..planning.model.plan import FromParam, FromState, Plan, Window
@@ -116,7 +116,6 @@ class Session:
         self._feeds_bytes = 0
         self.feeds_from = 0  # the first step whose feed may be needed again
         self._steps: dict[int, asyncio.Future[list[NDArray[Any]]]] = {}
-        self._ran_by: dict[int, _Deployment] = {}
         self._reads: dict[int, asyncio.Future[dict[str, NDArray[Any]]]] = {}
         self._next_read = 1
         self._claims: list[asyncio.Future[int]] = []
@@ -141,7 +140,7 @@ class Session:
             ev.MakePlan: self._make_plan,
             ev.SendDeploy: lambda action: self._spawn(self._deploy(action)),
             ev.SendRun: self._start_run,
-            ev.StopStep: self._stop_step,
+            ev.SendCancel: self._send_cancel,
             ev.ReportStuckStep: self._tell_stuck,
             ev.SendDrop: lambda action: self._let_go(action.node, action.generation),
             ev.ForgetPlan: self._forget_plan,
@@ -381,7 +380,7 @@ class Session:
     # -- plans
 
     def _make_plan(self, action: ev.MakePlan) -> None:
-        self.plans[action.generation] = _Deployment(action.contents, action.holders)
+        self.plans[action.generation] = _Deployment(action.job.contents, action.job.holders)
         self._spawn(self._plan(action))
 
     def _profiles(self, nodes: Iterable[str]) -> Profiles:
@@ -461,11 +460,11 @@ class Session:
     async def _staying(self, action: ev.MakePlan) -> Planned | None:
         """The plan after a death that leaves all state of the other workers in place; None if there is none."""
         before, program = self._before, self._program
-        cut = any(piece.window is not None for piece in action.holders if isinstance(piece, FromState))
-        if before is None or action.contents is None or cut or self._elastic is not None or not self._lost:
+        cut = any(piece.window is not None for piece in action.job.holders if isinstance(piece, FromState))
+        if before is None or action.job.contents is None or cut or self._elastic is not None or not self._lost:
             return None
         homes = {place.name: set(place.homes) & action.nodes for place in before.params}
-        homes |= {piece.name: nodes & action.nodes for piece, nodes in action.holders.items()}
+        homes |= {piece.name: nodes & action.nodes for piece, nodes in action.job.holders.items()}
         args = program.graph, self._context.profiles(action.nodes), program.strategy, self._stateful, homes
         plan = await planned_in_thread(sticky_session_plan, *args)
         return None if plan is None else Planned(0, program, plan)
@@ -504,7 +503,7 @@ class Session:
         step_s = math.inf if any(part.graph.work_varies for part in plan.parts) else plan.seconds
         nodes, outputs = plan_messages.nodes(plan), plan_messages.output_count(plan)
         prepare_s, roomless = plan_messages.prepare_seconds(plan), plan.unkept is not None
-        self.feed(ev.PlanMade(action.generation, nodes, plan.owners, outputs, step_s, roomless, prepare_s))
+        self.feed(ev.PlanMade(action.generation, nodes, outputs, {}, prepare_s, step_s, plan.owners, roomless))
 
     async def _gather(self, deployment: _Deployment) -> None:
         """Gather the whole state here, where the new plan splits it in another way than the old one."""
@@ -563,7 +562,6 @@ class Session:
     def _start_run(self, action: ev.SendRun) -> None:
         deployment = self.plans[action.generation]
         assert deployment.plan is not None
-        self._ran_by[action.number] = deployment
         member = self._context.members.get(action.node)
         if action.number not in self._feeds:
             return  # it was rejected
@@ -591,7 +589,7 @@ class Session:
             self.feed(ev.NodeRan(action.generation, action.step, action.node))
 
     def _resolve(self, action: ev.Resolve) -> None:
-        deployment = self._ran_by.pop(action.number)
+        deployment = self.plans[action.generation]
         plan, program = deployment.plan, deployment.program
         assert plan is not None and program is not None
         inputs, future = self._inputs(action.number, deployment), self._steps.pop(action.number)
@@ -605,7 +603,7 @@ class Session:
         except Exception as fault:
             future.set_exception(as_error("putting the outputs together failed", fault))
 
-    def _stop_step(self, action: ev.StopStep) -> None:
+    def _send_cancel(self, action: ev.SendCancel) -> None:
         member = self._context.members.get(action.node)
         if member is not None and not member.link.closed:
             member.link.notify(CancelStep(self._context.key(action.generation), action.step))
@@ -626,7 +624,6 @@ class Session:
         return arrays_of(self._feeds[number], deployment.portions)
 
     def _reject(self, action: ev.Reject) -> None:
-        self._ran_by.pop(action.number, None)
         self._feeds_bytes -= bytes_of(self._feeds.pop(action.number, {}))
         future = self._steps.pop(action.number, None)
         if future is not None and not future.done():
@@ -636,8 +633,6 @@ class Session:
         self.feeds_from = action.below
         for number in [number for number in self._feeds if number < action.below]:
             self._feeds_bytes -= bytes_of(self._feeds.pop(number))
-        for number in [number for number in self._ran_by if number < action.below]:
-            del self._ran_by[number]
 
     # -- copies
 

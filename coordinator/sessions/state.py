@@ -43,14 +43,14 @@ from wire.errors import BlobError, Cancelled, DeadlineExceeded, DeviceLost, Mesh
 from wire.policy.redundancy import OF_SESSIONS, copies_of
 from wire.timeouts import Timeouts
 
-from ..calls.error_context import (
+from ..lifecycle.error_context import (
     cannot_continue,
     no_worker_left,
     state_lost,
     stuck_at_first,
     stuck_step,
 )
-from ..calls.step_timeout import AvoidedWorkers, StepTimeout, Wait
+from ..lifecycle.step_timeout import AvoidedWorkers, StepTimeout, Wait
 from ..planning.model.profiles import CLIENT
 from . import events as ev
 from . import reading, unattended
@@ -375,7 +375,7 @@ class SessionState:
         stopped = range(number - plan.start, plan.issued - plan.start)
         plan.issued = min(plan.issued, number)
         plan.steps = {issued: step for issued, step in plan.steps.items() if issued < number}
-        return [ev.StopStep(plan.generation, step, node) for node in sorted(plan.nodes) for step in stopped]
+        return [ev.SendCancel(plan.generation, step, node) for node in sorted(plan.nodes) for step in stopped]
 
     # -- plans
 
@@ -425,7 +425,7 @@ class SessionState:
         generation = self._generation()
         candidates = self._avoided.others(self._nodes, now) or self._nodes
         self._plan = CurrentPlan(generation, copy.value, candidates)
-        return [ev.MakePlan(generation, candidates, copy.contents, copy.where)]
+        return [ev.MakePlan(generation, ev.Start(copy.contents, copy.where), candidates)]
 
     def _fail(self, error: MeshError, now: float) -> list[ev.Action]:
         """Try again by another plan: at once after a first failure, later after more."""
@@ -465,7 +465,7 @@ class SessionState:
             return [*self._drop_plan(), *self._go_on(now)]
         plan.nodes, plan.outputs, self._roomless = event.nodes, event.outputs, event.roomless
         plan.prepare_s = event.prepare_s
-        self._timeout.planned(event.seconds)
+        self._timeout.planned(event.step_s)
         plan.owners = {piece: set(owners) for piece, owners in event.owners.items()}
         return [ev.SendDeploy(plan.generation, node) for node in sorted(plan.nodes)]
 
@@ -582,7 +582,7 @@ class SessionState:
             del plan.steps[self._done]
             self._timeout.done(now, bool(plan.steps))
             if self._done == self._told:
-                actions.append(ev.Resolve(self._done, step.outputs))
+                actions.append(ev.Resolve(self._done, plan.generation, step.outputs))
                 self._told += 1
             self._done += 1
             self._attempts, self._compiles_lost, self._gone = 0, 0, {}

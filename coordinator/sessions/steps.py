@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..calls.step_timeout import Wait
+from ..lifecycle.step_timeout import Wait
 from ..planning.model.profiles import CLIENT
 from .copies import Copy
 from .events import Piece

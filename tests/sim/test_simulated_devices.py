@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from support.simulated.simulated import simulate
 
 from coordinator.calls.state import STUCK_S_MIN
-from coordinator.calls.step_timeout import PREPARE_S_MIN
+from coordinator.lifecycle.step_timeout import PREPARE_S_MIN
 from coordinator.planning.model.program import Program
 from mesh.core.node import node_from
 from mesh.simulation.cluster import Cluster

@@ -10,7 +10,7 @@ import pytest
 from support.cases.training import batch, first_state, train
 
 import mesh.numpy as mnp
-from coordinator.calls.step_timeout import PREPARE_S_MIN
+from coordinator.lifecycle.step_timeout import PREPARE_S_MIN
 from mesh import DistributedTrainer, Mesh, tree
 from mesh.backends.config import MeshConfig
 from mesh.simulation.engine_host import Device

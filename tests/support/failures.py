@@ -19,7 +19,7 @@ from support.machines import profiles  # noqa: E402
 from support.machines import worker_machine as worker  # noqa: E402
 
 from coordinator.calls import state as s  # noqa: E402
-from coordinator.calls.error_context import explain, lost_node  # noqa: E402
+from coordinator.lifecycle.error_context import explain, lost_node  # noqa: E402
 from coordinator.planning.planner import make_plan  # noqa: E402
 from coordinator.workers.failure_detector import Cause, Health, HealthConfig, Transition  # noqa: E402
 from wire.addresses import parse_address  # noqa: E402

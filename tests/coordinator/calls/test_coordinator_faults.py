@@ -6,7 +6,7 @@ import pytest
 from support.machines.coordinator_machine import Driver, of
 
 from coordinator.calls import state as s
-from coordinator.calls.step_timeout import PREPARE_S_MIN
+from coordinator.lifecycle.step_timeout import PREPARE_S_MIN
 from wire.errors import DeviceLost, MeshError, NodeLost, OutOfMemory, PoisonTask
 
 LOST = NodeLost("gone")
@@ -303,7 +303,7 @@ def test_it_waits_behind_what_its_nodes_compute_and_for_slow_links() -> None:
     assert of(s.ReportStalled, ticked(drive, 1000.0, busy="b")) == []
     drive = Driver(*ABC)
     drive(s.CallSubmitted(1, "job"))
-    drive(s.PlanMade(1, frozenset(ABC), 1, call_s=10.0))
+    drive(s.PlanMade(1, frozenset(ABC), 1, step_s=10.0))
     for node in ABC:
         drive(s.DeployDone(1, node))
     assert of(s.ReportStalled, ticked(drive, 10.0 * s.STALLED_PREDICTED - 1.0)) == []

@@ -72,7 +72,7 @@ def test_a_patient_call_whose_nodes_all_died_waits_for_another_one_and_an_impati
     drive(s.CallSubmitted(2, "job"))
     drive(s.NodeGone("a", LOST))
     (rejected,) = drive(s.Tick(), after_s=5.0)
-    assert rejected.call == 2 and "no worker is left" in str(rejected.error)
+    assert rejected.number == 2 and "no worker is left" in str(rejected.error)
     assert drive(s.Tick(), after_s=1e6) == []
     assert drive(s.NodeJoined("b")) == [s.MakePlan(2, "job", frozenset({"b"}))]
 
@@ -82,7 +82,7 @@ def test_a_call_is_cancelled_while_it_waits_for_paused_nodes() -> None:
     drive(s.NodePaused("a"))
     drive(s.CallSubmitted(1, "job", patient=True))
     (rejected,) = drive(s.CallCancelled(1))
-    assert rejected.call == 1 and drive.machine.idle
+    assert rejected.number == 1 and drive.machine.idle
 
 
 def test_a_node_that_was_stuck_and_is_paused_counts_as_neither() -> None:

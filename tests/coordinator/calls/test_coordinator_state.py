@@ -36,7 +36,7 @@ def test_calls_submitted_while_deploying_wait_for_it() -> None:
     drive = Driver("a", "b")
     drive(s.CallSubmitted(1, "job"))
     assert drive(s.CallSubmitted(2, "job")) == []
-    assert [run.call for run in of(s.SendRun, drive.deployed())] == [1, 1, 2, 2]
+    assert [run.number for run in of(s.SendRun, drive.deployed())] == [1, 1, 2, 2]
 
 
 def test_a_death_replans_on_the_survivors_and_fences_the_old_generation() -> None:
@@ -106,7 +106,7 @@ def test_an_error_that_will_not_go_away_rejects_every_call_of_the_plan() -> None
     drive(s.PlanMade(1, frozenset({"a", "b"}), 1))
     error = CompileFailed("no such op")
     rejected = of(s.Reject, drive(s.DeployFailed(1, "a", error)))
-    assert [(reject.call, reject.error) for reject in rejected] == [(1, error), (2, error)]
+    assert [(reject.number, reject.error) for reject in rejected] == [(1, error), (2, error)]
 
 
 def test_a_failed_step_rejects_its_call_only() -> None:
@@ -115,7 +115,7 @@ def test_a_failed_step_rejects_its_call_only() -> None:
     drive.deployed()
     drive(s.CallSubmitted(2, "job"))
     actions = drive(s.RunFailed(1, 0, "a", CompileFailed("x")))
-    assert [reject.call for reject in of(s.Reject, actions)] == [1]
+    assert [reject.number for reject in of(s.Reject, actions)] == [1]
     assert of(s.SendCancel, actions) == [s.SendCancel(1, 0, "b")]
     drive(s.OutputArrived(1, 1, 0, "value"))
     drive(s.NodeRan(1, 1, "a"))
@@ -173,12 +173,12 @@ def test_calls_wait_until_there_is_room_for_their_inputs() -> None:
     drive = Driver("a", "b", inputs_bytes_max=100)
     for call, size in enumerate((60, 60, 40, 0), 1):
         drive(s.CallSubmitted(call, "job", input_bytes=size))
-    assert [run.call for run in drive.deployed(nodes=("a",))] == [1], "the others wait in turn"
+    assert [run.number for run in drive.deployed(nodes=("a",))] == [1], "the others wait in turn"
     assert drive(s.CallSubmitted(5, "job")) == [s.SendRun(1, 1, "a", 5)], "one without large inputs waits for nobody"
     drive(s.NodeRan(1, 0, "a"))
     resolved, *runs = drive(s.OutputArrived(1, 0, 0, "one"))
     assert resolved == s.Resolve(1, 1, {0: "one"})
-    assert [run.call for run in of(s.SendRun, runs)] == [2, 3, 4], "60 and 40 fit together"
+    assert [run.number for run in of(s.SendRun, runs)] == [2, 3, 4], "60 and 40 fit together"
 
 
 def test_a_call_with_inputs_larger_than_the_room_runs_alone() -> None:
@@ -187,8 +187,8 @@ def test_a_call_with_inputs_larger_than_the_room_runs_alone() -> None:
     drive.deployed(nodes=("a",))
     assert drive(s.CallSubmitted(2, "job", input_bytes=1000)) == []
     assert drive(s.CallSubmitted(3, "job", input_bytes=10)) == [], "else the large one might wait for ever"
-    assert [run.call for run in of(s.SendRun, drive(s.CallCancelled(1)))] == [2]
-    assert [run.call for run in of(s.SendRun, drive(s.CallCancelled(2)))] == [3]
+    assert [run.number for run in of(s.SendRun, drive(s.CallCancelled(1)))] == [2]
+    assert [run.number for run in of(s.SendRun, drive(s.CallCancelled(2)))] == [3]
 
 
 def test_programs_take_turns_in_waiting_for_room() -> None:
@@ -200,7 +200,7 @@ def test_programs_take_turns_in_waiting_for_room() -> None:
         drive(s.CallSubmitted(call, "x" if call < 6 else "y", input_bytes=100))
     order = [3]
     while more := of(s.SendRun, drive(s.CallCancelled(order[-1]))):
-        order += [run.call for run in more]
+        order += [run.number for run in more]
     assert order == [3, 4, 6, 5]
 
 

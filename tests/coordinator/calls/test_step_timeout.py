@@ -7,7 +7,7 @@ import math
 import pytest
 from support.machines.session_world import PIECES
 
-from coordinator.calls.step_timeout import (
+from coordinator.lifecycle.step_timeout import (
     AVOIDED_S,
     FIRST_S,
     MOVE_S_MIN,
@@ -65,7 +65,7 @@ def test_a_worker_that_is_stuck_is_planned_without_for_a_while(whole: bool) -> N
     machine = SessionState(Policy(every=100), {"a", "b"}, lambda: next(numbers), DEFAULT_TIMEOUTS)
     (plan,) = machine.begin(0.0)
     owners = {piece: frozenset({"a"}) for piece in PIECES}
-    machine.handle(ev.PlanMade(plan.generation, frozenset({"a"}), owners, 0, 0.1), 0.0)
+    machine.handle(ev.PlanMade(plan.generation, frozenset({"a"}), 0, step_s=0.1, owners=owners), 0.0)
     machine.handle(ev.DeployDone(plan.generation, "a"), 0.0)
     machine.handle(ev.StepRequested(), 0.0)
     due_s = machine.next_deadline()
@@ -73,7 +73,7 @@ def test_a_worker_that_is_stuck_is_planned_without_for_a_while(whole: bool) -> N
     working = {"a": (plan.generation, 0, due_s - 1 if whole else 0.5)}  # else it was idle most of that time
     stuck, *actions = machine.handle(ev.Tick(working), due_s)
     assert stuck == ev.ReportStuckStep(plan.generation, frozenset({"a"} if whole else ()))
-    assert ev.StopStep(plan.generation, 0, "a") in actions and ev.SendDrop(plan.generation, "a") in actions
+    assert ev.SendCancel(plan.generation, 0, "a") in actions and ev.SendDrop(plan.generation, "a") in actions
     assert actions[-1].nodes == ({"b"} if whole else {"a", "b"})
     machine.handle(ev.PlanFailed(actions[-1].generation, NodeLost("it is gone")), due_s + AVOIDED_S)
     (again,) = machine.handle(ev.Tick(), machine.next_deadline())
@@ -95,7 +95,7 @@ class _Deploying:
         (plan,) = [each for each in actions if isinstance(each, ev.MakePlan)]
         self.generation, self.nodes = plan.generation, plan.nodes
         owners = {piece: frozenset(self.nodes) for piece in PIECES}
-        made = ev.PlanMade(self.generation, frozenset(self.nodes), owners, 0, 0.1, False, {0: self.prepare_s})
+        made = ev.PlanMade(self.generation, frozenset(self.nodes), 0, {}, {0: self.prepare_s}, 0.1, owners)
         self.machine.handle(made, 0.0)
 
     def compiles(self, node: str, seconds: float) -> list[ev.Action]:

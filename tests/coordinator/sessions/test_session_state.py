@@ -487,8 +487,8 @@ def test_who_waits_for_the_dead_is_told_before_he_is_asked_for_anything() -> Non
     assert others, "this seed has several workers"
     actions = world.machine.handle(ev.NodesChanged(frozenset(world.alive) - {victim}, NodeLost("it died")), 0.0)
     kinds = [type(action) for action in actions]
-    assert [action.node for action in actions if isinstance(action, ev.StopStep)] == others
-    assert kinds.index(ev.StopStep) < kinds.index(ev.TakeSnapshot)
+    assert [action.node for action in actions if isinstance(action, ev.SendCancel)] == others
+    assert kinds.index(ev.SendCancel) < kinds.index(ev.TakeSnapshot)
     assert {action.node for action in actions if isinstance(action, ev.TakeSnapshot)} == set(others)
 
 
@@ -500,7 +500,7 @@ def test_the_step_under_way_and_the_next_one_are_done_before_a_better_plan_takes
         world.step()
     before, done = max(world.begins), len(world.told)
     actions = world.machine.handle(ev.BetterPlanFound(), world.now)
-    assert {type(action) for action in actions} == {ev.StopStep}, "the third one need not begin"
+    assert {type(action) for action in actions} == {ev.SendCancel}, "the third one need not begin"
     world.perform(actions)
     world.settle()
     assert list(world.told) == list(range(8)) and max(world.begins) > before

@@ -241,7 +241,7 @@ class World:
             getattr(self, f"_{type(action).__name__}")(action)
 
     def _MakePlan(self, action: ev.MakePlan) -> None:
-        value = self._value_of(action.contents)
+        value = self._value_of(action.job.contents)
         assert value >= self.feeds_from, "the feeds that this plan needs are gone"
         plan = self.plans[action.generation] = Deployed(value)
         count = 1 if self.together else self.random.randint(1, len(action.nodes))
@@ -252,8 +252,8 @@ class World:
             for index, piece in enumerate(PIECES)
         }
         plan.owners = owners
-        self.begins[action.generation] = action.contents, action.holders
-        self.waiting.append(ev.PlanMade(action.generation, plan.nodes, owners, 1, 0.0, self.roomless))
+        self.begins[action.generation] = action.job.contents, action.job.holders
+        self.waiting.append(ev.PlanMade(action.generation, plan.nodes, 1, owners=owners, roomless=self.roomless))
 
     def _SendDeploy(self, action: ev.SendDeploy) -> None:
         plan = self.plans[action.generation]
@@ -288,7 +288,7 @@ class World:
             answers.append(ev.OutputArrived(action.generation, action.step, 0, action.number))
         self.waiting += answers
 
-    def _StopStep(self, action: ev.StopStep) -> None:
+    def _SendCancel(self, action: ev.SendCancel) -> None:
         """It comes too late, or ends the step, and all after it."""
         assert action.node in self.alive
         plan, value = self.plans[action.generation], self.plans[action.generation].start + action.step

@@ -18,18 +18,18 @@ from .error_context import explain
 _DOING = {ev.MakePlan: "planning", ev.SendDeploy: "deploying", ev.SendRun: "running"}
 
 
-def doing(action: ev.Action) -> str:
+def doing(action: object) -> str:
     """What an action does, for people."""
     return _DOING.get(type(action), f"the coordinator's {type(action).__name__}")
 
 
 def failure_of(
-    action: ev.Action,
+    action: object,
     error: MeshError,
     known: Mapping[str, NodeReport],
     members: Mapping[str, Member],
     deployments: Mapping[int, Deployment],
-) -> ev.Event | None:
+) -> ev.PlanFailure | None:
     """The event that `action` failed, with the error completed for people; None for one that nobody waits for."""
 
     def work_of(generation: int, node: str) -> frozenset[str]:
