@@ -175,11 +175,4 @@ class Deployer:
 
 async def _prepared(member: Member, message: Deploy) -> wire.Message:
     """The worker's answer, once it has prepared its parts; DeadlineExceeded where it does not get on."""
-    return await within(
-        deadlines.DEPLOY,
-        member.link.request(message),
-        member.profile.name,
-        sum(spec.size_bytes for spec in message.blobs),
-        lambda: member.worked_s,
-        deadlines.WORK_LONGEST,
-    )
+    return await member.answer(message, deadlines.DEPLOY, sum(spec.size_bytes for spec in message.blobs))

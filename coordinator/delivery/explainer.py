@@ -36,7 +36,6 @@ from wire.protocol.messages import (
     with_fields,
 )
 from wire.protocol.versions import text
-from wire.system.patience import within
 from wire.system.tasks import Tasks, unheard
 
 from ..planning.model.profiles import CLIENT, WorkerProfile
@@ -97,14 +96,7 @@ class Explainer:
 
     async def _request(self, member: Member, message: Deploy | Explain, kind: type[Any]) -> Any:
         blobs = message.blobs if isinstance(message, Deploy) else ()
-        answer = await within(
-            deadlines.EXPLAIN,
-            member.link.request(message),
-            member.profile.name,
-            sum(spec.size_bytes for spec in blobs),
-            lambda: member.worked_s,
-            deadlines.WORK_LONGEST,
-        )
+        answer = await member.answer(message, deadlines.EXPLAIN, sum(spec.size_bytes for spec in blobs))
         if not isinstance(answer, kind):
             raise ProtocolError(f"expected {kind.__name__}, got {type(answer).__name__}", node=member.profile.name)
         return answer

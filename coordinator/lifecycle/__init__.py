@@ -1,1 +1,1 @@
-"""The life of a plan, the same under calls and sessions: its states, its events, its deadlines, and its shell."""
+"""What calls and sessions share of a plan: events and actions, error texts, and the time-outs of steps."""

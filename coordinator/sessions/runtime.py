@@ -16,7 +16,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from wire.deadlines import SNAPSHOT, WORK_LONGEST
+from wire.deadlines import SNAPSHOT
 from wire.errors import BlobMissing, Cancelled, MeshError, NodeLost, PlacementError, ProtocolError
 from wire.ir.codec import hash_array, tensor_from
 from wire.ir.dtypes import U8
@@ -27,7 +27,6 @@ from wire.policy.batch_shares import Portions
 from wire.policy.redundancy import copies_of
 from wire.policy.strategies import Pipeline, Split, strategy_of
 from wire.protocol.messages import CancelStep, Ran, Run, Snapshot, Snapshotted, Working
-from wire.system.patience import within
 from wire.system.tasks import as_error
 from wire.transfer.content_exchange import off_loop
 
@@ -642,14 +641,8 @@ class Session:
             if member is None or deployment is None:
                 raise NodeLost("the worker is gone")
             key = self._context.key(action.generation)
-            answer = await within(
-                SNAPSHOT,
-                member.link.request(Snapshot(key, action.step)),
-                member.profile.name,
-                sum(self._kind(piece).size_bytes for piece in deployment.pieces.values()),
-                lambda: member.worked_s,
-                WORK_LONGEST,
-            )
+            size_bytes = sum(self._kind(piece).size_bytes for piece in deployment.pieces.values())
+            answer = await member.answer(Snapshot(key, action.step), SNAPSHOT, size_bytes)
             if not isinstance(answer, Snapshotted):
                 raise ProtocolError(f"expected Snapshotted, got {type(answer).__name__}", node=member.profile.name)
         except (MeshError, MemoryError, OSError) as fault:  # any other is a fault of ours, and ends the session

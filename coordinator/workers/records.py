@@ -10,8 +10,10 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from wire.deadlines import WORK_LONGEST, Deadline
 from wire.link.link import Link
-from wire.protocol.messages import Deployed, Joined, Ran
+from wire.protocol.messages import Deployed, Joined, Message, Ran
+from wire.system.patience import within
 
 from ..planning.auto_strategy import Measured
 from ..planning.model.plan import Plan
@@ -36,6 +38,11 @@ class Member:
     paused: str = ""  # by whom, as in Paused
     last_words: tuple[str, ...] = ()  # of its log, as it left
     worked_s: float = -math.inf  # when it said last that it computes or compiles something
+
+    async def answer(self, message: Message, deadline: Deadline, size_bytes: int) -> Message:
+        """Ask the worker, about so many bytes; DeadlineExceeded if it shows no sign of work for that long."""
+        name, worked_s = self.profile.name, lambda: self.worked_s
+        return await within(deadline, self.link.request(message), name, size_bytes, worked_s, WORK_LONGEST)
 
     def holds(self, program: Program) -> set[str]:
         """The params of a program that it is known to hold, by name."""

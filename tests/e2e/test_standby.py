@@ -102,11 +102,12 @@ def large_job(remote: Remote) -> Coroutine[Any, Any, str]:
     return remote.submit(graph, dict.fromkeys(graph.input_types, value), {}, detach=True, job="kept")
 
 
-def test_training_goes_on_with_the_standby_of_a_killed_coordinator(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_training_goes_on_with_the_standby_of_a_coordinator_that_ended(number: int, tmp_path: Path) -> None:
     with pair(tmp_path, "one") as site, program(site.envs[FIRST], "none", site.serving.address) as running:
         for _ in range(5):
             running.read()
-        site.serving.stop(signal.SIGKILL)
+        site.serving.stop(number)
         site.takes_over()
         running.read_on()
         running.end()
