@@ -172,12 +172,12 @@ def add_all(
     splits: bool = True,
 ) -> None:
     """Every plan of a program without ranks that may be the best one; PlacementError if not even one can be made."""
-    refusal = None
+    refusal, searches = None, Searches()
     try:
-        plan = _whole(graph, profiles, Pipeline() if asked.use_all else Auto())
+        plan = _whole(graph, profiles, Pipeline() if asked.use_all else Auto(), searches)
         drafts.add(whole_name(plan), plan)
         if drafts.made[-1].workers > 1 and not asked.use_all:
-            _add_single(drafts, graph, profiles)
+            _add_single(drafts, graph, profiles, searches)
     except PlacementError as error:
         refusal = error
     if splits:
@@ -188,10 +188,10 @@ def add_all(
         drafts.leave_out("single", refusal.message)
 
 
-def _add_single(drafts: CandidatePlans, graph: WireGraph, profiles: Profiles) -> None:
+def _add_single(drafts: CandidatePlans, graph: WireGraph, profiles: Profiles, searches: Searches) -> None:
     """The plan of one worker beside a cut that is predicted to take less: calls may show otherwise."""
     with contextlib.suppress(PlacementError):
-        alone = _whole(graph, profiles, Single())
+        alone = _whole(graph, profiles, Single(), searches)
         if whole_name(alone) == "single":
             drafts.add("single", alone)
 
@@ -230,33 +230,42 @@ def _split(graph: WireGraph, profiles: Profiles, asked: Split, carries: CarriedP
     return replace(best, reasons=(*best.reasons, *others))
 
 
-def _whole(graph: WireGraph, profiles: Profiles, asked: Strategy) -> Plan:
+class Searches(dict[Profiles, Partitioner]):
+    """The searches of one graph, by the workers and budgets that they are for; strategies share most of a search."""
+
+    def of(self, graph: WireGraph, budgets: Profiles) -> Partitioner:
+        if budgets not in self:
+            self[budgets] = Partitioner(CostModel(graph, budgets))
+        return self[budgets]
+
+
+def _whole(graph: WireGraph, profiles: Profiles, asked: Strategy, searches: Searches | None = None) -> Plan:
     """The plan of a graph without ranks."""
-    strategy = asked.text
+    strategy, searches = asked.text, Searches() if searches is None else searches
     if isinstance(asked, Ranks):
         raise PlacementError(
             "this program has no ranks", next_step="Make it of mesh.shard_map, or choose another strategy"
         )
     if isinstance(asked, DeviceMap):
-        return _fitting(graph, named_workers(profiles, asked), strategy, len(profiles.workers))
+        return _fitting(graph, named_workers(profiles, asked), strategy, len(profiles.workers), searches)
     count = len(profiles.workers) if isinstance(asked, Pipeline) else CANDIDATES_MAX
     while count < len(profiles.workers):
         try:
-            return _fitting(graph, profiles.best(count), strategy, len(profiles.workers))
+            return _fitting(graph, profiles.best(count), strategy, len(profiles.workers), searches)
         except PlacementError:
             count *= 2
-    return _fitting(graph, profiles, strategy, len(profiles.workers))
+    return _fitting(graph, profiles, strategy, len(profiles.workers), searches)
 
 
 CANDIDATES_MAX = 16  # workers among which to choose; of many more, none but the best are looked at unless they must be
 
 
-def _fitting(graph: WireGraph, profiles: Profiles, strategy: str, known: int) -> Plan:
+def _fitting(graph: WireGraph, profiles: Profiles, strategy: str, known: int, searches: Searches) -> Plan:
     """The best plan that fits; PlacementError if there is none.  `known` workers there are in all."""
     budgets = profiles
     refusals = []
     for _ in range(BUDGETS_TRIED_MAX):
-        plan, prediction = _draft(graph, profiles, budgets, strategy, known)
+        plan, prediction = _draft(graph, profiles, budgets, strategy, known, searches)
         short = missing(plan, profiles)
         if not any(short):
             return plan
@@ -271,14 +280,17 @@ BUDGETS_TRIED_MAX = 4  # a part may hold slightly more than was predicted of it
 
 
 def _draft(
-    graph: WireGraph, profiles: Profiles, budgets: Profiles, strategy: str, known: int
+    graph: WireGraph, profiles: Profiles, budgets: Profiles, strategy: str, known: int, searches: Searches
 ) -> tuple[Plan, Prediction]:
     """The best plan under these budgets, or the one that lacks least; the profiles have the real ones."""
-    model, assignment, asked = CostModel(graph, budgets), None, strategy_of(strategy)
+    partitioner, asked = searches.of(graph, budgets), strategy_of(strategy)
+    model = partitioner.model
     if isinstance(asked, DeviceMap):
         model, assignment = placed_by_map(model, asked)
-    partitioner = Partitioner(model)
-    prediction, sketches = model.arrange(partitioner.best(strategy)[1] if assignment is None else assignment)
+        partitioner = Partitioner(model)
+    else:
+        _, assignment = partitioner.best(strategy)
+    prediction, sketches = model.arrange(assignment)
     parts, place = parts_of(model, sketches)
     outputs = tuple(output_source(graph, index, place) for index in graph.outputs)
     plan = plan_of(graph, parts, profiles, strategy, outputs, prediction)

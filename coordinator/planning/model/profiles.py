@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from wire.errors import ProtocolError
 from wire.protocol.messages import COORDINATOR_NODE, DeviceReport, Joined
@@ -206,7 +206,13 @@ def _device(report: DeviceReport) -> DeviceProfile:
         report.gbytes_per_s,
         report.dispatch_s,
         report.memory_bytes,
-        report.dtypes_by_op,
+        _shared(tuple(report.dtypes_by_op.items())),
         arithmetic=report.driver,
         tensor_bytes_max=report.limits.get("tensor_bytes", min(limits, default=math.inf)),
     )
+
+
+@lru_cache(maxsize=256)
+def _shared(dtypes_by_op: tuple[tuple[str, tuple[str, ...]], ...]) -> Mapping[str, tuple[str, ...]]:
+    """One table for all devices that report the same: of a crowd, each would take more memory than all else."""
+    return dict(dtypes_by_op)

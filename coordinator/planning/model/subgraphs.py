@@ -3,14 +3,15 @@ them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
-from wire.ir.graph import WireGraph
+from wire.ir.graph import Node, WireGraph
+from wire.ir.types import Attrs, TensorType
 
 from .cost_model import CostModel, PartSketch
 from .liveness import CONSTANTS
 from .plan import Edge, FromConst, FromInput, FromParam, FromPart, ParamPlace, Part, Source
-from .region_builder import RegionBuilder
 
 
 def parts_of(
@@ -48,37 +49,70 @@ def param_places(graph: WireGraph, parts: Sequence[Part]) -> tuple[ParamPlace, .
     return tuple(ParamPlace(name, tuple(nodes), "", sizes[name]) for name, nodes in homes.items())
 
 
-class _PartRegion(RegionBuilder):
-    """The graph of a part: of some nodes of the whole, with constants of its own."""
-
-    def __init__(self, graph: WireGraph, members: Collection[int]) -> None:
-        super().__init__(graph)
-        self._members = members
-        self.needs: list[int] = []  # the nodes that its inputs stand for
-
-    def outside(self, index: int) -> int | None:
-        if index in self._members or self.graph.nodes[index].op in CONSTANTS:
-            return None
-        self.needs.append(index)
-        return self.input(len(self.needs) - 1, *self.graph.types[index])
-
-
 def _part(model: CostModel, number: int, sketch: PartSketch, place: dict[int, FromPart]) -> Part:
     """The subgraph of a sketch; the nodes that others need are added to `place`."""
     index = model.index
-    members = {node for unit in sketch.units for node in index.members[unit]}
-    region = _PartRegion(model.graph, members)
-    for node in sorted(members):
-        region.value(node)
     units = set(sketch.units)
     leaving = [node for unit in sketch.units for node in index.leaving(unit, units)]
-    graph = region.builder.build([region.value(node) for node in leaving])
-    sources = tuple(_source(model.graph, node, place) for node in region.needs)
+    members = sorted([node for unit in sketch.units for node in index.members[unit]])
+    graph, needs = part_graph(model.graph, members, leaving)
+    sources = tuple([_source(model.graph, node, place) for node in needs])
     place.update((node, FromPart(number, slot)) for slot, node in enumerate(leaving))
     worker = model.profiles.workers[sketch.site[0]]
     device = worker.devices[sketch.site[1]]
     seconds = model.part_seconds(sketch)
     return Part(number, worker.node_id, device.index, device.engine, graph, sources, seconds, device.slower)
+
+
+def part_graph(graph: WireGraph, members: Sequence[int], outputs: Sequence[int]) -> tuple[WireGraph, list[int]]:
+    """The graph of some nodes of another, in ascending order, and the nodes that its inputs stand for.
+
+    It is what a GraphBuilder would make of them.  The nodes were checked and are shared already, so they are copied:
+    the plan of a large graph consists mostly of this.
+    """
+    inside, needs, place = set(members), list[int](), dict[int, int]()
+    for index in members:
+        for source in graph.nodes[index].inputs:
+            if source not in inside and source not in place and graph.nodes[source].op not in CONSTANTS:
+                place[source] = len(needs)
+                needs.append(source)
+    order = _canonical(graph, place, outputs)
+    nodes = [_input(number, graph.types[source]) for number, source in enumerate(needs)]
+    for op, inputs, attrs in map(graph.nodes.__getitem__, order[len(needs) :]):
+        nodes.append(Node(op, tuple([place[source] for source in inputs]), attrs))
+    blobs = {node.attrs["blob"] for node in nodes if node.op == "const" and "blob" in node.attrs}
+    made = WireGraph(
+        tuple(nodes),
+        tuple([place[index] for index in outputs]),
+        tuple([str(slot) for slot in range(len(outputs))]),
+        tuple([graph.types[index] for index in order]),
+        blobs={address: graph.blobs[address] for address in blobs if address in graph.blobs},
+    )
+    return made, needs
+
+
+def _canonical(graph: WireGraph, place: dict[int, int], outputs: Sequence[int]) -> list[int]:
+    """The nodes in a graph's canonical order, after those in `place`, to which the others are added."""
+    nodes, order = graph.nodes, [*place]
+    for output in outputs:
+        stack = [(output, iter(nodes[output].inputs))] if output not in place else []
+        while stack:
+            index, sources = stack[-1]
+            for source in sources:
+                if source not in place:
+                    stack.append((source, iter(nodes[source].inputs)))
+                    break
+            else:
+                stack.pop()
+                place[index] = len(order)
+                order.append(index)
+    return order
+
+
+@lru_cache(maxsize=4096)
+def _input(number: int, kind: TensorType) -> Node:
+    """An input that is named by its position."""
+    return Node("input", (), Attrs({"dtype": kind.dtype.name, "name": str(number), "shape": kind.shape}))
 
 
 def _source(graph: WireGraph, node: int, place: Mapping[int, FromPart]) -> Source:

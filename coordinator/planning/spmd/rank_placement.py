@@ -94,11 +94,10 @@ class _SiteSeconds:
             ]
             by_kind[kind] = {site: sum(site.seconds(graph) for graph in mine) for site in fit}
         self._seconds = by_kind
+        self._least_s = {kind: min(seconds.values(), default=0.0) for kind, seconds in by_kind.items()}
         able_sites = dict.fromkeys(site for seconds in by_kind.values() for site in seconds)
         self.sites = sorted(able_sites, key=self._slowness)
-        self._heaviest = sorted(
-            range(len(graphs)), key=lambda rank: -min(by_kind[self._kinds[rank]].values(), default=0.0)
-        )
+        self._heaviest = sorted(range(len(graphs)), key=lambda rank: -self._least_s[self._kinds[rank]])
 
     def seconds(self, rank: int, site: Site) -> float:
         return self._seconds[self._kinds[rank]].get(site, math.inf)
@@ -125,7 +124,7 @@ class _SiteSeconds:
 
     def _slowness(self, site: Site) -> tuple[float, float]:
         """How many times as long as the fastest a site takes for what it can do, on average; and how long in all."""
-        times = [(by_site[site], min(by_site.values())) for by_site in self._seconds.values() if site in by_site]
+        times = [(by_site[site], self._least_s[kind]) for kind, by_site in self._seconds.items() if site in by_site]
         return sum(mine / max(best, 1e-12) for mine, best in times) / len(times), sum(mine for mine, _ in times)
 
 
@@ -173,9 +172,14 @@ def able(graphs: Iterable[WireGraph], profiles: Profiles) -> Iterable[Site]:
         dtypes = tuple(dict.fromkeys((*so_far.dtypes, *need.dtypes)))
         wanted[need.op] = Need(need.op, dtypes, max(so_far.tensor_bytes, need.tensor_bytes))
     asked = [need for op, need in wanted.items() if op not in COLLECTIVES]
+    largest = max((need.tensor_bytes for need in asked), default=0)
+    verdicts: dict[int, bool] = {}  # devices of one kind have one table of what they compute
     for worker in profiles.workers:
         for device in worker.devices if wanted.keys() <= worker.ops else ():
-            if all(device.supports(*need) for need in asked):
+            table = id(device.dtypes_by_op)
+            if table not in verdicts:
+                verdicts[table] = all(device.supports(need.op, need.dtypes) for need in asked)
+            if verdicts[table] and largest <= device.tensor_bytes_max:
                 yield Site(worker, device)
 
 

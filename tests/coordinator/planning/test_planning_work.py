@@ -3,26 +3,28 @@ that.  Work is counted, not timed."""
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from support.cases.large_graphs import LARGE, irregular
+from support.cases.large_graphs import LARGE, irregular, transformer
 from support.cases.random_graphs import big_graph, random_graph
 from support.machines.profiles import alike_profiles, device, near, random_profiles, worker
 
+from coordinator.planning import auto_strategy, planner
 from coordinator.planning.model import unit_work
 from coordinator.planning.model.cost_model import CostModel
-from coordinator.planning.model.profiles import Profiles
+from coordinator.planning.model.profiles import DeviceProfile, Profiles
 from coordinator.planning.placement import partition
 from coordinator.planning.placement.least_seconds import LeastSeconds
 from coordinator.planning.placement.partition import Partitioner
 from coordinator.planning.planner import make_plan
 from wire.ir import graph as graphs
 from wire.ir.codec import decode_graph, encode_graph
-from wire.ir.graph import WireGraph
+from wire.ir.graph import GraphBuilder, WireGraph
 from wire.passes.simplify import simplify
 from wire.policy.strategies import DataParallel
 
@@ -118,6 +120,65 @@ def test_few_proposals_for_a_large_graph_are_predicted(monkeypatch: pytest.Monke
     assert predicted["predict"] <= 4, "of 16 workers, those that are slower by far need no prediction"
 
 
+def cutting(count: int) -> Profiles:
+    """Workers so near and so slow that cutting a large graph pays."""
+    speeds = np.random.default_rng(3).uniform(0.01, 0.1, count)
+    return near(*(worker(n, device(0, float(speed), float(speed) / 5)) for n, speed in enumerate(speeds)))
+
+
+@pytest.mark.parametrize("kind", LARGE)
+def test_the_work_grows_as_the_graph_does(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of any function while a plan is made: of twice the nodes, about twice as many."""
+    monkeypatch.setattr(auto_strategy, "NODES_MAX", 0)  # larger graphs are not split
+    calls = []
+    for nodes in (1200, 2400):
+        graph = decode_graph(encode_graph(LARGE[kind](nodes)))
+        calls.append(calls_of(lambda graph=graph: make_plan(graph, cutting(8), "auto")) / len(graph))
+    assert calls[1] <= 1.15 * calls[0]
+    assert calls[1] <= 270, "calls for each node"
+
+
+def calls_of(run: Callable[[], object]) -> int:
+    calls = 0
+
+    def saw(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(saw)
+    try:
+        run()
+    finally:
+        sys.setprofile(before)
+    return calls
+
+
+def test_one_search_serves_the_cut_and_the_worker_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto_strategy, "NODES_MAX", 0)
+    graph = transformer(1300, trained=True)
+    made = counted(monkeypatch, planner, "CostModel")
+    plan = make_plan(graph, cutting(16), "auto")
+    assert {candidate.name for candidate in plan.candidates if candidate.seconds} >= {"cut 16", "single"}
+    assert plan.candidate == "cut 16"
+    assert made["CostModel"] == 1
+
+
+def test_a_part_is_what_a_builder_makes_of_its_nodes() -> None:
+    parts = 0
+    for seed in range(20):
+        graph = random_graph(seed, 20, 60).graph
+        for strategy in ("single", "pipeline"):
+            for part in make_plan(graph, unlike(4), strategy).parts:
+                builder = GraphBuilder()
+                outputs = builder.graph(part.graph, {})
+                made = builder.build(outputs, part.graph.output_names)
+                for what in ("nodes", "types", "outputs", "output_names"):
+                    assert getattr(made, what) == getattr(part.graph, what)
+                parts += 1
+    assert parts > 50
+
+
 def test_orders_that_begin_alike_are_cut_as_each_alone() -> None:
     model = CostModel(simplify(irregular(300)), unlike(6))
     slices = partition._Slices(model)
@@ -164,9 +225,10 @@ def test_a_crowd_is_asked_for_links_in_proportion(monkeypatch: pytest.MonkeyPatc
         rng = np.random.default_rng(0)
         profiles = near(*(worker(n, device(0, float(rng.uniform(1, 2)), 1.0)) for n in range(crowd)))
         with monkeypatch.context() as patched:
-            calls = counted(patched, Profiles, "link")
+            calls, looks = counted(patched, Profiles, "link"), counted(patched, DeviceProfile, "supports")
             make_plan(matrix_product(), profiles, DataParallel(8).text)
         asked.append(calls["link"])
+        assert looks["supports"] <= 100, "devices that compute the same are asked once"
     assert asked[1] <= 4.5 * asked[0]
     assert asked[1] <= 40 * 400
 

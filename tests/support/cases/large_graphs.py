@@ -46,7 +46,7 @@ def irregular(nodes: int) -> WireGraph:
     lanes = [
         builder.input(f"x{lane}", (int(rng.choice(WIDTHS)), WIDTHS[lane % len(WIDTHS)]), F32) for lane in range(LANES)
     ]
-    while len(builder.nodes) < nodes:
+    while len(builder.nodes) < nodes - 1:  # a product comes with its weight
         lane = int(rng.integers(LANES))
         x = lanes[lane]
         shape = builder.types[x].shape
@@ -67,7 +67,7 @@ def chain(nodes: int) -> WireGraph:
     """One product after the other, each read by the next only."""
     builder = GraphBuilder()
     x = builder.input("x", (64, 64), F32)
-    while len(builder.nodes) < nodes:
+    while len(builder.nodes) < nodes - 1:  # a product comes with its weight
         x = builder.add(
             "tanh", builder.add("dot", x, builder.param(f"w{len(builder.nodes)}", (64, 64), F32), **PRODUCT)
         )

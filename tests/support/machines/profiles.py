@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cache
+
 import numpy as np
 
 from coordinator.planning.model.profiles import CLIENT, DeviceProfile, Link, Profiles, WorkerProfile
@@ -23,8 +26,14 @@ def device(
     memory_bytes: int = MEMORY_BYTES,
     engine: str = "cpu",
 ) -> DeviceProfile:
-    able = dict.fromkeys(OPS, dtypes)
-    return DeviceProfile(index, engine, f"made up {index}", gflops, gbytes_per_s, DISPATCH_S, memory_bytes, able)
+    figures = f"made up {index}", gflops, gbytes_per_s, DISPATCH_S, memory_bytes
+    return DeviceProfile(index, engine, *figures, able_of(dtypes))
+
+
+@cache
+def able_of(dtypes: tuple[str, ...]) -> Mapping[str, tuple[str, ...]]:
+    """What a device computes that computes everything on these: one table for all, as those that join have."""
+    return dict.fromkeys(OPS, dtypes)
 
 
 def worker(number: int, *devices: DeviceProfile, memory_bytes: int = MEMORY_BYTES) -> WorkerProfile:
