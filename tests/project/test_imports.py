@@ -451,6 +451,7 @@ PURE_FILES = (
     "worker/cpu/inplace_analysis.py",
     "worker/engine/donation.py",
     "worker/engine_host/watchdog.py",
+    "worker/native/steps.py",
     "worker/wgsl/canonicalise.py",
     "worker/wgsl/choices.py",
     "worker/wgsl/control_schedule.py",

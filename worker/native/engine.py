@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,9 @@ from .library import Library
 from .llvm import Loaded, Processor, ir, missing
 from .objects import Objects
 from .outline import outlined
-from .program import Sequenced, Step
+from .program import Sequenced
 from .runner import Runner
+from .steps import Step
 from .threads import Program, Stop, Threads
 from .weights import Weights
 
@@ -124,12 +125,15 @@ class NativeEngine(CpuEngine):
             steps.append(
                 Step(
                     kernel.address, kernel.words, node.inputs, index, said.tasks, kernel.scratch_bytes,
-                    said.matrix, said.place,
+                    said.matrix, said.place, said.slices, frozenset(node.inputs[at] for at in said.sliced),
                 )
             )  # fmt: skip
         flops = sum(kernel.flops for kernel in kernels)
-        sequenced = Sequenced(steps, types, needed)
-        return _Joined(nodes, sequenced, kernels, self._threads, self._weights, flops >= WATCHED_FLOPS, self._module)
+        sequenced = Sequenced(steps, types, needed, self._threads.count, self._library.runner().chain)
+        apart = partial(Sequenced, steps, types, needed)
+        return _Joined(
+            nodes, sequenced, apart, kernels, self._threads, self._weights, flops >= WATCHED_FLOPS, self._module
+        )
 
     def _kernel(self, part: Cut) -> _Kernel:
         known = self._kernels.pop(part.key, None) or self._made(part)
@@ -187,14 +191,16 @@ class _Kernel:
 
 
 class _Joined:
-    """Kernels that follow each other, run by the engine's threads."""
+    """Kernels that follow each other, run by the engine's threads.  `apart` makes the program without regions, whose
+    rows are the kernels: it is run where each is timed."""
 
     def __init__(
-        self, nodes: Sequence[tuple[Node, int]], sequenced: Sequenced, kernels: Sequence[_Kernel], threads: Threads,
-        weights: Weights, watched: bool, module: Callable[[Cut], ir.Module],
+        self, nodes: Sequence[tuple[Node, int]], sequenced: Sequenced, apart: Callable[[], Sequenced],
+        kernels: Sequence[_Kernel], threads: Threads, weights: Weights, watched: bool,
+        module: Callable[[Cut], ir.Module],
     ) -> None:  # fmt: skip
         self.inputs, self.outputs, self.count = sequenced.inputs, sequenced.outputs, len(kernels)
-        self._nodes, self._module = nodes, module
+        self._nodes, self._module, self._apart = nodes, module, cache(apart)
         self._sequenced, self._kernels, self._threads, self._watched = sequenced, kernels, threads, watched
         self._weights = weights
 
@@ -207,14 +213,15 @@ class _Joined:
     def _computed(
         self, inputs: list[NDArray[Any]], stopped: Stopped, spans: Spans | None, first: Key
     ) -> list[NDArray[Any]]:
-        (outputs, held), stop = self._sequenced.bind(inputs, self._weights), Stop()
+        sequenced = self._sequenced if spans is None else self._apart()
+        (outputs, held), stop = sequenced.bind(inputs, self._weights), Stop()
         run = self._threads.run if spans is None else partial(self._timed, spans, first)
         if stopped is never or not self._watched:
-            run(self._sequenced.program, stop)
+            run(sequenced.program, stop)
             del held
             return outputs
         with _Watch(stopped, stop):
-            if not run(self._sequenced.program, stop):
+            if not run(sequenced.program, stop):
                 raise Cancelled("the run was stopped")
         return outputs
 

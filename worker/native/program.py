@@ -1,6 +1,7 @@
 """Programs: kernels that follow each other without numpy in between are one table, which the runner walks.
 
-What only they use lies in one block of memory, where tensors that are not needed at the same time share a place.
+What only they use lies in one block of memory, where tensors that are not needed at the same time share a place, or in
+the threads' scratch memory, where a region computes them slice by slice (`steps.py`).
 """
 
 from __future__ import annotations
@@ -17,26 +18,12 @@ from wire.ir.types import TensorType
 
 from ..compiler.memory import assign_slots
 from .runner import WORDS, Row
+from .steps import ALIGNED, Region, Step, aligned, regions_of
 from .threads import Program
 from .weights import Layout, Weights
 
-ALIGNED = 64
 WORDS_OF_MATRIX = np.arange(4)  # its core, where it begins, its strides along rows and columns
 BEGIN = 1  # which of them says where
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A kernel of a program: its function, the numbers of the values that it reads, and of the one that it makes."""
-
-    function: int
-    words: tuple[int, ...]  # arguments behind the tensors' addresses
-    reads: tuple[int, ...]
-    result: int
-    tasks: int
-    scratch_bytes: int
-    matrix: Layout | None = None  # in the value `place` of `reads`: the first word is followed by where it lies
-    place: int = 0
 
 
 @dataclass(slots=True)
@@ -52,44 +39,60 @@ class _Matrix:
 
 
 class Sequenced:
-    """Steps as a program: `needed` are the values that others use, `types` those of results."""
+    """Steps as a program: `needed` are the values that others use, `types` those of results.  Regions are made for so
+    many `threads`, and run by the runner's `chain`; without it there are none."""
 
-    def __init__(self, steps: Sequence[Step], types: Mapping[int, TensorType], needed: Sequence[int]) -> None:
+    def __init__(
+        self, steps: Sequence[Step], types: Mapping[int, TensorType], needed: Sequence[int], threads: int = 1,
+        chain: int | None = None,
+    ) -> None:  # fmt: skip
         made = {step.result for step in steps}
         self.inputs = tuple(dict.fromkeys(value for step in steps for value in step.reads if value not in made))
         self.outputs = tuple(value for value in made if value in set(needed))
         self._types = [types[value] for value in self.outputs]
-        inner = {value: -(-types[value].size_bytes // ALIGNED) * ALIGNED for value in made - set(self.outputs)}
-        slots, sizes = assign_slots([(*step.reads, step.result) for step in steps], inner, ())
+        regions = [Region((step,)) for step in steps] if chain is None else regions_of(steps, types, needed, threads)
+        elsewhere = {*self.outputs, *(value for region in regions for value in region.offsets)}
+        inner = {value: aligned(types[value].size_bytes) for value in made - elsewhere}
+        slots, sizes = assign_slots([region.uses for region in regions], inner, ())
         starts = np.cumsum([0, *sizes])
         self.block_bytes = int(starts[-1])
         number = {value: place for place, value in enumerate((*self.inputs, *self.outputs))}
         self._offsets = np.array([starts[slots[value]] for value in slots], np.int64)
         number.update({value: len(number) + place for place, value in enumerate(slots)})
-        self._arguments, places = _arguments(steps, number)
+        own = {value: region.ahead + offset for region in regions for value, offset in region.offsets.items()}
+        self._arguments, places = _arguments(steps, number, own)
         self._places, self._sources, self._further = (
             np.array(column, np.int64) for column in zip(*places, strict=True)
         )
         self._matrices = self._matrices_of(steps)
-        self.program = Program(self._rows(steps, slots), max(step.scratch_bytes for step in steps))
+        rows, tables = self._rows(regions, slots, types, chain or 0)
+        self.program = Program(rows, max(region.scratch_bytes for region in regions), tables)
 
-    def _rows(self, steps: Sequence[Step], slots: Mapping[int, int]) -> NDArray[np.int64]:
-        rows, at, address = np.zeros((len(steps), WORDS), np.int64), 0, int(self._arguments.ctypes.data)
+    def _rows(
+        self, regions: Sequence[Region], slots: Mapping[int, int], types: Mapping[int, TensorType], chain: int
+    ) -> tuple[NDArray[np.int64], list[NDArray[np.int64]]]:
+        """The program's rows, and the tables of regions."""
+        rows, tables, address = np.zeros((len(regions), WORDS), np.int64), [], int(self._arguments.ctypes.data)
         touched: dict[int | None, int] = {}  # by slot: how many rows must be done before another tensor may lie there
-        when = {step.result: place for place, step in enumerate(steps)}
-        for place, step in enumerate(steps):
-            before = max((when[value] + 1 for value in step.reads if value in when), default=0)
-            slot = slots.get(step.result)
-            before = max(before, touched.get(slot, 0))
-            rows[place, Row.FUNCTION] = step.function
-            rows[place, Row.ARGUMENTS] = address + 8 * at
-            rows[place, Row.TASKS] = step.tasks
-            rows[place, Row.AFTER] = before
-            for value in (*step.reads, step.result):
+        when = {step.result: place for place, region in enumerate(regions) for step in region.steps}
+        for place, region in enumerate(regions):
+            before = [when[value] + 1 for value in region.uses if when.get(value, place) < place]
+            before += [
+                touched.get(slots[value], 0) for value in region.uses if when.get(value) == place and value in slots
+            ]
+            rows[place, Row.AFTER] = max(before, default=0)
+            if region.offsets:
+                table = _table(region, types, address)
+                tables.append(table)
+                rows[place, : Row.AFTER] = chain, table.ctypes.data, region.slices
+            else:
+                (step,) = region.steps
+                rows[place, : Row.AFTER] = step.function, address, step.tasks
+            for value in region.uses:
                 if value in slots:
                     touched[slots[value]] = place + 1
-            at += len(step.reads) + 1 + len(step.words)
-        return rows
+            address += 8 * sum(step.arguments for step in region.steps)
+        return rows, tables
 
     def _matrices_of(self, steps: Sequence[Step]) -> list[_Matrix]:
         """The right operands that lie in inputs: steps that read the same one, as those of a loop do, have one."""
@@ -127,16 +130,36 @@ class Sequenced:
 
 
 def _arguments(
-    steps: Sequence[Step], number: Mapping[int, int]
+    steps: Sequence[Step], number: Mapping[int, int], own: Mapping[int, int]
 ) -> tuple[NDArray[np.int64], list[tuple[int, int, int]]]:
-    """The words of all steps' arguments; and which of them are addresses, of which tensor, and how many bytes on."""
+    """The words of all steps' arguments: for a value of a region's `own`, where it lies there.  And which of the others
+    are addresses, of which tensor, and how many bytes on."""
     words, places = list[int](), list[tuple[int, int, int]]()
     for step in steps:
         for value in (*step.reads, step.result):
-            places.append((len(words), number[value], 0))
-            words.append(0)
+            if value in number:
+                places.append((len(words), number[value], 0))
+            words.append(own.get(value, 0))
         if (matrix := step.matrix) is not None:
             begin = matrix.start * np.dtype(dtype_named(matrix.dtype).numpy).itemsize
             places.append((len(words) + 1, number[step.reads[step.place]], begin))
         words += step.words
     return np.array(words, np.int64), places
+
+
+def _table(region: Region, types: Mapping[int, TensorType], address: int) -> NDArray[np.int64]:
+    """What the runner's `chain` walks for a region whose steps' arguments begin at an address."""
+    words = [len(region.steps), region.ahead + region.bytes]
+    for step in region.steps:
+        values = [*step.reads, step.result]
+        slices = [types[value].size_bytes // region.slices if value in region.offsets else 0 for value in values]
+        words += [
+            step.function,
+            step.tasks // region.slices,
+            address,
+            step.arguments,
+            *slices,
+            *([0] * len(step.words)),
+        ]
+        address += 8 * step.arguments
+    return np.array(words, np.int64)

@@ -7,6 +7,11 @@ kernel has the type `KERNEL`: arguments, number of the task, and scratch memory 
 A runner that is made with a clock also writes down when each thread began its first task of each row, and ended its
 last one, where a job has room for that.
 
+`chain` is a kernel that is made of others: its arguments are the table of a region (`steps.py`), and each of its tasks
+runs theirs for one slice.  The table has how many kernels there are, the bytes of scratch memory before theirs, and for
+each: its address, its tasks in a slice, the address of its arguments, how many they are, and for each of these the
+bytes of a slice if it is a place in scratch memory, else 0.
+
 `alone` walks a program on the calling thread.  To walk it on several, one thread opens the job and walks; others come
 and go through a gate: who comes too late finds it closed, and who is inside is waited for, so that nobody looks at the
 job of a run that is over.  All walk the same rows in order and take tasks by a counter.  Where a row has to wait, a
@@ -74,6 +79,8 @@ class Runner:
     open(job, rows, count, counters, stop, threads)
     walk(job, thread) -> STOPPED or 0, for thread 0 when all rows are done
     close(job)
+
+    `chain` is the address of the kernel.
     """
 
     def __init__(self, code: Loaded) -> None:
@@ -86,6 +93,7 @@ class Runner:
         self.open = function("open", 6)
         self.walk = function("walk", 2, ctypes.c_int64)
         self.close = function("close", 1)
+        self.chain = code.address("chain")
 
 
 def runner_module(processor: Processor, clock: bool = False) -> ir.Module:
@@ -98,6 +106,7 @@ class _Runner:
         self.processor = processor
         self.clock = clock
         self.module = new_module("runner")
+        self._chain()
         self._alone()
         self._open()
         self._close()
@@ -107,6 +116,29 @@ class _Runner:
         function = ir.Function(self.module, kind, name)
         function.attributes.add("nounwind")
         return function, ir.IRBuilder(function.append_basic_block("entry"))
+
+    def _chain(self) -> None:
+        words = I64.as_pointer()
+        function, build = self._function("chain", KERNEL)
+        table, task, scratch = function.args
+        copied, base = build.bitcast(scratch, words), build.ptrtoint(scratch, I64)
+        ahead = build.gep(scratch, [build.load(build.gep(table, [index(1)]))])
+        part, place = build.gep(table, [index(2)]), build.alloca(words)
+        build.store(part, place)
+        with loop(build, index(0), build.load(table), index(1), "kernel"):
+            part = build.load(place)
+            kernel, tasks, start, count = (build.load(build.gep(part, [index(at)])) for at in range(4))
+            arguments, slices = build.inttoptr(start, words), build.gep(part, [index(4)])
+            with loop(build, index(0), count, index(1), "argument") as at:
+                size = build.load(build.gep(slices, [at]))
+                lies = build.sub(base, build.mul(task, size))  # as if the slices before it were there
+                of_thread = build.select(build.icmp_signed("==", size, index(0)), index(0), lies)
+                build.store(build.add(build.load(build.gep(arguments, [at])), of_thread), build.gep(copied, [at]))
+            first = build.mul(task, tasks)
+            with loop(build, first, build.add(first, tasks), index(1), "task") as at:
+                build.call(build.inttoptr(kernel, KERNEL.as_pointer()), [copied, at, ahead])
+            build.store(build.gep(slices, [count]), place)
+        build.ret_void()
 
     def _alone(self) -> None:
         words = I64.as_pointer()

@@ -95,6 +95,17 @@ def test_products_that_leave_zeros_out(engines: Mapping[str, NativeEngine]) -> N
 
 
 @pytest.mark.long
+def test_attention_by_heads(engines: Mapping[str, NativeEngine]) -> None:
+    """Scores of more than a second cache, which a region computes head by head."""
+    rng = np.random.default_rng(6)
+    given = [rng.standard_normal((5, 256, 8)).astype(np.float32) for _ in range(3)]
+    graph = mesh.trace(nn.scaled_dot_product_attention, *given)
+    (joined,) = [call.kernel for call in NativeEngine().compile(graph).calls]
+    assert len(joined._sequenced.program.rows) < joined.count
+    check_everywhere(engines, graph, given)
+
+
+@pytest.mark.long
 def test_training_of_a_gpt(engines: Mapping[str, NativeEngine], tmp_path: Path) -> None:
     """Two layers of width 32 with 4 heads, 4 texts of 23 tokens, Adam."""
     model = mesh.load(gpt2_folder(tmp_path, vocabulary=VOCABULARY, layers=2, positions=LENGTH))

@@ -35,10 +35,14 @@ class Kernel:
     cores: tuple[str, ...] = ()  # of the library; their addresses follow the tensors' among the arguments
     matrix: Layout | None = None  # of a product, in its tensor `place`: the core's address is followed by where it
     place: int = 0  # begins, and its strides along rows and columns
+    slices: int = 1  # its tasks and its result are so many equal parts, one behind the other,
+    sliced: tuple[int, ...] = ()  # and so are these of the tensors that it reads, by their places
 
     def described(self) -> ir.Module:
         """The module, in which the rest of this lies as text: an object file says all that a caller needs."""
-        said = Description(self.tasks, self.scratch_bytes, self.cores, self.matrix, self.place)
+        said = Description(
+            self.tasks, self.scratch_bytes, self.cores, self.matrix, self.place, self.slices, self.sliced
+        )
         text = json.dumps(asdict(said))
         data = bytearray(text.encode() + b"\0")
         variable = ir.GlobalVariable(self.module, ir.ArrayType(I8, len(data)), DESCRIPTION)
@@ -55,12 +59,15 @@ class Description:
     cores: tuple[str, ...]
     matrix: Layout | None
     place: int
+    slices: int
+    sliced: tuple[int, ...]
 
     @classmethod
     def of(cls, loaded: Loaded) -> Description:
         fields = json.loads(ctypes.string_at(loaded.data(DESCRIPTION)))
         matrix = None if fields["matrix"] is None else Layout(*fields["matrix"])
-        return cls(fields["tasks"], fields["scratch_bytes"], tuple(fields["cores"]), matrix, fields["place"])
+        named = {"matrix": matrix, "cores": tuple(fields["cores"]), "sliced": tuple(fields["sliced"])}
+        return cls(**{**fields, **named})
 
 
 @dataclass(eq=False)

@@ -9,7 +9,7 @@ squares, which are transposed in registers.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -240,6 +240,23 @@ def parts_of(root: Expr) -> Iterator[Expr]:
             seen.add(expr.uid)
             pending.extend(expr.args)
             yield expr
+
+
+def sliced(frame: Frame, roots: Iterable[Expr], variable: Expr) -> tuple[int, ...]:
+    """The places in `frame.reads` of tensors of which each value of the variable has a part of its own: equal parts,
+    one behind the other."""
+    loads = [expr for root in roots for expr in parts_of(root) if expr.op == "load" and expr.attr in frame.reads]
+    others = {load.attr for load in loads if not in_order(frame, load.attr, load.args[0], variable)}
+    return tuple([place for place, node in enumerate(frame.reads) if node not in others])
+
+
+def in_order(frame: Frame, node: int, place: Expr, variable: Expr) -> bool:
+    """Whether a place in a tensor lies in that one of its equal parts whose number is the variable's value."""
+    const, terms = terms_of(place)
+    part = terms.pop(variable, 0)
+    rest = frame.build.affine(const, terms)
+    inside = variable not in parts_of(rest) and 0 <= rest.lo <= rest.hi < part
+    return inside and part * (variable.hi + 1) == math.prod(frame.shape(node))
 
 
 def cost_of(plane: Plane, lanes: int) -> float:

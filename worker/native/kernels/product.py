@@ -24,7 +24,7 @@ from ..vectors import Vectors
 from ..weights import Layout
 from .copies import Box, Copies, Sizes, is_by_copies
 from .frame import Frame, Kernel, Value, least, narrowed
-from .map import along, parts_of, span, steps_of
+from .map import along, parts_of, sliced, span, steps_of
 from .taps import is_by_taps, lower_taps
 
 TILE = (512, 512)  # rows and columns of a task: each packs its operands, and this many pay for it
@@ -213,7 +213,11 @@ class _Product(ABC):
         builder.ret_void()
         tasks, right = self.batches * down * across, self.right
         read = frame.reads.index(right.buffer) if self.matrix and isinstance(right, Operand) else 0
-        return Kernel(builder.module, tasks, room.taken, (self.core,), self.matrix, read)
+        return Kernel(builder.module, tasks, room.taken, (self.core,), self.matrix, read, *self._slices())
+
+    def _slices(self) -> tuple[int, tuple[int, ...]]:
+        """`slices` and `sliced` of the kernel."""
+        return 1, ()
 
     def _tile(self) -> tuple[int, int]:
         """Rows and columns of a task."""
@@ -353,16 +357,10 @@ class _Product(ABC):
         self, printer: Printer, tile: Value, wide: int, rows: tuple[Value, Value], columns: tuple[Value, Value]
     ) -> None:
         """Compute the result from the tile, row by row."""
-        frame, build, builder = self.frame, self.frame.build, printer.builder
+        frame, builder = self.frame, printer.builder
         begin = builder.gep(tile, [builder.neg(columns[0])])  # so that x itself is the place in a row of the tile
         printer.buffers = {**printer.buffers, RESULT: Buffer(begin, self.kind)}
-        in_tile = build.sum(build.scaled(build.var("tile_row", self.rows), wide), self.x)
-        product = build.load(RESULT, in_tile, self.kind)
-        value_of = frame.elements({self.anchor: self._anchor(product)})
-        place = build.sum(
-            build.scaled(self.batch, self.rows * self.columns), build.scaled(self.row, self.columns), self.x
-        )
-        value = value_of.at(frame.root, build.unravel(place, frame.shape(frame.root)))
+        value, place = self._result(wide)
         exprs, lanes = [value, place], frame.lanes()
         total = self.columns if wide in (self.columns, -(-wide // lanes) * lanes) else 2 * lanes - 1
         printer.hoist(exprs, ("row", "x", "tile_row"))
@@ -374,6 +372,18 @@ class _Product(ABC):
                 with columns_of as position, printer.scope():
                     printer.bind_lanes("x", narrowed(builder, position), width)
                     printer.store(frame.root, place, printer.vector(value))
+
+    def _result(self, wide: int) -> tuple[Expr, Expr]:
+        """An element of the result, made of one in a tile of so many columns, and its place."""
+        build = self.frame.build
+        in_tile = build.sum(build.scaled(build.var("tile_row", self.rows), wide), self.x)
+        product = build.load(RESULT, in_tile, self.kind)
+        value_of = self.frame.elements({self.anchor: self._anchor(product)})
+        place = build.sum(
+            build.scaled(self.batch, self.rows * self.columns), build.scaled(self.row, self.columns), self.x
+        )
+        shape = self.frame.shape(self.frame.root)
+        return value_of.at(self.frame.root, build.unravel(place, shape)), place
 
     def _anchor(self, product: Expr) -> Anchor:
         def read(index: Index) -> Expr:
@@ -398,6 +408,10 @@ class _Dot(_Product):
         other = self.right if self.rows <= FEW else self.left if self.columns <= FEW else None
         lies = isinstance(other, Unpacked) or (isinstance(other, Operand) and 1 in (other.row, other.column))
         return f"{'few_rows' if lies else 'product'} {self.kind}"
+
+    def _slices(self) -> tuple[int, tuple[int, ...]]:
+        operands = self._element(0, self.row, self.k), self._element(1, self.k, self.x)
+        return self.batches, sliced(self.frame, (*operands, self._result(self.columns)[0]), self.batch)
 
     @property
     def matrix(self) -> Layout | None:

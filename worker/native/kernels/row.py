@@ -30,7 +30,7 @@ from ..scalars import applied, literal
 from ..target import COSTLY
 from ..vectors import REGISTERS, Vectors
 from .frame import Frame, Kernel, Value, least, narrowed
-from .map import along, parts_of, span, steps_of, tile_of
+from .map import along, in_order, parts_of, sliced, span, steps_of, tile_of
 
 LANES = 32  # of a sum along the last axis
 RUN = 256  # elements of a sum along other axes
@@ -137,7 +137,7 @@ class _Row:
     # -- the last axis is reduced -------------------------------------------------------------------------
 
     def along_columns(self) -> Kernel:
-        frame = self.frame
+        frame, build = self.frame, self.frame.build
         rows, _ = tile_of(self.rows, self.columns, 1, TASK_ELEMENTS)
         builder, printer, task, self.scratch = frame.function()
         first, stop = span(builder, task, rows, self.rows)
@@ -156,7 +156,11 @@ class _Row:
             else:
                 printer.store(frame.root, self.place, printer.scalar(self.value))
         builder.ret_void()
-        return Kernel(builder.module, -(-self.rows // rows), self.scratch_bytes)
+        tasks = -(-self.rows // rows)
+        exprs, outer = [*self.inputs.values(), self.value], build.var("outer", self.rows)
+        even = self.rows % rows == 0 and in_order(frame, frame.root, self.place, outer)
+        slices = tasks if even else 1
+        return Kernel(builder.module, tasks, self.scratch_bytes, slices=slices, sliced=sliced(frame, exprs, outer))
 
     def _kept_buffer(self, printer: Printer, expr: Expr) -> int:
         """A row of scratch memory for an expression."""
