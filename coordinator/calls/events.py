@@ -16,9 +16,11 @@ from ..lifecycle.events import DeployDone as DeployDone
 from ..lifecycle.events import DeployFailed as DeployFailed
 from ..lifecycle.events import ForgetPlan as ForgetPlan
 from ..lifecycle.events import MakePlan as MakePlan
+from ..lifecycle.events import NodeBegan as NodeBegan
 from ..lifecycle.events import NodeRan as NodeRan
 from ..lifecycle.events import OutputArrived as OutputArrived
 from ..lifecycle.events import PlanAction as PlanAction
+from ..lifecycle.events import PlanEvent as PlanEvent
 from ..lifecycle.events import PlanFailed as PlanFailed
 from ..lifecycle.events import PlanMade as PlanMade
 from ..lifecycle.events import Reject as Reject
@@ -91,15 +93,6 @@ class CallSubmitted:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeBegan:
-    """The first part of a node in a step runs."""
-
-    generation: int
-    step: int
-    node: str
-
-
-@dataclass(frozen=True, slots=True)
 class JobForgotten:
     """No more calls of this job will come, and what workers keep of it may be freed."""
 
@@ -123,9 +116,8 @@ class ReportStalled:
 
 
 Event = (
-    NodeJoined | NodeGone | NodePaused | ProfilesChanged | PlanOutdated | WorkReported | CallSubmitted | PlanMade
-    | PlanFailed | DeployDone | DeployFailed | NodeBegan | NodeRan | RunFailed | OutputArrived | CallCancelled
-    | JobForgotten | Tick
+    PlanEvent | NodeJoined | NodeGone | NodePaused | ProfilesChanged | PlanOutdated | WorkReported | CallSubmitted
+    | CallCancelled | JobForgotten
 )  # fmt: skip
 NODE_EVENTS = frozenset({NodeJoined, NodeGone, NodePaused, ProfilesChanged})  # other plans may be wanted after it
 Action = PlanAction | ReportStalled

@@ -26,9 +26,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Any
 
 from wire import deadlines
 from wire.errors import (
@@ -46,24 +45,21 @@ from wire.timeouts import DEFAULT_TIMEOUTS
 from wire.units import counted
 
 from ..lifecycle.error_context import no_worker_left, stalled
-from ..lifecycle.step_timeout import compile_s_max
+from ..lifecycle.plan_machine import LivePlan, PlanMachine, StepRun
+from ..lifecycle.retry import Retry
+from ..lifecycle.step_timeout import Wait, compile_s_max
 from ..planning.plan_messages import PREPARING, work_text
 from .events import (
     Action,
     CallCancelled,
     CallSubmitted,
-    DeployDone,
     DeployFailed,
     Event,
-    ForgetPlan,
     JobForgotten,
-    MakePlan,
-    NodeBegan,
     NodeGone,
     NodeJoined,
     NodePaused,
     NodeRan,
-    OutputArrived,
     PlanFailed,
     PlanMade,
     PlanOutdated,
@@ -73,16 +69,10 @@ from .events import (
     Resolve,
     RunFailed,
     SendCancel,
-    SendDeploy,
-    SendDrop,
-    SendRun,
     Tick,
     WorkReported,
 )
 
-ATTEMPTS_MAX = 20  # plans one call may lose to failures before it is given up as poisonous
-PARK_S = 0.05  # doubled with every further failure while no node changed: a link that fails at once is not hammered
-PARK_S_MAX = 1.0
 STORY_EVENTS_MAX = 512
 STUCK_S_MIN = deadlines.STUCK.seconds  # a part is never stuck before; a busy machine or a cold cache may cost as much
 STUCK_OBSERVED = 2.0  # times the longest that the part took of late: a straggler is worth a second try
@@ -95,7 +85,6 @@ STALLED_LOOK_S = 5.0  # how often it is looked for
 STOPPED_S = deadlines.STOPPED.seconds  # a part that goes on for nobody should have noticed by then
 POISON_NODES = 3
 NO_MEMORY_MAX = 2  # how often a call that ran out of memory is tried elsewhere
-ASLEEP_S = 1.0  # who looks so much too late was held up itself, and no node could come meanwhile: the wait begins anew
 INPUTS_BYTES_MAX = 256 * MIB  # hides the way of inputs, and is little beside what a worker computes with
 IDLE_PLANS_MAX = 64  # deployed plans kept for the next call of their job; the least recently used goes first
 
@@ -106,42 +95,20 @@ IDLE_PLANS_MAX = 64  # deployed plans kept for the next call of their job; the l
 _Key = tuple[Hashable, frozenset[str]]  # a job, and the nodes to avoid
 
 
-@dataclass(slots=True)
-class _Step:
-    call: int
-    input_bytes: int
-    seen_s: float  # when there was a sign of it last
-    began: set[str] = field(default_factory=set)  # nodes that compute or did
-    ran: set[str] = field(default_factory=set)  # nodes that are done
-    outputs: dict[int, Any] = field(default_factory=dict)
+@dataclass(slots=True, kw_only=True)
+class _Plan(LivePlan):
+    """A plan that calls share; each of its steps is one of them."""
 
-
-@dataclass(slots=True)
-class _Plan:
-    generation: int
     job: Hashable
     avoided: frozenset[str]  # the nodes that it was made to do without
-    candidates: frozenset[str]  # the nodes it was made for
-    nodes: frozenset[str] = frozenset()  # the nodes it uses
     free: bool = False  # whether its weights go with it
-    outputs: int = 0
     expected_s: dict[int, float] = field(default_factory=dict)  # how long a part may take at most
     took_s: dict[int, float] = field(default_factory=dict)  # the longest it took of late
-    prepare_s: Mapping[int, float] = field(default_factory=dict)
-    step_s: float = 0.0
-    made: bool = False
-    deployed: set[str] = field(default_factory=set)
     waiting: deque[int] = field(default_factory=deque)  # calls that start when it is deployed and there is room
-    steps: dict[int, _Step] = field(default_factory=dict)
-    next_step: int = 0
 
     @property
     def key(self) -> _Key:
         return self.job, self.avoided
-
-    @property
-    def ready(self) -> bool:
-        return self.made and len(self.deployed) == len(self.nodes)
 
     @property
     def idle(self) -> bool:
@@ -155,18 +122,17 @@ class _Call:
     patient: bool = False
     input_bytes: int = 0
     tries: dict[int, int | None] = field(default_factory=dict)  # generation -> step, None until it is deployed
-    attempts: int = 0
+    retry: Retry = field(default_factory=Retry)
     avoid: set[str] = field(default_factory=set)  # nodes that died of it, or had no memory for it
     no_memory: int = 0
     stalled: int = 0  # how often nobody worked on it any more
     suspects: frozenset[str] = frozenset()  # what was being computed in every crash
     crashes: dict[str, int] = field(default_factory=dict)  # by node
-    alone_since_s: float | None = None  # since when there is no node to run it on
-    parked_until_s: float | None = None  # after repeated failures, when it is tried again
+    alone: Wait = field(default_factory=Wait)  # for a node to run it on
     last_error: MeshError | None = None
 
 
-class CoordinatorState:
+class CoordinatorState(PlanMachine[_Plan]):
     """The machine.  `wait_s` is how long a call waits for a node when all are gone before it fails with NodeLost.
 
     Steps under way hold their inputs in memory, of this machine or a worker.  With more than `inputs_bytes_max` of
@@ -176,13 +142,13 @@ class CoordinatorState:
     def __init__(
         self, wait_s: float = DEFAULT_TIMEOUTS.worker_wait_s, inputs_bytes_max: int = INPUTS_BYTES_MAX
     ) -> None:
+        super().__init__()
         self._wait_s = wait_s
         self._inputs_bytes_max = inputs_bytes_max
         self._inputs_bytes = 0  # of the steps under way
         self._no_room: dict[int, None] = {}  # plans that are ready, with calls that wait for room, by generation
         self._nodes: set[str] = set()
         self._paused: set[str] = set()
-        self._plans: dict[int, _Plan] = {}
         self._current: dict[_Key, int] = {}  # the generation new calls use
         self._stuck: dict[str, tuple[int, int, int]] = {}  # with the run that it is stuck in
         self._worked_s: dict[str, float] = {}  # when nodes computed or compiled last, for whomever
@@ -191,7 +157,7 @@ class CoordinatorState:
         self._calls: dict[int, _Call] = {}
         self._next_generation = 1
         self.story: deque[tuple[float, str]] = deque(maxlen=STORY_EVENTS_MAX)
-        self._handlers: dict[type, Callable[[Any, float], list[Action]]] = {
+        self._handlers |= {
             NodeJoined: self._node_joined,
             NodeGone: self._node_gone,
             NodePaused: self._node_paused,
@@ -199,14 +165,6 @@ class CoordinatorState:
             PlanOutdated: self._outdated,
             WorkReported: self._working,
             CallSubmitted: self._call_submitted,
-            PlanMade: self._plan_made,
-            PlanFailed: self._plan_failed,
-            DeployDone: self._deploy_done,
-            DeployFailed: self._deploy_failed,
-            NodeBegan: self._node_began,
-            NodeRan: self._node_ran,
-            RunFailed: self._run_failed,
-            OutputArrived: self._output_arrived,
             CallCancelled: self._call_cancelled,
             JobForgotten: self._job_forgotten,
             Tick: self._tick,
@@ -219,11 +177,10 @@ class CoordinatorState:
 
     def next_deadline(self) -> float | None:
         """The time at which a Tick is due, or None."""
-        calls = self._calls.values()
-        alone = (until_s for call in calls if (until_s := self._alone_until_s(call)) is not None)
-        parked = (call.parked_until_s for call in calls if call.parked_until_s is not None)
+        waits = (due for call in self._calls.values() for due in (call.alone.until_s, call.retry.parked_until_s))
         look = [self._looked_s + STALLED_LOOK_S] if any(plan.steps for plan in self._plans.values()) else []
-        return min((*alone, *parked, *look), default=None)
+        due_s = min((*(due for due in waits if due is not None), *look), default=math.inf)
+        return None if due_s == math.inf else due_s
 
     @property
     def idle(self) -> bool:
@@ -257,24 +214,25 @@ class CoordinatorState:
         """Assert that the state does not contradict itself; tests call it after every event."""
         for call in self._calls.values():
             if not call.tries:
-                alone, parked = call.alone_since_s is not None, call.parked_until_s is not None
-                assert alone != parked, f"call {call.call} waits for nothing"
+                assert bool(call.alone) != (call.retry.parked_until_s is not None), (
+                    f"call {call.call} waits for nothing"
+                )
             for generation, step in call.tries.items():
                 plan = self._plans[generation]
                 if step is None:
                     assert call.call in plan.waiting, f"call {call.call} is not queued on its plan"
                 else:
-                    assert plan.steps[step].call == call.call, f"step {step} belongs to another call"
-                    assert plan.ready, "a step runs on a plan that is not deployed"
+                    assert plan.steps[step].number == call.call, f"step {step} belongs to another call"
+                    assert plan.running, "a step runs on a plan that is not deployed"
         for generation, plan in self._plans.items():
             assert plan.generation == generation
             assert plan.nodes <= self._nodes, "a plan uses a node that is gone"
-            assert not (plan.ready and plan.waiting) or generation in self._no_room, "calls wait for nothing"
+            assert not (plan.running and plan.waiting) or generation in self._no_room, "calls wait for nothing"
         for key, generation in self._current.items():
             assert self._plans[generation].key == key
         steps = [step for plan in self._plans.values() for step in plan.steps.values()]
         assert self._inputs_bytes == sum(step.input_bytes for step in steps)
-        needs = {step.call: step.input_bytes for step in steps if step.input_bytes}
+        needs = {step.number: step.input_bytes for step in steps if step.input_bytes}
         assert sum(needs.values()) <= self._inputs_bytes_max or len(needs) == 1, "more inputs than there is room for"
         waiting = (self._plans[generation] for generation in self._no_room if generation in self._plans)
         assert self._inputs_bytes or not any(plan.waiting for plan in waiting), "a call waits, and there is room"
@@ -306,13 +264,13 @@ class CoordinatorState:
         if event.node in self._paused:
             self._paused.discard(event.node)
             for call in self._without_plan():
-                call.alone_since_s = None if call.alone_since_s is None else now
+                call.alone.renew(now)
         if event.node not in self._nodes:
             return []
         self._tell(now, f"{event.node} gone: {event.error}")
         for plan in self._plans_with(event.node):
             for step in [step for step in plan.steps.values() if event.node in step.began - step.ran]:
-                self._blame(self._calls[step.call], event.node, event.work.get(plan.generation, frozenset()))
+                self._blame(self._calls[step.number], event.node, event.work.get(plan.generation, frozenset()))
         actions: list[Action] = []
         for call in self._take_out(event.node, event.error, actions):
             actions += self._retry(call, event.error, now, died=True)
@@ -425,11 +383,11 @@ class CoordinatorState:
 
     def _place(self, call: _Call, now: float) -> list[Action]:
         """Try a call on a plan: the job's current one, or a new one over the nodes there are."""
-        call.parked_until_s = None
+        call.retry.unpark()
         if not self._nodes:
-            call.alone_since_s = now if call.alone_since_s is None else call.alone_since_s
+            call.alone.begin(now, math.inf if call.patient else self._wait_s)
             return []
-        call.alone_since_s = None
+        call.alone.end()
         key = call.job, self._avoided(call)
         generation = self._current.get(key)
         if generation is None:
@@ -438,37 +396,37 @@ class CoordinatorState:
             return []
         plan = self._plans[generation]
         self._current[key] = self._current.pop(key)  # most recently used stands last
-        if plan.ready and self._may_start(call):
+        if plan.running and self._may_start(call):
             return self._start(plan, call, now)
         call.tries[generation] = None
         plan.waiting.append(call.call)
-        if plan.ready:
+        if plan.running:
             self._no_room[generation] = None
         return []
 
     def _new_plan(self, call: _Call, key: _Key, now: float) -> list[Action]:
         generation = self._next_generation
         self._next_generation += 1
-        plan = _Plan(generation, *key, frozenset(self._nodes - key[1]))
+        job, avoided = key
+        plan = _Plan(generation, frozenset(self._nodes - avoided), job=job, avoided=avoided)
         plan.waiting.append(call.call)
         call.tries[generation] = None
-        self._plans[generation] = plan
+        making = self._make(plan, job)
         self._current[key] = generation
         self._tell(now, f"generation {generation} planned for {counted(len(plan.candidates), 'node')}")
-        return [*self._evict_idle(), MakePlan(generation, call.job, plan.candidates)]
+        return [*self._evict_idle(), *making]
 
     def _retry(self, call: _Call, error: MeshError, now: float, died: bool = False) -> list[Action]:
         """The call lost its plan.  A death is acted on at once, as is a device's failure where others are left; another
         failure gets time to become a death."""
-        call.attempts += 1
-        call.last_error = error
+        given_up, call.last_error = call.retry.failed(), error
         if len(call.crashes) >= POISON_NODES or sum(call.crashes.values()) > POISON_NODES:
             return self._reject(call, _poison(call, error))
-        if call.attempts >= ATTEMPTS_MAX:
+        if given_up:
             return self._reject(call, error)
-        if died or call.attempts == 1 or (isinstance(error, EngineError) and self._avoided(call)):
+        if died or call.retry.attempts == 1 or (isinstance(error, EngineError) and self._avoided(call)):
             return self._place(call, now)
-        call.parked_until_s = now + min(PARK_S * 2 ** (call.attempts - 2), PARK_S_MAX)
+        call.retry.park(now)
         return []
 
     def _reject(self, call: _Call, error: MeshError) -> list[Action]:
@@ -488,34 +446,14 @@ class CoordinatorState:
 
     # -- plans
 
-    def _plan_made(self, event: PlanMade, now: float) -> list[Action]:
-        plan = self._plans.get(event.generation)
-        if plan is None:
-            return [ForgetPlan(event.generation)]
-        plan.nodes, plan.outputs, plan.made = event.nodes, event.outputs, True
-        plan.prepare_s, plan.step_s = event.prepare_s, event.step_s
+    def _when_made(self, plan: _Plan, event: PlanMade, now: float) -> list[Action]:
         plan.expected_s = {part: STUCK_PREDICTED * seconds for part, seconds in event.seconds.items()}
-        if plan.ready:  # a graph that computes nothing needs no node
-            return self._start_waiting(plan, now)
-        return [SendDeploy(plan.generation, node) for node in sorted(plan.nodes)]
+        return self._deploy(plan, now)
 
-    def _plan_failed(self, event: PlanFailed, now: float) -> list[Action]:
-        plan = self._plans.get(event.generation)
-        if plan is None:
-            return [ForgetPlan(event.generation)]
+    def _when_not_made(self, plan: _Plan, event: PlanFailed, now: float) -> list[Action]:
         return self._fail(plan, event.error)
 
-    def _deploy_done(self, event: DeployDone, now: float) -> list[Action]:
-        plan = self._plans.get(event.generation)
-        if plan is None:
-            return [SendDrop(event.generation, event.node)] if event.node in self._nodes else []
-        plan.deployed.add(event.node)
-        return self._start_waiting(plan, now) if plan.ready else []
-
-    def _deploy_failed(self, event: DeployFailed, now: float) -> list[Action]:
-        plan = self._plans.get(event.generation)
-        if plan is None:
-            return []
+    def _when_not_deployed(self, plan: _Plan, event: DeployFailed, now: float) -> list[Action]:
         self._tell(now, f"generation {event.generation} failed to deploy on {event.node}: {event.error}")
         calls = [self._calls[number] for number in plan.waiting]
         for call in calls:
@@ -524,7 +462,8 @@ class CoordinatorState:
                 call.avoid.add(event.node)
         return self._fail_or_retry(plan, event.error, now, self._short_of_memory(calls, event.node, event.error))
 
-    def _start_waiting(self, plan: _Plan, now: float) -> list[Action]:
+    def _when_ready(self, plan: _Plan, now: float) -> list[Action]:
+        """Start the calls that wait for it, as far as there is room."""
         actions: list[Action] = []
         while plan.waiting and self._may_start(self._calls[plan.waiting[0]]):
             actions += self._start(plan, self._calls[plan.waiting.popleft()], now)
@@ -556,14 +495,10 @@ class CoordinatorState:
         return not self._inputs_bytes or self._inputs_bytes + call.input_bytes <= self._inputs_bytes_max
 
     def _start(self, plan: _Plan, call: _Call, now: float) -> list[Action]:
-        step = plan.next_step
-        plan.next_step += 1
-        call.tries[plan.generation] = step
-        plan.steps[step] = _Step(call.call, call.input_bytes, now)
+        step = call.tries[plan.generation] = plan.issued
         self._inputs_bytes += call.input_bytes
-        if not plan.nodes:
-            return self._finish_if_complete(plan, step)
-        return [SendRun(plan.generation, step, node, call.call) for node in sorted(plan.nodes)]
+        runs = self._run(plan, call.call, now, input_bytes=call.input_bytes)
+        return runs or self._when_done(plan, step, now)  # of what computes nothing
 
     def _fail(self, plan: _Plan, error: MeshError) -> list[Action]:
         """The plan cannot work at all: its calls get the error, but for those that are also tried elsewhere."""
@@ -600,12 +535,10 @@ class CoordinatorState:
 
     def _void(self, plan: _Plan, error: MeshError, actions: list[Action]) -> list[_Call]:
         """Forget a plan and tell its surviving nodes; returns the calls it leaves without any."""
-        del self._plans[plan.generation]
+        actions += self._drop(plan, plan.free)
         if self._current.get(plan.key) == plan.generation:
             del self._current[plan.key]
-        actions += [SendDrop(plan.generation, node, plan.free) for node in sorted(plan.nodes & self._nodes)]
-        actions.append(ForgetPlan(plan.generation))
-        calls = [self._calls[call] for call in (*(step.call for step in plan.steps.values()), *plan.waiting)]
+        calls = [self._calls[call] for call in (*(step.number for step in plan.steps.values()), *plan.waiting)]
         self._inputs_bytes -= sum(step.input_bytes for step in plan.steps.values())
         for call in calls:
             del call.tries[plan.generation]
@@ -639,39 +572,15 @@ class CoordinatorState:
 
     # -- steps
 
-    def _output_arrived(self, event: OutputArrived, now: float) -> list[Action]:
-        step = self._step(event.generation, event.step)
-        if step is None:
-            return []
-        step.outputs[event.slot], step.seen_s = event.value, now
-        return self._finish_if_complete(self._plans[event.generation], event.step)
-
-    def _node_began(self, event: NodeBegan, now: float) -> list[Action]:
-        step = self._step(event.generation, event.step)
-        if step is not None:
-            step.began.add(event.node)
-            step.seen_s = now
-        return []
-
-    def _node_ran(self, event: NodeRan, now: float) -> list[Action]:
-        step = self._step(event.generation, event.step)
-        if step is None:
-            return []
-        step.ran.add(event.node)
-        step.seen_s = now
-        plan = self._plans[event.generation]
+    def _when_node_ran(self, plan: _Plan, event: NodeRan) -> None:
         for part, took_s in event.seconds.items():
             plan.took_s[part] = max(took_s, TOOK_DECAY * plan.took_s.get(part, 0.0))
             if plan.expected_s.get(part) != math.inf:
                 plan.expected_s[part] = STUCK_OBSERVED * plan.took_s[part]
-        return self._finish_if_complete(self._plans[event.generation], event.step)
 
-    def _run_failed(self, event: RunFailed, now: float) -> list[Action]:
-        if self._step(event.generation, event.step) is None:
-            return []
-        plan = self._plans[event.generation]
+    def _when_not_run(self, plan: _Plan, event: RunFailed, now: float) -> list[Action]:
         self._tell(now, f"generation {event.generation} step {event.step} failed on {event.node}: {event.error}")
-        call = self._calls[plan.steps[event.step].call]
+        call = self._calls[plan.steps[event.step].number]
         self._blame(call, event.node, event.work)
         elsewhere = self._short_of_memory([call], event.culprit or event.node, event.error)
         if event.error.retry or elsewhere:
@@ -679,37 +588,27 @@ class CoordinatorState:
         plan.steps[event.step].ran.add(event.node)  # it need not be told
         return self._reject(call, event.error)
 
-    def _finish_if_complete(self, plan: _Plan, number: int) -> list[Action]:
-        step = plan.steps[number]
-        if len(step.ran) < len(plan.nodes) or len(step.outputs) < plan.outputs:
-            return []
-        self._end(plan, number)
-        call = self._calls.pop(step.call)
+    def _when_done(self, plan: _Plan, step: int, now: float) -> list[Action]:
+        done = self._end(plan, step)
+        call = self._calls.pop(done.number)
         del call.tries[plan.generation]
-        resolved = Resolve(step.call, plan.generation, step.outputs)
+        resolved = Resolve(call.call, plan.generation, done.outputs)
         return [resolved, *self._abandon(call), *self._retire_if_outdated(plan)]
 
-    def _end(self, plan: _Plan, number: int) -> _Step:
+    def _end(self, plan: _Plan, number: int) -> StepRun:
         """Forget a step, whose inputs take no memory any more."""
         step = plan.steps.pop(number)
         self._inputs_bytes -= step.input_bytes
         return step
-
-    def _step(self, generation: int, step: int) -> _Step | None:
-        plan = self._plans.get(generation)
-        return plan.steps.get(step) if plan else None
 
     # -- time
 
     def _tick(self, event: Tick, now: float) -> list[Action]:
         actions = self._renew_stalled(now) if now >= self._looked_s + STALLED_LOOK_S else []
         for call in self._without_plan():
-            until_s = self._alone_until_s(call)
-            if until_s is not None and now - until_s > ASLEEP_S:
-                call.alone_since_s = now
-            elif until_s is not None and now >= until_s:
+            if call.alone.is_over(now):
                 actions += self._reject(call, no_worker_left(self._wait_s, len(self._paused), call.last_error))
-            elif call.parked_until_s is not None and now >= call.parked_until_s:
+            elif call.retry.is_due(now):
                 actions += self._place(call, now)
         return actions
 
@@ -731,19 +630,13 @@ class CoordinatorState:
                 actions += self._retry(call, error.copy(), now)
         return actions
 
-    def _over_s(self, plan: _Plan, step: _Step, now: float) -> float:
+    def _over_s(self, plan: _Plan, step: StepRun, now: float) -> float:
         """The seconds for which nobody has worked on a step, if that is too long; else 0."""
         worked_s = max((self._worked_s.get(node, -math.inf) for node in plan.nodes), default=-math.inf)
         silent_s = now - max(step.seen_s, worked_s, self._awake_s)
         predicted_s = STALLED_PREDICTED * plan.step_s if math.isfinite(plan.step_s) else 0.0
-        most_s = max(STALLED_S_MIN, predicted_s) * (1 << min(self._calls[step.call].stalled, STALLED_DOUBLED_MAX))
+        most_s = max(STALLED_S_MIN, predicted_s) * (1 << min(self._calls[step.number].stalled, STALLED_DOUBLED_MAX))
         return silent_s if silent_s > most_s else 0.0
-
-    def _alone_until_s(self, call: _Call) -> float | None:
-        """The time at which a call that has no node is given up, None for never."""
-        if call.alone_since_s is None or call.patient:
-            return None
-        return call.alone_since_s + self._wait_s
 
     def _tell(self, now: float, text: str) -> None:
         self.story.append((now, text))

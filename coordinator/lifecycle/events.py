@@ -1,8 +1,8 @@
 """What happens to a plan, and what is done for it, be it of a call or of a session.
 
 Data only.  `generation` is the plan's number.  A *step* is one run of the whole plan: of a call it is all there is, of
-a session one of many.  To add an event or an action, add a class here, name it in `Event` or `Action` of
-`coordinator/calls/events.py` or `coordinator/sessions/events.py`, and give it a row in the tables of whoever takes it.
+a session one of many.  To add an event or an action, add a class here, name it in `PlanEvent` or `PlanAction`, and
+give it a row in the table of `PlanMachine` (`plan_machine.py`) or of `PlanShell` (`plan_shell.py`).
 """
 
 from __future__ import annotations
@@ -55,6 +55,15 @@ class DeployFailed:
     node: str
     error: MeshError
     work: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeBegan:
+    """The first part of a node in a step runs."""
+
+    generation: int
+    step: int
+    node: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,4 +176,5 @@ class Reject:
 
 
 PlanFailure = PlanFailed | DeployFailed | RunFailed
+PlanEvent = PlanMade | PlanFailure | DeployDone | NodeBegan | NodeRan | OutputArrived | Tick
 PlanAction = MakePlan | SendDeploy | SendRun | SendCancel | SendDrop | ForgetPlan | Resolve | Reject

@@ -48,6 +48,11 @@ class Wait:
         if self.until_s is not None:
             self.until_s = min(self.until_s, until_s)
 
+    def renew(self, now: float) -> None:
+        """Begin a wait that has begun once more."""
+        if self.until_s is not None:
+            self.until_s = now + self.seconds
+
     def end(self) -> None:
         """Stop waiting."""
         self.until_s = None
@@ -55,7 +60,7 @@ class Wait:
     def is_over(self, now: float) -> bool:
         """Whether the limit has passed."""
         if self.until_s is not None and now - self.until_s > ASLEEP_S:
-            self.until_s = now + self.seconds
+            self.renew(now)
         return self.until_s is not None and now >= self.until_s
 
 

@@ -18,10 +18,12 @@ from ..lifecycle.events import DeployFailed as DeployFailed
 from ..lifecycle.events import ForgetPlan as ForgetPlan
 from ..lifecycle.events import Holders as Holders
 from ..lifecycle.events import MakePlan as MakePlan
+from ..lifecycle.events import NodeBegan as NodeBegan
 from ..lifecycle.events import NodeRan as NodeRan
 from ..lifecycle.events import OutputArrived as OutputArrived
 from ..lifecycle.events import Piece as Piece
 from ..lifecycle.events import PlanAction as PlanAction
+from ..lifecycle.events import PlanEvent as PlanEvent
 from ..lifecycle.events import PlanFailed as PlanFailed
 from ..lifecycle.events import PlanMade as PlanMade
 from ..lifecycle.events import Reject as Reject
@@ -282,10 +284,9 @@ class EndSession:
 
 
 Event = (
-    NodesChanged | NodeReturned | BetterPlanFound | StepRequested | AnswersHeard | ClientWent | ClaimRequested
-    | StateRequested | StateRequestWithdrawn | CloseRequested | ReplayLimitExceeded | NodeStuck | CompilationReported
-    | PlanMade | PlanFailed | DeployDone | DeployFailed | NodeRan | RunFailed | OutputArrived | SnapshotTaken
-    | CopyStored | CopyFailed | ChecksMade | ChecksFailed | Tick
+    PlanEvent | NodesChanged | NodeReturned | BetterPlanFound | StepRequested | AnswersHeard | ClientWent
+    | ClaimRequested | StateRequested | StateRequestWithdrawn | CloseRequested | ReplayLimitExceeded | NodeStuck
+    | CompilationReported | SnapshotTaken | CopyStored | CopyFailed | ChecksMade | ChecksFailed
 )  # fmt: skip
 Action = (
     PlanAction | ReportStuckStep | TakeSnapshot | MakeChecks | StoreCopy | ReleaseCopy | ForgetFeeds | Claimed

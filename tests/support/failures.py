@@ -18,7 +18,7 @@ from support.machines import coordinator_machine as coordinator  # noqa: E402
 from support.machines import profiles  # noqa: E402
 from support.machines import worker_machine as worker  # noqa: E402
 
-from coordinator.calls import state as s  # noqa: E402
+from coordinator.calls import events as calls  # noqa: E402
 from coordinator.lifecycle.error_context import explain, lost_node  # noqa: E402
 from coordinator.planning.planner import make_plan  # noqa: E402
 from coordinator.workers.failure_detector import Cause, Health, HealthConfig, Transition  # noqa: E402
@@ -56,17 +56,17 @@ def silent() -> MeshError:
 
 def alone() -> MeshError:
     drive = coordinator.Driver("a")
-    drive(s.CallSubmitted(1, "job"))
-    drive(s.NodeGone("a", killed()))
-    return rejection(drive(s.Tick(), after_s=5.0))
+    drive(calls.CallSubmitted(1, "job"))
+    drive(calls.NodeGone("a", killed()))
+    return rejection(drive(calls.Tick(), after_s=5.0))
 
 
 def all_paused() -> MeshError:
     drive = coordinator.Driver("a", "b")
-    drive(s.CallSubmitted(1, "job"))
-    drive(s.NodePaused("a"))
-    drive(s.NodePaused("b"))
-    return rejection(drive(s.Tick(), after_s=5.0))
+    drive(calls.CallSubmitted(1, "job"))
+    drive(calls.NodePaused("a"))
+    drive(calls.NodePaused("b"))
+    return rejection(drive(calls.Tick(), after_s=5.0))
 
 
 def paused_at_its_machine() -> MeshError:
@@ -89,13 +89,13 @@ def part_failed() -> MeshError:
 
 def poison() -> MeshError:
     drive = coordinator.Driver("a", "b", "c")
-    drive(s.CallSubmitted(1, "job"))
+    drive(calls.CallSubmitted(1, "job"))
     drive.deployed(1, ("a", "b", "c"))
     for generation, node in ((1, "a"), (2, "b"), (3, "c")):
         error = loss_of("0", "it was ended by signal 11")
         error.node = node
-        actions = drive(s.RunFailed(generation, 0, node, error, frozenset({"dot f32[64,64]"})))
-        for plan in coordinator.of(s.MakePlan, actions):
+        actions = drive(calls.RunFailed(generation, 0, node, error, frozenset({"dot f32[64,64]"})))
+        for plan in coordinator.of(calls.MakePlan, actions):
             drive.deployed(plan.generation, tuple(sorted(plan.nodes)))
     return rejection(actions)
 
@@ -122,8 +122,8 @@ def explained(error: MeshError) -> MeshError:
     return error
 
 
-def rejection(actions: list[s.Action]) -> MeshError:
-    (rejected,) = coordinator.of(s.Reject, actions)
+def rejection(actions: list[calls.Action]) -> MeshError:
+    (rejected,) = coordinator.of(calls.Reject, actions)
     assert isinstance(rejected.error, MeshError)
     return rejected.error
 

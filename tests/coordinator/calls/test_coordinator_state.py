@@ -7,7 +7,8 @@ import random
 import pytest
 from support.machines.coordinator_machine import Driver, of
 
-from coordinator.calls import state as s
+from coordinator.calls import events as ev
+from coordinator.lifecycle.retry import ATTEMPTS_MAX, PARK_S_MAX
 from wire.errors import CompileFailed, DeviceLost, NodeLost
 
 LOST = NodeLost("gone")
@@ -15,191 +16,191 @@ LOST = NodeLost("gone")
 
 def test_a_call_is_planned_deployed_run_and_resolved() -> None:
     drive = Driver("a", "b")
-    assert drive(s.CallSubmitted(1, "job")) == [s.MakePlan(1, "job", frozenset({"a", "b"}))]
-    assert drive(s.PlanMade(1, frozenset({"a", "b"}), 1)) == [s.SendDeploy(1, "a"), s.SendDeploy(1, "b")]
-    assert drive(s.DeployDone(1, "a")) == []
-    assert drive(s.DeployDone(1, "b")) == [s.SendRun(1, 0, "a", 1), s.SendRun(1, 0, "b", 1)]
-    assert drive(s.NodeRan(1, 0, "a")) == []
-    assert drive(s.OutputArrived(1, 0, 0, "value")) == []
-    assert drive(s.NodeRan(1, 0, "b")) == [s.Resolve(1, 1, {0: "value"})]
+    assert drive(ev.CallSubmitted(1, "job")) == [ev.MakePlan(1, "job", frozenset({"a", "b"}))]
+    assert drive(ev.PlanMade(1, frozenset({"a", "b"}), 1)) == [ev.SendDeploy(1, "a"), ev.SendDeploy(1, "b")]
+    assert drive(ev.DeployDone(1, "a")) == []
+    assert drive(ev.DeployDone(1, "b")) == [ev.SendRun(1, 0, "a", 1), ev.SendRun(1, 0, "b", 1)]
+    assert drive(ev.NodeRan(1, 0, "a")) == []
+    assert drive(ev.OutputArrived(1, 0, 0, "value")) == []
+    assert drive(ev.NodeRan(1, 0, "b")) == [ev.Resolve(1, 1, {0: "value"})]
     assert drive.machine.idle
 
 
 def test_a_second_call_of_a_job_runs_at_once_beside_the_first() -> None:
     drive = Driver("a", "b")
-    drive(s.CallSubmitted(1, "job"))
+    drive(ev.CallSubmitted(1, "job"))
     drive.deployed()
-    assert drive(s.CallSubmitted(2, "job")) == [s.SendRun(1, 1, "a", 2), s.SendRun(1, 1, "b", 2)]
+    assert drive(ev.CallSubmitted(2, "job")) == [ev.SendRun(1, 1, "a", 2), ev.SendRun(1, 1, "b", 2)]
 
 
 def test_calls_submitted_while_deploying_wait_for_it() -> None:
     drive = Driver("a", "b")
-    drive(s.CallSubmitted(1, "job"))
-    assert drive(s.CallSubmitted(2, "job")) == []
-    assert [run.number for run in of(s.SendRun, drive.deployed())] == [1, 1, 2, 2]
+    drive(ev.CallSubmitted(1, "job"))
+    assert drive(ev.CallSubmitted(2, "job")) == []
+    assert [run.number for run in of(ev.SendRun, drive.deployed())] == [1, 1, 2, 2]
 
 
 def test_a_death_replans_on_the_survivors_and_fences_the_old_generation() -> None:
     drive = Driver("a", "b")
-    drive(s.CallSubmitted(1, "job"))
+    drive(ev.CallSubmitted(1, "job"))
     drive.deployed()
-    actions = drive(s.NodeGone("b", LOST))
-    assert actions == [s.SendDrop(1, "a"), s.ForgetPlan(1), s.MakePlan(2, "job", frozenset({"a"}))]
-    assert drive(s.OutputArrived(1, 0, 0, "stale")) == []
-    assert drive(s.NodeRan(1, 0, "a")) == []
-    assert drive.deployed(2, ("a",)) == [s.SendRun(2, 0, "a", 1)]
-    drive(s.OutputArrived(2, 0, 0, "fresh"))
-    assert drive(s.NodeRan(2, 0, "a")) == [s.Resolve(1, 2, {0: "fresh"})]
+    actions = drive(ev.NodeGone("b", LOST))
+    assert actions == [ev.SendDrop(1, "a"), ev.ForgetPlan(1), ev.MakePlan(2, "job", frozenset({"a"}))]
+    assert drive(ev.OutputArrived(1, 0, 0, "stale")) == []
+    assert drive(ev.NodeRan(1, 0, "a")) == []
+    assert drive.deployed(2, ("a",)) == [ev.SendRun(2, 0, "a", 1)]
+    drive(ev.OutputArrived(2, 0, 0, "fresh"))
+    assert drive(ev.NodeRan(2, 0, "a")) == [ev.Resolve(1, 2, {0: "fresh"})]
 
 
 def test_a_death_while_planning_or_deploying_starts_over() -> None:
     for made in (False, True):
         drive = Driver("a", "b")
-        drive(s.CallSubmitted(1, "job"))
+        drive(ev.CallSubmitted(1, "job"))
         if made:
-            drive(s.PlanMade(1, frozenset({"a", "b"}), 1))
-        assert of(s.MakePlan, drive(s.NodeGone("a", LOST))) == [s.MakePlan(2, "job", frozenset({"b"}))]
-        assert drive(s.PlanMade(1, frozenset({"a", "b"}), 1)) == [s.ForgetPlan(1)]
-        assert drive(s.DeployDone(1, "b")) == [s.SendDrop(1, "b")]
+            drive(ev.PlanMade(1, frozenset({"a", "b"}), 1))
+        assert of(ev.MakePlan, drive(ev.NodeGone("a", LOST))) == [ev.MakePlan(2, "job", frozenset({"b"}))]
+        assert drive(ev.PlanMade(1, frozenset({"a", "b"}), 1)) == []
+        assert drive(ev.DeployDone(1, "b")) == [ev.SendDrop(1, "b")]
 
 
 def test_the_death_of_a_node_the_plan_does_not_use_lets_the_step_finish() -> None:
     drive = Driver("a", "b")
-    drive(s.CallSubmitted(1, "job"))
+    drive(ev.CallSubmitted(1, "job"))
     drive.deployed(nodes=("a",))
-    assert drive(s.NodeGone("b", LOST)) == []
-    drive(s.OutputArrived(1, 0, 0, "value"))
-    assert drive(s.NodeRan(1, 0, "a")) == [s.Resolve(1, 1, {0: "value"}), s.SendDrop(1, "a"), s.ForgetPlan(1)]
+    assert drive(ev.NodeGone("b", LOST)) == []
+    drive(ev.OutputArrived(1, 0, 0, "value"))
+    assert drive(ev.NodeRan(1, 0, "a")) == [ev.Resolve(1, 1, {0: "value"}), ev.SendDrop(1, "a"), ev.ForgetPlan(1)]
 
 
 def test_a_new_node_gets_work_from_the_next_call_on() -> None:
     drive = Driver("a")
-    drive(s.CallSubmitted(1, "job"))
+    drive(ev.CallSubmitted(1, "job"))
     drive.deployed(nodes=("a",))
-    assert drive(s.NodeJoined("b")) == []
-    assert drive(s.CallSubmitted(2, "job")) == [s.MakePlan(2, "job", frozenset({"a", "b"}))]
+    assert drive(ev.NodeJoined("b")) == []
+    assert drive(ev.CallSubmitted(2, "job")) == [ev.MakePlan(2, "job", frozenset({"a", "b"}))]
 
 
 def test_without_nodes_a_call_waits_then_fails_naming_the_cause() -> None:
     drive = Driver("a")
-    drive(s.CallSubmitted(1, "job"))
+    drive(ev.CallSubmitted(1, "job"))
     drive.deployed(nodes=("a",))
-    drive(s.NodeGone("a", LOST))
+    drive(ev.NodeGone("a", LOST))
     assert drive.machine.next_deadline() == 5.0
-    assert drive(s.Tick(), after_s=4.9) == []
-    (rejected,) = drive(s.Tick(), after_s=0.1)
+    assert drive(ev.Tick(), after_s=4.9) == []
+    (rejected,) = drive(ev.Tick(), after_s=0.1)
     assert isinstance(rejected.error, NodeLost) and "no worker is left" in str(rejected.error)
     assert drive.machine.idle
 
 
 def test_a_waiting_call_runs_on_the_node_that_comes_back() -> None:
     drive = Driver("a")
-    drive(s.CallSubmitted(1, "job"))
-    drive(s.NodeGone("a", LOST))
-    assert drive(s.NodeJoined("a")) == [s.MakePlan(2, "job", frozenset({"a"}))]
+    drive(ev.CallSubmitted(1, "job"))
+    drive(ev.NodeGone("a", LOST))
+    assert drive(ev.NodeJoined("a")) == [ev.MakePlan(2, "job", frozenset({"a"}))]
 
 
 def test_an_error_that_will_not_go_away_rejects_every_call_of_the_plan() -> None:
     drive = Driver("a", "b")
-    drive(s.CallSubmitted(1, "job"))
-    drive(s.CallSubmitted(2, "job"))
-    drive(s.PlanMade(1, frozenset({"a", "b"}), 1))
+    drive(ev.CallSubmitted(1, "job"))
+    drive(ev.CallSubmitted(2, "job"))
+    drive(ev.PlanMade(1, frozenset({"a", "b"}), 1))
     error = CompileFailed("no such op")
-    rejected = of(s.Reject, drive(s.DeployFailed(1, "a", error)))
+    rejected = of(ev.Reject, drive(ev.DeployFailed(1, "a", error)))
     assert [(reject.number, reject.error) for reject in rejected] == [(1, error), (2, error)]
 
 
 def test_a_failed_step_rejects_its_call_only() -> None:
     drive = Driver("a", "b")
-    drive(s.CallSubmitted(1, "job"))
+    drive(ev.CallSubmitted(1, "job"))
     drive.deployed()
-    drive(s.CallSubmitted(2, "job"))
-    actions = drive(s.RunFailed(1, 0, "a", CompileFailed("x")))
-    assert [reject.number for reject in of(s.Reject, actions)] == [1]
-    assert of(s.SendCancel, actions) == [s.SendCancel(1, 0, "b")]
-    drive(s.OutputArrived(1, 1, 0, "value"))
-    drive(s.NodeRan(1, 1, "a"))
-    assert drive(s.NodeRan(1, 1, "b")) == [s.Resolve(2, 1, {0: "value"})]
+    drive(ev.CallSubmitted(2, "job"))
+    actions = drive(ev.RunFailed(1, 0, "a", CompileFailed("x")))
+    assert [reject.number for reject in of(ev.Reject, actions)] == [1]
+    assert of(ev.SendCancel, actions) == [ev.SendCancel(1, 0, "b")]
+    drive(ev.OutputArrived(1, 1, 0, "value"))
+    drive(ev.NodeRan(1, 1, "a"))
+    assert drive(ev.NodeRan(1, 1, "b")) == [ev.Resolve(2, 1, {0: "value"})]
 
 
 def test_a_retried_failure_backs_off_and_ends() -> None:
     drive = Driver("a", "b")
-    drive(s.CallSubmitted(1, "job"))
+    drive(ev.CallSubmitted(1, "job"))
     waits = []
-    for generation in range(1, s.ATTEMPTS_MAX + 1):
-        drive(s.PlanMade(generation, frozenset({"a", "b"}), 1))
-        actions = drive(s.DeployFailed(generation, "a", LOST))
-        if of(s.Reject, actions):
+    for generation in range(1, ATTEMPTS_MAX + 1):
+        drive(ev.PlanMade(generation, frozenset({"a", "b"}), 1))
+        actions = drive(ev.DeployFailed(generation, "a", LOST))
+        if of(ev.Reject, actions):
             break
-        if not of(s.MakePlan, actions):
+        if not of(ev.MakePlan, actions):
             due = drive.machine.next_deadline()
             assert due is not None
             waits.append(due - drive.now)
-            assert of(s.MakePlan, drive(s.Tick(), after_s=waits[-1]))
-    assert generation == s.ATTEMPTS_MAX
+            assert of(ev.MakePlan, drive(ev.Tick(), after_s=waits[-1]))
+    assert generation == ATTEMPTS_MAX
     assert waits[:3] == pytest.approx([0.05, 0.1, 0.2])
-    assert max(waits) == pytest.approx(s.PARK_S_MAX)
+    assert max(waits) == pytest.approx(PARK_S_MAX)
 
 
 def test_cancel_stops_the_step_on_every_node() -> None:
     drive = Driver("a", "b")
-    drive(s.CallSubmitted(1, "job"))
+    drive(ev.CallSubmitted(1, "job"))
     drive.deployed()
-    actions = drive(s.CallCancelled(1))
-    assert of(s.SendCancel, actions) == [s.SendCancel(1, 0, "a"), s.SendCancel(1, 0, "b")]
-    assert drive(s.NodeRan(1, 0, "a")) == [] and drive.machine.idle
-    assert drive(s.CallCancelled(1)) == []
+    actions = drive(ev.CallCancelled(1))
+    assert of(ev.SendCancel, actions) == [ev.SendCancel(1, 0, "a"), ev.SendCancel(1, 0, "b")]
+    assert drive(ev.NodeRan(1, 0, "a")) == [] and drive.machine.idle
+    assert drive(ev.CallCancelled(1)) == []
 
 
 def test_plans_of_a_job_that_is_over_go_with_their_weights_once_nobody_waits_for_them() -> None:
     drive = Driver("a", "b")
-    drive(s.CallSubmitted(1, "job"))
+    drive(ev.CallSubmitted(1, "job"))
     drive.deployed()
-    assert drive(s.JobForgotten("other")) == [] and drive(s.JobForgotten("job")) == [], "a call is under way"
-    drive(s.OutputArrived(1, 0, 0, "value"))
-    drive(s.NodeRan(1, 0, "a"))
-    last = drive(s.NodeRan(1, 0, "b"))
-    assert of(s.SendDrop, last) == [s.SendDrop(1, "a", True), s.SendDrop(1, "b", True)]
-    assert drive(s.CallSubmitted(2, "job")) == [s.MakePlan(2, "job", frozenset({"a", "b"}))]
+    assert drive(ev.JobForgotten("other")) == [] and drive(ev.JobForgotten("job")) == [], "a call is under way"
+    drive(ev.OutputArrived(1, 0, 0, "value"))
+    drive(ev.NodeRan(1, 0, "a"))
+    last = drive(ev.NodeRan(1, 0, "b"))
+    assert of(ev.SendDrop, last) == [ev.SendDrop(1, "a", True), ev.SendDrop(1, "b", True)]
+    assert drive(ev.CallSubmitted(2, "job")) == [ev.MakePlan(2, "job", frozenset({"a", "b"}))]
 
 
 def test_a_graph_that_needs_no_node_resolves_without_one() -> None:
     drive = Driver("a")
-    drive(s.CallSubmitted(1, "job"))
-    assert drive(s.PlanMade(1, frozenset(), 0)) == [s.Resolve(1, 1, {})]
+    drive(ev.CallSubmitted(1, "job"))
+    assert drive(ev.PlanMade(1, frozenset(), 0)) == [ev.Resolve(1, 1, {})]
 
 
 def test_calls_wait_until_there_is_room_for_their_inputs() -> None:
     drive = Driver("a", "b", inputs_bytes_max=100)
     for call, size in enumerate((60, 60, 40, 0), 1):
-        drive(s.CallSubmitted(call, "job", input_bytes=size))
+        drive(ev.CallSubmitted(call, "job", input_bytes=size))
     assert [run.number for run in drive.deployed(nodes=("a",))] == [1], "the others wait in turn"
-    assert drive(s.CallSubmitted(5, "job")) == [s.SendRun(1, 1, "a", 5)], "one without large inputs waits for nobody"
-    drive(s.NodeRan(1, 0, "a"))
-    resolved, *runs = drive(s.OutputArrived(1, 0, 0, "one"))
-    assert resolved == s.Resolve(1, 1, {0: "one"})
-    assert [run.number for run in of(s.SendRun, runs)] == [2, 3, 4], "60 and 40 fit together"
+    assert drive(ev.CallSubmitted(5, "job")) == [ev.SendRun(1, 1, "a", 5)], "one without large inputs waits for nobody"
+    drive(ev.NodeRan(1, 0, "a"))
+    resolved, *runs = drive(ev.OutputArrived(1, 0, 0, "one"))
+    assert resolved == ev.Resolve(1, 1, {0: "one"})
+    assert [run.number for run in of(ev.SendRun, runs)] == [2, 3, 4], "60 and 40 fit together"
 
 
 def test_a_call_with_inputs_larger_than_the_room_runs_alone() -> None:
     drive = Driver("a", inputs_bytes_max=100)
-    drive(s.CallSubmitted(1, "job", input_bytes=10))
+    drive(ev.CallSubmitted(1, "job", input_bytes=10))
     drive.deployed(nodes=("a",))
-    assert drive(s.CallSubmitted(2, "job", input_bytes=1000)) == []
-    assert drive(s.CallSubmitted(3, "job", input_bytes=10)) == [], "else the large one might wait for ever"
-    assert [run.number for run in of(s.SendRun, drive(s.CallCancelled(1)))] == [2]
-    assert [run.number for run in of(s.SendRun, drive(s.CallCancelled(2)))] == [3]
+    assert drive(ev.CallSubmitted(2, "job", input_bytes=1000)) == []
+    assert drive(ev.CallSubmitted(3, "job", input_bytes=10)) == [], "else the large one might wait for ever"
+    assert [run.number for run in of(ev.SendRun, drive(ev.CallCancelled(1)))] == [2]
+    assert [run.number for run in of(ev.SendRun, drive(ev.CallCancelled(2)))] == [3]
 
 
 def test_programs_take_turns_in_waiting_for_room() -> None:
     drive = Driver("a", inputs_bytes_max=100)
     for generation, job in enumerate("xy", 1):
-        drive(s.CallSubmitted(generation, job))
+        drive(ev.CallSubmitted(generation, job))
         drive.deployed(generation, nodes=("a",))
     for call in range(3, 7):
-        drive(s.CallSubmitted(call, "x" if call < 6 else "y", input_bytes=100))
+        drive(ev.CallSubmitted(call, "x" if call < 6 else "y", input_bytes=100))
     order = [3]
-    while more := of(s.SendRun, drive(s.CallCancelled(order[-1]))):
+    while more := of(ev.SendRun, drive(ev.CallCancelled(order[-1]))):
         order += [run.number for run in more]
     assert order == [3, 4, 6, 5]
 
@@ -210,32 +211,32 @@ def test_random_scripts_keep_the_invariants_and_every_call_ends(seed: int) -> No
     rng = random.Random(seed)
     drive = Driver("a", "b", "c", inputs_bytes_max=100)
     alive = {"a", "b", "c"}
-    outbox: list[s.Event] = []
-    ended: dict[int, s.Action] = {}
+    outbox: list[ev.Event] = []
+    ended: dict[int, ev.Action] = {}
     submitted = 0
 
-    def perform(actions: list[s.Action]) -> None:
+    def perform(actions: list[ev.Action]) -> None:
         for action in actions:
             match action:
-                case s.MakePlan(generation, _, nodes):
+                case ev.MakePlan(generation, _, nodes):
                     used = frozenset(rng.sample(sorted(nodes), rng.randint(1, len(nodes))))
-                    outbox.append(s.PlanMade(generation, used, 2))
-                case s.SendDeploy(generation, node):
-                    outbox.append(s.DeployDone(generation, node))
-                case s.SendRun(generation, step, node, _):
+                    outbox.append(ev.PlanMade(generation, used, 2))
+                case ev.SendDeploy(generation, node):
+                    outbox.append(ev.DeployDone(generation, node))
+                case ev.SendRun(generation, step, node, _):
                     if rng.random() < 0.05:
-                        outbox.append(s.WorkReported(node, ((generation, step, 0, rng.choice((0.1, 3.0))),)))
+                        outbox.append(ev.WorkReported(node, ((generation, step, 0, rng.choice((0.1, 3.0))),)))
                     if rng.random() < 0.05:
                         lost = DeviceLost("its engine died")
-                        outbox.append(s.RunFailed(generation, step, node, lost, frozenset(rng.sample("uvwxyz", 2))))
+                        outbox.append(ev.RunFailed(generation, step, node, lost, frozenset(rng.sample("uvwxyz", 2))))
                         continue
-                    outbox.append(s.NodeRan(generation, step, node, {0: 0.01}))
-                    outbox.extend(s.OutputArrived(generation, step, slot, (generation, slot)) for slot in (0, 1))
-                case s.Resolve(call, generation, outputs):
+                    outbox.append(ev.NodeRan(generation, step, node, {0: 0.01}))
+                    outbox.extend(ev.OutputArrived(generation, step, slot, (generation, slot)) for slot in (0, 1))
+                case ev.Resolve(call, generation, outputs):
                     assert outputs == {slot: (generation, slot) for slot in (0, 1)}, "a stale output got in"
                     assert call not in ended
                     ended[call] = action
-                case s.Reject(call, _):
+                case ev.Reject(call, _):
                     assert call not in ended
                     ended[call] = action
 
@@ -244,21 +245,21 @@ def test_random_scripts_keep_the_invariants_and_every_call_ends(seed: int) -> No
         if choice < 0.2:
             submitted += 1
             input_bytes = rng.choice((0, 0, 0, 10, 60, 100, 300))
-            perform(drive(s.CallSubmitted(submitted, rng.choice("xy"), input_bytes=input_bytes)))
+            perform(drive(ev.CallSubmitted(submitted, rng.choice("xy"), input_bytes=input_bytes)))
         elif choice < 0.28 and alive:
             node = rng.choice(sorted(alive))
             alive.discard(node)
-            perform(drive(s.NodeGone(node, LOST)))
+            perform(drive(ev.NodeGone(node, LOST)))
         elif choice < 0.36 and len(alive) < 3:
             node = rng.choice(sorted({"a", "b", "c"} - alive))
             alive.add(node)
-            perform(drive(s.NodeJoined(node)))
+            perform(drive(ev.NodeJoined(node)))
         elif choice < 0.4 and submitted:
-            perform(drive(s.CallCancelled(rng.randint(1, submitted))))
+            perform(drive(ev.CallCancelled(rng.randint(1, submitted))))
         elif outbox:
             perform(drive(outbox.pop(rng.randrange(len(outbox))), after_s=0.01))
     for node in {"a", "b", "c"} - alive:
-        perform(drive(s.NodeJoined(node)))
+        perform(drive(ev.NodeJoined(node)))
     while outbox or drive.machine.next_deadline() is not None:
-        perform(drive(outbox.pop(rng.randrange(len(outbox))) if outbox else s.Tick(), after_s=0.1))
+        perform(drive(outbox.pop(rng.randrange(len(outbox))) if outbox else ev.Tick(), after_s=0.1))
     assert set(ended) == set(range(1, submitted + 1)) and drive.machine.idle

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from coordinator.calls import events as ev
 from coordinator.calls import state as s
 
 
@@ -15,9 +16,9 @@ class Driver:
         self.machine = s.CoordinatorState(inputs_bytes_max=inputs_bytes_max)
         self.now = 0.0
         for node in nodes:
-            self(s.NodeJoined(node))
+            self(ev.NodeJoined(node))
 
-    def __call__(self, event: s.Event, after_s: float = 0.0) -> list[s.Action]:
+    def __call__(self, event: ev.Event, after_s: float = 0.0) -> list[ev.Action]:
         self.now += after_s
         actions = self.machine.handle(event, self.now)
         self.machine.validate()
@@ -29,10 +30,10 @@ class Driver:
         nodes: tuple[str, ...] = ("a", "b"),
         outputs: int = 1,
         seconds: Mapping[int, float] | None = None,
-    ) -> list[s.Action]:
-        self(s.PlanMade(generation, frozenset(nodes), outputs, seconds or {}))
-        return [action for node in nodes for action in self(s.DeployDone(generation, node))]
+    ) -> list[ev.Action]:
+        self(ev.PlanMade(generation, frozenset(nodes), outputs, seconds or {}))
+        return [action for node in nodes for action in self(ev.DeployDone(generation, node))]
 
 
-def of(kind: type, actions: list[s.Action]) -> list[Any]:
+def of(kind: type, actions: list[ev.Action]) -> list[Any]:
     return [action for action in actions if isinstance(action, kind)]
