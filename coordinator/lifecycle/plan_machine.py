@@ -108,7 +108,7 @@ class PlanMachine(Generic[P]):
     def _drop(self, plan: P, free: bool = False) -> Actions:
         """Forget a plan, and have the nodes that are there drop it."""
         del self._plans[plan.generation]
-        nodes = sorted(plan.nodes & self._nodes)
+        nodes = sorted(plan.nodes & self._nodes) if plan.phase is not Phase.PLANNING else ()
         return [*(ev.SendDrop(plan.generation, node, free) for node in nodes), ev.ForgetPlan(plan.generation)]
 
     # -- what follows, as the owner decides
@@ -144,12 +144,13 @@ class PlanMachine(Generic[P]):
         plan = self._plans.get(event.generation)
         if plan is None:
             return []
-        plan.nodes, plan.outputs, plan.phase = event.nodes, event.outputs, Phase.DEPLOYING
+        plan.nodes, plan.outputs = event.nodes, event.outputs
         plan.prepare_s, plan.step_s = event.prepare_s, event.step_s
         return self._when_made(plan, event, now)
 
     def _deploy(self, plan: P, now: float) -> Actions:
         """Have the nodes of a plan load and compile it.  What computes nothing needs no node."""
+        plan.phase = Phase.DEPLOYING
         return [ev.SendDeploy(plan.generation, node) for node in sorted(plan.nodes)] or self._ready(plan, now)
 
     def _plan_failed(self, event: ev.PlanFailed, now: float) -> Actions:

@@ -37,7 +37,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any
 
 from wire.errors import BlobError, Cancelled, DeadlineExceeded, DeviceLost, MeshError, OutOfMemory, StaleGeneration
 from wire.policy.redundancy import OF_SESSIONS, copies_of
@@ -50,34 +49,34 @@ from ..lifecycle.error_context import (
     stuck_at_first,
     stuck_step,
 )
+from ..lifecycle.plan_machine import Phase, PlanMachine
+from ..lifecycle.retry import Retry
 from ..lifecycle.step_timeout import AvoidedWorkers, StepTimeout, Wait
 from ..planning.model.profiles import CLIENT
 from . import events as ev
 from . import reading, unattended
 from .copies import Copy, PendingCopy
 from .manifest import Manifest
-from .steps import Attendance, CurrentPlan, Policy, Read, Step, validate
+from .steps import Attendance, CurrentPlan, Policy, Read, validate
 
-ATTEMPTS_MAX = 20  # plans that failed without a step between them, before the session is given up
-PARK_S, PARK_S_MAX = 0.05, 1.0  # doubled with every further failure: what fails at once is not hammered
 COPY_TRIES, READS_MAX = 3, 5  # how often pieces of a copy are asked for, and a value, that nobody could give
 LATE_PLANS_MAX = 2  # each has taken a deadline that is far above what planning takes
 COMPILES_LOST_MAX = 3  # each may take the ten minutes after which a worker ends a device that hangs
 UNKNOWN = 1 << 62  # more than any number of steps
 
 
-class SessionState:
-    """The machine.  `generation` gives numbers for plans and copies that nobody else uses; `times` are how long
-    a session waits for workers."""
+class SessionState(PlanMachine[CurrentPlan]):
+    """The machine: a session has one plan at a time.  `generation` gives numbers for plans and copies that nobody else
+    uses; `times` are how long a session waits for workers."""
 
     def __init__(self, policy: Policy, nodes: Iterable[str], generation: Callable[[], int], times: Timeouts) -> None:
+        super().__init__()
         self.policy = policy
         self._kind = copies_of(policy.copies, OF_SESSIONS)
         self._generation = generation
         self._wait_s = times.worker_wait_s
         self._return_s, self._settle_s = times.session_return_s, times.session_settle_s
-        self._nodes = frozenset(nodes)
-        self._plan: CurrentPlan | None = None
+        self._nodes: frozenset[str] = frozenset(nodes)
         self._copies = [Copy(0, 0, None, {CLIENT: {CLIENT}})]  # the oldest first
         self._pending: dict[int, PendingCopy] = {}
         self._reads: dict[int, Read] = {}
@@ -89,16 +88,15 @@ class SessionState:
         self._roomless = False  # by the present plan, workers have no room for each other's copies
         self._through_here = False  # some worker cannot fetch from another: copies pass through this process
         self._unchecked = 0  # copies in a row that could not be checked
-        self._attempts, self._gone = 0, dict[str, None]()  # since a step was done: failures, and who died, by name
+        self._retry, self._gone = Retry(), dict[str, None]()  # since a step was done: failures, and who died, by name
         self._compiles_lost, self._late_plans = 0, 0  # devices lost while they compiled, and plans not made in time
         self._timeout, self._avoided = StepTimeout(), AvoidedWorkers()
         self._away = False  # whoever went last may come back as it was
-        self._parked_until_s: float | None = None
         self._alone, self._return = Wait(), Wait()  # for any worker, and for those that have what is left
         self._last_error: MeshError | None = None
         self._over: MeshError | None = None
         self._attendance = Attendance()
-        self._handlers: dict[type, Callable[[Any, float], list[ev.Action]]] = {
+        self._handlers |= {
             ev.NodesChanged: self._nodes_changed,
             ev.NodeReturned: self._node_back,
             ev.BetterPlanFound: self._better_plan,
@@ -110,15 +108,8 @@ class SessionState:
             ev.StateRequestWithdrawn: partial(reading.withdrawn, self),
             ev.CloseRequested: self._close_asked,
             ev.ReplayLimitExceeded: self._forget_first,
-            ev.PlanMade: self._plan_made,
-            ev.PlanFailed: self._plan_failed,
-            ev.DeployDone: self._deploy_done,
-            ev.DeployFailed: self._deploy_failed,
             ev.CompilationReported: self._preparing,
             ev.NodeStuck: self._preparing,
-            ev.NodeRan: self._node_ran,
-            ev.RunFailed: self._run_failed,
-            ev.OutputArrived: self._output_arrived,
             ev.SnapshotTaken: self._snapshot_done,
             ev.CopyStored: self._keep_done,
             ev.CopyFailed: self._copy_failed,
@@ -144,7 +135,8 @@ class SessionState:
         machine = SessionState(policy, nodes, generation, times)
         usable = manifest if told is None else manifest.before(told, since)
         machine._copies = [Copy.recorded(copy) for copy in usable.copies]
-        machine._plan = CurrentPlan.recorded(usable.plan) if usable.plan is not None else None
+        if usable.plan is not None:
+            machine._plans = {usable.plan.generation: CurrentPlan.recorded(usable.plan)}
         machine._count_from(usable.least if told is None else told)
         machine._held_from = min([machine._done, *(copy.value for copy in usable.copies)])
         machine._attendance = Attendance(away=told is None, unsure=told is None, unknown=told is None)
@@ -174,8 +166,12 @@ class SessionState:
         """The time at which a Tick is due, or None."""
         stuck = None if self._plan is None else self._timeout.due_s(self._plan.ending)
         waits = (self._alone, self._return, self._attendance.again)
-        dues = (*(wait.until_s for wait in waits), self._parked_until_s, stuck)
+        dues = (*(wait.until_s for wait in waits), self._retry.parked_until_s, stuck)
         return min((due for due in dues if due is not None), default=None)
+
+    @property
+    def _plan(self) -> CurrentPlan | None:
+        return next(iter(self._plans.values()), None)
 
     @property
     def kept(self) -> frozenset[int]:
@@ -230,10 +226,10 @@ class SessionState:
         validate(self._plan, self._copies, self._nodes, self._done, self._held_from, waited_for)
         assert self._held_from <= self._safe
         if self._plan is not None and self._plan.running:
-            assert self._done <= self._plan.issued <= min(self._asked, self._done + self.policy.ahead)
+            assert self._done <= self._plan.next_number <= min(self._asked, self._done + self.policy.ahead)
         for pending in self._pending.values():
             assert pending.nodes <= self._nodes
-        waits = self._alone.until_s, self._parked_until_s, self._return.until_s, self._plan
+        waits = self._alone.until_s, self._retry.parked_until_s, self._return.until_s, self._plan
         rescuing = any(pending.purpose == "rescue" for pending in self._pending.values())
         assert rescuing or any(wait is not None for wait in waits), "a session waits for nothing"
 
@@ -372,9 +368,9 @@ class SessionState:
 
     def _stop(self, plan: CurrentPlan, number: int) -> list[ev.Action]:
         """Have the workers stop from this step on: some may be further than is known."""
-        stopped = range(number - plan.start, plan.issued - plan.start)
-        plan.issued = min(plan.issued, number)
-        plan.steps = {issued: step for issued, step in plan.steps.items() if issued < number}
+        stopped = range(number - plan.start, plan.issued)
+        plan.issued = min(plan.issued, number - plan.start)
+        plan.steps = {step: run for step, run in plan.steps.items() if step < plan.issued}
         return [ev.SendCancel(plan.generation, step, node) for node in sorted(plan.nodes) for step in stopped]
 
     # -- plans
@@ -385,8 +381,9 @@ class SessionState:
         if plan is not None:
             if self.policy.durable:  # what comes later goes with the plan, and the client may lack its answers
                 self._done = max(plan.start, self._safe)
-            actions += self._stop(plan, self._done) if plan.running else []
-            plan.running = False
+            if plan.running:
+                actions += self._stop(plan, self._done)
+                plan.phase = Phase.STOPPED
             self._timeout.stopped()
             if self._done > plan.start and not any(copy.value == self._done for copy in self._whole_copies):
                 if plan.whole:
@@ -418,34 +415,27 @@ class SessionState:
             self._alone.begin(now, self._return_s if self._away else self._wait_s)
             return []
         self._alone.end()
-        if self._parked_until_s is not None:
+        if self._retry.parked_until_s is not None:
             return []
         if self._through_here and not copy.here:
             return self._keep(self._again("rescue", copy))
         generation = self._generation()
         candidates = self._avoided.others(self._nodes, now) or self._nodes
-        self._plan = CurrentPlan(generation, copy.value, candidates)
-        return [ev.MakePlan(generation, ev.Start(copy.contents, copy.where), candidates)]
+        plan = CurrentPlan(generation, candidates, start=copy.value)
+        return self._make(plan, ev.Start(copy.contents, copy.where))
 
     def _fail(self, error: MeshError, now: float) -> list[ev.Action]:
         """Try again by another plan: at once after a first failure, later after more."""
-        self._attempts += 1
         self._last_error = error
-        if self._attempts >= ATTEMPTS_MAX:
+        if self._retry.failed():
             return self._end(error)
-        if self._attempts > 1:
-            self._parked_until_s = now + min(PARK_S * 2 ** (self._attempts - 2), PARK_S_MAX)
+        self._retry.park(now)
         return self._restart(error, now)
 
     def _drop_plan(self) -> list[ev.Action]:
-        plan, self._plan = self._plan, None
+        plan = self._plan
         self._timeout.stopped()
-        if plan is None:
-            return []
-        return [*(ev.SendDrop(plan.generation, node) for node in sorted(plan.nodes)), ev.ForgetPlan(plan.generation)]
-
-    def _current(self, generation: int) -> CurrentPlan | None:
-        return self._plan if self._plan is not None and self._plan.generation == generation else None
+        return [] if plan is None else self._drop(plan)
 
     def _give_up(self, plan: CurrentPlan, working: Mapping[str, tuple[int, int, float]], now: float) -> list[ev.Action]:
         """Give up a step that does not end, and do it again without the workers that are stuck, if they are known."""
@@ -457,22 +447,15 @@ class SessionState:
             return [report, *self._restart(None, now)]
         return [report, *self._fail(stuck_step(self._timeout.took_s), now)]
 
-    def _plan_made(self, event: ev.PlanMade, now: float) -> list[ev.Action]:
-        plan = self._current(event.generation)
-        if plan is None:
-            return []
+    def _when_made(self, plan: CurrentPlan, event: ev.PlanMade, now: float) -> list[ev.Action]:
         if not event.nodes <= self._nodes:
             return [*self._drop_plan(), *self._go_on(now)]
-        plan.nodes, plan.outputs, self._roomless = event.nodes, event.outputs, event.roomless
-        plan.prepare_s = event.prepare_s
+        self._roomless = event.roomless
         self._timeout.planned(event.step_s)
         plan.owners = {piece: set(owners) for piece, owners in event.owners.items()}
-        return [ev.SendDeploy(plan.generation, node) for node in sorted(plan.nodes)]
+        return self._deploy(plan, now)
 
-    def _plan_failed(self, event: ev.PlanFailed, now: float) -> list[ev.Action]:
-        plan = self._current(event.generation)
-        if plan is None:
-            return []
+    def _when_not_made(self, plan: CurrentPlan, event: ev.PlanFailed, now: float) -> list[ev.Action]:
         if not plan.candidates <= self._nodes:  # who is gone may be why
             return [*self._drop_plan(), *self._go_on(now)]
         self._late_plans += isinstance(event.error, DeadlineExceeded)
@@ -484,20 +467,10 @@ class SessionState:
             return self._fail(event.error, now)
         return self._end(cannot_continue(event.error, self._gone, self._done))
 
-    def _deploy_done(self, event: ev.DeployDone, now: float) -> list[ev.Action]:
-        plan = self._current(event.generation)
-        if plan is None:
-            return [ev.SendDrop(event.generation, event.node)] if event.node in self._nodes else []
-        plan.deployed.add(event.node)
-        if plan.running or len(plan.deployed) < len(plan.nodes):
-            return []
-        plan.running, plan.begun, plan.issued = True, True, self._done
+    def _when_ready(self, plan: CurrentPlan, now: float) -> list[ev.Action]:
         return [*reading.read(self, now), *self._issue(now)]
 
-    def _deploy_failed(self, event: ev.DeployFailed, now: float) -> list[ev.Action]:
-        plan = self._current(event.generation)
-        if plan is None:
-            return []
+    def _when_not_deployed(self, plan: CurrentPlan, event: ev.DeployFailed, now: float) -> list[ev.Action]:
         if isinstance(event.error, BlobError):  # what it was to begin with is not to be had
             self._through_here = True
             return [*self._blame_copy(plan.start), *self._fail(event.error, now)]
@@ -533,41 +506,14 @@ class SessionState:
             return []
         wanted = min((read.value for read in self._reads.values()), default=self._asked)
         actions: list[ev.Action] = []
-        while plan.issued < min(self._asked, wanted, self._safe + self.policy.ahead):
-            number, step = plan.issued, plan.issued - plan.start
-            plan.steps[number] = Step()
-            plan.issued += 1
+        while (number := plan.next_number) < min(self._asked, wanted, self._safe + self.policy.ahead):
             self._timeout.began(now)
-            committed = max(self._safe - plan.start, 0)
-            actions += [ev.SendRun(plan.generation, step, node, number, committed) for node in sorted(plan.nodes)]
+            actions += self._run(plan, number, now, committed=max(self._safe - plan.start, 0))
         return actions
 
-    def _step(self, generation: int, step: int) -> Step | None:
-        plan = self._current(generation)
-        return plan.steps.get(plan.start + step) if plan is not None else None
-
-    def _node_ran(self, event: ev.NodeRan, now: float) -> list[ev.Action]:
-        step = self._step(event.generation, event.step)
-        if step is None:
-            return []
-        step.ran.add(event.node)
-        return self._commit_if_done(step, now)
-
-    def _output_arrived(self, event: ev.OutputArrived, now: float) -> list[ev.Action]:
-        step = self._step(event.generation, event.step)
-        if step is None:
-            return []
-        step.outputs[event.slot] = event.value
-        return self._commit_if_done(step, now)
-
-    def _commit_if_done(self, step: Step, now: float) -> list[ev.Action]:
-        assert self._plan is not None
-        return self._commit(now) if self._plan.is_done(step) else []
-
-    def _commit(self, now: float) -> list[ev.Action]:
+    def _when_done(self, plan: CurrentPlan, step: int, now: float) -> list[ev.Action]:
         """Commit the steps that are done."""
-        plan, actions = self._plan, self._counted(now)
-        assert plan is not None
+        actions = self._counted(now)
         if self._safe > plan.start and self.policy.copies == "none":
             actions += self._trim(lambda copy: copy.contents is not None)
         if plan.ending and not plan.steps:
@@ -578,20 +524,18 @@ class SessionState:
         """Commit steps in order, once all connected workers have done them.  A replayed step is not answered again."""
         plan, actions = self._plan, list[ev.Action]()
         assert plan is not None
-        while (step := plan.steps.get(self._done)) is not None and plan.is_done(step):
-            del plan.steps[self._done]
+        while (step := plan.steps.get(self._done - plan.start)) is not None and plan.is_done(step):
+            del plan.steps[self._done - plan.start]
             self._timeout.done(now, bool(plan.steps))
             if self._done == self._told:
                 actions.append(ev.Resolve(self._done, plan.generation, step.outputs))
                 self._told += 1
             self._done += 1
-            self._attempts, self._compiles_lost, self._gone = 0, 0, {}
+            self._retry.succeeded()
+            self._compiles_lost, self._gone = 0, {}
         return actions
 
-    def _run_failed(self, event: ev.RunFailed, now: float) -> list[ev.Action]:
-        plan = self._current(event.generation)
-        if plan is None or plan.start + event.step not in plan.steps:
-            return []
+    def _when_not_run(self, plan: CurrentPlan, event: ev.RunFailed, now: float) -> list[ev.Action]:
         if event.error.retry:
             return self._fail(event.error, now)
         number = plan.start + event.step
@@ -820,7 +764,7 @@ class SessionState:
         actions += self._drop_plan()
         self._told = self._asked
         actions += self._trim(lambda copy: True)
-        self._parked_until_s = None
+        self._retry.unpark()
         self._alone.end()
         self._return.end()
         self._attendance.over()
@@ -833,9 +777,9 @@ class SessionState:
             return self._look_what_is_back(now, late=True)
         if self._plan is not None and self._timeout.is_over(now, self._plan.ending):
             return self._give_up(self._plan, event.working, now)
-        if self._parked_until_s is None or now < self._parked_until_s:
+        if not self._retry.is_due(now):
             return []
-        self._parked_until_s = None
+        self._retry.unpark()
         rescuing = any(pending.purpose == "rescue" for pending in self._pending.values())
         return [] if rescuing or self._plan is not None or self._alone else self._go_on(now)
 

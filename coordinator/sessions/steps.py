@@ -1,14 +1,14 @@
-"""A session's policy, its current plan with the steps under way, and its reads.  Pure data.
+"""A session's policy, its current plan, and its reads.  Pure data.
 
 A plan whose workers are away for a while may come back with them, and then knows what each of them has still.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
+from ..lifecycle.plan_machine import LivePlan, Phase
 from ..lifecycle.step_timeout import Wait
 from ..planning.model.profiles import CLIENT
 from .copies import Copy
@@ -32,33 +32,26 @@ class Policy:
     durable: bool = False  # it outlasts this process: what its caller was not heard to have is held for it
 
 
-@dataclass(slots=True)
-class Step:
-    """A step under way: the workers that have done it, and its outputs so far."""
+@dataclass(slots=True, kw_only=True)
+class CurrentPlan(LivePlan):
+    """The plan that a session's steps run by, or will once all its workers are ready.  Its first step is the session's
+    step `start`."""
 
-    ran: set[str] = field(default_factory=set)
-    outputs: dict[int, Any] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class CurrentPlan:
-    """The plan that a session's steps run by, or will once all its workers are ready."""
-
-    generation: int
     start: int  # the value it begins with
-    candidates: frozenset[str] = frozenset()  # the nodes it is planned for
-    nodes: frozenset[str] = frozenset()
     owners: dict[Piece, set[str]] = field(default_factory=dict)
     away: dict[str, frozenset[Piece]] = field(default_factory=dict)  # what those made who may come back with it
-    outputs: int = 0
-    prepare_s: Mapping[int, float] = field(default_factory=dict)  # what each part should take to compile
-    deployed: set[str] = field(default_factory=set)
-    running: bool = False
-    begun: bool = False  # all its workers were ready once
     ending: bool = False  # a better one follows soon
-    issued: int = 0
-    steps: dict[int, Step] = field(default_factory=dict)  # by the session's numbers
     made: dict[str, int] = field(default_factory=dict)  # the value that each worker said, as it came back, it is at
+
+    @property
+    def begun(self) -> bool:
+        """Whether all its workers were ready once."""
+        return self.phase in (Phase.RUNNING, Phase.STOPPED)
+
+    @property
+    def next_number(self) -> int:
+        """The session's number of the step that is begun next."""
+        return self.start + self.issued
 
     @property
     def whole(self) -> bool:
@@ -84,15 +77,11 @@ class CurrentPlan:
     @staticmethod
     def recorded(record: PlanRecord) -> CurrentPlan:
         """The plan that was written down: its workers are away until they join again."""
-        plan = CurrentPlan(record.generation, record.start, begun=True)
+        plan = CurrentPlan(record.generation, phase=Phase.STOPPED, start=record.start)
         plan.owners = {piece: set() for piece in record.owners}
         for node in frozenset().union(*record.owners.values()):
             plan.away[node] = frozenset(piece for piece, nodes in record.owners.items() if node in nodes)
         return plan
-
-    def is_done(self, step: Step) -> bool:
-        """Whether all workers have done a step, and all its outputs have come."""
-        return self.nodes <= step.ran and len(step.outputs) >= self.outputs
 
     def lose(self, gone: frozenset[str], away: frozenset[str]) -> bool:
         """These workers are gone, of which some are `away` only; whether any was of this plan."""
@@ -168,7 +157,7 @@ def validate(
         assert plan.nodes <= nodes, "a plan uses a node that is gone"
         assert plan.start <= done, "a plan went back"
         assert not (plan.running and plan.away), "a plan runs without its workers"
-        assert not plan.running or plan.steps.keys() == set(range(done, plan.issued))
+        assert not plan.running or plan.steps.keys() == set(range(done - plan.start, plan.issued))
     known = list(copies)
     whole = any(copy.whole for copy in known)
     for copy in known:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from support.machines.session_world import PIECES, World
 
+from coordinator.lifecycle.retry import ATTEMPTS_MAX
 from coordinator.planning.model.profiles import CLIENT
 from coordinator.sessions import events as ev
-from coordinator.sessions.state import ATTEMPTS_MAX, Policy
+from coordinator.sessions.state import Policy
 from wire.errors import Cancelled, ExecuteFailed, MeshError, NodeLost, OutOfMemory, PlacementError
 from wire.timeouts import DEFAULT_TIMEOUTS
 
