@@ -58,6 +58,8 @@ from .delivery.param_slices import ParamSlices
 from .delivery.relay import RelayServer
 from .delivery.tensor_store import TensorStore
 from .lifecycle.error_context import no_worker_left
+from .lifecycle.plan_context import PlanContext
+from .lifecycle.plan_shell import PlanShell
 from .plan_service.plan_service import PlanService
 from .plan_service.planner_client import PlannerClient, PlannerProcess
 from .plan_service.straggler_mitigation import CoordinatorHooks, StragglerMitigation
@@ -80,9 +82,6 @@ from .workers.records import Call, Member, link_to
 from .workers.straggler_detector import StragglerDetector
 
 log = logging.getLogger("graph_mesh.coordinator")
-
-DOUBTS_MAX = 4  # how often a call is computed again because workers disagree
-READ_PASSES = 3  # passes of the loop until all that the sockets hold is read: it is polled, parsed and delivered
 
 
 class Coordinator:
@@ -149,23 +148,37 @@ class Coordinator:
         )
 
     def _make_runtime(self) -> None:
-        self.sessions = Sessions(self._session_context())
-        context = CallContext(
-            config=self.config,
+        plans = PlanContext(
             epoch=lambda: self.epoch,
             members=self._members,
             known=self._known,
             deployer=self._deployer,
             planning=self._planning,
-            guards=self._guards,
-            rehearsing=self._rehearsing,
-            pacing=self._pacing,
-            sessions=self.sessions,
             prober=self.prober,
             events=self._events,
             held=self._held,
             shared=self._shared,
             tasks=self._tasks,
+        )
+        self.sessions = Sessions(
+            SessionContext(
+                plans=plans,
+                usable=self._usable,
+                blobs=self.blobs,
+                generation=self._state.spare_generation,
+                timeouts=self.config.timeouts,
+                stragglers=self._stragglers,
+                guarded=self._guards.deployed,
+                ran=self._pacing.session_ran,
+            )
+        )
+        context = CallContext(
+            config=self.config,
+            plans=plans,
+            guards=self._guards,
+            rehearsing=self._rehearsing,
+            pacing=self._pacing,
+            sessions=self.sessions,
         )
         self._runner = CallRunner(context, self._state, self._calls)
         self.health = HealthWatch(context, self._runner, self._members, self._explainer)
@@ -174,8 +187,13 @@ class Coordinator:
 
     def _make_tables(self) -> None:
         """Say what takes each message; others add their rows."""
-        taken = self._runner.output, self._runner.output_lost
-        self._receiver = OutputReceiver(lambda: self.epoch, self.blobs, self._meter, *taken)
+        self._receiver = OutputReceiver(
+            lambda: self.epoch,
+            self.blobs,
+            self._meter,
+            lambda generation, *output: self._owner(generation).output(generation, *output),
+            lambda generation, *loss: self._owner(generation).output_lost(generation, *loss),
+        )
         relay = RelayServer(partial(link_to, self._members), self._calls, lambda: self.epoch)
         self.requests: dict[type, Callable[[Link, Any], Awaitable[Message]]] = {
             FetchBlob: self._slices.before(self.blobs.serve),
@@ -401,26 +419,9 @@ class Coordinator:
             self._planning.times.forget,
         )
 
-    def _session_context(self) -> SessionContext:
-        """What sessions need of the coordinator."""
-        return SessionContext(
-            lambda: self.epoch,
-            {},
-            self._members,
-            self._deployer,
-            self._planning,
-            self._usable,
-            self._held,
-            self.blobs,
-            self._shared,
-            self._state.spare_generation,
-            self._tasks,
-            self._events.publish,
-            self.config.timeouts,
-            self._stragglers,
-            self._guards.deployed,
-            lambda *ran: self._pacing.session_ran(*ran),
-        )
+    def _owner(self, generation: int) -> PlanShell:
+        """Whose plan this is."""
+        return self.sessions.of(generation) or self._runner
 
     def _spare_key(self) -> PlanKey:
         return PlanKey(self.epoch, self._state.spare_generation())

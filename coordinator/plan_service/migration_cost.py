@@ -18,10 +18,35 @@ from ..planning.auto_strategy import Measured
 from ..planning.model.cost_model import REPLAN_S
 from ..planning.model.plan import FromParam, Plan
 from ..planning.model.profiles import CLIENT, Profiles
+from ..planning.model.timeline import as_it_runs
+from ..planning.plan_messages import nodes
 
-GAIN_MIN = 0.1  # of a call's time: less is not worth the trouble, and within what prices err
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Going over to another plan, which has to take less than `ratio` of the present one's time."""
+
+    ratio: float
+
+    def pays(self, now_s: float, then_s: float) -> bool:
+        """Whether a plan that takes `then_s` is worth it beside one that takes `now_s`."""
+        return then_s < self.ratio * now_s
+
+
+# What moves decides how much is to be gained at least.  Prices err by about a tenth.
+WEIGHTS_MOVE = Move(0.9)  # a call's plan; what they cost besides is added up call by call (StayCost)
+SHARES_MOVE = Move(0.9)  # who computes how much of a batch
+STATE_STAYS = Move(0.85)  # a session's plan, where the state stays where it is
+STATE_MOVES = Move(0.8)  # a session's plan otherwise
 MARGIN = 2.0
 REST_S = 10.0  # from one move of a program to its next
+
+
+def is_better(other: Plan, now: Plan, profiles: Profiles, move: Move, widens: bool) -> bool:
+    """Whether a session should go over from the plan `now` to `other`: it is so much faster, or it `widens`, and more
+    workers take part."""
+    wider = widens and len(nodes(other)) > len(nodes(now))
+    return wider or move.pays(as_it_runs(now, profiles), as_it_runs(other, profiles))
 
 
 def move_s(plan: Plan, profiles: Profiles, holds: Callable[[str], Collection[str]], compile_s: float) -> float:
@@ -47,7 +72,7 @@ def may_pay(plan: Plan, before: Measured, now: Measured) -> bool:
         return False
     first = plan.candidate not in dict(before)
     others = [dict(now).get(each.name, each.seconds) for each in plan.candidates if each.name != plan.candidate]
-    return any(first if seconds is None else seconds < took_s * (1 - GAIN_MIN) for seconds in others)
+    return any(first if seconds is None else WEIGHTS_MOVE.pays(took_s, seconds) for seconds in others)
 
 
 @dataclass(slots=True)
@@ -59,7 +84,7 @@ class StayCost:
 
     def gains(self, now_s: float, then_s: float) -> bool:
         """Whether there is something to be gained from a plan that takes `then_s` instead of `now_s`."""
-        gain = then_s < now_s * (1 - GAIN_MIN)
+        gain = WEIGHTS_MOVE.pays(now_s, then_s)
         self.seconds = self.seconds if gain else 0.0
         return gain
 

@@ -1,6 +1,6 @@
-"""The runner of calls: the shell that performs what `coordinator/calls/state.py` decides, over links.
+"""The runner of calls: the shell of `coordinator/calls/state.py`.
 
-It holds the calls in progress and the plans that were deployed for them.  It decides nothing about plans and calls.
+It holds the calls in progress, and what `PlanShell` holds of their plans.  It decides nothing about plans and calls.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -16,21 +16,17 @@ from numpy.typing import NDArray
 
 from wire.errors import Cancelled, MeshError
 from wire.link.link import Link
-from wire.protocol.messages import INLINE_BYTES_MAX, Began, CancelStep, NodeReport, PlanKey, Run
-from wire.system.shared_memory import SharedDir
-from wire.system.tasks import Tasks, as_error, unheard
+from wire.protocol.messages import INLINE_BYTES_MAX, Began, Deployed, Ran
+from wire.system.tasks import as_error, unheard
 from wire.units import counted
 
 from ..calls import events as ev
 from ..calls.state import CoordinatorState
 from ..config import CoordinatorConfig
-from ..delivery.deployer import Deployer
-from ..delivery.input_sender import run_step
-from ..delivery.output_receiver import tensor_of
-from ..delivery.tensor_store import TensorStore
-from ..lifecycle.action_failures import doing, failure_of
+from ..delivery.deployer import NO_STATE
 from ..lifecycle.error_context import disagreement, in_quarantine
-from ..plan_service.plan_service import PlanService
+from ..lifecycle.plan_context import PlanContext
+from ..lifecycle.plan_shell import Arrays, PlanShell
 from ..plan_service.straggler_mitigation import StragglerMitigation
 from ..plan_service.warm_up import WarmUp
 from ..plan_service.weight_redundancy import WeightRedundancy
@@ -42,66 +38,37 @@ from ..planning.placement.sticky_placement import Homes
 from ..sessions.open_sessions import Sessions
 from ..workers import worker_names
 from ..workers.call_report import CallReport
-from ..workers.event_feed import EventFeed
-from ..workers.link_prober import LinkProber
-from ..workers.records import Call, Deployment, Member
+from ..workers.records import Call, Deployment
 
 log = logging.getLogger("graph_mesh.coordinator")
 
-DOUBTS_MAX = 4  # how often a call is computed again because workers disagree
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class CallContext:
     """What calls need of their coordinator."""
 
     config: CoordinatorConfig
-    epoch: Callable[[], int]
-    members: Mapping[str, Member]
-    known: Mapping[str, NodeReport]
-    deployer: Deployer
-    planning: PlanService
+    plans: PlanContext
     guards: WeightRedundancy
     rehearsing: WarmUp
     pacing: StragglerMitigation
     sessions: Sessions
-    prober: LinkProber
-    events: EventFeed
-    held: TensorStore
-    shared: SharedDir | None
-    tasks: Tasks
 
 
-class CallRunner:
-    """`machine` decides.  `calls` are those in progress, by number, and `deployments` the plans, by generation."""
+class CallRunner(PlanShell):
+    """`machine` decides.  `calls` are those in progress, by number."""
 
     def __init__(self, context: CallContext, machine: CoordinatorState, calls: dict[int, Call]) -> None:
+        super().__init__(context.plans)
         self.quarantined: set[str] = set()  # node ids of workers that were wrong too often
-        self._config, self._epoch = context.config, context.epoch
-        self._members, self._known = context.members, context.known
-        self._deployer, self._prober = context.deployer, context.prober
-        self._planning, self._pacing, self._rehearsing = context.planning, context.pacing, context.rehearsing
+        self._config, self._epoch = context.config, context.plans.epoch
+        self._planning, self._pacing, self._rehearsing = context.plans.planning, context.pacing, context.rehearsing
         self._guards, self._sessions = context.guards, context.sessions
-        self._events, self._publish = context.events, context.events.publish
-        self._held, self._shared = context.held, context.shared
-        self._tasks = context.tasks
         self.machine = machine
         self.calls = calls
-        self.deployments: dict[int, Deployment] = {}
-        self._loop = asyncio.get_running_loop()
         self._auditor = Auditor(context.config.audit)
         self._numbers, self._crowded = itertools.count(1), 0  # none up to the crowded one was alone to its end
-        self._performers: dict[type, Callable[[Any], object]] = {
-            ev.MakePlan: self._make_plan,
-            ev.ForgetPlan: self._forget_plan,
-            ev.SendDeploy: lambda action: self._begin(action, self._deploy(action)),
-            ev.SendRun: self._start_run,
-            ev.SendCancel: self._send_cancel,
-            ev.SendDrop: self._send_drop,
-            ev.ReportStalled: lambda action: self._publish("stalled", "", str(action.error), action.generation),
-            ev.Resolve: self._resolve,
-            ev.Reject: self._reject,
-        }
+        self._performers[ev.ReportStalled] = self._report_stalled
         assert self._performers.keys() == set(get_args(ev.Action))
 
     # -- calls
@@ -149,10 +116,7 @@ class CallRunner:
     def feed(self, event: ev.Event) -> None:
         """Handle an event and perform what follows."""
         for action in self.machine.handle(event, self._loop.time()):
-            try:
-                self._performers[type(action)](action)
-            except Exception as fault:
-                self._failed(action, as_error(f"{doing(action)} failed", fault))
+            self._perform(action)
         self._rehearsing.calls(not self.machine.idle)
         if type(event) in ev.NODE_EVENTS:
             self._planning.changed()
@@ -160,18 +124,11 @@ class CallRunner:
             gone = (event.error, event.away) if isinstance(event, ev.NodeGone) else (None, False)
             self._sessions.nodes_changed(*gone)
 
-    def _begin(self, action: ev.Action, work: Coroutine[Any, Any, None]) -> None:
-        self._tasks.run(doing(action), work, lambda error: self._failed(action, error))
+    def _unanswered(self, error: MeshError) -> None:
+        log.warning("%s", error)
 
-    def _failed(self, action: ev.Action, error: MeshError) -> None:
-        """Report the failure of an action to whoever waits for its result."""
-        if isinstance(action, ev.SendRun):
-            self._prober.lost_between(action.node, error)
-        event = failure_of(action, error, self._known, self._members, self.deployments)
-        if event is None:
-            log.warning("%s", error)
-        else:
-            self.feed(event)
+    def _report_stalled(self, action: ev.ReportStalled) -> None:
+        self._publish("stalled", "", str(action.error), action.generation)
 
     # -- plans
 
@@ -196,86 +153,53 @@ class CallRunner:
 
     def _plan_made(self, generation: int, plan: Plan) -> None:
         deployment = self.deployments.get(generation)
-        if deployment is not None:
-            deployment.plan, deployment.feeds = plan, plan_messages.feeds(plan)
-            self._guards.admit(deployment.program, plan)
-            deployment.settled = self._pacing.opinion(deployment.program)
-            if not deployment.trial:
-                self._publish("planned", "", "; ".join(plan.reasons), generation)
-            self._events.note_plan(deployment.program, generation)
-            if not deployment.trial:
-                self._planning.use(deployment.program, plan_messages.nodes(plan))
+        if deployment is None:
+            return
+        deployment.plan, deployment.feeds = plan, plan_messages.feeds(plan)
+        self._guards.admit(deployment.program, plan)
+        deployment.settled = self._pacing.opinion(deployment.program)
         nodes, outputs = plan_messages.nodes(plan), plan_messages.output_count(plan)
+        self._events.note_plan(deployment.program, generation)
+        if not deployment.trial:
+            self._publish("planned", "", "; ".join(plan.reasons), generation)
+            self._planning.use(deployment.program, nodes)
         timed = plan_messages.part_seconds(plan), plan_messages.prepare_seconds(plan), plan.seconds
         self.feed(ev.PlanMade(generation, nodes, outputs, *timed))
 
-    def _forget_plan(self, action: ev.ForgetPlan) -> None:
-        deployment = self.deployments.pop(action.generation, None)
-        if deployment is not None and not deployment.trial:
+    def _forgotten(self, deployment: Deployment) -> None:
+        if not deployment.trial:
             self._events.note_forgotten(deployment)
 
-    async def _deploy(self, action: ev.SendDeploy) -> None:
-        member = self._members.get(action.node)
-        deployment = self.deployments.get(action.generation)
-        if member is None or deployment is None or deployment.plan is None:
-            return
-        key = PlanKey(self._epoch(), action.generation)
-        bindings, forced = deployment.program.bindings, deployment.program.forced > 0
-        answer = await self._deployer.deploy(deployment.plan, action.node, key, bindings, force=forced)
-        deployment.results[action.node] = answer
-        if not deployment.trial and deployment.results.keys() >= plan_messages.nodes(deployment.plan):
+    async def _contents(
+        self, deployment: Deployment, plan: Plan, node: str
+    ) -> tuple[plan_messages.Bindings, plan_messages.State]:
+        return deployment.program.bindings, NO_STATE
+
+    def _deployed(self, action: ev.SendDeploy, deployment: Deployment, answer: Deployed) -> None:
+        if deployment.plan is not None and deployment.complete and not deployment.trial:
             self._guards.deployed(deployment.program, deployment.plan)
         text = f"{counted(answer.compiled, 'kernel')} compiled, {answer.from_cache} from cache"
         self._publish("deployed", action.node, text, action.generation)
-        self.feed(ev.DeployDone(action.generation, action.node))
 
     # -- runs
 
-    def _start_run(self, action: ev.SendRun) -> None:
-        member = self._members.get(action.node)
+    def _inputs_of(self, action: ev.SendRun, deployment: Deployment) -> Arrays | None:
         call = self.calls.get(action.number)
-        deployment = self.deployments.get(action.generation)
-        if member is None or call is None or deployment is None:
-            return
+        if call is None:
+            return None
         call.report.add_generation(action.generation)
         call.steps[action.generation] = action.step
-        self._begin(action, self._run(action, member, call, deployment))
+        return call.inputs
 
-    async def _run(self, action: ev.SendRun, member: Member, call: Call, deployment: Deployment) -> None:
-        began_s, run = self._loop.time(), Run(PlanKey(self._epoch(), action.generation), action.step)
-        answer = await run_step(member.link, run, deployment.feeds.get(action.node, ()), call.inputs, self._shared)
+    def _ran(self, action: ev.SendRun, deployment: Deployment, answer: Ran, began_s: float) -> None:
         took_s = self._loop.time() - began_s
-        for output in answer.outputs:
-            if output.value.data is not None or output.value.shared:
-                self.output(action.generation, action.step, output.slot, tensor_of(member.link, output.value))
-        call.ran[action.generation, action.node] = answer
+        call = self.calls.get(action.number)
+        if call is not None:
+            call.ran[action.generation, action.node] = answer
         self._events.publish_progress("ran", action.node, f"its parts of step {action.step}", action.generation)
-        seconds = {run.part: run.compute_s for run in answer.parts}
         self._pacing.ran((action.generation, action.step), action.node, deployment, answer, took_s, len(self.calls))
-        self.feed(ev.NodeRan(action.generation, action.step, action.node, seconds))
 
-    def _send_cancel(self, action: ev.SendCancel) -> None:
-        member = self._members.get(action.node)
-        if member is not None:
-            member.link.notify(CancelStep(PlanKey(self._epoch(), action.generation), action.step))
-
-    def _send_drop(self, action: ev.SendDrop) -> None:
-        if action.node in self._members:
-            drop = self._deployer.drop(action.node, PlanKey(self._epoch(), action.generation), action.free)
-            self._tasks.run("dropping a plan", drop, unheard)
-
-    # -- outputs
-
-    def output(self, generation: int, step: int, slot: int, array: NDArray[Any]) -> None:
-        """Take an output of a call or a session."""
-        if self._sessions.output(generation, step, slot, array):
-            return
-        self.feed(ev.OutputArrived(generation, step, slot, array))
-
-    def output_lost(self, generation: int, step: int, node: str, error: MeshError) -> None:
-        """An output of a worker will not come."""
-        if not self._sessions.run_failed(generation, step, node, error):
-            self._failed(ev.SendRun(generation, step, node, 0), error)
+    # -- answers
 
     def _resolve(self, action: ev.Resolve) -> None:
         call = self.calls.pop(action.number)
@@ -338,14 +262,15 @@ class CallRunner:
         self._publish("quarantined", node, "it was wrong twice, and gets no work any more")
         for generation, deployment in self.deployments.items():
             if deployment.plan is not None and node in plan_messages.nodes(deployment.plan):
-                self._send_drop(ev.SendDrop(generation, node))
+                self._let_go(node, generation)
         self.feed(ev.NodeGone(node, in_quarantine(worker_names.name_of(self._known, node))))
 
     def _ask_again(self, number: int, call: Call) -> None:
         """Compute a call again whose answer is doubted."""
         call.doubts += 1
+        variant = self._auditor.again(call.doubts)
         self.calls[number] = call
-        if call.doubts > DOUBTS_MAX:
+        if variant is None:
             self._reject(ev.Reject(number, disagreement(call.doubts)))
         else:
-            self.feed(ev.CallSubmitted(number, Sampled(call.program, self._auditor.again())))
+            self.feed(ev.CallSubmitted(number, Sampled(call.program, variant)))

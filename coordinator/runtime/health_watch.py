@@ -40,15 +40,15 @@ class HealthWatch:
     ) -> None:
         self.detector = FailureDetector(context.config.health)
         self.last_words: Callable[[int], tuple[str, ...]] = lambda pid: ()
-        self._config, self._epoch = context.config, context.epoch
-        self._sessions, self._pacing, self._prober = context.sessions, context.pacing, context.prober
-        self._publish = context.events.publish
+        self._config, self._epoch = context.config, context.plans.epoch
+        self._sessions, self._pacing, self._prober = context.sessions, context.pacing, context.plans.prober
+        self._publish = context.plans.events.publish
         self._runner, self._machine = runner, runner.machine
         self._members = members
         self._explainer = explainer
         self._now = asyncio.get_running_loop().time
         self._wake = asyncio.Event()
-        probes = IndirectProber(members, self._publish, self._probed, self._self_probed, context.tasks)
+        probes = IndirectProber(members, self._publish, self._probed, self._self_probed, context.plans.tasks)
         self._performers: dict[type, Callable[[Any], object]] = {
             Transition: self._changed,
             AskPeer: probes.ask_peer,

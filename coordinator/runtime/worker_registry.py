@@ -41,10 +41,11 @@ class WorkerRegistry:
         members: dict[str, Member],
         known: dict[str, NodeReport],
     ) -> None:
-        self._config, self._epoch, self._tasks = context.config, context.epoch, context.tasks
-        self._sessions, self._guards, self._deployer = context.sessions, context.guards, context.deployer
-        self._planning, self._pacing, self._prober = context.planning, context.pacing, context.prober
-        self._publish = context.events.publish
+        plans = context.plans
+        self._config, self._epoch, self._tasks = context.config, plans.epoch, plans.tasks
+        self._sessions, self._guards, self._deployer = context.sessions, context.guards, plans.deployer
+        self._planning, self._pacing, self._prober = plans.planning, context.pacing, plans.prober
+        self._publish = plans.events.publish
         self.epochs: tuple[int, ...] = ()  # with a standby: of all coordinators that this one goes on from, and its own
         self._identity = identity
         self._endpoint = endpoint

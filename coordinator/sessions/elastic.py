@@ -21,6 +21,7 @@ from wire.errors import PlacementError
 from wire.passes.simplify import simplify
 from wire.policy.batch_shares import Portions, ends_of
 
+from ..plan_service.migration_cost import SHARES_MOVE
 from ..planning.model.plan import Plan
 from ..planning.model.profiles import Profiles
 from ..planning.model.program import Program
@@ -28,7 +29,6 @@ from ..planning.model.timeline import as_it_runs
 from ..planning.spmd.load_balance import Proposal, proposals, uneven_speeds
 
 PLANS_MAX = 128  # that are remembered: those for the death of each of 16 workers, by speed too, and some
-UNEVEN_RATIO = 0.9  # of the time by even shares: what other ones are worth
 Arrays = Mapping[str, NDArray[Any]]
 
 
@@ -88,7 +88,7 @@ class Elastic:
             tried += [candidate] if candidate is not None else []
         seconds = [as_it_runs(planned.plan, profiles) for planned in (even, *tried)]
         best = min(seconds)
-        return tried[seconds.index(best) - 1] if best < UNEVEN_RATIO * seconds[0] else even
+        return tried[seconds.index(best) - 1] if SHARES_MOVE.pays(seconds[0], best) else even
 
     async def _proposals(self, even: Plan, profiles: Profiles) -> tuple[Proposal, ...]:
         """Other shares than even ones that may be worth it."""

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
-
-from numpy.typing import NDArray
 
 from wire.errors import MeshError
 from wire.protocol.messages import PlanKey, Working
@@ -50,7 +47,7 @@ class Sessions:
     def expect(self, record: SessionRecord) -> None:
         """Have workers keep what a session of another process had, until it is opened again or given up."""
         self._waiting[id(record)] = record
-        self._context.earlier.update(record.epochs)
+        self._context.plans.earlier.update(record.epochs)
 
     def give_up(self, record: SessionRecord) -> None:
         """Have workers drop what they keep for a session whose client did not come back."""
@@ -59,11 +56,11 @@ class Sessions:
 
     def _drop_unneeded(self, record: SessionRecord) -> None:
         """Have workers drop what of a record no session needs."""
-        kept = self.kept
+        kept, plans = self.kept, self._context.plans
         for generation, node in record.manifest.places:
-            if generation not in kept and node in self._context.members:
-                drop = self._context.deployer.drop(node, self._context.key(generation))
-                self._context.tasks.run("dropping a session's state", drop, unheard)
+            if generation not in kept and node in plans.members:
+                drop = plans.deployer.drop(node, plans.key(generation))
+                plans.tasks.run("dropping a session's state", drop, unheard)
 
     def open_again(
         self,
@@ -79,7 +76,7 @@ class Sessions:
         """Go on with a session of another process, whose client has the answers of `told` steps.  `feeds` are those of
         the steps from `record.manifest.first_feed(told, since)` on.  Where the client is gone, too, `told` is None."""
         session = Session(self._context, program, state, policy, self._open.remove, None, write)
-        back = {node: kept for node, kept in self._kept_by.items() if node in self._context.members}
+        back = {node: kept for node, kept in self._kept_by.items() if node in self._context.plans.members}
         session.restore(record, told, feeds, since, back)
         del self._waiting[id(record)]
         self._open.append(session)
@@ -89,7 +86,7 @@ class Sessions:
 
     def names(self, nodes: Iterable[str]) -> tuple[str, ...]:
         """The workers' names, in order; of one that is not here the beginning of its id."""
-        members = self._context.members
+        members = self._context.plans.members
         return tuple(sorted(members[node].profile.name if node in members else node[:8] for node in nodes))
 
     def nodes_changed(self, error: MeshError | None, away: bool = False) -> None:
@@ -112,18 +109,20 @@ class Sessions:
 
     def key(self, generation: int) -> PlanKey:
         """What workers know a plan by."""
-        return self._context.key(generation)
+        return self._context.plans.key(generation)
 
     @property
     def earlier(self) -> tuple[PlanKey, ...]:
         """The plans among `kept` that another process made."""
-        return tuple(self._context.key(generation) for generation in sorted(self.kept & self._context.earlier.keys()))
+        return tuple(
+            self._context.plans.key(generation) for generation in sorted(self.kept & self._context.plans.earlier.keys())
+        )
 
     def working(self, node: str, runs: Iterable[Working]) -> list[Working]:
         """A worker said what it computes; return what of it is no session's."""
         others = []
         for run in runs:
-            session = self._with(run.plan.generation)
+            session = self.of(run.plan.generation)
             if session is None:
                 others.append(run)
             else:
@@ -137,22 +136,9 @@ class Sessions:
         for session in list(self._open):
             session.feed(ev.NodeStuck(node))
 
-    def _with(self, generation: int) -> Session | None:
-        return next((session for session in self._open if generation in session.plans), None)
-
-    def output(self, generation: int, step: int, slot: int, value: NDArray[Any]) -> bool:
-        """Take an output that came by itself; whether it was a session's."""
-        session = self._with(generation)
-        if session is not None:
-            session.feed(ev.OutputArrived(generation, step, slot, value))
-        return session is not None
-
-    def run_failed(self, generation: int, step: int, node: str, error: MeshError) -> bool:
-        """An output of a worker was lost; whether it was a session's."""
-        session = self._with(generation)
-        if session is not None:
-            session.feed(ev.RunFailed(generation, step, node, error))
-        return session is not None
+    def of(self, generation: int) -> Session | None:
+        """The session that a plan is of; None for one of calls."""
+        return next((session for session in self._open if generation in session.deployments), None)
 
     @property
     def idle(self) -> bool:

@@ -12,14 +12,15 @@ from numpy.typing import NDArray
 
 from wire.deadlines import WORK_LONGEST, Deadline
 from wire.link.link import Link
+from wire.policy.batch_shares import Portions
 from wire.protocol.messages import Deployed, Joined, Message, Ran
 from wire.system.patience import within
 
 from ..planning.auto_strategy import Measured
-from ..planning.model.plan import Plan
+from ..planning.model.plan import FromState, Plan
 from ..planning.model.profiles import WorkerProfile
 from ..planning.model.program import Program
-from ..planning.plan_messages import Fed, work_of
+from ..planning.plan_messages import Content, Fed, nodes, work_of
 from .call_report import CallReport
 
 Opinion = tuple[int, Measured]  # how many verdicts there were on the pace of devices, and what calls took
@@ -56,16 +57,33 @@ def link_to(members: Mapping[str, Member], node: str) -> Link | None:
 
 
 @dataclass(slots=True)
+class StateStart:
+    """What the steps of a session's plan begin with, and where the plan has each piece of the state."""
+
+    contents: Mapping[FromState, bytes] | None  # None: what the client gave
+    holders: Mapping[FromState, frozenset[str]]
+    pieces: Mapping[tuple[int, int], FromState] = field(default_factory=dict)  # that are made, by part and output
+    gathered: dict[str, Content] = field(default_factory=dict)  # of a state that was cut in another way before
+
+
+@dataclass(slots=True)
 class Deployment:
     """A plan on its way to its workers, or there."""
 
     program: Program
     plan: Plan | None = None
     feeds: dict[str, tuple[Fed, ...]] = field(default_factory=dict)
-    results: dict[str, Deployed] = field(default_factory=dict)
+    results: dict[str, Deployed] = field(default_factory=dict)  # of the workers that have deployed it
     reported: bool = False  # its weight bytes stand in a call's report
     trial: bool = False  # to see how fast a device is
     settled: Opinion = 0, ()  # what was known as this was planned or found to be the best still
+    portions: Portions = 0  # of the batch that it is for, in an elastic session
+    state: StateStart | None = None  # of a session
+
+    @property
+    def complete(self) -> bool:
+        """Whether all its workers have deployed it."""
+        return self.plan is not None and self.results.keys() >= nodes(self.plan)
 
 
 @dataclass(slots=True)

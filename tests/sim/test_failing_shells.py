@@ -15,16 +15,16 @@ import pytest
 from support.cases.training import batch, first_state, train
 from support.simulated.simulated import simulate
 
+import coordinator.lifecycle.plan_shell
 import coordinator.planning.plan_messages
 import coordinator.runtime.call_runner
-import coordinator.sessions.runtime
 import mesh.numpy as mnp
 import worker.daemon.snapshot_writer
 import worker.daemon.tensor_sender
 from coordinator.delivery.deployer import Deployer
 from coordinator.plan_service.plan_service import PlanService
 from coordinator.planning.model.program import Program
-from coordinator.sessions.runtime import Session
+from coordinator.sessions.plan_maker import PlanMaker
 from coordinator.workers.call_report import CallReport
 from coordinator.workers.event_feed import EventFeed
 from mesh import Grid, Mesh, PartitionSpec, Ranks, collectives, shard_map
@@ -164,7 +164,7 @@ CALLS: dict[str, tuple[Any, str]] = {
     "a plan of before": (PlanService, "found"),
     "deploying": (Deployer, "deploy"),
     "the params": (Deployer, "params"),
-    "running": (coordinator.runtime.call_runner, "run_step"),
+    "running": (coordinator.lifecycle.plan_shell, "run_step"),
     "putting outputs together": (coordinator.planning.plan_messages, "outputs"),
     "beginning a run": (CallReport, "add_generation"),
     "telling of a plan": (EventFeed, "note_plan"),
@@ -228,9 +228,9 @@ def test_a_gang_without_mailboxes_ends_its_call(name: str) -> None:
 
 
 SESSIONS: dict[str, tuple[Any, str]] = {
-    "planning": (Session, "_planned"),
+    "planning": (PlanMaker, "plan"),
     "deploying": (Deployer, "deploy"),
-    "running": (coordinator.sessions.runtime, "run_step"),
+    "running": (coordinator.lifecycle.plan_shell, "run_step"),
     "outputs": (coordinator.planning.plan_messages, "outputs"),
     "hashing a snapshot": (worker.daemon.snapshot_writer, "hash_bytes"),
     "storing a snapshot": (BlobStore, "put"),

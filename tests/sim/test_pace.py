@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from support.simulated.simulated import simulate
 
-from coordinator.plan_service.migration_cost import GAIN_MIN
+from coordinator.plan_service.migration_cost import WEIGHTS_MOVE
 from coordinator.plan_service.straggler_mitigation import RETRY_S_FIRST
 from coordinator.planning.model.program import Program
 from mesh.simulation.cluster import COORDINATOR, Cluster
@@ -27,7 +27,7 @@ X = np.ones((32, 32), np.float32)
 KFLOPS = X.size * 16  # of one sin
 SETTLED = 20  # calls within which what was worth it has moved
 LATER = 60  # calls after which also what gains little has
-NEAR = 1.04 / (1 - GAIN_MIN)  # times the best: what is left is not worth a move
+NEAR = 1.04 / WEIGHTS_MOVE.ratio  # times the best: what is left is not worth a move
 
 
 def chain(length: int, strategy: str = "auto") -> Program:

@@ -18,7 +18,7 @@ from coordinator.planning.model.plan import Plan
 from coordinator.planning.model.profiles import Profiles
 from coordinator.planning.model.program import Program
 from coordinator.planning.plan_codec import AnyQuestion
-from coordinator.sessions.runtime import Session
+from coordinator.sessions.plan_maker import PlanMaker
 from mesh import DistributedTrainer, Mesh, optim, tree
 from mesh.simulation.cluster import Cluster
 from mesh.training import Callback, StepReport
@@ -133,18 +133,18 @@ class Killing(Callback):
 
 
 def test_deaths_are_planned_for_by_another_process_where_plans_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, here, plan = list[AnyQuestion](), list[Profiles](), Session._session_plan
+    asked, here, plan = list[AnyQuestion](), list[Profiles](), PlanMaker._plan_here
 
     async def answer(_: InProcessPlanner, question: AnyQuestion) -> bytes | None:
         asked.append(question)
         return answer_of(question)
 
-    async def planned(session: Session, *args: Any) -> Plan:
+    async def planned(maker: PlanMaker, *args: Any) -> Plan:
         here.extend(each for each in args if isinstance(each, Profiles))
-        return await plan(session, *args)
+        return await plan(maker, *args)
 
     monkeypatch.setattr(InProcessPlanner, "answer", answer)
-    monkeypatch.setattr(Session, "_session_plan", planned)
+    monkeypatch.setattr(PlanMaker, "_plan_here", planned)
     found = trainer()
     with Mesh.builder().mesh("sim").simulate(WORKERS, gflops=GFLOPS).timeouts(plan_here_s=0).build() as mesh:
         killing = Killing(mesh, "sim-1", after=10)
@@ -179,13 +179,13 @@ def test_who_cannot_answer_once_costs_no_worker(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_no_death_is_planned_for_where_that_is_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    planned, plan = list[int](), Session._session_plan
+    planned, plan = list[int](), PlanMaker._plan_here
 
-    async def counted(session: Session, program: Program, profiles: Profiles) -> Plan:
+    async def counted(maker: PlanMaker, program: Program, profiles: Profiles) -> Plan:
         planned.append(len(profiles.workers))
-        return await plan(session, program, profiles)
+        return await plan(maker, program, profiles)
 
-    monkeypatch.setattr(Session, "_session_plan", counted)
+    monkeypatch.setattr(PlanMaker, "_plan_here", counted)
     for wanted, plans in ((False, [WORKERS]), (True, [WORKERS, *[WORKERS - 1] * WORKERS])):
         del planned[:]
         with Mesh.builder().mesh("sim").simulate(WORKERS, gflops=GFLOPS).plan_ahead(wanted).build() as mesh:

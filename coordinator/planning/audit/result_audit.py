@@ -34,6 +34,7 @@ from .result_tolerance import Likeness, likeness
 
 AUDITORS = 2
 WRONG_MAX = 2  # a worker that was wrong so often gets no work any more
+DOUBTS_MAX = 4  # how often a call is computed again because workers disagree
 VARIANTS = 24  # of one program's plan: which part, by whom
 FREIVALDS_FLOPS_MIN = 10_000_000  # a smaller product is computed again in no time
 FREIVALDS_COLUMNS = 8  # each misses an error with a chance of 1/2 at most
@@ -249,10 +250,13 @@ class Auditor:
         if self._due < 1.0:
             return None
         self._due = min(self._due - 1.0, 1.0)
-        return self.again()
+        return self._next_variant()
 
-    def again(self) -> int:
-        """The next variant, for a call that was doubted."""
+    def again(self, doubts: int) -> int | None:
+        """The next variant, for a call that was doubted so often; None if that is too often to be computed again."""
+        return self._next_variant() if doubts <= DOUBTS_MAX else None
+
+    def _next_variant(self) -> int:
         self.audits += 1
         return (self.audits - 1) % VARIANTS
 

@@ -9,7 +9,7 @@ from support.cases.random_graphs import random_graph
 from support.cases.towers import layers
 from support.machines.profiles import device, near, worker
 
-from coordinator.plan_service.migration_cost import GAIN_MIN, MARGIN, REST_S, StayCost, may_pay, move_s
+from coordinator.plan_service.migration_cost import MARGIN, REST_S, WEIGHTS_MOVE, StayCost, may_pay, move_s
 from coordinator.planning.auto_strategy import Measured
 from coordinator.planning.model.cost_model import REPLAN_S
 from coordinator.planning.model.plan import FromParam
@@ -59,7 +59,9 @@ def test_a_plan_stays_until_staying_has_cost_more_than_the_move() -> None:
 def test_a_gain_that_is_none_is_forgotten() -> None:
     debt = StayCost()
     assert debt.gains(1.0, 0.1) and debt.stays(0.9, 1.0, 0.0) and debt.seconds == 0.9
-    assert not debt.gains(1.0, 1.0 - GAIN_MIN / 2) and debt.seconds == 0.0, "too little, though it costs nothing"
+    assert not debt.gains(1.0, (1.0 + WEIGHTS_MOVE.ratio) / 2) and debt.seconds == 0.0, (
+        "too little, though it costs nothing"
+    )
 
 
 def test_a_program_moves_once_in_a_while_at_most() -> None:

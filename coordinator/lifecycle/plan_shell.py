@@ -1,0 +1,172 @@
+"""The plan shell: performs what a plan machine decides about plans (`plan_machine.py`), over the links to workers.
+
+`CallRunner` (`coordinator/runtime/call_runner.py`) and `Session` (`coordinator/sessions/runtime.py`) derive from it.
+They know what a plan is of, what its steps are fed with, and who waits for the answers.  An action that fails becomes
+the event of its failure (`action_failures.py`).  Nothing is decided here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from numpy.typing import NDArray
+
+from wire.errors import MeshError, NodeLost
+from wire.protocol.messages import CancelStep, Deployed, Ran, Run
+from wire.system.tasks import as_error, unheard
+
+from ..delivery.input_sender import run_step
+from ..delivery.output_receiver import tensor_of
+from ..planning import plan_messages
+from ..planning.model.plan import Plan
+from ..workers.records import Deployment
+from . import events as ev
+from .action_failures import doing, failure_of
+from .plan_context import PlanContext
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+class PlanShell:
+    """The plans of one owner: `deployments`, by generation."""
+
+    def __init__(self, context: PlanContext) -> None:
+        self.deployments: dict[int, Deployment] = {}
+        self._key, self._members, self._known = context.key, context.members, context.known
+        self._deployer, self._prober, self._held = context.deployer, context.prober, context.held
+        self._events, self._publish = context.events, context.events.publish
+        self._shared, self._tasks = context.shared, context.tasks
+        self._loop = asyncio.get_running_loop()
+        self._drops: set[asyncio.Task[None]] = set()
+        self._performers: dict[type, Callable[[Any], object]] = {
+            ev.MakePlan: self._make_plan,
+            ev.SendDeploy: lambda action: self._begin(action, self._deploy(action)),
+            ev.SendRun: self._start_run,
+            ev.SendCancel: self._send_cancel,
+            ev.SendDrop: lambda action: self._let_go(action.node, action.generation, action.free),
+            ev.ForgetPlan: self._forget_plan,
+            ev.Resolve: self._resolve,
+            ev.Reject: self._reject,
+        }
+
+    # -- what the owner knows
+
+    def feed(self, event: Any) -> None:
+        """Give an event to the machine, and perform what follows."""
+        raise NotImplementedError
+
+    def _make_plan(self, action: ev.MakePlan) -> None:
+        """Begin to plan, and note the deployment."""
+        raise NotImplementedError
+
+    async def _contents(
+        self, deployment: Deployment, plan: Plan, node: str
+    ) -> tuple[plan_messages.Bindings, plan_messages.State]:
+        """What a node's params are bound to, and who holds the first values of its state."""
+        raise NotImplementedError
+
+    def _deployed(self, action: ev.SendDeploy, deployment: Deployment, answer: Deployed) -> None:
+        """A node has deployed its parts, as `deployment.results` says."""
+        raise NotImplementedError
+
+    def _inputs_of(self, action: ev.SendRun, deployment: Deployment) -> Arrays | None:
+        """The inputs of a step; None if nobody waits for it any more."""
+        raise NotImplementedError
+
+    def _ran(self, action: ev.SendRun, deployment: Deployment, answer: Ran, began_s: float) -> None:
+        """A node did its parts of a step that was sent to it at `began_s`."""
+        raise NotImplementedError
+
+    def _forgotten(self, deployment: Deployment) -> None:
+        """A plan is given up."""
+
+    def _resolve(self, action: ev.Resolve) -> None:
+        raise NotImplementedError
+
+    def _reject(self, action: ev.Reject) -> None:
+        raise NotImplementedError
+
+    def _unanswered(self, error: MeshError) -> None:
+        """An action failed that has no answer."""
+        raise NotImplementedError
+
+    # -- actions
+
+    def _perform(self, action: Any) -> None:
+        try:
+            self._performers[type(action)](action)
+        except Exception as fault:
+            self._loop.call_soon(self._failed, action, as_error(f"{doing(action)} failed", fault))
+
+    def _begin(self, action: Any, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.run(doing(action), work, lambda error: self._failed(action, error))
+
+    def _failed(self, action: Any, error: MeshError) -> None:
+        """Report the failure of an action to whoever waits for its result."""
+        if isinstance(action, ev.SendRun):
+            self._prober.lost_between(action.node, error)
+        event = failure_of(action, error, self._known, self._members, self.deployments)
+        if event is None:
+            self._unanswered(error)
+        else:
+            self.feed(event)
+
+    async def _deploy(self, action: ev.SendDeploy) -> None:
+        deployment = self.deployments.get(action.generation)
+        if deployment is None or deployment.plan is None:
+            return
+        plan, force = deployment.plan, deployment.program.forced > 0
+        bindings, state = await self._contents(deployment, plan, action.node)
+        key = self._key(action.generation)
+        answer = await self._deployer.deploy(plan, action.node, key, bindings, state, force)
+        deployment.results[action.node] = answer
+        self._deployed(action, deployment, answer)
+        self.feed(ev.DeployDone(action.generation, action.node))
+
+    def _start_run(self, action: ev.SendRun) -> None:
+        deployment = self.deployments.get(action.generation)
+        inputs = None if deployment is None else self._inputs_of(action, deployment)
+        if deployment is not None and inputs is not None:
+            self._begin(action, self._run(action, deployment, inputs))
+
+    async def _run(self, action: ev.SendRun, deployment: Deployment, inputs: Arrays) -> None:
+        member = self._members.get(action.node)
+        if member is None:
+            raise NodeLost("the worker is gone")
+        began_s, run = self._loop.time(), Run(self._key(action.generation), action.step, committed=action.committed)
+        answer = await run_step(member.link, run, deployment.feeds.get(action.node, ()), inputs, self._shared)
+        self._ran(action, deployment, answer, began_s)
+        for output in answer.outputs:
+            if output.value.data is not None or output.value.shared:
+                array = tensor_of(member.link, output.value)
+                self.feed(ev.OutputArrived(action.generation, action.step, output.slot, array))
+        seconds = {part.part: part.compute_s for part in answer.parts}
+        self.feed(ev.NodeRan(action.generation, action.step, action.node, seconds))
+
+    def output(self, generation: int, step: int, slot: int, array: NDArray[Any]) -> None:
+        """Take an output that came by itself."""
+        self.feed(ev.OutputArrived(generation, step, slot, array))
+
+    def output_lost(self, generation: int, step: int, node: str, error: MeshError) -> None:
+        """An output of a worker will not come."""
+        self._failed(ev.SendRun(generation, step, node, 0), error)
+
+    def _send_cancel(self, action: ev.SendCancel) -> None:
+        member = self._members.get(action.node)
+        if member is not None and not member.link.closed:
+            member.link.notify(CancelStep(self._key(action.generation), action.step))
+
+    def _let_go(self, node: str, generation: int, free: bool = False) -> None:
+        """Have a worker forget a plan."""
+        if node in self._members:
+            drop = self._deployer.drop(node, self._key(generation), free)
+            task = self._tasks.run("dropping a plan", drop, unheard)
+            self._drops.add(task)
+            task.add_done_callback(self._drops.discard)
+
+    def _forget_plan(self, action: ev.ForgetPlan) -> None:
+        deployment = self.deployments.pop(action.generation, None)
+        if deployment is not None:
+            self._forgotten(deployment)
