@@ -10,16 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
 
-from wire.errors import MeshError, NodeLost, ProtocolError
-from wire.ir.graph import WireGraph
+from wire.errors import NodeLost
 from wire.link.endpoint import Endpoint as AnyEndpoint
-from wire.link.identity import member_id
 from wire.link.keepalive import LinkWatch
 from wire.link.link import Handler, Link
 from wire.link.websocket_carrier import Endpoint
@@ -27,12 +25,9 @@ from wire.protocol.messages import (
     Beat,
     Began,
     Devices,
-    Explained,
-    ExplainGraph,
     FetchBlob,
     Landed,
     Leaving,
-    Message,
     NodeReport,
     PairReport,
     Pause,
@@ -57,7 +52,6 @@ from .delivery.output_receiver import OutputReceiver
 from .delivery.param_slices import ParamSlices
 from .delivery.relay import RelayServer
 from .delivery.tensor_store import TensorStore
-from .lifecycle.error_context import no_worker_left
 from .lifecycle.plan_context import PlanContext
 from .lifecycle.plan_shell import PlanShell
 from .plan_service.plan_service import PlanService
@@ -66,11 +60,12 @@ from .plan_service.straggler_mitigation import CoordinatorHooks, StragglerMitiga
 from .plan_service.warm_up import WarmUp
 from .plan_service.weight_redundancy import WeightRedundancy
 from .planning.contingency import ContingencyPlans
-from .planning.model.plan import Plan
 from .planning.model.profiles import CLIENT
 from .planning.model.program import Program, Trial
 from .runtime.call_runner import CallContext, CallRunner
 from .runtime.health_watch import HealthWatch
+from .runtime.message_router import MessageRouter
+from .runtime.plan_questions import PlanQuestions
 from .runtime.worker_registry import WorkerRegistry
 from .sessions.open_sessions import Sessions
 from .sessions.session_context import SessionContext
@@ -87,7 +82,7 @@ log = logging.getLogger("graph_mesh.coordinator")
 class Coordinator:
     """The coordinator runs programs on the workers that it is connected to.  It belongs to one event loop; `close` it.
 
-    coordinator = Coordinator(CoordinatorConfig("home", "me"), identity)
+    coordinator = Coordinator(CoordinatorConfig("home", "me"), identity, shared=None)
     await coordinator.connect("127.0.0.1", 7100)
     outputs, report = await coordinator.call(program, {"x": array})
     """
@@ -104,19 +99,19 @@ class Coordinator:
         self.config = config
         self.identity = identity
         self.epoch = time.time_ns() // 1000  # grows across restarts, also on a machine whose monotonic clock restarts
-        self.unlinked: list[Callable[[Link, MeshError | None], None]] = []  # told of every link that ends, and why
-        self.endpoint = endpoint(identity, self)
+        self._members: dict[str, Member] = {}
+        self._router = MessageRouter(self._members)
+        self.requests, self.notices, self.unlinked = self._router.requests, self._router.notices, self._router.unlinked
+        self.endpoint = endpoint(identity, self._router)
         self._state = machine(config.timeouts.worker_wait_s)
         self._shared, self._held = shared, TensorStore()
         self.hold, self.release, self._slices = self._held.hold, self._held.release, ParamSlices(self._held)
         self.blobs = BlobExchange(shared, self._slices.find)
-        self._members: dict[str, Member] = {}
         self._known: dict[str, NodeReport] = {}  # the workers that joined, and those that are gone, for people
         self._calls: dict[int, Call] = {}
         self._events = EventFeed(self._known, self._calls)
         self.events, self.watchers = self._events.events, self._events.watchers
-        self._tasks, self._closing = Tasks(), False
-        self._revocations: Revocations | None = None  # the newest list, where the mesh has one
+        self._tasks = Tasks()
         self._make_planning(answerer)
         self._make_runtime()
         self._make_tables()
@@ -144,8 +139,22 @@ class Coordinator:
         keeping = self._spare_key, tasks, self._events.publish, self._planning
         self._guards = WeightRedundancy(members, self._deployer, self._usable, *keeping)
         self._pacing = StragglerMitigation(
-            config.follow_pace, self._stragglers, self._planning.calibration, self._lent()
+            config.follow_pace,
+            self._stragglers,
+            self._planning.calibration,
+            CoordinatorHooks(
+                lambda program: self.plan(*program.likeness),
+                lambda: self._planning.profiles(members),
+                lambda program: self._planning.experience(program.graph, program.strategy),
+                lambda node, program: members[node].holds(program),
+                lambda generation: self._runner.feed(ev.PlanOutdated(generation)),
+                lambda trial: self.submit(trial.program, {}, trial=trial)[1],
+                lambda kind, node, text: self._events.publish(kind, node, text),
+                self._planning.times.forget,
+            ),
         )
+        questions = PlanQuestions(members, self._state, self._planning, self._guards, self._explainer)
+        self.plan, self.preview, self.explain = questions.plan, questions.preview, questions.explain
 
     def _make_runtime(self) -> None:
         plans = PlanContext(
@@ -187,7 +196,8 @@ class Coordinator:
 
     def _make_tables(self) -> None:
         """Say what takes each message; others add their rows."""
-        self._receiver = OutputReceiver(
+        self._router.join, self._router.lost = self._registry.join, self.health.lost
+        receiver = self._router.receiver = OutputReceiver(
             lambda: self.epoch,
             self.blobs,
             self._meter,
@@ -195,14 +205,11 @@ class Coordinator:
             lambda generation, *loss: self._owner(generation).output_lost(generation, *loss),
         )
         relay = RelayServer(partial(link_to, self._members), self._calls, lambda: self.epoch)
-        self.requests: dict[type, Callable[[Link, Any], Awaitable[Message]]] = {
-            FetchBlob: self._slices.before(self.blobs.serve),
-            Relay: relay.serve,
-        }
-        self.notices: dict[type, Callable[[Link, Any], None]] = {
+        self.requests |= {FetchBlob: self._slices.before(self.blobs.serve), Relay: relay.serve}
+        self.notices |= {
             Beat: self.health.beat,
             Began: self._runner.began,
-            Push: self._receiver.pushed,
+            Push: receiver.pushed,
             Leaving: self._registry.leaving,
             Paused: self._registry.paused,
             Devices: self._registry.devices_changed,
@@ -245,13 +252,7 @@ class Coordinator:
 
     def revoke(self, revocations: Revocations, node_ids: Collection[str]) -> None:
         """End the links of revoked nodes, and send the list to all others, now and when they connect."""
-        self._revocations = revocations
-        for link in list(self.endpoint.links.values()):
-            if member_id(link.peer.node_id) in node_ids:
-                log.warning("%s was revoked", link.peer.name)
-                link.close("this node was revoked")
-            else:
-                link.notify(revocations)
+        self._router.revoke(revocations, node_ids, self.endpoint.links.values())
 
     def nodes(self) -> list[NodeReport]:
         """Every worker that joined since the start, with its present state, by name."""
@@ -261,32 +262,6 @@ class Coordinator:
         """The reports on the links between the connected workers and this process, by names."""
         names = {node: member.profile.name for node, member in self._members.items()} | {CLIENT: self.identity.name}
         return self.prober.reports(names)
-
-    async def plan(self, graph: WireGraph, strategy: str = "auto", copies: str = "checkpoint") -> Plan:
-        """The plan that a call would use now; nothing is sent.  PlacementError if there is none."""
-        if not self._members:
-            raise NodeLost("no worker is connected, so there is nothing to plan for", next_step="Start mesh-worker")
-        if worker_names.all_paused(self._members.values()):
-            raise no_worker_left(0.0, len(self._members), None)
-        firm = self._guards.is_new(graph, strategy, copies)
-        return await self._planning.plan(graph, strategy, self._state.nodes, copies, firm)
-
-    async def preview(self, graph: WireGraph, strategy: str = "auto", *more: str) -> dict[str, Any]:
-        """The plan as plain data (`Planning.described`); `more`: the copies of params, and the worker that dies."""
-        return await self._planning.described(await self.plan(graph, strategy, *more[:1]), graph, strategy, *more)
-
-    async def explain(self, graph: WireGraph, question: ExplainGraph) -> Explained:
-        """Ask a worker for the kernels that it compiles a graph to, measured there with random inputs.
-
-        InputError if there is no such worker or device, or a constant of the graph is not here.  Cancelling the task
-        ends it on the worker.
-        """
-        if question.worker:
-            member = worker_names.member_called(self._members, question.worker)
-        else:
-            parts = (await self.plan(graph, "single")).parts  # none where nothing is computed
-            member = self._members[parts[0].node if parts else min(self._usable())]
-        return await self._explainer.explain(member, graph, question)
 
     async def pause(self, name: str, on: bool) -> None:
         """Pause a worker, or end its pause; InputError if there is no such worker, Busy if its own machine paused it.
@@ -359,7 +334,7 @@ class Coordinator:
     async def close(self, returns: bool = False) -> None:
         """Drop every link and end every wait.  Where a coordinator `returns` that goes on with its sessions, workers
         and clients keep what they have for it."""
-        self._closing = True
+        self._router.closing = True
         self.sessions.close()
         self._runner.close()
         self._tasks.cancel()
@@ -368,56 +343,7 @@ class Coordinator:
         if self._shared is not None:
             self._shared.close()
 
-    # -- links (wire.link.link.Handler)
-
-    def on_linked(self, link: Link) -> None:
-        """A link is up, whichever side dialled; a worker then joins."""
-        if self._revocations is not None and link.peer.role != "coordinator":  # one of those dialled by mistake
-            link.notify(self._revocations)
-        if link.peer.role == "worker" and not self._closing:
-            self._registry.join(link)
-
-    def on_unlinked(self, link: Link, error: MeshError | None) -> None:
-        if self._closing:
-            return
-        for told in self.unlinked:
-            told(link, error)
-        member = self._members.get(link.peer.node_id)
-        if member is not None and member.link is link:
-            self.health.lost(link.peer.node_id, str(error or "connection closed"))
-
-    async def on_request(self, link: Link, body: Message) -> Message:
-        answer = self.requests.get(type(body))
-        if answer is None:
-            raise ProtocolError(f"this coordinator does not answer {type(body).__name__}")
-        return await answer(link, body)
-
-    def on_notify(self, link: Link, body: Message) -> None:
-        handler = self.notices.get(type(body))
-        if handler is None:
-            raise ProtocolError(f"a coordinator does not take {type(body).__name__}")
-        handler(link, body)
-
-    def on_stream_open(self, link: Link, header: Message, size_bytes: int) -> memoryview:
-        return self._receiver.open_stream(link, header, size_bytes)
-
-    def on_stream_done(self, link: Link, header: Message, buffer: memoryview, error: MeshError | None) -> None:
-        self._receiver.stream_done(link, header, buffer, error)
-
     # -- what its parts need of it
-
-    def _lent(self) -> CoordinatorHooks:
-        """What straggler mitigation needs of the coordinator."""
-        return CoordinatorHooks(
-            lambda program: self.plan(*program.likeness),
-            lambda: self._planning.profiles(self._members),
-            lambda program: self._planning.experience(program.graph, program.strategy),
-            lambda node, program: self._members[node].holds(program),
-            lambda generation: self._runner.feed(ev.PlanOutdated(generation)),
-            lambda trial: self.submit(trial.program, {}, trial=trial)[1],
-            lambda kind, node, text: self._events.publish(kind, node, text),
-            self._planning.times.forget,
-        )
 
     def _owner(self, generation: int) -> PlanShell:
         """Whose plan this is."""

@@ -25,7 +25,7 @@ from support.processes.worker_process import is_alive
 from support.promised import slowness
 
 import mesh.numpy as mnp
-from coordinator.coordinator import Coordinator
+from coordinator.runtime.message_router import MessageRouter
 from mesh import AsyncMesh, Handle, Mesh, errors, grad, remat, trace, value_and_grad, vmap
 from wire.addresses import PORT
 from wire.link.link import Link
@@ -98,14 +98,14 @@ def test_a_report_says_who_did_what_and_where_weights_came_from(two: Mesh) -> No
 def test_heartbeats_come_at_the_interval_that_was_set(beat_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the coordinator hears them; the promise is half more or half less."""
     heard_s: list[float] = []
-    taken = Coordinator.on_notify
+    taken = MessageRouter.on_notify
 
-    def on_notify(self: Coordinator, link: Link, body: Message) -> None:
+    def on_notify(self: MessageRouter, link: Link, body: Message) -> None:
         if isinstance(body, Beat):
             heard_s.append(time.monotonic())
         taken(self, link, body)
 
-    monkeypatch.setattr(Coordinator, "on_notify", on_notify)
+    monkeypatch.setattr(MessageRouter, "on_notify", on_notify)
     slow = slowness()
     with Mesh.builder().mesh("beats").local(1, "cpu").heartbeat(beat_s).build():
         wait_for(lambda: len(heard_s) > 15)
