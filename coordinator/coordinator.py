@@ -346,7 +346,7 @@ class Coordinator:
     # -- what its parts need of it
 
     def _owner(self, generation: int) -> PlanShell:
-        """Whose plan this is."""
+        """The shell that has the plan of this number."""
         return self.sessions.of(generation) or self._runner
 
     def _spare_key(self) -> PlanKey:

@@ -45,7 +45,7 @@ from wire.timeouts import DEFAULT_TIMEOUTS
 from wire.units import counted
 
 from ..lifecycle.error_context import no_worker_left, stalled
-from ..lifecycle.plan_machine import LivePlan, PlanMachine, StepRun
+from ..lifecycle.plan_lifecycle import LivePlan, PlanLifecycle, StepRun
 from ..lifecycle.retry import Retry
 from ..lifecycle.step_timeout import Wait, compile_s_max
 from ..planning.plan_messages import PREPARING, work_text
@@ -132,7 +132,7 @@ class _Call:
     last_error: MeshError | None = None
 
 
-class CoordinatorState(PlanMachine[_Plan]):
+class CoordinatorState(PlanLifecycle[_Plan]):
     """The machine.  `wait_s` is how long a call waits for a node when all are gone before it fails with NodeLost.
 
     Steps under way hold their inputs in memory, of this machine or a worker.  With more than `inputs_bytes_max` of

@@ -1,1 +1,1 @@
-"""What calls and sessions share of a plan: events and actions, error texts, and the time-outs of steps."""
+"""What calls and sessions share of a plan: its lifecycle and the shell around it, events, error texts and time-outs."""

@@ -2,7 +2,7 @@
 
 Data only.  `generation` is the plan's number.  A *step* is one run of the whole plan: of a call it is all there is, of
 a session one of many.  To add an event or an action, add a class here, name it in `PlanEvent` or `PlanAction`, and
-give it a row in the table of `PlanMachine` (`plan_machine.py`) or of `PlanShell` (`plan_shell.py`).
+give it a row in the table of `PlanLifecycle` (`plan_lifecycle.py`) or of `PlanShell` (`plan_shell.py`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The plan shell: performs what a plan machine decides about plans (`plan_machine.py`), over the links to workers.
+"""The plan shell: performs what the lifecycle of a plan decides (`plan_lifecycle.py`), over the links to workers.
 
 `CallRunner` (`coordinator/runtime/call_runner.py`) and `Session` (`coordinator/sessions/runtime.py`) derive from it.
 They know what a plan is of, what its steps are fed with, and who waits for the answers.  An action that fails becomes
@@ -8,6 +8,7 @@ the event of its failure (`action_failures.py`).  Nothing is decided here.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
@@ -29,7 +30,7 @@ from .plan_context import PlanContext
 Arrays = Mapping[str, NDArray[Any]]
 
 
-class PlanShell:
+class PlanShell(ABC):
     """The plans of one owner: `deployments`, by generation."""
 
     def __init__(self, context: PlanContext) -> None:
@@ -53,44 +54,47 @@ class PlanShell:
 
     # -- what the owner knows
 
+    @abstractmethod
     def feed(self, event: Any) -> None:
         """Give an event to the machine, and perform what follows."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _make_plan(self, action: ev.MakePlan) -> None:
         """Begin to plan, and note the deployment."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def _contents(
         self, deployment: Deployment, plan: Plan, node: str
     ) -> tuple[plan_messages.Bindings, plan_messages.State]:
         """What a node's params are bound to, and who holds the first values of its state."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _deployed(self, action: ev.SendDeploy, deployment: Deployment, answer: Deployed) -> None:
         """A node has deployed its parts, as `deployment.results` says."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _inputs_of(self, action: ev.SendRun, deployment: Deployment) -> Arrays | None:
         """The inputs of a step; None if nobody waits for it any more."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _ran(self, action: ev.SendRun, deployment: Deployment, answer: Ran, began_s: float) -> None:
         """A node did its parts of a step that was sent to it at `began_s`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _forgotten(self, deployment: Deployment) -> None:
         """A plan is given up."""
 
+    @abstractmethod
     def _resolve(self, action: ev.Resolve) -> None:
-        raise NotImplementedError
+        """Give the outputs of a call or a step to whoever waits for them."""
 
+    @abstractmethod
     def _reject(self, action: ev.Reject) -> None:
-        raise NotImplementedError
+        """Give the error of a call or a step to whoever waits for it."""
 
+    @abstractmethod
     def _unanswered(self, error: MeshError) -> None:
         """An action failed that has no answer."""
-        raise NotImplementedError
 
     # -- actions
 

@@ -75,7 +75,7 @@ class MessageRouter:
         handler(link, body)
 
     def on_stream_open(self, link: Link, header: Message, size_bytes: int) -> memoryview:
-        """Where a stream of this size is to go."""
+        """Make room for a stream of this size."""
         return self.receiver.open_stream(link, header, size_bytes)
 
     def on_stream_done(self, link: Link, header: Message, buffer: memoryview, error: MeshError | None) -> None:

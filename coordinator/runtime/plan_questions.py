@@ -20,7 +20,7 @@ from ..workers.records import Member
 
 
 class PlanQuestions:
-    """Answers questions about plans with the workers of now."""
+    """Questions about plans with the workers of now, and their answers."""
 
     def __init__(
         self,

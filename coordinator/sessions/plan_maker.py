@@ -41,8 +41,8 @@ ASKED_SOON_S = 0.5  # one that takes more is asked for long after workers deploy
 
 
 class PlanMaker:
-    """Makes the plans of a session of `program`; of an elastic one they may be of other programs.  `committed` is how
-    many of its steps are done for good."""
+    """The plan maker of a session of `program`; plans of an elastic one may be of other programs.  `committed` is how
+    many steps are done for good."""
 
     def __init__(
         self,

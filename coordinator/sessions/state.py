@@ -49,7 +49,7 @@ from ..lifecycle.error_context import (
     stuck_at_first,
     stuck_step,
 )
-from ..lifecycle.plan_machine import Phase, PlanMachine
+from ..lifecycle.plan_lifecycle import Phase, PlanLifecycle
 from ..lifecycle.retry import Retry
 from ..lifecycle.step_timeout import AvoidedWorkers, StepTimeout, Wait
 from ..planning.model.profiles import CLIENT
@@ -65,7 +65,7 @@ COMPILES_LOST_MAX = 3  # each may take the ten minutes after which a worker ends
 UNKNOWN = 1 << 62  # more than any number of steps
 
 
-class SessionState(PlanMachine[CurrentPlan]):
+class SessionState(PlanLifecycle[CurrentPlan]):
     """The machine: a session has one plan at a time.  `generation` gives numbers for plans and copies that nobody else
     uses; `times` are how long a session waits for workers."""
 

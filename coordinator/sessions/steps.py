@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ..lifecycle.plan_machine import LivePlan, Phase
+from ..lifecycle.plan_lifecycle import LivePlan, Phase
 from ..lifecycle.step_timeout import Wait
 from ..planning.model.profiles import CLIENT
 from .copies import Copy

@@ -395,6 +395,8 @@ PURE_FILES = (
     "coordinator/jobs/job_table.py",
     "coordinator/lifecycle/error_context.py",
     "coordinator/lifecycle/events.py",
+    "coordinator/lifecycle/plan_lifecycle.py",
+    "coordinator/lifecycle/retry.py",
     "coordinator/lifecycle/step_timeout.py",
     "coordinator/plan_service/migration_cost.py",
     "coordinator/sessions/copies.py",

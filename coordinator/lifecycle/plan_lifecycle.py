@@ -1,4 +1,4 @@
-"""The plan machine: the life of a plan, which calls and sessions share.  Events in, actions out.  Pure.
+"""The lifecycle of a plan, which calls and sessions share: events in, actions out.  Pure.
 
     PLANNING --PlanMade--> DEPLOYING --DeployDone of each node--> RUNNING --stop--> STOPPED
         '-------------------------'------ drop: SendDrop, ForgetPlan ----'--------------'
@@ -14,6 +14,7 @@ step of a plan without state; a session's steps follow each other, and each leav
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from enum import Enum
@@ -73,7 +74,7 @@ class LivePlan:
 P = TypeVar("P", bound=LivePlan)
 
 
-class PlanMachine(Generic[P]):
+class PlanLifecycle(ABC, Generic[P]):
     """The plans of one owner.  `_nodes` are the workers that may get work."""
 
     _nodes: Set[str]
@@ -113,30 +114,32 @@ class PlanMachine(Generic[P]):
 
     # -- what follows, as the owner decides
 
+    @abstractmethod
     def _when_made(self, plan: P, event: ev.PlanMade, now: float) -> Actions:
         """The plan is there: `_deploy` it, if it can still be used."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _when_ready(self, plan: P, now: float) -> Actions:
         """All nodes have deployed it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _when_not_made(self, plan: P, event: ev.PlanFailed, now: float) -> Actions:
-        raise NotImplementedError
+        """The planner found no plan."""
 
+    @abstractmethod
     def _when_not_deployed(self, plan: P, event: ev.DeployFailed, now: float) -> Actions:
-        raise NotImplementedError
+        """A node could not deploy its parts."""
 
     def _when_node_ran(self, plan: P, event: ev.NodeRan) -> None:
         """A node has done its parts of a step, which need not be done yet."""
 
+    @abstractmethod
     def _when_done(self, plan: P, step: int, now: float) -> Actions:
         """A step is done."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _when_not_run(self, plan: P, event: ev.RunFailed, now: float) -> Actions:
         """A node could not do its parts of a step that is under way."""
-        raise NotImplementedError
 
     # -- events
 
