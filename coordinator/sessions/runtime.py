@@ -7,7 +7,6 @@ is in `PlanShell`, what there is to copies in `copy_shell.py`, and plans come fr
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping
@@ -33,15 +32,13 @@ from .copy_shell import CopyShell
 from .elastic import Elastic, StepInputs, arrays_of, bytes_of
 from .manifest import SessionRecord
 from .plan_maker import PlanMaker
+from .plan_watch import PlanWatch
 from .record_writer import RecordWriter, WriteRecord
 from .session_context import SessionContext
 from .spans import SPANS_MAX, Span
 from .state import Policy, SessionState
 
-log = logging.getLogger("graph_mesh.coordinator")
-
 AHEAD_MIN, AHEAD_MAX, AHEAD_BYTES = 2, 8, 64 * MIB
-PACE_CHECKED_AFTER = frozenset({12, 48, 192, 768})  # steps of a plan after which its workers' pace is checked
 StepFeeds = Mapping[int, StepInputs]
 
 
@@ -77,10 +74,8 @@ class Session(PlanShell):
         self._next_read = 1
         self._claims: list[asyncio.Future[int]] = []
         self._timer: asyncio.TimerHandle | None = None
-        self._verdicts = 0  # on the pace of devices, as of the last look
-        self._looking: asyncio.Task[None] | None = None
-        self._ahead: asyncio.Task[None] | None = None
         self._maker = PlanMaker(context, program, state, policy, elastic, lambda: self.committed)
+        self._watch = PlanWatch(context, self._maker, lambda: self.plan, self._move, self._spawn)
         args = program, copies_of(policy.copies), self.deployments, self.feed, self._spawn, self._let_go
         self._copies = CopyShell(context, *args)
         self._writer: RecordWriter | None = None  # of a durable session
@@ -229,7 +224,7 @@ class Session(PlanShell):
         before, self._nodes = self._nodes, self._context.usable()
         self._maker.lost |= bool(before - self._nodes)
         self.feed(ev.NodesChanged(self._nodes, error, before - self._nodes if away else frozenset()))
-        self._look(bool(self._nodes - before))
+        self._watch.look(bool(self._nodes - before))
 
     def _do(self, actions: Iterable[ev.Action]) -> None:
         if self._writer is None:
@@ -273,49 +268,13 @@ class Session(PlanShell):
         if self._reads.pop(request, None) is not None and not self._machine.over:
             self.feed(ev.StateRequestWithdrawn(request))
 
-    # -- better plans
-
-    def _follow_pace(self, action: ev.SendRun, plan: Plan, answer: Ran, took_s: float) -> None:
-        """Look for a better plan where some device is known to be slower than it was, or well again."""
-        verdicts = self._context.ran((action.generation, action.step), action.node, plan, answer, took_s)
-        if verdicts != self._verdicts and self._looking is None:
-            self._verdicts = verdicts
-            self._look()
-        self._look(self._maker.by_speed and action.step in PACE_CHECKED_AFTER)
-
-    def _look(self, wanted: bool = True) -> None:
-        if wanted and self._looking is None:
-            self._looking = self._spawn(self._look_for_better())
-
-    async def _look_for_better(self) -> None:
-        """Look whether another plan would be faster, after workers came or their pace changed."""
-        try:
-            nodes = frozenset[str]()
-            while self._context.usable() - nodes and not self._machine.over:
-                await asyncio.sleep(self._maker.settle_s)
-                nodes, now = self._context.usable(), self.plan
-                other = None if now is None else await self._maker.better_than(now, nodes)
-                if other is not None and self.plan is now:
-                    self._publish("planned", "", "a session moves: " + "; ".join(other.reasons), 0)
-                    self._maker.lost = False
-                    self.feed(ev.BetterPlanFound())
-        except MeshError as error:
-            log.debug("no better plan: %s", error)
-        finally:
-            self._looking = None
-
-    def _look_ahead(self) -> None:
-        """Have plans made for the deaths that may come."""
-        if self._maker.looks_ahead and self._ahead is None:
-            nodes = self._nodes
-            wanted = lambda: self._nodes == nodes and not self._machine.over  # noqa: E731
-            self._ahead = self._spawn(self._maker.look_ahead(nodes, wanted))
-            self._ahead.add_done_callback(self._looked_ahead)
-
-    def _looked_ahead(self, _: object) -> None:
-        self._ahead = None
-
     # -- plans
+
+    def _move(self, other: Plan) -> None:
+        """Go over to a plan that is worth the move."""
+        self._publish("planned", "", "a session moves: " + "; ".join(other.reasons), 0)
+        self._maker.lost = False
+        self.feed(ev.BetterPlanFound())
 
     def _make_plan(self, action: ev.MakePlan) -> None:
         start = StateStart(action.job.contents, action.job.holders)
@@ -361,8 +320,9 @@ class Session(PlanShell):
         if deployment.plan is not None and deployment.complete:
             self._maker.before = deployment.plan
             self._context.guarded(deployment.program, deployment.plan)
-            self._look(self._maker.by_speed)  # what it goes by was wanted soon
-        self._look_ahead()
+            self._watch.deployed()
+        nodes = self._nodes
+        self._watch.look_ahead(nodes, lambda: self._nodes == nodes and not self._machine.over)
 
     def _forgotten(self, deployment: Deployment) -> None:
         if deployment.state is not None:
@@ -382,7 +342,7 @@ class Session(PlanShell):
         name = self._members[action.node].profile.name if action.node in self._members else action.node
         self.spans.append(Span.of(name, action.number, began_s, now, answer))
         if deployment.plan is not None:
-            self._follow_pace(action, deployment.plan, answer, now - began_s)
+            self._watch.ran(action, deployment.plan, answer, now - began_s)
 
     def _resolve(self, action: ev.Resolve) -> None:
         deployment = self.deployments[action.generation]
