@@ -23,7 +23,7 @@ from ..printer import Buffer, Printer, stride_of
 from ..vectors import Vectors
 from ..weights import Layout
 from .copies import Box, Copies, Sizes, is_by_copies
-from .frame import Frame, Kernel, Value, least, narrowed
+from .frame import Frame, Kernel, Value, largest, least, narrowed
 from .map import along, parts_of, sliced, span, steps_of
 from .taps import is_by_taps, lower_taps
 
@@ -32,6 +32,8 @@ TASKS_MIN = 8  # a large product has tasks for some cores
 TASK_FLOPS_MIN = 1 << 21  # tens of microseconds
 AHEAD = 16  # lines of the right operand that are fetched before they are needed
 CYCLES_TO_PACK, CYCLES_TO_COPY = 0.5, 0.25  # an element of A, and one of a copy
+ACROSS = 64  # columns of a product of which a part is not read that are computed together
+REACH = "reach"  # an attribute of a dot, for which `_Dot.reach` has the meaning
 RESULT, UNPACKED = -1, -2  # the numbers of buffers: a tile, and a run of the right operand
 KINDS = {"f32": F32, "f64": F64}
 OfRun = Callable[[Value, Value], list[Value]]  # the core's arguments for the right operand's rows from one to another
@@ -408,6 +410,32 @@ class _Dot(_Product):
         other = self.right if self.rows <= FEW else self.left if self.columns <= FEW else None
         lies = isinstance(other, Unpacked) or (isinstance(other, Operand) and 1 in (other.row, other.column))
         return f"{'few_rows' if lies else 'product'} {self.kind}"
+
+    @property
+    def reach(self) -> int | None:
+        """How far to the right of the diagonal the result is read, if not everywhere: the outline tells it."""
+        whole = (self.rows, self.columns) == self.frame.shape(self.anchor)[-2:]
+        read_where_it_lies = isinstance(self.right, Operand) and self.matrix is None and self.core.startswith("product")
+        return self.frame.graph.nodes[self.anchor].attrs.get(REACH) if whole and read_where_it_lies else None
+
+    def _multiply(
+        self, printer: Printer, corner: tuple[Value, Value], size: tuple[Value, Value], into: Value,
+        across_row: Value, room: _Scratch,
+    ) -> None:  # fmt: skip
+        """Multiply; if a part is not read, some columns at a time, of the rows in which one of these is read."""
+        builder, right, reach = printer.builder, self.right, self.reach
+        if reach is None or not isinstance(right, Operand):
+            super()._multiply(printer, corner, size, into, across_row, room)
+            return
+        stop_row, stop_column = (builder.add(*ends) for ends in zip(corner, size, strict=True))
+        with loop(builder, corner[1], stop_column, index(ACROSS), "across") as column:
+            row = largest(builder, builder.sub(column, index(reach)), corner[0])
+            with builder.if_then(builder.icmp_signed("<", row, stop_row)), printer.scope():
+                some = builder.sub(stop_row, row), least(builder, builder.sub(stop_column, column), index(ACROSS))
+                down = builder.mul(builder.sub(row, corner[0]), across_row)
+                place = builder.gep(into, [builder.add(down, builder.sub(column, corner[1]))])
+                of_right = self._of_columns(printer, right, column)
+                self._call_core(printer, of_right, (row, column), some, place, across_row, room)
 
     def _slices(self) -> tuple[int, tuple[int, ...]]:
         operands = self._element(0, self.row, self.k), self._element(1, self.k, self.x)

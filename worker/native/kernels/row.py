@@ -22,14 +22,15 @@ from wire.ir.dtypes import dtype_named
 
 from ...compiler.constants import identity_of
 from ...compiler.element_exprs import NARROW, Anchor, register
-from ...compiler.expressions import Expr
+from ...compiler.expressions import Expr, terms_of
 from ...compiler.fuse import REDUCTIONS, row_index, row_shape
-from ..llvm import I32, STORED, index, ir, loop, loop_with, undefined
+from ..llvm import I32, I64, STORED, index, ir, loop, loop_with, undefined
 from ..printer import Buffer, Printer
 from ..scalars import applied, literal
 from ..target import COSTLY
 from ..vectors import REGISTERS, Vectors
-from .frame import Frame, Kernel, Value, least, narrowed
+from .edges import edge_of
+from .frame import Frame, Kernel, Value, largest, least, narrowed
 from .map import along, in_order, parts_of, sliced, span, steps_of, tile_of
 
 LANES = 32  # of a sum along the last axis
@@ -42,11 +43,23 @@ ABREAST = 4  # vectors that are reduced side by side, since one chain of additio
 
 Registers = dict[int, list[Value]]  # of a reduction: its vectors
 Step = Callable[[Registers, Value], Registers]
+Form = Callable[[Expr], Expr]  # what an expression is in some columns
 
 
 def lower_row(frame: Frame) -> Kernel:
     row = _Row(frame)
     return row.along_columns() if row.inner else row.along_rows()
+
+
+def reaches(frame: Frame) -> dict[int, int]:
+    """How far a group reads the matrices of tensors (..., rows, columns), by their numbers: of each row the columns up
+    to its own number plus this, where the rest is behind the edge.  Tensors that are read otherwise are left out."""
+    row = _Row(frame)
+    return {} if row.edge is None else {node: far for node in frame.reads if (far := row.reach(node)) is not None}
+
+
+def _same(expr: Expr) -> Expr:
+    return expr
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +98,27 @@ class _Row:
         at = where if self.full else build.unravel(self.row, frame.shape(frame.root))
         self.place = build.ravel(at, frame.shape(frame.root))
         self.value = readers[frame.root](at) if frame.root in self.anchors else elements.at(frame.root, at)
+        self.edge = edge_of(build, self.exprs, self.column) if self.inner and self.columns >= LANES else None
+
+    @property
+    def exprs(self) -> list[Expr]:
+        """What is computed of a row's columns."""
+        return [*self.inputs.values(), self.value]
+
+    def reach(self, node: int) -> int | None:
+        """How far a tensor's rows are read, as `reaches` says it."""
+        build, shape = self.frame.build, self.frame.shape(node)
+        assert self.edge is not None
+        loads = [part for expr in self.exprs for part in parts_of(expr) if part.op == "load" and part.attr == node]
+        if len(shape) < 2 or node not in self.edge.unread(self.exprs):
+            return None
+        found = set[int | None]()
+        for load in loads:
+            row = build.mod(build.div(load.args[0], shape[-1]), shape[-2])
+            further = build.minus(self.edge.column, row)
+            known = build.mod(load.args[0], shape[-1]) is self.column and further.op == "lit"
+            found.add(terms_of(further)[0] - 1 if known else None)
+        return found.pop() if len(found) == 1 else None
 
     def _reader(self, anchor: int) -> Anchor:
         """What a reduction gave; it varies with the rows."""
@@ -148,19 +182,31 @@ class _Row:
             for sweep in self.sweeps():
                 self._reduce_columns(printer, sweep, [self._kept_buffer(printer, expr) for expr in sweep.kept])
             if self.full:
-                printer.hoist([self.value, self.place], ("column",))
-                for columns, width in along(builder, index(0), index(self.columns), steps_of(self.lanes), self.columns):
-                    with columns as position, printer.scope():
-                        printer.bind_lanes("column", narrowed(builder, position), width)
-                        printer.store(frame.root, self.place, printer.vector(self.value))
+                for start, end, form in self._pieces(printer, self.columns):
+                    value = form(self.value)
+                    printer.hoist([value, self.place], ("column",))
+                    for columns, width in along(builder, start, end, steps_of(self.lanes), self.columns):
+                        with columns as position, printer.scope():
+                            printer.bind_lanes("column", narrowed(builder, position), width)
+                            printer.store(frame.root, self.place, printer.vector(value))
             else:
                 printer.store(frame.root, self.place, printer.scalar(self.value))
         builder.ret_void()
         tasks = -(-self.rows // rows)
-        exprs, outer = [*self.inputs.values(), self.value], build.var("outer", self.rows)
+        outer = build.var("outer", self.rows)
         even = self.rows % rows == 0 and in_order(frame, frame.root, self.place, outer)
         slices = tasks if even else 1
-        return Kernel(builder.module, tasks, self.scratch_bytes, slices=slices, sliced=sliced(frame, exprs, outer))
+        return Kernel(builder.module, tasks, self.scratch_bytes, slices=slices, sliced=sliced(frame, self.exprs, outer))
+
+    def _pieces(self, printer: Printer, columns: int) -> list[tuple[Value, Value, Form]]:
+        """The columns before the edge, up to a multiple of LANES, and those behind it."""
+        if self.edge is None:
+            return [(index(0), index(columns), _same)]
+        builder = printer.builder
+        edge = builder.sext(printer.scalar(self.edge.column), I64)
+        up = builder.and_(builder.add(edge, index(LANES - 1)), index(-LANES))
+        stop = least(builder, largest(builder, up, index(0)), index(columns))
+        return [(index(0), stop, _same), (stop, index(columns), self.edge.behind)]
 
     def _kept_buffer(self, printer: Printer, expr: Expr) -> int:
         """A row of scratch memory for an expression."""
@@ -173,23 +219,25 @@ class _Row:
 
     def _reduce_columns(self, printer: Printer, sweep: _Sweep, kept: Sequence[int]) -> None:
         builder, anchors = printer.builder, sweep.anchors
-        printer.hoist([self.inputs[anchor] for anchor in anchors], ("column",))
         count = LANES // self.lanes
         v = Vectors(builder, self.lanes)
-        starts = [v.splat(self.identity(anchor)) for anchor in anchors for _ in range(count)]
+        held = [v.splat(self.identity(anchor)) for anchor in anchors for _ in range(count)]
         whole = self.columns - self.columns % LANES
-        with loop_with(builder, index(0), index(whole), index(LANES), starts, "columns") as (position, held, following):
-            values = []
-            for vector in range(count):
-                with printer.scope():
-                    at = builder.add(position, index(vector * self.lanes))
-                    printer.bind_lanes("column", narrowed(builder, at), self.lanes)
-                    values.append([printer.vector(self.inputs[anchor]) for anchor in anchors])
-                    self._keep(printer, sweep, kept)
-            for place, anchor in enumerate(anchors):
+        for start, end, form in self._pieces(printer, whole):
+            inputs = [form(self.inputs[anchor]) for anchor in anchors]
+            printer.hoist(inputs, ("column",))
+            with loop_with(builder, start, end, index(LANES), held, "columns") as (position, held, following):
+                values = []
                 for vector in range(count):
-                    mine = held[place * count + vector]
-                    following.append(self.combined(v, anchor, mine, values[vector][place]))
+                    with printer.scope():
+                        at = builder.add(position, index(vector * self.lanes))
+                        printer.bind_lanes("column", narrowed(builder, at), self.lanes)
+                        values.append([printer.vector(expr) for expr in inputs])
+                        self._keep(printer, sweep, kept, form)
+                for place, anchor in enumerate(anchors):
+                    for vector in range(count):
+                        mine = held[place * count + vector]
+                        following.append(self.combined(v, anchor, mine, values[vector][place]))
         rest = self._rest(printer, sweep, kept, whole) if whole < self.columns else {}
         for place, anchor in enumerate(anchors):
             sums = held[place * count : (place + 1) * count]
@@ -200,9 +248,11 @@ class _Row:
         for expr, buffer in zip(sweep.kept, kept, strict=True):
             printer.kept[expr.uid] = self.frame.build.load(buffer, self.column, expr.dtype)
 
-    def _keep(self, printer: Printer, sweep: _Sweep, kept: Sequence[int]) -> None:
+    def _keep(self, printer: Printer, sweep: _Sweep, kept: Sequence[int], form: Form = _same) -> None:
+        """Leave expressions in memory, but for what is another one behind the edge, and so not looked for there."""
         for expr, buffer in zip(sweep.kept, kept, strict=True):
-            printer.store(buffer, self.column, printer.vector(expr))
+            if form(expr) is expr:
+                printer.store(buffer, self.column, printer.vector(expr))
 
     def _rest(self, printer: Printer, sweep: _Sweep, kept: Sequence[int], whole: int) -> dict[int, list[Value]]:
         """The columns behind the last whole 32, in lanes of which the last ones have the identity."""
