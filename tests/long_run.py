@@ -73,6 +73,12 @@ RUNS: dict[str, Run] = {
         80,
         lambda first, count: ("tests/e2e/test_faults.py", str(count // 8)),
     ),
+    "lost-machines": Run(
+        "machines of a coordinator that lose their power, under training and streams of tokens",
+        100,
+        4,
+        lambda first, count: ("tests/e2e/test_standby_on_a_lan.py", str(count)),
+    ),
     "stopped-programs": Run(
         "moments at which programs and daemons were stopped for 1, 3, 10 and 60 s",
         50,

@@ -131,7 +131,8 @@ class Timeouts:
     )
     keepalive_doubtful_answer_s: float = _row(
         2.0,
-        "The same once this machine slept or moved: the link is doubtful, and dialling anew costs little.",
+        "The same once this machine slept or moved, and for a coordinator that has a standby: the link is doubtful, "
+        "and dialling anew costs little.",
         wifi=4.0,
         wan=5.0,
         test=10.0,

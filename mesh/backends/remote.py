@@ -358,6 +358,9 @@ class Remote:
             raise ProtocolError(f"a client does not take {type(body).__name__}")
         if isinstance(body, Coordinators):
             self._others = body.addresses
+            times = self._endpoint.timeouts  # where another may serve by now, to dial anew costs little
+            usual_s, soon_s = times.keepalive_program_answer_s, times.keepalive_doubtful_answer_s
+            self._watch.program_answer_s = soon_s if self._others else usual_s
             self._membership.met((*(link.peer.addresses or (link.address,)), *body.addresses))
             return
         self._membership.trust(self._endpoint, body.data, body.authority, (body.former, body.former_data))

@@ -22,7 +22,17 @@ from typing import Any
 import numpy as np
 import pytest
 from support.processes import site as sites
-from support.processes.commands import Daemon, asked, daemon, environment, jobs, node_states, run, wait_for
+from support.processes.commands import (
+    COMES_TRUE_S,
+    Daemon,
+    asked,
+    daemon,
+    environment,
+    jobs,
+    node_states,
+    run,
+    wait_for,
+)
 from support.processes.durable import free_port
 from test_stopped_programs import program
 
@@ -102,12 +112,17 @@ def large_job(remote: Remote) -> Coroutine[Any, Any, str]:
     return remote.submit(graph, dict.fromkeys(graph.input_types, value), {}, detach=True, job="kept")
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
 def test_training_goes_on_with_the_standby_of_a_coordinator_that_ended(number: int, tmp_path: Path) -> None:
-    with pair(tmp_path, "one") as site, program(site.envs[FIRST], "none", site.serving.address) as running:
+    """One that stands still is to all others like one whose machine was lost: no link ends, and nothing comes."""
+    stays = number == signal.SIGSTOP
+    more = ("--node-timeout", "4") if stays else ()
+    with pair(tmp_path, "one", more=more) as site, program(site.envs[FIRST], "none", site.serving.address) as running:
         for _ in range(5):
             running.read()
-        site.serving.stop(number)
+        site.serving.process.send_signal(number)
+        if not stays:
+            site.serving.process.wait(COMES_TRUE_S)
         site.takes_over()
         running.read_on()
         running.end()

@@ -42,9 +42,9 @@ class LinkWatch:
     """The watch over one endpoint's links while `run` runs.
 
     `moved()` says whether the machine's addresses changed since it was last asked; `wall` is the time of day; `woke` is
-    told when either made all links doubtful; an idle node has `answer_s` to answer.  `needed()` are the nodes that
-    something depends on now: in a mesh of a thousand most links are to other workers, which are asked seldom.  The
-    other times are those of the endpoint.
+    told when either made all links doubtful.  An idle node has `answer_s` to answer, a process of a user or a
+    coordinator `program_answer_s`.  `needed()` are the nodes that something depends on now: in a mesh of a thousand
+    most links are to other workers, which are asked seldom.  The other times are those of the endpoint.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class LinkWatch:
         self.wall = wall
         self.woke: list[Callable[[], object]] = []
         self.answer_s = endpoint.timeouts.keepalive_answer_s
+        self.program_answer_s = endpoint.timeouts.keepalive_program_answer_s
         self.needed: Callable[[], Collection[str]] | None = None  # everyone is
         self._endpoint, self._timeouts = endpoint, endpoint.timeouts
         self._waking = SleepDetector()
@@ -75,7 +76,7 @@ class LinkWatch:
                     for tell in self.woke:
                         tell()
                 for link in list(self._endpoint.links.values()) if reason else self._quiet(loop.time()):
-                    usual_s = timeouts.keepalive_program_answer_s if link.peer.role in USERS else self.answer_s
+                    usual_s = self.program_answer_s if link.peer.role in USERS else self.answer_s
                     doubtful = moved or self._waking.slept
                     answer_s = timeouts.keepalive_doubtful_answer_s if doubtful else usual_s
                     self._ask(link, answer_s, reason or f"silent for {loop.time() - link.heard_s:.0f} s")

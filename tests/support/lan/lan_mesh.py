@@ -44,7 +44,7 @@ class LanMesh:
     def __init__(self, host: Host, folder: Path, *arguments: str, mesh: str = MESH) -> None:
         self.host, self.mesh, self._folder = host, mesh, folder
         self._env = environment(folder / "coordinator")
-        self.coordinator = self._start(host, "coordinator", "coord", "serve", "--mesh", mesh, *arguments)
+        self.coordinator = self.daemon(host, "coordinator", "coord", "serve", "--mesh", mesh, *arguments)
         until(lambda: TOKEN.search(self._text()) is not None)
         (self.token,) = TOKEN.findall(self._text())
         self.line = next(line.split() for line in self.coordinator.lines() if line.startswith("    mesh-worker"))
@@ -53,11 +53,11 @@ class LanMesh:
         """Type the printed line on another host; with other `arguments` than it has, or another token ("": none)."""
         more = {} if token == "" else {"MESH_TOKEN": self.token if token is None else token}
         assert self.line == ["mesh-worker", "join"]
-        return self._start(host, name, "worker", "join", "--name", name, "--device", "cpu", *arguments, **more)
+        return self.daemon(host, name, "worker", "join", "--name", name, "--device", "cpu", *arguments, **more)
 
     def start(self, host: Host, name: str, *arguments: str) -> Told:
         """`mesh-worker` of a machine that may have joined before."""
-        return self._start(host, name, "worker", "--name", name, "--mesh", self.mesh, "--device", "cpu", *arguments)
+        return self.daemon(host, name, "worker", "--name", name, "--mesh", self.mesh, "--device", "cpu", *arguments)
 
     def coord(self, *arguments: str) -> Any:
         """What a command of the coordinator's user says on its machine."""
@@ -83,7 +83,8 @@ class LanMesh:
     def _text(self) -> str:
         return "\n".join(self.coordinator.lines())
 
-    def _start(self, host: Host, name: str, program: str, *arguments: str, **more: str) -> Told:
+    def daemon(self, host: Host, name: str, program: str, *arguments: str, **more: str) -> Told:
+        """A command that goes on, with a folder of this name."""
         folder = self._folder / name
         folder.mkdir(exist_ok=True)
         said = folder / "said"

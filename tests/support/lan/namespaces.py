@@ -71,6 +71,11 @@ class Host:
         """From now on the switch drops all that comes from and goes to this host; neither side sees anything."""
         _do("ip", "-n", self.lan.switch, "link", "set", self.port, "nomaster")
 
+    def lose_power(self) -> None:
+        """Nothing comes from this host any more, no goodbye either, and all that ran here is gone."""
+        self.cut_off()
+        _kill(self.namespace)
+
     def rejoin(self) -> None:
         """Undo `cut_off`."""
         _do("ip", "-n", self.lan.switch, "link", "set", self.port, "master", "bridge")
@@ -166,10 +171,14 @@ def _namespaces() -> set[str]:
     return {line.split()[0] for line in _do("ip", "netns", "list").splitlines()}
 
 
-def _remove(namespace: str) -> None:
+def _kill(namespace: str) -> None:
     for pid in _do("ip", "netns", "pids", namespace).split():
         with contextlib.suppress(ProcessLookupError):
             os.kill(int(pid), signal.SIGKILL)
+
+
+def _remove(namespace: str) -> None:
+    _kill(namespace)
     _do("ip", "netns", "del", namespace)
 
 
