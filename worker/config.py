@@ -15,7 +15,7 @@ from typing import Any
 import platformdirs
 
 from wire.addresses import LAST_PORT, PORT
-from wire.limits import GIB
+from wire.bounds import CACHED_WEIGHTS
 from wire.system.memory import default_budget
 from wire.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
@@ -40,7 +40,7 @@ class WorkerConfig:
     state_dir: str = ""  # "": the platform's folder for state
     cache_dir: str = ""  # weights and kernels kept between runs; "": the platform's cache folder, one per worker
     kernel_dir: str = ""  # kernels, which workers may share; "": in `cache_dir`, or this user's for all workers
-    cache_bytes_max: int = 20 * GIB  # of weights on disk: a handful of 7B models in 8 bits, or hundreds of small ones
+    cache_bytes_max: int = CACHED_WEIGHTS.most  # on disk: a handful of 7B models in 8 bits, or hundreds of small ones
     blob_memory_bytes_max: int = 0  # of content that is not on disk; 0: `memory_bytes`, or half of the machine's
     measured_dir: str = ""  # where measurements of devices are kept; "": the user's cache folder, for all workers
     tune_software: bool = False  # measure kernels of software adapters while idle, too; for tests

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from wire.bounds import MEMBERS
 from wire.errors import ConfigError, InputError
 from wire.joining.join_protocol import Asked
 from wire.limits import DEFAULT
@@ -22,7 +23,7 @@ FORMAT = 1
 NUMBER_MAX = 1 << 53  # of counts, and of seconds since 1970
 LISTED_S = 3600.0  # a revoked node stays on the list until its last certificate ran out, and so long after
 REVOKED_REMEMBERED_S = 30 * 86400.0  # then it is unknown instead, which lets it in as little
-MEMBERS_MAX = 4 * DEFAULT.nodes_max  # remembered: of more, those gone for the longest need a token again
+MEMBERS_MAX = MEMBERS.most
 ID_PREFIX_MIN = 4  # characters of a node id that stand for it
 
 

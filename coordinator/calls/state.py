@@ -30,6 +30,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from wire import deadlines
+from wire.bounds import CALL_INPUTS, CALL_STORY, IDLE_PLANS
 from wire.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -40,7 +41,6 @@ from wire.errors import (
     OutOfMemory,
     PoisonTask,
 )
-from wire.limits import MIB
 from wire.timeouts import DEFAULT_TIMEOUTS
 from wire.units import counted
 
@@ -73,7 +73,7 @@ from .events import (
     WorkReported,
 )
 
-STORY_EVENTS_MAX = 512
+STORY_EVENTS_MAX = CALL_STORY.most
 STUCK_S_MIN = deadlines.STUCK.seconds  # a part is never stuck before; a busy machine or a cold cache may cost as much
 STUCK_OBSERVED = 2.0  # times the longest that the part took of late: a straggler is worth a second try
 TOOK_DECAY = 0.8  # of what a part took, with every run after it
@@ -85,8 +85,8 @@ STALLED_LOOK_S = 5.0  # how often it is looked for
 STOPPED_S = deadlines.STOPPED.seconds  # a part that goes on for nobody should have noticed by then
 POISON_NODES = 3
 NO_MEMORY_MAX = 2  # how often a call that ran out of memory is tried elsewhere
-INPUTS_BYTES_MAX = 256 * MIB  # hides the way of inputs, and is little beside what a worker computes with
-IDLE_PLANS_MAX = 64  # deployed plans kept for the next call of their job; the least recently used goes first
+INPUTS_BYTES_MAX = CALL_INPUTS.most  # hides the way of inputs, and is little beside what a worker computes with
+IDLE_PLANS_MAX = IDLE_PLANS.most
 
 
 # -- the machine ------------------------------------------------------------------------------------------

@@ -14,12 +14,13 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
+from wire.bounds import CONTENT_KEPT
 from wire.errors import BlobCorrupt, BlobMissing
 from wire.ir.codec import hash_bytes
 from wire.system import mapped_files
 from wire.system.atomic_files import Disk
 
-RECENT_BYTES_MAX = 4 << 30  # weights that come again need not be sent again; and a quarter of the free disk
+RECENT_BYTES_MAX = CONTENT_KEPT.most  # weights that come again need not be sent again
 
 
 class ContentFiles:

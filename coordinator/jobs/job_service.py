@@ -24,6 +24,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from wire.bounds import JOBS_IN_MEMORY, RESULTS_READY
 from wire.errors import Cancelled, InputError, LimitExceeded, MeshError, NotDurable, NotTrusted, StorageError
 from wire.ir.codec import decode_graph, hash_array, hash_bytes, tensor_bytes, tensor_from
 from wire.ir.dtypes import dtype_named, dtype_of
@@ -70,8 +71,8 @@ from .stored_program import ProgramContent, load_program
 
 log = logging.getLogger("graph_mesh.service")
 
-PUBLISHED_MAX = 16  # results that wait for clients to fetch them; each large output is an open file
-RECENT_MAX = 8  # jobs that are over and whose details are in memory; others are read from the journal
+PUBLISHED_MAX = RESULTS_READY.most
+RECENT_MAX = JOBS_IN_MEMORY.most
 GIVE_BACK_EVERY = 64  # jobs, after which memory goes back to the system
 WORKERS = "@workers"  # the entry that names the workers of before; no job has such an id
 WORKERS_CHANGED = frozenset({"joined", "healthy", "dead", "leaving", "paused", "resumed", "quarantined"})

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from wire.bounds import JOBS_OVER, JOBS_RUNNING, JOBS_WAITING
 from wire.errors import Busy, Cancelled, InputError, MeshError, from_fields
 from wire.limits import REPORT_CHARS_MAX
 from wire.protocol.messages import JobReport
@@ -37,9 +38,9 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 @dataclass(frozen=True, slots=True)
 class JobLimits:
-    queued_per_client_max: int = 64  # a script that loops over submit meets this before memory does
-    running_max: int = 8  # jobs share the same workers; more at once only wait for each other
-    kept_max: int = 1000
+    queued_per_client_max: int = JOBS_WAITING.most  # a script that loops over submit meets this before memory does
+    running_max: int = JOBS_RUNNING.most  # jobs share the same workers; more at once only wait for each other
+    kept_max: int = JOBS_OVER.most
     keep_s: float = DEFAULT_TIMEOUTS.keep_results_s
     log_lines_max: int = 1000
     grace_s: float = DEFAULT_TIMEOUTS.job_grace_s

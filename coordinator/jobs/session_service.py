@@ -27,7 +27,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from wire.errors import Cancelled, InputError, MeshError, NodeLost, SessionTaken, StorageError
+from wire.bounds import SESSIONS_OPEN
+from wire.errors import Busy, Cancelled, InputError, MeshError, NodeLost, SessionTaken, StorageError
 from wire.ir.codec import decode_graph, hash_array
 from wire.link.identity import member_id
 from wire.link.link import Link
@@ -157,6 +158,11 @@ class SessionService:
         token = body.session or secrets.token_hex(6)
         if (known := self._known(link, token, body.name)) is not None:
             return await self._opened(known)
+        if len(self._sessions) >= SESSIONS_OPEN.most:
+            raise Busy(
+                f"{len(self._sessions)} sessions are open, and no more than {SESSIONS_OPEN.most} can be",
+                next_step="Close others: mesh-coord sessions lists those with a name",
+            )
         graph, strategy = decode_graph(body.graph), self._coordinator.config.strategy_of(body.strategy)
         if body.copies:
             copies_of(body.copies, OF_SESSIONS)

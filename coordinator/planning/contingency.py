@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from wire.bounds import PLANS_AHEAD
 from wire.ir.graph import WireGraph
 
 from .model.profiles import Profiles
@@ -24,7 +25,7 @@ from .planner import CANDIDATES_MAX, Question
 
 PROGRAMS_MAX = 8  # those used last
 DEATHS_MAX = 16  # of one program that are planned for
-BYTES_MAX = 64 << 20  # of all plans together; one for 10 000 nodes has some 300 kB
+BYTES_MAX = PLANS_AHEAD.most  # one plan for 10 000 nodes has some 300 kB
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any
 
+from wire.bounds import RECORD_WAITS
 from wire.errors import MeshError
 
 from . import events as ev
@@ -24,7 +25,7 @@ AGAIN_S = 1.0  # after the disk refused a record
 REFUSED_S = 5.0  # after so long what waits is done all the same: workers have no room for ever more copies
 PAUSE = 9  # times what a record took to be written, until the next one
 PAUSE_S_MAX = 1.0  # workers hold all that waits for a record, which is a copy of the state after every few steps
-DUE_MAX = 1024  # actions that wait for a slow disk; each is a copy that some worker still holds, or feeds
+DUE_MAX = RECORD_WAITS.most  # each is a copy that some worker still holds, or feeds
 WriteRecord = Callable[[SessionRecord], Awaitable[None]]
 
 

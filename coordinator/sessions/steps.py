@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from wire.bounds import REPLAYED_FEEDS
+
 from ..lifecycle.plan_lifecycle import LivePlan, Phase
 from ..lifecycle.step_timeout import Wait
 from ..planning.model.profiles import CLIENT
@@ -27,7 +29,7 @@ class Policy:
     copies: str = "buddy"
     every: int = 10
     ahead: int = 2
-    replay_bytes: int = 64 << 20
+    replay_bytes: int = REPLAYED_FEEDS.most
     asked: bool = False  # for these copies, by name: without room for them there is no session
     durable: bool = False  # it outlasts this process: what its caller was not heard to have is held for it
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from wire.bounds import JOURNAL_COPIES
 from wire.errors import Busy, ConnectFailed, MeshError, ProtocolError
 from wire.link.endpoint import Endpoint
 from wire.link.link import Handler, Link
@@ -73,7 +74,9 @@ class Following:
         self._parts: list[Entry] = []  # of a message that comes in several
         self._came: list[Entry] = []  # with the message that is being handled
         self._came_of: tuple[int, ...] = ()  # the epochs that the coordinator goes on from, where it is everything
-        self._writes: asyncio.Queue[tuple[ev.Entries, list[Entry], tuple[int, ...]]] = asyncio.Queue()
+        self._writes: asyncio.Queue[tuple[ev.Entries, list[Entry], tuple[int, ...]]] = asyncio.Queue(
+            JOURNAL_COPIES.most
+        )
         self._workers: Mapping[str, Sequence[str]] = {}
         self._store: JobStore
 
@@ -130,7 +133,10 @@ class Following:
             self._served.set_result(None)
 
     def _write(self, write: ev.Write) -> None:
-        self._writes.put_nowait((write.entries, self._came, self._came_of))
+        try:
+            self._writes.put_nowait((write.entries, self._came, self._came_of))
+        except asyncio.QueueFull:
+            self._shell.feed(ev.NotStored(write.entries.stream))
 
     async def _write_all(self) -> None:
         while True:

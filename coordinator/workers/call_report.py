@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
+from wire.bounds import REPORT_EVENTS
 from wire.limits import REPORT_CHARS_MAX
 from wire.protocol.messages import Deployed, NodeReport, Ran
 from wire.protocol.reports import Event, PartReport, RelayReport, WorkerReport
@@ -17,7 +18,8 @@ from wire.protocol.reports import Event, PartReport, RelayReport, WorkerReport
 from ..planning.model.plan import Plan
 
 T = TypeVar("T")
-EVENTS_FIRST, EVENTS_LAST = 64, 192  # of one call that are kept
+EVENTS_FIRST = 64
+EVENTS_LAST = REPORT_EVENTS.most - EVENTS_FIRST
 TEXT_CHARS_MAX = 1000  # of an event or a reason, where a report is too long
 
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 
+from wire.bounds import EVENTS
 from wire.protocol.messages import NodeReport
 from wire.protocol.reports import Event, RelayReport
 
@@ -16,7 +17,7 @@ from .worker_names import name_of
 
 log = logging.getLogger("graph_mesh.coordinator")
 
-EVENTS_MAX = 256
+EVENTS_MAX = EVENTS.most
 Watcher = Callable[[Event], None]
 PROGRESS_KINDS = frozenset({"began", "ran"})  # of every call: not kept, as they would crowd out all others
 

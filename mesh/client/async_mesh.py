@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
+from wire.bounds import ARGUMENTS, REPLAYED_FEEDS
 from wire.errors import Cancelled, ConfigError, DeadlineExceeded, InputError, MeshError
 from wire.ir.graph import WireGraph
 from wire.policy.redundancy import OF_CALLS, copies_of
@@ -26,6 +27,7 @@ from wire.policy.strategies import Strategy, text_of
 
 from .. import tree
 from ..backends.config import MeshConfig
+from ..core.argument_room import ArgumentRoom, bytes_of, copied
 from ..core.backend import Backend, Started, Stateful, Work, ends_with_this_program
 from ..core.call_arguments import taken
 from ..core.handle import Handle
@@ -47,7 +49,7 @@ from .session import AsyncSession, Here, check_choices, check_name
 if TYPE_CHECKING:
     from ..simulation.cluster import Cluster
 
-REPLAY_BYTES = 64 << 20  # of feeds, held for a state that nobody copies
+REPLAY_BYTES = REPLAYED_FEEDS.most
 OWN = ("strategy", "mode", "copies")  # what calls take for themselves
 OWN_OF_COMPILE = (*OWN, "name", "cache", "build_dir", "force", "use_cached_if_exists")
 OWN_OF_SESSIONS = (*OWN, "every", "ahead", "name")
@@ -92,6 +94,7 @@ class AsyncMesh:
         self._last: Started | None = None
         self._here: set[asyncio.Future[Any]] = set()  # calls computed in this process
         self._closing: asyncio.Future[None] | None = None
+        self._room = ArgumentRoom(ARGUMENTS.most)  # of calls that were submitted, and of steps
 
     def __repr__(self) -> str:
         return f"<{self.told('AsyncMesh')}>"
@@ -476,7 +479,10 @@ class AsyncMesh:
         """
         args = taken(fn, args, named, OWN)
         form = self.form(fn, args, strategy, mode, copies)
-        return AsyncJob(form, self.start(form, *form.bind_copies(args)))
+        inputs, work = form.bind(args)
+        held_bytes = bytes_of(inputs)
+        await self._room.taken(held_bytes)
+        return AsyncJob(form, self.start(form, copied(inputs), work, held_bytes))
 
     async def session(
         self,
@@ -608,7 +614,7 @@ class AsyncMesh:
             with contextlib.suppress(MeshError):
                 await attached.running.leave()
             raise
-        return AsyncSession(stepping, attached.running, name, attached.steps)
+        return AsyncSession(stepping, attached.running, self._room, name, attached.steps)
 
     def report(self) -> Report:
         """Report what the last call did, and where.
@@ -647,6 +653,7 @@ class AsyncMesh:
     async def close(self) -> None:
         """End the links and the local workers; calls in flight are Cancelled."""
         if self._closing is None:
+            self._room.close(ConfigError("this mesh is closed"))
             for outputs in self._here:
                 outputs.cancel()
             self._closing = asyncio.ensure_future(self._backend.close())
@@ -805,12 +812,12 @@ class AsyncMesh:
         if self._is_here(mode):
             if name:
                 raise ends_with_this_program()
-            return AsyncSession(stepping, Here(stepping))
+            return AsyncSession(stepping, Here(stepping), self._room)
         named = (name, stepping.form) if name else ("", b"")
         state = Stateful(
             stepping.carries, stepping.told, stepping.state_bytes, copies, every, ahead, replay_bytes, *named
         )
-        return AsyncSession(stepping, self._backend.session(stepping.work, state, others), name)
+        return AsyncSession(stepping, self._backend.session(stepping.work, state, others), self._room, name)
 
     @property
     def elastic(self) -> bool:
@@ -828,7 +835,9 @@ class AsyncMesh:
         if self._closing is None:
             self._backend.forget(work)
 
-    def start(self, form: Compiled, inputs: Mapping[str, NDArray[Any]], work: Work) -> Started:
+    def start(
+        self, form: Compiled, inputs: Mapping[str, NDArray[Any]], work: Work, held_bytes: int | None = None
+    ) -> Started:
         """Begin a call, on the loop.
 
         Parameters
@@ -839,19 +848,28 @@ class AsyncMesh:
             The graph's inputs by name.
         work : Work
             What to compute.
+        held_bytes : int, optional
+            The bytes of inputs that are copies, for which room was taken: it is given back when the call is over.
 
         Returns
         -------
         Started
             The call in flight.
         """
-        self._check_open()
-        if self._is_here(form.mode):
-            started = _start_here(self._loop, work, inputs)
-            self._here.add(started.outputs)
-            started.outputs.add_done_callback(self._here.discard)
-        else:
-            started = self._backend.start(work, inputs)
+        try:
+            self._check_open()
+            if self._is_here(form.mode):
+                started = _start_here(self._loop, work, inputs)
+                self._here.add(started.outputs)
+                started.outputs.add_done_callback(self._here.discard)
+            else:
+                started = self._backend.start(work, inputs)
+        except BaseException:
+            if held_bytes is not None:
+                self._room.give(held_bytes)
+            raise
+        if held_bytes is not None:
+            started.outputs.add_done_callback(lambda _: self._room.give(held_bytes))
         self._last = started
         return started
 

@@ -26,7 +26,8 @@ from wire.policy.batch_shares import Portions
 from wire.policy.strategies import Strategy
 
 from ..backends.config import MeshConfig
-from ..core.backend import Running, Started, Work
+from ..core.argument_room import ArgumentRoom, bytes_of, copied
+from ..core.backend import Feeds, Running, Started, Work
 from ..core.call_arguments import taken
 from ..core.loop_thread import LoopElsewhere, LoopThread
 from ..core.node import Node
@@ -451,7 +452,11 @@ class Mesh:
         """
         args = taken(fn, args, named, OWN)
         form = self._async.form(fn, args, strategy, mode, copies)
-        return Job(form, self._started(form, *form.bind_copies(args)))
+        inputs, work = form.bind(args)
+        held_bytes = bytes_of(inputs)
+        self._take_room(self._async._room, held_bytes)
+        copies_of_them = copied(inputs)
+        return Job(form, _Waiter(self, lambda: self._async.start(form, copies_of_them, work, held_bytes)))
 
     def as_completed(self, jobs: Sequence[Job | Step]) -> Iterator[int]:
         """Iterate over jobs in the order in which they end.
@@ -790,6 +795,25 @@ class Mesh:
             waiter.on_end(ended)
         self._async.attend(Started(one, dict, one.cancel))
 
+    def _take_room(self, room: ArgumentRoom, size_bytes: int) -> None:
+        """Return once there is room for arguments."""
+        taken = room.take(size_bytes)
+        if taken.done():
+            return taken.result()
+        try:
+            self._loop.check_may_wait()
+            self._loop.soon(self._attend_room, taken)
+            return taken.result()
+        except BaseException:
+            room.leave(taken, size_bytes)
+            raise
+
+    def _attend_room(self, taken: concurrent.futures.Future[None]) -> None:
+        """Let simulated time flow until there is room.  It runs on the loop."""
+        ended = asyncio.wrap_future(taken)
+        ended.add_done_callback(lambda _: ended.cancelled() or ended.exception())
+        self._async.attend(Started(ended, dict, ended.cancel))
+
     def _call(self, form: Compiled, args: tuple[Any, ...]) -> Any:
         return self._wait(form, *form.bind(args))
 
@@ -927,7 +951,8 @@ class Session:
     def step(self, *args: PyTree, **named: PyTree) -> Step:
         """Begin one step.  Several may be in flight; they are done in the order of these calls.
 
-        A step that fails for good leaves the state as it was.  Steps that were begun after it are Cancelled.
+        A step that fails for good leaves the state as it was.  Steps that were begun after it are Cancelled.  While the
+        arguments of all that is not over on this mesh take 512 MiB, this waits for something to end.
 
         Parameters
         ----------
@@ -949,7 +974,11 @@ class Session:
             If the state was lost.
         """
         inputs = self._async.stepping.bind(self._async.stepping.taken(args, named))
-        return Step(_Waiter(self._mesh, lambda: self._async.begin(inputs)))
+        return self._begin(inputs, bytes_of(inputs))
+
+    def _begin(self, inputs: Mapping[str, NDArray[Any]] | Feeds, held_bytes: int) -> Step:
+        self._mesh._take_room(self._async._room, held_bytes)
+        return Step(_Waiter(self._mesh, lambda: self._async.begin(inputs, held_bytes)))
 
     def state(self) -> Any:
         """Wait for the state after all steps that were begun.
@@ -1066,8 +1095,7 @@ class ElasticSession(Session):
         Step
             The step in flight.
         """
-        feeds = self._elastic.feeds(args, nbytes)
-        return Step(_Waiter(self._mesh, lambda: self._async.begin(feeds)))
+        return self._begin(self._elastic.feeds(args, nbytes), nbytes)
 
 
 class Step:

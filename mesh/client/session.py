@@ -18,9 +18,11 @@ from typing import Any, cast
 
 from numpy.typing import NDArray
 
+from wire.bounds import SESSION_AHEAD
 from wire.errors import Cancelled, InputError, MeshError
 from wire.policy.redundancy import OF_SESSIONS, copies_of
 
+from ..core.argument_room import ArgumentRoom, bytes_of
 from ..core.backend import Feeds, Lasting, Running, Started
 from ..functions.step_trace import Stepping
 from ..tree import PyTree
@@ -29,7 +31,7 @@ from ..util.units import counted, size_text
 
 STEPS_MAX = 1 << 53
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
-AHEAD_MAX = 1024  # of a session with a daemon; each has a value of the state of its own
+AHEAD_MAX = SESSION_AHEAD.most
 
 
 class AsyncSession:
@@ -43,6 +45,8 @@ class AsyncSession:
         The traced step.
     running : Running
         The session on the mesh's backend.
+    room : ArgumentRoom
+        Room for the arguments of steps, of the whole mesh.
     name : str, optional
         The name under which it outlasts this program.
     steps : int, optional
@@ -65,8 +69,11 @@ class AsyncSession:
     (array([3., 3.]), array([4., 4.]))
     """
 
-    def __init__(self, stepping: Stepping, running: Running, name: str = "", steps: int = 0) -> None:
+    def __init__(
+        self, stepping: Stepping, running: Running, room: ArgumentRoom, name: str = "", steps: int = 0
+    ) -> None:
         self.name = name
+        self._room = room
         self._steps_done = steps
         self.stepping = stepping
         self.running = running
@@ -123,8 +130,13 @@ class AsyncSession:
         ------
         InputError
             If shapes or dtypes differ from those of the examples.
+        LimitExceeded
+            If what is not over on this mesh holds so many arguments that these have no room: 512 MiB in all.
         """
-        return self.begin(self.stepping.bind(self.stepping.taken(args, named))).outputs
+        inputs = self.stepping.bind(self.stepping.taken(args, named))
+        held_bytes = bytes_of(inputs)
+        self._room.take_now(held_bytes, "Await the outputs of an earlier step first")
+        return self.begin(inputs, held_bytes).outputs
 
     async def state(self) -> Any:
         """Wait for the state after all steps that were begun.
@@ -186,21 +198,28 @@ class AsyncSession:
 
     # -- what Session shares
 
-    def begin(self, inputs: Mapping[str, NDArray[Any]] | Feeds) -> Started:
+    def begin(self, inputs: Mapping[str, NDArray[Any]] | Feeds, held_bytes: int) -> Started:
         """Begin a step of arguments that are bound.
 
         Parameters
         ----------
         inputs : mapping of str to numpy.ndarray, or Feeds
             The graph's inputs by name, or for any number of workers.
+        held_bytes : int
+            Their bytes, for which there is room until the step is over.
 
         Returns
         -------
         Started
             The step in flight.
         """
-        answer = self.running.step(inputs)
+        try:
+            answer = self.running.step(inputs)
+        except BaseException:
+            self._room.give(held_bytes)
+            raise
         answer.add_done_callback(self._count)
+        answer.add_done_callback(lambda _: self._room.give(held_bytes))
         return self._started(answer, self._told)
 
     def begin_state(self) -> Started:

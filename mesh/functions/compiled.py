@@ -84,11 +84,6 @@ class Compiled:
         assert self._traced is not None
         return self._taken(self._traced.bind_parts(parts))
 
-    def bind_copies(self, args: tuple[Any, ...]) -> tuple[dict[str, NDArray[Any]], Work]:
-        """`bind` with copies of the inputs, so that a caller that does not wait may overwrite its own."""
-        inputs, work = self.bind(args)
-        return {name: array.copy() for name, array in inputs.items()}, work
-
     def bind_named(self, values: Mapping[str, Any]) -> tuple[dict[str, NDArray[Any]], Work]:
         """`bind` for values by the names of the graph's inputs and params."""
         graph = self.graph

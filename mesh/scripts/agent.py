@@ -24,9 +24,11 @@ import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from wire.bounds import AGENT_ORDERS
 from wire.limits import KIB
 from wire.system.shared_memory import SharedDir
 
@@ -55,16 +57,15 @@ def _lines() -> Iterator[dict[str, Any]]:
 
 
 async def _run(job: dict[str, Any], told: Iterator[dict[str, Any]]) -> None:
-    orders: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    orders: asyncio.Queue[dict[str, Any]] = asyncio.Queue(AGENT_ORDERS.most)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):  # orders come on stdin; what is ignored here would be in ranks too
         signal.signal(number, lambda *_: None)
 
     def listen() -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: all is done
-            for order in told:
-                loop.call_soon_threadsafe(orders.put_nowait, order)
-            loop.call_soon_threadsafe(orders.put_nowait, {"signal": "SIGTERM"})
+            for order in chain(told, [{"signal": "SIGTERM"}]):
+                asyncio.run_coroutine_threadsafe(orders.put(order), loop).result()
 
     threading.Thread(target=listen, daemon=True).start()
     await Ranks(job, _tell).run(orders)

@@ -392,6 +392,17 @@ async def test_a_stream_takes_no_more_memory_than_its_window(mesh: Mesh) -> None
     assert peak < 12 * MIB  # the window, and what both ends' WebSockets hold of it
 
 
+async def test_a_link_whose_other_side_does_not_read_ends(mesh: Mesh, caplog: pytest.LogCaptureFixture) -> None:
+    there, _ = await mesh.pair(replace(DEFAULT, queue_bytes_max=MIB))
+    said = LogLines(("x" * 1000,) * 100)
+    sent = 0
+    while not there.closed and sent < 1000:  # the loop has no turn, so nobody reads
+        there.notify(said)
+        sent += 1
+    assert there.closed and sent > 10, "what the sockets hold, and a queue of 1 MiB"
+    assert "link to worker b: it does not read what is sent to it" in caplog.text
+
+
 async def test_a_receiver_may_refuse_a_stream(mesh: Mesh) -> None:
     there, back = await mesh.pair()
     handler(back).refuse = OutOfMemory("no room")

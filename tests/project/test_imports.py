@@ -423,6 +423,7 @@ PURE_FILES = (
     "mesh/simulation/throttle.py",
     "mesh/util/did_you_mean.py",
     "wire/addresses.py",
+    "wire/bounds.py",
     "wire/deadlines.py",
     "wire/units.py",
     "wire/discovery/announcements.py",

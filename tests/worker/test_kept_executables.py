@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from wire.bounds import UNUSED_WEIGHTS
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder, WireGraph
 from wire.system.shared_memory import SharedDir
@@ -79,3 +80,18 @@ def test_constants_count(shared: SharedDir) -> None:
     x = builder.input("x", (1000,), F32)
     made = builder.build([builder.add("add", x, builder.const(np.ones(1000, np.float32)))])
     assert compile_graph(graph(3)).kept_bytes == 0 and compile_graph(made).kept_bytes == 4000
+
+
+def test_so_many_weights_are_kept_that_nothing_reads(shared: SharedDir, tmp_path: Path) -> None:
+    builder = GraphBuilder()
+    made = builder.build([builder.add("tanh", builder.param("w", (4,), F32))])
+    host = Host(CpuEngine(), shared, memoryview(bytearray(8)), 1 << 30)
+    (path := tmp_path / "weights").write_bytes(bytes(16))
+    for number in range(UNUSED_WEIGHTS.most + 5):
+        param = hm.BoundParam(0, number.to_bytes(32, "big"), str(path))
+        answer = host.handle(hm.PreparePart(number, made.hash, made.encoded, 1, 1, (param,), {}, False))
+        assert isinstance(answer, hm.Prepared)
+        host.handle(hm.Unprepare(number))
+        assert len(host._unused) <= UNUSED_WEIGHTS.most + 1
+    kept = [int.from_bytes(blob, "big") for blob, _ in host._unused]
+    assert kept == list(range(number + 1 - len(kept), number + 1)), "the latest"

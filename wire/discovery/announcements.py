@@ -14,13 +14,15 @@ import ipaddress
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from ..bounds import CANDIDATES
+
 FORMAT = b"1"
 NONCE_BYTES, TAG_BYTES = 8, 16
 BUCKET_S = 600.0  # an advert is good in its ten minutes and those beside them: clocks may be so far apart
 ROLES = ("worker", "coordinator")
 TTL_S = 120  # how long a node that died without a word stays a candidate
 
-CANDIDATES_MAX = 32
+CANDIDATES_MAX = CANDIDATES.most
 ADDRESSES_MAX = 8  # of one candidate
 
 # Where an announcement may lead: networks that end at this home's router.

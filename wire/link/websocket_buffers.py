@@ -21,10 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from ..limits import KIB, MIB
+from ..bounds import SOCKET_MESSAGES
+from ..limits import KIB
 
 SHARED_BYTES = 512 * KIB  # a whole chunk, and most of the next
-QUEUE_BYTES_MAX = 2 * MIB  # of messages that nobody took: beyond, the other side waits
+QUEUE_BYTES_MAX = SOCKET_MESSAGES.most
 _HEADER_BYTES_MAX = 14
 _WHOLE_BINARY = 0x82
 _MASKED = 0x80

@@ -21,6 +21,7 @@ import aiohttp
 from aiohttp import WSMsgType
 
 from ..addresses import LAST_PORT, PORT, shown
+from ..bounds import UNLINKED
 from ..errors import ConfigError, ConnectFailed, MeshError
 from ..joining.credentials import Credentials
 from ..joining.join_protocol import JOIN
@@ -50,7 +51,7 @@ STARTED = "Is mesh-worker running there?"  # for whoever wants a coordinator, an
 STRANGERS_PER_ORIGIN_MAX = 32  # one host may have many workers that come back at once
 STRANGERS_TOLD_S = 10.0  # from one line about callers that were turned away to the next
 KNOWN_S = 10.0  # from a member's arrival on
-UNLINKED_MAX = 256  # connections that have not become a link; beyond, the oldest goes
+UNLINKED_MAX = UNLINKED.most
 
 
 class Endpoint(AnyEndpoint):

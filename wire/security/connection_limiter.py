@@ -11,19 +11,21 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ..bounds import QUESTIONS, STRANGERS
+
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
     """Each half-open TLS connection costs about 300 KiB, so 64 cost 20 MiB."""
 
-    strangers_max: int = 64
+    strangers_max: int = STRANGERS.most
     strangers_per_origin_max: int = 8  # an origin is an IPv4 address or an IPv6 network of 64 bits; loopback is free
     patience_s: float = 0.25  # for the next step of a caller that others would like to take the place of
     questions_per_origin: int = 5  # within the window, answered at once
     questions: int = 60  # of all origins
     window_s: float = 60.0
     delay_s: float = 1.0  # of every answer beyond
-    questions_remembered: int = 1024
+    questions_remembered: int = QUESTIONS.most
 
 
 @dataclass(frozen=True, slots=True)

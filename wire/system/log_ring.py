@@ -13,9 +13,11 @@ import sys
 import threading
 from collections import deque
 
+from ..bounds import LOG_LINES, LOG_QUEUE
+
 LOGGER = logging.getLogger("graph_mesh")  # every package has a child of it
-RING_LINES = 200
-QUEUED_LINES_MAX = 10_000
+RING_LINES = LOG_LINES.most
+QUEUED_LINES_MAX = LOG_QUEUE.most
 LINE_CHARS_MAX = 2000
 _LEVELS = {-1: logging.ERROR, 0: logging.INFO, 1: logging.DEBUG}
 

@@ -10,6 +10,7 @@ import asyncio
 import itertools
 from dataclasses import dataclass
 
+from ..bounds import MEASUREMENTS
 from ..errors import Busy, MeshError, ProtocolError
 from ..limits import KIB, MIB
 from ..link.link import Link
@@ -18,7 +19,7 @@ from ..protocol.messages import Ballast, Landed
 PINGS = 3
 BYTES_FIRST, BYTES_MAX, GROWTH = 16 * KIB, 4 * MIB, 4
 SECONDS = 0.03  # what the last transfer may take: enough to tell 10 Gbit/s from 1, and no heartbeat is late by it
-OPEN_MAX = 4  # transfers that a node takes at once
+OPEN_MAX = MEASUREMENTS.most
 NOTHING = memoryview(bytes(BYTES_MAX))  # what is sent
 NOWHERE = memoryview(bytearray(BYTES_MAX))  # where all of it is put, one over the other
 

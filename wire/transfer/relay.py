@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from ..bounds import RELAYED_PIECES
 from ..deadlines import RELAY
 from ..errors import NodeLost, ProtocolError
 from ..limits import KIB
@@ -19,7 +20,7 @@ from ..link.link import Link
 from ..protocol.messages import RELAY_BYTES_MAX, Done, PlanKey, Push, Relay
 from ..system.tasks import Tasks, unheard
 
-PIECES_MAX = 8  # under way at once from one worker: 4 MiB, enough for gigabit and 30 ms there and back
+PIECES_MAX = RELAYED_PIECES.most  # enough for gigabit and 30 ms there and back
 
 assert RELAY_BYTES_MAX > 256 * KIB  # longer than a chunk, so that pieces go on bulk and heartbeats past them
 

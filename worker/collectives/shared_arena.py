@@ -17,14 +17,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from wire.bounds import ARENA_OPERANDS
 from wire.ir.dtypes import BF16, F16
 from wire.ir.graph import WireGraph
 from wire.ir.types import TensorType
-from wire.limits import KIB, MIB
+from wire.limits import KIB
 
 from .ring_buffer import RingWriter
 
-OPERAND_BYTES_MAX = 64 * MIB
+OPERAND_BYTES_MAX = ARENA_OPERANDS.most
 ARENA_OP = "all_reduce"  # the collective that uses arenas
 TENSOR_BYTES_MIN = 64 * KIB  # to copy a smaller one is faster than to lend it
 # Bytes: a page, since sums take 1.5 times as long if they are written a bit further in their page than they are read.

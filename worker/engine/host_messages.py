@@ -15,6 +15,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
+from wire.bounds import INLINE_OUTPUTS
 from wire.errors import FrameError
 from wire.limits import MIB
 from wire.protocol.messages import INLINE_BYTES_MAX, KernelReport
@@ -24,7 +25,7 @@ from .protocol import EngineInfo, Measured, Tuned
 
 T = TypeVar("T")
 MESSAGE_BYTES_MAX = 64 * MIB  # room for the largest graph, and for the inline tensors of a part
-INLINE_TOTAL_BYTES_MAX = 16 * MIB
+INLINE_TOTAL_BYTES_MAX = INLINE_OUTPUTS.most
 STOP_BYTES = 8
 _LENGTH = struct.Struct("<I")
 

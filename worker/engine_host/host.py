@@ -26,6 +26,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from wire.bounds import ARENAS, HOST_CODE, HOST_PARTS, UNUSED_WEIGHTS
 from wire.errors import BlobMissing, DeviceLost, ExecuteFailed, InputError, MeshError, OutOfMemory
 from wire.ir.codec import decode_graph, tensor_bytes, tensor_from
 from wire.ir.dtypes import dtype_named, dtype_of
@@ -69,11 +70,11 @@ from ..engine.protocol import (
 from .explanation import Texts, explanation, know
 from .kernel_trace import KernelTrace
 
-EXECUTABLES_MAX = 256  # compiled graphs kept after their last use: a plan that comes back needs no compiling
-EXECUTABLES_BYTES_MAX = 512 << 20  # of their code and constants: drivers hold megabytes per kernel
-ARENAS_BYTES_MAX = 512 << 20  # of all deployed plans: most are idle, and give theirs up to those that run
+EXECUTABLES_MAX = HOST_PARTS.most
+EXECUTABLES_BYTES_MAX = HOST_CODE.most  # drivers hold megabytes per kernel
+ARENAS_BYTES_MAX = ARENAS.most
 READ_BYTES = 1 << 20
-UNUSED_MAX = 512  # resident tensors kept after their last use, as far as memory allows
+UNUSED_MAX = UNUSED_WEIGHTS.most
 MAPPED_BYTES_MIN = 1 << 20  # smaller content is read, not mapped
 
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from wire.bounds import TRACE_WAITS
 from wire.limits import MIB
 from wire.units import size_text
 
@@ -21,7 +22,7 @@ from ..engine.kernel_rows import KernelRow, Key, Span
 
 BYTES_MAX = 64 * MIB  # of a file: some 400,000 kernels, which viewers still load
 HEAD, BETWEEN, TAIL = b'{"traceEvents": [\n', b",\n", b"\n]}\n"
-WAITING_BYTES_MAX = MIB  # that are not yet written: one run may have millions of events
+WAITING_BYTES_MAX = TRACE_WAITS.most  # one run may have millions of events
 OPS_MAX = 8  # in a kernel's name
 
 

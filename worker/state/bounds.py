@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from wire.limits import MIB
+from wire.bounds import EARLY_COUNT, EARLY_TENSORS, FETCHES, GRAPHS
 from wire.timeouts import DEFAULT_TIMEOUTS
 
 
@@ -12,10 +12,10 @@ from wire.timeouts import DEFAULT_TIMEOUTS
 class Bounds:
     """The most that a worker holds on behalf of others.  Sizes are in bytes and times in seconds."""
 
-    early_bytes_max: int = 1024 * MIB  # tensors that came before their Run: one step's activations, generously
-    early_tensors_max: int = 65_536
-    graphs_bytes_max: int = 64 * MIB  # graph encodings kept so that a new plan need not send them again
-    fetches_max: int = 8  # enough to hide a LAN's round trips
+    early_bytes_max: int = EARLY_TENSORS.most  # tensors that came before their Run: one step's activations, generously
+    early_tensors_max: int = EARLY_COUNT.most
+    graphs_bytes_max: int = GRAPHS.most  # graph encodings kept so that a new plan need not send them again
+    fetches_max: int = FETCHES.most  # enough to hide a LAN's round trips
     keep_orphans_s: float = DEFAULT_TIMEOUTS.keep_orphans_s
     lost_link_grace_s: float = DEFAULT_TIMEOUTS.lost_link_grace_s
     served_epoch: int = 0  # of the coordinator with a standby that it served last, before this process

@@ -11,6 +11,7 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
+from wire.bounds import WORKER_LOG
 from wire.errors import MeshError
 from wire.ir.dtypes import dtype_named
 from wire.protocol.messages import Began, Deploy, Explain, Explained, Gang, Message, PartRun, PlanKey
@@ -724,7 +725,7 @@ Action = (
 
 # -- the log ----------------------------------------------------------------------------------------------
 
-LOG_ENTRIES_MAX = 1024
+LOG_ENTRIES_MAX = WORKER_LOG.most
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,12 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from wire.bounds import LOST_LINKS
 from wire.errors import NodeLost
 from wire.protocol.messages import PlanKey
 from wire.timeouts import SILENT
 
-NODES_MAX = 1024  # nodes whose lost links are remembered
+NODES_MAX = LOST_LINKS.most
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from wire.bounds import DROPPED_PLANS
 from wire.errors import InputError, MeshError, StaleGeneration
 from wire.protocol.messages import COORDINATOR_NODE, Deploy, Deployed, PartSpec, PlanKey, SourceKind
 
@@ -14,7 +15,7 @@ from .carried_state import CarriedState, Slot
 from .events import Action, Prepare, Release, Unbind, UnpinBlobs, Unprepare
 from .step import ClosedSteps, Step
 
-DROPPED_PLANS_MAX = 4096  # how many dropped plans are remembered; their late pushes are minutes old at most
+DROPPED_PLANS_MAX = DROPPED_PLANS.most  # their late pushes are minutes old at most
 SOURCES = ("socket", "shared", "disk", "resident", "client")  # of blobs; the last is part of the first two
 
 Readers = dict[tuple[int, int], list[Slot]]  # (producing part, its output) -> slots of this worker

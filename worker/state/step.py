@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from wire.bounds import CLOSED_STEPS
 from wire.protocol.messages import Explain, PartRun, PlanKey
 
 from .carried_state import Slot
 from .events import DeviceTensor, ReplyRan, RunInput, Tensor
 
-CLOSED_STEPS_MAX = 4096  # closed steps remembered out of order, per plan
+CLOSED_STEPS_MAX = CLOSED_STEPS.most
 
 
 @dataclass(slots=True)

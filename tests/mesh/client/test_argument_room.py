@@ -1,0 +1,112 @@
+"""Programs that begin steps and calls faster than they are done wait for room for their arguments."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mesh import AsyncMesh, Mesh
+from mesh.client import async_mesh
+from mesh.core.argument_room import EACH_BYTES, ArgumentRoom
+from mesh.errors import ConfigError, LimitExceeded
+
+ROOM_BYTES = 1 << 20
+X = np.ones(ROOM_BYTES // 4 // 4, np.float32)  # four of these do not fit beside what is counted for each
+
+
+@pytest.fixture(autouse=True)
+def little_room(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Meshes have room for 1 MiB; the most that was taken at any time."""
+    held: list[int] = [0]
+    take = ArgumentRoom.take
+
+    def watched(room: ArgumentRoom, size_bytes: int) -> concurrent.futures.Future[None]:
+        taken = take(room, size_bytes)
+        held[0] = max(held[0], room._held_bytes)
+        return taken
+
+    monkeypatch.setattr(async_mesh, "ARGUMENTS", replace(async_mesh.ARGUMENTS, most=ROOM_BYTES))
+    monkeypatch.setattr(ArgumentRoom, "take", watched)
+    return held
+
+
+def add(state, x):  # type: ignore[no-untyped-def]
+    return state + x, state.sum()
+
+
+@pytest.mark.parametrize("mode", ["off", "on"])
+def test_steps_wait_for_room_and_all_are_done(mode: str, little_room: list[int]) -> None:
+    with Mesh.builder().simulate(1).build() as mesh, mesh.session(add, X * 0, X, mode=mode) as session:
+        steps = [session.step(X) for _ in range(20)]
+        assert [float(step.result()) for step in steps] == [number * X.size for number in range(20)]
+        assert (session.state() == 20).all()
+        assert 3 * X.nbytes <= little_room[0] <= ROOM_BYTES and not mesh._async._room._held_bytes
+
+
+@pytest.mark.parametrize("mode", ["off", "on"])
+def test_calls_that_are_submitted_wait_for_room(mode: str, little_room: list[int]) -> None:
+    with Mesh.builder().simulate(1).build() as mesh:
+        jobs = [mesh.submit(lambda x: x * 2, X + number, mode=mode) for number in range(10)]
+        assert [float(job.result()[0]) for job in jobs] == [2 * (1 + number) for number in range(10)]
+        assert 3 * X.nbytes <= little_room[0] <= ROOM_BYTES and not mesh._async._room._held_bytes
+
+
+def test_a_program_with_a_loop_waits_for_calls_and_is_told_of_steps(little_room: list[int]) -> None:
+    async def scenario() -> None:
+        async with await AsyncMesh.builder().build_async() as mesh:
+            jobs = await asyncio.gather(*(mesh.submit(lambda x: x * 2, X, mode="off") for _ in range(10)))
+            assert [float((await job.result())[0]) for job in jobs] == [2.0] * 10
+            assert little_room[0] <= ROOM_BYTES
+            async with await mesh.session(add, X * 0, X, mode="off") as session:
+                begun = [session.step(X) for _ in range(3)]
+                with pytest.raises(LimitExceeded, match=r"256\.0 KiB .* beside 780\.0 KiB .* 1\.0 MiB"):
+                    session.step(X)
+                await begun[0]
+                begun.append(session.step(X))
+                await asyncio.gather(*begun)
+                assert ((await session.state()) == 4).all()
+
+    asyncio.run(scenario())
+
+
+def test_arguments_larger_than_the_room_go_alone() -> None:
+    large = np.ones(ROOM_BYTES, np.float32)
+    with Mesh.builder().simulate(1).build() as mesh:
+        jobs = [mesh.submit(lambda x: x.sum(), large, mode="on") for _ in range(3)]
+        assert [float(job.result()) for job in jobs] == [float(large.size)] * 3
+
+
+def test_what_waits_ends_with_its_mesh_and_in_the_order_of_asking() -> None:
+    room = ArgumentRoom(2 * EACH_BYTES)
+    first, second, third, fourth = (room.take(0) for _ in range(4))
+    assert [each.done() for each in (first, second, third, fourth)] == [True, True, False, False]
+    room.leave(third, 0)
+    room.give(0)
+    assert fourth.done() and third.cancelled()
+    fifth = room.take(0)
+    closing = threading.Timer(0.01, room.close, (ConfigError("closed"),))
+    closing.start()
+    with pytest.raises(ConfigError, match="closed"):
+        fifth.result(60)
+    closing.join()
+    with pytest.raises(ConfigError, match="closed"):
+        room.take(0).result()
+
+
+def test_whoever_gives_up_waiting_takes_no_room() -> None:
+    async def scenario() -> None:
+        room = ArgumentRoom(2 * EACH_BYTES)
+        await room.taken(EACH_BYTES)
+        waiting = asyncio.ensure_future(room.taken(0))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        room.give(EACH_BYTES)
+        assert room._held_bytes == 0
+
+    asyncio.run(scenario())

@@ -1,0 +1,81 @@
+"""Stores of a coordinator that are filled to their bounds (wire/bounds.py) in a simulated mesh."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from support.simulated.remote_client import client_of
+from support.simulated.simulated import Job
+from support.simulated.simulated_jobs import Client, DurableCluster, simulate_durable, submission
+
+from coordinator.jobs import session_service
+from coordinator.sessions import runtime
+from coordinator.workers.event_feed import EventFeed
+from mesh import Mesh
+from mesh.client.async_mesh import AsyncMesh
+from mesh.errors import Busy
+from wire.bounds import EVENTS, JOBS_IN_MEMORY, RESULTS_READY
+from wire.protocol.messages import AwaitJob, JobAccepted, JobResult
+
+
+def test_of_many_results_the_latest_are_ready_and_all_can_be_had() -> None:
+    async def scenario(cluster: DurableCluster) -> None:
+        client = Client(cluster, "ann")
+        names = [f"job-{number}" for number in range(RESULTS_READY.most + 3)]
+        for number, name in enumerate(names):
+            client.jobs[name] = Job.of(number, "single")
+            await client.ask(submission(name, client.jobs[name], detach=True), JobAccepted)
+            await client.check(name)
+        service = cluster.service
+        assert list(service._published) == names[-RESULTS_READY.most :]
+        assert list(service._recent) == names[-JOBS_IN_MEMORY.most :]
+        assert (await client.ask(AwaitJob(names[0]), JobResult)).report, "read from the journal"
+        for name in names:
+            await client.check(name)
+        assert len(service._published) == RESULTS_READY.most and len(service._recent) == JOBS_IN_MEMORY.most
+        await client.endpoint.close()
+
+    simulate_durable(1, 0, scenario, mortal=False)
+
+
+def test_a_session_too_many_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_service, "SESSIONS_OPEN", replace(session_service.SESSIONS_OPEN, most=2))
+    x = np.ones(2, np.float32)
+
+    async def scenario(cluster: DurableCluster) -> None:
+        async with AsyncMesh(await client_of(cluster)) as mesh:
+            opened = [await mesh.session(lambda s, x: (s + x, s), x, x) for _ in range(2)]
+            for session in opened:
+                await session.step(x)
+            third = await mesh.session(lambda s, x: (s + x, s), x, x)
+            with pytest.raises(Busy, match="2 sessions are open, and no more than 2"):
+                await third.step(x)
+            await opened.pop().close()
+            opened.append(await mesh.session(lambda s, x: (s + x, s), x, x))
+            assert (await opened[-1].step(x) == x).all()
+
+    simulate_durable(1, 0, scenario, mortal=False)
+
+
+def test_spans_of_the_latest_steps_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "SPANS_MAX", 3)
+    x = np.ones(2, np.float32)
+    with Mesh.builder().simulate(1).build() as mesh, mesh.session(lambda s, x: (s + x, s), x, x) as session:
+        for _ in range(5):
+            session.step(x).result()
+        running = session.running
+        assert isinstance(running, runtime.Session)
+        assert [span.step for span in running.spans] == [2, 3, 4]
+
+
+def test_the_latest_events_are_kept() -> None:
+    async def scenario() -> None:
+        feed = EventFeed({}, {})
+        for number in range(EVENTS.most + 4):
+            feed.publish("joined", "", str(number))
+        assert len(feed.events) == EVENTS.most and feed.events[0].text == "4"
+
+    asyncio.run(scenario())

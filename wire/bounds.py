@@ -1,0 +1,460 @@
+"""Bounds: how much each queue and store holds at most, and what happens when it is full.
+
+A row is one queue or store of one process.  Its bound is a number of the row, a field of `Limits`, or what a flag says.
+Code reads the number from its row, and `tests/wire/test_bounds.py` finds queues that have none; it also names the test
+that fills each of them.  docs/bounds.md is generated from here.  How large one thing may be is in wire/limits.py.
+
+`FULL` says what may happen at a bound.  To add a queue, add a row and use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .limits import DEFAULT, GIB, MIB
+
+WAITS, REFUSES, SPILLS, FORGETS = "wait", "refuse", "spill", "forget"
+FULL: Mapping[str, str] = {
+    WAITS: "Whoever brings more waits until there is room.",
+    REFUSES: "More is not taken. Whoever brings it gets an error.",
+    SPILLS: "More goes somewhere else, where it costs more time.",
+    FORGETS: "What came first, or was not used for longest, goes.",
+}
+PLACES: Mapping[str, str] = {
+    "program": "A program that uses `mesh`.",
+    "link": "Each process, for each of its links to others.",
+    "port": "Each process that listens, for callers that it does not know yet.",
+    "coordinator": "A coordinator, in a program or in `mesh-coord serve`.",
+    "worker": "The daemon of a worker.",
+    "host": "An engine host of a worker.",
+    "daemon": "`mesh-worker` and `mesh-coord serve`.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """One queue or store: `most` of `unit`, or what the field `limit` of Limits, or a `setting` of people, says."""
+
+    place: str
+    what: str  # what it holds
+    full: str  # what happens when it is full, of FULL
+    then: str  # the same in words
+    unit: str = "bytes"
+    most: int = 0
+    limit: str = ""
+    setting: str = ""
+
+    def __post_init__(self) -> None:
+        assert self.place in PLACES and self.full in FULL
+        assert [bool(self.most), bool(self.limit), bool(self.setting)].count(True) == 1
+        assert not self.limit or hasattr(DEFAULT, self.limit)
+
+
+# -- program
+
+ARGUMENTS = Bound(
+    "program",
+    "Copies of the arguments of calls that were submitted and of steps of sessions, until they are over. 4 KiB are "
+    "added for each.",
+    WAITS,
+    "`submit` and `Session.step` wait until something is over. `AsyncSession.step` cannot wait, and raises "
+    "LimitExceeded. What needs more alone is begun when there is nothing else.",
+    most=512 * MIB,
+)
+SESSION_AHEAD = Bound(
+    "program",
+    "Steps that a session has in flight on its workers (`ahead=`). Each has a value of the state of its own.",
+    REFUSES,
+    "InputError.",
+    unit="steps",
+    most=1024,
+)
+SERVER_QUEUE = Bound(
+    "program",
+    "Requests and texts that wait at an `InferenceServer`, for each model.",
+    REFUSES,
+    "Busy.",
+    unit="requests",
+    setting="`load_model(queue=)`",
+)
+REPLAYED_FEEDS = Bound(
+    "program",
+    "Arguments of steps since the last copy of a session's state, from which a lost state is computed again.",
+    FORGETS,
+    "They are all forgotten. A state that is lost before its next copy is then NodeLost.",
+    most=64 * MIB,
+)
+AGENT_ORDERS = Bound(
+    "program",
+    "Orders of `mesh-coord launch` that an agent on another machine has not obeyed yet.",
+    WAITS,
+    "The agent reads no more of its input.",
+    unit="orders",
+    most=64,
+)
+
+# -- link
+
+LINK_QUEUE = Bound(
+    "link",
+    "Frames that wait to be sent.",
+    REFUSES,
+    "The link ends with NodeLost: the other side does not read.",
+    limit="queue_bytes_max",
+)
+LINK_WINDOW = Bound(
+    "link",
+    "Bytes of tensors under way that the other side has not acknowledged.",
+    WAITS,
+    "The sender waits.",
+    limit="window_bytes",
+)
+LINK_REQUESTS = Bound(
+    "link",
+    "Requests without an answer, in each direction.",
+    REFUSES,
+    "LocalError for whoever asks; Busy for the other side.",
+    unit="requests",
+    limit="requests_per_peer_max",
+)
+LINK_STREAMS = Bound(
+    "link",
+    "Tensors under way at once, in each direction.",
+    REFUSES,
+    "LocalError for whoever sends; Busy for the other side.",
+    unit="tensors",
+    limit="streams_per_peer_max",
+)
+SOCKET_MESSAGES = Bound(
+    "link",
+    "Messages that came and were not looked at.",
+    WAITS,
+    "The process reads no more of the connection, so that the other side waits.",
+    most=2 * MIB,
+)
+RELAYED_PIECES = Bound(
+    "link",
+    "Pieces of 512 KiB that a worker sends to another one by way of the coordinator.",
+    WAITS,
+    "The worker waits for the first to arrive.",
+    unit="pieces",
+    most=8,
+)
+MEASUREMENTS = Bound(
+    "link",
+    "Measurements of links that a process takes part in.",
+    REFUSES,
+    "Busy; it is measured later.",
+    unit="measurements",
+    most=4,
+)
+
+# -- port
+
+UNLINKED = Bound(
+    "port",
+    "Connections that are no link yet.",
+    FORGETS,
+    "The oldest is closed.",
+    unit="connections",
+    most=256,
+)
+STRANGERS = Bound(
+    "port",
+    "Callers that have not proved who they are.",
+    FORGETS,
+    "The one that has not got on for longest is closed, or the newcomer where all are quick.",
+    unit="callers",
+    most=64,
+)
+QUESTIONS = Bound(
+    "port",
+    "Questions of joining nodes that are remembered, to slow those down that ask often.",
+    FORGETS,
+    "The oldest is forgotten.",
+    unit="questions",
+    most=1024,
+)
+CANDIDATES = Bound(
+    "port",
+    "Nodes that announce themselves by mDNS and are dialled.",
+    REFUSES,
+    "Others are not dialled until one of these is silent.",
+    unit="nodes",
+    most=32,
+)
+# -- coordinator
+
+LINKED_NODES = Bound(
+    "coordinator",
+    "Nodes that are linked, and workers that are remembered.",
+    REFUSES,
+    "Busy for a further node. Of workers that are gone, those that went first are forgotten.",
+    unit="nodes",
+    limit="nodes_max",
+)
+MEMBERS = Bound(
+    "coordinator",
+    "Members that are remembered: of those that left, too.",
+    FORGETS,
+    "Those gone for longest need a token again.",
+    unit="nodes",
+    most=4 * DEFAULT.nodes_max,
+)
+CALL_INPUTS = Bound(
+    "coordinator",
+    "Inputs of calls that are under way on workers.",
+    WAITS,
+    "Calls wait for their turn. One that needs more runs alone.",
+    most=256 * MIB,
+)
+JOBS_WAITING = Bound(
+    "coordinator",
+    "Jobs of one client that wait to run.",
+    REFUSES,
+    "Busy.",
+    unit="jobs",
+    most=64,
+)
+JOBS_RUNNING = Bound("coordinator", "Jobs that run.", WAITS, "Others wait in the queue.", unit="jobs", most=8)
+JOBS_OVER = Bound(
+    "coordinator",
+    "Jobs that are over and whose results are kept on the disk.",
+    FORGETS,
+    "The oldest is forgotten.",
+    unit="jobs",
+    most=1000,
+)
+RESULTS_READY = Bound(
+    "coordinator",
+    "Results in shared memory, until clients have fetched them.",
+    SPILLS,
+    "The oldest is on the disk alone, and read again for whoever asks.",
+    unit="results",
+    most=16,
+)
+JOBS_IN_MEMORY = Bound(
+    "coordinator",
+    "Jobs that are over and whose log and report are in memory.",
+    SPILLS,
+    "The oldest is read from the journal when somebody asks.",
+    unit="jobs",
+    most=8,
+)
+SESSIONS_OPEN = Bound(
+    "coordinator",
+    "Sessions of programs that are open, or wait for their program to come back.",
+    REFUSES,
+    "Busy for a further one.",
+    unit="sessions",
+    most=1024,
+)
+EVENTS = Bound(
+    "coordinator",
+    "Events of the mesh in memory, for whoever asks.",
+    FORGETS,
+    "The oldest is forgotten.",
+    unit="events",
+    most=256,
+)
+REPORT_EVENTS = Bound(
+    "coordinator",
+    "Events in the report of one call.",
+    FORGETS,
+    "The first 64 and the latest are kept, and of the others their number by kind.",
+    unit="events",
+    most=256,
+)
+CALL_STORY = Bound(
+    "coordinator",
+    "Events of calls, for whoever looks for a fault.",
+    FORGETS,
+    "The oldest is forgotten.",
+    unit="events",
+    most=512,
+)
+SESSION_SPANS = Bound(
+    "coordinator",
+    "Times of parts of one session's steps, for the profiler.",
+    FORGETS,
+    "The oldest is forgotten.",
+    unit="spans",
+    most=50_000,
+)
+IDLE_PLANS = Bound(
+    "coordinator",
+    "Plans that stay deployed without a call.",
+    FORGETS,
+    "The one that was used longest ago is dropped by its workers.",
+    unit="plans",
+    most=64,
+)
+PLANS_AHEAD = Bound(
+    "coordinator",
+    "Plans for deaths that have not happened.",
+    REFUSES,
+    "No more are made; after such a death the plan is made then.",
+    most=64 * MIB,
+)
+RECORD_WAITS = Bound(
+    "coordinator",
+    "What a session lets go of once its record is on a slow disk.",
+    SPILLS,
+    "It is let go at once. Until the next record, a restart would find an older state.",
+    unit="actions",
+    most=1024,
+)
+CONTENT_KEPT = Bound(
+    "coordinator",
+    "Weights on the disk that no job needs now: at most this, and a quarter of what is free.",
+    FORGETS,
+    "The content that was used longest ago is removed.",
+    most=4 * GIB,
+)
+JOURNAL_COPIES = Bound(
+    "coordinator",
+    "Messages of the journal that a standby has not written to its disk.",
+    REFUSES,
+    "The standby drops the message and asks for the whole journal, which it gets when it has written the others.",
+    unit="messages",
+    most=16,
+)
+
+# -- worker
+
+KEPT_CONTENT = Bound(
+    "worker",
+    "Copies of sessions' state, and weights that the disk has no room for, in memory.",
+    REFUSES,
+    "BlobError, with the need and what is taken. Content that nothing needs goes first.",
+    setting="`--max-memory`, or half of the machine's memory",
+)
+CACHED_WEIGHTS = Bound(
+    "worker",
+    "Weights on the disk.",
+    SPILLS,
+    "What was used longest ago is removed; then weights go to memory.",
+    most=20 * GIB,
+)
+EARLY_TENSORS = Bound(
+    "worker",
+    "Tensors for steps that have not begun here.",
+    REFUSES,
+    "The step is refused with LimitExceeded, and done again.",
+    most=GIB,
+)
+EARLY_COUNT = Bound("worker", "The same, counted.", REFUSES, "As there.", unit="tensors", most=65_536)
+GRAPHS = Bound(
+    "worker",
+    "Graphs that came with plans, so that they need not be sent again.",
+    FORGETS,
+    "The one that was used longest ago is forgotten, unless a plan has it.",
+    most=64 * MIB,
+)
+FETCHES = Bound(
+    "worker", "Contents that are fetched at once.", WAITS, "Others wait in the queue.", unit="contents", most=8
+)
+DROPPED_PLANS = Bound(
+    "worker",
+    "Plans that were dropped, to know what comes late for them.",
+    FORGETS,
+    "The oldest is forgotten.",
+    unit="plans",
+    most=4096,
+)
+CLOSED_STEPS = Bound(
+    "worker",
+    "Steps of one plan that are over, out of order.",
+    FORGETS,
+    "The oldest and all before it count as over.",
+    unit="steps",
+    most=4096,
+)
+LOST_LINKS = Bound(
+    "worker",
+    "Nodes whose links were lost.",
+    FORGETS,
+    "The oldest is forgotten.",
+    unit="nodes",
+    most=1024,
+)
+WORKER_LOG = Bound(
+    "worker",
+    "Entries of what happened to the worker.",
+    FORGETS,
+    "The oldest is forgotten.",
+    unit="entries",
+    most=1024,
+)
+
+# -- host
+
+HOST_MEMORY = Bound(
+    "host",
+    "Weights, arenas of collectives, the state of sessions and what a part computes with, together.",
+    SPILLS,
+    "Weights that nothing reads go first, then arenas of parts that do not run, then weights that other parts read. "
+    "What does not fit even so is OutOfMemory with the need and the budget.",
+    setting="`--max-memory`, or what the device has",
+)
+HOST_PARTS = Bound(
+    "host",
+    "Compiled parts that no plan has now.",
+    FORGETS,
+    "The one that was used longest ago is compiled again if it comes back.",
+    unit="parts",
+    most=256,
+)
+HOST_CODE = Bound("host", "The same, their code and constants.", FORGETS, "As there.", most=512 * MIB)
+UNUSED_WEIGHTS = Bound(
+    "host",
+    "Weights on the device that no part reads now, as far as there is memory.",
+    FORGETS,
+    "The one that was read longest ago is read from its file again.",
+    unit="tensors",
+    most=512,
+)
+ARENAS = Bound(
+    "host",
+    "Memory that ranks of one machine share for collectives, of all plans.",
+    SPILLS,
+    "Arenas of parts that do not run go first. Without an arena, ranks copy through buffers; the log says so.",
+    most=512 * MIB,
+)
+ARENA_OPERANDS = Bound(
+    "host",
+    "The same, operands of one rank in one step.",
+    SPILLS,
+    "The others are copied through buffers.",
+    most=64 * MIB,
+)
+INLINE_OUTPUTS = Bound(
+    "host",
+    "Small outputs in one answer to the daemon.",
+    SPILLS,
+    "The others are files in shared memory.",
+    most=16 * MIB,
+)
+TRACE_WAITS = Bound("host", "Events of a kernel trace in memory.", SPILLS, "They are written to the file.", most=MIB)
+
+# -- daemon
+
+LOG_QUEUE = Bound(
+    "daemon",
+    "Lines of the log that wait for a slow terminal or disk.",
+    REFUSES,
+    "Lines are dropped, and the next one that is written says how many.",
+    unit="lines",
+    most=10_000,
+)
+LOG_LINES = Bound(
+    "daemon",
+    "Lines of the log in memory, for `mesh-coord logs` and for errors.",
+    FORGETS,
+    "The oldest is forgotten.",
+    unit="lines",
+    most=200,
+)
+
+BOUNDS: Mapping[str, Bound] = {name: row for name, row in list(globals().items()) if isinstance(row, Bound)}
