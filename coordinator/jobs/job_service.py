@@ -54,6 +54,7 @@ from wire.protocol.messages import (
     SubmitJob,
 )
 from wire.protocol.reports import Event
+from wire.system.loop_lag import recent_lag_s
 from wire.system.malloc import give_back
 from wire.system.tasks import Tasks, unheard
 from wire.transfer.content_exchange import BlobExchange, apart, off_loop
@@ -274,7 +275,7 @@ class JobService:
         pairs = self._coordinator.pairs() if body.pairs else []
         nodes, ways, more = page(self._coordinator.nodes(), pairs, body.after)
         timeout_s = self._coordinator.config.health.node_timeout_s
-        return Nodes(nodes, timeout_s, ways, self._unix(), platform.system(), more)
+        return Nodes(nodes, timeout_s, ways, self._unix(), platform.system(), more, recent_lag_s(self._loop))
 
     async def _pause_node(self, link: Link, body: PauseNode) -> Done:
         await self._coordinator.pause(body.node, body.on)

@@ -75,8 +75,10 @@ class HealthWatch:
         """A worker is alive, and says what it computes."""
         node = link.peer.node_id
         self._judge(self.detector.heard(node, body.incarnation, self._now()))
-        if body.working and (member := self._members.get(node)) is not None:
-            member.worked_s = self._now()
+        if (member := self._members.get(node)) is not None:
+            member.loop_lag_s = body.loop_lag_s
+            if body.working:
+                member.worked_s = self._now()
         if body.working or self._machine.is_stuck(node):
             mine = self._sessions.working(node, [run for run in body.working if self._is_call(run)])
             runs = tuple(plan_messages.working(run) for run in mine)

@@ -185,10 +185,12 @@ class WorkerRegistry:
         reports, detector, now = [], self._health.detector, self._now()
         stuck, quarantined = self._runner.machine.stuck, self._runner.quarantined
         for node_id, report in self._known.items():
-            paused = node_id in self._members and bool(self._members[node_id].paused)
+            member = self._members.get(node_id)
+            paused = member is not None and bool(member.paused)
+            lag_s = member.loop_lag_s if member is not None else 0.0
             health = detector.health(node_id)
             present = worker_names.state_of(health, paused, node_id in stuck, node_id in quarantined)
             heard_s = detector.heard_s(node_id)
             silent_s = 0.0 if heard_s is None else now - heard_s
-            reports.append(with_fields(report, state=present, silent_s=silent_s))
+            reports.append(with_fields(report, state=present, silent_s=silent_s, loop_lag_s=lag_s))
         return sorted(reports, key=lambda report: report.name)

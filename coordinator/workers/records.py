@@ -39,6 +39,7 @@ class Member:
     paused: str = ""  # by whom, as in Paused
     last_words: tuple[str, ...] = ()  # of its log, as it left
     worked_s: float = -math.inf  # when it said last that it computes or compiles something
+    loop_lag_s: float = 0.0  # how long its event loop stood still at most of late
 
     async def answer(self, message: Message, deadline: Deadline, size_bytes: int) -> Message:
         """Ask the worker, about so many bytes; DeadlineExceeded if it shows no sign of work for that long."""

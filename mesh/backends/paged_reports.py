@@ -19,5 +19,5 @@ async def all_pages(ask: Callable[[tuple[str, ...]], Awaitable[Nodes]]) -> Nodes
         pairs |= {(pair.source, pair.target): pair for pair in answer.pairs}
         if not answer.more:
             together = tuple(nodes.values()), answer.node_timeout_s, tuple(pairs.values())
-            return Nodes(*together, answer.time_s, answer.system)
+            return Nodes(*together, answer.time_s, answer.system, loop_lag_s=answer.loop_lag_s)
         after = (answer.pairs[-1].source, answer.pairs[-1].target) if answer.pairs else (answer.nodes[-1].node_id,)

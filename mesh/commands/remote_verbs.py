@@ -66,13 +66,14 @@ def _show_changes(options: Options, before: Sequence[Node], after: Sequence[Node
 
 
 async def _show_nodes(options: Options, remote: Remote, workers: Sequence[Node]) -> None:
-    pairs = await remote.pairs() if options.verbose else ()
+    census = await remote.census(pairs=options.verbose)
+    pairs = census.pairs
     if options.json:
         nodes = [dataclasses.asdict(node) for node in workers]
         _print_json({"nodes": nodes, "pairs": [pair_fields(pair) for pair in pairs]} if options.verbose else nodes)
         sys.stdout.flush()
         return
-    health = HealthConfig.from_node_timeout(await remote.node_timeout_s()) if options.verbose else None
+    health = HealthConfig.from_node_timeout(census.node_timeout_s) if options.verbose else None
     header = ("name", "state", "engine", "adapter", "memory", "GFLOP/s", "GB/s", "version", "address")
     rows = []
     for node in workers:
@@ -83,11 +84,13 @@ async def _show_nodes(options: Options, remote: Remote, workers: Sequence[Node])
             adapter += " (given up)" if device.given_up else ""
             adapter += f" (no GPU: {short_text(node.without_gpu)})" if node.without_gpu and place == 0 else ""
             speed = (speed_text(device.gflops), f"{device.gbytes_per_s:.1f}")
-            seen = (f"{node.silent_s:.2f} s ago" if place == 0 else "",) if health else ()
+            late = (f"{node.silent_s:.2f} s ago", f"{node.loop_lag_s * 1e3:.0f} ms") if place == 0 else ("", "")
+            seen = late if health else ()
             rows.append((*first, device.engine, adapter, size_text(device.memory_bytes), *speed, *last, *seen))
-    print_table((*header, "last seen") if health else header, rows)
+    print_table((*header, "last seen", "longest stop") if health else header, rows)
     if health:
         print(health.describe())
+        print(f"the coordinator's event loop stood still for at most {census.loop_lag_s * 1e3:.0f} ms of late")
         for node in workers:  # where each worker may be dialled, and who reaches whom
             print(f"{node.name} may be dialled at {' and '.join(node.addresses) or 'no address'}")
         for node in workers:

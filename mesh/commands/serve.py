@@ -37,6 +37,7 @@ from wire.link.membership import COORDINATOR_FILE, remember_coordinator
 from wire.link.websocket_carrier import Endpoint
 from wire.protocol.reports import Event
 from wire.standby.standby_file import STANDBY_FILE, StandbyFile
+from wire.system.loop_lag import measure
 from wire.system.signals import watch_signals
 from wire.timeouts import COORDINATOR
 
@@ -72,6 +73,7 @@ async def serve_until_stopped(options: argparse.Namespace) -> int:
     folder = coordinator_folder(mesh, config.name, options.state_dir)
     stopped = asyncio.Event()
     watch_signals(asyncio.get_running_loop(), lambda why: stopped.set())
+    measure(asyncio.get_running_loop()).tell()
     shell: StandbyShell | None = None
     if options.standby or (folder / STANDBY_FILE).exists():
         shell = await _until_it_serves(options, config, folder, stopped)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from wire.errors import ConfigError
+from wire.system.loop_lag import measure
 
 T = TypeVar("T")
 END_S = 5.0  # for what was cancelled to clean up after itself
@@ -23,6 +24,7 @@ class LoopThread:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        measure(loop)
         self._stopped = False
         self._lock = threading.Lock()  # nothing is asked of the loop once it was told to stop
         self._thread = threading.Thread(target=self._serve, name="mesh", daemon=True)

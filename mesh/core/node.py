@@ -92,6 +92,9 @@ class Node:
         Seconds since it was last heard.
     without_gpu : str, optional
         Why it has no GPU: "asked", "none", "software", "library" or "failed: ...".
+    loop_lag_s : float, optional
+        Seconds for which its event loop stood still at most in the last half minute to minute. Above 0.05 its log says
+        what ran.
 
     Examples
     --------
@@ -112,6 +115,7 @@ class Node:
     devices: tuple[Device, ...]
     silent_s: float = 0.0  # since it was last heard
     without_gpu: str = ""  # why it has no GPU: "asked", "none", "software", "library", "failed: ..."
+    loop_lag_s: float = 0.0
 
     def __repr__(self) -> str:
         devices = "; ".join(device._told() for device in self.devices)
@@ -170,6 +174,7 @@ def node_from(report: NodeReport) -> Node:
         tuple(_device(device) for device in report.devices),
         report.silent_s,
         report.without_gpu,
+        report.loop_lag_s,
     )
 
 

@@ -34,6 +34,7 @@ from wire.protocol.messages import (
     TailLog,
 )
 from wire.system.log_ring import start_logging
+from wire.system.loop_lag import measure
 from wire.system.malloc import hold_buffers
 from wire.system.open_file_limit import allow_open_files
 from wire.system.shared_memory import SharedDir
@@ -81,6 +82,7 @@ async def run_worker(config: WorkerConfig, environment: Environment = REAL) -> i
     ring = start_logging(config.verbosity, config.log_json)
     allow_open_files()
     hold_buffers()
+    measure(asyncio.get_running_loop()).tell()
     try:
         while True:
             async with contextlib.AsyncExitStack() as stack:

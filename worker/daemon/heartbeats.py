@@ -1,4 +1,4 @@
-"""Heartbeats: what a worker tells its coordinator at every beat, with the delay of its own event loop."""
+"""Heartbeats: what a worker tells its coordinator at every beat, with how long its event loop stood still."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from wire.link.keepalive import StepKeepalive
 from wire.protocol.messages import Beat, Message
+from wire.system.loop_lag import recent_lag_s
 
 from ..state import events as ev
 from .machine_shell import MachineShell, Performers
@@ -30,7 +31,6 @@ class Heartbeats:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._beats = 0
-        self._lag_s = 0.0
 
     def performers(self) -> Performers:
         return {ev.StartBeats: self._start, ev.StopBeats: self._stop, ev.SendBeat: self._send}
@@ -46,12 +46,10 @@ class Heartbeats:
             self._timer = None
 
     def _beat(self, action: ev.StartBeats, due_s: float) -> None:
-        now = self._loop.time()
-        self._lag_s = max(0.0, now - due_s)
         self._send(None)
         if self._shell.machine is not None:
             self._steps.check(self._shell.machine.used())
-        due_s = max(due_s + action.beat_s, now)
+        due_s = max(due_s + action.beat_s, self._loop.time())
         self._timer = self._loop.call_at(due_s, self._beat, action, due_s)
 
     def _send(self, _action: ev.SendBeat | None) -> None:
@@ -60,5 +58,5 @@ class Heartbeats:
             return
         self._beats += 1
         working = machine.working(self._loop.time())
-        beat = Beat(machine.incarnation, self._beats, self._lag_s, machine.queue_depth, working)
+        beat = Beat(machine.incarnation, self._beats, recent_lag_s(self._loop), machine.queue_depth, working)
         self._notify(machine.owner.node, beat)

@@ -29,6 +29,7 @@ class NodeReport(Record, frozen=True):
     silent_s: Seconds = 0.0  # since it was last heard
     system: Name = ""  # its operating system: Linux, Darwin, Windows
     without_gpu: Text = ""  # as in Joined
+    loop_lag_s: Seconds = 0.0  # as in Beat
 
 
 class PairReport(Record, frozen=True):
@@ -54,6 +55,7 @@ class Nodes(Message, frozen=True):
     time_s: Seconds = 0.0  # the coordinator's clock, Unix time
     system: Name = ""  # the coordinator's
     more: bool = False  # these are not all: ask for those after them
+    loop_lag_s: Seconds = 0.0  # the coordinator's
 
 
 class PauseNode(Message, frozen=True):

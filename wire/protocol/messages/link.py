@@ -84,7 +84,8 @@ class Working(Record, frozen=True):
 
 
 class Beat(Message, frozen=True):
-    """Worker to coordinator, every beat interval: alive.  `incarnation` grows when the worker refutes a suspicion."""
+    """Worker to coordinator, every beat interval: alive.  `incarnation` grows when the worker refutes a suspicion;
+    `loop_lag_s` is how long its event loop stood still at most in the last half minute to minute."""
 
     incarnation: Count
     counter: Count
