@@ -31,7 +31,7 @@ from wire.errors import (
     ProtocolError,
     RemoteError,
 )
-from wire.ir.codec import decode_graph, tensor_bytes
+from wire.ir.codec import decode_graph, hash_array, tensor_bytes
 from wire.ir.graph import WireGraph
 from wire.joining.credentials import Credentials
 from wire.link.endpoint import Endpoint as AnyEndpoint
@@ -75,7 +75,7 @@ from wire.protocol.messages import (
 from wire.protocol.peer import Identity
 from wire.system.shared_memory import SharedDir
 from wire.timeouts import DEFAULT_TIMEOUTS, Timeouts
-from wire.transfer.content_exchange import BlobExchange, apart
+from wire.transfer.content_exchange import BlobExchange, apart, off_loop
 
 from ..core.backend import Attached, Others, Running, Started, Stateful, Work
 from ..core.handle import Handle
@@ -305,7 +305,7 @@ class Remote:
         A job that is not detached ends with this client.
         """
         offered, strategy = dict(graph.blobs), self._text_of(strategy)
-        values = _named({**inputs, **params}, offered)
+        values = await _named({**inputs, **params}, offered)
         name = job or secrets.token_hex(6)  # chosen here, so that asking again after a lost answer is safe
         tensors = values[: len(inputs)], values[len(inputs) :]
         message = SubmitJob(graph.encoded, *tensors, strategy, detach, graph.name, name, copies, force)
@@ -476,11 +476,16 @@ def _find(offers: Mapping[str, Mapping[bytes, NDArray[Any]]], address: bytes) ->
     return None if array is None else tensor_bytes(array)
 
 
-def _named(tensors: Mapping[str, NDArray[Any] | Handle], offered: dict[bytes, NDArray[Any]]) -> tuple[NamedValue, ...]:
+async def _named(
+    tensors: Mapping[str, NDArray[Any] | Handle], offered: dict[bytes, NDArray[Any]]
+) -> tuple[NamedValue, ...]:
     """Values for a message, in order; those too large for it are offered for fetching."""
     arrays, values = [np.asarray(value) for value in tensors.values()], []
     for (name, value), array, far in zip(tensors.items(), arrays, apart(arrays), strict=True):
-        named = BlobExchange.named(name, array, far, value.address if isinstance(value, Handle) else None)
+        address = value.address if isinstance(value, Handle) else None
+        if far and address is None:
+            address = await off_loop(array.nbytes, hash_array, array)
+        named = BlobExchange.named(name, array, far, address)
         if named.blob is not None:
             offered[named.blob] = array
         values.append(named)

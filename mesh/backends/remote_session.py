@@ -15,7 +15,7 @@ import contextlib
 import itertools
 import secrets
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -46,7 +46,7 @@ from ..core.handle import Handle
 
 ASKED_MAX = 5  # times for values that are not there any more, over a link that stands
 M = TypeVar("M", bound=Message)
-Named = Callable[[Mapping[str, Any], dict[bytes, NDArray[Any]]], tuple[NamedValue, ...]]
+Named = Callable[[Mapping[str, Any], dict[bytes, NDArray[Any]]], Awaitable[tuple[NamedValue, ...]]]
 Open = Callable[[], Coroutine[Any, Any, Link]]
 Opening = tuple[Work, Stateful]
 
@@ -152,7 +152,7 @@ class RemoteSession:
         work, state = opening
         values: Mapping[str, Handle] = work.bindings
         offered = dict(work.graph.blobs)
-        params = self._named(values, offered)
+        params = await self._named(values, offered)
         carries = tuple(SessionCarry(name, output) for name, output in state.carries)
         options = work.strategy, state.copies, state.every, state.ahead or 0, state.replay_bytes
         name = self._token
@@ -166,7 +166,7 @@ class RemoteSession:
 
     async def _step(self, request: _Request) -> list[NDArray[Any]]:
         assert request.inputs is not None
-        with self._offering(request.inputs) as values:
+        async with self._offering(request.inputs) as values:
             name = await self._alive()
             told = await self._answer(request, lambda: SessionStep(name, request.number, values, self._heard))
             return [array for _, array in told]
@@ -175,11 +175,11 @@ class RemoteSession:
         name = await self._alive()
         return dict(await self._answer(request, lambda: SessionState(name, request.number, self._heard)))
 
-    @contextlib.contextmanager
-    def _offering(self, inputs: Mapping[str, NDArray[Any]]) -> Iterator[tuple[NamedValue, ...]]:
+    @contextlib.asynccontextmanager
+    async def _offering(self, inputs: Mapping[str, NDArray[Any]]) -> AsyncIterator[tuple[NamedValue, ...]]:
         """Values for a message; meanwhile the coordinator may fetch those that are too large for it."""
         offered: dict[bytes, NDArray[Any]] = {}
-        values, key = self._named(inputs, offered), f"{id(offered)} of a step"
+        values, key = await self._named(inputs, offered), f"{id(offered)} of a step"
         self._offered[key] = offered
         try:
             yield values
@@ -272,7 +272,7 @@ class RemoteSession:
                     inputs = feeds.get(step)
                     if inputs is None:
                         raise NodeLost(f"the inputs of step {step} are not held any more")
-                    with self._offering(inputs) as values:
+                    async with self._offering(inputs) as values:
                         await self._ask(SessionFeed(name, step, values), Done)
             self._numbers = itertools.count(number)
             self._heard, self._heard_above = number, set()

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from ..simulation.cluster import Cluster
 
 REPLAY_BYTES = REPLAYED_FEEDS.most
+HERE_BYTES_MAX = 1 << 20  # of arguments that are copied on the loop, and not in a thread
 OWN = ("strategy", "mode", "copies")  # what calls take for themselves
 OWN_OF_COMPILE = (*OWN, "name", "cache", "build_dir", "force", "use_cached_if_exists")
 OWN_OF_SESSIONS = (*OWN, "every", "ahead", "name")
@@ -482,7 +483,8 @@ class AsyncMesh:
         inputs, work = form.bind(args)
         held_bytes = bytes_of(inputs)
         await self._room.taken(held_bytes)
-        return AsyncJob(form, self.start(form, copied(inputs), work, held_bytes))
+        copies_of_them = copied(inputs) if held_bytes <= HERE_BYTES_MAX else await asyncio.to_thread(copied, inputs)
+        return AsyncJob(form, self.start(form, copies_of_them, work, held_bytes))
 
     async def session(
         self,

@@ -111,6 +111,7 @@ BOUNDED_BY: Mapping[str, str] = {  # queues that nothing bounds themselves: the 
     "Progress._waiting": "the collectives of one part",
     "MachineShell._inbox": SAME_TURN,
     "Watchdog._asked": "HOST_PARTS, and what was asked of a host that has not answered",
+    "_Ending._left": "one for each large mapping that ended",
     "BlobRequests._queue": "what the plans need that are deployed here",
     "DeviceQueue.ready": "parts of the steps that coordinators have in flight",
     "DeviceQueue.ordered": "the same",

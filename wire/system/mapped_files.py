@@ -3,6 +3,9 @@
 Python's `mmap` keeps a descriptor of every mapping for as long as it lives (from 3.13 on it need not), and its mappings
 are either read-only or written to the file.  So memory is mapped with the system's own call, and a copy can be writable
 and yet cost nothing before somebody writes.  A mapping ends with the last view of it.
+
+To map the pages of a gigabyte takes 0.4 s, and to give them back 0.2 s.  An event loop may do either, so neither is
+done where a large mapping begins or ends.
 """
 
 from __future__ import annotations
@@ -10,21 +13,25 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import queue
 import sys
+import threading
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
 READ_BYTES_MAX = 4 << 20  # a copy of so much is made as quickly as pages are mapped
+AT_ONCE_BYTES_MAX = 16 << 20  # pages of more are mapped by whoever reads them, and given back by a thread
+SETTLE_S = 60.0  # to give back 100 GB takes 20 s
 _FAILED = ctypes.c_void_p(-1).value
 
 
 def copied(handle: int, size_bytes: int) -> memoryview:
     """An open file's first bytes as memory of our own, writable; the file does not change with it.  OSError."""
     if size_bytes > READ_BYTES_MAX:
-        return _mapped(handle, size_bytes, private=True, writable=True, populate=True)
+        return _mapped(handle, size_bytes, private=True, writable=True, populate=size_bytes <= AT_ONCE_BYTES_MAX)
     data = np.empty(size_bytes, np.uint8).data
     with open(handle, "rb", buffering=0, closefd=False) as file:
         at = 0
@@ -80,7 +87,53 @@ class _Region:
         self._unmap = unmap
 
     def __del__(self) -> None:
-        self._unmap(*self._end)
+        if self._end[1] <= AT_ONCE_BYTES_MAX or not _ending.take(partial(self._unmap, *self._end)):
+            self._unmap(*self._end)
+
+
+class _Ending:
+    """A thread that ends large mappings; it begins with the first of them."""
+
+    def __init__(self) -> None:
+        self._left: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._count = 0  # of those that have not ended
+        self._thread: threading.Thread | None = None
+        self._lock = threading.RLock()  # a view may end while this one begins a thread
+
+    def take(self, unmap: Callable[[], object]) -> bool:
+        """Have a mapping ended soon; False where no thread can begin any more, as the process ends."""
+        with self._lock:
+            if self._thread is None or not self._thread.is_alive():
+                thread = threading.Thread(target=self._work, name="unmapping", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:
+                    return False
+                self._thread = thread
+            self._count += 1
+        self._left.put(unmap)
+        return True
+
+    def settle(self) -> bool:
+        if not self._count:
+            return False
+        done = threading.Event()
+        return self.take(done.set) and done.wait(SETTLE_S)
+
+    def _work(self) -> None:
+        while True:
+            self._left.get()()
+            with self._lock:
+                self._count -= 1
+
+
+_ending = _Ending()
+
+
+def settle() -> bool:
+    """Wait until the memory of all large mappings that ended before is free, for whoever finds no room.  False if there
+    was nothing to wait for."""
+    return _ending.settle()
 
 
 @cache

