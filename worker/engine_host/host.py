@@ -606,19 +606,27 @@ class Host:
         self._arenas_made += 1
         name = f"{gang.arena_prefix}{self._arenas_made:08x}"  # a new one: other ranks may still map the last file
         try:
-            memory = self._allocate_arena(name, size_bytes * (1 if gang.rank else 2), prepared.executable.memory_bytes)
+            memory = self._allocate_arena(
+                name, size_bytes * (1 if gang.rank else 2), self._needed_beside_arenas(prepared)
+            )
         except OutOfMemory as error:
             print(f"collectives copy more than they would: {error}", file=sys.stderr, flush=True)
         else:
             prepared.arena = ArenaFile(name, memory, size_bytes)
             self._arenas[number] = prepared
 
-    def _allocate_arena(self, name: str, size_bytes: int, working_bytes: int) -> memoryview:
+    def _needed_beside_arenas(self, prepared: _Prepared) -> int:
+        """What a part needs of the memory that arenas are in, beside weights: to compute, for the state of sessions,
+        and for what the daemon keeps for other workers."""
+        kept_bytes = self._kept.size_bytes + prepared.kept_bytes if self._shares_memory else 0
+        return prepared.executable.memory_bytes + kept_bytes
+
+    def _allocate_arena(self, name: str, size_bytes: int, needed_bytes: int) -> memoryview:
         """Allocate the memory of an arena.  Other parts' arenas are freed for it, those that ran longest ago first.
         OutOfMemory if it is more than all arenas may take, or than is left."""
-        while self._unused and self._resident_bytes + working_bytes + size_bytes > self._memory_bytes:
+        while self._unused and self._resident_bytes + needed_bytes + size_bytes > self._memory_bytes:
             self._evict(self._unused.popitem(last=False)[0])
-        most = min(self._arenas_bytes_max, self._memory_bytes - self._resident_bytes - working_bytes)
+        most = min(self._arenas_bytes_max, self._memory_bytes - self._resident_bytes - needed_bytes)
         if size_bytes > most:
             raise OutOfMemory(
                 f"a shared arena of {need_text(size_bytes)} is above the {room_text(max(most, 0))} that arenas may have"

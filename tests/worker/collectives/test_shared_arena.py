@@ -155,9 +155,15 @@ class ArenaHost:
         self.shared = SharedDir.create(folder)
         self.host = Host(CpuEngine(), self.shared, memoryview(bytearray(8)), memory_bytes, **most)
 
-    def prepare(self, number: int, graph: WireGraph, peers: tuple[hm.RankPeer | None, ...] = (None, None)) -> None:
+    def prepare(
+        self,
+        number: int,
+        graph: WireGraph,
+        peers: tuple[hm.RankPeer | None, ...] = (None, None),
+        kept_bytes: int = 0,
+    ) -> None:
         gang = hm.RankOf(("dp",), (2,), number % 2, peers, timeout_s=0.01, arena_prefix=f"{number:024x}")
-        part = hm.PreparePart(number, graph.hash, graph.encoded, 1, 1, (), {}, False, gang)
+        part = hm.PreparePart(number, graph.hash, graph.encoded, 1, 1, (), {}, False, gang, kept_bytes)
         assert isinstance(self.host.handle(part), hm.Prepared)
 
     def begin(self, number: int) -> bool:
@@ -207,6 +213,22 @@ def test_arenas_are_counted_and_give_way_to_what_plans_need(tmp_path: Path) -> N
     with pytest.raises(OutOfMemory, match="the part needs"):
         made.host._make_room(memory_bytes + 1, 0, 0)
     assert not made.files, "all that is free was freed before it said no"
+    made.shared.close()
+
+
+@pytest.mark.parametrize(("missing_bytes", "fits"), [(0, True), (1, False)])
+def test_arenas_leave_room_for_what_the_daemon_keeps(
+    tmp_path: Path, missing_bytes: int, fits: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """With --max-memory, weights, arenas, what is computed with and what is kept for other workers have it together."""
+    graph = summing()
+    kept_bytes, size_bytes = 1 << 20, 2 * operand_bytes(graph, 2)
+    working_bytes = CpuEngine().compile(graph, False).memory_bytes
+    made = ArenaHost(tmp_path, working_bytes + kept_bytes + size_bytes - missing_bytes)
+    made.prepare(0, graph, kept_bytes=kept_bytes)
+    assert made.begin(0) is fits
+    assert made.files == [0] * fits
+    assert ("collectives copy more than they would" in capfd.readouterr().err) is not fits
     made.shared.close()
 
 
