@@ -27,10 +27,13 @@ _measured: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopLag] = WeakKeyDictio
 
 
 class LoopLag:
-    """The turns of one loop.  `now` is its clock."""
+    """The turns of one loop.  `now` is its clock, and `computed` the processor time of the thread that it runs in."""
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self._now = now
+    def __init__(
+        self, now: Callable[[], float] = time.monotonic, computed: Callable[[], float] = time.thread_time
+    ) -> None:
+        self._now, self._computed = now, computed
+        self._computed_s = 0.0  # at the beginning of the turn
         self._worst_s = [0.0, 0.0]  # of this window, and of the one before
         self._window_ends_s = now() + WINDOW_S
         self._began_s: float | None = None  # of the turn that is being done
@@ -56,7 +59,7 @@ class LoopLag:
                     self._took(took_s)
                 self._began_s = None
             found = select(*args)
-            self._began_s = self._now()
+            self._began_s, self._computed_s = self._now(), self._computed()
             self._turn += 1
             return found
 
@@ -85,7 +88,11 @@ class LoopLag:
                 seen, what = self._doing
                 did = what if seen == self._turn and what else "something that let nothing else run, or was over soon"
                 more = f"; so did {self._untold - 1} turns before it" if self._untold > 1 else ""
-                log.warning("the event loop stood still for %.0f ms: %s%s", took_s * 1e3, did, more)
+                self_s = self._computed() - self._computed_s  # little of it: the machine or another thread was busy
+                figures = took_s * 1e3, self_s * 1e3
+                log.warning(
+                    "the event loop stood still for %.0f ms, and computed for %.0f of them: %s%s", *figures, did, more
+                )
                 self._told_s, self._told_of_s, self._untold = self._now(), took_s, 0
 
     def _pass_windows(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import threading
 import time
@@ -72,14 +73,15 @@ def untold() -> Iterator[None]:
 
 
 def test_the_log_has_one_line_for_many_long_turns(clock: Clock, untold: None, caplog: pytest.LogCaptureFixture) -> None:
-    lag = LoopLag(clock)
+    computed_s = itertools.count(0.0, 0.01)
+    lag = LoopLag(clock, lambda: next(computed_s))
     lag.tell()
     turn = turns(lag, clock)
     for took_s in (0.04, 0.3, 0.2, 0.1, 0.7, 0.08, 0.09):
         turn(took_s)
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
-        "the event loop stood still for 300 ms",
-        "the event loop stood still for 700 ms",
+        "the event loop stood still for 300 ms, and computed for 10 of them",
+        "the event loop stood still for 700 ms, and computed for 10 of them",
     ]
     assert "; so did 2 turns before it" in caplog.records[-1].getMessage()
     clock.now_s += TOLD_S
