@@ -19,7 +19,7 @@ from support.cases.values import ordinary
 
 import mesh.numpy as mnp
 from mesh import nn, remat, trace_full, value_and_grad, vjp
-from wire.ir.dtypes import F16, F32, F64
+from wire.ir.dtypes import C64, F16, F32, F64
 from wire.ir.graph import GraphBuilder, WireGraph
 from worker.cpu import evaluate
 
@@ -48,6 +48,21 @@ def test_many_random_graphs_cut_everywhere_give_the_same_bits(first: int) -> Non
     for seed in range(first, first + 50):
         random = random_graph(seed)
         check_cuts(random.graph, {**random.inputs, **random.params}, range(1, len(random.graph)))
+
+
+@pytest.mark.parametrize("dtype", [F32, F64, C64], ids=str)
+@pytest.mark.parametrize("shape", [(3, 4), (17, 9), (64, 33)], ids=str)
+def test_a_matrix_by_its_own_transpose_is_a_product_as_any_other(shape: tuple[int, int], dtype: Any) -> None:
+    """Numpy takes another function for it (syrk), which rounds in another way than that for two matrices."""
+    made = GraphBuilder()
+    x, also_x = made.input("x", shape, dtype), made.input("also_x", shape, dtype)
+    products = [
+        made.add("dot", left, x, lhs_batch=(), rhs_batch=(), lhs_contract=(0,), rhs_contract=(0,))
+        for left in (x, also_x)
+    ]
+    value = ordinary(dtype, *shape)
+    by_itself, by_another = evaluate(made.build(products), {"x": value, "also_x": value.copy()})
+    assert same_bits([by_itself], [by_another])
 
 
 @pytest.mark.parametrize("case", [case for op in PROGRAMS for case in cases(op)], ids=lambda case: case.id)

@@ -127,8 +127,11 @@ def _product(a: HostArray, b: HostArray, into: HostArray | None) -> HostArray:
     """The products of matrices (n, rows, k) and (n, k, columns), put into that memory if it is given.
 
     BLAS takes a few rows by a large transposed matrix, as most models keep their weights, up to three times as fast the
-    other way round.
+    other way round.  A matrix by its own transpose numpy leaves to a function that rounds in another way: where a graph
+    is cut between the two, they are two arrays, so they have to be that here as well.
     """
+    if np.may_share_memory(a, b):
+        b = b.copy(order="K")
     rows, size = a.shape[1], b.shape[1] * b.shape[2]
     if a.dtype == np.float32 and 2 <= rows <= FEW_ROWS and size >= LARGE_SIZE and b.strides[1] == b.itemsize:
         turned = np.matmul(b.swapaxes(1, 2), a.swapaxes(1, 2)).swapaxes(1, 2)
