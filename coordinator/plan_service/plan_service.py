@@ -119,7 +119,7 @@ class PlanService:
         members = sorted(there, key=lambda member: member.profile.name)
         workers = tuple(self._stragglers.as_it_runs(member.profile) for member in members)
         near = frozenset(member.profile.node_id for member in members if member.link.same_host)
-        ids = [worker.node_id for worker in workers]
+        ids = dict.fromkeys(worker.node_id for worker in workers)
         factors = {node: factor for node, factor in self.calibration.factors.items() if node in ids}
         return Profiles(workers, near, self._prober.known(ids), factors)
 

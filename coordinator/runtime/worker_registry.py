@@ -53,6 +53,7 @@ class WorkerRegistry:
         self._health = health
         self._members = members
         self._known = known
+        self._names = worker_names.NamesTaken(members)
         self._now = asyncio.get_running_loop().time  # also asked from other threads
         self._joins: dict[Link, asyncio.Task[NodeReport]] = {}
         self._staying: dict[tuple[str, int], asyncio.Task[None]] = {}
@@ -88,7 +89,7 @@ class WorkerRegistry:
             if not isinstance(joined, Joined):
                 raise ProtocolError(f"expected Joined, got {type(joined).__name__}", node=link.peer.name)
             peer = link.peer
-            name = worker_names.name_for(peer, self._members)
+            name = self._names.give(peer)
             profile = worker_profile(peer.node_id, name, joined, usable_ops(self._identity, peer))
         except Exception:
             link.close("could not join")
@@ -115,10 +116,14 @@ class WorkerRegistry:
 
     def _forget_gone(self) -> None:
         """Forget the workers that have been gone the longest, once more have come than may be connected at once."""
-        detector = self._health.detector
+        detector, count = self._health.detector, len(self._known)
+        too_many = min(count - self._endpoint.limits.nodes_max, count - len(self._members))
+        if too_many <= 0:
+            return
         gone = sorted(self._known.keys() - self._members.keys(), key=lambda node: detector.heard_s(node) or 0.0)
-        for node in gone[: max(0, len(self._known) - self._endpoint.limits.nodes_max)]:
+        for node in gone[:too_many]:
             del self._known[node]
+            self._names.forget(node)
             detector.forget(node)
 
     def _kept(self) -> frozenset[int]:

@@ -24,7 +24,8 @@ Three things keep a detector from blaming others for its own troubles:
 
 from __future__ import annotations
 
-import heapq
+import math
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -154,7 +155,8 @@ class Watch:
     """The record of one node, on the detector's clock.
 
     A healthy node that is heard again changes its times only, and most of what a detector hears are such beats of a
-    crowd: those are written where they are.  Everything else makes a new record.
+    crowd: those are written where they are, as is the delay of the detector itself.  Everything else makes a new
+    record.
     """
 
     node: str
@@ -203,11 +205,20 @@ Decision = Transition | AskPeer | ProbeSelf
 
 
 class FailureDetector:
-    """The failure detector decides the health of any number of nodes by when they were last heard."""
+    """The failure detector decides the health of any number of nodes by when they were last heard.
+
+    Of a crowd nearly all are healthy, so whatever concerns suspects looks at these only.  Healthy nodes are looked at
+    together: beats move their deadlines further away only, so none is due before the first that was known.
+    """
 
     def __init__(self, config: HealthConfig) -> None:
         self.config = config
         self._watches: dict[str, Watch] = {}
+        self._suspects: dict[str, None] = {}
+        self._oldest_s = math.inf  # from then on or later the silence of every healthy node counts
+        self._latest: list[str] | None = None  # healthy nodes, the latest heard last; while many are judged together
+        self._asked: dict[str, dict[str, None]] = {}  # by peer the suspects that it was asked about
+        self._withdrawn: deque[str] = deque()  # peers that died, while suspects are judged without their answers
         self._ticked_s: float | None = None
         self._stretch_s = 0.0  # as of _stretched_s
         self._stretched_s = 0.0
@@ -225,16 +236,20 @@ class FailureDetector:
         return watch.heard_s if watch else None
 
     def next_deadline(self) -> float | None:
-        """The time at which `tick` is due, or None while there is no node to watch."""
-        return min((due for watch in self._watches.values() for due, _ in self._dues(watch)), default=None)
+        """The time at which `tick` is due, or None while there is no node to watch.  Beats since the last one may have
+        made it earlier than it need be."""
+        quiet_s = self._deadline(self._oldest_s, self.config.suspect_s)
+        suspects = map(self._watches.__getitem__, self._suspects)
+        first_s = min([quiet_s, *(due_s for watch in suspects for due_s, _ in self._dues(watch))])
+        return None if first_s == math.inf else first_s
 
     # -- what happens
 
     def joined(self, node: str, incarnation: int, now: float) -> list[Decision]:
         """A node completed its handshake; a dead one comes back."""
         watch = self._watches.get(node)
-        self._watches[node] = Watch(node, Health.HEALTHY, incarnation, now, now)
-        return self._change(watch, self._watches[node], Cause.JOINED, now)
+        fresh = self._keep(Watch(node, Health.HEALTHY, incarnation, now, now))
+        return self._change(watch, fresh, Cause.JOINED, now)
 
     def heard(self, node: str, incarnation: int, now: float) -> list[Decision]:
         """A beat arrived.  An older incarnation, a dead node or a stranger changes nothing."""
@@ -244,7 +259,7 @@ class FailureDetector:
         if watch.health is Health.HEALTHY:
             watch.incarnation, watch.heard_s, watch.counted_s = incarnation, now, now
             return []
-        fresh = self._watches[node] = Watch(node, Health.HEALTHY, incarnation, now, now)
+        fresh = self._keep(Watch(node, Health.HEALTHY, incarnation, now, now))
         return self._change(watch, fresh, Cause.HEARD, now)
 
     def lost(self, node: str, now: float, reason: str) -> list[Decision]:
@@ -254,6 +269,7 @@ class FailureDetector:
 
     def forget(self, node: str) -> None:
         """The node left for good."""
+        self._unsuspect(node)
         self._watches.pop(node, None)
 
     def probed(self, ask: AskPeer, reached: bool | None, now: float) -> list[Decision]:
@@ -267,9 +283,9 @@ class FailureDetector:
         """The result of ProbeSelf.  If others still answer, deaths may be declared; if not, the hold goes on."""
         if not well:
             return []
-        for watch in self._watches.values():
+        for watch in self._suspected():
             if watch.held_s is not None:
-                self._watches[watch.node] = replace(watch, held_s=min(watch.held_s, now))
+                self._keep(replace(watch, held_s=min(watch.held_s, now)))
         return self._due(now)
 
     def tick(self, now: float, late_s: float = 0.0) -> list[Decision]:
@@ -280,13 +296,52 @@ class FailureDetector:
 
     # -- judging
 
+    def _keep(self, watch: Watch) -> Watch:
+        """Write a node's record down."""
+        if watch.health is not Health.SUSPECT:
+            self._unsuspect(watch.node)
+        self._watches[watch.node] = watch
+        if watch.health is Health.SUSPECT:
+            self._suspects[watch.node] = None
+            for peer in watch.probes:
+                self._asked.setdefault(peer, {})[watch.node] = None
+        elif watch.health is Health.HEALTHY:
+            self._oldest_s = min(self._oldest_s, watch.counted_s)
+        return watch
+
+    def _unsuspect(self, node: str) -> None:
+        """Expect no more answers about a node."""
+        if node in self._suspects:
+            del self._suspects[node]
+            for peer in self._watches[node].probes:
+                about = self._asked.get(peer, {})
+                about.pop(node, None)
+                if not about:
+                    self._asked.pop(peer, None)
+
+    def _suspected(self) -> list[Watch]:
+        return [self._watches[node] for node in self._suspects]
+
     def _due(self, now: float) -> list[Decision]:
-        return [
-            decision
-            for watch in list(self._watches.values())
-            if (cause := self._cause(watch, now)) is not None
-            for decision in self._change(watch, watch, cause, now)
-        ]
+        self._look()
+        quiet = now >= self._deadline(self._oldest_s, self.config.suspect_s)
+        decisions: list[Decision] = []
+        for node in list(self._watches if quiet else self._suspects):
+            watch = self._watches[node]  # as it is by now: one death may be the cause of others
+            cause = self._cause(watch, now)
+            if cause is not None:
+                decisions += self._change(watch, watch, cause, now)
+        if quiet:
+            self._look()
+        return decisions
+
+    def _look(self) -> None:
+        """Find out since when the healthy node that was silent for longest is so."""
+        healthy = Health.HEALTHY
+        self._oldest_s = min(
+            [watch.counted_s for watch in self._watches.values() if watch.health is healthy], default=math.inf
+        )
+        self._latest = None
 
     def _cause(self, watch: Watch, now: float) -> Cause | None:
         return next((cause for due_s, cause in self._dues(watch) if now >= due_s), None)
@@ -295,22 +350,23 @@ class FailureDetector:
         """The times at which silence alone changes this node's health, with the causes; the first that holds counts."""
         config, answers = self.config, watch.probes.values()
         if watch.health is Health.HEALTHY:
-            return [(self._deadline(watch, config.suspect_s), Cause.QUIET)]
+            return [(self._deadline(watch.counted_s, config.suspect_s), Cause.QUIET)]
         if watch.health is Health.DEAD:
             return []
         last = Cause.UNHEARD if any(answers) else Cause.TIMED_OUT
-        dues = [(self._deadline(watch, config.dead_s), last)]
+        dues = [(self._deadline(watch.counted_s, config.dead_s, watch.held_s), last)]
         if all(answer is False for answer in answers):
-            dues.append((self._deadline(watch, config.probed_s), Cause.UNREACHED if answers else Cause.ALONE))
+            cause = Cause.UNREACHED if answers else Cause.ALONE
+            dues.append((self._deadline(watch.counted_s, config.probed_s, watch.held_s), cause))
         return dues
 
-    def _deadline(self, watch: Watch, after_s: float) -> float:
-        """The time at which the node was silent for `after_s` and the stretch, which decays; not before its hold ends.
+    def _deadline(self, counted_s: float, after_s: float, held_s: float | None = None) -> float:
+        """The time at which a node was silent for `after_s` and the stretch, which decays; not before its hold ends.
 
         The stretched deadline is the t of: t = plain + stretch - DECAY * (t - stretched)."""
-        plain_s = watch.counted_s + after_s
+        plain_s = counted_s + after_s
         stretched_s = (plain_s + self._stretch_s + DECAY * self._stretched_s) / (1 + DECAY)
-        return max(plain_s, stretched_s, plain_s if watch.held_s is None else watch.held_s)
+        return max(plain_s, stretched_s, plain_s if held_s is None else held_s)
 
     def _change(self, was: Watch | None, known: Watch, cause: Cause, now: float, closed: str = "") -> list[Decision]:
         """Make the transition that the table has for a cause; `was` is the record before it, None for a new node."""
@@ -322,7 +378,7 @@ class FailureDetector:
         fresh = replace(known, health=health)
         if health is Health.SUSPECT:
             fresh = replace(fresh, suspected_s=now, probes=dict.fromkeys(peers))
-        self._watches[fresh.node] = fresh
+        self._keep(fresh)
         silent_s = now - was.heard_s if was else 0.0
         failed, reached = (_peers_text(fresh.probes, answer) for answer in (False, True))
         text = reason.format(silent_s=silent_s, failed=failed, reached=reached, closed=closed)
@@ -337,9 +393,17 @@ class FailureDetector:
 
     def _peers(self, node: str) -> list[str]:
         """The peers to ask: healthy ones, the most recently heard first."""
-        healthy = [watch for watch in self._watches.values() if watch.health is Health.HEALTHY and watch.node != node]
-        latest = heapq.nsmallest(PEERS_ASKED, healthy, key=lambda watch: (-watch.heard_s, watch.node))
-        return [watch.node for watch in latest]
+        if self._latest is None:
+            healthy = [watch for watch in self._watches.values() if watch.health is Health.HEALTHY]
+            healthy.sort(key=lambda watch: (-watch.heard_s, watch.node), reverse=True)
+            self._latest = [watch.node for watch in healthy]
+        found: list[str] = []
+        while self._latest and len(found) <= PEERS_ASKED:
+            other = self._latest.pop()
+            if self.health(other) is Health.HEALTHY:  # others were judged in the same moment
+                found.append(other)
+        self._latest += reversed(found)
+        return [other for other in found if other != node][:PEERS_ASKED]
 
     def _answered(self, watch: Watch, peer: str, reached: bool | None, now: float) -> list[Decision]:
         if watch.probes.get(peer, True) is not None:
@@ -347,18 +411,21 @@ class FailureDetector:
         probes = {name: answer for name, answer in watch.probes.items() if name != peer}
         if reached is not None:
             probes[peer] = reached
-        fresh = self._watches[watch.node] = replace(watch, probes=probes)
+        fresh = self._keep(replace(watch, probes=probes))
         cause = self._cause(fresh, now)
         return [] if cause is None else self._change(fresh, fresh, cause, now)
 
     def _withdraw(self, peer: str, now: float) -> list[Decision]:
-        """Expect no answers of a dead peer."""
-        return [
-            decision
-            for watch in list(self._watches.values())
-            if watch.health is Health.SUSPECT
-            for decision in self._answered(watch, peer, None, now)
-        ]
+        """Expect no answers of a dead peer, nor of those that are dead because it was the last to be asked."""
+        self._withdrawn.append(peer)
+        if len(self._withdrawn) > 1:
+            return []  # of a crowd that dies together each is the next one's peer: they are taken in turn
+        decisions: list[Decision] = []
+        while self._withdrawn:
+            for node in list(self._asked.pop(self._withdrawn[0], ())):
+                decisions += self._answered(self._watches[node], self._withdrawn[0], None, now)
+            self._withdrawn.popleft()
+        return decisions
 
     # -- the judge's own troubles
 
@@ -376,18 +443,19 @@ class FailureDetector:
         self._stretch_s, self._stretched_s = min(stretch_s, self.config.stretch_s_max), now
         for watch in self._watches.values():
             if watch.health is not Health.DEAD:
-                self._watches[watch.node] = replace(watch, counted_s=min(now, watch.counted_s + excused_s))
+                watch.counted_s = min(now, watch.counted_s + excused_s)
 
     def _guard(self, now: float) -> list[Decision]:
         """Declare no deaths while many became Suspect together, and probe first whether others still answer."""
-        alive = [watch for watch in self._watches.values() if watch.health is not Health.DEAD]
-        suspects = [watch for watch in alive if watch.health is Health.SUSPECT]
-        together = [watch for watch in suspects if now - watch.suspected_s <= self.config.mass_s]
+        together = [watch for watch in self._suspected() if now - watch.suspected_s <= self.config.mass_s]
         fresh = [watch for watch in together if watch.held_s is None]
-        if not fresh or len(together) < MASS_MIN or 2 * len(together) < len(alive):
+        if not fresh or len(together) < MASS_MIN:
+            return []
+        alive = [watch for watch in self._watches.values() if watch.health is not Health.DEAD]
+        if 2 * len(together) < len(alive):
             return []
         for watch in fresh:
-            self._watches[watch.node] = replace(watch, held_s=now + self.config.hold_s)
+            self._keep(replace(watch, held_s=now + self.config.hold_s))
         healthy = [watch for watch in alive if watch.health is Health.HEALTHY]
         healthy.sort(key=lambda watch: (-watch.heard_s, watch.node))
         return [ProbeSelf(tuple(watch.node for watch in healthy[:MASS_MIN]), self.config.probe_s)]

@@ -69,8 +69,8 @@ class LinkTable:
         """A worker joined, perhaps again: what was known of it is out of date."""
         self.left(node)
         self._resting[node] = now + REST_S
-        others = list(self._nodes)
-        for other in dict.fromkeys([CLIENT, *others[-PEERS_MAX:]]):
+        latest = list(itertools.islice(reversed(self._nodes), PEERS_MAX))
+        for other in dict.fromkeys([CLIENT, *reversed(latest)]):
             self._wait((node, other))
         self._nodes[node] = None
 

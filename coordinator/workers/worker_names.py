@@ -19,13 +19,28 @@ if TYPE_CHECKING:
 PAUSED_BY = {"machine": "paused on its own machine", "coordinator": "paused by mesh-coord nodes pause"}
 
 
-def name_for(peer: Identity, members: Mapping[str, Member]) -> str:
-    """The worker's own name, with a number if another worker here has the same one: reports go by names."""
-    taken = {member.profile.name for node, member in members.items() if node != peer.node_id}
-    if peer.name not in taken:
-        return peer.name
-    stem = re.sub(r"-\d+$", "", peer.name)
-    return next(name for number in itertools.count(2) if (name := f"{stem}-{number}") not in taken)
+class NamesTaken:
+    """The names of the connected workers: each is one worker's, because reports go by names."""
+
+    def __init__(self, members: Mapping[str, Member]) -> None:
+        self._members = members
+        self._node_of: dict[str, str] = {}  # by name the node that was given it last
+        self._name_of: dict[str, str] = {}
+
+    def give(self, peer: Identity) -> str:
+        """A worker's own name, with a number if another worker here has the same one."""
+        self.forget(peer.node_id)
+        stem = re.sub(r"-\d+$", "", peer.name)
+        names = itertools.chain([peer.name], (f"{stem}-{number}" for number in itertools.count(2)))
+        name = next(name for name in names if self._node_of.get(name) not in self._members)
+        self._node_of[name], self._name_of[peer.node_id] = peer.node_id, name
+        return name
+
+    def forget(self, node: str) -> None:
+        """Forget a worker that is gone for good."""
+        name = self._name_of.pop(node, "")
+        if self._node_of.get(name) == node:
+            del self._node_of[name]
 
 
 def name_of(known: Mapping[str, NodeReport], node: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import shutil
 import tempfile
 from collections import deque
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from wire.link.keepalive import LinkWatch
 from wire.link.link import Handler
 from wire.protocol.peer import Identity
 from wire.protocol.reports import Event
+from wire.system.shared_memory import SharedDir
 from worker.config import WorkerConfig
 from worker.daemon.daemon import Daemon
 from worker.daemon.environment import Environment
@@ -69,17 +71,21 @@ class Cluster:
     _falling: dict[str, asyncio.TimerHandle] = field(init=False, default_factory=dict)  # asleep, or soon
     _cleanup: contextlib.ExitStack = field(init=False, default_factory=contextlib.ExitStack)
     _folder: Path = field(init=False)
+    _numbers: dict[str, int] = field(init=False)  # of all workers, by name
     _rendezvous: Rendezvous = field(init=False, default_factory=Rendezvous)
 
     @property
     def names(self) -> tuple[str, ...]:
         """All workers there are or were."""
-        return tuple(f"sim-{number}" for number in range(len(self.devices)))
+        return tuple(self._numbers)
 
     @property
     def alive(self) -> tuple[str, ...]:
         """The workers whose process runs."""
         return tuple(self._processes)
+
+    def __post_init__(self) -> None:
+        self._numbers = {f"sim-{number}": number for number in range(len(self.devices))}
 
     async def __aenter__(self) -> Cluster:
         await self.begin()
@@ -118,9 +124,10 @@ class Cluster:
         (folder / "node_id").write_text(_node_id(name) + "\n")
         environment = Environment(
             endpoint=lambda identity, handler, *_: self._endpoint(name, identity, handler),
-            host=host_on(self.devices[self.names.index(name)], self._rendezvous),
+            host=host_on(self._device(name), self._rendezvous),
             machine=self.checker.worker(name),
             watch=lambda endpoint, config, port: LinkWatch(endpoint, wall=asyncio.get_running_loop().time),
+            shared=lambda: self._shared_of(name),
         )
         work = asyncio.get_running_loop().create_task(
             self._run(name, config, environment), name=name, context=context_of(name)
@@ -181,7 +188,7 @@ class Cluster:
         """A worker's device takes so many times as long as its figures say."""
         self._check(name)
         self.tell(f"{name} computes {times:.3g} times slower")
-        self.devices[self.names.index(name)].slower = times
+        self._device(name).slower = times
 
     # -- the network
 
@@ -283,12 +290,22 @@ class Cluster:
             raise ConfigError(f"{name} does not run")
         return process.daemon
 
+    def _shared_of(self, name: str) -> SharedDir:
+        """A host's shared memory, which no other host has: no process looks there for what dead ones left."""
+        path = self._folder / f"graph-mesh-{_node_id(name)}"
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir(mode=0o700)
+        return SharedDir.attach(path)
+
+    def _device(self, name: str) -> Device:
+        return self.devices[self._numbers[name]]
+
     def _config_of(self, name: str) -> WorkerConfig:
         return WorkerConfig(
             name=name,
             mesh=self.config.mesh,
             port=PORT,
-            devices=("0",) if self.devices[self.names.index(name)].spare else ("cpu",),
+            devices=("0",) if self._device(name).spare else ("cpu",),
             state_dir=str(self._folder / "state"),
             cache_dir=str(self._folder / "cache" / name),
             discoverable=False,
@@ -305,7 +322,7 @@ class Cluster:
         self.tell(f"{event.kind} {event.node}: {event.text}")
 
     def _check(self, name: str) -> None:
-        if name not in self.names:
+        if name not in self._numbers:
             raise ConfigError(f"there is no worker {name!r}", next_step=f"The workers are {', '.join(self.names)}")
 
 

@@ -37,7 +37,6 @@ from wire.system.log_ring import start_logging
 from wire.system.loop_lag import measure
 from wire.system.malloc import hold_buffers
 from wire.system.open_file_limit import allow_open_files
-from wire.system.shared_memory import SharedDir
 from wire.system.signals import watch_signals
 from wire.transfer.content_exchange import BlobExchange
 
@@ -109,7 +108,7 @@ class Daemon:
         self._stopped: asyncio.Future[int] = self._loop.create_future()
         self._folder = state_folder.claim(config.state_base, config.wanted_name)
         stack.callback(self._folder.lock.release)
-        self._shared = SharedDir.create()
+        self._shared = environment.shared()
         stack.callback(self._shared.close)
         credentials = environment.credentials(self._folder.path, self._folder.name)
         self._config = config = config if config.host else replace(config, host="::" if credentials else "127.0.0.1")

@@ -21,6 +21,7 @@ from wire.link.link import Handler
 from wire.link.websocket_carrier import Endpoint as WebSocketEndpoint
 from wire.protocol.peer import Identity
 from wire.system.memory import machine_memory
+from wire.system.shared_memory import SharedDir
 
 from ..config import WorkerConfig
 from ..devices.adapter_cache import AdapterCache, machine
@@ -71,7 +72,7 @@ class Environment:
     decides, from its node id, its devices and its incarnation; `memory` says what is left of the machine's; `watch`
     makes what notices that links died, for an endpoint that listens on a port; `credentials` gives the identity in a
     state folder of the worker of that name, None where it is no member of its mesh; `adapter_cache` remembers that
-    the machine has no graphics adapter."""
+    the machine has no graphics adapter; `shared` makes the process's part of the machine's shared memory."""
 
     endpoint: Callable[[Identity, Handler, Credentials | None, WorkerConfig], Endpoint]
     host: Callable[[Open, memoryview, WorkerConfig, OnMessage, OnLost], EngineHost]
@@ -81,6 +82,7 @@ class Environment:
     watch: Callable[[Endpoint, WorkerConfig, int], LinkWatch] = _watch_here
     credentials: Callable[[Path, str], Credentials | None] = _no_member
     adapter_cache: AdapterCache = field(default_factory=AdapterCache)
+    shared: Callable[[], SharedDir] = SharedDir.create
 
 
 def _endpoint_here(

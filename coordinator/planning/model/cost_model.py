@@ -112,7 +112,7 @@ class CostModel:
         self.pinned = {**(pinned or {}), **pins(graph)}  # by node: the device it is to be computed on
         self.index = index or GraphIndex.of(graph)
         names = [worker.node_id for worker in profiles.workers]
-        self.links: list[list[Link]] = [[profiles.link(a, b) for b in names] for a in names]
+        self._links: dict[tuple[int, int], Link] = {}
         self.to_worker: list[Link] = [profiles.link(CLIENT, name) for name in names]
         self.to_client: list[Link] = [profiles.link(name, CLIENT) for name in names]
         self.sites: list[Site] = [(w, d.index) for w, worker in enumerate(profiles.workers) for d in worker.devices]
@@ -199,6 +199,15 @@ class CostModel:
         """Workers, the one that would finish the whole graph first in front."""
         total = [_finite_sum(seconds) for seconds in self.seconds]
         return sorted(range(len(total)), key=lambda worker: (total[worker], worker))
+
+    def link(self, source: int, target: int) -> Link:
+        """The link from one worker to another, by their positions.  Of a crowd, few pairs are ever asked for."""
+        link = self._links.get((source, target))
+        if link is None:
+            workers = self.profiles.workers
+            link = self.profiles.link(workers[source].node_id, workers[target].node_id)
+            self._links[source, target] = link
+        return link
 
     def predict(self, assignment: Assignment) -> Prediction:
         """The cost of an assignment: a worker index per unit, each able to compute it.
@@ -373,7 +382,7 @@ class CostModel:
             finish_s = free_s[site] = start_s + part_s[key]
             busy_s[worker] += part_s[key]
             for target, size in traffic.sends.get(key, {}).items():
-                arrived_s[key, target] = finish_s + self.links[worker][target].seconds(size)
+                arrived_s[key, target] = finish_s + self.link(worker, target).seconds(size)
             size_back = traffic.returned.get(key)
             back_s = finish_s if size_back is None else finish_s + self.to_client[worker].seconds(size_back)
             end_s = max(end_s, back_s)

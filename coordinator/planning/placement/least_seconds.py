@@ -27,8 +27,6 @@ class LeastSeconds:
         self._sites = np.array([[row[unit] for unit in first] for row in model.site], np.int64).reshape(-1, kinds)
         self._chain = self._longest_chain()
         self._chain_bytes = np.array([model.index.out_bytes[unit] for unit in self._chain], np.float64)
-        self._latency_s = np.array([[link.latency_s for link in row] for row in model.links])
-        self._per_byte_s = np.array([[1.0 / link.bytes_per_s for link in row] for row in model.links])
 
     def of(self, assignment: Assignment) -> float:
         """No more than `CostModel.predict` says for all units assigned so."""
@@ -39,8 +37,12 @@ class LeastSeconds:
     def _chain_s(self, workers: NDArray[np.int64]) -> float:
         """What the chain takes with its units on these workers."""
         (before,) = np.nonzero(workers[1:] != workers[:-1])
-        way = workers[before], workers[before + 1]
-        sending_s = self._latency_s[way] + self._chain_bytes[before] * self._per_byte_s[way]
+        count = len(self._model.profiles.workers)
+        pairs, way = np.unique(workers[before] * count + workers[before + 1], return_inverse=True)
+        links = [self._model.link(*divmod(pair, count)) for pair in pairs.tolist()]
+        latency_s = np.array([link.latency_s for link in links])
+        per_byte_s = np.array([1.0 / link.bytes_per_s for link in links])
+        sending_s = latency_s[way] + self._chain_bytes[before] * per_byte_s[way]
         return float(self._seconds[workers, self._kind_of[self._chain]].sum() + sending_s.sum())
 
     def _longest_chain(self) -> NDArray[np.int64]:

@@ -70,7 +70,8 @@ def _good(profiles: Profiles) -> int:
     """Workers with at least half the speed of the fastest, and a quarter of the bandwidth of the nearest."""
     speed = [max(device.gflops for device in worker.devices) for worker in profiles.workers]
     near = [profiles.link(CLIENT, worker.node_id).bytes_per_s for worker in profiles.workers]
-    return sum(2 * mine >= max(speed) and 4 * way >= max(near) for mine, way in zip(speed, near, strict=True))
+    fastest, nearest = max(speed), max(near)
+    return sum(2 * mine >= fastest and 4 * way >= nearest for mine, way in zip(speed, near, strict=True))
 
 
 def rates_of(profiles: Profiles) -> Rates:

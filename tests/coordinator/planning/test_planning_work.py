@@ -3,14 +3,14 @@ that.  Work is counted, not timed."""
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from support.cases.large_graphs import LARGE, irregular, transformer
+from support.call_count import calls_of
+from support.cases.large_graphs import LARGE, chain, irregular, transformer
 from support.cases.random_graphs import big_graph, random_graph
 from support.machines.profiles import alike_profiles, device, near, random_profiles, worker
 
@@ -138,22 +138,6 @@ def test_the_work_grows_as_the_graph_does(kind: str, monkeypatch: pytest.MonkeyP
     assert calls[1] <= 270, "calls for each node"
 
 
-def calls_of(run: Callable[[], object]) -> int:
-    calls = 0
-
-    def saw(frame: object, event: str, argument: object) -> None:
-        nonlocal calls
-        calls += event in ("call", "c_call")
-
-    before = sys.getprofile()
-    sys.setprofile(saw)
-    try:
-        run()
-    finally:
-        sys.setprofile(before)
-    return calls
-
-
 def test_one_search_serves_the_cut_and_the_worker_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auto_strategy, "NODES_MAX", 0)
     graph = transformer(1300, trained=True)
@@ -231,6 +215,13 @@ def test_a_crowd_is_asked_for_links_in_proportion(monkeypatch: pytest.MonkeyPatc
         assert looks["supports"] <= 100, "devices that compute the same are asked once"
     assert asked[1] <= 4.5 * asked[0]
     assert asked[1] <= 40 * 400
+
+
+def test_a_pipeline_through_a_crowd_looks_at_as_many_as_it_can_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = counted(monkeypatch, Profiles, "link")
+    plan = make_plan(chain(40), alike_profiles(np.random.default_rng(1), 1000), "pipeline")
+    assert len({part.node for part in plan.parts}) > 20
+    assert calls["link"] <= 20_000, "of a thousand workers there are a million links"
 
 
 def matrix_product() -> WireGraph:

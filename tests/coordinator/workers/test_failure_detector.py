@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.call_count import calls_of
 
 from coordinator.workers.failure_detector import (
     DECAY,
@@ -90,6 +91,27 @@ def test_beats_keep_a_node_healthy_for_ever() -> None:
         assert judge.heard("a", 1, step * 0.1) == []
         assert judge.tick(step * 0.1 + 0.05) == []
     assert judge.health("a") is Health.HEALTHY and judge.heard_s("a") == pytest.approx(99.9)
+
+
+def test_what_a_worker_costs_its_judge_does_not_grow_with_the_crowd() -> None:
+    def story(many: int) -> None:
+        judge = FailureDetector(CONFIG)
+        nodes = [f"node-{number}" for number in range(many)]
+        for at, node in enumerate(nodes):
+            judge.joined(node, 1, at * 1e-6)
+            judge.next_deadline()
+        for beat in range(1, 8):
+            for node in nodes:
+                judge.heard(node, 1, beat * CONFIG.beat_s)
+            judge.next_deadline()
+        assert judge.tick(1.0) == []
+        decisions = judge.tick(8 * CONFIG.beat_s + CONFIG.suspect_s)
+        assert len(asks(decisions)) == PEERS_ASKED * (many - 1) - 1, "the last two to be judged have one peer and none"
+        assert len(healths(decisions)) == many
+        judge.self_probed(True, 2.0)
+
+    few, crowd = (calls_of(lambda many=many: story(many)) / many for many in (50, 800))
+    assert crowd <= 1.1 * few
 
 
 def test_a_closed_link_is_dead_at_once_and_only_once() -> None:

@@ -43,27 +43,27 @@ def heartbeat_round(workers: int, rounds: int = 5, probing: bool = True) -> Roun
     async def scenario(cluster: Cluster) -> None:
         await asyncio.sleep(SETTLE_S)
         beat_s = cluster.coordinator.config.health.beat_s
-        counter = _Counter()
+        counter = CallCounter()
         counter.start()
         await asyncio.sleep(rounds * beat_s)
         counter.stop()
-        with _Clock() as clock:
+        with Clock() as clock:
             await asyncio.sleep(rounds * beat_s)
         found.append(Round(workers, counter.calls / rounds, clock.cpu_s / rounds, beat_s))
 
-    with contextlib.nullcontext() if probing else patch.object(LinkProber, "run", _never):
+    with contextlib.nullcontext() if probing else patch.object(LinkProber, "run", never_probe):
         simulate(scenario, workers, plan_ahead=False)
     return found[0]
 
 
-async def _never(prober: LinkProber) -> None:
+async def never_probe(prober: LinkProber) -> None:
     await asyncio.Event().wait()
 
 
 TIMED = ((Coordinator, "on_notify"), (FailureDetector, "next_deadline"), (FailureDetector, "tick"))
 
 
-class _Clock(contextlib.ExitStack):
+class Clock(contextlib.ExitStack):
     """The CPU seconds of the coordinator's functions that are called from outside, while it is open."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class _Clock(contextlib.ExitStack):
         return timed
 
 
-class _Counter:
+class CallCounter:
     """Counts calls into the coordinator's files."""
 
     def __init__(self) -> None:
