@@ -90,11 +90,12 @@ class CallRunner(PlanShell):
         report = CallReport()
         future: asyncio.Future[list[NDArray[Any]]] = self._loop.create_future()
         self._crowded = number if self.calls else self._crowded
-        self.calls[number] = Call(program, inputs, future, report, now, alone=not self.calls and trial is None)
+        alone = not self.calls and trial is None
+        input_bytes = sum(array.nbytes for array in inputs.values() if array.nbytes > INLINE_BYTES_MAX)
+        self.calls[number] = Call(program, inputs, future, report, now, alone, patient, input_bytes)
         variant = self._auditor.pick(self._parts_of(program)) if self._config.audit and trial is None else None
         job = trial or (program if variant is None else Sampled(program, variant))
         others = frozenset(self._members) - {trial.node} if trial else frozenset[str]()
-        input_bytes = sum(array.nbytes for array in inputs.values() if array.nbytes > INLINE_BYTES_MAX)
         self.feed(ev.CallSubmitted(number, job, others, patient, input_bytes))
         return number, future, report
 
@@ -260,9 +261,8 @@ class CallRunner(PlanShell):
     def _quarantine(self, node: str) -> None:
         self.quarantined.add(node)
         self._publish("quarantined", node, "it was wrong twice, and gets no work any more")
-        for generation, deployment in self.deployments.items():
-            if deployment.plan is not None and node in plan_messages.nodes(deployment.plan):
-                self._let_go(node, generation)
+        for generation in self._sessions.kept.union(self._guards.kept, self.deployments):
+            self._let_go(node, generation)
         self.feed(ev.NodeGone(node, in_quarantine(worker_names.name_of(self._known, node))))
 
     def _ask_again(self, number: int, call: Call) -> None:
@@ -273,4 +273,5 @@ class CallRunner(PlanShell):
         if variant is None:
             self._reject(ev.Reject(number, disagreement(call.doubts)))
         else:
-            self.feed(ev.CallSubmitted(number, Sampled(call.program, variant)))
+            sampled = Sampled(call.program, variant)
+            self.feed(ev.CallSubmitted(number, sampled, patient=call.patient, input_bytes=call.input_bytes))

@@ -57,13 +57,13 @@ class CopyShell:
         self._members, self._deployer, self._held, self._key = plans.members, plans.deployer, plans.held, plans.key
         self._publish, self._blobs = plans.events.publish, context.blobs
         self._program, self._kind, self._deployments = program, kind, deployments
-        self._feed, self._let_go = feed, let_go
-        self._copies: dict[int, dict[FromState, bytes] | None] = {}  # what this process holds; None: not any more
+        self._feed, self._spawn, self._let_go = feed, spawn, let_go
+        self._copies: dict[int, dict[FromState, bytes]] = {}  # what this process holds, or is about to
         self._parity = SessionParity(plans.deployer, plans.members)
         self.performers: dict[type, Callable[[Any], object]] = {
             ev.TakeSnapshot: lambda action: spawn(self._snapshot(action)),
             ev.MakeChecks: lambda action: spawn(self._make_checks(action)),
-            ev.StoreCopy: lambda action: spawn(self._store(action)),
+            ev.StoreCopy: self._begin_to_store,
             ev.ReleaseCopy: self._release,
         }
 
@@ -128,6 +128,11 @@ class CopyShell:
         else:
             self._feed(ev.ChecksMade(action.copy, checked))
 
+    def _begin_to_store(self, action: ev.StoreCopy) -> None:
+        if action.node == CLIENT:
+            self._copies[action.copy] = {}
+        self._spawn(self._store(action))
+
     async def _store(self, action: ev.StoreCopy) -> None:
         contents, holders = action.contents, action.holders
         try:
@@ -148,15 +153,13 @@ class CopyShell:
 
     async def _hold(self, copy: int, contents: ev.Contents, holders: ev.Holders) -> None:
         """Hold these pieces of a copy in this process."""
-        mine = self._copies.setdefault(copy, {})
+        mine = self._copies.get(copy)
         for piece, address in contents.items():
             array = await self._fetched(piece, address, holders[piece])
-            mine = self._copies.get(copy)
-            if mine is None:
+            if mine is None or mine is not self._copies.get(copy):
                 raise Cancelled("this copy is not wanted any more")
-            if piece not in mine:
-                self._held.hold(address, array)
-                mine[piece] = address
+            self._held.hold(address, array)
+            mine[piece] = address
 
     async def _fetched(self, piece: FromState, address: bytes, holders: Iterable[str]) -> NDArray[Any]:
         """Fetch a piece from any worker that holds it."""
@@ -180,9 +183,8 @@ class CopyShell:
         if action.node != CLIENT:
             self._let_go(action.node, action.copy)
             return
-        for address in (self._copies.get(action.copy) or {}).values():
+        for address in self._copies.pop(action.copy, {}).values():
             self._held.release(address)
-        self._copies[action.copy] = None
 
     # -- tensors
 

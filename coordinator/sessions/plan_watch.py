@@ -1,14 +1,17 @@
-"""Plan watch: looks whether a session has a better plan, and has plans made for deaths before they come."""
+"""Plan watch: looks whether a session has a better plan, and has plans made for deaths before they come.
+
+The session goes on without either: a fault here is logged, and changes nothing.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 from wire.errors import MeshError
 from wire.protocol.messages import Ran
+from wire.system.tasks import unheard
 
 from ..planning.model.plan import Plan
 from . import events as ev
@@ -30,10 +33,9 @@ class PlanWatch:
         maker: PlanMaker,
         now: Callable[[], Plan | None],
         moves: Callable[[Plan], None],
-        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
-        self._usable, self._judged = context.usable, context.ran
-        self._maker, self._now, self._moves, self._spawn = maker, now, moves, spawn
+        self._usable, self._judged, self._tasks = context.usable, context.ran, context.plans.tasks
+        self._maker, self._now, self._moves = maker, now, moves
         self._verdicts = 0  # on the pace of devices, as of the last look
         self._looking: asyncio.Task[None] | None = None
         self._ahead: asyncio.Task[None] | None = None
@@ -53,7 +55,7 @@ class PlanWatch:
     def look(self, wanted: bool = True) -> None:
         """Look for a better plan, unless somebody does already."""
         if wanted and self._looking is None:
-            self._looking = self._spawn(self._look_for_better())
+            self._looking = self._tasks.run("looking for a better plan", self._look_for_better(), unheard)
 
     async def _look_for_better(self) -> None:
         """Look whether another plan would be faster, after workers came or their pace changed."""
@@ -73,7 +75,7 @@ class PlanWatch:
     def look_ahead(self, nodes: frozenset[str], wanted: Callable[[], bool]) -> None:
         """Have plans made for the death of each of these nodes, as long as they are `wanted`."""
         if self._maker.looks_ahead and self._ahead is None:
-            self._ahead = self._spawn(self._maker.look_ahead(nodes, wanted))
+            self._ahead = self._tasks.run("planning ahead", self._maker.look_ahead(nodes, wanted), unheard)
             self._ahead.add_done_callback(self._looked_ahead)
 
     def _looked_ahead(self, _: object) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from numpy.typing import NDArray
 
@@ -19,7 +19,7 @@ from wire.limits import MIB
 from wire.policy.batch_shares import Portions
 from wire.policy.redundancy import copies_of
 from wire.protocol.messages import Deployed, Ran, Working
-from wire.system.tasks import as_error
+from wire.system.tasks import as_error, unheard
 
 from ..lifecycle.plan_shell import Arrays, PlanShell
 from ..planning import plan_messages
@@ -40,6 +40,7 @@ from .state import Policy, SessionState
 
 AHEAD_MIN, AHEAD_MAX, AHEAD_BYTES = 2, 8, 64 * MIB
 StepFeeds = Mapping[int, StepInputs]
+T = TypeVar("T")
 
 
 class Session(PlanShell):
@@ -75,7 +76,7 @@ class Session(PlanShell):
         self._claims: list[asyncio.Future[int]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._maker = PlanMaker(context, program, state, policy, elastic, lambda: self.committed)
-        self._watch = PlanWatch(context, self._maker, lambda: self.plan, self._move, self._spawn)
+        self._watch = PlanWatch(context, self._maker, lambda: self.plan, self._move)
         args = program, copies_of(policy.copies), self.deployments, self.feed, self._spawn, self._let_go
         self._copies = CopyShell(context, *args)
         self._writer: RecordWriter | None = None  # of a durable session
@@ -298,7 +299,7 @@ class Session(PlanShell):
         if deployment is None:
             return
         if self._maker.is_asked_soon(action.nodes):
-            self._spawn(self._context.plans.planning.get_ready())  # while all wait for the workers
+            self._tasks.run("getting ready", self._context.plans.planning.get_ready(), unheard)  # while all wait
         deployment.portions, deployment.program = planned.portions, planned.program
         deployment.plan, deployment.feeds = plan, plan_messages.feeds(plan)
         start.pieces = plan_messages.pieces_of(plan)
@@ -345,19 +346,16 @@ class Session(PlanShell):
             self._watch.ran(action, deployment.plan, answer, now - began_s)
 
     def _resolve(self, action: ev.Resolve) -> None:
+        _settle(self._steps.pop(action.number), "putting the outputs together", lambda: self._outputs_of(action))
+
+    def _outputs_of(self, action: ev.Resolve) -> list[NDArray[Any]]:
         deployment = self.deployments[action.generation]
         plan, bindings = deployment.plan, deployment.program.bindings
         assert plan is not None
         inputs = arrays_of(self._feeds[action.number], deployment.portions)
-        future = self._steps.pop(action.number)
         passed = [bindings[output.name] for output in plan.outputs if isinstance(output, FromParam)]
         params = {name: self._held.of(*content) for name, content in bindings.items() if content in passed}
-        if future.done():
-            return
-        try:
-            future.set_result(plan_messages.outputs(plan, action.outputs, inputs, params))
-        except Exception as fault:
-            future.set_exception(as_error("putting the outputs together failed", fault))
+        return plan_messages.outputs(plan, action.outputs, inputs, params)
 
     def _tick(self) -> None:
         self._timer, working = None, {}
@@ -392,10 +390,12 @@ class Session(PlanShell):
                 future.set_result(action.steps)
 
     def _give_state(self, action: ev.DeliverState) -> None:
-        future = self._reads.pop(action.request, None)
-        if future is None or future.done():
-            return
-        future.set_result(self._copies.value_of(action.contents, [name for name, _ in self._stateful.carries]))
+        names = [name for name, _ in self._stateful.carries]
+        _settle(
+            self._reads.pop(action.request, None),
+            "putting the state together",
+            lambda: self._copies.value_of(action.contents, names),
+        )
 
     def _refuse_state(self, action: ev.RejectState) -> None:
         future = self._reads.pop(action.request, None)
@@ -405,13 +405,25 @@ class Session(PlanShell):
     def _end(self, action: ev.EndSession) -> None:
         self._error = action.error
         self._feeds.clear()
-        for future in self._claims:
+        error = action.error or Cancelled("the session was closed")
+        left: list[asyncio.Future[Any]] = [*self._steps.values(), *self._reads.values(), *self._claims]
+        for future in left:  # nobody else answers them
             if not future.done():
-                future.set_exception((action.error or Cancelled("the session was closed")).copy())
+                future.set_exception(error.copy())
         if action.error is not None:
             self._publish("session", "", f"a session ended: {action.error}", 0)
         self._forget(self)
         self.ended.set_result(None)
+
+
+def _settle(future: asyncio.Future[T] | None, doing: str, make: Callable[[], T]) -> None:
+    """Give whoever waits what this makes, or the error that becomes of it: the session itself may go on."""
+    if future is None or future.done():
+        return
+    try:
+        future.set_result(make())
+    except Exception as fault:
+        future.set_exception(as_error(f"{doing} failed", fault))
 
 
 def ahead_for(state_bytes: int) -> int:

@@ -97,6 +97,8 @@ class Call:
     report: CallReport
     began_s: float
     alone: bool = False  # no other call was in progress as it began
+    patient: bool = False  # it waits for a worker as long as it takes
+    input_bytes: int = 0  # of its large inputs
     doubts: int = 0  # how often auditors disagreed with its answer
     ran: dict[tuple[int, str], Ran] = field(default_factory=dict)  # by generation and worker
     steps: dict[int, int] = field(default_factory=dict)  # its number in each plan that it runs on, by generation

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import numpy as np
 import pytest
 from support.simulated.simulated import Job, simulate
 
+from coordinator.planning import plan_messages
+from mesh import AsyncMesh
 from mesh.simulation.cluster import Cluster
 from mesh.simulation.engine_host import Device
+from mesh.simulation.loop import VirtualLoop
 from wire.errors import ExecuteFailed
 from wire.ir.codec import hash_array
+from wire.protocol.reports import Event
 
 CALLS_MAX = 150
 
@@ -77,3 +84,59 @@ def test_two_workers_that_disagree_give_no_answer_rather_than_a_wrong_one() -> N
         assert not cluster.coordinator.quarantined, "nobody knows which"
 
     simulate(scenario, devices=fleet(2), audit=1.0)
+
+
+def test_a_call_that_waits_for_workers_does_so_also_after_its_answer_was_doubted() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        def gone(event: Event) -> None:
+            if event.kind == "doubted" and cluster.alive:
+                cluster.devices[0].wrong = 0.0
+                for name in cluster.names:
+                    cluster.kill(name)
+
+        cluster.coordinator.watchers.append(gone)
+        cluster.devices[0].wrong = 1.0
+        job = Job.of(1, "single")
+        for array in job.random.params.values():
+            cluster.coordinator.hold(hash_array(array), array)
+        asked = asyncio.create_task(cluster.coordinator.call(job.program, job.random.inputs, patient=True))
+        await asyncio.sleep(600)
+        assert not cluster.alive and not asked.done(), "it waits"
+        for name in cluster.names:
+            cluster.start(name)
+        outputs, _ = await asyncio.wait_for(asked, 60)
+        for found, right in zip(outputs, job.expected, strict=True):
+            np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-5)
+
+    simulate(scenario, devices=fleet(2), audit=1.0)
+
+
+def test_a_worker_in_quarantine_keeps_nothing_of_sessions() -> None:
+    async def scenario(mesh: AsyncMesh) -> None:
+        cluster, x = mesh.simulation, np.arange(8, dtype=np.float32)
+        async with await mesh.session(lambda total, x: (total + x, x), x, x, copies="buddy", every=1) as session:
+            for _ in range(3):
+                await session.step(x)
+            await asyncio.sleep(1)
+            plan = session.running.plan
+            assert plan is not None
+            node = min(plan_messages.nodes(plan))
+            (daemon,) = (
+                process.daemon
+                for process in cluster._processes.values()
+                if process.daemon and process.daemon._identity.node_id == node
+            )
+            assert daemon.shell.machine._plans
+            cluster.coordinator._runner._quarantine(node)
+            for _ in range(3):
+                await session.step(x)
+            await asyncio.sleep(5)
+            assert not daemon.shell.machine._plans
+            np.testing.assert_array_equal(await session.state(), 7 * x)
+
+    async def run() -> None:
+        async with await AsyncMesh.builder().mesh("sim").simulate(3).build_async() as mesh:
+            await scenario(mesh)
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(run())
