@@ -97,6 +97,7 @@ class SessionService:
         self._store = store
         self._keep_s = coordinator.config.timeouts.keep_sessions_s
         self._keep_named_s = coordinator.config.timeouts.keep_named_sessions_s
+        self._sessions_max = SESSIONS_OPEN.most
         self._upload = ProgramUpload(coordinator.blobs)
         self._sessions: dict[str, ClientSession] = {}  # by id
         self._tokens: dict[str, str] = {}  # the session of each token, former ones too
@@ -158,9 +159,9 @@ class SessionService:
         token = body.session or secrets.token_hex(6)
         if (known := self._known(link, token, body.name)) is not None:
             return await self._opened(known)
-        if len(self._sessions) >= SESSIONS_OPEN.most:
+        if len(self._sessions) >= self._sessions_max:
             raise Busy(
-                f"{len(self._sessions)} sessions are open, and no more than {SESSIONS_OPEN.most} can be",
+                f"{len(self._sessions)} sessions are open, and no more than {self._sessions_max} can be",
                 next_step="Close others: mesh-coord sessions lists those with a name",
             )
         graph, strategy = decode_graph(body.graph), self._coordinator.config.strategy_of(body.strategy)

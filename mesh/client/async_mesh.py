@@ -871,7 +871,7 @@ class AsyncMesh:
                 self._room.give(held_bytes)
             raise
         if held_bytes is not None:
-            started.outputs.add_done_callback(lambda _: self._room.give(held_bytes))
+            self._room.give_after(started.outputs, held_bytes)
         self._last = started
         return started
 

@@ -219,7 +219,7 @@ class AsyncSession:
             self._room.give(held_bytes)
             raise
         answer.add_done_callback(self._count)
-        answer.add_done_callback(lambda _: self._room.give(held_bytes))
+        self._room.give_after(answer, held_bytes)
         return self._started(answer, self._told)
 
     def begin_state(self) -> Started:

@@ -11,13 +11,12 @@ from support.simulated.remote_client import client_of
 from support.simulated.simulated import Job
 from support.simulated.simulated_jobs import Client, DurableCluster, simulate_durable, submission
 
-from coordinator.jobs import session_service
-from coordinator.sessions import runtime
+from coordinator.sessions.runtime import Session
 from coordinator.workers.event_feed import EventFeed
 from mesh import Mesh
 from mesh.client.async_mesh import AsyncMesh
 from mesh.errors import Busy
-from wire.bounds import EVENTS, JOBS_IN_MEMORY, RESULTS_READY
+from wire.bounds import EVENTS, JOBS_IN_MEMORY, RESULTS_READY, SESSION_SPANS, SESSIONS_OPEN
 from wire.protocol.messages import AwaitJob, JobAccepted, JobResult
 
 
@@ -41,11 +40,12 @@ def test_of_many_results_the_latest_are_ready_and_all_can_be_had() -> None:
     simulate_durable(1, 0, scenario, mortal=False)
 
 
-def test_a_session_too_many_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_service, "SESSIONS_OPEN", replace(session_service.SESSIONS_OPEN, most=2))
+def test_a_session_too_many_is_refused() -> None:
     x = np.ones(2, np.float32)
 
     async def scenario(cluster: DurableCluster) -> None:
+        assert cluster.sessions._sessions_max == SESSIONS_OPEN.most
+        cluster.sessions._sessions_max = 2
         async with AsyncMesh(await client_of(cluster)) as mesh:
             opened = [await mesh.session(lambda s, x: (s + x, s), x, x) for _ in range(2)]
             for session in opened:
@@ -60,15 +60,17 @@ def test_a_session_too_many_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     simulate_durable(1, 0, scenario, mortal=False)
 
 
-def test_spans_of_the_latest_steps_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "SPANS_MAX", 3)
+def test_spans_of_the_latest_steps_are_kept() -> None:
     x = np.ones(2, np.float32)
     with Mesh.builder().simulate(1).build() as mesh, mesh.session(lambda s, x: (s + x, s), x, x) as session:
-        for _ in range(5):
-            session.step(x).result()
+        session.step(x).result()
         running = session.running
-        assert isinstance(running, runtime.Session)
-        assert [span.step for span in running.spans] == [2, 3, 4]
+        assert isinstance(running, Session)
+        running.spans += [replace(running.spans[0], step=step) for step in range(1 - SESSION_SPANS.most, 0)]
+        assert len(running.spans) == SESSION_SPANS.most and running.spans[0].step == 0
+        session.step(x).result()
+        assert len(running.spans) == SESSION_SPANS.most
+        assert [running.spans[0].step, running.spans[-1].step] == [1 - SESSION_SPANS.most, 1]
 
 
 def test_the_latest_events_are_kept() -> None:

@@ -14,7 +14,7 @@ from support.cases.large_graphs import LARGE, chain, irregular, transformer
 from support.cases.random_graphs import big_graph, random_graph
 from support.machines.profiles import alike_profiles, device, near, random_profiles, worker
 
-from coordinator.planning import auto_strategy, planner
+from coordinator.planning import planner
 from coordinator.planning.model import unit_work
 from coordinator.planning.model.cost_model import CostModel
 from coordinator.planning.model.profiles import DeviceProfile, Profiles
@@ -129,7 +129,7 @@ def cutting(count: int) -> Profiles:
 @pytest.mark.parametrize("kind", LARGE)
 def test_the_work_grows_as_the_graph_does(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls of any function while a plan is made: of twice the nodes, about twice as many."""
-    monkeypatch.setattr(auto_strategy, "NODES_MAX", 0)  # larger graphs are not split
+    monkeypatch.setattr(planner, "add_splits", lambda *_: None)  # graphs as large as those that are meant have none
     calls = []
     for nodes in (1200, 2400):
         graph = decode_graph(encode_graph(LARGE[kind](nodes)))
@@ -139,7 +139,7 @@ def test_the_work_grows_as_the_graph_does(kind: str, monkeypatch: pytest.MonkeyP
 
 
 def test_one_search_serves_the_cut_and_the_worker_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto_strategy, "NODES_MAX", 0)
+    monkeypatch.setattr(planner, "add_splits", lambda *_: None)
     graph = transformer(1300, trained=True)
     made = counted(monkeypatch, planner, "CostModel")
     plan = make_plan(graph, cutting(16), "auto")

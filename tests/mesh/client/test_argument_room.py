@@ -5,23 +5,32 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
-from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 import pytest
 
 from mesh import AsyncMesh, Mesh
-from mesh.client import async_mesh
 from mesh.core.argument_room import EACH_BYTES, ArgumentRoom
 from mesh.errors import ConfigError, LimitExceeded
+from wire.bounds import ARGUMENTS
 
+M = TypeVar("M", Mesh, AsyncMesh)
 ROOM_BYTES = 1 << 20
 X = np.ones(ROOM_BYTES // 4 // 4, np.float32)  # four of these do not fit beside what is counted for each
 
 
+def with_little_room(mesh: M) -> M:
+    """The mesh, with room for 1 MiB."""
+    own = mesh._async if isinstance(mesh, Mesh) else mesh
+    assert own._room._most_bytes == ARGUMENTS.most
+    own._room = ArgumentRoom(ROOM_BYTES)
+    return mesh
+
+
 @pytest.fixture(autouse=True)
 def little_room(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Meshes have room for 1 MiB; the most that was taken at any time."""
+    """The most that was taken at any time."""
     held: list[int] = [0]
     take = ArgumentRoom.take
 
@@ -30,7 +39,6 @@ def little_room(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         held[0] = max(held[0], room._held_bytes)
         return taken
 
-    monkeypatch.setattr(async_mesh, "ARGUMENTS", replace(async_mesh.ARGUMENTS, most=ROOM_BYTES))
     monkeypatch.setattr(ArgumentRoom, "take", watched)
     return held
 
@@ -41,7 +49,10 @@ def add(state, x):  # type: ignore[no-untyped-def]
 
 @pytest.mark.parametrize("mode", ["off", "on"])
 def test_steps_wait_for_room_and_all_are_done(mode: str, little_room: list[int]) -> None:
-    with Mesh.builder().simulate(1).build() as mesh, mesh.session(add, X * 0, X, mode=mode) as session:
+    with (
+        with_little_room(Mesh.builder().simulate(1).build()) as mesh,
+        mesh.session(add, X * 0, X, mode=mode) as session,
+    ):
         steps = [session.step(X) for _ in range(20)]
         assert mode == "off" or little_room[0] >= 3 * X.nbytes, "simulated time stands still until somebody waits"
         assert [float(step.result()) for step in steps] == [number * X.size for number in range(20)]
@@ -51,7 +62,7 @@ def test_steps_wait_for_room_and_all_are_done(mode: str, little_room: list[int])
 
 @pytest.mark.parametrize("mode", ["off", "on"])
 def test_calls_that_are_submitted_wait_for_room(mode: str, little_room: list[int]) -> None:
-    with Mesh.builder().simulate(1).build() as mesh:
+    with with_little_room(Mesh.builder().simulate(1).build()) as mesh:
         jobs = [mesh.submit(lambda x: x * 2, X + number, mode=mode) for number in range(10)]
         assert [float(job.result()[0]) for job in jobs] == [2 * (1 + number) for number in range(10)]
         assert little_room[0] <= ROOM_BYTES and not mesh._async._room._held_bytes
@@ -59,7 +70,7 @@ def test_calls_that_are_submitted_wait_for_room(mode: str, little_room: list[int
 
 def test_a_program_with_a_loop_waits_for_calls_and_is_told_of_steps(little_room: list[int]) -> None:
     async def scenario() -> None:
-        async with await AsyncMesh.builder().build_async() as mesh:
+        async with with_little_room(await AsyncMesh.builder().build_async()) as mesh:
             jobs = await asyncio.gather(*(mesh.submit(lambda x: x * 2, X, mode="off") for _ in range(10)))
             assert [float((await job.result())[0]) for job in jobs] == [2.0] * 10
             assert little_room[0] <= ROOM_BYTES
@@ -77,7 +88,7 @@ def test_a_program_with_a_loop_waits_for_calls_and_is_told_of_steps(little_room:
 
 def test_arguments_larger_than_the_room_go_alone() -> None:
     large = np.ones(ROOM_BYTES, np.float32)
-    with Mesh.builder().simulate(1).build() as mesh:
+    with with_little_room(Mesh.builder().simulate(1).build()) as mesh:
         jobs = [mesh.submit(lambda x: x.sum(), large, mode="on") for _ in range(3)]
         assert [float(job.result()) for job in jobs] == [float(large.size)] * 3
 
