@@ -96,6 +96,7 @@ BOUNDED_BY: Mapping[str, str] = {  # queues that nothing bounds themselves: the 
     "RecordWriter._due": "RECORD_WAITS",
     "StandbyShell._inbox": SAME_TURN,
     "RemoteSession._requests": "ARGUMENTS",
+    "FailureDetector._withdrawn": "LINKED_NODES",
     "ArgumentRoom._waiting": "one for each thread or task that waits",
     "Slots.waiting": "SERVER_QUEUE",
     "Slots._under_way": "steps in flight, of which the runner begins two",

@@ -110,6 +110,23 @@ def test_what_waits_ends_with_its_mesh_and_in_the_order_of_asking() -> None:
         room.take(0).result()
 
 
+def test_what_is_over_takes_no_room_however_soon_it_is_looked_for() -> None:
+    """A future is done before its callbacks run."""
+
+    async def scenario() -> None:
+        room, over = ArgumentRoom(EACH_BYTES), asyncio.get_running_loop().create_future()
+        room.take_now(0, "")
+        room.give_after(over, 0)
+        with pytest.raises(LimitExceeded):
+            room.take_now(0, "")
+        over.set_result(None)
+        room.take_now(0, "")
+        await asyncio.sleep(0)
+        assert room._held_bytes == EACH_BYTES, "it was given back once"
+
+    asyncio.run(scenario())
+
+
 def test_whoever_gives_up_waiting_takes_no_room() -> None:
     async def scenario() -> None:
         room = ArgumentRoom(2 * EACH_BYTES)
