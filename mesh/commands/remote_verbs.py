@@ -20,7 +20,7 @@ from wire.policy.strategies import Auto, text_of
 from wire.protocol.engine_names import ON_CPU
 from wire.protocol.missing_gpu import long_text, short_text
 
-from ..util.units import size_text, speed_text
+from ..util.units import size_text, speed_text, time_text
 from .exit_codes import OK, print_log
 from .progress import progress
 from .tables import pair_fields, print_pairs, print_table
@@ -84,13 +84,13 @@ async def _show_nodes(options: Options, remote: Remote, workers: Sequence[Node])
             adapter += " (given up)" if device.given_up else ""
             adapter += f" (no GPU: {short_text(node.without_gpu)})" if node.without_gpu and place == 0 else ""
             speed = (speed_text(device.gflops), f"{device.gbytes_per_s:.1f}")
-            late = (f"{node.silent_s:.2f} s ago", f"{node.loop_lag_s * 1e3:.0f} ms") if place == 0 else ("", "")
+            late = (f"{node.silent_s:.2f} s ago", time_text(node.loop_lag_s)) if place == 0 else ("", "")
             seen = late if health else ()
             rows.append((*first, device.engine, adapter, size_text(device.memory_bytes), *speed, *last, *seen))
     print_table((*header, "last seen", "longest stop") if health else header, rows)
     if health:
         print(health.describe())
-        print(f"the coordinator's event loop stood still for at most {census.loop_lag_s * 1e3:.0f} ms of late")
+        print(f"the coordinator's event loop stood still for at most {time_text(census.loop_lag_s)} of late")
         for node in workers:  # where each worker may be dialled, and who reaches whom
             print(f"{node.name} may be dialled at {' and '.join(node.addresses) or 'no address'}")
         for node in workers:

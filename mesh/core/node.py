@@ -93,8 +93,8 @@ class Node:
     without_gpu : str, optional
         Why it has no GPU: "asked", "none", "software", "library" or "failed: ...".
     loop_lag_s : float, optional
-        Seconds for which its event loop stood still at most in the last half minute to minute. Above 0.05 its log says
-        what ran.
+        Seconds for which its event loop stood still at most in the last half minute to minute. If it
+        computed for a second of it, its log has a warning that says what ran; with `-v` it says so from 0.05 s on.
 
     Examples
     --------

@@ -83,7 +83,8 @@ def test_the_times_of_the_judge_are_told_at_start_and_with_v(served: Served) -> 
     header, one, two, told, *rest = served.ask("nodes", "-v").stdout.splitlines()
     assert "one computes on its processor: it was started with --device cpu" in rest
     assert told == times
-    assert header.endswith("last seen") and all(re.search(r"\d+\.\d\d s ago$", row) for row in (one, two))
+    assert re.search(r"last seen +longest stop$", header)
+    assert all(re.search(r"\d+\.\d\d s ago +[\d.]+ m?s$", row) for row in (one, two))
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,8 @@ from weakref import WeakKeyDictionary
 
 log = logging.getLogger("graph_mesh.loop")
 LAG_S_MAX = 0.05  # a turn that takes longer is told; a heartbeat may be this late and nobody is suspected
+WARNED_S = 1.0  # of computing in one turn: that is a fault of ours, and not of a machine that is busy with others
+LOOK_S = 0.5  # how often another thread looks what the loop does, so that the log can say it
 WINDOW_S = 30.0  # what is told is the longest turn of one or two of these
 TOLD_S = 10.0  # from one line of the log to the next, unless that is about a turn that is twice as long
 FRAMES_MAX = 4  # of the innermost ones of our own
@@ -75,7 +77,7 @@ class LoopLag:
             self._doing = turn, _told(traceback.extract_stack(frame))
 
     def tell(self) -> None:
-        """Say in the log what stops the loop, from now on, with what ran."""
+        """Say in the log what stops the loop, from now on, with what ran: as a warning if it computed for WARNED_S."""
         self._tells = True
         threading.Thread(target=self._watch, args=(threading.get_ident(),), name="loop lag", daemon=True).start()
 
@@ -90,8 +92,12 @@ class LoopLag:
                 more = f"; so did {self._untold - 1} turns before it" if self._untold > 1 else ""
                 self_s = self._computed() - self._computed_s  # little of it: the machine or another thread was busy
                 figures = took_s * 1e3, self_s * 1e3
-                log.warning(
-                    "the event loop stood still for %.0f ms, and computed for %.0f of them: %s%s", *figures, did, more
+                log.log(
+                    logging.WARNING if self_s >= WARNED_S else logging.DEBUG,
+                    "the event loop stood still for %.0f ms, and computed for %.0f of them: %s%s",
+                    *figures,
+                    did,
+                    more,
                 )
                 self._told_s, self._told_of_s, self._untold = self._now(), took_s, 0
 
@@ -104,7 +110,7 @@ class LoopLag:
 
     def _watch(self, thread: int) -> None:
         while True:
-            time.sleep(LAG_S_MAX)
+            time.sleep(LOOK_S)
             self.look(thread)
 
 

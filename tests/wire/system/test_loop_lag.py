@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from wire.system import loop_lag
-from wire.system.loop_lag import LAG_S_MAX, TOLD_S, WINDOW_S, LoopLag, measure, recent_lag_s
+from wire.system.loop_lag import LAG_S_MAX, TOLD_S, WARNED_S, WINDOW_S, LoopLag, measure, recent_lag_s
 
 
 class Clock:
@@ -72,7 +72,21 @@ def untold() -> Iterator[None]:
         yield
 
 
+def test_a_turn_that_computes_for_long_is_a_warning(
+    clock: Clock, untold: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, loop_lag.log.name)
+    computed_s = iter([0.0, WARNED_S - 0.01, 1.0, 1.0 + WARNED_S, 9.0])
+    lag = LoopLag(clock, lambda: next(computed_s))
+    lag.tell()
+    turn = turns(lag, clock)
+    for took_s in (2.0, 5.0):
+        turn(took_s)
+    assert [record.levelno for record in caplog.records] == [logging.DEBUG, logging.WARNING]
+
+
 def test_the_log_has_one_line_for_many_long_turns(clock: Clock, untold: None, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, loop_lag.log.name)
     computed_s = itertools.count(0.0, 0.01)
     lag = LoopLag(clock, lambda: next(computed_s))
     lag.tell()
@@ -120,7 +134,7 @@ def test_a_real_loop_says_what_stopped_it(caplog: pytest.LogCaptureFixture) -> N
         await asyncio.sleep(0)
         assert recent_lag_s(loop) >= LAG_S_MAX
 
-    with caplog.at_level(logging.WARNING, loop_lag.log.name):
+    with caplog.at_level(logging.DEBUG, loop_lag.log.name):
         asyncio.run(scenario())
     (line,) = [record.getMessage() for record in caplog.records if record.name == loop_lag.log.name]
     assert line.startswith("the event loop stood still for ") and "a_long_sum" in line
