@@ -16,7 +16,7 @@ from types import CodeType, FrameType
 from typing import Any
 from unittest.mock import patch
 
-from coordinator.coordinator import Coordinator
+from coordinator.runtime.message_router import MessageRouter
 from coordinator.workers.failure_detector import FailureDetector
 from coordinator.workers.link_prober import LinkProber
 from mesh.simulation.cluster import Cluster
@@ -60,7 +60,7 @@ async def never_probe(prober: LinkProber) -> None:
     await asyncio.Event().wait()
 
 
-TIMED = ((Coordinator, "on_notify"), (FailureDetector, "next_deadline"), (FailureDetector, "tick"))
+TIMED = ((MessageRouter, "on_notify"), (FailureDetector, "next_deadline"), (FailureDetector, "tick"))
 
 
 class Clock(contextlib.ExitStack):
