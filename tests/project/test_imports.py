@@ -180,6 +180,7 @@ DIRECTIONS: dict[str, set[str]] = {
         "mesh/tree.py",
         "mesh/util",
     },
+    "mesh/serving": set(),
     "mesh/training": {
         "mesh/client",
         "mesh/collectives.py",
@@ -327,6 +328,7 @@ DOORS = {
     "cryptography": {"wire/security/certificates.py"},
     "filelock": {"wire/system/file_lock.py"},
     "jax": {"mesh/importers/jax/__init__.py", "mesh/importers/jax/control.py"},
+    "jinja2": {"mesh/serving/chat_template.py"},
     "lazy_loader": {"mesh/__init__.py"},
     "llvmlite": {"worker/native/llvm.py"},
     "jeepney": {"worker/daemon/system_sleep.py"},

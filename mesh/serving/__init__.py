@@ -1,0 +1,1 @@
+"""Serving: models behind the HTTP interfaces that programs already call."""

@@ -1,0 +1,255 @@
+"""Chat template: the text that a conversation is for a model, by the Jinja template that its tokenizer has.
+
+The door of jinja2.  A template may come from a stranger, so it runs in jinja2's sandbox over plain JSON values, and
+cannot change them.  What it renders is byte for byte what `apply_chat_template` of the `transformers` library renders:
+the extensions, filters, globals and special tokens are the same.  This file knows no model and no API.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from wire.errors import ConfigError, InputError
+
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+REASONING = ("reasoning_content", "thinking", "reasoning")  # names for it in messages; templates read the first
+CHARACTERS_MAX = 32 << 20  # of a rendered conversation
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTemplate:
+    """A model's templates by name, and the special tokens that they may write.
+
+    `clock` gives the date that some templates write.
+    """
+
+    sources: Mapping[str, str]
+    special_tokens: Mapping[str, str]
+    clock: Callable[[], datetime] = datetime.now
+
+    def source(self, tools: bool) -> str:
+        """The template for a conversation with tools or without; InputError if there is none."""
+        names = ("tool_use", "default") if tools else ("default",)
+        found = next((self.sources[name] for name in names if name in self.sources), None)
+        if found is None:
+            known = ", ".join(sorted(self.sources))
+            raise InputError(f"the model has no default chat template, only {known}")
+        return found
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Message] | None = None,
+        documents: Sequence[Message] | None = None,
+        add_generation_prompt: bool = True,
+        more: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The text of a conversation, up to where the model's answer begins.
+
+        `more` are further variables of the template, such as enable_thinking.  InputError says why a template does not
+        render: its own words, if it raised an exception.
+        """
+        if not messages:
+            raise InputError("a conversation has at least one message")
+        variables = {
+            **self.special_tokens,
+            **(more or {}),
+            "messages": [_normalised(message) for message in messages],
+            "tools": tools,
+            "documents": documents,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        return _rendered(self.source(tools is not None), variables, self.clock)
+
+
+def load_chat_template(folder: Path) -> ChatTemplate | None:
+    """The templates of a model's folder, None if it has none; InputError for a file that is damaged.
+
+    `chat_template.jinja` and `additional_chat_templates/` come before `chat_template.json`, and that before
+    `tokenizer_config.json`.
+    """
+    config = _json_file(folder / "tokenizer_config.json")
+    sources = _jinja_files(folder) or _named(_json_file(folder / "chat_template.json")) or _named(config)
+    if not sources:
+        return None
+    tokens = {**_special(_json_file(folder / "special_tokens_map.json")), **_special(config)}
+    for source in sources.values():
+        _compiled(source, datetime.now)  # an error of its syntax is told now
+    return ChatTemplate(sources, tokens)
+
+
+# -- files
+
+
+def _jinja_files(folder: Path) -> dict[str, str]:
+    files = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    if (folder / "chat_template.jinja").exists():
+        files["default"] = folder / "chat_template.jinja"
+    return {name: _text(path) for name, path in files.items()}
+
+
+def _named(config: Mapping[str, Any]) -> dict[str, str]:
+    """The templates of a file's `chat_template`: one text, or several with names."""
+    given = config.get("chat_template")
+    if given is None:
+        return {}
+    try:
+        named = {"default": given} if isinstance(given, str) else {each["name"]: each["template"] for each in given}
+    except (TypeError, KeyError):
+        named = {"": None}
+    if not all(isinstance(text, str) for pair in named.items() for text in pair):
+        raise InputError("chat_template is neither a text nor a list of templates with names")
+    return named
+
+
+def _special(config: Mapping[str, Any]) -> dict[str, str]:
+    """The special tokens that a file names, each as a text or as an object with its content."""
+    found = {name: config.get(name) for name in SPECIAL_TOKENS}
+    texts = {name: each.get("content") if isinstance(each, dict) else each for name, each in found.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
+
+
+def _json_file(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(_text(path))
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path} is no JSON", cause=str(error)) from None
+    if not isinstance(found, dict):
+        raise InputError(f"{path} is no JSON object")
+    return found
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read", cause=str(error)) from None
+
+
+# -- rendering
+
+
+def _rendered(source: str, variables: Mapping[str, Any], clock: Callable[[], datetime]) -> str:
+    from jinja2.exceptions import TemplateError
+
+    template = _compiled(source, clock)
+    pieces, size = [], 0
+    try:
+        for piece in template.generate(**variables):
+            size += len(piece)
+            if size > CHARACTERS_MAX:
+                raise InputError(f"the chat template renders more than {CHARACTERS_MAX} characters")
+            pieces.append(piece)
+    except TemplateError as error:
+        raise InputError("the chat template refuses the conversation", cause=str(error)) from None
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise InputError("the chat template cannot render the conversation", cause=why) from None
+    return "".join(pieces)
+
+
+def _normalised(message: Message) -> dict[str, Any]:
+    """A message as templates expect it: no keys without a value, and reasoning under the names that they read."""
+    there = {key: value for key, value in message.items() if value is not None}
+    reasoning = next((there[name] for name in REASONING if name in there), None)
+    return there if reasoning is None else {"thinking": reasoning, **there, "reasoning_content": reasoning}
+
+
+@lru_cache(32)
+def _compiled(source: str, clock: Callable[[], datetime]) -> Any:
+    """A template, ready to render; InputError for one whose syntax is wrong, ConfigError without jinja2."""
+    try:
+        import jinja2
+        import jinja2.ext
+        from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+    except ModuleNotFoundError:
+        raise ConfigError(
+            "chat templates need the package 'jinja2', which is not installed",
+            next_step="pip install 'graph-mesh[serve]'",
+        ) from None
+
+    class Generation(jinja2.ext.Extension):
+        """{% generation %} marks what the model said, for training; here it is rendered as it is."""
+
+        tags = {"generation"}  # noqa: RUF012 - jinja2 reads it from the class
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return jinja2.nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
+
+        def _body(self, caller: Callable[[], str]) -> str:
+            return caller()
+
+    class Namespace(jinja2.utils.Namespace):
+        """A namespace without names that begin with an underscore."""
+
+        def __init__(*args: Any, **named: Any) -> None:
+            self, values = args[0], dict(*args[1:], **named)
+            for name in values:
+                check(name)
+            jinja2.utils.Namespace.__init__(self, values)
+
+        def __setitem__(self, name: str, value: Any) -> None:
+            check(name)
+            jinja2.utils.Namespace.__setitem__(self, name, value)
+
+    class Dictionary:
+        """`dict` without the attributes of the class."""
+
+        def __call__(self, *args: Any, **named: Any) -> dict[Any, Any]:
+            return dict(*args, **named)
+
+        def fromkeys(self, *args: Any) -> dict[Any, Any]:
+            return dict.fromkeys(*args)
+
+    class Sandbox(ImmutableSandboxedEnvironment):
+        """jinja2's sandbox, which also makes no value that fills the memory."""
+
+        intercepted_binops = frozenset({"*", "**"})
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            sizes = [len(each) if isinstance(each, str | list | tuple) else each for each in (left, right)]
+            large = operator == "**" or not (isinstance(left, int | float) and isinstance(right, int | float))
+            if large and all(isinstance(each, int) for each in sizes):
+                product = abs(sizes[0].bit_length() * sizes[1] if operator == "**" else sizes[0] * sizes[1])
+                if product > CHARACTERS_MAX:
+                    raise SecurityError(f"{operator} makes too large a value")
+            return super().call_binop(context, operator, left, right)
+
+    def check(name: Any) -> None:
+        if isinstance(name, str) and name.startswith("_"):
+            raise SecurityError(f"a namespace stores no {name!r}")
+
+    def raise_exception(message: str) -> None:
+        raise TemplateError(message)
+
+    environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols])
+    environment.filters["tojson"] = _tojson
+    environment.globals.update(
+        raise_exception=raise_exception,
+        strftime_now=lambda form: clock().strftime(form),
+        dict=Dictionary(),
+        namespace=Namespace,
+    )
+    try:
+        return environment.from_string(source)
+    except TemplateSyntaxError as error:
+        raise InputError(f"the chat template is wrong in line {error.lineno}", cause=error.message or "") from None
+
+
+def _tojson(
+    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """JSON as it is: jinja2's own filter escapes what has a meaning in HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
