@@ -5,14 +5,16 @@ Steps are asked for before the ones ahead of them were answered: what a step cho
 workers.  Whoever ends leaves steps behind that are under way; their answers are nobody's.
 
 A batch that is too small asks for another `room`, and so does one that has been too large for a while; one whose state
-was lost reads every text again, with the tokens that were chosen.  This file knows no session and no clock.
+was lost reads every text again, with the tokens that were chosen.  A text with a guide is asked for one token at a
+time: the guide has to see it before it says which ones may follow.  This file knows no session and no clock.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +24,7 @@ from .settings import GREEDY, Room, Sampling
 LENGTH_MIN = 64
 SPARE = 128  # tokens that a text is given room for when it comes, if it wants as many
 ROOMY_STEPS, ROOMY_TOKENS = 16, 64  # a smaller room is asked for after so many steps, if a text wants as much more
-STOP, FULL = "stop", "length"
+STOP, FULL, FAILED = "stop", "length", "failed"
 
 
 def bucket(count: int, least: int = 1) -> int:
@@ -30,35 +32,93 @@ def bucket(count: int, least: int = 1) -> int:
     return max(least, 1 << max(count - 1, 0).bit_length())
 
 
+class Guide(Protocol):
+    """What says which tokens may come next in a text, such as those that lead to JSON of a schema."""
+
+    @property
+    def mask(self) -> NDArray[np.uint32]:
+        """A bit for every token that may come next, 32 in a word, the first one in the lowest bit; one at least."""
+
+    def accept(self, token: int) -> str:
+        """Take the token that was chosen: "" if others may follow, else STOP or FAILED."""
+
+
 @dataclass(frozen=True, slots=True)
 class TextRequest:
-    """A text to go on with: after `prompt`, up to `tokens_max` tokens or to one of `ends`, which is given too."""
+    """A text to go on with: after `prompt`, up to `tokens_max` tokens or to one of `ends`, which is given too.
+
+    `guide` limits its tokens; `scored` asks for the logarithms of their probabilities.
+    """
 
     number: int
     prompt: tuple[int, ...]
     tokens_max: int
     ends: frozenset[int] = frozenset()
     sampling: Sampling = GREEDY
+    guide: Guide | None = None
+    scored: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """The natural logarithm of a token's probability, and those of the likeliest tokens.
+
+    Parameters
+    ----------
+    logprob : float
+        The token's own.
+    likeliest : tuple of (int, float), optional
+        Tokens and theirs, the likeliest first.
+
+    Examples
+    --------
+    >>> from mesh.inference.continuous_batching import Score
+    >>> Score(-0.7, ((5, -0.7), (2, -1.1))).likeliest[0]
+    (5, -0.7)
+    """
+
+    logprob: float
+    likeliest: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenToken:
-    """A token of a text; `reason` says why it is the last one, "" if it is not."""
+    """A token of a text.
+
+    Parameters
+    ----------
+    number : int
+        The text's number in its batch.
+    token : int
+        The token.
+    reason : str, optional
+        Why it is the last one, "" if it is not.
+    score : Score, optional
+        The logarithm of its probability, if the text wants it.
+
+    Examples
+    --------
+    >>> from mesh.inference.continuous_batching import ChosenToken
+    >>> ChosenToken(0, 17, "stop").reason
+    'stop'
+    """
 
     number: int
     token: int
     reason: str = ""
+    score: Score | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Feeds:
-    """What a step takes, by slots: see `cached.feeds`."""
+    """What a step takes, by slots: see `kv_cache_step.feeds`."""
 
     ids: NDArray[np.int32]
     start: NDArray[np.int32]
     count: NDArray[np.int32]
     follow: NDArray[np.bool_]
     settings: tuple[Sampling, ...]
+    texts: tuple[TextRequest | None, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -75,6 +135,18 @@ class _Text:
     @property
     def satisfied(self) -> bool:
         return self.produced + self.coming >= self.request.tokens_max
+
+    def reason(self, token: int) -> str:
+        """Why this token is the last one, "" if it is not."""
+        if token in self.request.ends:
+            return STOP
+        ended = self.request.guide.accept(token) if self.request.guide is not None else ""
+        return ended or (FULL if self.produced >= self.request.tokens_max else "")
+
+    @property
+    def awaited(self) -> bool:
+        """Whether its guide has to see a token first."""
+        return self.request.guide is not None and self.coming > 0
 
     @property
     def room(self) -> int:
@@ -170,10 +242,11 @@ class Slots:
         feeds = Feeds(
             np.zeros((slots, self.chunk), np.int32), np.zeros(slots, np.int32), np.zeros(slots, np.int32),
             np.zeros(slots, np.bool_), tuple([text.request.sampling if text else GREEDY for text in self._texts]),
+            tuple([text.request if text else None for text in self._texts]),
         )  # fmt: skip
         choosing: list[_Text | None] = [None] * slots
         for slot, text in enumerate(self._texts):
-            if text is not None and not text.satisfied and text.fed < self.room.length:
+            if text is not None and not text.satisfied and not text.awaited and text.fed < self.room.length:
                 choosing[slot] = self._give(feeds, slot, text)
         if not feeds.count.any():
             return None
@@ -181,16 +254,17 @@ class Slots:
         self._roomy = 0 if self._needed() == self.room else self._roomy + 1
         return feeds
 
-    def answer(self, chosen: Iterable[int]) -> list[ChosenToken]:
-        """The oldest step under way chose these tokens, by slots."""
+    def answer(self, chosen: Iterable[int], scores: Sequence[Score | None] | None = None) -> list[ChosenToken]:
+        """The oldest step under way chose these tokens, by slots; `scores` if it has any."""
         tokens = []
-        for text, token in zip(self._under_way.popleft(), chosen, strict=True):
+        for slot, (text, token) in enumerate(zip(self._under_way.popleft(), chosen, strict=True)):
             if text is None or text not in self._texts:
                 continue
             text.coming -= 1
             text.tokens.append(int(token))
-            reason = STOP if token in text.request.ends else FULL if text.produced >= text.request.tokens_max else ""
-            tokens.append(ChosenToken(text.request.number, int(token), reason))
+            reason = text.reason(int(token))
+            score = scores[slot] if scores is not None and text.request.scored else None
+            tokens.append(ChosenToken(text.request.number, int(token), reason, score))
             if reason:
                 self._texts[self._texts.index(text)] = None
         return tokens

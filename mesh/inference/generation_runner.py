@@ -27,7 +27,7 @@ from ..models.decoder import Text
 from ..models.model import Model
 from ..util.units import counted
 from . import kv_cache_step, sampling
-from .continuous_batching import ChosenToken, Feeds, Slots, TextRequest
+from .continuous_batching import ChosenToken, Feeds, Guide, Slots, TextRequest
 from .settings import GREEDY, Room, Sampling, by_rows
 
 TOKENS_MAX = 128  # new ones where nobody says how many
@@ -39,7 +39,8 @@ ROOMS_MAX = 8  # whose steps are kept
 class TokenStream:
     """The tokens of one text, one by one as they come: an async iterator of ints.
 
-    `reason` says how it ended: "stop" at an end token, "length" with all tokens that were asked for, "cancelled".
+    `reason` says how it ended: "stop" at an end token, "length" with all tokens that were asked for, "cancelled",
+    "failed" where its guide could not go on.
 
     Parameters
     ----------
@@ -64,18 +65,18 @@ class TokenStream:
     ...     async with await mesh.Mesh.builder().build_async() as m:
     ...         generating = Generating(m, model)
     ...         stream = generating.begin([0], tokens_max=3)
-    ...         print([token async for token in stream], stream.reason)
+    ...         print((await stream.next()).token, [token async for token in stream], stream.reason)
     ...         stream.cancel()
     ...         await generating.close()
     >>> asyncio.run(main())
-    [1, 2, 3] length
+    1 [2, 3] length
     """
 
     def __init__(self, number: int, generating: Generating) -> None:
         self.reason = ""
         self._number = number
         self._generating = generating
-        self._ready: deque[int] = deque()
+        self._ready: deque[ChosenToken] = deque()
         self._error: BaseException | None = None
         self._news = asyncio.Event()
 
@@ -87,11 +88,31 @@ class TokenStream:
         return self
 
     async def __anext__(self) -> int:
+        token = await self.next()
+        if token is None:
+            raise StopAsyncIteration
+        return token.token
+
+    async def next(self) -> ChosenToken | None:
+        """Wait for the next token.
+
+        Returns
+        -------
+        ChosenToken or None
+            The token with its score, None after the last one.
+
+        Raises
+        ------
+        NodeLost
+            If the workers died again and again.
+        Cancelled
+            If the batch was closed.
+        """
         while not self._ready:
             if self._error is not None:
                 raise self._error
             if self.reason:
-                raise StopAsyncIteration
+                return None
             self._news.clear()
             await self._news.wait()
         return self._ready.popleft()
@@ -104,7 +125,7 @@ class TokenStream:
 
     # -- what Generating tells
 
-    def _tell(self, token: int) -> None:
+    def _tell(self, token: ChosenToken) -> None:
         self._ready.append(token)
         self._news.set()
 
@@ -140,6 +161,8 @@ class Generating:
         Where a step is computed, as for `Mesh.run`.
     copies : str, optional
         The copies of the weights that workers keep.
+    detailed : bool, optional
+        Whether texts may have guides, and tokens scores; a step of such a batch takes and gives more.
 
     Raises
     ------
@@ -174,9 +197,10 @@ class Generating:
 
     def __init__(
         self, mesh: AsyncMesh, model: Model, *, slots: int = 8, queue: int = 64, chunk: int = 16,
-        strategy: str = "auto", mode: str = "auto", copies: str | None = None,
+        strategy: str = "auto", mode: str = "auto", copies: str | None = None, detailed: bool = False,
     ) -> None:  # fmt: skip
         self._text = text_of(model)
+        self._detailed = detailed
         self._mesh = mesh
         self._strategy = by_rows(strategy) if mesh.reproducible else strategy
         self._copies = copies
@@ -228,7 +252,13 @@ class Generating:
         return self._rebuilt
 
     def begin(
-        self, prompt: Iterable[int], tokens_max: int | None, how: Sampling = GREEDY, ends: Iterable[int] | None = None
+        self,
+        prompt: Iterable[int],
+        tokens_max: int | None,
+        how: Sampling = GREEDY,
+        ends: Iterable[int] | None = None,
+        guide: Guide | None = None,
+        scored: bool = False,
     ) -> TokenStream:
         """Go on with a text.
 
@@ -242,6 +272,10 @@ class Generating:
             How tokens are chosen; the likeliest by default.
         ends : iterable of int, optional
             The tokens that end the text; by default the model's own.
+        guide : Guide, optional
+            What says which tokens may come next.
+        scored : bool, optional
+            Whether tokens come with the logarithms of their probabilities.
 
         Returns
         -------
@@ -251,7 +285,8 @@ class Generating:
         Raises
         ------
         InputError
-            If the model does not have a token, or has fewer positions than are asked for.
+            If the model does not have a token, or has fewer positions than are asked for; or for a guide or scores in
+            a batch that is not a detailed one.
         QueueFull
             At once, if too many wait already.
         Cancelled
@@ -261,6 +296,8 @@ class Generating:
             raise Cancelled("the model was unloaded")
         if self._slots.free <= -self._queue:
             raise QueueFull(f"{self.waiting} texts wait already", next_step="Try again when some of them are done")
+        if (guide is not None or scored) and not self._detailed:
+            raise InputError("only a detailed batch has guides and scores", next_step="Make it with detailed=True")
         tokens = tuple([int(token) for token in prompt])
         self._check(tokens)
         request = TextRequest(
@@ -269,6 +306,8 @@ class Generating:
             self._room_for(tokens, tokens_max),
             frozenset(self.ends if ends is None else ends),
             how,
+            guide,
+            scored,
         )
         stream = self._streams[request.number] = TokenStream(request.number, self)
         self._slots.join(request)
@@ -343,20 +382,24 @@ class Generating:
         self._answers.popleft()
         self._steps += 1
         self._fruitless = 0
-        for token in self._slots.answer(np.asarray(chosen).tolist()):
+        answer = np.asarray(chosen)
+        tokens, scores = (answer[:, 0], sampling.read_scores(answer)) if self._detailed else (answer, None)
+        for token in self._slots.answer(tokens.tolist(), scores):
             self._tell(token)
 
     def _tell(self, chosen: ChosenToken) -> None:
         stream = self._streams.get(chosen.number)
         if stream is None:
             return
-        stream._tell(chosen.token)
+        stream._tell(chosen)
         if chosen.reason:
             del self._streams[chosen.number]
             stream._end(chosen.reason)
 
     def _arguments(self, feeds: Feeds) -> tuple[Any, ...]:
         how = sampling.fed(feeds.settings)
+        if self._detailed:
+            how |= sampling.limits(feeds.texts, self.vocabulary)
         return kv_cache_step.feeds(self._slots.room, feeds.ids, feeds.start, feeds.count, feeds.follow, how)
 
     async def _open(self, room: Room) -> None:
@@ -375,7 +418,7 @@ class Generating:
     async def _stepping(self, room: Room) -> Stepping:
         """The step of a room, from an empty state; traced once."""
         if room not in self._steppings:
-            step = kv_cache_step.stepper(self._text.decoder, room, self._params)
+            step = kv_cache_step.stepper(self._text.decoder, room, self._params, self._detailed)
             empty = kv_cache_step.empty(self._text.decoder, room, self._dtype)
             self._steppings[room] = await asyncio.to_thread(
                 self._mesh.stepping, step, empty, self._example(room), self._strategy, self._mode, self._copies
@@ -388,6 +431,8 @@ class Generating:
     def _example(self, room: Room) -> tuple[Any, ...]:
         zeros = np.zeros(room.slots, np.int32)
         how = sampling.fed([GREEDY] * room.slots)
+        if self._detailed:
+            how |= sampling.limits([None] * room.slots, self.vocabulary)
         ids = np.zeros((room.slots, room.chunk), np.int32)
         return kv_cache_step.feeds(room, ids, zeros, zeros, np.zeros(room.slots, np.bool_), how)
 

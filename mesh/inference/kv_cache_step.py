@@ -57,8 +57,11 @@ def feeds(
     return ids, start, count, follow, how, np.any(count > 1)
 
 
-def stepper(decoder: Decoder, room: Room, params: Mapping[str, Array]) -> Callable[..., tuple[State, Array]]:
-    """`step(state, *feeds)` gives the next state and the token i32 (slots,) chosen behind every text."""
+def stepper(
+    decoder: Decoder, room: Room, params: Mapping[str, Array], detailed: bool = False
+) -> Callable[..., tuple[State, Array]]:
+    """`step(state, *feeds)` gives the next state and the token i32 (slots,) chosen behind every text; a detailed one
+    takes `sampling.limits` too, and gives what `sampling.scored` makes."""
 
     def step(
         state: State, ids: Array, start: Array, count: Array, follow: Array, how: Any, several: Array
@@ -72,9 +75,10 @@ def stepper(decoder: Decoder, room: Room, params: Mapping[str, Array]) -> Callab
             x, *kept = _either(_layer(decoder, number, params, room.length), several, x, start, count, kept)
             following[f"keys.{number}"], following[f"values.{number}"] = kept
         final = apply("gather", x, mnp.maximum(count - 1, 0)[:, None], axis=1, batch_dims=1)[:, 0]
-        token = sampling.chosen(decoder.head(params, final), start + count, how)
+        logits = decoder.head(params, final)
+        token = sampling.chosen(logits, start + count, how)
         token = mnp.where(count > 0, token, state[LAST])
-        return {**following, LAST: token}, token
+        return {**following, LAST: token}, sampling.scored(logits, token, how) if detailed else token
 
     return step
 

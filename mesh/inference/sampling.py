@@ -14,13 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import numpy as mnp
-from ..core.array import Array
-from ..nn import softmax
+from ..core.array import Array, apply
+from ..nn import log_softmax, softmax
 from ..numpy import random
 from ..transforms.control_flow import cond
 from ..transforms.vmap import vmap
+from .continuous_batching import Score, TextRequest
 from .settings import Sampling
 
+LIKELIEST = 20  # tokens whose probabilities a step gives, if a text asks for them
 _HIDDEN = -1e30
 _COLDEST = 1e-30  # of temperatures above 0: logits divided by less are infinite
 
@@ -38,13 +40,57 @@ def fed(settings: Sequence[Sampling]) -> dict[str, NDArray[Any]]:
     }
 
 
+def limits(texts: Sequence[TextRequest | None], vocabulary: int) -> dict[str, NDArray[Any]]:
+    """What a detailed step takes besides: the tokens that may come, u32 (n, words), and who wants scores, bool (n,)."""
+    masks = np.full((len(texts), -(-vocabulary // 32)), 0xFFFFFFFF, np.uint32)
+    for slot, text in enumerate(texts):
+        if text is not None and text.guide is not None:
+            masks[slot] = text.guide.mask
+    return {"mask": masks, "scored": np.array([text is not None and text.scored for text in texts], np.bool_)}
+
+
+def scored(logits: Array, token: Array, how: dict[str, Array]) -> Array:
+    """Tokens with their scores, i32 (n, 2 + 2 * likeliest): the token, the bits of its logprob, the likeliest tokens,
+    the bits of theirs; zeros for scores that nobody wants.  One array, so that it is one message."""
+    count = min(LIKELIEST, logits.shape[-1])
+
+    def scores() -> Array:
+        logprobs = log_softmax(mnp.astype(logits, mnp.float32), axis=-1)
+        order = mnp.astype(mnp.argsort(logprobs, axis=-1, descending=True)[:, :count], mnp.int32)
+        picked = mnp.take_along_axis(logprobs, mnp.concat([token[:, None], order], axis=1), axis=1)
+        bits = apply("bitcast", picked, dtype="i32")
+        return mnp.concat([bits[:, :1], order, bits[:, 1:]], axis=1)
+
+    nothing = mnp.zeros((logits.shape[0], 1 + 2 * count), dtype=mnp.int32)
+    return mnp.concat([token[:, None], cond(mnp.any(how["scored"]), scores, lambda: nothing)], axis=1)
+
+
+def read_scores(answer: NDArray[np.int32]) -> list[Score]:
+    """The scores in what `scored` made, by slots."""
+    count = (answer.shape[1] - 2) // 2
+    logprobs = np.ascontiguousarray(answer[:, [1, *range(2 + count, 2 + 2 * count)]]).view(np.float32)
+    return [
+        Score(float(row[0]), tuple(zip(tokens.tolist(), row[1:].tolist(), strict=True)))
+        for tokens, row in zip(answer[:, 2 : 2 + count], logprobs, strict=True)
+    ]
+
+
 def chosen(logits: Array, positions: Array, how: dict[str, Array]) -> Array:
     """The tokens i32 (n,) that stand at `positions` i32 (n,), of logits (n, vocab) and settings as `fed` makes them."""
     scores = mnp.astype(logits, mnp.float32)
+    if "mask" in how:
+        scores = mnp.where(_allowed(how["mask"], scores.shape[-1]), scores, _HIDDEN)
     likeliest = mnp.astype(mnp.argmax(scores, axis=-1), mnp.int32)
     warm = how["temperature"] > 0
     drawn = cond(mnp.any(warm), lambda: _drawn(scores, positions, how), lambda: likeliest)
     return mnp.where(warm, drawn, likeliest)
+
+
+def _allowed(mask: Array, vocabulary: int) -> Array:
+    """The bits of u32 (n, words) as bool (n, vocabulary)."""
+    places = mnp.astype(mnp.arange(32), mnp.uint32)
+    bits = (mask[:, :, None] >> places[None, None]) & mnp.asarray(np.uint32(1))
+    return mnp.reshape(bits > 0, (mask.shape[0], -1))[:, :vocabulary]
 
 
 def _drawn(scores: Array, positions: Array, how: dict[str, Array]) -> Array:

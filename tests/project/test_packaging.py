@@ -23,6 +23,7 @@ SHELL_FILES = ("script/demo", "script/test", "script/setup.sh")
 OPTIONAL = {
     "jax": "jax",
     "jeepney": "suspend",
+    "jinja2": "serve",
     "onnx": "onnx",
     "tokenizers": "demo",
     "torch": "torch",
