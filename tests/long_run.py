@@ -73,6 +73,18 @@ RUNS: dict[str, Run] = {
         80,
         lambda first, count: ("tests/e2e/test_faults.py", str(count // 8)),
     ),
+    "split-brain": Run(
+        "seeds of two coordinators and three voters under every partition",
+        100_000,
+        5_000,
+        lambda first, count: ("tests/sim/test_standby_simulated.py", str(count), str(first)),
+    ),
+    "simulated-coordinator-kills": Run(
+        "seeds of ten kills of a simulated coordinator daemon under a session",
+        4_000,
+        50,
+        lambda first, count: ("tests/sim/test_sessions_of_killed_coordinators.py", str(count), str(first)),
+    ),
     "lost-machines": Run(
         "machines of a coordinator that lose their power, under training and streams of tokens",
         100,
@@ -84,6 +96,13 @@ RUNS: dict[str, Run] = {
         50,
         10,
         lambda first, count: ("tests/e2e/test_stopped_programs.py", str(count), str(first)),
+        seconds_max=3 * 3600.0,
+    ),
+    "soak": Run(
+        "minutes of mixed load with a fault every 10 s",
+        120,
+        120,
+        lambda first, count: ("tests/e2e/test_soak.py", str(count), str(first)),
         seconds_max=3 * 3600.0,
     ),
     "coordinator-kills": Run(
@@ -124,13 +143,14 @@ class Tally:
         writing.replace(path)
 
 
-def go_on(name: str, hours: float, results: Path) -> int:
-    """Batches until the count is reached or the time is over; 1 while a batch that failed is kept."""
+def go_on(name: str, hours: float, results: Path, batch: int = 0) -> int:
+    """Batches until the count is reached or the time is over; 1 while a batch that failed is kept.  They may have
+    another size than the run's own."""
     run, path = RUNS[name], results / f"{name}.json"
     tally = Tally.load(path)
     until_s = time.monotonic() + hours * 3600
     while tally.count < run.wanted and time.monotonic() < until_s:
-        began_s, count = time.monotonic(), min(run.batch, run.wanted - tally.count)
+        began_s, count = time.monotonic(), min(batch or run.batch, run.wanted - tally.count)
         words = run.command(tally.next, count)
         passed, output = _batch(words, run.seconds_max)
         tally.seconds = round(tally.seconds + time.monotonic() - began_s, 1)
@@ -170,9 +190,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name", choices=RUNS)
     parser.add_argument("--hours", type=float, default=1.0)
+    parser.add_argument("--batch", type=int, default=0, help="how many at a time, in place of what the run has")
     parser.add_argument("--results", type=Path, default=ROOT / "bench" / "results")
     options = parser.parse_args()
-    return go_on(options.name, options.hours, options.results)
+    return go_on(options.name, options.hours, options.results, options.batch)
 
 
 if __name__ == "__main__":

@@ -70,6 +70,12 @@ async def connect(config: MeshConfig) -> Backend:
             links = await _dial_all(coordinator, config.addresses)
         except ConnectFailed as error:
             raise refused or error from None
+        for (host, port), link in links.items():
+            if link.peer.role == "coordinator":  # too busy to answer in time when it was asked for as one
+                late = f"did not answer within {config.timeouts.dial_s:g} s"
+                raise ConnectFailed(
+                    f"{shown(host)}:{port} is a coordinator that {late}", next_step="Connect again: it answers now"
+                )
         local = _local_workers(mesh, config, admission is not None)
         joins: list[Awaitable[Any]] = [coordinator.adopt(link, *address) for address, link in links.items()]
         if local is not None and config.local is not None:

@@ -67,6 +67,18 @@ def is_right_or_typed(found: Any, expected: Any) -> bool:
     return isinstance(found, type) or np.array_equal(found, expected)
 
 
+def test_a_coordinator_that_answers_too_late_is_not_taken_for_a_worker(coordinator: Daemon) -> None:
+    """As one does that was stopped while it was dialled: it is asked as a worker next, and answers that."""
+    with FaultProxy(("127.0.0.1", coordinator.ready["port"])) as proxy:
+        proxy.change(connection=CONTROL, stalled=True)
+        builder = Mesh.builder().mesh(NAME).node(proxy.address).timeouts(dial_s=5.0)
+        with pytest.raises(errors.ConnectFailed, match="is a coordinator that did not answer") as refused:
+            builder.build()
+        assert refused.value.retry and "Connect again" in refused.value.next_step
+        with builder.build() as mesh:
+            assert len(mesh.nodes) == 1
+
+
 @pytest.mark.parametrize("connection", [CONTROL, BULK])
 @pytest.mark.parametrize("way", [UP, DOWN])
 def test_a_client_cut_off_anywhere_gets_an_answer_or_an_error_and_leaves_nothing_running(

@@ -21,6 +21,8 @@ def test_a_run_goes_on_where_it_stopped_and_ends_at_its_count(tmp_path: Path, mo
     assert seen.read_text().split() == ["0+3", "3+3", "6+1"]
     assert go_on("x", 1.0, tmp_path) == 0
     assert len(seen.read_text().split()) == 3, "the count is reached"
+    assert go_on("x", 1.0, tmp_path / "other", 5) == 0
+    assert seen.read_text().split()[3:] == ["0+5", "5+2"]
 
 
 def test_a_batch_that_fails_is_kept_and_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,155 @@
+"""A mesh under mixed load, with a fault every 10 s and a full disk for a minute: every answer is right, none is
+missing, and nothing that lasts grows.
+
+`python tests/e2e/test_soak.py MINUTES [SEED [FOLDER]]`.  In the first half anything may be killed.  In the second half
+faults go on, but the coordinator, a worker and most programs are not killed, so that they grow old enough to show what
+they keep: what they hold is sampled every 10 s, and the slope of its line through the last two thirds of that half is
+judged.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import mkdtemp
+
+import numpy as np
+import pytest
+from support.processes.soak import COORDINATOR, LASTING, Site
+
+FILES_MAX = 1024  # of each process
+EVERY_S = 10.0
+FULL_S = 60.0
+WARM = 1 / 3  # of the half that is judged: who was killed last has to grow to its size
+GAP_S = 90.0  # without an answer of one kind; the full minute comes on top for what needs the journal
+GROWS_KIB_H, GROWS_FILES_H = 16 * 1024.0, 8.0  # the most that anything may grow in an hour
+JUDGED = (*(f"{name} {what}" for name in sorted(LASTING) for what in ("KiB", "files")),)
+TOGETHER = ("all of /dev/shm, KiB", "all of the disk, KiB")
+
+
+def slope_per_h(seconds: Sequence[float], amounts: Sequence[float]) -> float:
+    """Of the straight line through them, by least squares."""
+    return float(np.polyfit(np.asarray(seconds) / 3600.0, np.asarray(amounts), 1)[0])
+
+
+def grown(samples: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, float]:
+    """What grows faster than it may, and by how much in an hour.  A line through less than half an hour says little:
+    there the bound is for half an hour."""
+    seconds = [at_s for at_s, _ in samples]
+    stretch_h = max(seconds[-1] - seconds[0], 1.0) / 3600.0
+    found = {}
+    for name in (*JUDGED, *TOGETHER):
+        slope = slope_per_h(seconds, [held[name] for _, held in samples])
+        most = GROWS_FILES_H if name.endswith("files") else GROWS_KIB_H
+        if slope > most * max(1.0, 0.5 / stretch_h):
+            found[name] = slope
+    return found
+
+
+def soak(minutes: float, seed: int, folder: Path) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (FILES_MAX, FILES_MAX))
+    samples: list[tuple[float, dict[str, float]]] = []
+    done: Counter[str] = Counter()
+    began_s = time.monotonic()
+    until_s, over = began_s + minutes * 60, threading.Event()
+    with Site(folder, seed) as site, (folder / "samples").open("w") as written, (folder / "faults").open("w") as told:
+
+        def watch() -> None:
+            while not over.wait(EVERY_S):
+                samples.append((time.monotonic() - began_s, site.sample()))
+                print(json.dumps(samples[-1]), file=written, flush=True)
+
+        watching = threading.Thread(target=watch)
+        watching.start()
+        half_s, full_s = began_s + minutes * 30, began_s + minutes * 15
+        freed_s = full_s + min(FULL_S, minutes * 3)
+        try:
+            next_s = time.monotonic() + EVERY_S
+            while time.monotonic() < until_s:
+                site.judged = time.monotonic() > half_s
+                if not site.full and full_s <= time.monotonic() < freed_s:
+                    site.fill_disk()
+                if site.full and time.monotonic() >= freed_s:
+                    site.free_disk()
+                what = site.fault()
+                done[" ".join(what.split()[:2])] += 1
+                print(f"{time.monotonic() - began_s:.1f} {what}", file=told, flush=True)
+                time.sleep(max(0.0, next_s - time.monotonic()))
+                next_s += EVERY_S
+                late = {name: time.monotonic() - at_s for name, at_s in site.answers.last_s.items()}
+                hung = {name: round(late_s) for name, late_s in late.items() if late_s > GAP_S}
+                assert not (hung or site.ended or site.answers.wrong), (hung, site.ended, site.answers.wrong)
+        finally:
+            over.set()
+            watching.join()
+        failed = site.finish(GAP_S)
+        answers = site.answers
+        assert not (failed or site.ended or answers.wrong), (failed, site.ended, answers.wrong)
+        starts = {name: part.starts for name, part in site.parts.items()}
+    judged = [(at_s, held) for at_s, held in samples if at_s > minutes * 30 * (1 + WARM)]
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    core = (used.ru_utime + used.ru_stime) / (time.monotonic() - began_s)
+    print(f"{minutes:g} minutes, seed {seed}: {done.total()} faults, {core:.2f} of a core")
+    print(", ".join(f"{count} x {name}" for name, count in sorted(done.items())))
+    print("answers, all right:", dict(answers.count), f"and {answers.full} refused while the disk was full")
+    print("the longest wait for the next one, s:", dict(answers.longest_s))
+    print("starts:", starts)
+    for name in (*JUDGED, *TOGETHER):
+        seconds, amounts = [at_s for at_s, _ in judged], [held[name] for _, held in judged]
+        slope = slope_per_h(seconds, amounts)
+        print(f"{name}: {np.median(amounts):.0f}, at most {max(held[name] for _, held in samples):.0f}; {slope:+.0f}/h")
+    assert answers.full > 0, "the disk was never full"
+    assert not (grew := grown(judged)), grew
+
+
+def _alone() -> bool:
+    """Whether this process may have mounts of its own."""
+    words = ("unshare", "--mount", "true")
+    return sys.platform == "linux" and shutil.which("unshare") is not None and not subprocess.run(words).returncode
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not _alone(), reason="it mounts file systems of its own")
+def test_nothing_is_wrong_missing_or_growing_under_a_fault_every_ten_seconds(tmp_path: Path) -> None:
+    words = [sys.executable, __file__, "20", "0", str(tmp_path / "soak")]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(words, capture_output=True, text=True, env=env, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_what_grows_is_found() -> None:
+    steady = dict.fromkeys((*JUDGED, *TOGETHER), 1000.0)
+    chance = np.random.default_rng(0)
+    flat = [(10.0 * place, {n: v + chance.uniform(0, 500) for n, v in steady.items()}) for place in range(200)]
+    files = f"{COORDINATOR} files"
+    for _, held in flat:
+        held[files] = 40.0 + float(chance.integers(6))
+    assert not grown(flat)
+    leaks = [(at_s, {**held, "one KiB": held["one KiB"] + 8 * at_s}) for at_s, held in flat]
+    assert grown(leaks).keys() == {"one KiB"}
+    opens = [(at_s, {**held, files: held[files] + at_s / 200}) for at_s, held in flat]
+    assert grown(opens).keys() == {files}
+
+
+def main(minutes: str, seed: str = "0", folder: str = "") -> None:
+    if "SOAK_ALONE" not in os.environ:  # mounts of its own: /dev/shm is what these processes have there and no more
+        os.environ["SOAK_ALONE"] = "1"
+        os.execvp("unshare", ["unshare", "--mount", sys.executable, *sys.argv])
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2g", "tmpfs", "/dev/shm"], check=True)
+    made = Path(folder or mkdtemp(prefix="soak-"))
+    made.mkdir(parents=True, exist_ok=True)
+    print(f"logs, samples and faults are in {made}", flush=True)
+    soak(float(minutes), int(seed), made)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
