@@ -17,9 +17,8 @@ import platformdirs
 from wire.addresses import LAST_PORT, PORT
 from wire.bounds import CACHED_WEIGHTS
 from wire.system.memory import default_budget
+from wire.system.private_folder import APP, state_root
 from wire.timeouts import DEFAULT_TIMEOUTS, Timeouts
-
-APP = "graph-mesh"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +87,7 @@ class WorkerConfig:
     @property
     def state_base(self) -> Path:
         """The folder that holds the state folders of this mesh's workers."""
-        root = Path(self.state_dir) if self.state_dir else platformdirs.user_state_path(APP, appauthor=False)
-        return root / self.mesh_name
+        return state_root(self.state_dir) / self.mesh_name
 
     @property
     def wanted_name(self) -> str:

@@ -33,6 +33,7 @@ from wire.security.certificates import (
 )
 from wire.system.atomic_files import Disk
 from wire.system.file_lock import FileLock
+from wire.system.private_folder import private_folder
 
 from .audit_log import AuditLog
 from .keyring import Keyring
@@ -105,7 +106,7 @@ class Authority:
         self._dummy_key = secrets.token_bytes(32)
         self._members = folder / "members.json"
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            private_folder(folder)
             with FileLock(folder / "lock"):
                 owner = self._open().mesh
         except OSError as error:

@@ -30,6 +30,7 @@ from wire.errors import ConfigError, JournalDamaged, NotDurable
 from wire.limits import MIB
 from wire.system.atomic_files import WRITING, Disk
 from wire.system.file_lock import FileLock
+from wire.system.private_folder import private_folder
 
 log = logging.getLogger("graph_mesh.journal")
 
@@ -91,7 +92,7 @@ class Journal:
         """
         journal = Journal(folder, disk or Disk(), connect or connect_sqlite)
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            private_folder(folder)
             if not journal._lock.try_acquire():
                 raise ConfigError(
                     f"another coordinator keeps its jobs in {folder}",

@@ -12,9 +12,10 @@ from pathlib import Path
 
 from wire.addresses import check_name
 from wire.joining.join_tokens import Token
+from wire.system.private_folder import state_root
 from wire.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
-from .enrolment import joined_mesh, state_root
+from .enrolment import joined_mesh
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from wire.addresses import shown
 from wire.errors import ConfigError, ConnectFailed, JoinRefused, MeshError, NotTrusted
 from wire.link.address_policy import is_loopback
 from wire.link.link import Link
+from wire.security.user_secret import new_secret, user_secret
 
 from ..core.backend import Backend
 from ..util.units import counted
@@ -60,7 +61,8 @@ async def connect(config: MeshConfig) -> Backend:
         reproducible=config.reproducible,
         plan_ahead=config.plan_ahead,
     )
-    coordinator = await start_coordinator(settings, credentials)
+    secret = await _secret(config) if admission is None else b""
+    coordinator = await start_coordinator(settings, credentials, secret)
     if admission is not None:
         admission.begin(coordinator)
     local: LocalWorkers | None = None
@@ -76,7 +78,7 @@ async def connect(config: MeshConfig) -> Backend:
                 raise ConnectFailed(
                     f"{shown(host)}:{port} is a coordinator that {late}", next_step="Connect again: it answers now"
                 )
-        local = _local_workers(mesh, config, admission is not None)
+        local = _local_workers(mesh, config, admission is not None, secret)
         joins: list[Awaitable[Any]] = [coordinator.adopt(link, *address) for address, link in links.items()]
         if local is not None and config.local is not None:
             joins.append(_start_local(coordinator, local, config.local))
@@ -148,11 +150,16 @@ async def _as_coordinator(mesh: str, config: MeshConfig) -> Admission | None:
     return await asyncio.to_thread(certified)
 
 
-def _local_workers(mesh: str, config: MeshConfig, members: bool) -> LocalWorkers | None:
+async def _secret(config: MeshConfig) -> bytes:
+    """What nodes without credentials prove to know: a new secret where all of them are started here."""
+    return await asyncio.to_thread(user_secret) if config.addresses or config.discover else new_secret()
+
+
+def _local_workers(mesh: str, config: MeshConfig, members: bool, secret: bytes) -> LocalWorkers | None:
     spec = config.local
-    return (
-        LocalWorkers(mesh, spec.cache_dir, spec.memory_bytes, members, config.timeouts, spec.threads) if spec else None
-    )
+    if spec is None:
+        return None
+    return LocalWorkers(mesh, spec.cache_dir, spec.memory_bytes, members, config.timeouts, spec.threads, secret)
 
 
 async def _start_local(coordinator: Coordinator, local: LocalWorkers, spec: LocalSpec) -> None:

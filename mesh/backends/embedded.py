@@ -174,11 +174,14 @@ class Embedded:
             self._loop.call_soon_threadsafe(work, *args)
 
 
-async def start_coordinator(config: CoordinatorConfig, credentials: Credentials | None = None) -> Coordinator:
-    """Start a coordinator on this loop that does not listen yet: for members of its mesh, or for this machine alone."""
+async def start_coordinator(
+    config: CoordinatorConfig, credentials: Credentials | None = None, secret: bytes = b""
+) -> Coordinator:
+    """Start a coordinator on this loop that does not listen yet: for members of its mesh, or without credentials for
+    those nodes of this machine that know the secret."""
     allow_open_files()
     shared = await asyncio.to_thread(SharedDir.create)
     node_id = credentials.node_id if credentials else ""
     identity = identity_here("coordinator", config.mesh, config.name, shared, node_id)
-    endpoint = partial(Endpoint, credentials=credentials, timeouts=config.timeouts)
+    endpoint = partial(Endpoint, credentials=credentials, timeouts=config.timeouts, secret=secret)
     return Coordinator(config, identity, shared, endpoint)

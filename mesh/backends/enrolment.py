@@ -18,25 +18,19 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, aclosing, contextmanager
 from pathlib import Path
 
-import platformdirs
-
 from wire.addresses import parse_address, shown
 from wire.errors import ConfigError
 from wire.joining.credentials import Credentials
 from wire.joining.join_tokens import Token, discovery_key, parse_token
 from wire.link.membership import COORDINATOR_FILE, Membership, ask_to_join, coordinator_known, remember_coordinator
 from wire.system.file_lock import FileLock
+from wire.system.private_folder import private_folder, state_root
 from wire.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
 LEFT_S_MIN = 6 * 3600.0  # at home a certificate with less time left is renewed on the way
 AUTHORITY_FOLDER = "@authority"  # beside the folders of workers, none of which begins with @
 CLIENT_FOLDER = "@client"
 JOINED_FILE = "joined"  # in the folder of all meshes: the one that this user joined last
-
-
-def state_root(state_dir: str = "") -> Path:
-    """The folder with one folder for each mesh."""
-    return Path(state_dir) if state_dir else platformdirs.user_state_path("graph-mesh", appauthor=False)
 
 
 def authority_folder(mesh: str, state_dir: str = "") -> Path:
@@ -67,7 +61,7 @@ def enrolled(folder: Path, mesh: str, role: str, name: str, authority: Path) -> 
     home = _may_write(authority)
     if not home and not (folder / "certificate.pem").exists():
         return None
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    private_folder(folder)
     with FileLock(folder / "enrolling"):  # several commands of one user may start at once
         credentials = Credentials(folder)
         if home:
@@ -169,10 +163,7 @@ async def join_mesh(
     `peers` ("host:port"), else whoever announces itself as a coordinator of the token's mesh.
     """
     root = state_root(state_dir)
-    try:
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"cannot use the folder {root}", cause=str(error)) from None
+    private_folder(root)
     with tempfile.TemporaryDirectory(prefix=".joining-", dir=root) as folder:
         fresh = Credentials(Path(folder))
         async with aclosing(_whom(token, peers, interfaces, timeouts.find_coordinator_s)) as whom:
@@ -180,8 +171,7 @@ async def join_mesh(
         fresh.adopt(admitted)
         mesh = admitted.grant.mesh
         with place(mesh) as kept:
-            kept.mkdir(mode=0o700, parents=True, exist_ok=True)
-            fresh.move_to(kept)
+            fresh.move_to(private_folder(kept))
             remember_coordinator(kept, [address])
     (root / JOINED_FILE).write_text(mesh + "\n")
     return mesh

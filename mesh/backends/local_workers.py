@@ -27,6 +27,7 @@ from platformdirs import user_cache_path
 
 from wire.errors import ConfigError, ConnectFailed
 from wire.limits import DEFAULT, KIB
+from wire.security.user_secret import new_secret
 from wire.system.cores import core_count
 from wire.system.shared_memory import SharedDir
 from wire.timeouts import DEFAULT_TIMEOUTS, WORKER, Timeouts
@@ -51,6 +52,7 @@ class LocalWorkers:
     """The workers of one mesh object; `start`, then `close`.
 
     With `members` they are let in by the mesh's authority, which is on this machine, and speak TLS as its others do.
+    Else they talk to whoever knows `secret`; by default to this object's own mesh alone.
     """
 
     def __init__(
@@ -61,8 +63,10 @@ class LocalWorkers:
         members: bool = False,
         timeouts: Timeouts = DEFAULT_TIMEOUTS,
         threads: int = 0,
+        secret: bytes = b"",
     ) -> None:
         self._mesh = mesh
+        self.secret = secret or new_secret()
         self._threads = threads
         self._timeouts = timeouts
         self._members = members
@@ -121,7 +125,8 @@ class LocalWorkers:
         command += ["--name", name, "--mesh", self._mesh]
         command += ["--state-dir", str(folder / name), "--cache-dir", str(cache)]
         command += ["--kernel-dir", str(self._kernels)]  # of all: ranks have the same
-        command += ["--authority", str(authority_folder(self._mesh))] if self._members else []
+        trusting = ["--authority", str(authority_folder(self._mesh))] if self._members else ["--secret-on-stdin"]
+        command += trusting
         command += ["--max-memory", str(self._memory_bytes)] if self._memory_bytes else []
         command += ["--threads", str(threads)]
         command += self._timeouts.arguments(WORKER)
@@ -134,6 +139,9 @@ class LocalWorkers:
             )
         self._processes.append(process)
         self._logs[process.pid] = log
+        if not self._members:
+            assert process.stdin is not None
+            process.stdin.write(self.secret.hex().encode() + b"\n")
         try:
             async with asyncio.timeout(self._timeouts.local_worker_start_s):
                 return await _ready(process, name)

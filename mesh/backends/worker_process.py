@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from wire.addresses import check_name
+from wire.security.user_secret import user_secret
 
 from ..core.loop_thread import LoopThread
 from ..util.argument_checks import items
@@ -62,7 +63,9 @@ class Worker:
         asked = [device] if isinstance(device, str) else [*items(device, "of names of devices")]
         devices = [name for names in devices_per_worker(len(asked), asked) for name in names]
         mesh = default_mesh_name() if isinstance(mesh, str) and not mesh else check_name("mesh", mesh)
-        self._process = LocalWorkers(mesh, members=at_home(mesh), threads=thread_count(threads))
+        members = at_home(mesh)
+        secret = b"" if members else user_secret()  # for this user's other programs
+        self._process = LocalWorkers(mesh, members=members, threads=thread_count(threads), secret=secret)
         self._loop = LoopThread(asyncio.new_event_loop())
         try:
             (self._worker,) = self._loop.wait(self._process.start([devices], [name]))

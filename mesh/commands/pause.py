@@ -11,10 +11,10 @@ import json
 import time
 
 from wire.errors import ConfigError, DeadlineExceeded
+from wire.system.private_folder import state_root
 from worker.daemon.pause_file import FINISHING, PAUSED, SERVING, PauseFiles, workers_in
 from worker.state.availability import MACHINE
 
-from ..backends.enrolment import state_root
 from .exit_codes import OK
 from .flags import node_name
 

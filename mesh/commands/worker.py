@@ -109,6 +109,7 @@ def parser() -> argparse.ArgumentParser:
         "--state-dir", default="", metavar="DIR", help="the folder of its identity (default: the user's state folder)"
     )
     root.add_argument("--local", action="store_true", help=argparse.SUPPRESS)
+    root.add_argument("--secret-on-stdin", action="store_true", help=argparse.SUPPRESS)  # of --local, as a first line
     root.add_argument("--authority", default="", help=argparse.SUPPRESS)  # of the mesh, where it is this user's
     return root
 
@@ -159,7 +160,8 @@ def work(options: argparse.Namespace) -> int:
         authority = Path(options.authority) if options.authority else authority_folder(mesh, options.state_dir)
         return enrolled(folder, mesh, "worker", name, authority)
 
-    environment = replace(REAL, credentials=credentials)
+    secret = _secret_told() if options.secret_on_stdin else b""
+    environment = replace(REAL, credentials=credentials, secret=secret)
     if options.throttle:
         from ..simulation.throttled_worker import throttled
 
@@ -183,6 +185,17 @@ def tune(options: argparse.Namespace) -> int:
     return measure(options, config)
 
 
+def _secret_told() -> bytes:
+    """The secret that whoever started this worker tells it, and nobody else: others see arguments and environments."""
+    line = b""
+    while not line.endswith(b"\n"):
+        part = os.read(0, 1)  # stdin stays open, and its end means that the parent is gone
+        if not part:
+            raise ConfigError("no secret came on stdin, as --secret-on-stdin wants it")
+        line += part
+    return bytes.fromhex(line.decode("ascii"))
+
+
 def _trace() -> str:
     """The name of traces, where the environment asks for them."""
     return os.environ.get("MESH_TRACE", "mesh-trace.json") if os.environ.get("MESH_PROFILE") == "2" else ""
@@ -196,9 +209,10 @@ def _threads(asked: int) -> int:
 
 def join(options: argparse.Namespace) -> str:
     """Enter the mesh that a token is for; its name."""
+    from wire.system.private_folder import state_root
     from worker.daemon.state_folder import claim
 
-    from ..backends.enrolment import ask_for_token, join_mesh, machine_name, state_root
+    from ..backends.enrolment import ask_for_token, join_mesh, machine_name
 
     name = node_name(options) or machine_name()
 

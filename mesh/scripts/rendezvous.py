@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from wire.errors import ConfigError, DeadlineExceeded, MeshError, from_fields
+from wire.system.private_folder import private_folder
 from wire.system.shared_memory import SharedDir
 
 POLL_S = 0.005
@@ -101,7 +102,7 @@ class Meeting:
 
     def _write(self, name: str, what: Mapping[str, object]) -> None:
         try:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            private_folder(self.path)
             place(self.path, name, json.dumps(what))
         except OSError as error:
             raise ConfigError(f"ranks cannot meet in {self.path}", cause=str(error)) from None

@@ -28,7 +28,7 @@ def throttled(config: WorkerConfig, environment: Environment, text: str) -> tupl
     throttle = parse_throttle(text)
 
     def endpoint(
-        identity: Identity, handler: Handler, credentials: Credentials | None, config: WorkerConfig
+        identity: Identity, handler: Handler, credentials: Credentials | None, config: WorkerConfig, secret: bytes
     ) -> Endpoint:
         close_s = config.timeouts.link_close_s
         return WebSocketEndpoint(
@@ -37,6 +37,7 @@ def throttled(config: WorkerConfig, environment: Environment, text: str) -> tupl
             credentials=credentials,
             over=lambda carrier: ThrottledCarrier(carrier, throttle.bytes_per_s, throttle.delay_s, close_s),
             timeouts=config.timeouts,
+            secret=secret,
         )
 
     host = partial(HostProcess, command=python_command("mesh.simulation.throttled_host", text))

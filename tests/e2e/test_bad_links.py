@@ -26,6 +26,7 @@ from support.processes.site import WORKER
 
 import mesh.numpy as mnp
 from mesh import Auto, Mesh, errors
+from wire.security.user_secret import user_secret
 from wire.timeouts import DEFAULT_TIMEOUTS
 
 WITHIN_S = 120.0  # no outcome may take longer, whatever happens to the links
@@ -49,7 +50,7 @@ class Site:
         """A proxy before each of the first `count` workers."""
         with ExitStack() as stack:
             yield [
-                stack.enter_context(FaultProxy(("127.0.0.1", worker.ready["port"]), seed=number))
+                stack.enter_context(FaultProxy(("127.0.0.1", worker.ready["port"]), seed=number, secret=user_secret()))
                 for number, worker in enumerate(self.workers[:count])
             ]
 

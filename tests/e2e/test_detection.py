@@ -27,6 +27,7 @@ from support.processes.faults import HANGS_S, WIDTH, EventTap, settled, tower, w
 from support.processes.site import WORKER
 
 from mesh import Mesh, errors
+from wire.security.user_secret import user_secret
 from wire.timeouts import DEFAULT_TIMEOUTS
 
 OUTCOMES = ("suspect", "probed", "dead")
@@ -152,7 +153,7 @@ def test_a_worker_that_only_the_coordinator_does_not_hear_loses_its_work_once(tm
     layers, x = weights(0), np.random.default_rng(0).standard_normal((8, WIDTH)).astype(np.float32)
     with ExitStack() as stack:
         workers = [stack.enter_context(daemon(*words, name, env=env, log=tmp_path / f"{name}.log")) for name in "abc"]
-        proxy = stack.enter_context(FaultProxy(("127.0.0.1", workers[0].ready["port"])))
+        proxy = stack.enter_context(FaultProxy(("127.0.0.1", workers[0].ready["port"]), secret=user_secret()))
         builder = Mesh.builder().mesh("one-way").node(proxy.address)
         for worker in workers[1:]:
             builder = builder.node(worker.address)

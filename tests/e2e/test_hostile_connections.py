@@ -24,6 +24,7 @@ from support.hostile.raw_client import (
     TEXT,
     RawClient,
     RawLink,
+    connected,
     raw_client,
     raw_link,
     upgrade,
@@ -60,6 +61,8 @@ from wire.protocol.frames import (
 from wire.protocol.messages import Deploy, PartSpec, PlanKey, Source, SourceKind, Target
 from wire.protocol.peer import BULK, CONTROL, Channel, Identity, Peer
 from wire.protocol.versions import usable_ops
+from wire.security import user_proof
+from wire.system.private_folder import user_name
 from wire.timeouts import DEFAULT_TIMEOUTS as LAN
 
 pytestmark = [
@@ -153,6 +156,51 @@ async def test_who_is_not_a_node_is_sent_away_in_time(served: Served) -> None:
         *(in_time(limit_s, what, come(opening, status)) for what, opening, status, limit_s in STRANGERS)
     )
     await served.still_right()
+
+
+UNPROVEN: list[tuple[str, bytes]] = [
+    ("plain HTTP", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"),
+    ("an older node", upgrade()),
+    ("a browser", upgrade(Origin="http://evil.example")),
+    ("TLS", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500)),
+    ("garbage", b"\xff\xfe" * 200),
+    ("1 MiB of headers", b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * (MIB // 6)),
+    ("silence", b""),
+    ("half an opening", user_proof.opening(bytes(32))[:30]),
+    ("a nonce that is none", user_proof.opening(bytes(32)).replace(b"00", b"zz", 1)),
+]
+
+
+async def test_who_does_not_prove_to_be_this_user_gets_not_one_byte(served: Served) -> None:
+    async def come(opening: bytes) -> None:
+        async with raw_client(served.worker.port, proves=False) as client:
+            await client.send(opening)
+            assert await client.until_end() == b""
+
+    await asyncio.gather(*(in_time(LAN.first_word_s, what, come(opening)) for what, opening in UNPROVEN))
+    await served.still_right()
+
+
+async def test_a_wrong_proof_gets_the_users_name_and_nothing_else(served: Served) -> None:
+    """Guesses, proofs of before and the node's own proof sent back are all the same to it."""
+    nonce, proofs = bytes(range(32)), [os.urandom(32).hex().encode() + user_proof.END for _ in range(50)]
+
+    async def come(proof: bytes) -> bytes:
+        async with raw_client(served.worker.port, proves=False) as client:
+            await client.send(user_proof.opening(nonce))
+            said = await client.reader.readuntil(user_proof.END)
+            answer = user_proof.read_answer(said)
+            assert answer is not None and answer.user == user_name()
+            assert len(said) == len(user_proof.opening(nonce)) + 1 + 64 + 1 + len(user_name())
+            await client.send((proof or answer.proof + user_proof.END) + upgrade())
+            assert await client.until_end() == b""
+            return answer.proof
+
+    before = await come(b"")
+    proved = await asyncio.gather(*(come(proof) for proof in (*proofs, before + user_proof.END)))
+    assert len({before, *proved}) == 52, "each is good once"
+    await served.still_right()
+    assert served.worker.log.read_text().count("turned away a caller") < 10, "many lines for many strangers"
 
 
 async def drip(client: RawClient, data: bytes) -> None:
@@ -422,18 +470,20 @@ async def together(count: int, work: Callable[[], Awaitable[None]], at_once: int
 
 async def test_thousands_of_connections_are_borne(served: Served) -> None:
     async def come_and_go() -> None:
+        async with raw_client(served.worker.port, proves=False) as client:
+            await client.send(b"\xff")
+
+    async def prove_and_go() -> None:
         async with raw_client(served.worker.port) as client:
             await client.send(b"\xff")
 
     await together(3000, come_and_go)
+    await together(1000, prove_and_go)
     await served.still_right()
 
 
 async def test_idle_connections_displace_the_oldest_of_their_kind_and_never_a_link(served: Served) -> None:
-    clients = []
-    for _ in range(UNLINKED_MAX + 50):
-        reader, writer = await asyncio.open_connection("127.0.0.1", served.worker.port)
-        clients.append(RawClient(reader, writer))
+    clients = [await connected(served.worker.port) for _ in range(UNLINKED_MAX + 50)]
     async with asyncio.timeout(SLACK_S):
         for client in clients[:50]:
             assert await client.until_end() == b""

@@ -1,5 +1,7 @@
 """A mesh of two versions of graph-mesh: the worker and the client of an older release beside today's, as processes.
 
+They are members of one mesh, whose authority is on this machine.  Without one they do not talk: the older release does
+not prove which user runs it.
 The older release speaks an older minor version of the protocol and lacks or has other rows of many ops, `dot` and
 `add` among them.  So it is a member, it gets parts of ops that both have, and no others.
 """
@@ -21,6 +23,7 @@ import pytest
 from support.processes.commands import PATIENT_S, ROOT, RUN_S, Daemon, daemon, environment, node_states, run, wait_for
 
 import mesh.numpy as mnp
+from coordinator.authority.authority import Authority
 from mesh import Auto, Mesh, errors
 from wire.protocol import messages
 from wire.protocol.versions import PROTOCOL
@@ -81,6 +84,7 @@ class Mixed:
     older: Daemon
     newer: Daemon
     packages: Path
+    home: dict[str, str]  # what tells a process of this mesh where its authority is
 
     def mesh(self) -> Mesh:
         builder = Mesh.builder().mesh("mixed").node(self.older.address).node(self.newer.address)
@@ -99,15 +103,32 @@ def packages(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 @pytest.fixture(scope="module")
 def mixed(packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mixed]:
     folder = tmp_path_factory.mktemp("mixed")
+    home = environment(folder)
+    Authority(Path(home["XDG_STATE_HOME"]) / "graph-mesh" / "mixed" / "@authority", "mixed")
     with ExitStack() as stack:
         words = ("--device", "cpu", "--mesh", "mixed", "--no-mdns")
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setenv("XDG_STATE_HOME", home["XDG_STATE_HOME"])
 
         def started(name: str, source: Path) -> Daemon:
-            env = environment(folder / name, PYTHONPATH=str(source))
+            env = {**environment(folder / name, PYTHONPATH=str(source)), "XDG_STATE_HOME": home["XDG_STATE_HOME"]}
             log = folder / f"{name}.log"
             return stack.enter_context(daemon("worker", "--name", name, *words, env=env, log=log))
 
-        yield Mixed(started("older", packages), started("newer", ROOT), packages)
+        known = {"XDG_STATE_HOME": home["XDG_STATE_HOME"]}
+        yield Mixed(started("older", packages), started("newer", ROOT), packages, known)
+
+
+def test_without_a_token_the_versions_do_not_talk_and_say_why(packages: Path, tmp_path: Path) -> None:
+    """The older one proves no user, as an imposter would not."""
+    words = ("--device", "cpu", "--mesh", "alone", "--no-mdns", "--port", "0")
+    env = environment(tmp_path, PYTHONPATH=str(packages))
+    says = r"does not prove which user runs it.*upgrade graph-mesh"
+    with (
+        daemon("worker", "--name", "older", *words, env=env, log=tmp_path / "older.log") as older,
+        pytest.raises(errors.ConnectFailed, match=says),
+    ):
+        Mesh.builder().mesh("alone").node(older.address).build()
 
 
 def test_parts_of_ops_that_both_versions_have_run_on_both_and_others_on_the_newer_worker(mixed: Mixed) -> None:
@@ -124,7 +145,7 @@ def test_parts_of_ops_that_both_versions_have_run_on_both_and_others_on_the_newe
 def test_an_older_client_works_with_a_newer_worker(mixed: Mixed, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", X)
     words = [mixed.newer.address, str(tmp_path / "x.npy"), str(tmp_path / "y.npy")]
-    env = environment(tmp_path / "client", PYTHONPATH=str(mixed.packages))
+    env = {**environment(tmp_path / "client", PYTHONPATH=str(mixed.packages)), **mixed.home}
     done = subprocess.run(
         [sys.executable, "-P", "-c", OLDER_CLIENT, *words],
         env=env, capture_output=True, text=True, timeout=RUN_S, check=False,

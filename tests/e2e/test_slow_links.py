@@ -16,6 +16,7 @@ from wire.link.endpoint import Socket
 from wire.link.link import Link
 from wire.link.websocket_carrier import Endpoint, WebSockets
 from wire.protocol.messages import BlobStream, Done
+from wire.security.user_secret import user_secret
 
 WITHIN_S = 120.0
 DATA = memoryview(bytes(range(256)) * (12 * MIB // 256))  # more than kernels buffer
@@ -28,7 +29,7 @@ async def linked(proxy_options: dict[str, float]) -> AsyncIterator[tuple[Link, L
     dialling, accepting = Endpoint(node("here"), here), Endpoint(node("there"), there)
     port = await accepting.listen(port=0)
     try:
-        with FaultProxy(("127.0.0.1", port)) as proxy:
+        with FaultProxy(("127.0.0.1", port), secret=user_secret()) as proxy:
             proxy.change(**proxy_options)
             link = await dialling.dial(proxy.host, proxy.port)
             yield link, await there.linked.get(), here, there, proxy

@@ -38,9 +38,11 @@ from wire.errors import (
 from wire.limits import DEFAULT, KIB, MIB, Limits
 from wire.link.endpoint import CLEAR_S
 from wire.link.link import Link
+from wire.link.user_handshake import prove_as_dialer
 from wire.link.websocket_carrier import UNLINKED_MAX, Endpoint
 from wire.protocol.messages import AskNodes, BlobStream, Done, LogLines, Message, PlanGraph, TailLog
 from wire.protocol.peer import Identity
+from wire.security.user_secret import user_secret
 from wire.system.shared_memory import SharedDir
 from wire.transfer.content_exchange import share_with
 
@@ -239,12 +241,17 @@ async def test_silence_at_the_port_ends_at_the_time_limit(mesh: Mesh) -> None:
 
 
 async def test_of_many_that_come_at_once_the_oldest_go(mesh: Mesh) -> None:
-    """All are there when the endpoint looks, so that they are accepted in one turn of its loop."""
+    """Many prove at once who runs them, so that they are accepted in one turn of its loop."""
     await mesh.node("a")
-    callers = [socket.create_connection(("127.0.0.1", mesh.ports["a"])) for _ in range(UNLINKED_MAX + 50)]
+    callers: list[socket.socket] = []
     try:
+        while len(callers) < UNLINKED_MAX + 50:
+            some = [socket.create_connection(("127.0.0.1", mesh.ports["a"])) for _ in range(51)]
+            callers += some
+            for caller in some:
+                caller.setblocking(False)
+            await asyncio.gather(*(prove_as_dialer(caller, user_secret()) for caller in some))
         for caller in callers[:50]:
-            caller.setblocking(False)
             with contextlib.suppress(ConnectionResetError):
                 assert await asyncio.get_running_loop().sock_recv(caller, 1) == b""
     finally:

@@ -23,6 +23,7 @@ from support.processes.faults import WIDTH, EventTap, tower, weights
 from support.processes.site import WORKER
 
 from mesh import Mesh
+from wire.security.user_secret import user_secret
 
 DELAY_S, BYTES_PER_S = 0.08, 2.5e6  # one way; 20 Mbit/s
 LOOK_S, STALLS = 0.1, 0.01  # every tenth of a second one in a hundred lines stands still
@@ -68,7 +69,9 @@ def calls(folder: Path, seconds: float, seed: int = 0) -> Counter[str]:
         for name in "ab":
             env = environment(folder, LOGNAME=f"elsewhere-{name}")  # another user, and so no shared memory
             worker = stack.enter_context(daemon(*WORDS, name, env=env, log=folder / f"{name}.log"))
-            proxies.append(stack.enter_context(FaultProxy(("127.0.0.1", worker.ready["port"]), seed)))
+            proxies.append(
+                stack.enter_context(FaultProxy(("127.0.0.1", worker.ready["port"]), seed, secret=user_secret()))
+            )
             proxies[-1].change(delay_s=DELAY_S, bytes_per_s=BYTES_PER_S)
             builder = builder.node(proxies[-1].address)
         mesh = stack.enter_context(builder.build())

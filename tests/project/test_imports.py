@@ -353,9 +353,9 @@ DOORS = {
     "onnx": {"mesh/importers/onnx/reading.py"},
     "platformdirs": {
         "worker/config.py",
-        "mesh/backends/enrolment.py",
         "mesh/backends/local_workers.py",
         "mesh/demo/show.py",
+        "wire/system/private_folder.py",
     },
     "psutil": {"wire/link/interfaces.py", "wire/system/memory.py"},
     "rich": {
@@ -457,6 +457,7 @@ PURE_FILES = (
     "wire/standby/in_messages.py",
     "wire/standby/voter.py",
     "wire/security/connection_limiter.py",
+    "wire/security/user_proof.py",
     "wire/timeouts.py",
     "worker/collectives/algorithms.py",
     "worker/cpu/inplace_analysis.py",

@@ -37,6 +37,7 @@ from ..security.certificates import (
 )
 from ..security.tls import TLSContext, TLSFiles, client_context, join_server_context, reload, server_context
 from ..system.atomic_files import Disk
+from ..system.private_folder import private_folder
 from ..timeouts import DEFAULT_TIMEOUTS, Timeouts
 from .join_protocol import Admitted, Former, Grant
 from .join_tokens import discovery_key, pin_of
@@ -54,7 +55,7 @@ class Credentials:
         self._mesh_file = folder / "mesh.json"
         self._disk = disk or Disk()
         self._contexts: dict[Callable[[TLSFiles], TLSContext], TLSContext] = {}
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_folder(folder)
         if not self.files.key.exists():
             self._write(self.files.key, new_key().pem())
         _check_private(self.files.key)

@@ -22,21 +22,23 @@ from aiohttp import WSMsgType
 
 from ..addresses import LAST_PORT, PORT, shown
 from ..bounds import UNLINKED
-from ..errors import ConfigError, ConnectFailed, MeshError
+from ..errors import ConfigError, ConnectFailed, MeshError, NotTrusted
 from ..joining.credentials import Credentials
-from ..joining.join_protocol import JOIN
 from ..limits import DEFAULT, Limits
 from ..protocol.frames import frame_bytes_max
 from ..protocol.peer import Identity
 from ..security.certificates import Member, any_server_name
 from ..security.connection_limiter import ConnectionLimiter, ConnectionLimits, origin_of
 from ..security.tls import drop, explain, explain_caller, gave_up, is_tls_error, peer_member
-from ..security.tls_listener import Caller, Listener, addresses_of
+from ..security.tls_listener import TLS_RECORD, Caller, FirstWord, Listener, addresses_of
+from ..security.user_proof import opening_size
+from ..security.user_secret import user_secret
 from ..timeouts import DEFAULT_TIMEOUTS, Timeouts
 from .address_policy import ANYWHERE, LOOPBACK_ONLY, AddressPolicy, is_loopback
 from .endpoint import Carrier
 from .endpoint import Endpoint as AnyEndpoint
 from .link import Handler, Link
+from .user_handshake import hung_up, prove_as_acceptor, prove_as_dialer
 from .websocket_buffers import BinaryWebSocket
 
 if TYPE_CHECKING:
@@ -51,13 +53,15 @@ STARTED = "Is mesh-worker running there?"  # for whoever wants a coordinator, an
 STRANGERS_PER_ORIGIN_MAX = 32  # one host may have many workers that come back at once
 STRANGERS_TOLD_S = 10.0  # from one line about callers that were turned away to the next
 KNOWN_S = 10.0  # from a member's arrival on
+OPENING = FirstWord(opening_size)
 UNLINKED_MAX = UNLINKED.most
 
 
 class Endpoint(AnyEndpoint):
     """An endpoint whose links are WebSockets: with `credentials` all over mutual TLS, without on loopback alone.
 
-    `over` puts another Carrier over that of the WebSockets.
+    There both ends of a connection prove that they know the same `secret`, by default this user's.  `over` puts another
+    Carrier over that of the WebSockets.
     """
 
     def __init__(
@@ -69,8 +73,9 @@ class Endpoint(AnyEndpoint):
         credentials: Credentials | None = None,
         over: Callable[[Carrier], Carrier] = lambda sockets: sockets,
         timeouts: Timeouts = DEFAULT_TIMEOUTS,
+        secret: bytes = b"",
     ) -> None:
-        self._sockets = WebSockets(limits, credentials, timeouts)
+        self._sockets = WebSockets(limits, credentials, timeouts, secret)
         carrier = over(self._sockets)
         super().__init__(identity, handler, carrier, limits, admit, self._sockets.allowed, timeouts=timeouts)
 
@@ -90,13 +95,17 @@ class WebSockets:
     """The Carrier of real networks."""
 
     def __init__(
-        self, limits: Limits, credentials: Credentials | None = None, timeouts: Timeouts = DEFAULT_TIMEOUTS
+        self,
+        limits: Limits,
+        credentials: Credentials | None = None,
+        timeouts: Timeouts = DEFAULT_TIMEOUTS,
+        secret: bytes = b"",
     ) -> None:
         self._timeouts = timeouts
+        self._secret = secret  # without credentials; b"": this user's, once it is needed
         self.allowed = LOOPBACK_ONLY if credentials is None else ANYWHERE
         self._frame_bytes_max = frame_bytes_max(limits) + 1
         self._credentials = credentials
-        self._servers: list[asyncio.Server] = []
         self._listener: Listener | None = None
         self.audit: Callable[[str, str], None] | None = None
         self._strangers = 0  # callers that were turned away
@@ -115,10 +124,11 @@ class WebSockets:
 
         address = (await _addresses(host, self.allowed, "listen on"))[0]
         self._accept = accept
+        await self._know_secret()
         self._web = web.Server(self._serve, access_log=None, logger=_http_log, auto_decompress=False, lingering_time=0)
         for candidate in range(port, max(port, last_port if port else 0) + 1):
             try:
-                return address, await self._bind(address, candidate)
+                return address, self._bind(address, candidate)
             except (OSError, ConfigError) as error:
                 failure = error
         tried = f"ports {port} to {last_port}" if last_port > port else f"port {port}"
@@ -126,35 +136,37 @@ class WebSockets:
             f"{tried} on {host} cannot be used", cause=str(failure), next_step="Choose another with --port"
         )
 
-    async def _bind(self, address: str, port: int) -> int:
-        """Listen on a port, for "::" of both families; OSError, and then on none."""
-        if self._credentials is not None:
-            return self._bind_trusted(address, port)
-        for any_address in ("0.0.0.0", "::") if address == "::" else (address,):
-            try:
-                server = await asyncio.get_running_loop().create_server(
-                    self._make_protocol, any_address, port, backlog=1024
-                )
-                if not server.sockets:  # asyncio says nothing of sockets that the system does not give
-                    raise OSError(errno.EAFNOSUPPORT, f"the system gives no socket for {any_address}")
-            except OSError as error:
-                if self._servers and error.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
-                    break  # a machine without IPv6
-                for server in self._servers:
-                    server.close()
-                self._servers.clear()
-                raise
-            self._servers.append(server)
-            port = server.sockets[0].getsockname()[1]
-        return port
-
-    def _bind_trusted(self, address: str, port: int) -> int:
-        """Bind as `_bind` does; a caller reaches the HTTP parser once TLS has proved that it is a member."""
-        gate = ConnectionLimiter(ConnectionLimits(strangers_per_origin_max=STRANGERS_PER_ORIGIN_MAX))
-        listener = Listener(self._admit_member, self._turned_away, gate, self._timeouts.first_word_s)
+    def _bind(self, address: str, port: int) -> int:
+        """Listen on a port, for "::" of both families.  A caller reaches the HTTP parser once it has proved that it is
+        a member, or without credentials that this user runs it."""
+        limits = ConnectionLimits(strangers_per_origin_max=STRANGERS_PER_ORIGIN_MAX)
+        admit, first_word = self._admit_member, TLS_RECORD
+        if self._credentials is None:  # a proof takes no memory to speak of
+            limits, admit, first_word = ConnectionLimits(strangers_max=UNLINKED_MAX), self._admit_user, OPENING
+        gate = ConnectionLimiter(limits)
+        listener = Listener(admit, self._turned_away, gate, self._timeouts.first_word_s, first_word)
         bound = listener.listen(addresses_of(address), port)
         self._listener = listener
         return bound
+
+    async def _know_secret(self) -> bytes:
+        """The secret that both ends of a connection prove to know."""
+        if not self._secret and self._credentials is None:
+            self._secret = await asyncio.to_thread(user_secret)
+        return self._secret
+
+    async def _admit_user(self, connection: socket.socket, caller: Caller) -> None:
+        try:
+            async with asyncio.timeout(self._timeouts.first_word_s):
+                await prove_as_acceptor(connection, self._secret)
+        except (NotTrusted, TimeoutError) as error:
+            connection.close()
+            await self._turned_away(caller.host, getattr(error, "message", "it took too long to prove who runs it"))
+        except BaseException:
+            connection.close()
+            raise
+        else:
+            await asyncio.get_running_loop().connect_accepted_socket(self._make_protocol, connection)
 
     async def _admit_member(self, connection: socket.socket, caller: Caller) -> None:
         assert self._credentials is not None
@@ -198,9 +210,11 @@ class WebSockets:
     async def connect(self, address: str, port: int) -> _Socket:
         """Connect to an address."""
         self.allowed.check(address, "dial")
+        secret = await self._know_secret()
         if self._session is None:
+            proving = self._credentials is None
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, use_dns_cache=False),
+                connector=_ProvingConnector(secret) if proving else aiohttp.TCPConnector(limit=0, use_dns_cache=False),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 auto_decompress=False,
                 middlewares=(_no_redirects,),
@@ -238,10 +252,7 @@ class WebSockets:
             if gone:
                 return explain(ConnectionResetError(errno.ECONNRESET, _reason(error)) if reset else EOFError(), where)
         elif gone:
-            return ConnectFailed(
-                f"{where} hung up on this node, which has joined no mesh",
-                next_step=f"If a mesh is there, join it with a token: {JOIN}",
-            )
+            return hung_up(where)
         if isinstance(error, aiohttp.ClientResponseError):
             return ConnectFailed(
                 f"{where} answered, but not as a graph-mesh node",
@@ -252,8 +263,6 @@ class WebSockets:
 
     async def close(self) -> None:
         """Stop listening, and drop connections that belong to no link."""
-        for server in self._servers:
-            server.close()
         if self._listener is not None:
             await self._listener.close()
         for protocol in list(self._unlinked):
@@ -321,6 +330,27 @@ class WebSockets:
 def _drop_accepted(protocol: Any) -> None:
     if protocol.transport is not None:  # None: TLS is still beginning, and whoever waits for that drops it
         drop(protocol.transport)
+
+
+class _ProvingConnector(aiohttp.BaseConnector):
+    """Connects to nodes on loopback, once each has proved that it knows the secret."""
+
+    def __init__(self, secret: bytes) -> None:
+        super().__init__(limit=0)
+        self._secret = secret
+
+    async def _create_connection(self, req: aiohttp.ClientRequest, traces: Any, timeout: Any) -> Any:
+        host, port = str(req.url.raw_host), req.url.port
+        loop = asyncio.get_running_loop()
+        connection = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            connection.setblocking(False)
+            await loop.sock_connect(connection, (host, port))
+            await prove_as_dialer(connection, self._secret)
+            return (await loop.create_connection(self._factory, sock=connection))[1]
+        except BaseException:
+            connection.close()
+            raise
 
 
 class _ClientWebSocket(aiohttp.ClientWebSocketResponse):

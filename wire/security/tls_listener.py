@@ -1,8 +1,8 @@
-"""A listening port for TLS that hears only so many strangers at once, whatever comes (docs/protocol.md, "Joining").
+"""A listening port that hears only so many strangers at once, whatever comes (docs/protocol.md, "Joining").
 
 It accepts every connection, so that a flood costs the kernel nothing, and closes those beyond the gate's limits.  TLS
 takes 300 KiB, so it only begins when the whole first record is there and can be TLS's; what does not begin so goes at
-once.
+once.  Where no TLS is spoken, callers begin with another first word.
 """
 
 from __future__ import annotations
@@ -46,6 +46,25 @@ def addresses_of(host: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
+class FirstWord:
+    """What callers begin with: `size_of(received)` is its size, as far as its beginning tells, and a ValueError says
+    what is wrong with a beginning.  What follows begins every `turn_s` at most."""
+
+    size_of: Callable[[bytes], int]
+    turn_s: float = 0.0
+
+
+def _record_size(received: bytes) -> int:
+    size = HEADER_BYTES + int.from_bytes(received[3:HEADER_BYTES])
+    if received[:1] != TLS_HANDSHAKE or size > HELLO_BYTES_MAX:
+        raise ValueError("it does not speak TLS")
+    return max(size, HEADER_BYTES)
+
+
+TLS_RECORD = FirstWord(_record_size, TURN_S)
+
+
+@dataclass(frozen=True, slots=True)
 class Caller:
     """A stranger that is being served."""
 
@@ -66,7 +85,7 @@ class Listener:
     """The listener calls `serve(connection, caller)` for each caller; it counts as a stranger until that returns.
 
     `serve` owns the socket and takes care of its time limit; it is cancelled when the caller has to go.
-    `turned_away(host, why)` hears of callers that did not begin.
+    `turned_away(host, why)` hears of callers that did not begin with the `first_word`.
     """
 
     def __init__(
@@ -75,8 +94,10 @@ class Listener:
         turned_away: Callable[[str, str], Awaitable[None]],
         gate: ConnectionLimiter,
         first_word_s: float = DEFAULT_TIMEOUTS.first_word_s,
+        first_word: FirstWord = TLS_RECORD,
     ) -> None:
         self._first_word_s = first_word_s
+        self._first_word = first_word
         self._serve = serve
         self._turned_away = turned_away
         self._gate = gate
@@ -113,6 +134,7 @@ class Listener:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for bound in self._listening:
             bound.close()
+        self._listening.clear()
 
     async def _accept(self, bound: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -164,10 +186,10 @@ class Listener:
             self._strangers.pop(caller.number, None)
 
     async def _begins(self, connection: socket.socket, host: str) -> bool:
-        """Whether the caller begins as TLS does; if not, its connection is closed."""
+        """Whether the caller begins as it should; if not, its connection is closed."""
         try:
             async with asyncio.timeout(self._first_word_s):
-                why = await _first_record(connection)
+                why = await _is_there(connection, self._first_word.size_of)
         except TimeoutError:
             why = f"it said nothing for {self._first_word_s:g} s"
         except BaseException:
@@ -184,20 +206,20 @@ class Listener:
         loop = asyncio.get_running_loop()
         try:
             async with self._turn:
-                await asyncio.sleep(max(0.0, self._begun_s + TURN_S - loop.time()))
+                await asyncio.sleep(max(0.0, self._begun_s + self._first_word.turn_s - loop.time()))
                 self._begun_s = loop.time()
         except BaseException:
             connection.close()
             raise
 
 
-async def _first_record(connection: socket.socket) -> str | None:
-    """Wait for a whole record of TLS, left where it is: None, or why it is none, "" if the caller hung up."""
+async def _is_there(connection: socket.socket, size_of: Callable[[bytes], int]) -> str | None:
+    """Wait for a whole first word, left where it is: None, or why it is none, "" if the caller hung up."""
     loop = asyncio.get_running_loop()
     there = asyncio.Event()
     try:
         loop.add_reader(connection, there.set)
-    except NotImplementedError:  # Windows' loop waits for whole reads only, and so TLS begins at once
+    except NotImplementedError:  # Windows' loop waits for whole reads only, and so what follows begins at once
         return None
     try:
         await there.wait()
@@ -207,9 +229,10 @@ async def _first_record(connection: socket.socket) -> str | None:
         received = connection.recv(HELLO_BYTES_MAX, socket.MSG_PEEK)
         if not received:
             return ""
-        size = HEADER_BYTES + int.from_bytes(received[3:HEADER_BYTES])
-        if received[:1] != TLS_HANDSHAKE or size > HELLO_BYTES_MAX:
-            return "it does not speak TLS"
-        if len(received) >= max(size, HEADER_BYTES):
+        try:
+            size = size_of(received)
+        except ValueError as error:
+            return str(error)
+        if len(received) >= size:
             return None
         await asyncio.sleep(LOOK_S)

@@ -28,6 +28,7 @@ from wire.errors import BlobError, BlobMissing, ConfigError
 from wire.ir.codec import hash_bytes
 from wire.limits import GIB
 from wire.system import mapped_files
+from wire.system.private_folder import make_private
 from wire.transfer.content_exchange import off_loop
 from wire.units import size_text
 
@@ -183,7 +184,7 @@ class BlobStore:
     def _load_index(self, folder: _Folder) -> None:
         """Take over what an earlier process left; half-written files go."""
         try:
-            folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(folder.path)
         except OSError as error:
             raise ConfigError(
                 f"cannot make the folder {folder.path}", cause=str(error), next_step="Name another with --cache-dir"

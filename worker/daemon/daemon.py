@@ -118,7 +118,7 @@ class Daemon:
         node_id = credentials.node_id if credentials else self._folder.node_id
         shared = self._shared if config.share_memory else None
         self._identity = identity_here("worker", config.mesh_name, self._folder.name, shared, node_id)
-        self._endpoint = environment.endpoint(self._identity, self._handler, credentials, config)
+        self._endpoint = environment.endpoint(self._identity, self._handler, credentials, config, environment.secret)
         self._make_stores()
         self._make_links(credentials)
         stack.push_async_callback(self._close)

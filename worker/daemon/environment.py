@@ -72,9 +72,10 @@ class Environment:
     decides, from its node id, its devices and its incarnation; `memory` says what is left of the machine's; `watch`
     makes what notices that links died, for an endpoint that listens on a port; `credentials` gives the identity in a
     state folder of the worker of that name, None where it is no member of its mesh; `adapter_cache` remembers that
-    the machine has no graphics adapter; `shared` makes the process's part of the machine's shared memory."""
+    the machine has no graphics adapter; `shared` makes the process's part of the machine's shared memory; `secret` is
+    the one that nodes without credentials prove to know, b"" this user's."""
 
-    endpoint: Callable[[Identity, Handler, Credentials | None, WorkerConfig], Endpoint]
+    endpoint: Callable[[Identity, Handler, Credentials | None, WorkerConfig, bytes], Endpoint]
     host: Callable[[Open, memoryview, WorkerConfig, OnMessage, OnLost], EngineHost]
     machine: Callable[[str, int, int, Bounds], WorkerState] = WorkerState
     memory: Callable[[], MemoryLeft] | None = None
@@ -83,12 +84,13 @@ class Environment:
     credentials: Callable[[Path, str], Credentials | None] = _no_member
     adapter_cache: AdapterCache = field(default_factory=AdapterCache)
     shared: Callable[[], SharedDir] = SharedDir.create
+    secret: bytes = field(default=b"", repr=False)
 
 
 def _endpoint_here(
-    identity: Identity, handler: Handler, credentials: Credentials | None, config: WorkerConfig
+    identity: Identity, handler: Handler, credentials: Credentials | None, config: WorkerConfig, secret: bytes
 ) -> Endpoint:
-    return WebSocketEndpoint(identity, handler, credentials=credentials, timeouts=config.timeouts)
+    return WebSocketEndpoint(identity, handler, credentials=credentials, timeouts=config.timeouts, secret=secret)
 
 
 def _memory_here() -> MemoryLeft:

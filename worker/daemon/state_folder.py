@@ -12,6 +12,7 @@ from pathlib import Path
 from wire.errors import ConfigError
 from wire.link.identity import kept_node_id
 from wire.system.file_lock import FileLock
+from wire.system.private_folder import private_folder
 
 NAMES_MAX = 256  # workers of one name on one machine
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
@@ -32,11 +33,7 @@ def claim(base: Path, name: str) -> StateFolder:
     safe = _UNSAFE.sub("-", name).strip(".") or "worker"
     for number in range(1, NAMES_MAX + 1):
         numbered = safe if number == 1 else f"{safe}-{number}"
-        path = base / numbered
-        try:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"cannot make the state folder {path}", cause=str(error)) from None
+        path = private_folder(base / numbered)
         lock = FileLock(path / "lock")
         if lock.try_acquire():
             try:

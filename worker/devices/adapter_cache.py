@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from wire.system.private_folder import make_private
+
 FORMAT = 1
 FILE = "no-adapter"
 VARIABLES = ("VK_", "WGPU_", "MESA_", "LIBGL_", "GALLIUM_", "DRI_", "XDG_DATA_", "XDG_CONFIG_")
@@ -60,7 +62,7 @@ class AdapterCache:
             return
         fresh = folder / f"{FILE}.{os.getpid()}"
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_private(folder)
             fresh.write_text(f"{now}\n{why}")
             fresh.replace(folder / FILE)
         except OSError:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from wire.errors import ConfigError
 from wire.system.file_lock import FileLock
+from wire.system.private_folder import make_private
 
 from ..engine.protocol import Engine, Measured
 
@@ -31,7 +32,7 @@ def measured(engine: Engine, folder: Path) -> Measured:
     path = folder / f"{hashlib.blake2b(identity.encode(), digest_size=12).hexdigest()}.json"
     with contextlib.ExitStack() as stack:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_private(folder)
             stack.enter_context(FileLock(folder / "measuring.lock"))
         except (OSError, ConfigError):
             return engine.measure()  # nowhere to keep them

@@ -22,6 +22,7 @@ from weakref import WeakValueDictionary
 
 from wire.limits import MIB
 from wire.system.atomic_files import WRITING, Disk
+from wire.system.private_folder import make_private, weakness
 
 from ..compiler.sources import sources_version
 from .llvm import LLVMLITE, Loaded, Processor, ir, machine_code, this_processor
@@ -93,7 +94,7 @@ class _Folder:
 
     def _prepare(self) -> bool:
         try:
-            self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(self._path)
             why = unsafe(self._path)
         except OSError as error:
             why = str(error)
@@ -153,11 +154,7 @@ def unsafe(folder: Path) -> str:
     """Why others could put code into a folder, or ""."""
     if why := _unsafe(folder.lstat(), folders=True):
         return why
-    for parent in folder.resolve().parents:
-        mode = parent.stat().st_mode
-        if os.name == "posix" and mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-            return f"everybody can rename what is in {parent}"
-    return ""
+    return weakness(folder)
 
 
 def _unsafe(status: os.stat_result, folders: bool = False) -> str:

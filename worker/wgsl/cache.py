@@ -16,6 +16,7 @@ from pathlib import Path
 
 from wire.errors import ConfigError
 from wire.system.file_lock import FileLock
+from wire.system.private_folder import make_private
 
 from .program import Program, from_json, to_json
 
@@ -65,7 +66,7 @@ class ProgramCache:
             return
         body = to_json(program)
         try:
-            self._directory.mkdir(parents=True, exist_ok=True)
+            make_private(self._directory)
             handle, name = tempfile.mkstemp(dir=self._directory, suffix=".tmp")
             try:
                 with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -83,7 +84,7 @@ class ProgramCache:
         if self._directory is None:
             return None
         try:
-            self._directory.mkdir(parents=True, exist_ok=True)
+            make_private(self._directory)
             return FileLock(self._directory / f"{_LOCK}{key[:1]}").__enter__()
         except (OSError, ConfigError):
             return None

@@ -23,6 +23,7 @@ from wire.errors import ConfigError
 from wire.limits import MIB
 from wire.system.atomic_files import Disk
 from wire.system.file_lock import FileLock
+from wire.system.private_folder import make_private
 from wire.units import size_text
 
 from .choices import Choices
@@ -108,7 +109,7 @@ class TunedFile:
         with ExitStack() as stack:
             if self._folder is not None:
                 try:
-                    self._folder.mkdir(parents=True, exist_ok=True)
+                    make_private(self._folder)
                     stack.enter_context(FileLock(self._folder / LOCK))
                 except (OSError, ConfigError) as error:
                     self._keep_none(error)

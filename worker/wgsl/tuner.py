@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from wire.errors import Cancelled, CompileFailed, ConfigError, ExecuteFailed, OutOfMemory
 from wire.ir.graph import WireGraph
 from wire.system.file_lock import FileLock
+from wire.system.private_folder import make_private
 
 from ..engine.kernel_rows import Span
 from ..engine.protocol import Stopped, Tuned, never
@@ -115,7 +116,7 @@ class Tuner:
             alone = True
             with suppress(OSError, ConfigError):
                 if self._folder is not None:
-                    self._folder.mkdir(parents=True, exist_ok=True)
+                    make_private(self._folder)
                     lock = FileLock(self._folder / MEASURING)
                     stack.callback(lock.release)
                     while not (alone := lock.try_acquire()) and not over():

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import contextlib
 import os
+import socket
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,11 +16,14 @@ import numpy as np
 from support.machines.links import node
 
 from wire.limits import DEFAULT
+from wire.link.user_handshake import prove_as_dialer
 from wire.link.websocket_carrier import PATH
 from wire.protocol.frames import Frame, Refuse, decode
 from wire.protocol.peer import BULK, CONTROL, Channel, Identity, Peer, State
+from wire.security.user_secret import user_secret
 
 BINARY, TEXT, CLOSE, PING = 2, 1, 8, 9
+CONNECTED_S = 60.0  # the system does it; a backlog that is full takes longer
 ENDED = (ConnectionError, asyncio.IncompleteReadError)
 
 
@@ -99,12 +103,22 @@ class RawClient:
 
 
 @asynccontextmanager
-async def raw_client(port: int) -> AsyncIterator[RawClient]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+async def raw_client(port: int, proves: bool = True) -> AsyncIterator[RawClient]:
+    """A connection, which has proved that this user makes it, to a node without a token; or which has not."""
+    client = await connected(port, proves)
     try:
-        yield RawClient(reader, writer)
+        yield client
     finally:
-        writer.transport.abort()
+        client.writer.transport.abort()
+
+
+async def connected(port: int, proves: bool = True) -> RawClient:
+    """The same, which stays."""
+    connection = socket.create_connection(("127.0.0.1", port), CONNECTED_S)
+    connection.setblocking(False)
+    if proves:
+        await prove_as_dialer(connection, user_secret())
+    return RawClient(*await asyncio.open_connection(sock=connection))
 
 
 class RawLink:

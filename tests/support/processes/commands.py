@@ -18,6 +18,8 @@ from typing import Any, TypeVar
 from mesh import Mesh
 from mesh.backends.enrolment import client_membership
 from mesh.backends.remote import Remote
+from wire.security.user_secret import SECRET_FILE, SECRET_FOLDER, user_secret
+from wire.system.private_folder import APP, private_folder
 from wire.timeouts import PRESETS
 
 T = TypeVar("T")
@@ -49,10 +51,19 @@ class Daemon:
 
 
 def environment(folder: Path, **more: str) -> dict[str, str]:
-    """An environment in which nothing of this user is read or written."""
+    """An environment in which nothing of this user is read or written, but for the secret by which its nodes know each
+    other: it is this user's all the same."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(("MESH_", "XDG_"))}
     folders = {name: str(folder / name.lower()) for name in ("XDG_CACHE_HOME", "XDG_STATE_HOME", "XDG_DATA_HOME")}
+    same_user(Path(folders["XDG_STATE_HOME"]))
     return {**own, **folders, "PYTHONPATH": str(ROOT), **more}
+
+
+def same_user(state_home: Path) -> None:
+    """Have processes with another XDG_STATE_HOME know this user's nodes, as they would with the same."""
+    secret = private_folder(state_home / APP / SECRET_FOLDER) / SECRET_FILE
+    secret.touch(0o600)
+    secret.write_bytes(user_secret())
 
 
 def command(name: str, *arguments: str) -> list[str]:

@@ -7,8 +7,9 @@
         proxy.end("rst")
 
 Every change is kept in `proxy.schedule` with its time, and `FaultProxy(target, seed, script=schedule)` makes the same
-changes again: faults at a byte exactly, faults at a time as exactly as the machine allows.  It knows no protocol.  To
-add a fault: a field of Conditions, and the line of _Pipe that obeys it.
+changes again: faults at a byte exactly, faults at a time as exactly as the machine allows.  It knows no protocol, but
+for the proof of the user, which nobody may pass on: with that user's `secret` it gives one at either side, before it
+counts bytes.  To add a fault: a field of Conditions, and the line of _Pipe that obeys it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
+
+from wire.errors import MeshError
+from wire.link.user_handshake import prove_as_acceptor, prove_as_dialer
 
 UP, DOWN = "up", "down"  # from who dialled to the target, and back
 HANGS_S = 120.0  # a change takes microseconds
@@ -65,9 +69,15 @@ class FaultProxy:
     """Passes connections at `address` on to `target`; a context manager."""
 
     def __init__(
-        self, target: tuple[str, int], seed: int = 0, script: Iterable[Change] = (), host: str = "127.0.0.1"
+        self,
+        target: tuple[str, int],
+        seed: int = 0,
+        script: Iterable[Change] = (),
+        host: str = "127.0.0.1",
+        secret: bytes = b"",
     ) -> None:
         self.target = target
+        self.secret = secret
         self.seed = seed
         self.schedule: list[Change] = []
         self.connections: list[_Connection] = []
@@ -157,7 +167,7 @@ class _Connection:
 
     def __init__(self, proxy: FaultProxy, number: int, client: socket.socket) -> None:
         self.number = number
-        self._target = proxy.target
+        self._target, self._secret = proxy.target, proxy.secret
         self._client, self._server = client, socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self._server.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
         self._server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BYTES)
@@ -199,11 +209,15 @@ class _Connection:
                 each.setblocking(False)
                 each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await asyncio.get_running_loop().sock_connect(self._server, self._target)
+            if self._secret:
+                await asyncio.gather(
+                    prove_as_acceptor(self._client, self._secret), prove_as_dialer(self._server, self._secret)
+                )
             async with asyncio.TaskGroup() as both:
                 for pipe in self.pipes.values():
                     both.create_task(pipe.read())
                     both.create_task(pipe.write())
-        except* OSError:
+        except* (OSError, MeshError):
             self.finish("rst")  # one side was reset or never there: so is the other
 
 
