@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from wire.errors import ConfigError
 from wire.protocol.engine_names import ON_CPU
+from wire.system.private_folder import state_root
 from wire.timeouts import WORKER
 
 from ..util.units import parse_size
@@ -209,7 +210,6 @@ def _threads(asked: int) -> int:
 
 def join(options: argparse.Namespace) -> str:
     """Enter the mesh that a token is for; its name."""
-    from wire.system.private_folder import state_root
     from worker.daemon.state_folder import claim
 
     from ..backends.enrolment import ask_for_token, join_mesh, machine_name
