@@ -217,7 +217,32 @@ JOBS_WAITING = Bound(
     unit="jobs",
     most=64,
 )
-JOBS_RUNNING = Bound("coordinator", "Jobs that run.", WAITS, "Others wait in the queue.", unit="jobs", most=8)
+JOB_BYTES_WAITING = Bound(
+    "coordinator",
+    "Values of the jobs of one client that wait to run, on the disk.",
+    REFUSES,
+    "Busy.",
+    most=16 * GIB,
+)
+JOBS_RUNNING = Bound(
+    "coordinator",
+    "Jobs that run.",
+    WAITS,
+    "Others wait in the queue. A client that has less than its share of these begins its next all the same, since the "
+    "jobs of others may be endless.",
+    unit="jobs",
+    most=8,
+)
+JOBS_OF_CLIENT = Bound(
+    "coordinator", "Jobs of one client that run.", WAITS, "Its others wait in the queue.", unit="jobs", most=8
+)
+JOB_BYTES_RUNNING = Bound(
+    "coordinator",
+    "Values of the jobs of one client that run.",
+    WAITS,
+    "Its others wait in the queue. One that needs more runs alone.",
+    most=4 * GIB,
+)
 JOBS_OVER = Bound(
     "coordinator",
     "Jobs that are over and whose results are kept on the disk.",
@@ -249,6 +274,14 @@ SESSIONS_OPEN = Bound(
     "Busy for a further one.",
     unit="sessions",
     most=1024,
+)
+SESSIONS_OF_CLIENT = Bound(
+    "coordinator",
+    "Those of one client.",
+    REFUSES,
+    "Busy for a further one.",
+    unit="sessions",
+    most=512,
 )
 EVENTS = Bound(
     "coordinator",
@@ -311,6 +344,14 @@ CONTENT_KEPT = Bound(
     FORGETS,
     "The content that was used longest ago is removed.",
     most=4 * GIB,
+)
+CONTENTS_SENT = Bound(
+    "coordinator",
+    "Addresses of content that clients have sent, which need not send it again.",
+    FORGETS,
+    "What was sent longest ago is sent again.",
+    unit="addresses",
+    most=65_536,
 )
 JOURNAL_COPIES = Bound(
     "coordinator",

@@ -25,6 +25,7 @@ from wire.addresses import check_name
 from wire.errors import ConfigError, MeshError, ProtocolError
 from wire.joining.join_protocol import Admitted, Asked, Former, Grant, Refusal, prove_grant
 from wire.joining.join_tokens import KEY_ID_BYTES, SECRET_BYTES, Token, new_token, pin_of
+from wire.roles import ADMIN
 from wire.security.certificates import (
     CERTIFICATE_S,
     PublicKey,
@@ -120,25 +121,31 @@ class Authority:
 
     # -- tokens
 
-    def create_token(self, role: str = "worker", uses: int = 1, ttl_s: float = TTL_S) -> Token:
-        """A new token; only its text, which is nowhere kept, lets a node in."""
+    def create_token(
+        self, role: str = "worker", uses: int = 1, ttl_s: float = TTL_S, untrusted: bool = False, by: str = ""
+    ) -> Token:
+        """A new token; only its text, which is nowhere kept, lets a node in.  `by` is who asks for it, where that is
+        not this machine's user."""
         with self._changing() as roster:
             certificate = self._keyring.get(roster.authority).certificate
             token = new_token(certificate, secrets.token_bytes(KEY_ID_BYTES), secrets.token_bytes(SECRET_BYTES))
-            roster.tokens.create(token, role, uses, ttl_s, self._clock())
+            roster.tokens.create(token, role, uses, ttl_s, self._clock(), untrusted)
             self._write(roster)
-            self._tell("token created", token=token.key_id, role=role, uses=str(uses), ttl_s=f"{ttl_s:g}")
+            trust = "untrusted" if untrusted else ""
+            self._tell(
+                "token created", token=token.key_id, role=role, uses=str(uses), ttl_s=f"{ttl_s:g}", trust=trust, by=by
+            )
         return token
 
     def tokens(self) -> list[TokenRecord]:
         return self._read().tokens.records
 
-    def revoke_token(self, key_id: str) -> TokenRecord:
+    def revoke_token(self, key_id: str, by: str = "") -> TokenRecord:
         """The token lets nobody in any more; the nodes that it let in stay."""
         with self._changing() as roster:
             record = roster.tokens.withdraw(key_id)
             self._write(roster)
-            self._tell("token revoked", token=key_id)
+            self._tell("token revoked", token=key_id, by=by)
         return record
 
     # -- members
@@ -146,12 +153,19 @@ class Authority:
     def members(self) -> list[MemberRecord]:
         return list(self._read().members.values())
 
-    def revoke_node(self, who: str) -> MemberRecord:
-        """Throw out a node, by name, id or the start of that: its handshakes fail from the next look at the list on."""
+    def member(self, node_id: str) -> MemberRecord | None:
+        """What is known of a member."""
+        return self._latest().members.get(node_id)
+
+    def revoke_node(self, who: str, by: str = "", role: str = ADMIN) -> MemberRecord:
+        """Throw out a node, by name, id or the start of that: its handshakes fail from the next look at the list on.
+
+        `by` is who asks for it, and their role, where that is not this machine's user.
+        """
         with self._changing() as roster:
-            member, withdrawn = roster.revoke(who, self._clock())
+            member, withdrawn = roster.revoke(who, self._clock(), role)
             self._write(roster)
-            self._tell("node revoked", node=member.node_id, name=member.name)
+            self._tell("node revoked", node=member.node_id, name=member.name, by=by)
             for record in withdrawn:
                 self._tell("token revoked", token=record.key_id, reason=f"{member.name} knows it")
         return member
@@ -180,7 +194,7 @@ class Authority:
 
     # -- a new authority
 
-    def rotate(self, overlap_s: float = OVERLAP_S) -> Rotation:
+    def rotate(self, overlap_s: float = OVERLAP_S, by: str = "") -> Rotation:
         """Give the mesh a new authority; the one before is trusted for another `overlap_s`.
 
         Open tokens are withdrawn: they name the old one.  InputError while the last such change is not over.
@@ -196,9 +210,8 @@ class Authority:
             self._tell("authority made", authority=_short(successor.certificate))
             self._write(roster)
             former = _short(self._keyring.get(before).certificate)
-            self._tell(
-                "authority changed", authority=_short(successor.certificate), former=former, for_s=f"{overlap_s:g}"
-            )
+            now = _short(successor.certificate)
+            self._tell("authority changed", authority=now, former=former, for_s=f"{overlap_s:g}", by=by)
             for record in withdrawn:
                 self._tell("token revoked", token=record.key_id, reason="it names the authority before")
             return self._rotation(roster, tuple(withdrawn))
@@ -249,11 +262,19 @@ class Authority:
         if untold is not None:
             self._note("imposter", host, why, untold)
 
+    def acted(self, event: str, node_id: str, what: str, untold: int) -> None:
+        """Log what a client did: submit, read, cancel, pause or resume; as far as the disk takes it."""
+        member = self.member(node_id)
+        self._write_down(event, client=node_id, name=member.name if member else "", what=what, untold=_number(untold))
+
     def _note(self, event: str, host: str, why: str, untold: int) -> None:
         """Write down what a stranger did, as far as the disk takes it."""
+        self._write_down(event, host=host, reason=why, untold=_number(untold))
+
+    def _write_down(self, event: str, **fields: str) -> None:
         try:
             with self._locked():
-                self._tell(event, host=host, reason=why, untold=_number(untold))
+                self._tell(event, **fields)
         except (OSError, MeshError) as error:
             log.error("the audit log cannot be written: %s", error)
 

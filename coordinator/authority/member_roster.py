@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from wire.bounds import MEMBERS
-from wire.errors import ConfigError, InputError
+from wire.errors import ConfigError, InputError, NotTrusted
 from wire.joining.join_protocol import Asked
 from wire.limits import DEFAULT
+from wire.roles import ADMIN, may
 
 from .token_table import TokenRecord, TokenTable
 
@@ -40,6 +41,7 @@ class MemberRecord:
     ends_s: float
     revoked_s: float = 0.0  # 0: it was not
     authority: int = 1  # which of the mesh's certified it last, counted from the first
+    untrusted: bool = False  # it is on somebody else's machine, as its token says
 
     @property
     def revoked(self) -> bool:
@@ -104,7 +106,10 @@ class Roster:
         if not reason:
             self._forget(now_s)
             name = asked.ask.name
-            self._let_in(MemberRecord(node_id, name, record.role, record.key_id, host, now_s, ends_s))
+            ours = MemberRecord(
+                node_id, name, record.role, record.key_id, host, now_s, ends_s, untrusted=record.untrusted
+            )
+            self._let_in(ours)
         return reason
 
     def admit_here(self, node_id: str, role: str, name: str, now_s: float, ends_s: float) -> bool:
@@ -124,9 +129,13 @@ class Roster:
             return "revoked"
         return self._let_in(replace(member, ends_s=ends_s))
 
-    def revoke(self, who: str, now_s: float) -> tuple[MemberRecord, list[TokenRecord]]:
-        """Throw a node out, by its name, its id or the start of that, with the open tokens that it knows."""
-        member = replace(self.find(who), revoked_s=now_s)
+    def revoke(self, who: str, now_s: float, by: str = ADMIN) -> tuple[MemberRecord, list[TokenRecord]]:
+        """Throw a node out, by its name, its id or the start of that, with the open tokens that it knows.  NotTrusted
+        for an admin, if somebody of a lesser role asks."""
+        found = self.find(who)
+        if found.role == ADMIN and not may(by, ADMIN):
+            raise NotTrusted(f"{found.name} is an admin: only an admin may throw it out")
+        member = replace(found, revoked_s=now_s)
         self.members[member.node_id] = member
         self.number += 1
         self._forget(now_s)

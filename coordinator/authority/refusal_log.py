@@ -1,8 +1,10 @@
-"""Refusal log: decides which refused connections are written to the audit log, so that a flood cannot fill the disk.
+"""Refusal log: decides which refused connections, and which deeds of clients, are written to the audit log, so that a
+flood cannot fill the disk.
 
 A node that tries again and again does the same thing, and so does a flood.  So the same event of one origin is logged
 once an hour, and a token bucket limits the lines, one per origin and one for all.  Events that are not logged are
-counted, and the next line says how many there were.  That is at most about 1,500 lines a day, a quarter of a megabyte.
+counted, and the next line says how many there were.  Of refusals that is at most about 1,500 lines a day, a quarter of
+a megabyte; of what clients did 30,000, six megabytes.
 
 Pure: time is an argument.  It does not know what the events mean; docs/protocol.md, "Joining", says who is refused.
 """
@@ -31,15 +33,18 @@ class Allowance:
 REPEATED_S = 3600.0
 ORIGIN = Allowance(10, 360.0)  # a house whose machines are set up, one mistake after another
 ALL = Allowance(100, 60.0)
+CLIENT = Allowance(100, 10.0)  # a program of many calls; the rest of them is counted
+ALL_CLIENTS = Allowance(1000, 3.0)
 
 
 class RefusalLog:
     """`record` every refusal; it says whether to write a line."""
 
-    def __init__(self) -> None:
+    def __init__(self, origin: Allowance = ORIGIN, all: Allowance = ALL) -> None:
+        self._origin, self._most = origin, all
         self._done: OrderedDict[tuple[str, str], float] = OrderedDict()  # when it was told
         self._origins: OrderedDict[str, _Bucket] = OrderedDict()
-        self._all = _Bucket(ALL.lines, 0.0)
+        self._all = _Bucket(all.lines, 0.0)
         self._untold = 0
 
     def record(self, host: str, what: str, now_s: float) -> int | None:
@@ -48,11 +53,11 @@ class RefusalLog:
         origin = origin_of(host)
         told_s = self._done.get((origin, what))
         repeated = told_s is not None and told_s <= now_s < told_s + REPEATED_S
-        mine = self._origins.setdefault(origin, _Bucket(ORIGIN.lines, now_s))
+        mine = self._origins.setdefault(origin, _Bucket(self._origin.lines, now_s))
         self._origins.move_to_end(origin)
         _shorten(self._origins)
         # A machine's own users may do what they like with its disk, and all come from the same address.
-        if repeated or not ((not origin or mine.left(ORIGIN, now_s)) and self._all.left(ALL, now_s)):
+        if repeated or not ((not origin or mine.left(self._origin, now_s)) and self._all.left(self._most, now_s)):
             self._untold += 1
             return None
         mine.take()

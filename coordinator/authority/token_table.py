@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from wire.errors import ConfigError, InputError
 from wire.joining.join_protocol import Asked
 from wire.joining.join_tokens import Token
+from wire.roles import JOINING, WORKER, lets_in
 
-ROLES = ("worker", "client")  # nobody joins as a coordinator
 TTL_S = 900.0  # long enough to walk to the other machine
 TTL_S_MAX = 30 * 86400.0
 USES_MAX = 1024  # as many nodes as a mesh has
@@ -34,6 +34,7 @@ class TokenRecord:
     created_s: float
     expires_s: float
     withdrawn: bool = False
+    untrusted: bool = False  # the nodes are on other people's machines
     nodes: tuple[tuple[str, tuple[bytes, ...]], ...] = ()
 
     def state(self, now_s: float) -> str:
@@ -65,10 +66,14 @@ class TokenTable:
         """All remembered tokens, the newest first."""
         return sorted(self._records.values(), key=lambda record: (-record.created_s, record.key_id))
 
-    def create(self, token: Token, role: str, uses: int, ttl_s: float, now_s: float) -> TokenRecord:
+    def create(
+        self, token: Token, role: str, uses: int, ttl_s: float, now_s: float, untrusted: bool = False
+    ) -> TokenRecord:
         """Remember a new token; ConfigError for what no token can be."""
-        if role not in ROLES:
-            raise ConfigError(f"a token is for one of the roles {' and '.join(ROLES)}, not {role!r}")
+        if role not in JOINING:
+            raise ConfigError(f"a token is for one of the roles {', '.join(JOINING)}, not {role!r}")
+        if untrusted and role != WORKER:
+            raise ConfigError(f"only workers are trusted or not, and this token is for a {role}")
         if not 1 <= uses <= USES_MAX:
             raise ConfigError(f"a token has 1 to {USES_MAX} uses, not {uses}")
         if not 0 < ttl_s <= TTL_S_MAX:
@@ -76,7 +81,7 @@ class TokenTable:
         self._forget(now_s)
         if len(self._records) >= TOKENS_MAX:
             raise ConfigError(f"there are {TOKENS_MAX} tokens already", next_step="Give one token more uses: --uses N")
-        record = TokenRecord(token.key_id, token.key, role, uses, now_s, now_s + ttl_s)
+        record = TokenRecord(token.key_id, token.key, role, uses, now_s, now_s + ttl_s, untrusted=untrusted)
         self._records[record.key_id] = record
         return record
 
@@ -110,7 +115,7 @@ class TokenTable:
         state = record.state(now_s)
         if state != "open" and not (state == "used" and nonces):
             return state
-        if asked.ask.role != record.role:
+        if not lets_in(record.role, asked.ask.role):
             return "role"
         if asked.ask.nonce in nonces:
             return "replayed"

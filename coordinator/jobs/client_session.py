@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from wire.errors import MeshError
 from wire.ir.types import TensorType
-from wire.link.identity import member_id
 from wire.protocol.messages import NamedValue, SessionTold
+from wire.roles import member_id
 
 from ..planning.model.program import Program
 from ..planning.session_planner import Stateful

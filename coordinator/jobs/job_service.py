@@ -25,7 +25,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from wire.bounds import JOBS_IN_MEMORY, RESULTS_READY
-from wire.errors import Cancelled, InputError, LimitExceeded, MeshError, NotDurable, NotTrusted, StorageError
+from wire.errors import Cancelled, InputError, LimitExceeded, MeshError, NotDurable, StorageError
 from wire.ir.codec import decode_graph, hash_array, hash_bytes, tensor_bytes, tensor_from
 from wire.ir.dtypes import dtype_named, dtype_of
 from wire.ir.graph import WireGraph
@@ -54,6 +54,7 @@ from wire.protocol.messages import (
     SubmitJob,
 )
 from wire.protocol.reports import Event
+from wire.roles import ADMIN, OPERATOR, may, member_id
 from wire.system.loop_lag import recent_lag_s
 from wire.system.malloc import give_back
 from wire.system.tasks import Tasks, unheard
@@ -65,9 +66,10 @@ from ..planning.model.program import Program
 from ..workers.call_report import report_json
 from ..workers.failure_detector import Health
 from ..workers.paged_reports import page
-from .job_store import Content, JobStore, StoredEntry
-from .job_table import FINAL, Action, Free, Job, JobTable, Notify, Save, SaveLater, Start, Stop
-from .program_upload import ProgramUpload
+from .client_contents import ClientContents
+from .job_store import Content, JobStore, StoredEntry, addresses_in, in_files
+from .job_table import FINAL, Action, Free, Job, JobTable, Key, Notify, Save, SaveLater, Start, Stop
+from .program_upload import ProgramUpload, consts_of
 from .stored_program import ProgramContent, load_program
 
 log = logging.getLogger("graph_mesh.service")
@@ -95,11 +97,15 @@ class _Work:
 
 
 Answer = Callable[[Link, Any], Awaitable[Message]]
+Acted = Callable[[Link, str, str], None]  # what a client did (submit, read, ...), and to what
 _ABOUT = {"waiting": " for a worker"}  # what an event of no worker is about, by its kind
 
 
 class JobService:
-    """Registers itself as the answer to every client message of `coordinator`.  Call `resume` before `listen`."""
+    """Registers itself as the answer to every client message of `coordinator`.  Call `resume` before `listen`.
+
+    `acted` is told who did what.
+    """
 
     def __init__(
         self,
@@ -107,20 +113,23 @@ class JobService:
         table: JobTable,
         store: JobStore,
         unix: Callable[[], float] = time.time,
+        acted: Acted = lambda link, what, to: None,
     ) -> None:
+        self.contents = ClientContents(coordinator)
+        self._acted = acted
         self._coordinator = coordinator
         self._table = table
         self._store = store
         self._unix = unix  # what people call the time, which may be set
         self._upload = ProgramUpload(coordinator.blobs)
         self._loop = asyncio.get_running_loop()
-        self._running: dict[str, asyncio.Task[None]] = {}
+        self._running: dict[Key, tuple[Job, asyncio.Task[None]]] = {}
         self._saving, self._tasks = Tasks(), Tasks()
-        self._waiting: dict[str, list[asyncio.Future[None]]] = {}
-        self._published: dict[str, tuple[NamedValue, ...]] = {}  # results as clients get them, by job
+        self._waiting: dict[Key, list[asyncio.Future[None]]] = {}
+        self._published: dict[Key, tuple[NamedValue, ...]] = {}  # results as clients get them, by job
         self._publishing = asyncio.Lock()
-        self._held: dict[str, list[bytes]] = {}  # those that clients fetch by address
-        self._recent: dict[str, Job] = {}
+        self._held: dict[Key, list[tuple[str, bytes]]] = {}  # those that clients fetch by address, and for whom
+        self._recent: dict[Key, Job] = {}
         self._ended = itertools.count(1)
         self._forced = itertools.count(1)
         self._workers_before: frozenset[str] = frozenset()
@@ -145,7 +154,7 @@ class JobService:
             AskNodes: self._nodes,
             PauseNode: self._pause_node,
         }
-        coordinator.requests.update({message: for_clients(answer) for message, answer in answers.items()})
+        coordinator.requests.update(answers)
         coordinator.unlinked.append(self._client_gone)
         coordinator.watchers.append(self._happened)
         self._timer = self._tasks.keep("watching the time", self._watch_time)
@@ -158,6 +167,7 @@ class JobService:
                 self._workers_kept = entry.fields["workers"]
             else:
                 self._table.restore(entry.job, entry.kind, entry.fields, now)
+                self.contents.sent(member_id(entry.fields.get("client", "")), addresses_in(entry.fields))
         self._table.wait_for_workers(now)
         jobs = self._table.all()
         if jobs:
@@ -171,7 +181,7 @@ class JobService:
     async def close(self) -> None:
         """End every job's work; the next start goes on with it."""
         self._closing = True
-        tasks = [*self._running.values(), self._timer]
+        tasks = [*(task for _, task in self._running.values()), self._timer]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -187,9 +197,11 @@ class JobService:
         name = body.job or secrets.token_hex(6)
         while True:
             created_s = self._now() + self._table.unix_s
-            job = Job(name, sys.intern(body.name), client, body.detach, created_s, _digest(body))
+            size_bytes = sum(kind.size_bytes for kind in _values_of(graph))
+            job = Job(name, sys.intern(body.name), client, body.detach, created_s, _digest(body), size_bytes)
             known = self._table.submit(job)
             if known is job:
+                self._acted(link, "submit", name)
                 await self._take_in(link, job, graph, body)
             else:
                 await self._until(known, lambda job: job.state != "arriving")
@@ -228,43 +240,51 @@ class JobService:
         self._table.seen(link.peer.node_id)
         now = self._now()
         if not body.job:
-            return Jobs(tuple(self._table.report(job, now, details=False) for job in self._table.all()))
-        job = self._table.get(body.job)
+            owner = None if may(link.peer.role, OPERATOR) else member_id(link.peer.node_id)
+            return Jobs(tuple(self._table.report(job, now, details=False) for job in self._table.all(owner)))
+        job = self._job(link, body.job, OPERATOR)
         await self._recall(job)
         return Jobs((self._table.report(job, now, details=True),))
 
     async def _await(self, link: Link, body: AwaitJob) -> JobResult:
         self._table.seen(link.peer.node_id)
-        job = self._table.get(body.job)
+        job = self._job(link, body.job, ADMIN)
+        self._acted(link, "read", job.job)
         await self._until(job, lambda job: job.state in FINAL)
         if job.error is not None:
             await self._recall(job)
             raise job.error.copy()  # for whoever asks: raised itself, it would gather the stacks of them all
         async with self._publishing:
             await self._recall(job)
-            if job.job not in self._published:
-                self._published[job.job] = await self._publish(job)
+            if job.key not in self._published:
+                self._published[job.key] = await self._publish(job)
                 for other in list(self._published)[:-PUBLISHED_MAX]:
                     self._unpublish(other)  # whoever asks for it again has it published again
-            return JobResult(self._published[job.job], job.report)
+            return JobResult(self._published[job.key], job.report)
+
+    def _job(self, link: Link, job: str, everybodys: str) -> Job:
+        """A job that a client names: one of its own, or with the role `everybodys` anybody's.  InputError for others as
+        for those that there are not."""
+        return self._table.get(job, member_id(link.peer.node_id), may(link.peer.role, everybodys))
 
     async def _recall(self, job: Job) -> None:
         """Have a job's details in memory."""
         if job.shrunk:
-            fields = await self._store.read(job.job)
+            fields = await self._store.read(job.entry)
             if job.shrunk:  # still
                 self._table.recall(job, fields)
                 self._remember(job)
 
     def _remember(self, job: Job) -> None:
         """Keep the details of the most recent jobs in memory, and unload those of others."""
-        self._recent[job.job] = job
+        self._recent[job.key] = job
         while len(self._recent) > RECENT_MAX:
             self._table.shrink(self._recent.pop(next(iter(self._recent))))
 
     async def _cancel(self, link: Link, body: CancelJob) -> Done:
-        job = self._table.get(body.job)
+        job = self._job(link, body.job, OPERATOR)
         if job.state not in FINAL:
+            self._acted(link, "cancel", job.job)
             self._feed(self._table.cancel(job, self._now()))
             await self._until(job, lambda job: job.state in FINAL)
         elif job.state != "cancelled":
@@ -279,12 +299,13 @@ class JobService:
 
     async def _pause_node(self, link: Link, body: PauseNode) -> Done:
         await self._coordinator.pause(body.node, body.on)
+        self._acted(link, "pause" if body.on else "resume", body.node)
         return Done()
 
     async def _until(self, job: Job, holds: Callable[[Job], bool]) -> None:
         while not holds(job):
             changed: asyncio.Future[None] = self._loop.create_future()
-            self._waiting.setdefault(job.job, []).append(changed)
+            self._waiting.setdefault(job.key, []).append(changed)
             await changed
 
     # -- performing what the table decided
@@ -301,14 +322,18 @@ class JobService:
         self._saving.run("keeping a job", self._save(save), lambda error: self._not_saved(save, error))
 
     def _save_later(self, note: SaveLater) -> None:
-        self._store.save_later(note.job.job, note.kind)
+        self._store.save_later(note.job.entry, note.kind)
 
     async def _save(self, save: Save) -> None:
         job = save.job
-        kept = await self._store.save(job.job, save.kind, save.fields, _values(save))
+        kept = await self._store.save(job.entry, save.kind, save.fields, _values(save))
         if save.kind == "ended" and kept:
             job.kept, job.outputs = kept, None  # read from the disk when asked for; memory is free again
         self._feed(self._table.saved(save, self._now()))
+        if save.kind == "accepted":
+            self.contents.sent(job.owner, addresses_in(kept))
+            if job.state == "queued" and in_files(kept):
+                job.kept, job.work = kept, None  # read from the disk when its turn comes
         if save.kind == "ended":
             self._remember(job)
             if next(self._ended) % GIVE_BACK_EVERY == 0:
@@ -323,11 +348,12 @@ class JobService:
         if self._closing:
             return
         job = start.job
-        task = self._running[job.job] = self._tasks.run("running a job", self._run(job), unheard)  # `_stopped` hears
+        task = self._tasks.run("running a job", self._run(job), unheard)  # `_stopped` hears
+        self._running[job.key] = job, task
         task.add_done_callback(partial(self._stopped, job))
 
     def _stopped(self, job: Job, task: asyncio.Task[None]) -> None:
-        del self._running[job.job]
+        del self._running[job.key]
         if task.cancelled():  # before it began, and so it could not say so itself
             self._ran(job, {}, "", Cancelled("the job was cancelled"))
         elif (error := task.exception()) is not None:  # a fault of ours must end the waits for the job
@@ -346,7 +372,7 @@ class JobService:
             arrays, call_report = await self._coordinator.call(work.program, work.inputs, patient=job.detached)
             report = report_json(call_report)
             for relayed in call_report.relayed:
-                self._table.tell(job.job, self._now(), f"relayed {relayed}")
+                self._table.tell(job, self._now(), f"relayed {relayed}")
             outputs = dict(zip(work.content.graph.output_names, arrays, strict=True))
         except asyncio.CancelledError:
             error = Cancelled("the job was cancelled")
@@ -363,20 +389,20 @@ class JobService:
         self._feed(self._table.ran(job, self._now(), outputs, report, error))
 
     def _stop(self, stop: Stop) -> None:
-        self._running[stop.job.job].cancel()
+        self._running[stop.job.key][1].cancel()
 
     def _tell(self, tell: Notify) -> None:
-        for waiting in self._waiting.pop(tell.job.job, ()):
+        for waiting in self._waiting.pop(tell.job.key, ()):
             if not waiting.done():
                 waiting.set_result(None)
 
     def _free(self, free: Free) -> None:
-        self._recent.pop(free.job.job, None)
-        self._unpublish(free.job.job)
+        self._recent.pop(free.job.key, None)
+        self._unpublish(free.job.key)
 
-    def _unpublish(self, job: str) -> None:
-        for address in self._held.pop(job, ()):
-            self._coordinator.release(address)
+    def _unpublish(self, job: Key) -> None:
+        for owner, address in self._held.pop(job, ()):
+            self.contents.release(owner, [address])
         self._published.pop(job, None)
 
     # -- values on their way in
@@ -401,8 +427,8 @@ class JobService:
             address = None
             if far:
                 address = await off_loop(array.nbytes, hash_array, array)
-                self._coordinator.hold(address, array)
-                self._held.setdefault(job.job, []).append(address)
+                self.contents.hold(job.owner, address, array)
+                self._held.setdefault(job.key, []).append((job.owner, address))
             outputs.append(BlobExchange.named(name, array, far, address))
         return tuple(outputs)
 
@@ -413,7 +439,8 @@ class JobService:
         content = await load_program(kept, load)
         kinds = content.graph.input_types
         inputs = {name: tensor_from(await load(leaf), kinds[name]) for name, leaf in kept["inputs"].items()}
-        return _Work(content, kept["strategy"], inputs, kept.get("copies", "checkpoint"))
+        forced = next(self._forced) if kept.get("force") else 0
+        return _Work(content, kept["strategy"], inputs, kept.get("copies", "checkpoint"), forced)
 
     async def _kept_outputs(self, job: Job) -> dict[str, NDArray[Any]]:
         outputs = {}
@@ -440,7 +467,7 @@ class JobService:
         """Add what happens to a worker to the log of every job that runs."""
         about = f" {event.node}" if event.node else _ABOUT.get(event.kind, "")
         text = f"{event.kind}{about}: {event.text}"
-        for job in self._running:
+        for job, _ in self._running.values():
             self._table.tell(job, self._now(), text)
         if event.kind in WORKERS_CHANGED:
             self._wake.set()
@@ -482,6 +509,7 @@ def _values(save: Save) -> Any:
             **work.content.values,
             "strategy": work.strategy,
             "copies": work.copies,
+            "force": bool(work.forced),
             "inputs": {name: Content(tensor_bytes(array)) for name, array in work.inputs.items()},
         }
     if save.kind == "ended" and save.job.outputs:
@@ -509,12 +537,6 @@ def _digest(body: SubmitJob) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def for_clients(answer: Answer) -> Answer:
-    """Answer clients only: a worker may neither submit jobs nor see them."""
-
-    async def checked(link: Link, body: Any) -> Message:
-        if link.peer.role != "client":
-            raise NotTrusted(f"{link.peer.name} is a {link.peer.role}: only clients submit jobs and ask for them")
-        return await answer(link, body)
-
-    return checked
+def _values_of(graph: WireGraph) -> list[TensorType]:
+    """The types of all that comes with a graph."""
+    return [*graph.input_types.values(), *graph.param_types.values(), *consts_of(graph).values()]

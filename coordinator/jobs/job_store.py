@@ -78,7 +78,7 @@ class JobStore:
         store = JobStore(journal, ContentFiles(folder / "content", disk, recent_bytes_max))
         stored = [StoredEntry(entry.job, entry.kind, json.loads(entry.body)) for entry in entries]
         for entry in stored:
-            if held := b"".join(_addresses(entry.fields)):
+            if held := b"".join(addresses_in(entry.fields)):
                 store._held[entry.job] = store._held.get(entry.job, b"") + held
         try:
             store._contents.restore(address for held in store._held.values() for address in _apart(held))
@@ -261,9 +261,14 @@ def _map(change: Callable[[Content], Any], tree: Any) -> Any:
     return tree
 
 
-def _addresses(tree: Any) -> Iterator[bytes]:
+def addresses_in(tree: Any) -> Iterator[bytes]:
     """The address of every file that the tree names."""
     return (address for address, _ in _named(tree))
+
+
+def in_files(tree: Any) -> bool:
+    """Whether some of the values are in files beside the journal."""
+    return any(True for _ in _named(tree))
 
 
 def _named(tree: Any) -> Iterator[tuple[bytes, int]]:

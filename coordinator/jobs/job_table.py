@@ -11,35 +11,48 @@ a job runs, what its values are, or where entries are kept.
 A job that arrives still needs its client: values are on their way, and nothing was promised.  From queued on it is
 promised: it is in the journal, where there is one.  An end is told once it is in the journal too, or once the journal
 has refused it; then it is tried again every `retry_s`.  While no worker can be given work, a job that needs no client
-stays queued, as long as it takes; one that is attached runs, and fails with an error that says so.  Details of a job
-that is over (log, report, values, the log lines of its error) may be left to the journal: `shrink` lets go of them,
-`recall` takes them up again.
+stays queued, as long as it takes; one that is attached runs, and fails with an error that says so.
+
+A job is of the member whose process submitted it, and for everybody else it is not there: two members may give two
+jobs the same id.  Members take turns (`start`): of two that have jobs in the queue, the one that has fewer running
+begins its next, and the jobs of one never keep another from its share.
+
+Details of a job that is over (log, report, values, the log lines of its error) may be left to the journal: `shrink`
+lets go of them, `recall` takes them up again.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from wire.bounds import JOBS_OVER, JOBS_RUNNING, JOBS_WAITING
-from wire.errors import Busy, Cancelled, InputError, MeshError, from_fields
+from wire.bounds import JOB_BYTES_RUNNING, JOB_BYTES_WAITING, JOBS_OF_CLIENT, JOBS_OVER, JOBS_RUNNING, JOBS_WAITING
+from wire.errors import Busy, Cancelled, DeadlineExceeded, InputError, MeshError, from_fields
 from wire.limits import REPORT_CHARS_MAX
 from wire.protocol.messages import JobReport
+from wire.roles import member_id
 from wire.timeouts import DEFAULT_TIMEOUTS
+from wire.units import size_text
 
 FINAL = frozenset({"done", "failed", "cancelled"})
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_OF = "@"  # between a job's id and its owner, in the journal and for operators; no id has it
 
 
 @dataclass(frozen=True, slots=True)
 class JobLimits:
     queued_per_client_max: int = JOBS_WAITING.most  # a script that loops over submit meets this before memory does
+    queued_bytes_per_client_max: int = JOB_BYTES_WAITING.most  # of their values, which are on the disk
     running_max: int = JOBS_RUNNING.most  # jobs share the same workers; more at once only wait for each other
+    running_per_client_max: int = JOBS_OF_CLIENT.most
+    running_bytes_per_client_max: int = JOB_BYTES_RUNNING.most  # a job that has more runs as its client's only one
+    time_limit_s: float = 0.0  # after which a running job fails; 0: never
     kept_max: int = JOBS_OVER.most
     keep_s: float = DEFAULT_TIMEOUTS.keep_results_s
     log_lines_max: int = 1000
@@ -49,14 +62,18 @@ class JobLimits:
     gather_s: float = DEFAULT_TIMEOUTS.job_gather_s
 
 
+Key = tuple[str, str]  # a job's owner and its id
+
+
 @dataclass(slots=True)
 class Job:
     job: str
     name: str
-    client: str
+    client: str  # the node that submitted it, a process of its owner
     detached: bool
     created_s: float  # Unix time, as is ended_s
     content: str = ""  # a digest of what it computes: the same id may only come again with the same
+    size_bytes: int = 0  # of its values
     work: Any = None  # what job_service.py needs to run it, once that has arrived; freed at the end
     kept: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)  # what the journal said of its values
     state: str = "arriving"
@@ -73,7 +90,20 @@ class Job:
     forgetting: bool = False
     restored: bool = False  # from the journal
     began_s: float = 0.0  # by the table's clock
+    started_s: float = 0.0  # likewise
     over_s: float | None = None  # likewise
+    entry: str = ""  # its name in the journal; a job of an older version has its id alone
+    stopped_by: MeshError | None = None  # why its work was stopped, if not because somebody cancelled it
+
+    @property
+    def owner(self) -> str:
+        """The member whose job it is."""
+        return member_id(self.client)
+
+    @property
+    def key(self) -> Key:
+        """What the table knows it by."""
+        return self.owner, self.job
 
     @property
     def patient(self) -> bool:
@@ -136,15 +166,18 @@ Action = Save | SaveLater | Start | Stop | Notify | Free
 
 
 class JobTable:
-    """All jobs by id."""
+    """All jobs, by owner and id."""
 
     def __init__(self, limits: JobLimits = JobLimits()) -> None:
         self.limits = limits
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[Key, Job] = {}
         # What is asked often is asked of few of them: of those that go on, and of the oldest of those that are over.
-        self._going: dict[str, Job] = {}  # in the order of their submission
-        self._over: dict[str, Job] = {}  # and not being forgotten, in the order of their ends
-        self._unsaved: dict[str, Job] = {}  # whose last entry the disk refused
+        self._going: dict[Key, Job] = {}  # in the order of their submission
+        self._over: dict[Key, Job] = {}  # and not being forgotten, in the order of their ends
+        self._unsaved: dict[Key, Job] = {}  # whose last entry the disk refused
+        self._turn: dict[str, int] = {}  # of each owner, the number of its latest start
+        self._starts = itertools.count(1)
+        self._entries: dict[str, Job] = {}  # by their names in the journal, while that is read
         self._gather_until_s: float | None = None  # until then jobs wait for all workers of before a restart
         self._no_worker_reason = ""  # why no worker can be given work
         self.unix_s = 0.0  # what Unix time is ahead of `now`
@@ -156,22 +189,34 @@ class JobTable:
 
         InputError for an id that is none or names another content, Busy if this client has too many waiting.
         """
-        known = self._jobs.get(job.job)
+        known = self._jobs.get(job.key)
         if known is not None and (known.accepted or known.state not in FINAL):
             if known.content != job.content:
                 raise InputError(f"there is a job {job.job} with another content", next_step="Choose another id")
             return known
         if not _ID.fullmatch(job.job):
             raise InputError(f"{job.job!r} is no id for a job", next_step="Up to 64 letters, digits and any of _ . -")
-        mine = (other for other in self._going.values() if other.client == job.client)
-        waiting = sum(other.state in ("arriving", "queued") for other in mine)
-        if waiting >= self.limits.queued_per_client_max:
-            raise Busy(f"{waiting} jobs of this client are waiting already", next_step="Wait for some, or cancel them")
-        self._over.pop(job.job, None)  # one that was refused
-        self._jobs[job.job] = self._going[job.job] = job
+        self._check_room(job)
+        self._over.pop(job.key, None)  # one that was refused
+        job.entry = f"{job.job}{_OF}{job.owner}"
+        self._jobs[job.key] = self._going[job.key] = job
         job.began_s = job.created_s - self.unix_s
         self._tell(job, job.began_s, "submitted")
         return job
+
+    def _check_room(self, job: Job) -> None:
+        mine = [other for other in self._going.values() if other.owner == job.owner]
+        waiting = [other for other in mine if other.state in ("arriving", "queued")]
+        most, advice = self.limits.queued_bytes_per_client_max, "Wait for some, or cancel them"
+        if len(waiting) >= self.limits.queued_per_client_max:
+            raise Busy(f"{len(waiting)} jobs of this client are waiting already", next_step=advice)
+        taken = sum(other.size_bytes for other in waiting)
+        if taken + job.size_bytes > most:
+            raise Busy(
+                f"the job has {size_text(job.size_bytes)} of values, and those of this client that wait have "
+                f"{size_text(taken)}: no more than {size_text(most)} may wait",
+                next_step=advice if taken else "Make it smaller",
+            )
 
     def arrived(self, job: Job, now: float, work: Any) -> list[Action]:
         """Everything the job needs is here; nothing happens if it was cancelled meanwhile."""
@@ -193,6 +238,8 @@ class JobTable:
         """The job's work ended; one that is over stays as it is, whatever its work says afterwards."""
         if job.state in FINAL or job.final:
             return []
+        if isinstance(error, Cancelled) and job.stopped_by is not None:
+            error = job.stopped_by
         job.final = _final_state(error)
         job.over_s, job.ended_s, job.outputs, job.report = now, now + self.unix_s, outputs, report
         job.error = error and error.copy()  # the error itself would hold the stacks that it went through
@@ -220,7 +267,7 @@ class JobTable:
                 return [Notify(job), *self.start(now)]
             case "ended":
                 job.retry_s = None
-                self._unsaved.pop(job.job, None)
+                self._unsaved.pop(job.key, None)
                 return self._end(job, now)
             case "forgotten":
                 return self._drop(job)
@@ -242,18 +289,49 @@ class JobTable:
         return []
 
     def start(self, now: float) -> list[Action]:
-        """Begin queued jobs that may run now, oldest first."""
+        """Begin queued jobs that may run now: of each owner the oldest, and first of who has the fewest running.
+
+        All together run `running_max`.  Yet an owner always has its share of them, also where others came first and
+        have it: their jobs may be endless.
+        """
         if self._gather_until_s is not None:
             return []
         hungry = [job for job in self._going.values() if not (self._no_worker_reason and job.patient)]
-        running = sum(job.state == "running" for job in hungry)
-        queued = [job for job in hungry if job.state == "queued" and not job.final]
+        running: dict[str, list[Job]] = {}
+        queued: dict[str, deque[Job]] = {}
+        for job in hungry:
+            if job.state == "running":
+                running.setdefault(job.owner, []).append(job)
+            elif job.state == "queued" and not job.final:
+                queued.setdefault(job.owner, deque()).append(job)
         actions: list[Action] = []
-        for job in queued[: max(self.limits.running_max - running, 0)]:
-            job.state = "running"
+        while (owner := self._next_owner(running, queued)) is not None:
+            job = queued[owner].popleft()
+            if not queued[owner]:
+                del queued[owner]
+            running.setdefault(owner, []).append(job)
+            self._turn[owner] = next(self._starts)
+            job.state, job.started_s = "running", now
             self._tell(job, now, "running")
             actions += [SaveLater(job, "started"), Start(job)]
         return actions
+
+    def _next_owner(self, running: Mapping[str, Sequence[Job]], queued: Mapping[str, Sequence[Job]]) -> str | None:
+        """The owner whose job begins next, None if nobody's may."""
+        limits = self.limits
+        free = limits.running_max - sum(map(len, running.values()))
+        share = max(limits.running_max // max(len(running.keys() | queued.keys()), 1), 1)
+
+        def may_begin(owner: str) -> bool:
+            mine = running.get(owner, ())
+            if not mine:
+                return True
+            size_bytes = sum(job.size_bytes for job in (*mine, queued[owner][0]))
+            fits = size_bytes <= limits.running_bytes_per_client_max and len(mine) < limits.running_per_client_max
+            return fits and (free > 0 or len(mine) < share)
+
+        ready = filter(may_begin, queued)
+        return min(ready, key=lambda owner: (len(running.get(owner, ())), self._turn.get(owner, 0)), default=None)
 
     # -- clients
 
@@ -273,9 +351,10 @@ class JobTable:
     # -- a restart
 
     def restore(self, job: str, kind: str, fields: Mapping[str, Any], now: float) -> None:
-        """Restore a job from an entry of the journal; call it for every entry, in order."""
+        """Restore a job from an entry of the journal, by its name there; call it for every entry, in order."""
         if kind == "accepted":
-            restored = self._jobs[job] = self._going[job] = _job_of(job, fields)
+            restored = self._restored(job, fields)
+            self._going[restored.key] = restored
             restored.state, restored.restored = "queued", True
             restored.began_s = min(restored.created_s - self.unix_s, now)
             self._tell(restored, restored.created_s - self.unix_s, "submitted")
@@ -283,10 +362,11 @@ class JobTable:
             if not restored.detached:
                 restored.leaves_s = now + self.limits.grace_s
         elif kind == "started":
-            self._tell(self._jobs[job], now, "it was running")
+            self._tell(self._entries[job], now, "it was running")
         elif kind == "ended":
-            self._going.pop(job, None)
-            restored = self._jobs[job] = self._over[job] = _job_of(job, fields)
+            restored = self._restored(job, fields)
+            self._going.pop(restored.key, None)
+            self._over[restored.key] = restored
             restored.state = restored.final = fields["state"]
             restored.ended_s = fields["ended_s"]
             longest_s = max(self.limits.keep_s - self.limits.keep_anew_s, 0.0)
@@ -295,9 +375,15 @@ class JobTable:
             restored.error = from_fields(fields["error"]) if fields["error"] else None
             self.shrink(restored)
 
+    def _restored(self, entry: str, fields: Mapping[str, Any]) -> Job:
+        job = self._entries[entry] = _job_of(entry, fields)
+        self._jobs[job.key] = job
+        return job
+
     def wait_for_workers(self, now: float) -> None:
         """Restored jobs wait for the workers of before the restart: a plan for the first of them would be a poor
-        one."""
+        one.  All entries are restored."""
+        self._entries.clear()
         if self._going:
             self._gather_until_s = now + self.limits.gather_s
 
@@ -340,6 +426,9 @@ class JobTable:
                 job.leaves_s = None
                 self._tell(job, now, "its client went away")
                 actions += self.cancel(job, now)
+            elif (limit_s := self._limit_s(job)) is not None and now >= limit_s:
+                job.stopped_by = _too_long(self.limits.time_limit_s)
+                actions.append(Stop(job))
         for job in self._unsaved.values():
             if job.retry_s is not None and now >= job.retry_s:
                 job.retry_s = now + self.limits.retry_s
@@ -349,23 +438,36 @@ class JobTable:
     def next_deadline(self) -> float | None:
         """The time at which a tick is due, or None."""
         due = [self._gather_until_s, *(job.leaves_s for job in self._going.values())]
+        due += [self._limit_s(job) for job in self._going.values()]
         due += [job.retry_s for job in self._unsaved.values()]
         due += [_over_s(job) + self.limits.keep_s for job in itertools.islice(self._over.values(), 1)]
         return min((time_s for time_s in due if time_s is not None), default=None)
 
     # -- asking
 
-    def get(self, job: str) -> Job:
-        """The job; InputError if there is none of that id (never was, or forgotten)."""
-        named = self._jobs.get(job)
+    def get(self, job: str, owner: str, everybody: bool = False) -> Job:
+        """The job of this owner; InputError if it has none of that id (never had, forgotten, or it is another's).
+
+        Who may see `everybody`'s gets another's, too: by its id, or where several have such a job by "ID@OWNER", of the
+        owner's id as many characters as it takes.
+        """
+        named = self._jobs.get((owner, job))
+        if named is None and everybody:
+            name, _, of = job.partition(_OF)
+            found = [each for each in self._jobs.values() if each.job == name and each.owner.startswith(of)]
+            if len(found) > 1:
+                all_of_them = ", ".join(f"{each.job}{_OF}{each.owner}" for each in found)
+                raise InputError(f"{len(found)} clients have a job {job!r}", next_step=f"Name one: {all_of_them}")
+            named = found[0] if found else None
         if named is None:
-            known = ", ".join(list(self._jobs)[-5:]) or "none"
+            known = ", ".join(each.job for each in self.all(None if everybody else owner)[-5:]) or "none"
             kept = f"{self.limits.keep_s / 3600:g} h"
             raise InputError(f"no job {job!r} here", next_step=f"Most recent: {known}; results are kept for {kept}")
         return named
 
-    def all(self) -> list[Job]:
-        return list(self._jobs.values())
+    def all(self, owner: str | None = None) -> list[Job]:
+        """The jobs of an owner, or everybody's."""
+        return [job for job in self._jobs.values() if owner is None or job.owner == owner]
 
     def report(self, job: Job, now: float, details: bool) -> JobReport:
         """The job as a message row, with its log and its report or without."""
@@ -374,16 +476,16 @@ class JobTable:
         log = tuple(line[:4096] for line in job.log) if details else ()
         report = job.report if details else ""
         waits = self._waits(job)
-        return JobReport(job.job, job.name, job.state, job.created_s, seconds, error, log, report, waits)
+        return JobReport(job.job, job.name, job.state, job.created_s, seconds, error, log, report, waits, job.owner)
 
-    def tell(self, job: str, now: float, text: str) -> None:
+    def tell(self, job: Job, now: float, text: str) -> None:
         """Add a line to the job's log."""
-        self._tell(self.get(job), now, text)
+        self._tell(job, now, text)
 
     def validate(self) -> None:
         """Assert that the state does not contradict itself; tests call it after every event."""
         for name, job in self._jobs.items():
-            assert job.job == name
+            assert job.key == name
             assert job.state != "queued" or job.accepted, f"{name} waits to run and was not accepted"
             assert job.state != "running" or job.accepted, f"{name} runs and was not accepted"
             assert job.state not in FINAL or (job.state == job.final and job.work is None), f"{name} is over and is not"
@@ -396,10 +498,21 @@ class JobTable:
             assert (self._unsaved.get(name) is job) == (job.retry_s is not None), f"{name} is to be saved, or not"
         assert self._going.keys() | self._over.keys() | self._unsaved.keys() <= self._jobs.keys()
         for patient in (True, False):
-            running = sum(job.state == "running" and job.patient == patient for job in self._jobs.values())
-            assert running <= self.limits.running_max, f"{running} jobs run"
+            running = Counter(
+                job.owner for job in self._jobs.values() if job.state == "running" and job.patient == patient
+            )
+            assert max(running.values(), default=0) <= self.limits.running_per_client_max, f"{running} run"
+            assert running.total() <= self.limits.running_max + max(self.limits.running_max, len(running)), (
+                f"{running} run"
+            )
 
     # -- helpers
+
+    def _limit_s(self, job: Job) -> float | None:
+        """The time at which a job has run for too long, None for never."""
+        if not self.limits.time_limit_s or job.state != "running" or job.final or job.stopped_by is not None:
+            return None
+        return job.started_s + self.limits.time_limit_s
 
     def _end(self, job: Job, now: float) -> list[Action]:
         if job.state in FINAL:
@@ -408,8 +521,10 @@ class JobTable:
             job.over_s, job.ended_s = now, now + self.unix_s
             self._tell(job, now, f"{job.final}: {job.error}")
         job.state, job.work = job.final, None
-        del self._going[job.job]
-        self._over[job.job] = job
+        del self._going[job.key]
+        self._over[job.key] = job
+        if not any(other.owner == job.owner for other in self._going.values()):
+            self._turn.pop(job.owner, None)
         return [Notify(job), *self.start(now)]
 
     def _save_end(self, job: Job) -> Save:
@@ -419,7 +534,7 @@ class JobTable:
 
     def _save_later(self, job: Job, now: float) -> None:
         job.retry_s = now + self.limits.retry_s
-        self._unsaved[job.job] = job
+        self._unsaved[job.key] = job
 
     def _waits(self, job: Job) -> str:
         """What a job waits for, as text; "" if only for its own end."""
@@ -440,15 +555,15 @@ class JobTable:
             job = next(iter(self._over.values()))
             if len(self._over) <= self.limits.kept_max and now < _over_s(job) + self.limits.keep_s:
                 break
-            del self._over[job.job]
+            del self._over[job.key]
             job.forgetting = True
             actions += [Save(job, "forgotten", {})] if job.accepted else self._drop(job)
         return actions
 
     def _drop(self, job: Job) -> list[Action]:
-        if self._jobs.get(job.job) is job:
-            del self._jobs[job.job]
-        self._unsaved.pop(job.job, None)
+        if self._jobs.get(job.key) is job:
+            del self._jobs[job.key]
+        self._unsaved.pop(job.key, None)
         return [Free(job)]
 
     def _tell(self, job: Job, now: float, text: str) -> None:
@@ -464,12 +579,22 @@ def _final_state(error: MeshError | None) -> str:
     return "done" if error is None else "cancelled" if error.code == "cancelled" else "failed"
 
 
-_FACTS = ("name", "client", "detached", "created_s", "content")
+def _too_long(limit_s: float) -> MeshError:
+    return DeadlineExceeded(
+        f"the job ran for more than {limit_s:g} s, which is the limit of this coordinator",
+        next_step="Submit smaller jobs, or have mesh-coord serve started with a longer --job-time-limit",
+    )
+
+
+_FACTS = ("name", "client", "detached", "created_s", "content", "size_bytes")
 
 
 def _facts(job: Job) -> dict[str, Any]:
     return {name: getattr(job, name) for name in _FACTS}
 
 
-def _job_of(job: str, fields: Mapping[str, Any]) -> Job:
-    return Job(job, **{name: fields[name] for name in _FACTS}, kept=fields.get("values") or _NOTHING, accepted=True)
+def _job_of(entry: str, fields: Mapping[str, Any]) -> Job:
+    facts = {name: fields[name] for name in _FACTS if name in fields}  # an older version wrote fewer
+    job = Job(entry.partition(_OF)[0], **facts, kept=fields.get("values") or _NOTHING, accepted=True)
+    job.entry = entry
+    return job

@@ -27,10 +27,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from wire.bounds import SESSIONS_OPEN
+from wire.bounds import SESSIONS_OF_CLIENT, SESSIONS_OPEN
 from wire.errors import Busy, Cancelled, InputError, MeshError, NodeLost, SessionTaken, StorageError
 from wire.ir.codec import decode_graph, hash_array
-from wire.link.identity import member_id
 from wire.link.link import Link
 from wire.policy.redundancy import OF_SESSIONS, copies_of
 from wire.protocol.messages import (
@@ -54,6 +53,7 @@ from wire.protocol.messages import (
     SessionStep,
     SessionTold,
 )
+from wire.roles import OPERATOR, may, member_id
 from wire.system.tasks import Tasks, unheard
 from wire.transfer.content_exchange import BlobExchange, apart, off_loop
 from wire.units import counted
@@ -62,6 +62,7 @@ from ..coordinator import Coordinator
 from ..sessions.manifest import CopyRecord, Manifest, SessionRecord, as_json, from_json, reading_journal
 from ..sessions.runtime import Session, StepFeeds, ahead_for
 from ..sessions.state import Policy
+from .client_contents import ClientContents
 from .client_session import ClientSession, Requests, Terms
 from .job_store import Content, JobStore, StoredEntry
 from .journal import FORGOTTEN
@@ -76,31 +77,34 @@ FORMER_MAX = 16  # tokens of a session that are told who drives it now
 TAKE = "Attach with take=True to drive it from here; the other program is told so at its next step"
 INTERRUPTED = SessionTold((), interrupted=True)
 BEGINNING = Manifest((CopyRecord(0, 0, None),))  # of a session that no plan has begun for
-# Before a session's id, which is its first token; no job has such an id.
+# Before a session's id, which is its first token if no other has that; no job has such an id.
 _ENTRY = {SESSION: "@session ", RECORD: "@session-record ", DRIVER: "@session-driver "}
 
 
 class SessionService:
-    """Registers itself as the answer to every message about sessions; `for_clients` keeps others away.  Call `resume`
-    before `listen`.  `close` ends the sessions for good: call it before the coordinator's, and only if somebody stopped
-    that."""
+    """Registers itself as the answer to every message about sessions.  Call `resume` before `listen`.  `close` ends the
+    sessions for good: call it before the coordinator's, and only if somebody stopped that.  Tokens and names are those
+    of one member: to others a session is not there, and they may give theirs the same."""
 
     def __init__(
         self,
         coordinator: Coordinator,
-        for_clients: Callable[[Callable[[Link, Any], Awaitable[Message]]], Callable[[Link, Any], Awaitable[Message]]],
+        contents: ClientContents,
         store: JobStore,
         wall: Callable[[], float] = time.time,
+        acted: Callable[[Link, str, str], None] = lambda link, what, to: None,
     ) -> None:
+        self._acted = acted
         self._coordinator = coordinator
+        self._contents = contents
         self._wall = wall
         self._store = store
         self._keep_s = coordinator.config.timeouts.keep_sessions_s
         self._keep_named_s = coordinator.config.timeouts.keep_named_sessions_s
-        self._sessions_max = SESSIONS_OPEN.most
+        self._sessions_max, self._sessions_of_client_max = SESSIONS_OPEN.most, SESSIONS_OF_CLIENT.most
         self._upload = ProgramUpload(coordinator.blobs)
         self._sessions: dict[str, ClientSession] = {}  # by id
-        self._tokens: dict[str, str] = {}  # the session of each token, former ones too
+        self._tokens: dict[tuple[str, str], str] = {}  # by member and token, former ones too, the session
         self._doing, self._ending = Tasks(), Tasks()
         answers: dict[type, Callable[[Link, Any], Awaitable[Message]]] = {
             OpenSession: self._open,
@@ -113,7 +117,7 @@ class SessionService:
             AskSessions: self._reports,
             EndSession: self._end_named,
         }
-        coordinator.requests.update({message: for_clients(answer) for message, answer in answers.items()})
+        coordinator.requests.update(answers)
         coordinator.notices[SessionHeard] = self._heard
         coordinator.unlinked.append(self._client_gone)
 
@@ -128,14 +132,16 @@ class SessionService:
                 drivers[id] = entry.fields
             else:
                 terms, values = Terms.of(entry.fields), entry.fields.get("values")
-                self._sessions[id] = ClientSession(id, id, terms.client, "", terms, entry=values)
+                self._sessions[id] = ClientSession(
+                    id, entry.fields.get("token", id), terms.client, "", terms, entry=values
+                )
                 self._sessions[id].form = values.get("form", b"") if isinstance(values, dict) else b""
         for id, opened in list(self._sessions.items()):
             if (driver := drivers.get(id)) is not None:
                 with reading_journal():
                     opened.token, opened.client, opened.client_name = driver["token"], driver["client"], driver["name"]
                     opened.former = tuple(driver["former"])
-            self._tokens.update(dict.fromkeys((opened.token, *opened.former), id))
+            self._tokens.update({(opened.owner, token): id for token in (opened.token, *opened.former)})
             opened.record = records.get(id) or SessionRecord(BEGINNING, {}, {})
             self._coordinator.sessions.expect(opened.record)
             self._leave(opened, self._keep_s)
@@ -159,11 +165,7 @@ class SessionService:
         token = body.session or secrets.token_hex(6)
         if (known := self._known(link, token, body.name)) is not None:
             return await self._opened(known)
-        if len(self._sessions) >= self._sessions_max:
-            raise Busy(
-                f"{len(self._sessions)} sessions are open, and no more than {self._sessions_max} can be",
-                next_step="Close others: mesh-coord sessions lists those with a name",
-            )
+        self._check_room(member_id(link.peer.node_id))
         graph, strategy = decode_graph(body.graph), self._coordinator.config.strategy_of(body.strategy)
         if body.copies:
             copies_of(body.copies, OF_SESSIONS)
@@ -182,18 +184,31 @@ class SessionService:
         carries = tuple((carry.name, carry.output) for carry in body.carries)
         me = link.peer
         terms = Terms(me.node_id, strategy, carries, body.told, ahead, policy, body.name, self._wall(), size_bytes)
-        opened = ClientSession(token, token, me.node_id, me.name, terms, form=body.form)
+        id = token if token not in self._sessions else secrets.token_hex(6)  # another member may have the same token
+        opened = ClientSession(id, token, me.node_id, me.name, terms, form=body.form)
         content = ProgramContent(graph, params, consts)
-        program, addresses = opened.take(content), self._hold(content)
+        program, addresses = opened.take(content), self._hold(opened, content)
         write = partial(self._write, opened)
         try:
             session = self._coordinator.sessions.open(program, terms.stateful, policy, write=write)
         except MeshError:
-            self._let_go(addresses)
+            self._let_go(opened, addresses)
             raise
         opened.saving = self._doing.run("keeping a session", self._save(opened, content), unheard)
         self._began(opened, session, addresses)
         return await self._opened(opened)
+
+    def _check_room(self, owner: str) -> None:
+        mine = sum(opened.owner == owner for opened in self._sessions.values())
+        for count, most, whose in (
+            (len(self._sessions), self._sessions_max, ""),
+            (mine, self._sessions_of_client_max, " of this client"),
+        ):
+            if count >= most:
+                raise Busy(
+                    f"{count} sessions{whose} are open, and no more than {most} can be",
+                    next_step="Close others: mesh-coord sessions lists those with a name",
+                )
 
     async def _opened(self, opened: ClientSession) -> SessionOpened:
         """Answer once the session's program is in the journal; without that, there is no session."""
@@ -205,15 +220,15 @@ class SessionService:
             raise error.copy() from None
         return SessionOpened(opened.token)
 
-    def _hold(self, content: ProgramContent) -> list[bytes]:
+    def _hold(self, opened: ClientSession, content: ProgramContent) -> list[bytes]:
         for address, array in content.held:
-            self._coordinator.hold(address, array)
+            self._contents.hold(opened.owner, address, array)
         return [address for address, _ in content.held]
 
     def _began(self, opened: ClientSession, session: Session, addresses: Sequence[bytes]) -> None:
         opened.session = session
-        self._sessions[opened.id], self._tokens[opened.token] = opened, opened.id
-        session.ended.add_done_callback(lambda _: self._let_go(addresses))
+        self._sessions[opened.id], self._tokens[opened.owner, opened.token] = opened, opened.id
+        session.ended.add_done_callback(lambda _: self._let_go(opened, addresses))
 
     # -- what a client asks
 
@@ -277,14 +292,14 @@ class SessionService:
             after = session.next_number
         finally:
             requests.done(number)
-        values = await self._published(requests, number, named(await answer))
+        values = await self._published(opened, requests, number, named(await answer))
         requests.after[number] = after
         return SessionTold(values, step, session.feeds_from)
 
     # -- values on their way out
 
     async def _published(
-        self, requests: Requests, number: int, arrays: Iterable[tuple[str, NDArray[Any]]]
+        self, opened: ClientSession, requests: Requests, number: int, arrays: Iterable[tuple[str, NDArray[Any]]]
     ) -> tuple[NamedValue, ...]:
         """Values for the client; large ones stay here to be fetched by address, until it says that it has them."""
         values, named, held = [], list(arrays), requests.blobs.setdefault(number, [])
@@ -292,11 +307,11 @@ class SessionService:
             address = None
             if far:
                 address = await off_loop(array.nbytes, hash_array, array)
-                self._coordinator.hold(address, array)
+                self._contents.hold(opened.owner, address, array)
                 held.append(address)
             values.append(BlobExchange.named(name, array, far, address))
         if number not in requests.answers:  # the session ended meanwhile, or another client has it
-            self._let_go(requests.blobs.pop(number, ()))
+            self._let_go(opened, requests.blobs.pop(number, ()))
         return tuple(values)
 
     def _asked(self, link: Link, body: SessionStep | SessionState) -> ClientSession:
@@ -306,7 +321,7 @@ class SessionService:
         return opened
 
     def _heard(self, link: Link, body: SessionHeard) -> None:
-        opened = self._sessions.get(self._tokens.get(body.session, ""))
+        opened = self._with_token(member_id(link.peer.node_id), body.session)
         if opened is not None and (opened.token, opened.client) == (body.session, link.peer.node_id):
             self._have_heard(opened, body.heard)
 
@@ -315,7 +330,7 @@ class SessionService:
         steps, requests = 0, opened.requests
         for number in range(requests.heard, min(below, requests.next_number)):
             steps = max(steps, requests.after.pop(number, 0))
-            self._forget(requests, number)
+            self._forget(opened, requests, number)
         requests.heard = max(requests.heard, min(below, requests.next_number))
         if opened.session is not None and opened.away:
             opened.away = False
@@ -323,20 +338,20 @@ class SessionService:
         if steps and opened.session is not None:
             opened.session.heard(steps)
 
-    def _forget(self, requests: Requests, number: int) -> None:
+    def _forget(self, opened: ClientSession, requests: Requests, number: int) -> None:
         answer = requests.answers.pop(number, None)
         if answer is not None and answer.done():
-            self._let_go(requests.blobs.pop(number, ()))
+            self._let_go(opened, requests.blobs.pop(number, ()))
 
-    def _let_go(self, addresses: Iterable[bytes]) -> None:
-        for address in addresses:
-            self._coordinator.release(address)
+    def _let_go(self, opened: ClientSession, addresses: Iterable[bytes]) -> None:
+        self._contents.release(opened.owner, addresses)
 
     # -- the journal, and sessions of the process before
 
     async def _save(self, opened: ClientSession, content: ProgramContent) -> None:
         values = content.values | ({"form": Content(memoryview(opened.form))} if opened.terms.name else {})
-        await self._store.save(_ENTRY[SESSION] + opened.id, SESSION, opened.terms.fields, values)
+        fields = {**opened.terms.fields, "token": opened.token}
+        await self._store.save(_ENTRY[SESSION] + opened.id, SESSION, fields, values)
 
     async def _write(self, opened: ClientSession, record: SessionRecord) -> None:
         """Write down where the state of a session is, after its program."""
@@ -389,7 +404,7 @@ class SessionService:
         content = await self._content(opened)
         if self._sessions.get(opened.id) is not opened:  # it was closed meanwhile
             raise self._none_such(opened.token)
-        program, addresses = opened.take(content), self._hold(content)
+        program, addresses = opened.take(content), self._hold(opened, content)
         session = self._coordinator.sessions.open_again(
             program,
             opened.terms.stateful,
@@ -450,11 +465,11 @@ class SessionService:
             await self._forget_entry(DRIVER, opened.id)
             return
         for gone in set(opened.former).difference(former):
-            del self._tokens[gone]
+            del self._tokens[opened.owner, gone]
         opened.token, opened.former, opened.client, opened.client_name = token, former, client, name
-        self._tokens[token] = opened.id
+        self._tokens[opened.owner, token] = opened.id
         requests, opened.requests = opened.requests, Requests()
-        self._over(requests, _taken(opened))
+        self._over(opened, requests, _taken(opened))
 
     async def _adopt(self, opened: ClientSession) -> None:
         """Go on with a session of the process before, whose client did not come back, so that its state stays safe."""
@@ -466,8 +481,9 @@ class SessionService:
                 log.info("session %r is kept until a program attaches to it", opened.terms.name)
 
     async def _reports(self, link: Link, body: AskSessions) -> Sessions:
-        owner = member_id(link.peer.node_id)
-        mine = (opened for opened in self._sessions.values() if opened.terms.name and opened.owner == owner)
+        owner, everybodys = member_id(link.peer.node_id), may(link.peer.role, OPERATOR)
+        named = [opened for opened in self._sessions.values() if opened.terms.name]
+        mine = [opened for opened in named if everybodys or opened.owner == owner]
         return Sessions(tuple(self._report(opened) for opened in sorted(mine, key=lambda each: each.terms.name)))
 
     def _report(self, opened: ClientSession) -> SessionReport:
@@ -485,34 +501,42 @@ class SessionService:
         )  # fmt: skip
 
     async def _end_named(self, link: Link, body: EndSession) -> Done:
-        await self._end(self._named(link, body.name))
+        opened = self._named(link, body.name, may(link.peer.role, OPERATOR))
+        self._acted(link, "end session", body.name)
+        await self._end(opened)
         return Done()
 
-    def _named(self, link: Link, name: str) -> ClientSession:
-        """A session by its name; InputError for one that is not there, or is another member's."""
-        opened = self._with_name(name)
-        if opened is None or opened.owner != member_id(link.peer.node_id):
+    def _named(self, link: Link, name: str, everybodys: bool = False) -> ClientSession:
+        """A session by its name; InputError for one that is not there, or is another member's, unless the only one of
+        that name and `everybodys` are meant."""
+        opened = self._with_name(member_id(link.peer.node_id), name)
+        if opened is None and everybodys:
+            found = [each for each in self._sessions.values() if name and each.terms.name == name]
+            opened = found[0] if len(found) == 1 else None
+        if opened is None:
             raise InputError(
                 f"this coordinator has no session {name!r} of yours",
                 next_step="See mesh-coord sessions for those there are",
             )
         return opened
 
-    def _with_name(self, name: str) -> ClientSession | None:
-        return next((opened for opened in self._sessions.values() if opened.terms.name == name), None)
+    def _with_name(self, owner: str, name: str) -> ClientSession | None:
+        named = (opened for opened in self._sessions.values() if (opened.owner, opened.terms.name) == (owner, name))
+        return next(named, None)
+
+    def _with_token(self, owner: str, token: str) -> ClientSession | None:
+        return self._sessions.get(self._tokens.get((owner, token), ""))
 
     # -- clients that come and go, and the end
 
     def _known(self, link: Link, token: str, name: str) -> ClientSession | None:
-        """The session that a client has opened before by this token; NodeLost for a token that is another's, InputError
-        if another session has the name."""
-        if token in self._tokens:
+        """The session that a client has opened before by this token; InputError if another of its member has the
+        name."""
+        owner = member_id(link.peer.node_id)
+        if self._with_token(owner, token) is not None:
             return self._mine(link, token)
-        other = self._with_name(name) if name else None
-        if other is None:
+        if not name or self._with_name(owner, name) is None:
             return None
-        if other.owner != member_id(link.peer.node_id):
-            raise InputError(f"the name {name!r} is taken on this coordinator", next_step="Choose another name")
         raise InputError(
             f"there is a session {name!r} already",
             next_step=f'Go on with it by attach("{name}"), or end it: mesh-coord sessions end {name}',
@@ -520,9 +544,9 @@ class SessionService:
 
     def _mine(self, link: Link, token: str) -> ClientSession:
         """The session that this client drives by this token; SessionTaken if it does not any more."""
-        opened, client = self._sessions.get(self._tokens.get(token, "")), link.peer.node_id
-        known = opened is not None and (opened.client == client or bool(opened.terms.name))
-        if opened is None or not known or opened.owner != member_id(client):
+        client = link.peer.node_id
+        opened = self._with_token(member_id(client), token)
+        if opened is None or not (opened.client == client or opened.terms.name):
             raise self._none_such(token)
         if (opened.token, opened.client) != (token, client):
             raise _taken(opened)
@@ -577,21 +601,21 @@ class SessionService:
         if self._sessions.pop(opened.id, None) is None:
             return
         for token in (opened.token, *opened.former):
-            self._tokens.pop(token, None)
+            self._tokens.pop((opened.owner, token), None)
         if opened.leaving is not None:
             opened.leaving.cancel()
         if opened.session is not None:
             await opened.session.close()
         elif opened.record is not None:
             self._coordinator.sessions.give_up(opened.record)
-        self._over(opened.requests, Cancelled("the session was closed"))
+        self._over(opened, opened.requests, Cancelled("the session was closed"))
         await self._forget_entries(opened)
 
-    def _over(self, requests: Requests, error: MeshError) -> None:
+    def _over(self, opened: ClientSession, requests: Requests, error: MeshError) -> None:
         """Nobody will ask or hear any more of what was asked by these numbers."""
         requests.end(error)
         for number in list(requests.answers):
-            self._forget(requests, number)
+            self._forget(opened, requests, number)
 
 
 def _taken(opened: ClientSession) -> SessionTaken:

@@ -6,10 +6,11 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
-from wire.errors import MeshError, ProtocolError
-from wire.link.identity import member_id
+from wire.errors import MeshError, NotTrusted, ProtocolError
 from wire.link.link import Link
+from wire.protocol.client_requests import CLIENT_REQUESTS, check_asking
 from wire.protocol.messages import Message, Revocations
+from wire.roles import member_id
 
 from ..delivery.output_receiver import OutputReceiver
 from ..workers.records import Member
@@ -61,14 +62,19 @@ class MessageRouter:
             self.lost(link.peer.node_id, str(error or "connection closed"))
 
     async def on_request(self, link: Link, body: Message) -> Message:
-        """The answer to a message; ProtocolError if nobody has one."""
+        """The answer to a message; ProtocolError if nobody has one, NotTrusted for who has not the role to ask."""
+        _check(link, body)
         answer = self.requests.get(type(body))
         if answer is None:
             raise ProtocolError(f"this coordinator does not answer {type(body).__name__}")
         return await answer(link, body)
 
     def on_notify(self, link: Link, body: Message) -> None:
-        """A message that has no answer; ProtocolError if nobody takes it."""
+        """A message that has no answer; ProtocolError if nobody takes it, or it is not for this node to send."""
+        try:
+            _check(link, body)
+        except NotTrusted as error:
+            raise ProtocolError(error.message, node=link.peer.name) from None
         handler = self.notices.get(type(body))
         if handler is None:
             raise ProtocolError(f"a coordinator does not take {type(body).__name__}")
@@ -81,3 +87,9 @@ class MessageRouter:
     def on_stream_done(self, link: Link, header: Message, buffer: memoryview, error: MeshError | None) -> None:
         """A stream has come, or broke off."""
         self.receiver.stream_done(link, header, buffer, error)
+
+
+def _check(link: Link, body: Message) -> None:
+    """Check that a node may ask what only clients ask."""
+    if type(body) in CLIENT_REQUESTS:
+        check_asking(link.peer.name, link.peer.role, type(body))

@@ -12,19 +12,22 @@ import logging
 import secrets
 import socket
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from coordinator.authority.authority import Authority, Trust
+from coordinator.authority.refusal_log import ALL_CLIENTS, CLIENT, RefusalLog
 from coordinator.coordinator import Coordinator
 from wire.errors import ConfigError, MeshError
 from wire.joining.credentials import Credentials, InterruptibleSleep, keep_renewed
 from wire.joining.join_port import PORT_OFFSET, JoinPort, serve_joining
 from wire.joining.join_protocol import Admitted
 from wire.joining.join_tokens import Token, discovery_key
-from wire.link.identity import member_id
+from wire.link.link import Link
 from wire.link.websocket_carrier import Endpoint
 from wire.protocol.messages import Revocations
+from wire.roles import member_id
 from wire.security.tls_listener import addresses_of
 
 log = logging.getLogger("graph_mesh.identity")
@@ -47,6 +50,7 @@ class Admission:
         self.credentials = Credentials(folder or Path(self._own.name if self._own else ""))
         self.credentials.adopt(self.certify())
         self._pins = authority.trust().pins
+        self._acts = RefusalLog(CLIENT, ALL_CLIENTS)
         self._join_port: JoinPort | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -89,6 +93,13 @@ class Admission:
     def imposter(self, where: str, error: MeshError) -> None:
         """Log a node that announced itself as one of this mesh, and could not prove it."""
         asyncio.get_running_loop().run_in_executor(None, self.authority.distrusted, where, str(error))
+
+    def acted(self, link: Link, what: str, to: str) -> None:
+        """Log what a client did, unless it did much of late."""
+        client = member_id(link.peer.node_id)
+        untold = self._acts.record(client, f"{what} {to}", time.time())
+        if untold is not None:
+            asyncio.get_running_loop().run_in_executor(None, self.authority.acted, what, client, to, untold)
 
     async def close(self) -> None:
         for task in self._tasks:

@@ -23,6 +23,7 @@ from wire.errors import ConfigError
 from wire.joining.credentials import Credentials
 from wire.joining.join_tokens import Token, discovery_key, parse_token
 from wire.link.membership import COORDINATOR_FILE, Membership, ask_to_join, coordinator_known, remember_coordinator
+from wire.roles import ADMIN
 from wire.system.file_lock import FileLock
 from wire.system.private_folder import private_folder, state_root
 from wire.timeouts import DEFAULT_TIMEOUTS, Timeouts
@@ -68,7 +69,7 @@ def enrolled(folder: Path, mesh: str, role: str, name: str, authority: Path) -> 
             from coordinator.authority.authority import Authority
 
             ours = Authority(authority, mesh)
-            if not _is_good(credentials, ours.certificate):
+            if not _is_good(credentials, ours.certificate) or credentials.member.role != role:
                 credentials.adopt(ours.admit_here(credentials.key.public, role, name))
     return credentials if credentials.enrolled else None
 
@@ -83,12 +84,13 @@ def _is_good(credentials: Credentials, authority: bytes) -> bool:
 def client_membership(
     mesh: str, state_dir: str = "", where: str = "", timeouts: Timeouts = DEFAULT_TIMEOUTS
 ) -> Membership:
-    """This user as a client of the mesh; ConfigError where nobody let it in.
+    """This user as a client of the mesh, and as an admin where the mesh's authority is this user's; ConfigError where
+    nobody let it in.
 
     `where` is the coordinator that was named, "host:port", if one was.
     """
     folder = client_folder(mesh, state_dir)
-    credentials = enrolled(folder, mesh, "client", machine_name(), authority_folder(mesh, state_dir))
+    credentials = enrolled(folder, mesh, ADMIN, machine_name(), authority_folder(mesh, state_dir))
     if credentials is None:
         others = _client_of(state_dir)
         token = "with a token made there by: mesh-coord token create --role client"

@@ -42,14 +42,18 @@ from wire.link.membership import Membership
 from wire.link.websocket_carrier import STARTED, Endpoint
 from wire.policy.strategies import text_of
 from wire.protocol.messages import (
+    AskAuthority,
     AskJobs,
     AskNodes,
     AskSessions,
+    AskTokens,
     AttachSession,
+    AuthorityReport,
     AwaitJob,
     BlobStream,
     CancelJob,
     Coordinators,
+    CreateToken,
     Done,
     EndSession,
     Explained,
@@ -67,10 +71,16 @@ from wire.protocol.messages import (
     PlanGraph,
     Planned,
     Revocations,
+    Revoked,
+    RevokeNode,
+    RevokeToken,
+    RotateAuthority,
     SessionAttached,
     SessionReport,
     Sessions,
     SubmitJob,
+    TokenCreated,
+    Tokens,
 )
 from wire.protocol.peer import Identity
 from wire.system.shared_memory import SharedDir
@@ -148,7 +158,7 @@ class Remote:
         expired = await membership.refresh(where)
         shared = await asyncio.to_thread(SharedDir.create)
         node_id = process_id(membership.credentials.node_id)
-        identity = identity_here("client", mesh, default_name(), shared, node_id)
+        identity = identity_here(membership.credentials.member.role, mesh, default_name(), shared, node_id)
         remote = Remote(identity, shared, membership, timeouts=timeouts)
         try:
             link = await remote._endpoint.dial(host, port)
@@ -340,6 +350,30 @@ class Remote:
         """Pause a worker, by its name or id, or end its pause; InputError for one there is not, Busy if only its own
         machine may end it."""
         await self._ask(PauseNode(node, on), Done)
+
+    async def revoke_node(self, who: str) -> Revoked:
+        """Throw a node out, for an operator; InputError if there is none of that name or id."""
+        return await self._ask(RevokeNode(who), Revoked)
+
+    async def create_token(self, role: str, uses: int, ttl_s: float, untrusted: bool) -> TokenCreated:
+        """Make a join token, for an admin."""
+        return await self._ask(CreateToken(role, uses, ttl_s, untrusted), TokenCreated)
+
+    async def tokens(self) -> Tokens:
+        """All tokens, for an admin."""
+        return await self._ask(AskTokens(), Tokens)
+
+    async def revoke_token(self, key_id: str) -> None:
+        """Have a token let nobody in any more, for an admin; InputError if there is none of that id."""
+        await self._ask(RevokeToken(key_id), Done)
+
+    async def authority(self) -> AuthorityReport:
+        """The mesh's authority, for an admin."""
+        return await self._ask(AskAuthority(), AuthorityReport)
+
+    async def rotate_authority(self, overlap_s: float) -> AuthorityReport:
+        """Give the mesh a new authority, for an admin."""
+        return await self._ask(RotateAuthority(overlap_s), AuthorityReport)
 
     @property
     def bytes_sent(self) -> int:

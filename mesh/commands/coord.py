@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from wire.bounds import JOB_BYTES_WAITING, JOBS_OF_CLIENT, JOBS_WAITING
 from wire.errors import MeshError
 from wire.policy.redundancy import OF_CALLS, copies_of
 from wire.policy.strategies import STRATEGIES
@@ -148,6 +149,15 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
     default_s = DEFAULT_TIMEOUTS.collective_timeout_s
     waits = f"seconds that the ranks of a program wait for each other (default: {default_s:g})"
     parser.add_argument("--collective-timeout", type=float, metavar="S", help=waits)
+    running = "how many jobs of one client may run at once (default: %(default)s)"
+    parser.add_argument("--client-jobs", type=int, default=JOBS_OF_CLIENT.most, metavar="N", help=running)
+    waiting = "how many jobs of one client may wait (default: %(default)s)"
+    parser.add_argument("--client-waiting", type=int, default=JOBS_WAITING.most, metavar="N", help=waiting)
+    on_disk = "how large the values of the jobs of one client that wait may be together (default: %(default)s)"
+    size = f"{JOB_BYTES_WAITING.most >> 30}GiB"
+    parser.add_argument("--client-bytes", default=size, metavar="SIZE", help=on_disk)
+    limit = "how long a job may run, such as 1h; 0: as long as it takes (default: %(default)s)"
+    parser.add_argument("--job-time-limit", default="0", metavar="TIME", help=limit)
     parser.add_argument("--keep-results", metavar="TIME", help="how long finished jobs are kept (default: 24h)")
     sessions = "how long the sessions of a client without a link are kept (default: 60s)"
     parser.add_argument("--keep-sessions", metavar="TIME", help=sessions)

@@ -1,7 +1,7 @@
 """Verbs about who is in a mesh: tokens, throwing a node out, its authority, and joining as a client.
 
-All but `join` and the pauses work in the folder of the mesh's authority, whether its coordinator runs or not; so they
-are for the user who runs it, on its machine.
+What an admin decides works in the folder of the mesh's authority where that is this user's, whether its coordinator
+runs or not.  Elsewhere the coordinator is asked, and answers who has the role.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Union
 
 from wire.errors import ConfigError
+from wire.roles import JOINING, WORKER
 from wire.timeouts import CLIENT
 
 from ..util.units import parse_duration
@@ -24,32 +24,33 @@ from .flags import add_common, add_timeouts, mesh_name, timeouts
 from .tables import print_table
 
 if TYPE_CHECKING:
-    from coordinator.authority.authority import Authority, Rotation
+    from wire.protocol.messages import AuthorityReport
 
+    from ..backends.home_authority import HomeAuthority
     from ..backends.remote import Remote
 
 Options = argparse.Namespace
+Admin = Union["HomeAuthority", "Remote"]
 
 
-def token_create(options: Options) -> int:
+async def token_create(options: Options, admin: Admin) -> int:
     """Create a token and show it, this once."""
-    token = _authority(options).create_token(options.role, options.uses, parse_duration(options.ttl))
-    return _say(options, {"id": token.key_id, "token": token.text}, token.text)
+    made = await admin.create_token(options.role, options.uses, parse_duration(options.ttl), False)
+    return _say(options, {"id": made.id, "token": made.token}, made.token)
 
 
-def token_list(options: Options) -> int:
+async def token_list(options: Options, admin: Admin) -> int:
     """List the tokens, and how many nodes each has let in."""
-    now_s = time.time()
     header = ("id", "role", "state", "used", "expires")
     rows = [
         (
-            record.key_id,
-            record.role,
-            record.state(now_s),
-            f"{len(record.nodes)} of {record.uses}",
-            _moment(record.expires_s),
+            each.id,
+            each.role + (", untrusted" if each.untrusted else ""),
+            each.state,
+            f"{each.used} of {each.uses}",
+            _moment(each.expires_s),
         )
-        for record in _authority(options).tokens()
+        for each in (await admin.tokens()).tokens
     ]
     if options.json:
         print(json.dumps([dict(zip(header, row, strict=True)) for row in rows]))
@@ -58,27 +59,27 @@ def token_list(options: Options) -> int:
     return OK
 
 
-def token_revoke(options: Options) -> int:
+async def token_revoke(options: Options, admin: Admin) -> int:
     """Revoke a token; the nodes that it let in stay."""
-    record = _authority(options).revoke_token(options.id)
-    text = f"token {record.key_id} lets nobody in any more; the nodes it let in stay"
-    return _say(options, {"id": record.key_id, "state": "withdrawn"}, text)
+    await admin.revoke_token(options.id)
+    text = f"token {options.id} lets nobody in any more; the nodes it let in stay"
+    return _say(options, {"id": options.id, "state": "withdrawn"}, text)
 
 
-def nodes_revoke(options: Options) -> int:
+async def nodes_revoke(options: Options, admin: Admin) -> int:
     """Remove a node from the mesh: its links end within a second, and its key is not accepted again."""
-    member = _authority(options).revoke_node(options.node)
-    return _say(options, {"node": member.node_id, "name": member.name}, f"{member.name} ({member.node_id}) is out")
+    out = await admin.revoke_node(options.node)
+    return _say(options, {"node": out.node, "name": out.name}, f"{out.name} ({out.node}) is out")
 
 
-def authority_show(options: Options) -> int:
+async def authority_show(options: Options, admin: Admin) -> int:
     """Show the authority, and the members that have no certificate of it yet."""
-    return _tell_rotation(options, _authority(options).rotation())
+    return _tell_authority(options, await admin.authority())
 
 
-def authority_rotate(options: Options) -> int:
+async def authority_rotate(options: Options, admin: Admin) -> int:
     """Give the mesh a new authority; the former one is trusted for the overlap."""
-    return _tell_rotation(options, _authority(options).rotate(parse_duration(options.overlap)))
+    return _tell_authority(options, await admin.rotate_authority(parse_duration(options.overlap)))
 
 
 async def nodes_pause(options: Options, remote: Remote) -> int:
@@ -116,16 +117,15 @@ def join(options: Options) -> int:
 
 def token_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(required=True, metavar="ACTION")
-    create = _action(actions, "create", token_create)
+    _asked(parser)
+    create = _deciding(actions, "create", token_create)
     create.add_argument(
         "--uses", type=int, default=1, metavar="N", help="how many machines may join with it (default: %(default)s)"
     )
     create.add_argument("--ttl", default="15m", metavar="TIME", help="how long it is valid (default: %(default)s)")
-    create.add_argument(
-        "--role", choices=("worker", "client"), default="worker", help="what they join as (default: %(default)s)"
-    )
-    _action(actions, "list", token_list)
-    _action(actions, "revoke", token_revoke).add_argument(
+    create.add_argument("--role", choices=JOINING, default=WORKER, help="what they join as (default: %(default)s)")
+    _deciding(actions, "list", token_list)
+    _deciding(actions, "revoke", token_revoke).add_argument(
         "id", metavar="ID", help="the id of a token, as token list shows it"
     )
 
@@ -133,7 +133,7 @@ def token_arguments(parser: argparse.ArgumentParser) -> None:
 def nodes_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--watch", action="store_true", help="go on, and print every change of a worker's state")
     actions = parser.add_subparsers(metavar="[pause | resume | revoke NODE]")
-    revoke = _action(actions, "revoke", nodes_revoke)
+    revoke = _deciding(actions, "revoke", nodes_revoke)
     asking = [_asking(actions, "pause", nodes_pause), _asking(actions, "resume", nodes_resume)]
     for action in (revoke, *asking):
         action.add_argument("node", metavar="NODE", help="the node's name, its id, or the first characters of its id")
@@ -153,8 +153,9 @@ def promote_arguments(parser: argparse.ArgumentParser) -> None:
 
 def authority_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(required=True, metavar="ACTION")
-    _action(actions, "show", authority_show)
-    rotate = _action(actions, "rotate", authority_rotate)
+    _asked(parser)
+    _deciding(actions, "show", authority_show)
+    rotate = _deciding(actions, "rotate", authority_rotate)
     rotate.add_argument(
         "--overlap",
         default="24h",
@@ -179,15 +180,23 @@ def join_arguments(parser: argparse.ArgumentParser) -> None:
     add_timeouts(parser)
 
 
-def _action(actions: Any, name: str, run: Callable[[Options], int]) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = actions.add_parser(name, help=_help_of(run), description=_help_of(run))
-    parser.set_defaults(run=run)
+def _asked(parser: argparse.ArgumentParser) -> None:
+    """The options of a verb whose actions may have to ask a coordinator."""
+    parser.add_argument("--coordinator", metavar="HOST:PORT", help=COORDINATOR_HELP)
+    add_timeouts(parser)
+
+
+def _deciding(actions: Any, name: str, decide: Callable[[Options, Admin], Awaitable[int]]) -> argparse.ArgumentParser:
+    """An action of an admin: in the authority's folder, where that is this user's, or else by its coordinator."""
+    parser: argparse.ArgumentParser = actions.add_parser(name, help=_help_of(decide), description=_help_of(decide))
+    parser.set_defaults(run=lambda options: _decide(options, decide))
     parser.add_argument(
         "--state-dir",
         default="",
         metavar="DIR",
         help="the folder of the mesh's authority (default: the user's state folder)",
     )
+    parser.add_argument("--coordinator", default=argparse.SUPPRESS, metavar="HOST:PORT", help=COORDINATOR_HELP)
     add_common(parser, keep=True)
     return parser
 
@@ -209,30 +218,40 @@ def _help_of(function: Callable[..., object]) -> str:
     return text[:1].lower() + text[1:]
 
 
-def _authority(options: Options) -> Authority:
-    from ..backends.enrolment import at_home, authority_folder
+def _decide(options: Options, decide: Callable[[Options, Admin], Awaitable[int]]) -> int:
+    from ..backends.enrolment import at_home, authority_folder, is_client
 
     mesh = mesh_name(options)
     if not at_home(mesh, options.state_dir):
+        if not options.state_dir and is_client(mesh):
+            return on_a_coordinator(decide)(options)
         raise ConfigError(
             f"the authority of mesh {mesh!r} is not on this machine, or not this user's",
-            next_step="Ask on the machine, and as the user, that runs mesh-coord serve",
+            next_step="Ask on the machine, and as the user, that runs mesh-coord serve, or join as an admin: "
+            "mesh-coord token create --role admin there, then mesh-coord join here",
         )
     from coordinator.authority.authority import Authority
 
-    return Authority(authority_folder(mesh, options.state_dir), mesh)
+    from ..backends.home_authority import HomeAuthority
+
+    home = HomeAuthority(Authority(authority_folder(mesh, options.state_dir), mesh))
+
+    async def at_home_decide() -> int:
+        return await decide(options, home)
+
+    return asyncio.run(at_home_decide())
 
 
-def _tell_rotation(options: Options, rotation: Rotation) -> int:
-    behind = [{"name": member.name, "node": member.node_id, "role": member.role} for member in rotation.behind]
-    withdrawn = [record.key_id for record in rotation.withdrawn]
+def _tell_authority(options: Options, told: AuthorityReport) -> int:
+    behind = [{"name": member.name, "node": member.node, "role": member.role} for member in told.behind]
+    withdrawn = list(told.withdrawn)
     if options.json:
-        until_s = {"former_until": rotation.former_until_s} if rotation.former_until_s else {}
-        data = {"authority": rotation.name, "number": rotation.number, "behind": behind, "tokens_revoked": withdrawn}
+        until_s = {"former_until": told.former_until_s} if told.former_until_s else {}
+        data = {"authority": told.name, "number": told.number, "behind": behind, "tokens_revoked": withdrawn}
         print(json.dumps(data | until_s))
         return OK
-    until = f"; the one before is trusted until {_moment(rotation.former_until_s)}" if rotation.former_until_s else ""
-    print(f"the authority of mesh {mesh_name(options)} is {rotation.name}, its number {rotation.number}{until}")
+    until = f"; the one before is trusted until {_moment(told.former_until_s)}" if told.former_until_s else ""
+    print(f"the authority of mesh {mesh_name(options)} is {told.name}, its number {told.number}{until}")
     if withdrawn:
         print(f"tokens made before were revoked: {', '.join(withdrawn)}; make new ones with: mesh-coord token create")
     if behind:

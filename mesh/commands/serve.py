@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coordinator.authority.authority import Authority
+from coordinator.authority.authority_service import AuthorityService
 from coordinator.coordinator import Coordinator, CoordinatorConfig
-from coordinator.jobs.job_service import JobService, for_clients
+from coordinator.jobs.job_service import JobService
 from coordinator.jobs.job_store import JobStore
 from coordinator.jobs.job_table import JobLimits, JobTable
 from coordinator.jobs.session_service import SESSION_ENTRIES, SessionService
@@ -24,6 +25,7 @@ from coordinator.standby.replication import Replication
 from coordinator.standby.shell import StandbyShell
 from coordinator.workers.log_lines import LogLines
 from wire.addresses import LAST_PORT, PORT, parse_address
+from wire.bounds import JOBS_RUNNING
 from wire.errors import ConfigError, MeshError
 from wire.joining.credentials import keep_renewed
 from wire.joining.join_protocol import Admitted
@@ -39,13 +41,13 @@ from wire.protocol.reports import Event
 from wire.standby.standby_file import STANDBY_FILE, StandbyFile
 from wire.system.loop_lag import measure
 from wire.system.signals import watch_signals
-from wire.timeouts import COORDINATOR
+from wire.timeouts import COORDINATOR, Timeouts
 
 from ..backends.admission import FIRST_TOKEN_S, FIRST_TOKEN_USES, Admission
 from ..backends.config import coordinator_folder
 from ..backends.embedded import start_coordinator
 from ..backends.enrolment import authority_folder
-from ..util.units import check_fraction
+from ..util.units import check_fraction, parse_duration, parse_size
 from .exit_codes import OK, REPLACED
 from .flags import mesh_name, node_name, timeouts
 
@@ -69,7 +71,7 @@ async def serve_until_stopped(options: argparse.Namespace) -> int:
     config = CoordinatorConfig(
         mesh, name, times, audit=audit, plan_ahead=options.plan_ahead, reproducible=options.reproducible
     )
-    limits = JobLimits(keep_s=times.keep_results_s, grace_s=times.job_grace_s, gather_s=times.job_gather_s)
+    limits = _job_limits(options, times)
     folder = coordinator_folder(mesh, config.name, options.state_dir)
     stopped = asyncio.Event()
     watch_signals(asyncio.get_running_loop(), lambda why: stopped.set())
@@ -86,10 +88,11 @@ async def serve_until_stopped(options: argparse.Namespace) -> int:
     admission = await asyncio.to_thread(Admission, authority, folder / "identity")
     coordinator = await start_coordinator(config, admission.credentials)
     coordinator.epoch = store.epoch
-    service = JobService(coordinator, JobTable(limits), store)
-    sessions = SessionService(coordinator, for_clients, store)
+    service = JobService(coordinator, JobTable(limits), store, acted=admission.acted)
+    sessions = SessionService(coordinator, service.contents, store, acted=admission.acted)
+    coordinator.requests.update(AuthorityService(authority).answers)
     coordinator.watchers.append(partial(_log_event, LogLines(), coordinator))
-    coordinator.blobs.kept = store.find
+    service.contents.keep(store.find)
     file = shell.file if shell else StandbyFile(folder)
     replication = Replication(coordinator, store, file, authority_at, options.arbiter, _over, shell)
     returning: asyncio.Task[None] | None = None
@@ -128,6 +131,23 @@ async def serve_until_stopped(options: argparse.Namespace) -> int:
         await service.close()
         await coordinator.close(returns)
     return OK
+
+
+def _job_limits(options: argparse.Namespace, times: Timeouts) -> JobLimits:
+    """What clients may have of jobs, and for how long; ConfigError for a number that cannot be."""
+    for flag, number in (("--client-jobs", options.client_jobs), ("--client-waiting", options.client_waiting)):
+        if number < 1:
+            raise ConfigError(f"{flag} {number}: a client may have at least one job")
+    return JobLimits(
+        running_max=max(JOBS_RUNNING.most, options.client_jobs),
+        running_per_client_max=options.client_jobs,
+        queued_per_client_max=options.client_waiting,
+        queued_bytes_per_client_max=parse_size(options.client_bytes),
+        time_limit_s=parse_duration(options.job_time_limit, none="0"),
+        keep_s=times.keep_results_s,
+        grace_s=times.job_grace_s,
+        gather_s=times.job_gather_s,
+    )
 
 
 async def _until_it_serves(

@@ -235,7 +235,11 @@ LATE: dict[str, set[str]] = {
     "mesh/commands/find_coordinator.py": {"mesh/backends/enrolment.py", "mesh/backends/remote.py"},
     "mesh/commands/flags.py": {"mesh/backends/config.py", "wire/package.py"},
     "mesh/commands/launch.py": {"mesh/scripts/hostfile.py", "mesh/scripts/launcher.py"},
-    "mesh/commands/membership.py": {"coordinator/authority/authority.py", "mesh/backends/enrolment.py"},
+    "mesh/commands/membership.py": {
+        "coordinator/authority/authority.py",
+        "mesh/backends/enrolment.py",
+        "mesh/backends/home_authority.py",
+    },
     "mesh/commands/remote_verbs.py": {
         "mesh/backends/remote.py",
         "mesh/client/plan_preview.py",
@@ -306,6 +310,7 @@ ROOT = {
     "mesh/demo/show.py": {"coordinator", "worker"},  # to tell the times of its judge, to list this machine's adapters
     "mesh/backends/embedded.py": {"coordinator"},
     "mesh/backends/enrolment.py": {"coordinator"},
+    "mesh/backends/home_authority.py": {"coordinator"},
     "mesh/core/inprocess.py": {"worker"},  # the cpu engine, for programs without a mesh
     "mesh/backends/auto_join.py": {"coordinator"},
     "mesh/scripts/listening_ports.py": {"worker"},  # connections between ranks on different machines
@@ -449,6 +454,7 @@ PURE_FILES = (
     "wire/joining/join_protocol.py",
     "wire/joining/join_tokens.py",
     "wire/limits.py",
+    "wire/roles.py",
     "wire/collector.py",
     "wire/link/address_policy.py",
     "wire/link/sleep_detector.py",

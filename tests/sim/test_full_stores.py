@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from argparse import Namespace
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +18,15 @@ from coordinator.workers.event_feed import EventFeed
 from mesh import Mesh
 from mesh.client.async_mesh import AsyncMesh
 from mesh.errors import Busy
-from wire.bounds import EVENTS, JOBS_IN_MEMORY, RESULTS_READY, SESSION_SPANS, SESSIONS_OPEN
+from wire.bounds import (
+    CONTENTS_SENT,
+    EVENTS,
+    JOBS_IN_MEMORY,
+    RESULTS_READY,
+    SESSION_SPANS,
+    SESSIONS_OF_CLIENT,
+    SESSIONS_OPEN,
+)
 from wire.protocol.messages import AwaitJob, JobAccepted, JobResult
 
 
@@ -29,8 +39,8 @@ def test_of_many_results_the_latest_are_ready_and_all_can_be_had() -> None:
             await client.ask(submission(name, client.jobs[name], detach=True), JobAccepted)
             await client.check(name)
         service = cluster.service
-        assert list(service._published) == names[-RESULTS_READY.most :]
-        assert list(service._recent) == names[-JOBS_IN_MEMORY.most :]
+        assert [job for _, job in service._published] == names[-RESULTS_READY.most :]
+        assert [job for _, job in service._recent] == names[-JOBS_IN_MEMORY.most :]
         assert (await client.ask(AwaitJob(names[0]), JobResult)).report, "read from the journal"
         for name in names:
             await client.check(name)
@@ -56,6 +66,47 @@ def test_a_session_too_many_is_refused() -> None:
             await opened.pop().close()
             opened.append(await mesh.session(lambda s, x: (s + x, s), x, x))
             assert (await opened[-1].step(x) == x).all()
+
+    simulate_durable(1, 0, scenario, mortal=False)
+
+
+def test_a_session_too_many_of_one_client_is_refused_to_that_one() -> None:
+    x = np.ones(2, np.float32)
+
+    async def scenario(cluster: DurableCluster) -> None:
+        assert cluster.sessions._sessions_of_client_max == SESSIONS_OF_CLIENT.most
+        cluster.sessions._sessions_of_client_max = 1
+        async with (
+            AsyncMesh(await client_of(cluster)) as mine,
+            AsyncMesh(await client_of(cluster, "b", "e" * 32)) as his,
+        ):
+            for mesh in (mine, his):
+                await (await mesh.session(lambda s, x: (s + x, s), x, x)).step(x)
+            with pytest.raises(Busy, match="1 sessions of this client are open, and no more than 1"):
+                await (await mine.session(lambda s, x: (s + x, s), x, x)).step(x)
+
+    simulate_durable(1, 0, scenario, mortal=False)
+
+
+def test_content_that_was_sent_long_ago_is_sent_again() -> None:
+    async def scenario(cluster: DurableCluster) -> None:
+        contents = cluster.service.contents
+        assert contents._sent_max == CONTENTS_SENT.most
+        contents._sent_max = 2
+        link: Any = Namespace(peer=Namespace(role="client", node_id="ann/1"))
+
+        async def find(address: bytes, size_bytes: int) -> memoryview:
+            return memoryview(address)
+
+        contents.keep(find)
+        kept = cluster.coordinator.blobs.kept
+        assert kept is not None
+        addresses = [bytes([number]) * 32 for number in range(3)]
+        contents.sent("ann", addresses)
+        contents.sent("bob", [])
+        assert [await kept(link, address, 32) is not None for address in addresses] == [False, True, True]
+        link.peer.node_id = "bob/1"
+        assert await kept(link, addresses[2], 32) is None, "another has sent it"
 
     simulate_durable(1, 0, scenario, mortal=False)
 

@@ -16,7 +16,7 @@ from support.simulated.remote_client import CLIENT, client_of
 from support.undisturbed import bits, undisturbed
 
 from coordinator.coordinator import CoordinatorConfig
-from coordinator.jobs.job_service import for_clients
+from coordinator.jobs.client_contents import ClientContents
 from coordinator.jobs.job_store import JobStore
 from coordinator.jobs.session_service import SessionService
 from mesh.backends.remote import UNREAD_MAX
@@ -26,7 +26,7 @@ from mesh.simulation.cluster import COORDINATOR, PORT, Cluster
 from mesh.simulation.engine_host import Device
 from mesh.simulation.loop import VirtualLoop
 from wire.link.link import Link
-from wire.protocol.messages import AskNodes, Nodes
+from wire.protocol.messages import AskNodes, CloseSession, Nodes, ResumeSession, SessionHeard, SessionState
 from wire.timeouts import DEFAULT_TIMEOUTS
 
 MOMENTS, MOMENTS_BRIEFLY = 100, 16
@@ -59,7 +59,7 @@ class Daemon:
     async def __aenter__(self) -> Daemon:
         await self.cluster.begin()
         self.store, _ = JobStore.open(self.cluster._folder / "jobs", 1)
-        self.service = SessionService(self.cluster.coordinator, for_clients, self.store)
+        self.service = SessionService(self.cluster.coordinator, ClientContents(self.cluster.coordinator), self.store)
         await self.cluster.coordinator.endpoint.listen(COORDINATOR, PORT, PORT)
         self.remote = await client_of(self.cluster)
         self.mesh = AsyncMesh(self.remote)
@@ -211,11 +211,14 @@ def test_nobody_else_has_the_session_of_a_client() -> None:
         async with Daemon(6) as daemon:
             session = await daemon.mesh.session(train, first_state(), *batch(0), strategy="single")
             await session.step(*batch(0))
-            (name,) = daemon.service._sessions
-            daemon.service._sessions[name].terms.client = "another"
-            with pytest.raises(NodeLost, match="has no session"):
-                await session.step(*batch(1))
-            daemon.service._sessions[name].terms.client = daemon.remote._endpoint.identity.node_id
+            (token,) = daemon.service._sessions
+            other = await client_of(daemon.cluster, "thief", member="e" * 32)
+            for ask in (SessionState(token, 1), CloseSession(token), ResumeSession(token, 0, 0)):
+                with pytest.raises(NodeLost, match="has no session"):
+                    await (await other._open()).request(ask)
+            (await other._open()).notify(SessionHeard(token, 1))
+            assert (await session.step(*batch(1))) is not None
+            await other.close()
             await session.close()
 
     run(scenario())
@@ -231,7 +234,7 @@ def test_an_answer_that_no_client_can_read_is_asked_for_a_few_times_and_then_an_
             return Nodes("soon")  # type: ignore[arg-type]
 
         async with Daemon(0) as daemon:
-            daemon.cluster.coordinator.requests[AskNodes] = for_clients(unreadable)
+            daemon.cluster.coordinator.requests[AskNodes] = unreadable
             with pytest.raises(ProtocolError, match="--version"):
                 await daemon.remote.nodes()
         return count

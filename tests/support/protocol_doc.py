@@ -21,6 +21,7 @@ from support.golden import stored  # noqa: E402
 
 from wire.joining import join_protocol  # noqa: E402
 from wire.limits import DEFAULT, GIB, KIB, MIB, Limits  # noqa: E402
+from wire.protocol.client_requests import CLIENT_REQUESTS  # noqa: E402
 from wire.protocol.frames import _ROWS, HelloBody  # noqa: E402
 from wire.protocol.messages import (  # noqa: E402
     AnyMessage,
@@ -94,6 +95,11 @@ def refusals() -> str:
     )
 
 
+def client_requests() -> str:
+    rows = [[f"`{request.__name__}`", role, reaches] for request, (role, reaches) in CLIENT_REQUESTS.items()]
+    return markdown(["request", "role", "what it reaches"], rows)
+
+
 def limits() -> str:
     source = (ROOT / "wire" / "limits.py").read_text()
     rows = []
@@ -115,6 +121,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "structs": structs,
     "join frames": join_frames,
     "refusals": refusals,
+    "client requests": client_requests,
     "limits": limits,
     "examples": examples,
 }

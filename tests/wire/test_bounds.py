@@ -49,10 +49,17 @@ FILLED: Mapping[str, str] = {  # a test that fills it with the real part, and se
     "test_calls_wait_until_there_is_room_for_their_inputs",
     "JOBS_WAITING": "tests/coordinator/jobs/test_job_table.py::test_a_client_with_too_many_waiting_is_told_so",
     "JOBS_RUNNING": "tests/coordinator/jobs/test_job_table.py::test_jobs_start_in_order_up_to_the_limit",
+    "JOBS_OF_CLIENT": "tests/coordinator/jobs/test_job_table.py::test_one_member_alone_has_everything_up_to_its_cap",
+    "JOB_BYTES_WAITING": "tests/coordinator/jobs/test_job_table.py::"
+    "test_values_that_run_and_values_that_wait_are_bounded_for_each_member",
+    "JOB_BYTES_RUNNING": "tests/coordinator/jobs/test_job_table.py::"
+    "test_values_that_run_and_values_that_wait_are_bounded_for_each_member",
     "JOBS_OVER": "tests/coordinator/jobs/test_job_table.py::test_results_are_forgotten_by_age_and_by_number",
     "RESULTS_READY": "tests/sim/test_full_stores.py::test_of_many_results_the_latest_are_ready_and_all_can_be_had",
     "JOBS_IN_MEMORY": "tests/sim/test_full_stores.py::test_of_many_results_the_latest_are_ready_and_all_can_be_had",
     "SESSIONS_OPEN": "tests/sim/test_full_stores.py::test_a_session_too_many_is_refused",
+    "SESSIONS_OF_CLIENT": "tests/sim/test_full_stores.py::test_a_session_too_many_of_one_client_is_refused_to_that_one",
+    "CONTENTS_SENT": "tests/sim/test_full_stores.py::test_content_that_was_sent_long_ago_is_sent_again",
     "EVENTS": "tests/sim/test_full_stores.py::test_the_latest_events_are_kept",
     "REPORT_EVENTS": "tests/mesh/client/test_reports.py::"
     "test_of_many_events_the_first_and_the_latest_are_kept_and_the_others_counted",

@@ -19,6 +19,7 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from ..errors import ConnectFailed, MeshError, NotTrusted, ProtocolError
+from ..roles import ASKING, WORKER
 from ..security.certificates import JOIN_NAME, NodeKey, is_authority_of
 from ..security.connection_limiter import ConnectionLimiter, origin_of
 from ..security.tls import (
@@ -60,7 +61,7 @@ AGAIN_S = 0.05  # between calls at a port that hangs up
 NOT_ASKED = "it heard who we are and did not ask: its token is of another mesh, or it has none"
 TELL_S = 2.0  # until somebody who waits is told why
 CROWDED = "It may have too many callers; try again later, and look at the coordinator's log"
-JOIN_AGAIN = {"worker": "mesh-worker join here", "client": "mesh-coord join here"}
+JOIN_AGAIN = {WORKER: "mesh-worker join here"} | dict.fromkeys(ASKING, "mesh-coord join here")
 
 
 class Admission(Protocol):

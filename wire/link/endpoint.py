@@ -37,6 +37,7 @@ from ..protocol.peer import (
     Peer,
     State,
 )
+from ..roles import member_id
 from ..security.certificates import Member
 from ..system.shared_memory import readable
 from ..system.shared_memory_handoff import HandoffFiles
@@ -44,7 +45,6 @@ from ..system.tasks import Tasks, as_error, unheard
 from ..timeouts import DEFAULT_TIMEOUTS, Timeouts
 from .address_policy import LOOPBACK_ONLY, AddressPolicy
 from .happy_eyeballs import HEAD_START_S, STAGGER_S, race
-from .identity import member_id
 from .link import Handler, Link
 
 log = logging.getLogger("graph_mesh.transport")

@@ -23,7 +23,7 @@ _NODE_ID = re.compile(r"[0-9a-f]{32}")
 
 
 def identity_here(role: str, mesh: str, name: str, shared: SharedDir | None, node_id: str = "") -> Identity:
-    """The identity of this process in `role` ("worker", "coordinator" or "client"), listening nowhere yet.
+    """The identity of this process in `role` (wire/roles.py), listening nowhere yet.
 
     Without `node_id` the node is new; a worker keeps its id in its state folder.
     """
@@ -47,11 +47,6 @@ def identity_here(role: str, mesh: str, name: str, shared: SharedDir | None, nod
 def process_id(member_id: str) -> str:
     """A node id for one of several processes of a member, so that they do not end each other's links."""
     return f"{member_id}/{secrets.token_hex(4)}"
-
-
-def member_id(node_id: str) -> str:
-    """The member that a node is, or is a process of."""
-    return node_id.partition("/")[0]
 
 
 def kept_node_id(folder: Path) -> str:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from ..errors import DeadlineExceeded, MeshError, NodeLost
+from ..roles import ASKING, COORDINATOR
 from ..system.tasks import Tasks
 from ..timeouts import BEATS, SILENT, Timeouts
 from .endpoint import Endpoint
@@ -35,7 +36,7 @@ LOOK_S = 5.0  # how often those are looked at
 ASK_EVERY = 3  # checks; regularly, so that answers keep coming where a queue makes each of them late
 # Many processes of users have a coordinator inside.  Who has to know sooner whether one lives goes by heartbeats; here
 # a link is kept over which both can go on.
-USERS = frozenset({"client", "coordinator"})
+USERS = frozenset({*ASKING, COORDINATOR})
 
 
 class LinkWatch:

@@ -18,11 +18,11 @@ from ..joining.credentials import Credentials, InterruptibleSleep, keep_renewed
 from ..joining.join_port import PORT_OFFSET, join, renew
 from ..joining.join_protocol import Admitted, Former
 from ..joining.join_tokens import Token
+from ..roles import member_id
 from ..security.certificates import NodeKey
 from ..system.atomic_files import Disk
 from ..timeouts import DEFAULT_TIMEOUTS, Timeouts
 from .endpoint import Endpoint
-from .identity import member_id
 
 log = logging.getLogger("graph_mesh.identity")
 

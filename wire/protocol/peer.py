@@ -81,7 +81,7 @@ class Identity:
 
     node_id: str
     name: str
-    role: str  # "worker", "coordinator" or "client"
+    role: str  # of wire/roles.py
     mesh: str
     boot_id: str
     incarnation: int

@@ -30,9 +30,9 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ..errors import ConfigError, ProtocolError
+from ..roles import ROLES
 from . import base32
 
-ROLES = ("worker", "client", "coordinator")
 CERTIFICATE_S = 24 * 3600.0  # a node that is not renewed is out after a day
 BACKDATED_S = 300.0  # clocks of home machines differ by minutes
 AUTHORITY_S = 10 * 365 * 86400.0

@@ -99,11 +99,11 @@ def room_for(size_bytes: int) -> memoryview:
 class BlobExchange:
     """The exchange serves what `find(address)` has (its bytes, or None), and fetches from others.
 
-    `kept(address, size)` may have it from before, on disk say, so that it need not be fetched.
+    `kept(link, address, size)` may have it from before, on disk say, so that it need not be fetched over that link.
     """
 
     def __init__(self, shared: SharedDir | None, find: Callable[[bytes], memoryview | None]) -> None:
-        self.kept: Callable[[bytes, int], Awaitable[memoryview | None]] | None = None
+        self.kept: Callable[[Link, bytes, int], Awaitable[memoryview | None]] | None = None
         self._shared = shared
         self._find = find
         self._numbers = itertools.count(1)
@@ -124,7 +124,7 @@ class BlobExchange:
     async def fetch(self, link: Link, blob: bytes, size_bytes: int) -> memoryview:
         """Content of exactly this address and size; BlobMissing, BlobCorrupt or NodeLost, or OutOfMemory where there is
         no room for it here."""
-        if self.kept is not None and (here := await self.kept(blob, size_bytes)) is not None:
+        if self.kept is not None and (here := await self.kept(link, blob, size_bytes)) is not None:
             return here
         number = next(self._numbers)
         arrived: asyncio.Future[memoryview] = asyncio.get_running_loop().create_future()

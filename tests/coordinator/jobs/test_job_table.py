@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -29,10 +30,12 @@ class Story:
         self.journal: list[tuple[str, str, Any]] = []
 
     def job(self, name: str) -> Job:
-        return self.table.get(name)
+        return self.table.get(name, "", everybody=True)
 
-    def submit(self, name: str, client: str = "c", detached: bool = False, content: str = "x") -> Job:
-        job = self.table.submit(Job(name, "", client, detached, self.now + self.table.unix_s, content))
+    def submit(
+        self, name: str, client: str = "c", detached: bool = False, content: str = "x", size_bytes: int = 0
+    ) -> Job:
+        job = self.table.submit(Job(name, "", client, detached, self.now + self.table.unix_s, content, size_bytes))
         if job.state == "arriving":
             self.do(self.table.arrived(job, self.now, "work"))
         return job
@@ -53,10 +56,10 @@ class Story:
                 self.do(self.table.save_failed(action, self.now, NotDurable("the disk is full")))
             elif isinstance(action, Save):
                 self.told[-1] += f" {action.kind}"
-                self.journal.append((action.job.job, action.kind, json.loads(json.dumps(action.fields))))
+                self.journal.append((action.job.entry, action.kind, json.loads(json.dumps(action.fields))))
                 self.do(self.table.saved(action, self.now))
             elif isinstance(action, SaveLater):
-                self.journal.append((action.job.job, action.kind, {}))
+                self.journal.append((action.job.entry, action.kind, {}))
             elif isinstance(action, Stop):
                 self.do(self.table.ran(action.job, self.now, error=Cancelled("stopped")))
 
@@ -181,6 +184,133 @@ def test_a_failure_is_reported_with_its_error_and_log() -> None:
     assert story.log("a") == ["submitted", "queued", "running", "failed: out of luck [worker w1]"]
 
 
+# -- whose they are
+
+
+def test_to_others_a_job_is_not_there() -> None:
+    story = Story()
+    story.submit("a", client="ann/1")
+    story.submit("b", client="bob")
+    with pytest.raises(InputError, match=r"no job 'a' here\. Most recent: b;") as foreign:
+        story.table.get("a", "bob")
+    with pytest.raises(InputError) as unknown:
+        story.table.get("nowhere", "bob")
+    assert str(foreign.value) == str(unknown.value).replace("nowhere", "a")
+    assert [job.job for job in story.table.all("ann")] == ["a"]
+    assert story.table.get("a", "ann") is story.table.get("a", "bob", everybody=True)
+
+
+def test_two_members_may_give_their_jobs_the_same_id() -> None:
+    story = Story()
+    story.submit("a", client="ann/1", content="x")
+    story.submit("a", client="bob", content="y")
+    assert story.told.count("Start a") == 2
+    of_ann = story.table.get("a", "ann")
+    assert story.submit("a", client="ann/2", content="x") is of_ann
+    assert story.table.report(of_ann, 0.0, details=False).client == "ann"
+    with pytest.raises(InputError, match=r"2 clients have a job 'a'\. Name one: a@ann, a@bob"):
+        story.job("a")
+    assert story.job("a@an") is of_ann
+    again = story.restarted(1.0)
+    assert {(job.owner, job.job, job.content) for job in again.table.all()} == {("ann", "a", "x"), ("bob", "a", "y")}
+
+
+def test_a_job_of_an_older_journal_is_of_the_client_that_it_names() -> None:
+    story = Story()
+    story.submit("a", client="ann/1")
+    ((_, kind, fields), *_) = story.journal
+    del fields["size_bytes"]
+    again = Story()
+    again.table.restore("a", kind, fields, 0.0)
+    assert (again.table.get("a", "ann").entry, again.submit("a", client="ann/2").accepted) == ("a", True)
+
+
+# -- turns
+
+
+def running(story: Story) -> list[str]:
+    return [job.job for job in story.table.all() if job.state == "running"]
+
+
+def test_who_came_first_keeps_nobody_from_a_share() -> None:
+    story = Story()
+    for name in "abcd":
+        story.submit(name, client="ann")
+    assert running(story) == ["a", "b"]
+    story.submit("e", client="bob")
+    story.submit("f", client="bob")
+    assert running(story) == ["a", "b", "e"], "one of two, whatever runs"
+    story.submit("g", client="cay")
+    assert running(story) == ["a", "b", "e", "g"]
+    story.ran("a", 1.0)
+    assert running(story) == ["b", "e", "g"], "together they have more than their share"
+
+
+def test_members_take_turns() -> None:
+    story = Story()
+    story.table.limits = replace(LIMITS, running_max=1, queued_per_client_max=9)
+    for name in "abc":
+        story.submit(name, client="ann")
+    for name in "defg":
+        story.submit(name, client="bob")
+    starts: list[str] = []
+    while len(starts) < 7:
+        starts = [told.removeprefix("Start ") for told in story.told if told.startswith("Start")]
+        story.ran(next(name for name in starts if name in running(story)), story.now + 0.1)
+    assert starts == list("adbecfg")
+
+
+def test_one_member_alone_has_everything_up_to_its_cap() -> None:
+    story = Story()
+    story.table.limits = replace(LIMITS, running_max=4, running_per_client_max=2, queued_per_client_max=9)
+    for name in "abcd":
+        story.submit(name)
+    assert running(story) == ["a", "b"]
+
+
+def test_values_that_run_and_values_that_wait_are_bounded_for_each_member() -> None:
+    story = Story()
+    story.table.limits = replace(LIMITS, running_bytes_per_client_max=100, queued_bytes_per_client_max=250)
+    for name, size_bytes in {"a": 60, "b": 60, "c": 180}.items():
+        story.submit(name, size_bytes=size_bytes)
+    assert running(story) == ["a"]
+    with pytest.raises(
+        Busy, match="the job has 20 B of values, and those of this client that wait have 240 B: no more"
+    ):
+        story.submit("d", size_bytes=20)
+    story.submit("d", client="another", size_bytes=20)
+    story.ran("a", 1.0)
+    assert running(story) == ["b", "d"]
+    story.ran("b", 2.0)
+    assert running(story) == ["c", "d"], "one that has more than all may have runs alone"
+
+
+def test_a_job_that_runs_for_too_long_fails_and_says_so() -> None:
+    story = Story()
+    story.table.limits = replace(LIMITS, time_limit_s=5.0)
+    story.submit("a")
+    assert story.table.next_deadline() == 5.0
+    story.at(4.9)
+    assert story.job("a").state == "running"
+    story.at(5.0)
+    report = story.table.report(story.job("a"), 5.0, details=True)
+    assert (report.state, report.error["code"]) == ("failed", "deadline_exceeded")
+    assert (
+        "the job ran for more than 5 s" in report.error["message"] and "--job-time-limit" in report.error["next_step"]
+    )
+    assert report.log and story.journal[-1][1] == "ended"
+
+
+def test_a_job_that_is_slow_to_stop_is_stopped_once() -> None:
+    story = Story()
+    story.table.limits = replace(LIMITS, time_limit_s=5.0)
+    job = story.submit("a")
+    (stop,) = story.table.tick(6.0)
+    assert isinstance(stop, Stop) and (story.table.tick(7.0), story.table.next_deadline()) == ([], None)
+    story.do(story.table.ran(job, 8.0, "outputs"))
+    assert job.state == "done", "it was over before it heard"
+
+
 # -- the same id again
 
 
@@ -287,7 +417,7 @@ def test_a_log_is_bounded() -> None:
     story = Story()
     story.submit("a")
     for line in range(10):
-        story.table.tell("a", float(line), f"line {line}")
+        story.table.tell(story.job("a"), float(line), f"line {line}")
     assert story.log("a") == [f"line {line}" for line in range(6, 10)]
 
 
@@ -439,7 +569,7 @@ def test_no_order_of_events_loses_a_job_or_changes_an_answer(seed: int) -> None:
         world.table.validate()
     world.settle()
     for name in world.promised:
-        job = world.table.get(name)
+        job = world.table.get(name, "", everybody=True)
         assert job.state in FINAL
     world.check()
 
@@ -450,7 +580,7 @@ class World:
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.now = 0.0
-        self.limits = JobLimits(running_max=2, keep_s=1e9, grace_s=3.0, retry_s=1.0, gather_s=2.0)
+        self.limits = JobLimits(running_max=2, time_limit_s=5.0, keep_s=1e9, grace_s=3.0, retry_s=1.0, gather_s=2.0)
         self.journal: list[tuple[str, str, Any]] = []
         self.promised: set[str] = set()
         self.answers: dict[str, str] = {}
@@ -469,7 +599,7 @@ class World:
             if isinstance(action, Save):
                 self.saving.append(action)
             elif isinstance(action, SaveLater):
-                self.journal.append((action.job.job, action.kind, {}))
+                self.journal.append((action.job.entry, action.kind, {}))
             elif isinstance(action, Start):
                 assert action.job not in self.running
                 self.running.append(action.job)
@@ -477,13 +607,13 @@ class World:
                 self.running.remove(action.job)
                 self.do(self.table.ran(action.job, self.now, error=Cancelled("stopped")))
             elif action.job.accepted:
-                self.promised.add(action.job.job)
+                self.promised.add(action.job.entry)
         self.check()
 
     def check(self) -> None:
         """A client gets the same answer as before, once the end is saved."""
         for name in self.promised:
-            job = self.table.get(name)
+            job = self.table.get(name, "", everybody=True)
             if job.state in FINAL and job.retry_s is None:
                 assert self.answers.setdefault(name, job.state) == job.state, f"{name} was answered differently"
         assert self.promised >= self.answers.keys()
@@ -499,7 +629,7 @@ class World:
     def save(self) -> None:
         if self.saving:
             save = self.saving.pop(0)
-            self.journal.append((save.job.job, save.kind, json.loads(json.dumps(save.fields))))
+            self.journal.append((save.job.entry, save.kind, json.loads(json.dumps(save.fields))))
             self.do(self.table.saved(save, self.now))
 
     def refuse(self) -> None:
@@ -531,7 +661,7 @@ class World:
     def crash(self) -> None:
         """What was being saved may be on the disk or not; whatever else was in memory is gone."""
         for save in self.saving[: self.rng.randrange(len(self.saving) + 1)]:
-            self.journal.append((save.job.job, save.kind, json.loads(json.dumps(save.fields))))
+            self.journal.append((save.job.entry, save.kind, json.loads(json.dumps(save.fields))))
         self.table, self.saving, self.running = JobTable(self.limits), [], []
         for entry in self.journal:
             self.table.restore(*entry, self.now)

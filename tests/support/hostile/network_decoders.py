@@ -74,7 +74,7 @@ from wire.protocol.frames import (
 )
 from wire.protocol.messages import Message, Value, decode_message, encode_message
 from wire.protocol.peer import BULK, CONTROL, Channel, HelloReceived, Peer, State, StreamOpened
-from wire.security.certificates import ROLES as NODE_ROLES
+from wire.roles import ROLES as NODE_ROLES
 from wire.security.certificates import (
     check_issued,
     is_authority_of,

@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 
 from coordinator.coordinator import Coordinator, CoordinatorConfig
-from coordinator.jobs.job_service import JobService, for_clients
+from coordinator.jobs.job_service import JobService
 from coordinator.jobs.job_store import JobStore
 from coordinator.jobs.job_table import FINAL, JobLimits, JobTable
 from coordinator.jobs.session_service import SESSION_ENTRIES, SessionService
@@ -101,7 +101,7 @@ class DurableCluster(Cluster):
         self.coordinator.link_watch.wall = loop.time
         self.coordinator.watchers.append(self._saw)
         self.service = JobService(self.coordinator, JobTable(LIMITS), store, self._date)
-        self.sessions = SessionService(self.coordinator, for_clients, store)
+        self.sessions = SessionService(self.coordinator, self.service.contents, store)
         self.service.resume(entry for entry in found if entry.kind not in SESSION_ENTRIES)
         self.sessions.resume(entry for entry in found if entry.kind in SESSION_ENTRIES)
         await self.coordinator.endpoint.listen(COORDINATOR, PORT, PORT)
@@ -285,10 +285,12 @@ async def durable_run(cluster: DurableCluster) -> None:
         for client in clients:
             for name in client.jobs:
                 await client.check(name)
-        reports = await clients[0].ask(AskJobs(), Jobs)
-    promised = {name for client in clients for name in client.jobs}
-    assert promised <= {report.job for report in reports.jobs}, "a promise is forgotten"
-    assert all(report.state in FINAL for report in reports.jobs if report.job in promised)
+        for client in clients:
+            reports = await client.ask(AskJobs(), Jobs)
+            assert {report.job for report in reports.jobs} == set(client.jobs), (
+                "a promise is forgotten, or another's told"
+            )
+            assert all(report.state in FINAL for report in reports.jobs)
     for client in clients:
         await client.endpoint.close()
     await asyncio.sleep(15)

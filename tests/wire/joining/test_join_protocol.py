@@ -431,7 +431,7 @@ def test_damaged_frames_raise_nothing_but_our_errors() -> None:
 @pytest.mark.parametrize(
     ("role", "uses", "ttl_s", "says"),
     [
-        ("coordinator", 1, 900.0, "roles worker and client"),
+        ("coordinator", 1, 900.0, "roles worker, client, operator, admin"),
         ("worker", 0, 900.0, "1 to 1024 uses"),
         ("worker", USES_MAX + 1, 900.0, "1 to 1024 uses"),
         ("worker", 1, 0.0, "at most 30 days"),

@@ -20,7 +20,27 @@ from ...errors import FrameError
 from ...limits import DEFAULT
 from ..compatibility import as_of_0
 from ..versions import PROTOCOL
-from .admin import AskNodes, LogLines, NodeReport, Nodes, PairReport, PauseNode, TailLog
+from .admin import (
+    AskAuthority,
+    AskNodes,
+    AskTokens,
+    AuthorityReport,
+    CreateToken,
+    LogLines,
+    MemberReport,
+    NodeReport,
+    Nodes,
+    PairReport,
+    PauseNode,
+    Revoked,
+    RevokeNode,
+    RevokeToken,
+    RotateAuthority,
+    TailLog,
+    TokenCreated,
+    TokenReport,
+    Tokens,
+)
 from .blobs import Blob, BlobSpec, BlobStream, FetchBlob
 from .deploy import Carry, Deploy, Deployed, Drop, Gang, Member, MissingGraphs, PartSpec, Source, SourceKind, Target
 from .explain import Explain, Explained, ExplainGraph, KernelReport
@@ -128,13 +148,16 @@ __all__ = [
     "RELAY_BYTES_MAX",
     "REVOCATIONS_BYTES_MAX",
     "AnyMessage",
+    "AskAuthority",
     "AskJobs",
     "AskNodes",
     "AskSessions",
+    "AskTokens",
     "AttachSession",
     "AttachStandby",
     "AuthorityFile",
     "AuthorityFiles",
+    "AuthorityReport",
     "AwaitJob",
     "Ballast",
     "BallotOf",
@@ -152,6 +175,7 @@ __all__ = [
     "Combined",
     "ConfigurationOf",
     "Coordinators",
+    "CreateToken",
     "Deploy",
     "Deployed",
     "DeviceReport",
@@ -184,6 +208,7 @@ __all__ = [
     "LogLines",
     "Meet",
     "Member",
+    "MemberReport",
     "Message",
     "MissingGraphs",
     "NamedValue",
@@ -208,6 +233,10 @@ __all__ = [
     "Relay",
     "ResumeSession",
     "Revocations",
+    "RevokeNode",
+    "RevokeToken",
+    "Revoked",
+    "RotateAuthority",
     "Run",
     "SessionAttached",
     "SessionCarry",
@@ -229,6 +258,9 @@ __all__ = [
     "TailLog",
     "Target",
     "Term",
+    "TokenCreated",
+    "TokenReport",
+    "Tokens",
     "Value",
     "Vote",
     "Voted",
@@ -249,6 +281,8 @@ AnyMessage = (
     | SessionResumed | SessionFeed | CloseSession | AttachSession | SessionAttached | AskSessions | Sessions
     | EndSession
     | AskNodes | Nodes | PauseNode
+    | RevokeNode | Revoked | CreateToken | TokenCreated | AskTokens | Tokens | RevokeToken
+    | AskAuthority | RotateAuthority | AuthorityReport
     | ExplainGraph | Explain | Explained
     | Vote | Voted | AttachStandby | JournalEntries | JournalHave | JournalDenied | AuthorityFiles | Coordinators
 )  # fmt: skip
@@ -259,18 +293,20 @@ _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessa
 # How many fields minor 1 appended.
 APPENDED: dict[type[Message | Record], int] = {
     Deploy: 1, Run: 1, PartSpec: 2, SubmitJob: 2, PlanGraph: 2, Deployed: 1, Ran: 0, PartRun: 6, Join: 3, Joined: 3,
-    Drop: 1, AskNodes: 1, Nodes: 2, NodeReport: 2,
+    Drop: 1, AskNodes: 1, Nodes: 2, NodeReport: 2, Jobs: 0, JobReport: 1,
 }  # fmt: skip
 # Those whose new fields an older node does without.
-DISPENSABLE = (Deployed, Ran, PartRun, Join, Joined, Drop, Nodes, NodeReport)
+DISPENSABLE = (Deployed, Ran, PartRun, Join, Joined, Drop, Nodes, NodeReport, Jobs, JobReport)
 # The field in which there are records that minor 1 appended fields to.
-WITH_PARTS: dict[type[Message], int] = {Deploy: 1, Ran: 1, Nodes: 0}
+WITH_PARTS: dict[type[Message], int] = {Deploy: 1, Ran: 1, Nodes: 0, Jobs: 0}
 SINCE_1 = (
     Letter, LettersRead, GaveUp, Meet, Snapshot, Snapshotted, Combine, Combined,
     OpenSession, SessionOpened, SessionStep, SessionState, SessionTold, SessionHeard, ResumeSession, SessionResumed,
     SessionFeed, CloseSession, AttachSession, SessionAttached, AskSessions, Sessions, EndSession,
     ExplainGraph, Explain, Explained,
     Vote, Voted, AttachStandby, JournalEntries, JournalHave, JournalDenied, AuthorityFiles, Coordinators,
+    RevokeNode, Revoked, CreateToken, TokenCreated, AskTokens, Tokens, RevokeToken,
+    AskAuthority, RotateAuthority, AuthorityReport,
 )  # fmt: skip
 
 

@@ -65,6 +65,87 @@ class PauseNode(Message, frozen=True):
     on: bool
 
 
+class RevokeNode(Message, frozen=True):
+    """Throw a node out of the mesh, by its name, its id or the first characters of that.  Answered by Revoked."""
+
+    node: Name
+
+
+class Revoked(Message, frozen=True):
+    """The node that is out, by its id, and its name."""
+
+    node: Name
+    name: Name
+
+
+class CreateToken(Message, frozen=True):
+    """Make a join token for `uses` nodes of this role; `untrusted` ones are on other people's machines.  Answered by
+    TokenCreated."""
+
+    role: Name
+    uses: Count
+    ttl_s: Seconds
+    untrusted: bool = False
+
+
+class TokenCreated(Message, frozen=True):
+    """The token's id, and its text, which is told this once."""
+
+    id: Name
+    token: Name
+
+
+class AskTokens(Message, frozen=True):
+    """Ask for all tokens.  Answered by Tokens."""
+
+
+class TokenReport(Record, frozen=True):
+    id: Name
+    role: Name
+    state: Name  # open, withdrawn, expired, used
+    used: Count  # nodes that it let in
+    uses: Count
+    expires_s: Seconds  # Unix time
+    untrusted: bool = False
+
+
+class Tokens(Message, frozen=True):
+    tokens: Annotated[tuple[TokenReport, ...], Meta(max_length=1024)]
+
+
+class RevokeToken(Message, frozen=True):
+    """Have a token let nobody in any more, by its id.  Answered by Done."""
+
+    id: Name
+
+
+class AskAuthority(Message, frozen=True):
+    """Ask for the authority of the mesh.  Answered by AuthorityReport."""
+
+
+class RotateAuthority(Message, frozen=True):
+    """Give the mesh a new authority; the one before is trusted for `overlap_s` more.  Answered by AuthorityReport."""
+
+    overlap_s: Seconds
+
+
+class MemberReport(Record, frozen=True):
+    name: Name
+    node: Name  # its id
+    role: Name
+
+
+class AuthorityReport(Message, frozen=True):
+    """The authority by its `name` and its `number`, until when (Unix time; 0: there is none) the one before is trusted,
+    the members that have no certificate of it yet, and the ids of the tokens that were withdrawn for it."""
+
+    name: Name
+    number: Count
+    former_until_s: Seconds
+    behind: Annotated[tuple[MemberReport, ...], Meta(max_length=4096)] = ()
+    withdrawn: Annotated[tuple[Name, ...], Meta(max_length=1024)] = ()
+
+
 class TailLog(Message, frozen=True):
     """Ask a node for its last `lines` log lines."""
 

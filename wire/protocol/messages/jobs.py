@@ -55,7 +55,7 @@ class Planned(Message, frozen=True):
 
 
 class AskJobs(Message, frozen=True):
-    """State of one job, or of all with job "".  Answered by Jobs."""
+    """State of one job, or of all with job "": the client's own, or for an operator everybody's.  Answered by Jobs."""
 
     job: Name = ""
 
@@ -70,6 +70,7 @@ class JobReport(Record, frozen=True):
     log: Annotated[tuple[Text, ...], Meta(max_length=1000)] = ()
     report: Annotated[str, Meta(max_length=REPORT_CHARS_MAX)] = ""  # JSON of the run's report, once done
     waits: Text = ""  # what it waits for, for people, where it does
+    client: Name = ""  # whose it is, by the member's id
 
 
 class Jobs(Message, frozen=True):

@@ -1,0 +1,79 @@
+"""Client requests: what programs and people ask a coordinator, and the role that each needs.
+
+A request that has no row is answered to nobody.  docs/protocol.md prints the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..errors import NotTrusted
+from ..roles import ADMIN, CLIENT, OPERATOR, may
+from .messages import (
+    AskAuthority,
+    AskJobs,
+    AskNodes,
+    AskSessions,
+    AskTokens,
+    AttachSession,
+    AwaitJob,
+    CancelJob,
+    CloseSession,
+    CreateToken,
+    EndSession,
+    ExplainGraph,
+    Message,
+    OpenSession,
+    PauseNode,
+    PlanGraph,
+    ResumeSession,
+    RevokeNode,
+    RevokeToken,
+    RotateAuthority,
+    SessionFeed,
+    SessionHeard,
+    SessionState,
+    SessionStep,
+    SubmitJob,
+)
+
+# Request -> the role that it needs, and what it reaches.
+CLIENT_REQUESTS: Mapping[type[Message], tuple[str, str]] = {
+    SubmitJob: (CLIENT, "a job of its own"),
+    PlanGraph: (CLIENT, "nothing but the question"),
+    ExplainGraph: (CLIENT, "nothing but the question"),
+    AskJobs: (CLIENT, "its own jobs; for an operator everybody's"),
+    AwaitJob: (CLIENT, "its own jobs; for an admin everybody's"),
+    CancelJob: (CLIENT, "its own jobs; for an operator everybody's"),
+    AskNodes: (CLIENT, "the workers of the mesh"),
+    OpenSession: (CLIENT, "a session of its own"),
+    SessionStep: (CLIENT, "its own sessions"),
+    SessionState: (CLIENT, "its own sessions"),
+    SessionHeard: (CLIENT, "its own sessions"),
+    ResumeSession: (CLIENT, "its own sessions"),
+    SessionFeed: (CLIENT, "its own sessions"),
+    CloseSession: (CLIENT, "its own sessions"),
+    AttachSession: (CLIENT, "its own sessions"),
+    AskSessions: (CLIENT, "its own sessions"),
+    EndSession: (CLIENT, "its own sessions"),
+    PauseNode: (OPERATOR, "every worker"),
+    RevokeNode: (OPERATOR, "every node but admins; for an admin those, too"),
+    AskTokens: (ADMIN, "every token"),
+    CreateToken: (ADMIN, "a new token"),
+    RevokeToken: (ADMIN, "every token"),
+    AskAuthority: (ADMIN, "the mesh's authority"),
+    RotateAuthority: (ADMIN, "the mesh's authority"),
+}
+
+
+def check_asking(name: str, role: str, request: type[Message]) -> None:
+    """Check that a node of this name and role may ask for this; NotTrusted if not."""
+    needed, _ = CLIENT_REQUESTS[request]
+    if may(role, needed):
+        return
+    if needed == CLIENT:
+        raise NotTrusted(f"{name} is a {role}: only clients submit jobs and ask for them")
+    raise NotTrusted(
+        f"{name} is a {role}: {request.__name__} needs the role {needed}",
+        next_step=f"Join with a token made by: mesh-coord token create --role {needed}",
+    )
