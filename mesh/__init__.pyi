@@ -20,6 +20,7 @@ from .models.safetensors import load_safetensors, save_safetensors
 from .numpy import random
 from .originals import Coordinator, FaultHandler, HealthMonitor, auto_partition, partition, select
 from .scripts.world import barrier, init, local_rank, rank, shutdown, world_size
+from .serving.model_server import ModelServer
 from .spmd.annotations import auto_sharding, on_grid, reshard, shard
 from .spmd.device_transfer import accelerator, cpu, gpu, to_device, transfer_to
 from .spmd.grid import Grid, PartitionSpec
@@ -69,6 +70,7 @@ __all__ = [
     "MeshBuilder",
     "MeshError",
     "Model",
+    "ModelServer",
     "PartitionSpec",
     "Pipeline",
     "Ranks",

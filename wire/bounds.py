@@ -29,6 +29,7 @@ PLACES: Mapping[str, str] = {
     "worker": "The daemon of a worker.",
     "host": "An engine host of a worker.",
     "daemon": "`mesh-worker` and `mesh-coord serve`.",
+    "server": "A server of models, in a program or in `mesh-coord serve-model`.",
 }
 
 
@@ -496,6 +497,25 @@ LOG_LINES = Bound(
     "The oldest is forgotten.",
     unit="lines",
     most=200,
+)
+
+# -- server
+
+HTTP_QUEUE = Bound(
+    "server",
+    "Requests that wait for their turn, for each model.",
+    REFUSES,
+    "429 with Retry-After.",
+    unit="requests",
+    setting="`serve-model --queue`",
+)
+HTTP_CONNECTIONS = Bound(
+    "server",
+    "Connections of HTTP clients.",
+    REFUSES,
+    "The new connection is closed.",
+    unit="connections",
+    most=1024,
 )
 
 BOUNDS: Mapping[str, Bound] = {name: row for name, row in list(globals().items()) if isinstance(row, Bound)}

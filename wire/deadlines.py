@@ -23,6 +23,7 @@ PHASES: Mapping[str, str] = {
     "fetch": "A process gets content from one that has it.",
     "gather": "The pieces of a session's state come together: copies, snapshots, and the workers that have them.",
     "link": "Two processes find each other, and notice that one is gone.",
+    "serve": "Programs ask a server of models over HTTP.",
     "end": "Something is taken down.",
 }
 
@@ -300,6 +301,35 @@ ORPHANS = Deadline(
     "A worker waits for a coordinator that fell silent.",
     "It drops what that coordinator deployed, and frees its memory.",
     timeout="keep_orphans_s",
+)
+
+# -- serve
+
+HTTP_HEADERS = Deadline(
+    "serve",
+    "A server of models waits for the first request of a connection, or the next one, to have its headers.",
+    "It hangs up.",
+    seconds=30.0,
+)
+HTTP_BODY = Deadline(
+    "serve",
+    "A server of models waits for the body of a request.",
+    "The request is refused with 408, and the connection is closed.",
+    seconds=20.0,
+    by_size=True,
+)
+HTTP_READER = Deadline(
+    "serve",
+    "A server of models waits for a client to take what it is sent.",
+    "The request is cancelled, and the connection is closed.",
+    seconds=30.0,
+)
+
+CHAT_ANSWER = Deadline(
+    "serve",
+    "`mesh-coord chat` waits for the next piece of an answer, its turn in the queue included.",
+    "The answer ends with ConnectFailed.",
+    seconds=600.0,
 )
 
 # -- end

@@ -24,6 +24,7 @@ from .exit_codes import INTERRUPTED, OK, run_command
 from .explain import explain_arguments
 from .find_coordinator import COORDINATOR_HELP, Ask, on_a_coordinator
 from .flags import add_common, add_health, add_listening, add_timeouts, command, timeouts, verbosity
+from .keys import keys_arguments
 from .launch import launch, launch_arguments
 from .membership import (
     authority_arguments,
@@ -34,6 +35,7 @@ from .membership import (
     sessions_arguments,
     token_arguments,
 )
+from .model_flags import chat_arguments, serve_model_arguments
 from .topology import show as topology
 from .topology import topology_arguments
 
@@ -236,6 +238,14 @@ VERBS: dict[str, Verb] = {
     "sessions": Verb(
         "show your sessions that have a name; end one", sessions_arguments, remote=later("remote_verbs", "sessions")
     ),
+    "serve-model": Verb(
+        "serve models over HTTP, as OpenAI, Anthropic and Ollama do",
+        serve_model_arguments,
+        local=later("serve_model", "serve_model"),
+        interrupted=OK,
+    ),
+    "keys": Verb("create, list and remove API keys of served models", keys_arguments),
+    "chat": Verb("talk with a served model", chat_arguments, local=later("chat", "chat")),
     "launch": Verb("run a script as several ranks", launch_arguments, local=launch, interrupted=INTERRUPTED),
     "doctor": Verb(
         "check the mesh and this machine, and say what to do about problems", _asking_arguments, local=doctor

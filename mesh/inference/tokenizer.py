@@ -11,6 +11,11 @@ from pathlib import Path
 
 from wire.errors import ConfigError, InputError
 
+_PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+BYTES = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + place): byte for place, byte in enumerate(_OTHERS)}
+"""The characters by which tokenizers of bytes write them: Radford et al., 2019."""
+
 
 class Tokenizer:
     """A folder's tokenizer.json; InputError if there is none or it is damaged, ConfigError without the library."""
@@ -30,10 +35,14 @@ class Tokenizer:
             self._own = tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises nothing narrower
             raise InputError(f"{file} cannot be read", cause=str(error)[:200]) from None
-        self._new_stream = partial(tokenizers.decoders.DecodeStream, skip_special_tokens=True)
+        self._by_bytes = '"ByteLevel"' in file.read_text("utf-8")
+        self._own.no_padding()
+        self._own.no_truncation()
+        self._new_stream = partial(tokenizers.decoders.DecodeStream)
 
-    def ids(self, text: str) -> list[int]:
-        """The text's tokens, with what the tokenizer puts before and behind a text; InputError for what is no text."""
+    def ids(self, text: str, framed: bool = True) -> list[int]:
+        """The text's tokens, if `framed` with what the tokenizer puts before and behind a text; InputError for what is
+        no text."""
         try:
             text.encode()
         except UnicodeEncodeError as error:  # half of a surrogate pair
@@ -41,23 +50,37 @@ class Tokenizer:
                 f"the prompt has {text[error.start : error.end]!r} at {error.start}, which is no character",
                 next_step="Decode its bytes with errors='replace'",
             ) from None
-        return list(self._own.encode(text).ids)
+        return list(self._own.encode(text, add_special_tokens=framed).ids)
 
-    def text(self, ids: Sequence[int]) -> str:
-        """The text of these tokens, without special tokens such as the one that ends a text."""
-        text: str = self._own.decode(list(ids))
+    def text(self, ids: Sequence[int], special: bool = False) -> str:
+        """The text of these tokens, without special tokens such as the one that ends a text, unless `special`."""
+        text: str = self._own.decode(list(ids), skip_special_tokens=not special)
         return text
 
-    def stream(self) -> Callable[[int], str]:
+    def id_of(self, token: str) -> int | None:
+        """The number of a token, None if there is none of this text."""
+        number: int | None = self._own.token_to_id(token)
+        return number
+
+    def data_of(self, token: int) -> bytes:
+        """The bytes that a token stands for, which need not be whole characters."""
+        piece = self._own.id_to_token(token) or ""
+        if self._by_bytes and all(letter in BYTES for letter in piece):
+            return bytes([BYTES[letter] for letter in piece])
+        if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
+            return bytes.fromhex(piece[3:5])
+        return piece.replace("\u2581", " ").encode()
+
+    def stream(self, special: bool = False) -> Callable[[int], str]:
         """A function of the next token that gives the text which it completes, "" if it completes none."""
-        stream = self._new_stream()
+        stream = self._new_stream(skip_special_tokens=not special)
 
         def step(token: int) -> str:
             nonlocal stream
             try:
                 return stream.step(self._own, token) or ""
             except Exception:  # the library's "Invalid prefix": bytes that are no text made it lose its place
-                stream = self._new_stream()
+                stream = self._new_stream(skip_special_tokens=not special)
                 return stream.step(self._own, token) or ""
 
         return step
@@ -67,17 +90,24 @@ class Detokenizer:
     """Tokens that come one by one, as text: `add` gives what is new and final, `rest` what was held back.
 
     A character is never split: bytes of one that is not complete wait for the others.  Nor is one of `stops`: what may
-    be its beginning waits too, and where one is complete, `stopped` says so and the text ends before it.
+    be its beginning waits too, and where one is complete, `stopped` says so, `stop` is it, and the text ends before it.
+    `special` tokens are not part of the text without that.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: Iterable[str] = ()) -> None:
-        self.stopped = False
+    def __init__(self, tokenizer: Tokenizer, stops: Iterable[str] = (), special: bool = False) -> None:
+        self.stop = ""
+        self._special = special
         self._tokenizer = tokenizer
-        self._step = tokenizer.stream()
+        self._step = tokenizer.stream(special)
         self._stops = tuple(stops)
         self._written: list[int] = []  # the tokens of the last piece, beside which those that wait are decoded
         self._waiting: list[int] = []
         self._held = ""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether one of the stops was complete."""
+        return bool(self.stop)
 
     def add(self, token: int) -> str:
         self._waiting.append(token)
@@ -90,8 +120,8 @@ class Detokenizer:
         """What was held back, now that nothing more comes; bytes that never became a character are marked as such."""
         if self.stopped:
             return ""
-        before = self._tokenizer.text(self._written)
-        new = self._released(self._tokenizer.text([*self._written, *self._waiting])[len(before) :])
+        before = self._tokenizer.text(self._written, self._special)
+        new = self._released(self._tokenizer.text([*self._written, *self._waiting], self._special)[len(before) :])
         self._waiting = []
         held, self._held = self._held, ""
         return new if self.stopped else new + held
@@ -100,10 +130,10 @@ class Detokenizer:
         if self.stopped:
             return ""
         text = self._held + new
-        ends = [at for at in (text.find(stop) for stop in self._stops) if at >= 0]
+        ends = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if ends:
-            self.stopped, self._held = True, ""
-            return text[: min(ends)]
+            (at, self.stop), self._held = min(ends), ""
+            return text[:at]
         keep = max((_overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]

@@ -24,6 +24,7 @@ OPTIONAL = {
     "jax": "jax",
     "jeepney": "suspend",
     "jinja2": "serve",
+    "llguidance": "serve",
     "onnx": "onnx",
     "tokenizers": "demo",
     "torch": "torch",

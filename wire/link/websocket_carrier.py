@@ -3,7 +3,7 @@
 `WebSockets` listens, dials and makes each connection a Socket; what is said over them is decided elsewhere.  A
 connection that has not become part of a link has little time, and there may be few of them.
 
-This file alone knows aiohttp.
+This file and `mesh/serving/http_server.py` alone know aiohttp.
 """
 
 from __future__ import annotations

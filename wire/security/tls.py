@@ -62,6 +62,17 @@ def join_client_context(authority: bytes) -> TLSContext:
     return context
 
 
+def web_context(certificate: Path, key: Path) -> TLSContext:
+    """The context for answering browsers and other programs, by files of the user; ConfigError if they are no good."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(certificate, key, password=lambda: "")
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"{certificate} and {key} are no certificate and its key", cause=str(error)) from None
+    return context
+
+
 def unverified_context() -> TLSContext:
     """The context for asking a stranger for its authority's certificate, which is then compared with the token's."""
     context = _context(ssl.PROTOCOL_TLS_CLIENT)

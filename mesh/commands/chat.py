@@ -1,0 +1,106 @@
+"""`mesh-coord chat`: talk with a served model in the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+from wire.deadlines import CHAT_ANSWER
+from wire.errors import ConnectFailed, InputError, RemoteError
+
+from .exit_codes import INTERRUPTED, OK
+
+Options = argparse.Namespace
+
+
+def chat(options: Options) -> int:
+    """Send every line to the model, with all that was said before; an empty line or Ctrl-D ends."""
+    messages: list[dict[str, str]] = [{"role": "system", "content": options.system}] if options.system else []
+    talking = sys.stdin.isatty()
+    while True:
+        line = _line(talking)
+        if not line:
+            return OK
+        messages.append({"role": "user", "content": line})
+        try:
+            messages.append({"role": "assistant", "content": _answer(options, messages)})
+        except (RemoteError, InputError) as error:
+            if not talking:
+                raise
+            print(f"\n{error}", file=sys.stderr)
+            messages.pop()
+        except KeyboardInterrupt:
+            print()
+            if not talking:
+                return INTERRUPTED
+            messages.pop()
+
+
+def _line(talking: bool) -> str:
+    try:
+        return input("> " if talking else "").strip()
+    except EOFError:
+        return ""
+
+
+def _answer(options: Options, messages: list[dict[str, str]]) -> str:
+    """Print an answer as it comes; its text."""
+    pieces = []
+    for piece in _pieces(options, messages):
+        print(piece, end="", flush=True)
+        pieces.append(piece)
+    print(flush=True)
+    return "".join(pieces)
+
+
+def _pieces(options: Options, messages: list[dict[str, str]]) -> Iterator[str]:
+    given = {"temperature": options.temperature, "max_completion_tokens": options.max_tokens}
+    body = {"model": options.model, "messages": messages, "stream": True}
+    body |= {name: value for name, value in given.items() if value is not None}
+    try:
+        with urllib.request.urlopen(_request(options, body), timeout=CHAT_ANSWER.seconds) as answer:
+            for line in answer:
+                data = line.removeprefix(b"data:").strip()
+                if data and data != b"[DONE]":
+                    yield _text(json.loads(data))
+    except urllib.error.HTTPError as error:
+        raise InputError(_told(error)) from None
+    except (OSError, HTTPException, ValueError) as error:
+        raise ConnectFailed(
+            f"{options.url} does not answer",
+            cause=str(getattr(error, "reason", error)),
+            next_step="Start it with: mesh-coord serve-model MODEL; or name it: --url",
+        ) from None
+
+
+def _request(options: Options, body: dict[str, Any]) -> urllib.request.Request:
+    headers = {"Content-Type": "application/json"}
+    if options.key_file:
+        try:
+            headers["Authorization"] = f"Bearer {Path(options.key_file).read_text('utf-8').strip()}"
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{options.key_file} cannot be read", cause=str(error)) from None
+    url = options.url.rstrip("/")
+    if not url.startswith(("http://", "https://")):
+        raise InputError(f"--url {options.url!r} is no address of HTTP", next_step="Write http://HOST:PORT")
+    return urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers)
+
+
+def _text(event: dict[str, Any]) -> str:
+    if "error" in event:
+        raise RemoteError(str(event["error"].get("message", event["error"])))
+    return "".join(choice["delta"].get("content") or "" for choice in event["choices"])
+
+
+def _told(error: urllib.error.HTTPError) -> str:
+    try:
+        return str(json.loads(error.read())["error"]["message"])
+    except (ValueError, KeyError, TypeError, OSError):
+        return f"{error.code} {error.reason}"

@@ -1,0 +1,128 @@
+"""`mesh-coord serve-model`: models of the mesh behind the HTTP interfaces of OpenAI, Anthropic and Ollama."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+from wire.errors import ConfigError, ConnectFailed, InputError
+from wire.link.address_policy import is_loopback
+from wire.security.tls import TLSContext, web_context
+from wire.system.signals import watch_signals
+
+from ..client.async_mesh import AsyncMesh
+from ..inference.settings import Options as ModelOptions
+from ..serving.access import Access
+from ..serving.api_keys import ApiKeys
+from ..serving.http_server import Listening
+from ..serving.model_server import AsyncModelServer
+from ..util.units import parse_size
+from .exit_codes import OK
+from .find_coordinator import connect, named
+from .flags import mesh_name
+from .keys import keys_file
+
+Options = argparse.Namespace
+
+
+def serve_model(options: Options) -> int:
+    """Serve models until it is told to stop."""
+    return asyncio.run(_serve(options))
+
+
+async def _serve(options: Options) -> int:
+    stopped = asyncio.Event()
+    watch_signals(asyncio.get_running_loop(), lambda why: stopped.set())
+    models, listening = _models(options), _listening(options)
+    how = ModelOptions(
+        max_batch=options.max_batch, queue=options.queue, replicas=options.replicas, chunk=options.chunk,
+        strategy=options.strategy,
+    )  # fmt: skip
+    own = await _mesh(options)
+    try:
+        async with AsyncModelServer(own, listening) as server:
+            for name, path in models.items():
+                _tell(options, f"loading {name} from {path}")
+                await server.load_model(name, path, how)
+            _tell_ready(options, server.url, list(models), listening)
+            await stopped.wait()
+    finally:
+        await own.close()
+    return OK
+
+
+async def _mesh(options: Options) -> AsyncMesh:
+    """The mesh of --local, of the coordinator that is named, or of the one on this machine; else one worker here."""
+    builder = AsyncMesh.builder().mesh(mesh_name(options))
+    if options.local:
+        return await builder.local(options.local, options.engine).build_async()
+    try:
+        return AsyncMesh(await connect(options), builder.config.copies, builder.config.reproducible)
+    except ConnectFailed:
+        if named(options) is not None:
+            raise
+    _tell(options, "no coordinator on this machine: one worker of this machine computes, as with --local 1")
+    return await builder.local(1, options.engine).build_async()
+
+
+def _models(options: Options) -> dict[str, Path]:
+    """The folders to serve, by name: NAME=FOLDER, or a folder that gives its own name."""
+    models: dict[str, Path] = {}
+    for text in options.model:
+        name, equals, path = text.partition("=")
+        folder = Path(path if equals else text).expanduser()
+        name = name if equals else folder.resolve().name
+        if options.name:
+            if len(options.model) > 1:
+                raise ConfigError("--name is for one model", next_step="Write NAME=FOLDER for each of several")
+            name = options.name
+        if name in models:
+            raise ConfigError(f"two models are called {name!r}", next_step="Write NAME=FOLDER")
+        if not folder.is_dir():
+            raise InputError(f"there is no folder {folder}", next_step="Give a folder with config.json and safetensors")
+        models[name] = folder
+    return models
+
+
+def _listening(options: Options) -> Listening:
+    keys = ApiKeys(keys_file(mesh_name(options), options.state_dir))
+    local = is_loopback(options.host)
+    tls = _tls(options)
+    if not local and not keys.records():
+        raise ConfigError(
+            f"will not serve on {options.host} without API keys: anybody who reaches it could use it",
+            next_step="Create one with: mesh-coord keys create NAME",
+        )
+    if not local and tls is None and not options.plain_http:
+        raise ConfigError(
+            f"will not serve on {options.host} without TLS: keys and texts could be read on the way",
+            next_step="Give --tls-cert and --tls-key, or --plain-http behind a proxy that has TLS",
+        )
+    hosts = frozenset({*(each.lower() for each in options.allow_host), *(() if local else (options.host,))})
+    return Listening(
+        options.host, options.port, tls, Access(hosts, frozenset(options.allow_origin)),
+        None if local and not options.require_key else keys, parse_size(options.max_body),
+    )  # fmt: skip
+
+
+def _tls(options: Options) -> TLSContext | None:
+    if bool(options.tls_cert) != bool(options.tls_key):
+        raise ConfigError("--tls-cert and --tls-key go together")
+    return web_context(Path(options.tls_cert), Path(options.tls_key)) if options.tls_cert else None
+
+
+def _tell(options: Options, text: str) -> None:
+    if not options.json and not options.quiet:
+        print(text, file=sys.stderr, flush=True)
+
+
+def _tell_ready(options: Options, url: str, models: list[str], listening: Listening) -> None:
+    if options.json:
+        print(json.dumps({"url": url, "models": models}), flush=True)
+        return
+    needed = "an API key is needed" if listening.keys is not None else "programs of this machine need no key"
+    print(f"serving {', '.join(models)} at {url} ({needed})")
+    print(f"  chat page: {url}/    OpenAI base URL: {url}/v1    Ollama host: {url}", flush=True)

@@ -1,0 +1,57 @@
+"""Access: which requests a server looks at, by where they come from and what they say of that.  Pure.
+
+A page of another site makes the reader's browser send requests here; its Origin, or the Host under which it found
+this server (DNS rebinding), gives it away.  Both are checked for every method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from .api_error import ApiError
+
+LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """`hosts` are the names by which this server is called, beside those of loopback; `origins` the pages of other
+    sites that may ask it, such as "https://chat.example"."""
+
+    hosts: frozenset[str] = frozenset()
+    origins: frozenset[str] = frozenset()
+
+    def check(self, host: str | None, origin: str | None) -> None:
+        """ApiError 403 for a request under another name, or of another site's page."""
+        name = _host_name(host or "")
+        if name not in LOOPBACK_NAMES and name not in self.hosts:
+            raise ApiError(
+                403, f"this server is not called {name or 'nothing'!r}: allow it with --allow-host", code="wrong_host"
+            )
+        if origin is None or origin in self.origins:
+            return
+        if origin.lower() not in (f"http://{host}".lower(), f"https://{host}".lower()):
+            raise ApiError(
+                403, f"pages of {origin[:80]!r} may not ask this server: allow it with --allow-origin",
+                code="wrong_origin",
+            )  # fmt: skip
+
+
+OWN = Access()  # loopback, and this server's own pages
+
+
+def bearer(headers: Collection[tuple[str, str]]) -> str:
+    """The key of a request, as OpenAI's, Anthropic's and Ollama's clients send it; "" without one."""
+    for name, value in headers:
+        if name.lower() == "authorization" and value.lower().startswith("bearer "):
+            return value[7:].strip()
+        if name.lower() == "x-api-key":
+            return value.strip()
+    return ""
+
+
+def _host_name(host: str) -> str:
+    """The name in a Host header, without its port."""
+    host = host.strip().lower()
+    return host.partition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]

@@ -1,0 +1,269 @@
+"""HTTP server: requests from the network to the functions of `routes.py`, and their replies back.
+
+A request is checked from its outside to its inside: Host and Origin, key, path, size, JSON.  A client has a stated time
+for its headers and its body, and to read what it is sent; one that hangs up ends its request at once.  This file
+knows HTTP, and no API.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+
+from wire.bounds import HTTP_CONNECTIONS
+from wire.deadlines import HTTP_BODY, HTTP_HEADERS, HTTP_READER, Deadline
+from wire.errors import ConfigError
+from wire.link.address_policy import is_loopback
+from wire.security.tls import TLSContext
+
+from .access import OWN, Access, bearer
+from .api_error import ApiError, api_error
+from .api_keys import ApiKeys
+from .calls import Call, Models
+from .page import FILES, HEADERS
+from .replies import JsonReply, StreamReply, to_json
+from .routes import Shape, found, shape_of
+
+log = logging.getLogger("graph_mesh.serving")
+
+BODY_BYTES_MAX = 16 << 20
+COMMON_HEADERS: Mapping[str, str] = {
+    "Cache-Control": "no-store",
+    "Server": "graph-mesh",
+    "X-Content-Type-Options": "nosniff",
+}
+NO_BODY = ("GET", "HEAD", "OPTIONS")
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """The address of a server, and whom it answers.  Without `keys` everybody who reaches it is answered."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    tls: TLSContext | None = None
+    access: Access = OWN
+    keys: ApiKeys | None = None
+    body_bytes_max: int = BODY_BYTES_MAX
+    connections_max: int = HTTP_CONNECTIONS.most
+    headers_s: float = HTTP_HEADERS.seconds
+    body: Deadline = HTTP_BODY
+    reader_s: float = HTTP_READER.seconds
+
+
+class HttpServer:
+    """The listener, on a loop.  `start` gives the port, `close` ends every request."""
+
+    def __init__(self, models: Models, listening: Listening) -> None:
+        self._models = models
+        self._listening = listening
+        self._server = web.Server(
+            self._serve,
+            handler_cancellation=True,
+            access_log=None,
+            logger=log,
+            auto_decompress=False,
+            keepalive_timeout=listening.headers_s,
+        )
+        self._sockets: asyncio.Server | None = None
+
+    async def start(self) -> int:
+        """Listen; ConfigError where the port is taken or the address is none of this machine's."""
+        where = self._listening
+        if not is_loopback(where.host) and where.keys is None:
+            raise ConfigError(
+                f"will not serve on {where.host} without API keys: anybody who reaches it could use it",
+                next_step="Create one with: mesh-coord keys create NAME",
+            )
+        try:
+            self._sockets = await asyncio.get_running_loop().create_server(
+                self._protocol, where.host, where.port, ssl=where.tls
+            )
+        except OSError as error:
+            step = "Choose another with --port"
+            raise ConfigError(f"cannot listen on {where.host}:{where.port}", cause=str(error), next_step=step) from None
+        port: int = self._sockets.sockets[0].getsockname()[1]
+        return port
+
+    async def close(self) -> None:
+        """Take no more requests, and end those that run."""
+        if self._sockets is not None:
+            self._sockets.close()
+        await self._server.shutdown(timeout=1.0)
+
+    def _protocol(self) -> asyncio.Protocol:
+        """What reads a new connection; one too many is closed."""
+        if len(self._server.connections) >= self._listening.connections_max:
+            return _Refused()
+        return self._server()
+
+    # -- a request
+
+    async def _serve(self, request: web.BaseRequest) -> web.StreamResponse:
+        shape = shape_of(request.path)
+        try:
+            self._listening.access.check(request.headers.get("Host"), request.headers.get("Origin"))
+            if request.method == "OPTIONS":
+                return self._whole(request, b"", 204, {**PREFLIGHT, **self._cors(request)})
+            return await self._answered(request, shape)
+        except Exception as error:
+            return self._failed(request, error, shape)
+
+    async def _answered(self, request: web.BaseRequest, shape: Shape) -> web.StreamResponse:
+        if request.method in ("GET", "HEAD"):
+            if request.path == "/health":
+                return self._whole(request, to_json({"status": "ok"}))
+            if request.path in FILES:
+                content_type, data = FILES[request.path]
+                return self._whole(request, data, 200, {**HEADERS, "Content-Type": content_type})
+        client = self._client(request)
+        route, named = found("GET" if request.method == "HEAD" else request.method, request.path)
+        body = None if request.method in NO_BODY else await self._body(request)
+        call = Call(self._models, body, named, client, _now_s, time.monotonic_ns, _new_id, _new_seed)
+        reply = await route.answer(call)
+        if isinstance(reply, JsonReply):
+            return self._whole(request, to_json(reply.data), 200, dict(reply.headers) | self._cors(request))
+        return await self._streamed(request, reply)
+
+    def _client(self, request: web.BaseRequest) -> str:
+        """The id of the caller's key, or its address where none is needed; ApiError 401 for nobody's key."""
+        keys = self._listening.keys
+        if keys is None:
+            return request.remote or ""
+        given = bearer(tuple(request.headers.items()))
+        holder = keys.holder(given) if given else None
+        if holder is None:
+            told = "this is no API key of this server" if given else "an API key is needed: Authorization: Bearer KEY"
+            raise ApiError(401, told, code="invalid_api_key")
+        return holder.key_id
+
+    async def _body(self, request: web.BaseRequest) -> Any:
+        """The JSON of a request."""
+        most = self._listening.body_bytes_max
+        kind = request.headers.get("Content-Type", "application/json").partition(";")[0].strip().lower()
+        if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+            raise ApiError(415, "the body is compressed, which this server does not read", code="wrong_encoding")
+        if kind == "text/plain" or kind.startswith("multipart/") or kind == "application/x-www-form-urlencoded":
+            raise ApiError(415, f"the body is {kind}, and has to be application/json", code="wrong_content_type")
+        if (request.content_length or 0) > most:
+            raise too_large(most)
+        data = bytearray()
+        try:
+            async with asyncio.timeout(self._listening.body.of(request.content_length or 0)):
+                async for piece in request.content.iter_any():
+                    data += piece
+                    if len(data) > most:
+                        raise too_large(most)
+        except TimeoutError:
+            raise ApiError(408, "the body did not come in time", code="slow_body") from None
+        if not data:
+            return {}
+        try:
+            return await asyncio.to_thread(json.loads, data.decode("utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise ApiError(400, f"the body is no JSON: {str(error)[:200]}", code="invalid_json") from None
+
+    # -- a reply
+
+    def _whole(
+        self, request: web.BaseRequest, data: bytes, status: int = 200, headers: Mapping[str, str] | None = None
+    ) -> web.Response:
+        named = {"Content-Type": "application/json", **COMMON_HEADERS, **(headers or {})}
+        return web.Response(body=data, status=status, headers=named)
+
+    def _failed(self, request: web.BaseRequest, error: Exception, shape: Shape) -> web.Response:
+        told = api_error(error)
+        if told.status == 500 and not isinstance(error, ApiError):
+            log.error("%s %s failed", request.method, request.path, exc_info=error)
+        headers = self._cors(request)
+        if told.retry_after_s:
+            headers["Retry-After"] = str(told.retry_after_s)
+        if told.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        if told.status in (408, 413):
+            headers["Connection"] = "close"
+        return self._whole(request, to_json(shape(told)), told.status, headers)
+
+    async def _streamed(self, request: web.BaseRequest, reply: StreamReply) -> web.StreamResponse:
+        headers = {"Content-Type": reply.content_type, **COMMON_HEADERS, **self._cors(request)}
+        response = web.StreamResponse(headers=headers)
+        try:
+            await self._sent(request, response.prepare(request))
+            async with contextlib.aclosing(reply.frames) as frames:  # type: ignore[type-var]
+                try:
+                    async for frame in frames:
+                        await self._sent(request, response.write(frame))
+                except (ConnectionError, _TooSlow):
+                    raise
+                except Exception as error:
+                    told = api_error(error)
+                    if told.status == 500:
+                        log.error("%s %s failed", request.method, request.path, exc_info=error)
+                    await self._sent(request, response.write(reply.failed(told)))
+            await self._sent(request, response.write_eof())
+        except (ConnectionError, _TooSlow) as error:
+            log.info("%s: %s", request.path, error)
+            if request.transport is not None:
+                request.transport.abort()
+        finally:
+            reply.close()
+        return response
+
+    async def _sent(self, request: web.BaseRequest, sending: Awaitable[Any]) -> None:
+        """Wait until the client takes more; a client that does not read for too long is dropped."""
+        try:
+            async with asyncio.timeout(self._listening.reader_s):
+                await sending
+        except TimeoutError:
+            raise _TooSlow("the client does not read") from None
+
+    def _cors(self, request: web.BaseRequest) -> dict[str, str]:
+        """What lets a page read the reply, once its Origin was checked."""
+        origin = request.headers.get("Origin")
+        allowed = origin is not None and origin in self._listening.access.origins
+        return {"Access-Control-Allow-Origin": origin or "", "Vary": "Origin"} if allowed else {}
+
+
+class _Refused(asyncio.Protocol):
+    """A connection that is closed at once."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        transport.abort()
+
+
+class _TooSlow(Exception):
+    """A client that does not take what it is sent."""
+
+
+PREFLIGHT: Mapping[str, str] = {
+    "Access-Control-Allow-Methods": "GET, POST",
+    "Access-Control-Allow-Headers": "authorization, content-type, x-api-key, anthropic-version, anthropic-beta",
+    "Access-Control-Max-Age": "600",
+}
+
+
+def too_large(most: int) -> ApiError:
+    """The error for a body that is larger than may be."""
+    return ApiError(413, f"the body is larger than {most >> 20} MiB", code="request_too_large")
+
+
+def _now_s() -> int:
+    return int(time.time())
+
+
+def _new_id(prefix: str) -> str:
+    return prefix + secrets.token_hex(12)
+
+
+def _new_seed() -> int:
+    return secrets.randbits(63)

@@ -1,0 +1,307 @@
+"""ModelServer: models of a mesh behind HTTP.
+
+    with mesh.Mesh.builder().discover().build() as m, mesh.ModelServer(m, port=7200) as server:
+        server.load_model("llama", "path/to/folder")
+        print(server.url)
+
+`AsyncModelServer` is the same on a loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from wire.addresses import shown
+from wire.errors import InputError
+
+from ..client.async_mesh import AsyncMesh
+from ..client.mesh import Mesh
+from ..inference.settings import Options
+from ..models.load import load
+from ..models.model import Model
+from .api_error import ApiError
+from .api_keys import ApiKeys
+from .http_server import HttpServer, Listening
+from .openai_models import no_model
+from .served_embedding import ServedEmbedding, embeds, serve_embedding
+from .served_text import ModelFacts, ServedText, serve_text
+
+PORT = 7200
+LOADING_S = 5  # what a client is asked to wait for a model that is being loaded
+NAME_CHARACTERS_MAX = 200
+
+
+class Served:
+    """The models of a server, by name; Ollama's clients put ":latest" behind one."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, ServedText | ServedEmbedding] = {}
+        self.loading: set[str] = set()
+
+    def text(self, name: str) -> ServedText:
+        """A model that goes on with texts; ApiError 404 for another name."""
+        found = self._found(name)
+        if not isinstance(found, ServedText):
+            raise no_model(name, [facts for facts in self.facts() if facts.kind == "text"])
+        return found
+
+    def embedding(self, name: str) -> ServedEmbedding:
+        """A model that embeds texts; ApiError 404 for another name."""
+        found = self._found(name)
+        if not isinstance(found, ServedEmbedding):
+            raise no_model(name, [facts for facts in self.facts() if facts.kind == "embedding"])
+        return found
+
+    def facts(self) -> list[ModelFacts]:
+        """What is told of each model, in the order in which they were loaded."""
+        return [model.facts for model in self.by_name.values()]
+
+    def _found(self, name: str) -> ServedText | ServedEmbedding | None:
+        found = self.by_name.get(name) or self.by_name.get(name.removesuffix(":latest"))
+        if found is None and name.removesuffix(":latest") in self.loading:
+            told = f"the model {name!r} is being loaded: try again in a while"
+            raise ApiError(503, told, code="model_loading", param="model", retry_after_s=LOADING_S)
+        return found
+
+
+class AsyncModelServer:
+    """Models of an AsyncMesh behind HTTP.
+
+    Close it, or use it as an async context manager.
+
+    Parameters
+    ----------
+    mesh : AsyncMesh
+        The mesh; it stays open when the server is closed.
+    listening : Listening, optional
+        Where it listens, and whom it answers: by default programs of this machine.
+    """
+
+    def __init__(self, mesh: AsyncMesh, listening: Listening = Listening()) -> None:
+        self._mesh = mesh
+        self._listening = listening
+        self._served = Served()
+        self._http = HttpServer(self._served, listening)
+        self._port = 0
+
+    async def start(self) -> int:
+        """Listen; the port."""
+        self._port = await self._http.start()
+        return self._port
+
+    @property
+    def url(self) -> str:
+        """The address of this server, such as http://127.0.0.1:7200."""
+        scheme = "http" if self._listening.tls is None else "https"
+        return f"{scheme}://{shown(self._listening.host)}:{self._port}"
+
+    async def load_model(self, name: str, model: str | Path | Model, options: Options = Options()) -> ModelFacts:
+        """Serve a model under a name; InputError for a name that is taken, or a model that neither goes on with texts
+        nor embeds them."""
+        if not isinstance(name, str) or not name or len(name) > NAME_CHARACTERS_MAX or not name.isprintable():
+            raise InputError(f"a model's name has 1 to {NAME_CHARACTERS_MAX} characters that print, got {name!r:.80}")
+        if name in self._served.by_name or name in self._served.loading:
+            raise InputError(f"a model is called {name!r} already", next_step="Unload it first, or choose another name")
+        self._served.loading.add(name)
+        try:
+            loaded = await asyncio.to_thread(_loaded, model)
+            served = await self._serve(name, loaded, model, options)
+            self._served.by_name[name] = served
+        finally:
+            self._served.loading.discard(name)
+        return served.facts
+
+    async def unload_model(self, name: str) -> None:
+        """End what is asked of a model, and free what it has on the workers."""
+        served = self._served.by_name.pop(name, None)
+        if served is None:
+            known = ", ".join(self._served.by_name) or "none"
+            raise InputError(f"no model is called {name!r}", next_step=f"Loaded: {known}")
+        await served.close()
+
+    async def close(self) -> None:
+        """End every request, and unload all models."""
+        await self._http.close()
+        while self._served.by_name:
+            await self._served.by_name.popitem()[1].close()
+
+    async def __aenter__(self) -> AsyncModelServer:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _serve(
+        self, name: str, model: Model, source: str | Path | Model, options: Options
+    ) -> ServedText | ServedEmbedding:
+        if model.text is not None:
+            facts = _facts(name, model, model.text.folder, "text")
+            return await serve_text(self._mesh, facts, model, options)
+        if embeds(model) and not isinstance(source, Model):
+            facts = _facts(name, model, Path(source), "embedding")
+            return await serve_embedding(self._mesh, facts, model, Path(source), options)
+        raise InputError(
+            f"{model.name or name} is neither a language model nor an encoder from a folder",
+            next_step="InferenceServer serves any model to Python programs",
+        )
+
+
+class ModelServer:
+    """Models of a mesh behind the HTTP interfaces of OpenAI, Anthropic and Ollama.
+
+    Close it, or use it as a context manager.
+
+    Parameters
+    ----------
+    mesh : Mesh
+        The mesh; it stays open when the server is closed.
+    host : str, optional
+        The address to listen on.
+    port : int, optional
+        The port; 0 takes a free one.
+    keys : str or Path, optional
+        The file of API keys that callers need; without it every program of this machine is answered.
+
+    Raises
+    ------
+    InputError
+        If it is no `mesh.Mesh`.
+    ConfigError
+        If it cannot listen there, or would answer other machines without keys.
+
+    Notes
+    -----
+    The routes and their parameters: docs/serving.md.
+
+    Examples
+    --------
+    >>> import json
+    >>> import urllib.request
+    >>> import mesh
+    >>> with mesh.Mesh.builder().build() as m, mesh.ModelServer(m, port=0) as server:
+    ...     try:
+    ...         server.load_model("llama", "no/folder")
+    ...     except mesh.MeshError as error:
+    ...         print(error)
+    ...     with urllib.request.urlopen(server.url + "/v1/models") as answer:
+    ...         print(json.load(answer))
+    ...     try:
+    ...         server.unload_model("llama")
+    ...     except mesh.MeshError as error:
+    ...         print(error)
+    no/folder does not exist
+    {'object': 'list', 'data': []}
+    no model is called 'llama'. Loaded: none
+    """
+
+    def __init__(self, mesh: Mesh, host: str = "127.0.0.1", port: int = PORT, keys: str | Path | None = None) -> None:
+        if not isinstance(mesh, Mesh):
+            raise InputError(f"ModelServer serves on a mesh.Mesh, got {mesh!r:.60}")
+        listening = Listening(host, port, keys=None if keys is None else ApiKeys(Path(keys)))
+        self._mesh = mesh
+        self._async = mesh.wait(_made(mesh.on_loop, listening))
+        mesh.wait(self._async.start())
+
+    def __repr__(self) -> str:
+        return f"<ModelServer: {self.url}>"
+
+    @property
+    def url(self) -> str:
+        """The address of this server, such as http://127.0.0.1:7200."""
+        return self._async.url
+
+    def load_model(
+        self,
+        name: str,
+        model: str | Path | Model,
+        *,
+        max_batch: int = 8,
+        queue: int = 64,
+        replicas: int = 1,
+        chunk: int = 16,
+        strategy: str = "auto",
+    ) -> None:
+        """Serve a model under a name.
+
+        Parameters
+        ----------
+        name : str
+            The name by which callers ask for it.
+        model : str, Path or Model
+            A folder as for `mesh.load`, or a model: a causal language model, or an encoder whose last layer is averaged
+            to embeddings.
+        max_batch : int, optional
+            Texts that go on together.
+        queue : int, optional
+            Requests that may wait beside these.
+        replicas : int, optional
+            Running batches of texts.
+        chunk : int, optional
+            Tokens of a prompt that a step reads.
+        strategy : str, optional
+            How a step is placed, as for `Mesh.run`.
+
+        Raises
+        ------
+        InputError
+            If the name is taken, an option is wrong, or the model is of neither kind.
+        """
+        options = Options(max_batch=max_batch, queue=queue, replicas=replicas, chunk=chunk, strategy=strategy)
+        self._mesh.wait(self._async.load_model(name, model, options))
+
+    def unload_model(self, name: str) -> None:
+        """End what is asked of a model, and free what it has on the workers.
+
+        Parameters
+        ----------
+        name : str
+            Its name on this server.
+
+        Raises
+        ------
+        InputError
+            If no model has this name.
+        """
+        self._mesh.wait(self._async.unload_model(name))
+
+    def close(self) -> None:
+        """End every request, and unload all models."""
+        self._mesh.wait(self._async.close())
+
+    def __enter__(self) -> ModelServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+async def _made(mesh: AsyncMesh, listening: Listening) -> AsyncModelServer:
+    return AsyncModelServer(mesh, listening)
+
+
+def _loaded(source: str | Path | Model) -> Model:
+    model = load(source) if isinstance(source, str | Path) else source
+    if not isinstance(model, Model):
+        raise InputError(f"{source!r:.60} is no model", next_step="Give a folder or a mesh.Model")
+    _ = model.handles  # hashed now, and not while somebody waits
+    return model
+
+
+def _facts(name: str, model: Model, folder: Path, kind: str) -> ModelFacts:
+    settings: dict[str, Any] = {}
+    if (folder / "config.json").exists():
+        settings = json.loads((folder / "config.json").read_text("utf-8"))
+    weights = model.weights.values()
+    positions = model.text.decoder.positions_max if model.text else settings.get("max_position_embeddings")
+    return ModelFacts(
+        name, int(time.time()), sum(weight.nbytes for weight in weights), str(settings.get("model_type", "unknown")),
+        sum(weight.size for weight in weights), positions, kind,
+    )  # fmt: skip
+
+
+__all__ = ["PORT", "AsyncModelServer", "Listening", "ModelServer"]

@@ -1,0 +1,57 @@
+"""OpenAI's lists of models and embeddings: GET /v1/models, POST /v1/embeddings."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+from .api_error import ApiError
+from .calls import Call
+from .fields import Fields
+from .openai_completions import read_prompts
+from .replies import JsonReply, Reply
+from .served_text import ModelFacts
+
+
+async def list_models(call: Call) -> Reply:
+    """List every model that is served."""
+    return JsonReply({"object": "list", "data": [_shown(facts) for facts in call.models.facts()]})
+
+
+async def one_model(call: Call) -> Reply:
+    """Tell of a single model."""
+    name = call.path["model"]
+    found = next((facts for facts in call.models.facts() if facts.name == name), None)
+    if found is None:
+        raise no_model(name, call.models.facts())
+    return JsonReply(_shown(found))
+
+
+async def embeddings(call: Call) -> Reply:
+    """Embed texts."""
+    fields = Fields(call.body)
+    model = call.models.embedding(fields.text("model"))
+    texts = read_prompts(fields.get("input"), "input")
+    form = fields.choice("encoding_format", ("float", "base64"), "float")
+    fields.done()
+    rows, tokens = await model.embed(texts, call.client)
+    data = [
+        {"object": "embedding", "index": place, "embedding": row.tolist() if form == "float" else _base64(row)}
+        for place, row in enumerate(rows)
+    ]
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return JsonReply({"object": "list", "data": data, "model": model.facts.name, "usage": usage})
+
+
+def no_model(name: str, known: list[ModelFacts]) -> ApiError:
+    """The error for a model that is not served, or not for this."""
+    names = ", ".join(facts.name for facts in known) or "none"
+    return ApiError(404, f"there is no model {name!r} here; served: {names}", code="model_not_found", param="model")
+
+
+def _shown(facts: ModelFacts) -> dict[str, Any]:
+    return {"id": facts.name, "object": "model", "created": facts.created_s, "owned_by": "graph-mesh"}
+
+
+def _base64(row: Any) -> str:
+    return base64.b64encode(row.astype("<f4").tobytes()).decode("ascii")

@@ -1,0 +1,66 @@
+"""Routes: every path of the server, by one table: its method, its function, and the shape of its errors.
+
+To add an API, write its functions in a file of its own and add its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .api_error import ApiError, anthropic_shape, ollama_shape, openai_shape
+from .calls import Call
+from .openai_chat import chat_completions
+from .openai_completions import completions
+from .openai_models import embeddings, list_models, one_model
+from .replies import Reply
+
+Shape = Callable[[ApiError], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A path, in which {name} stands for one part, or for all that follow at its end."""
+
+    method: str
+    path: str
+    answer: Callable[[Call], Awaitable[Reply]]
+    shape: Shape = openai_shape
+
+    def matches(self, path: str) -> Mapping[str, str] | None:
+        """What stands for the names in this path; None for another path."""
+        fixed, _, name = self.path.partition("{")
+        if not name:
+            return {} if path == fixed else None
+        rest = path.removeprefix(fixed) if path.startswith(fixed) else ""
+        return {name.rstrip("}"): rest} if rest else None
+
+
+ROUTES: tuple[Route, ...] = (
+    Route("GET", "/v1/models", list_models),
+    Route("GET", "/v1/models/{model}", one_model),
+    Route("POST", "/v1/chat/completions", chat_completions),
+    Route("POST", "/v1/completions", completions),
+    Route("POST", "/v1/embeddings", embeddings),
+)
+SHAPES: tuple[tuple[str, Shape], ...] = (("/v1/messages", anthropic_shape), ("/api/", ollama_shape))
+
+
+def shape_of(path: str) -> Shape:
+    """The shape of errors under a path, known or not."""
+    return next((shape for start, shape in SHAPES if path.startswith(start)), openai_shape)
+
+
+def found(method: str, path: str) -> tuple[Route, Mapping[str, str]]:
+    """The route of a request; ApiError 404 for another path, 405 for another method."""
+    methods = []
+    for route in ROUTES:
+        named = route.matches(path)
+        if named is not None:
+            if route.method == method:
+                return route, named
+            methods.append(route.method)
+    if methods:
+        raise ApiError(405, f"{path} takes {' and '.join(methods)}, not {method}", code="wrong_method")
+    raise ApiError(404, f"there is nothing at {method} {path}", code="unknown_url")

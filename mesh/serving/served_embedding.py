@@ -1,0 +1,149 @@
+"""Served embedding: an encoder whose last layer, averaged over the tokens of a text, is the text's embedding.
+
+Mean pooling and normalisation are those of Sentence-BERT (Reimers and Gurevych, 2019).  They are computed where the
+model is: a text comes back as one row.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wire.errors import Unsupported
+
+from .. import numpy as mnp
+from ..client.async_mesh import AsyncMesh
+from ..core.array import Array
+from ..inference.server import AsyncInferenceServer
+from ..inference.settings import Options
+from ..inference.tokenizer import Tokenizer
+from ..models.model import Model
+from .admission import Admission
+from .api_error import ApiError, wrong
+from .served_text import ModelFacts
+
+LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)  # padded lengths; each is one graph
+HIDDEN = "last_hidden_state"
+TEXTS_MAX = 2048  # of one request
+NAME = "encoder"
+
+
+class ServedEmbedding:
+    """An encoder that is served.  `tokens_max` is how long a text may be."""
+
+    def __init__(
+        self,
+        facts: ModelFacts,
+        server: AsyncInferenceServer,
+        tokenizer: Tokenizer,
+        tokens_max: int,
+        admission: Admission,
+    ) -> None:
+        self.facts = facts
+        self.tokenizer = tokenizer
+        self.admission = admission
+        self.tokens_max = tokens_max
+        self._server = server
+        self._positions_max = facts.positions_max or LENGTHS[-1]
+
+    async def embed(
+        self, texts: Sequence[str | Sequence[int]], client: str, cut: bool = False
+    ) -> tuple[NDArray[np.float32], int]:
+        """The embeddings f32 (texts, width) and the number of tokens; `cut` shortens texts that are too long.
+
+        ApiError 429 at once if too many requests wait, 400 for a text that is empty or too long.
+        """
+        if not 0 < len(texts) <= TEXTS_MAX:
+            raise wrong(f"input has 1 to {TEXTS_MAX} texts, got {len(texts)}", "input")
+        tokens = await asyncio.to_thread(lambda: [self._tokens(text, place, cut) for place, text in enumerate(texts)])
+        turn = await self.admission.turn(client)
+        try:
+            rows = await asyncio.gather(*(self._server.infer(NAME, *self._padded(ids)) for ids in tokens))
+        finally:
+            turn.end()
+        return np.concatenate(rows), sum(len(ids) for ids in tokens)
+
+    async def close(self) -> None:
+        """End every request, and free what the workers hold."""
+        await self._server.close()
+
+    def _tokens(self, text: str | Sequence[int], place: int, cut: bool) -> list[int]:
+        ids = self.tokenizer.ids(text) if isinstance(text, str) else list(text)
+        if not ids:
+            raise wrong(f"input[{place}] is empty", "input")
+        if len(ids) > self.tokens_max and not cut:
+            raise ApiError(
+                400,
+                f"input[{place}] has {len(ids)} tokens, and the model reads {self.tokens_max}: shorten it",
+                code="context_length_exceeded",
+                param="input",
+            )
+        return ids if len(ids) <= self.tokens_max else [*ids[: self.tokens_max - 1], ids[-1]]
+
+    def _padded(self, ids: Sequence[int]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """A text's tokens i32 (1, length), and 1 where there is one."""
+        length = min(next(length for length in LENGTHS if len(ids) <= length), self._positions_max)
+        row, mask = np.zeros((1, length), np.int32), np.zeros((1, length), np.int32)
+        row[0, : len(ids)] = ids
+        mask[0, : len(ids)] = 1
+        return row, mask
+
+
+async def serve_embedding(
+    mesh: AsyncMesh, facts: ModelFacts, model: Model, folder: Path, options: Options
+) -> ServedEmbedding:
+    """An encoder on a mesh, ready to embed; InputError for a damaged tokenizer, Unsupported for another pooling."""
+    tokenizer, (mean, normalised) = Tokenizer(folder), _pooling(folder)
+    server = AsyncInferenceServer(mesh)
+    await server.load_model(
+        NAME, _encoder(model, mean, normalised), max_batch=int(options.max_batch), max_wait_ms=options.max_wait_ms,
+        queue=TEXTS_MAX * int(options.max_batch), strategy=options.strategy, mode=options.mode, copies=options.copies,
+    )  # fmt: skip
+    admission = Admission(int(options.max_batch), int(options.queue))
+    return ServedEmbedding(facts, server, tokenizer, _tokens_max(folder, facts.positions_max), admission)
+
+
+def embeds(model: Model) -> bool:
+    """Whether a model is an encoder whose last layer it gives."""
+    return model.text is None and HIDDEN in model.outputs
+
+
+def _encoder(model: Model, mean: bool, normalised: bool) -> Any:
+    def encode(ids: Array, mask: Array) -> Array:
+        outputs = model({"input_ids": ids, "attention_mask": mask})
+        hidden = outputs[HIDDEN] if isinstance(outputs, dict) else outputs
+        weights = mnp.astype(mask, hidden.dtype)[:, :, None]
+        averaged = mnp.sum(hidden * weights, axis=1) / mnp.maximum(mnp.sum(weights, axis=1), 1e-9)
+        pooled = averaged if mean else hidden[:, 0]
+        if not normalised:
+            return pooled
+        return pooled / mnp.maximum(mnp.sqrt(mnp.sum(pooled * pooled, axis=1, keepdims=True)), 1e-12)
+
+    return encode
+
+
+def _pooling(folder: Path) -> tuple[bool, bool]:
+    """Whether the mean of the tokens is the embedding (else the first one), and whether it is normalised."""
+    pooling = _read(folder / "1_Pooling" / "config.json")
+    modes = [name for name, on in pooling.items() if name.startswith("pooling_mode_") and on]
+    if len(modes) > 1 or (modes and modes[0] not in ("pooling_mode_mean_tokens", "pooling_mode_cls_token")):
+        raise Unsupported(f"{folder} pools by {', '.join(modes)}", next_step="Known: mean of the tokens, first token")
+    modules = _read(folder / "modules.json")
+    kinds = [str(each.get("type", "")).rpartition(".")[2] for each in modules] if isinstance(modules, list) else []
+    return modes != ["pooling_mode_cls_token"], not kinds or "Normalize" in kinds
+
+
+def _tokens_max(folder: Path, positions_max: int | None) -> int:
+    own = _read(folder / "sentence_bert_config.json")
+    most = own.get("max_seq_length") if isinstance(own, dict) else None
+    return min(most or LENGTHS[-1], positions_max or LENGTHS[-1])
+
+
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text("utf-8")) if path.exists() else {}

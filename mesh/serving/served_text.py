@@ -1,0 +1,228 @@
+"""Served text: a language model with its tokenizer, chat template and queue, behind the one call that the APIs make.
+
+`begin` takes a TextRequest and gives an Answer.  This is the border between the APIs and what generates: all that is
+used beyond it is `Batches`, whose `begin` goes on with tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from wire.errors import InputError
+
+from ..client.async_mesh import AsyncMesh
+from ..inference.continuous_batching import Guide
+from ..inference.generation_runner import Generating, text_of
+from ..inference.settings import Options, Sampling
+from ..inference.tokenizer import Tokenizer
+from ..models.model import Model
+from .admission import Admission, Turn
+from .answer import Answer, TextRequest, TokenSource, Usage
+from .api_error import ApiError, wrong
+from .chat_template import ChatTemplate, load_chat_template
+from .grammar import Grammars
+
+TOKENS_MAX = 4096  # of an answer, where the request does not say
+CHOICES_MAX = 16  # texts of one request
+
+
+class Batches(Protocol):
+    """What generates: it goes on with tokens, a stream for each text.
+
+    `positions_max` is how many tokens a text may have, `ends` the tokens that end one.  `begin` raises a MeshError at
+    once for a text that it cannot go on with; a stream raises one where it fails later.
+    """
+
+    vocabulary: int
+    positions_max: int | None
+    ends: tuple[int, ...]
+
+    def begin(
+        self,
+        tokens: Sequence[int],
+        tokens_max: int,
+        how: Sampling,
+        ends: Sequence[int],
+        guide: Guide | None,
+        scored: bool,
+    ) -> TokenSource: ...
+
+    async def close(self) -> None: ...
+
+
+class MeshBatches:
+    """The running batches of a model on a mesh: `replicas` plain ones, and one for texts with guides or scores."""
+
+    def __init__(self, mesh: AsyncMesh, model: Model, options: Options) -> None:
+        text = text_of(model)
+        self.vocabulary = model.weights[text.decoder.table].shape[0]
+        self.positions_max = text.decoder.positions_max
+        self.ends = text.ends
+        self._make: Callable[[bool], Generating] = lambda detailed: Generating(
+            mesh, model, slots=int(options.max_batch), queue=CHOICES_MAX * int(options.max_batch) * options.replicas,
+            chunk=int(options.chunk), strategy=options.strategy, mode=options.mode, copies=options.copies,
+            detailed=detailed,
+        )  # fmt: skip
+        self._replicas = options.replicas
+        self._plain: list[Generating] = []
+        self._detailed: list[Generating] = []
+
+    def begin(
+        self,
+        tokens: Sequence[int],
+        tokens_max: int,
+        how: Sampling,
+        ends: Sequence[int],
+        guide: Guide | None,
+        scored: bool,
+    ) -> TokenSource:
+        """Go on with a text in the batch that has least to do."""
+        detailed = guide is not None or scored
+        batches = self._detailed if detailed else self._plain
+        if len(batches) < (1 if detailed else self._replicas):
+            batches.append(self._make(detailed))
+        least = min(batches, key=lambda batch: batch.waiting + batch.active)
+        return least.begin(tokens, tokens_max, how, ends, guide, scored)
+
+    async def close(self) -> None:
+        await asyncio.gather(*(batch.close() for batch in (*self._plain, *self._detailed)))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What APIs tell of a model: its name, since when it is served, the bytes of its weights, its family and size."""
+
+    name: str
+    created_s: int
+    size_bytes: int
+    family: str
+    parameters: int
+    positions_max: int | None
+    kind: str  # "text" or "embedding"
+    tools: bool = False
+
+
+class ServedText:
+    """A language model that is served."""
+
+    def __init__(
+        self, facts: ModelFacts, model: Model, batches: Batches, tokenizer: Tokenizer, template: ChatTemplate | None,
+        admission: Admission,
+    ) -> None:  # fmt: skip
+        self.facts = facts
+        self.tokenizer = tokenizer
+        self.template = template
+        self.admission = admission
+        self._folder = text_of(model).folder
+        self._batches = batches
+        self._grammars: Grammars | None = None
+        named = template.special_tokens.get("eos_token") if template else None
+        own = tokenizer.id_of(named) if named else None
+        self._ends = tuple(dict.fromkeys((*batches.ends, *(() if own is None else (own,)))))
+
+    def prompt_of(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None,
+        more: Mapping[str, Any] | None = None,
+    ) -> str:  # fmt: skip
+        """The text of a conversation, by the model's chat template; ApiError 400 where there is none, or it refuses."""
+        if self.template is None:
+            raise ApiError(
+                400,
+                f"the model {self.facts.name!r} has no chat template: use /v1/completions, or put a "
+                "chat_template.jinja into its folder",
+                code="no_chat_template",
+                param="messages",
+            )
+        try:
+            return self.template.render(messages, tools or None, more=more)
+        except InputError as error:
+            raise ApiError(400, str(error), code="chat_template_failed", param="messages") from None
+
+    async def begin(self, request: TextRequest, client: str) -> Answer:
+        """Begin to answer, once it is this client's turn.
+
+        ApiError 429 at once if too many wait, 400 for what does not fit the model.
+        """
+        prompts, guides = await asyncio.to_thread(self._prepared, request)
+        turn = await self.admission.turn(client)
+        streams: list[TokenSource] = []
+        try:
+            for place, guide in enumerate(guides):
+                tokens = prompts[place // request.choices]
+                streams.append(self._begin(tokens, request, place, guide))
+        except BaseException:
+            for stream in streams:
+                stream.cancel()
+            turn.end()
+            raise
+        usage = Usage(sum(len(prompt) for prompt in prompts))
+        return Answer(request, streams, self.tokenizer, frozenset(self._ends), usage, new_call_id, turn.end)
+
+    async def close(self) -> None:
+        """End every text, and free what the workers hold."""
+        await self._batches.close()
+
+    # -- helpers
+
+    def _prepared(self, request: TextRequest) -> tuple[list[tuple[int, ...]], list[Guide | None]]:
+        """The tokens of every prompt, and a guide for every text; this takes time, and is done in a thread."""
+        prompts = [self._tokens(prompt, request) for prompt in request.prompts]
+        texts = len(prompts) * request.choices
+        if texts > CHOICES_MAX:
+            raise wrong(f"a request has {CHOICES_MAX} texts at most, got {texts}", "n")
+        if request.grammar is None:
+            return prompts, [None] * texts
+        if self._grammars is None:
+            self._grammars = Grammars(self._folder, self._batches.vocabulary, self._ends)
+        try:
+            return prompts, [self._grammars.guide(request.grammar) for _ in range(texts)]
+        except InputError as error:
+            raise ApiError(400, str(error), code="invalid_schema", param=request.grammar.what) from None
+
+    def _tokens(self, prompt: str | tuple[int, ...], request: TextRequest) -> tuple[int, ...]:
+        tokens = tuple(self.tokenizer.ids(prompt, request.framed)) if isinstance(prompt, str) else prompt
+        if not tokens:
+            raise wrong("the prompt is empty: a model goes on with one token at least", request.param)
+        unknown = next((token for token in tokens if not 0 <= token < self._batches.vocabulary), None)
+        if unknown is not None:
+            raise wrong(f"the model has {self._batches.vocabulary} tokens, and no token {unknown}", request.param)
+        most = self._batches.positions_max
+        if most is not None and len(tokens) > most:
+            raise ApiError(
+                400,
+                f"the model's context is {most} tokens, and the request has {len(tokens)}: shorten it",
+                code="context_length_exceeded",
+                param=request.param,
+            )
+        return tokens
+
+    def _begin(self, tokens: tuple[int, ...], request: TextRequest, place: int, guide: Guide | None) -> TokenSource:
+        most = self._batches.positions_max
+        tokens_max = request.tokens_max or TOKENS_MAX
+        if most is not None:
+            tokens_max = min(tokens_max, most - len(tokens) + 1)
+        how = request.sampling.shifted(place)
+        return self._batches.begin(tokens, tokens_max, how, self._ends, guide, request.likeliest is not None)
+
+
+def new_call_id() -> str:
+    """A name for a tool call: nine letters and digits, which is all that some templates take."""
+    alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+    return "".join(secrets.choice(alphabet) for _ in range(9))
+
+
+async def serve_text(mesh: AsyncMesh, facts: ModelFacts, model: Model, options: Options) -> ServedText:
+    """A language model on a mesh, ready to answer; InputError for a folder whose tokenizer or template is damaged."""
+    folder = text_of(model).folder
+    tokenizer = await asyncio.to_thread(Tokenizer, folder)
+    template = await asyncio.to_thread(load_chat_template, folder)
+    batches = MeshBatches(mesh, model, options)
+    admission = Admission(int(options.max_batch) * options.replicas, int(options.queue))
+    return ServedText(facts, model, batches, tokenizer, template, admission)
+
+
+__all__ = ["Batches", "MeshBatches", "ModelFacts", "ServedText", "Turn", "serve_text"]

@@ -1,0 +1,122 @@
+"use strict";
+// A chat over this server's own /v1/chat/completions.  The conversation is in this page's memory alone.
+
+const element = (id) => document.getElementById(id);
+const messages = [];
+let running = null; // what ends the answer that comes now
+
+function headers() {
+  const key = element("key").value.trim();
+  return { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
+}
+
+function show(kind, text) {
+  element("hint")?.remove();
+  const box = document.createElement("div");
+  box.className = kind;
+  box.textContent = text;
+  element("log").append(box);
+  box.scrollIntoView({ block: "end" });
+  return box;
+}
+
+async function reason(response) {
+  try {
+    return (await response.json()).error.message;
+  } catch {
+    return `${response.status} ${response.statusText}`;
+  }
+}
+
+async function models() {
+  const response = await fetch("/v1/models", { headers: headers() });
+  element("keyfield").hidden = response.status !== 401 && !element("key").value;
+  if (!response.ok) return;
+  const chosen = element("model").value;
+  const names = (await response.json()).data.map((each) => each.id);
+  element("model").replaceChildren(...names.map((name) => new Option(name, name, false, name === chosen)));
+}
+
+async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const frames = (rest + value).split("\n\n");
+    rest = frames.pop();
+    for (const frame of frames) {
+      const data = frame.replace(/^data: /, "");
+      if (data === "[DONE]") return;
+      yield JSON.parse(data);
+    }
+  }
+}
+
+async function answer() {
+  const box = show("message assistant", "…");
+  const began = performance.now();
+  let text = "";
+  let usage = null;
+  running = new AbortController();
+  element("send").textContent = "Stop";
+  try {
+    const body = {
+      model: element("model").value,
+      messages,
+      stream: true,
+      stream_options: { include_usage: true },
+      temperature: Number(element("temperature").value),
+      max_completion_tokens: Number(element("limit").value),
+    };
+    const response = await fetch("/v1/chat/completions", {
+      method: "POST", headers: headers(), body: JSON.stringify(body), signal: running.signal,
+    });
+    if (!response.ok) throw new Error(await reason(response));
+    for await (const event of events(response)) {
+      if (event.error) throw new Error(event.error.message);
+      usage = event.usage ?? usage;
+      text += event.choices[0]?.delta.content ?? "";
+      box.textContent = text || "…";
+      box.scrollIntoView({ block: "end" });
+    }
+  } catch (error) {
+    if (error.name !== "AbortError") {
+      box.classList.add("wrong");
+      box.textContent = text ? `${text}\n\n${error.message}` : error.message;
+      if (/API key/.test(error.message)) element("keyfield").hidden = false;
+    }
+  }
+  running = null;
+  element("send").textContent = "Send";
+  if (text) messages.push({ role: "assistant", content: text });
+  else messages.pop();
+  if (usage) {
+    const took = (performance.now() - began) / 1000;
+    show("figures", `${usage.completion_tokens} tokens, ${(usage.completion_tokens / took).toFixed(1)} per second`);
+  }
+}
+
+element("form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  if (running) return running.abort();
+  const text = element("text").value.trim();
+  if (!text) return;
+  element("text").value = "";
+  messages.push({ role: "user", content: text });
+  show("message user", text);
+  answer();
+});
+element("text").addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  if (!running) element("form").requestSubmit();
+});
+element("clear").addEventListener("click", () => {
+  running?.abort();
+  messages.length = 0;
+  element("log").replaceChildren();
+  element("text").focus();
+});
+element("key").addEventListener("change", models);
+models();

@@ -1,0 +1,340 @@
+"""Models behind HTTP, asked by the official client of OpenAI: a server process, a worker, a Llama and MiniLM."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import signal
+import socket
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+from openai.types.chat import ChatCompletion
+from support.cases.served_models import llama_folder
+from support.processes.commands import Daemon, command, daemon, environment
+
+import mesh
+from mesh.importers.minilm import embed, model_folder
+from mesh.inference.tokenizer import Tokenizer
+from mesh.serving.chat_template import load_chat_template
+
+HELLO: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello, how are you?"}]
+SCHEMA = {
+    "type": "object",
+    "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 99}, "colour": {"enum": ["red", "green"]}},
+    "required": ["age", "colour"],
+    "additionalProperties": False,
+}
+TOOL: Any = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Rome", "Oslo"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+            "required": ["city", "days"],
+            "additionalProperties": False,
+        },
+    },
+}
+OTHER: Any = {"type": "function", "function": {"name": "get_time"}}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return llama_folder(tmp_path_factory.mktemp("models") / "llama")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    own = tmp_path_factory.mktemp("server")
+    plain = llama_folder(own / "plain", template="", positions=64, seed=1)
+    arguments = (
+        "serve-model", str(folder), f"minilm={model_folder()}", f"plain={plain}", "--port", "0", "--local", "1",
+        "--engine", "cpu", "--max-batch", "4", "--queue", "4",
+    )  # fmt: skip
+    with daemon("coord", *arguments, env=environment(own), log=own / "log") as started:
+        yield started
+        assert started.stop(signal.SIGTERM) == 0, started.log.read_text()
+
+
+@pytest.fixture(scope="module")
+def client(server: Daemon) -> Iterator[openai.OpenAI]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("SSL_CERT_FILE", raising=False)  # an empty one of the tests, which httpx does not take
+        with openai.OpenAI(base_url=server.ready["url"] + "/v1", api_key="none", max_retries=0) as made:
+            yield made
+
+
+def said(client: openai.OpenAI, **more: Any) -> ChatCompletion:
+    wanted: dict[str, Any] = {"model": "llama", "messages": HELLO, "max_completion_tokens": 12, **more}
+    answer: ChatCompletion = client.chat.completions.create(**wanted)
+    return answer
+
+
+def test_models_are_listed(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["llama", "minilm", "plain"]
+    assert client.models.retrieve("minilm").owned_by == "graph-mesh"
+    with pytest.raises(openai.NotFoundError, match="no model 'nothing'"):
+        client.models.retrieve("nothing")
+
+
+def test_an_answer_is_what_the_model_says_to_the_rendered_template(client: openai.OpenAI, folder: Path) -> None:
+    template, tokenizer, model = load_chat_template(folder), Tokenizer(folder), mesh.load(folder)
+    assert template is not None
+    ids = tokenizer.ids(template.render(HELLO), framed=False)
+    ends = [0, tokenizer.id_of("<|im_end|>")]
+    tokens = [token for token in model.generate(ids, max_new_tokens=12, ends=ends) if token not in ends]
+    answer = said(client, temperature=0)
+    assert answer.choices[0].message.content == tokenizer.text(tokens)
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(ids), 12)
+    assert answer.choices[0].finish_reason == "length"
+
+
+def test_a_stream_has_the_same_text_and_ends_with_the_usage(client: openai.OpenAI) -> None:
+    whole = said(client, seed=5)
+    chunks = list(
+        client.chat.completions.create(
+            model="llama", messages=HELLO, max_completion_tokens=12, seed=5, stream=True,
+            stream_options={"include_usage": True},
+        )
+    )  # fmt: skip
+    deltas = [chunk.choices[0] for chunk in chunks if chunk.choices]
+    assert "".join(each.delta.content or "" for each in deltas) == whole.choices[0].message.content
+    assert [each.finish_reason for each in deltas if each.finish_reason] == [whole.choices[0].finish_reason]
+    assert deltas[0].delta.role == "assistant"
+    assert chunks[-1].usage == whole.usage
+    assert not chunks[-1].choices
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+def test_a_stream_is_server_sent_events_that_end_in_done(client: openai.OpenAI) -> None:
+    with posted(client, {"model": "llama", "messages": HELLO, "max_tokens": 3, "stream": True}) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        frames = answer.read().decode().split("\n\n")
+    assert frames[-2:] == ["data: [DONE]", ""]
+    assert all(frame.startswith("data: {") for frame in frames[:-2])
+
+
+def posted(client: openai.OpenAI, body: Any) -> Any:
+    """The answer to a chat request that no client has made."""
+    headers = {"Content-Type": "application/json"}
+    asked = urllib.request.Request(f"{client.base_url}chat/completions", json.dumps(body).encode(), headers)
+    return urllib.request.urlopen(asked, timeout=120)
+
+
+def test_half_of_a_character_is_refused(client: openai.OpenAI) -> None:
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        posted(client, {"model": "llama", "messages": [{"role": "user", "content": "\ud800"}]})
+    assert json.loads(caught.value.read())["error"]["param"] == "messages[0].content"
+
+
+def test_seeds_choices_and_stops(client: openai.OpenAI) -> None:
+    first, again, other = (said(client, seed=seed, n=2) for seed in (3, 3, 4))
+    texts = [[choice.message.content for choice in each.choices] for each in (first, again, other)]
+    assert texts[0] == texts[1] != texts[2]
+    assert texts[0][0] != texts[0][1]
+    whole = said(client, temperature=0).choices[0].message.content
+    assert whole is not None
+    stop = whole[3:5]
+    cut = said(client, temperature=0, stop=[stop, "never"]).choices[0]
+    assert (cut.message.content, cut.finish_reason) == (whole[: whole.index(stop)], "stop")
+
+
+def test_probabilities_are_those_of_the_tokens(client: openai.OpenAI) -> None:
+    choice = said(client, temperature=0, logprobs=True, top_logprobs=3).choices[0]
+    assert choice.logprobs is not None
+    assert choice.logprobs.content is not None
+    for token in choice.logprobs.content:
+        assert token.top_logprobs[0].token == token.token  # greedy
+        assert token.top_logprobs[0].logprob == token.logprob <= 0
+        assert [each.logprob for each in token.top_logprobs] == sorted(
+            (each.logprob for each in token.top_logprobs), reverse=True
+        )
+    data = b"".join(bytes(token.bytes or ()) for token in choice.logprobs.content)
+    assert data.decode("utf-8", "replace") == choice.message.content
+
+
+@pytest.mark.parametrize("temperature", [0, 1.5])
+def test_an_answer_meets_its_json_schema(client: openai.OpenAI, temperature: float) -> None:
+    form: Any = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA, "strict": True}}
+    for seed in range(3):
+        choice = said(
+            client, temperature=temperature, seed=seed, response_format=form, max_completion_tokens=60
+        ).choices[0]
+        found = json.loads(choice.message.content or "")
+        assert found.keys() == {"age", "colour"}
+        assert 0 <= found["age"] <= 99
+        assert found["colour"] in ("red", "green")
+        assert choice.finish_reason == "stop"
+
+
+def test_a_tool_is_called_where_it_has_to_be(client: openai.OpenAI) -> None:
+    for choice in ("required", {"type": "function", "function": {"name": "get_weather"}}):
+        tools = [TOOL] if choice == "required" else [OTHER, TOOL]
+        answer = said(client, tools=tools, tool_choice=choice, max_completion_tokens=60).choices[0]
+        assert answer.finish_reason == "tool_calls"
+        assert answer.message.content is None
+        (call,) = answer.message.tool_calls or ()
+        assert call.type == "function"
+        assert call.function.name == "get_weather"
+        arguments = json.loads(call.function.arguments)
+        assert arguments["city"] in ("Rome", "Oslo")
+        assert 1 <= arguments["days"] <= 9
+        back: Any = [*HELLO, answer.message.model_dump(exclude_none=True)]
+        back.append({"role": "tool", "tool_call_id": call.id, "content": "sunny"})
+        assert said(client, messages=back, tools=tools).choices[0].message.content is not None
+    stream = client.chat.completions.create(
+        model="llama", messages=HELLO, tools=[TOOL], tool_choice="required", stream=True, max_completion_tokens=60
+    )
+    deltas = [chunk.choices[0] for chunk in stream]
+    (told,) = [call for each in deltas for call in each.delta.tool_calls or ()]
+    assert told.function is not None
+    assert json.loads(told.function.arguments or "")["city"] in ("Rome", "Oslo")
+    assert deltas[-1].finish_reason == "tool_calls"
+
+
+def test_plain_texts_go_on(client: openai.OpenAI) -> None:
+    answer = client.completions.create(
+        model="plain", prompt=["Once upon", "There was"], max_tokens=5, n=2, seed=1, logprobs=2
+    )
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    for choice in answer.choices:
+        assert choice.logprobs is not None
+        assert choice.logprobs.tokens is not None
+        assert len(choice.logprobs.tokens) == 5
+    chunks = client.completions.create(model="plain", prompt=[5, 6, 7], max_tokens=5, seed=1, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices)
+
+
+def test_embeddings_are_the_demos(client: openai.OpenAI) -> None:
+    texts = ["A cat sat.", "Wie spät ist es?", "word " * 100]
+    with mesh.Mesh.builder().build() as own:
+        wanted = embed(own, texts)
+    found = client.embeddings.create(model="minilm", input=texts)  # in base64, as this client asks
+    np.testing.assert_allclose([each.embedding for each in found.data], wanted, atol=2e-6)
+    plain = client.embeddings.create(model="minilm", input=texts[0], encoding_format="float")
+    np.testing.assert_allclose(plain.data[0].embedding, wanted[0], atol=2e-6)
+    raw: Any = client.post(
+        "/embeddings", body={"model": "minilm", "input": [texts[0]], "encoding_format": "base64"}, cast_to=object
+    )
+    row = np.frombuffer(base64.b64decode(raw["data"][0]["embedding"]), "<f4")
+    np.testing.assert_allclose(row, wanted[0], atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("more", "status", "param", "why"),
+    [
+        ({"model": "nothing"}, 404, "model", "no model 'nothing'"),
+        ({"model": "minilm"}, 404, "model", "no model 'minilm'"),
+        ({"model": 3}, 400, "model", "is a text"),
+        ({"model": "plain"}, 400, "messages", "no chat template"),
+        ({"messages": []}, 400, "messages", "at least one"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, 400, "messages[0].role", "one of system"),
+        ({"messages": [{"role": "user"}]}, 400, "messages[0].content", "required"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, 400,
+         "messages[0].content[0]", "reads text alone"),
+        ({"messages": [{"role": "user", "content": "word " * 5000}]}, 400, "messages", "context is 2048 tokens"),
+        ({"temperature": 3}, 400, "temperature", "from 0 to 2"),
+        ({"temperature": "hot"}, 400, "temperature", "from 0 to 2"),
+        ({"top_p": -1}, 400, "top_p", "from 0 to 1"),
+        ({"max_completion_tokens": 0}, 400, "max_completion_tokens", "from 1"),
+        ({"n": 99}, 400, "n", "from 1 to 16"),
+        ({"stop": [""]}, 400, "stop", "a list of up to 16"),
+        ({"frequency_penalty": 1}, 400, "frequency_penalty", "does not have"),
+        ({"colour": "red"}, 400, "colour", "unknown parameter"),
+        ({"top_logprobs": 3}, 400, "top_logprobs", "needs logprobs"),
+        ({"tools": [{"type": "function", "function": {}}]}, 400, "tools[0].function.name", "required"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "x"}}}, 400, "tool_choice", "none"),
+        ({"tool_choice": "required"}, 400, "tool_choice", "needs tools"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "wrong"}}}}, 400,
+         "response_format", "cannot be met"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {
+            "type": "integer", "minimum": 3, "maximum": 2}}}}, 400, "response_format", "cannot be met"),
+        ({"response_format": {"type": "xml"}}, 400, "response_format.type", "one of text"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_an_error_with_its_parameter(
+    client: openai.OpenAI, more: dict[str, Any], status: int, param: str, why: str
+) -> None:
+    body = {"model": "llama", "messages": HELLO, "max_completion_tokens": 4, **more}
+    with pytest.raises(openai.APIStatusError) as caught:
+        client.post("/chat/completions", body=body, cast_to=object)
+    assert caught.value.status_code == status
+    assert isinstance(caught.value.body, dict)
+    assert caught.value.body["param"] == param
+    assert why in caught.value.body["message"]
+
+
+def test_a_long_embedding_input_is_refused(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="the model reads 256"):
+        client.embeddings.create(model="minilm", input="word " * 400)
+    with pytest.raises(openai.BadRequestError, match="input"):
+        client.embeddings.create(model="minilm", input=[])
+
+
+def test_a_client_that_hangs_up_leaves_its_place_and_a_crowd_is_told_to_wait(client: openai.OpenAI) -> None:
+    """Four answers and four in the queue: the ninth request is refused, and all places are free once they hang up."""
+    streams = [
+        client.chat.completions.create(
+            model="llama", messages=HELLO, max_completion_tokens=1900, stream=True, temperature=0
+        )
+        for _ in range(4)
+    ]
+    for stream in streams:
+        next(iter(stream))
+    host, port = client.base_url.host, client.base_url.port
+    body = {"model": "llama", "messages": HELLO, "temperature": 0, "max_completion_tokens": 1900}
+    data = json.dumps(body).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Length: {len(data)}\r\n\r\n".encode()
+    waiting = [socket.create_connection((host, port)) for _ in range(4)]
+    for each in waiting:
+        each.sendall(head + data)
+    with pytest.raises(openai.RateLimitError) as caught:
+        until_refused(client)
+    assert int(caught.value.response.headers["retry-after"]) >= 1
+    for each in waiting:
+        each.close()
+    for stream in streams:
+        stream.close()
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda seed: said(client, seed=seed, max_completion_tokens=2), range(4)))
+    assert all(answer.usage is not None for answer in answers)
+
+
+def until_refused(client: openai.OpenAI) -> None:
+    """Ask until the queue is full: the requests before may be on their way still."""
+    impatient = client.with_options(timeout=2.0)
+    for _ in range(60):
+        with contextlib.suppress(openai.APITimeoutError):
+            said(impatient, temperature=0, max_completion_tokens=1900)
+
+
+def test_chat_in_the_terminal(server: Daemon, tmp_path: Path) -> None:
+    env = environment(tmp_path)
+
+    def talk(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command("coord", "chat", *arguments), env=env, input="Hello\nAgain\n", capture_output=True, text=True,
+            timeout=120, check=False,
+        )  # fmt: skip
+
+    found = talk("llama", "--url", server.ready["url"], "--max-tokens", "5", "--temperature", "0")
+    assert (found.returncode, len(found.stdout.strip().splitlines()) >= 2) == (0, True), found.stderr
+    wrong = talk("nothing", "--url", server.ready["url"])
+    assert wrong.returncode == 2
+    assert "no model 'nothing'" in wrong.stderr
+    nobody = talk("llama", "--url", "http://127.0.0.1:9")
+    assert nobody.returncode == 4
+    assert "does not answer" in nobody.stderr

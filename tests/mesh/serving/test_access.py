@@ -1,0 +1,94 @@
+"""Who may ask a server: names, origins, and keys that are stored as hashes."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from mesh.errors import InputError, StorageError
+from mesh.serving.access import OWN, Access, bearer
+from mesh.serving.api_error import ApiError
+from mesh.serving.api_keys import ApiKeys
+
+HOME = "127.0.0.1:7200"
+
+
+@pytest.mark.parametrize("host", [HOME, "localhost", "LOCALHOST:1", "[::1]:7200"])
+def test_names_of_loopback_are_this_server(host: str) -> None:
+    OWN.check(host, None)
+    OWN.check(host, f"http://{host}")
+
+
+@pytest.mark.parametrize(
+    "host", [None, "", "evil.example", "evil.example:7200", "localhost.evil.example", "127.0.0.1.evil.example", "[::2]"]
+)
+def test_other_names_are_refused(host: str | None) -> None:
+    with pytest.raises(ApiError, match="not called") as caught:
+        OWN.check(host, None)
+    assert caught.value.status == 403
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["http://evil.example", "null", "", "http://127.0.0.1:7201", "http://localhost:7200", "file://", "chrome-extension://a",
+     "http://127.0.0.1:7200.evil.example", "http://[", "javascript:0"],
+)  # fmt: skip
+def test_pages_of_other_sites_are_refused(origin: str) -> None:
+    with pytest.raises(ApiError, match="may not ask"):
+        OWN.check(HOME, origin)
+
+
+def test_names_and_origins_can_be_allowed() -> None:
+    access = Access(frozenset({"models.example"}), frozenset({"https://chat.example"}))
+    access.check("models.example:443", "https://chat.example")
+    access.check("models.example", "https://models.example")
+    with pytest.raises(ApiError):
+        access.check("models.example", "https://other.example")
+
+
+def test_a_key_is_read_as_each_client_sends_it() -> None:
+    assert bearer([("Authorization", "Bearer  abc ")]) == "abc"
+    assert bearer([("X-Api-Key", "abc")]) == "abc"
+    assert bearer([("Authorization", "Basic abc"), ("Cookie", "x-api-key=abc")]) == ""
+
+
+def test_keys_are_stored_as_hashes_for_this_user_alone(tmp_path: Path) -> None:
+    path = tmp_path / "deeper" / "keys.json"
+    keys, other = ApiKeys(path), ApiKeys(path)
+    assert keys.records() == ()
+    assert keys.holder("gm-anything") is None
+    first, second = keys.create("laptop"), keys.create("phone")
+    stored = path.read_text("utf-8")
+    assert first not in stored
+    assert first.removeprefix("gm-") not in stored
+    if sys.platform != "win32":
+        assert os.stat(path).st_mode & 0o077 == 0
+    holder = other.holder(first)
+    assert holder is not None
+    assert holder.name == "laptop"
+    assert [record.name for record in other.records()] == ["laptop", "phone"]
+    for wrong in ("", first[:-1], first + "a", first.upper(), "\ud800", holder.digest):
+        assert other.holder(wrong) is None
+    keys.remove(holder.key_id)
+    assert other.holder(first) is None
+    assert other.holder(second) is not None
+    with pytest.raises(InputError, match="there is no key"):
+        keys.remove(holder.key_id)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 65, "a\nb"])
+def test_a_key_has_a_name_that_prints(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match="a key's name"):
+        ApiKeys(tmp_path / "keys.json").create(name)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"keys": [{"name": "x"}]}', json.dumps({"keys": 3})])
+def test_a_damaged_file_lets_nobody_in(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "keys.json"
+    path.write_text(text)
+    with pytest.raises(StorageError, match="cannot be read"):
+        ApiKeys(path).holder("gm-x")

@@ -1,0 +1,216 @@
+"""The server as the network sees it: bodies, methods, slow and crowding clients, keys; no model is needed for that."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mesh.errors import ConfigError
+from mesh.serving.access import Access
+from mesh.serving.api_keys import ApiKeys
+from mesh.serving.http_server import HttpServer, Listening
+from mesh.serving.model_server import Served
+from wire.deadlines import HTTP_BODY
+
+Reply = tuple[int, dict[str, str], bytes]
+SOON_S = 60.0  # a hang, and not a busy machine
+
+
+@asynccontextmanager
+async def serving(listening: Listening = Listening()) -> AsyncIterator[int]:
+    server = HttpServer(Served(), listening)
+    port = await server.start()
+    try:
+        yield port
+    finally:
+        await server.close()
+
+
+async def read_reply(reader: asyncio.StreamReader) -> Reply:
+    head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), SOON_S)).decode().split("\r\n")
+    headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)}
+    body = await reader.readexactly(int(headers.get("content-length", 0)))
+    return int(head[0].split()[1]), headers, body
+
+
+async def ask(port: int, method: str, path: str, body: bytes | None = None, **headers: str) -> Reply:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    named = {"Host": f"127.0.0.1:{port}", **{name.replace("_", "-"): value for name, value in headers.items()}}
+    if body is not None:
+        named.setdefault("Content-Length", str(len(body)))
+    lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in named.items()), "", ""]
+    writer.write("\r\n".join(lines).encode() + (body or b""))
+    try:
+        return await read_reply(reader)
+    finally:
+        writer.close()
+
+
+def error_of(reply: Reply) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(reply[2])["error"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "headers", "status", "why"),
+    [
+        ("GET", "/nothing", None, {}, 404, "there is nothing at GET /nothing"),
+        ("DELETE", "/v1/models", None, {}, 405, "takes GET, not DELETE"),
+        ("GET", "/v1/chat/completions", None, {}, 405, "takes POST, not GET"),
+        ("POST", "/v1/chat/completions", b"{", {}, 400, "the body is no JSON"),
+        ("POST", "/v1/chat/completions", b"\xff", {}, 400, "the body is no JSON"),
+        ("POST", "/v1/chat/completions", b"[" * 100_000, {}, 400, "the body is no JSON"),
+        ("POST", "/v1/chat/completions", b"[]", {}, 400, "the body is a JSON object"),
+        ("POST", "/v1/chat/completions", b"", {}, 400, "model is required"),
+        ("POST", "/v1/chat/completions", b'{"model": "x"}', {}, 404, "there is no model 'x' here"),
+        ("POST", "/v1/chat/completions", b"{}", {"Content_Type": "text/plain"}, 415, "has to be application/json"),
+        ("POST", "/v1/chat/completions", b"{}", {"Content_Encoding": "gzip"}, 415, "compressed"),
+        ("GET", "/v1/models", None, {"Host": "evil.example"}, 403, "not called"),
+        ("DELETE", "/v1/models", None, {"Origin": "http://evil.example"}, 403, "may not ask"),
+        ("OPTIONS", "/v1/models", None, {"Origin": "http://evil.example"}, 403, "may not ask"),
+        ("GET", "/", None, {"Host": "evil.example"}, 403, "not called"),
+        ("GET", "/health", None, {"Host": "evil.example"}, 403, "not called"),
+        ("POST", "/v1/embeddings", b'{"model": "x"}', {}, 404, "there is no model"),
+    ],
+)
+async def test_what_is_wrong_is_an_error_of_the_api(
+    method: str, path: str, body: bytes | None, headers: dict[str, str], status: int, why: str
+) -> None:
+    async with serving() as port:
+        reply = await ask(port, method, path, body, **headers)
+        assert (reply[0], reply[1]["content-type"]) == (status, "application/json")
+        assert why in error_of(reply)["message"]
+        assert (await ask(port, "GET", "/health"))[0] == 200
+
+
+async def test_a_body_that_is_too_large_is_refused_before_it_is_read() -> None:
+    async with serving(Listening(body_bytes_max=1000)) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(
+            f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Length: 100000000\r\n\r\n".encode()
+        )
+        status, headers, _ = await read_reply(reader)  # though not a byte of it was sent
+        writer.close()
+        assert (status, headers["connection"]) == (413, "close")
+        chunked = b"".join(b"3e8\r\n" + b" " * 1000 + b"\r\n" for _ in range(9)) + b"0\r\n\r\n"
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nTransfer-Encoding: chunked\r\n\r\n"
+        writer.write(head.encode() + chunked)
+        assert (await read_reply(reader))[0] == 413
+        writer.close()
+
+
+async def test_a_client_that_sends_a_byte_now_and_then_is_refused_and_others_are_answered() -> None:
+    slow = Listening(headers_s=1.0, body=replace(HTTP_BODY, seconds=1.0))
+    async with serving(slow) as port:
+
+        async def trickle(text: bytes) -> bytes:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            answer = asyncio.create_task(asyncio.wait_for(reader.read(), SOON_S))
+            for at in range(len(text)):
+                if answer.done() or writer.is_closing():
+                    break
+                writer.write(text[at : at + 1])
+                await asyncio.wait([answer], timeout=0.2)
+            writer.close()
+            return await answer
+
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Length: 500\r\n\r\n".encode()
+        body, headers, _ = await asyncio.gather(
+            _after(port, head, trickle), trickle(b"GET /health HTTP/1.1\r\n" + b"a: b\r\n" * 200),
+            ask(port, "GET", "/health"),
+        )  # fmt: skip
+        assert b"408" in body.split(b"\r\n")[0]
+        assert headers == b""
+
+
+async def _after(port: int, head: bytes, trickle: Any) -> bytes:
+    """The answer to a head that comes at once, and a body that does not."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(head)
+    for _ in range(3):
+        writer.write(b" ")
+        await asyncio.sleep(0.2)
+    try:
+        return await asyncio.wait_for(reader.read(), SOON_S)
+    finally:
+        writer.close()
+
+
+async def test_so_many_connections_are_held() -> None:
+    async with serving(Listening(connections_max=3)) as port:
+        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+        for _, writer in held:
+            writer.write(f"GET /health HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
+        assert [(await read_reply(reader))[0] for reader, _ in held] == [200] * 3
+        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+            await ask(port, "GET", "/health")
+        held[0][1].close()
+        await held[0][1].wait_closed()
+        for _ in range(100):
+            try:
+                assert (await ask(port, "GET", "/health"))[0] == 200
+                break
+            except (ConnectionError, asyncio.IncompleteReadError):  # the server has not seen the end yet
+                await asyncio.sleep(0.05)
+        else:
+            raise AssertionError("the place is never free")
+        for _, writer in held[1:]:
+            writer.close()
+
+
+async def test_keys_are_asked_for_and_hold_from_the_next_request_on(tmp_path: Path) -> None:
+    keys = ApiKeys(tmp_path / "keys.json")
+    async with serving(Listening(keys=ApiKeys(tmp_path / "keys.json"))) as port:
+        refused = await ask(port, "GET", "/v1/models")
+        assert (refused[0], error_of(refused)["code"]) == (401, "invalid_api_key")
+        text = keys.create("me")
+        assert (await ask(port, "GET", "/v1/models", Authorization=f"Bearer {text}"))[0] == 200
+        assert (await ask(port, "GET", "/v1/models", X_Api_Key=text))[0] == 200
+        assert (await ask(port, "GET", "/v1/models", Authorization=f"Bearer {text}x"))[0] == 401
+        assert (await ask(port, "GET", "/health"))[0] == 200
+        assert (await ask(port, "GET", "/"))[0] == 200
+        keys.remove(keys.records()[0].key_id)
+        assert (await ask(port, "GET", "/v1/models", Authorization=f"Bearer {text}"))[0] == 401
+
+
+async def test_pages_of_an_allowed_origin_may_read_the_answer() -> None:
+    origin = "https://chat.example"
+    async with serving(Listening(access=Access(origins=frozenset({origin})))) as port:
+        before = await ask(port, "OPTIONS", "/v1/models", Origin=origin, Access_Control_Request_Method="POST")
+        answer = await ask(port, "GET", "/v1/models", Origin=origin)
+        own = await ask(port, "GET", "/v1/models", Origin=f"http://127.0.0.1:{port}")
+    assert (before[0], answer[0], own[0]) == (204, 200, 200)
+    assert before[1]["access-control-allow-origin"] == answer[1]["access-control-allow-origin"] == origin
+    assert "access-control-allow-origin" not in own[1]
+
+
+async def test_other_machines_are_answered_with_keys_alone() -> None:
+    with pytest.raises(ConfigError, match="without API keys"):
+        await HttpServer(Served(), Listening("0.0.0.0")).start()
+
+
+async def test_a_taken_port_is_a_clear_error() -> None:
+    async with serving() as port:
+        with pytest.raises(ConfigError, match="cannot listen on"):
+            await HttpServer(Served(), Listening(port=port)).start()
+
+
+async def test_the_page_has_a_policy_and_nothing_from_elsewhere() -> None:
+    async with serving() as port:
+        status, headers, page = await ask(port, "GET", "/")
+        script = (await ask(port, "GET", "/chat.js"))[2]
+        style = (await ask(port, "GET", "/chat.css"))[2]
+    assert status == 200
+    assert "default-src 'none'" in headers["content-security-policy"]
+    assert "unsafe" not in headers["content-security-policy"]
+    for text in (page, script, style):
+        assert b"http://" not in text
+        assert b"https://" not in text
