@@ -18,12 +18,14 @@ from numpy.typing import NDArray
 
 from wire.errors import NodeLost
 from wire.link.endpoint import Endpoint as AnyEndpoint
+from wire.link.guard import Guard, Test
 from wire.link.keepalive import LinkWatch
 from wire.link.link import Handler, Link
 from wire.link.websocket_carrier import Endpoint
 from wire.protocol.messages import (
     Beat,
     Began,
+    BlobStream,
     Devices,
     FetchBlob,
     Landed,
@@ -38,6 +40,7 @@ from wire.protocol.messages import (
     Revocations,
 )
 from wire.protocol.peer import Identity
+from wire.protocol.permissions import Receiver, Relation
 from wire.system.shared_memory import SharedDir
 from wire.system.tasks import Tasks
 from wire.transfer.content_exchange import BlobExchange
@@ -73,7 +76,7 @@ from .workers import worker_names
 from .workers.call_report import CallReport
 from .workers.event_feed import EventFeed
 from .workers.link_prober import LinkProber
-from .workers.records import Call, Member, link_to
+from .workers.records import Call, Deployment, Member, link_to
 from .workers.straggler_detector import StragglerDetector
 
 log = logging.getLogger("graph_mesh.coordinator")
@@ -102,7 +105,8 @@ class Coordinator:
         self._members: dict[str, Member] = {}
         self._router = MessageRouter(self._members)
         self.requests, self.notices, self.unlinked = self._router.requests, self._router.notices, self._router.unlinked
-        self.endpoint = endpoint(identity, self._router)
+        self._guard = Guard(self._router, Receiver.COORDINATOR, self._relations())
+        self.endpoint = endpoint(identity, self._guard)
         self._state = machine(config.timeouts.worker_wait_s)
         self._shared, self._held = shared, TensorStore()
         self.hold, self.release, self._slices = self._held.hold, self._held.release, ParamSlices(self._held)
@@ -168,6 +172,7 @@ class Coordinator:
             held=self._held,
             shared=self._shared,
             tasks=self._tasks,
+            refuse=self._guard.count,
         )
         self.sessions = Sessions(
             SessionContext(
@@ -201,10 +206,9 @@ class Coordinator:
             lambda: self.epoch,
             self.blobs,
             self._meter,
-            lambda generation, *output: self._owner(generation).output(generation, *output),
-            lambda generation, *loss: self._owner(generation).output_lost(generation, *loss),
+            self._owner,
         )
-        relay = RelayServer(partial(link_to, self._members), self._calls, lambda: self.epoch)
+        relay = RelayServer(partial(link_to, self._members), self._calls, lambda: self.epoch, self._deployment)
         self.requests |= {FetchBlob: self._slices.before(self.blobs.serve), Relay: relay.serve}
         self.notices |= {
             Beat: self.health.beat,
@@ -215,6 +219,24 @@ class Coordinator:
             Devices: self._registry.devices_changed,
             Landed: self._meter.landed,
         }
+
+    def _relations(self) -> Mapping[Relation, Test]:
+        """What the node at the other end of a link is to this coordinator."""
+        asked: dict[type, Test] = {
+            BlobStream: lambda link, body: self.blobs.asked(link, body),
+            Landed: lambda link, body: self._meter.asked(link, body),
+        }
+        return {
+            Relation.JOINED: lambda link, body: link_to(self._members, link.peer.node_id) is link,
+            Relation.SOURCE: self._is_source,
+            Relation.ASKED: lambda link, body: asked[type(body)](link, body),
+        }
+
+    def _is_source(self, link: Link, body: Push) -> bool:
+        if link.peer.role != "worker" or body.plan.epoch != self.epoch:
+            return link.peer.role == "worker"
+        generation = body.plan.generation
+        return self._owner(generation).may_send(link.peer.node_id, generation, body.slot)
 
     def _begin(self) -> None:
         """Begin with what lasts until the end."""
@@ -348,6 +370,9 @@ class Coordinator:
     def _owner(self, generation: int) -> PlanShell:
         """The shell that has the plan of this number."""
         return self.sessions.of(generation) or self._runner
+
+    def _deployment(self, generation: int) -> Deployment | None:
+        return self._owner(generation).deployments.get(generation)
 
     def _spare_key(self) -> PlanKey:
         return PlanKey(self.epoch, self._state.spare_generation())

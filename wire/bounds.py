@@ -150,6 +150,22 @@ MEASUREMENTS = Bound(
     unit="measurements",
     most=4,
 )
+REFUSED_MESSAGES = Bound(
+    "link",
+    "Messages in a minute that the other side may not send ([permissions](protocol.md#permissions)). Each is refused.",
+    REFUSES,
+    "The link ends with NotTrusted.",
+    unit="messages",
+    most=1000,
+)
+LINES_OF_ONE = Bound(
+    "link",
+    "Lines of the log in a minute about one thing that the other side does wrong.",
+    REFUSES,
+    "Lines are left out, and the next one that is written says how many.",
+    unit="lines",
+    most=6,
+)
 
 # -- port
 
@@ -316,6 +332,14 @@ SESSION_SPANS = Bound(
     unit="spans",
     most=50_000,
 )
+RELAYED_AT_ONCE = Bound(
+    "coordinator",
+    "Pieces of one worker that pass here at once.",
+    REFUSES,
+    "Busy. A worker sends no more than half as many at once, and some may be given up.",
+    unit="pieces",
+    most=2 * RELAYED_PIECES.most,
+)
 IDLE_PLANS = Bound(
     "coordinator",
     "Plans that stay deployed without a call.",
@@ -385,6 +409,21 @@ EARLY_TENSORS = Bound(
     REFUSES,
     "The step is refused with LimitExceeded, and done again.",
     most=GIB,
+)
+EARLY_OF_ONE = Bound(
+    "worker",
+    "The same, of one sender. Where the room of all is full, the sender that has most gives way.",
+    REFUSES,
+    "As there.",
+    most=GIB // 2,
+)
+EARLY_REFUSED = Bound(
+    "worker",
+    "Steps of one plan that are refused since a tensor for them found no room, or its sender went.",
+    REFUSES,
+    "All later steps of the plan are refused, too.",
+    unit="steps",
+    most=1024,
 )
 EARLY_COUNT = Bound("worker", "The same, counted.", REFUSES, "As there.", unit="tensors", most=65_536)
 GRAPHS = Bound(

@@ -4,7 +4,8 @@
     |-- LocalError              this process was asked for something wrong
     |   |-- InputError          a missing file, a wrong input name, shape or dtype
     |   |-- ConfigError         a flag, an address or a set-up that cannot work
-    |   |   `-- TokenError      text that is not a join token
+    |   |   |-- TokenError      text that is not a join token
+    |   |   `-- NoCoordinator   a node of another kind answers there
     |   |-- QueueFull           more waits already than may wait
     |   `-- PlacementError      no plan fits: need and have for every worker
     |       `-- NoSuchDevice    a worker or device was named that is not there
@@ -166,6 +167,12 @@ class TokenError(ConfigError):
     """A text is not a join token."""
 
     code = "token_error"
+
+
+class NoCoordinator(ConfigError):
+    """A node of another kind answers where a coordinator was to be."""
+
+    code = "no_coordinator"
 
 
 class PlacementError(LocalError):

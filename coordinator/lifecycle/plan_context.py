@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from wire.link.link import Link
 from wire.protocol.messages import NodeReport, PlanKey
 from wire.system.shared_memory import SharedDir
 from wire.system.tasks import Tasks
@@ -31,6 +32,7 @@ class PlanContext:
     held: TensorStore
     shared: SharedDir | None
     tasks: Tasks
+    refuse: Callable[[Link, str], None]  # count something against the node at the other end of a link
     earlier: dict[int, int] = field(default_factory=dict)  # epochs of plans that an earlier process made, by generation
 
     def key(self, generation: int) -> PlanKey:

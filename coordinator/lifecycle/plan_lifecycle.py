@@ -194,9 +194,15 @@ class PlanLifecycle(ABC, Generic[P]):
         self._when_node_ran(self._plans[event.generation], event)
         return self._look_if_done(event.generation, event.step, step, now)
 
+    def lacks(self, generation: int, step: int, slot: int) -> bool | None:
+        """Whether a step still waits for an output; None where it is over, or there is no such step."""
+        under_way = self._step(generation, step)
+        return None if under_way is None else slot not in under_way.outputs
+
     def _output_arrived(self, event: ev.OutputArrived, now: float) -> Actions:
+        """The first value of an output counts."""
         step = self._step(event.generation, event.step)
-        if step is None:
+        if step is None or event.slot in step.outputs:
             return []
         step.outputs[event.slot] = event.value
         return self._look_if_done(event.generation, event.step, step, now)

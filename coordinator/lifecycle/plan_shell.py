@@ -15,19 +15,23 @@ from typing import Any
 from numpy.typing import NDArray
 
 from wire.errors import MeshError, NodeLost
-from wire.protocol.messages import CancelStep, Deployed, Ran, Run
+from wire.ir.types import TensorType
+from wire.link.link import Link
+from wire.protocol.messages import CancelStep, Deployed, Ran, Run, Value
 from wire.system.tasks import as_error, unheard
 
 from ..delivery.input_sender import run_step
-from ..delivery.output_receiver import tensor_of
+from ..delivery.output_receiver import check_type_of, tensor_of
 from ..planning import plan_messages
 from ..planning.model.plan import Plan
 from ..workers.records import Deployment
 from . import events as ev
 from .action_failures import doing, failure_of
 from .plan_context import PlanContext
+from .plan_lifecycle import PlanLifecycle
 
 Arrays = Mapping[str, NDArray[Any]]
+_NOBODY: tuple[str, TensorType | None] = "", None
 
 
 class PlanShell(ABC):
@@ -38,7 +42,7 @@ class PlanShell(ABC):
         self._key, self._members, self._known = context.key, context.members, context.known
         self._deployer, self._prober, self._held = context.deployer, context.prober, context.held
         self._events, self._publish = context.events, context.events.publish
-        self._shared, self._tasks = context.shared, context.tasks
+        self._shared, self._tasks, self._refuse = context.shared, context.tasks, context.refuse
         self._loop = asyncio.get_running_loop()
         self._drops: set[asyncio.Task[None]] = set()
         self._performers: dict[type, Callable[[Any], object]] = {
@@ -53,6 +57,11 @@ class PlanShell(ABC):
         }
 
     # -- what the owner knows
+
+    @property
+    @abstractmethod
+    def _lifecycle(self) -> PlanLifecycle[Any]:
+        """The machine that decides."""
 
     @abstractmethod
     def feed(self, event: Any) -> None:
@@ -144,13 +153,44 @@ class PlanShell(ABC):
         self._ran(action, deployment, answer, began_s)
         for output in answer.outputs:
             if output.value.data is not None or output.value.shared:
-                array = tensor_of(member.link, output.value)
-                self.feed(ev.OutputArrived(action.generation, action.step, output.slot, array))
+                self.take_output(member.link, action.generation, action.step, output.slot, output.value)
         seconds = {part.part: part.compute_s for part in answer.parts}
         self.feed(ev.NodeRan(action.generation, action.step, action.node, seconds))
 
+    # -- outputs
+
+    def may_send(self, node: str, generation: int, slot: int) -> bool:
+        """Whether a worker is the one that the plan has make an output.  What is of no plan here is stale."""
+        deployment = self.deployments.get(generation)
+        return deployment is None or deployment.transfers.outputs.get(slot, _NOBODY)[0] == node
+
+    def output_type(self, link: Link, generation: int, step: int, slot: int) -> TensorType | None:
+        """The type of an output that a step waits for from the worker at the other end of a link; None for one that
+        nobody waits for.  One that came already, or that another worker makes, is counted against the sender."""
+        lacks = self._lifecycle.lacks(generation, step, slot)
+        if lacks is None:
+            return None
+        what = f"{link.peer.name} sent output {slot} of step {step} of plan {generation}"
+        maker, kind = self.deployments[generation].transfers.outputs.get(slot, _NOBODY)
+        if maker != link.peer.node_id:
+            self._refuse(link, f"{what}, which another worker makes")
+            return None
+        if not lacks:
+            self._refuse(link, f"{what} again")
+            return None
+        return kind
+
+    def take_output(self, link: Link, generation: int, step: int, slot: int, value: Value) -> None:
+        """Take an output, if a step waits for it.  ProtocolError where it is of another type, BlobError where its
+        bytes are not as sent."""
+        kind = self.output_type(link, generation, step, slot)
+        if kind is None:
+            return
+        check_type_of(value, kind)
+        self.output(generation, step, slot, tensor_of(link, value))
+
     def output(self, generation: int, step: int, slot: int, array: NDArray[Any]) -> None:
-        """Take an output that came by itself."""
+        """Take an output of the type that the plan says, from whom it says."""
         self.feed(ev.OutputArrived(generation, step, slot, array))
 
     def output_lost(self, generation: int, step: int, node: str, error: MeshError) -> None:

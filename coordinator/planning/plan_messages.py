@@ -6,7 +6,7 @@ Pure functions.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -16,13 +16,13 @@ from wire.errors import BlobMissing
 from wire.ir.graph import WireGraph, const_value
 from wire.ir.ops import LEAVES, inner_graphs
 from wire.ir.types import HostArray, TensorType
-from wire.protocol.messages import BlobSpec, Deploy, Member, PartSpec, PlanKey, SourceKind, Target, Working
+from wire.protocol.messages import BlobSpec, Deploy, InputType, Member, PartSpec, PlanKey, SourceKind, Target, Working
 from wire.protocol.messages import Carry as WireCarry
 from wire.protocol.messages import Gang as WireGang
 from wire.protocol.messages import Source as WireSource
 from wire.timeouts import COLLECTIVE_TIMEOUT_S
 
-from .model.plan import FromConst, FromInput, FromParam, FromPart, FromState, Output, Pieces, Plan, Source, Window
+from .model.plan import FromConst, FromInput, FromParam, FromPart, FromState, Output, Part, Pieces, Plan, Source, Window
 from .model.profiles import CLIENT
 
 Content = tuple[bytes, TensorType]  # its address and type
@@ -105,6 +105,32 @@ def feeds(plan: Plan) -> dict[str, tuple[Fed, ...]]:
     return {node: tuple(rows) for node, rows in result.items()}
 
 
+@dataclass(frozen=True, slots=True)
+class Transfers:
+    """What workers send by a plan: the maker and the type of every output, by its number, and of every tensor between
+    two workers the one that sends it, the one that it is for, and its type, by the part and slot that it is for."""
+
+    outputs: Mapping[int, tuple[str, TensorType]]
+    edges: Mapping[tuple[int, int], tuple[str, str, TensorType]]
+
+
+NO_TRANSFERS = Transfers({}, {})
+
+
+def transfers(plan: Plan) -> Transfers:
+    """What workers send by a plan."""
+
+    def made(source: FromPart) -> tuple[str, TensorType]:
+        part = plan.parts[source.part]
+        return part.node, part.graph.types[part.graph.outputs[source.slot]]
+
+    edges = {}
+    for edge in plan.edges:
+        maker, kind = made(edge.source)
+        edges[edge.part, edge.slot] = maker, plan.parts[edge.part].node, kind
+    return Transfers({slot: made(source) for slot, source in plan.arrivals.items()}, edges)
+
+
 def params_of(plan: Plan, node: str | None = None) -> dict[FromParam, None]:
     """The params, and windows of params, that a worker needs, or all of them; each once, in order."""
     mine = (part for part in plan.parts if node in (None, part.node))
@@ -164,7 +190,17 @@ def deploy(
     peers = {other: known for other, known in inventory.addresses.items() if other in used or other in holders}
     wanted = contents_of(plan, node, params).items()
     blobs = tuple(spec_of(blob, kind, _holders(blob, holders), kept) for blob, (kind, kept) in wanted)
-    return Deploy(key, specs, graphs, blobs, peers, force, plan.ordered)
+    types = tuple(
+        InputType(part.index, slot, kind.dtype.name, kind.shape) for part in mine for slot, kind in _sent_types(part)
+    )
+    return Deploy(key, specs, graphs, blobs, peers, force, plan.ordered, types)
+
+
+def _sent_types(part: Part) -> Iterator[tuple[int, TensorType]]:
+    """The types of the inputs of a part that are sent with every step, by their position."""
+    for slot, (source, node) in enumerate(zip(part.sources, part.graph.inputs, strict=True)):
+        if isinstance(source, FromInput | FromPart):
+            yield slot, part.graph.types[node]
 
 
 def outputs(

@@ -71,6 +71,10 @@ class CallRunner(PlanShell):
         self._performers[ev.ReportStalled] = self._report_stalled
         assert self._performers.keys() == set(get_args(ev.Action))
 
+    @property
+    def _lifecycle(self) -> CoordinatorState:
+        return self.machine
+
     # -- calls
 
     def submit(
@@ -156,7 +160,7 @@ class CallRunner(PlanShell):
         deployment = self.deployments.get(generation)
         if deployment is None:
             return
-        deployment.plan, deployment.feeds = plan, plan_messages.feeds(plan)
+        deployment.planned(plan)
         self._guards.admit(deployment.program, plan)
         deployment.settled = self._pacing.opinion(deployment.program)
         nodes, outputs = plan_messages.nodes(plan), plan_messages.output_count(plan)

@@ -6,9 +6,8 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
-from wire.errors import MeshError, NotTrusted, ProtocolError
+from wire.errors import MeshError, ProtocolError
 from wire.link.link import Link
-from wire.protocol.client_requests import CLIENT_REQUESTS, check_asking
 from wire.protocol.messages import Message, Revocations
 from wire.roles import member_id
 
@@ -62,22 +61,17 @@ class MessageRouter:
             self.lost(link.peer.node_id, str(error or "connection closed"))
 
     async def on_request(self, link: Link, body: Message) -> Message:
-        """The answer to a message; ProtocolError if nobody has one, NotTrusted for who has not the role to ask."""
-        _check(link, body)
+        """The answer to a message; ProtocolError if nobody has one, as a program's coordinator has no jobs."""
         answer = self.requests.get(type(body))
         if answer is None:
             raise ProtocolError(f"this coordinator does not answer {type(body).__name__}")
         return await answer(link, body)
 
     def on_notify(self, link: Link, body: Message) -> None:
-        """A message that has no answer; ProtocolError if nobody takes it, or it is not for this node to send."""
-        try:
-            _check(link, body)
-        except NotTrusted as error:
-            raise ProtocolError(error.message, node=link.peer.name) from None
+        """A message that has no answer; ProtocolError if nobody takes it."""
         handler = self.notices.get(type(body))
         if handler is None:
-            raise ProtocolError(f"a coordinator does not take {type(body).__name__}")
+            raise ProtocolError(f"this coordinator does not take {type(body).__name__}")
         handler(link, body)
 
     def on_stream_open(self, link: Link, header: Message, size_bytes: int) -> memoryview:
@@ -87,9 +81,3 @@ class MessageRouter:
     def on_stream_done(self, link: Link, header: Message, buffer: memoryview, error: MeshError | None) -> None:
         """A stream has come, or broke off."""
         self.receiver.stream_done(link, header, buffer, error)
-
-
-def _check(link: Link, body: Message) -> None:
-    """Check that a node may ask what only clients ask."""
-    if type(body) in CLIENT_REQUESTS:
-        check_asking(link.peer.name, link.peer.role, type(body))

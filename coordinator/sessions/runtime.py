@@ -95,6 +95,10 @@ class Session(PlanShell):
         }
         assert self._performers.keys() == set(get_args(ev.Action))
 
+    @property
+    def _lifecycle(self) -> SessionState:
+        return self._machine
+
     # -- what the caller uses
 
     def begin(self) -> None:
@@ -301,7 +305,7 @@ class Session(PlanShell):
         if self._maker.is_asked_soon(action.nodes):
             self._tasks.run("getting ready", self._context.plans.planning.get_ready(), unheard)  # while all wait
         deployment.portions, deployment.program = planned.portions, planned.program
-        deployment.plan, deployment.feeds = plan, plan_messages.feeds(plan)
+        deployment.planned(plan)
         start.pieces = plan_messages.pieces_of(plan)
         self._publish("planned", "", "; ".join(plan.reasons), action.generation)
         # what depends on values may take any time, and is never stuck (docs/control-flow.md)

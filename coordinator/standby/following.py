@@ -14,8 +14,9 @@ from functools import partial
 from pathlib import Path
 
 from wire.bounds import JOURNAL_COPIES
-from wire.errors import Busy, ConnectFailed, MeshError, ProtocolError
+from wire.errors import Busy, ConnectFailed, MeshError
 from wire.link.endpoint import Endpoint
+from wire.link.guard import Guard
 from wire.link.link import Handler, Link
 from wire.link.reconnect import stay_linked
 from wire.protocol.messages import (
@@ -28,6 +29,7 @@ from wire.protocol.messages import (
     Message,
     Vote,
 )
+from wire.protocol.permissions import Receiver, Relation
 from wire.standby.in_messages import ballot_field, ballot_of
 from wire.standby.standby_file import PROMOTE_FILE, StandbyFile
 from wire.system.atomic_files import Disk
@@ -43,6 +45,7 @@ from .shell import StandbyShell
 from .state import StandbyTimes
 
 log = logging.getLogger("graph_mesh.standby")
+IS_STANDBY = Busy("this coordinator is a standby", next_step="Ask the coordinator that serves")
 
 
 class Following:
@@ -62,11 +65,12 @@ class Following:
     ) -> None:
         self._folder, self._authority = folder, authority
         self._file = StandbyFile(folder)
-        self._endpoint = endpoint(self)
+        self._exchange = BlobExchange(None, lambda address: None)
+        guard = Guard(self, Receiver.STANDBY, {Relation.ASKED: self._exchange.asked}, IS_STANDBY)
+        self._endpoint = endpoint(guard)
         self._first = tuple(first)
         self._begins = begins
         self._addresses = addresses(self._endpoint)
-        self._exchange = BlobExchange(None, lambda address: None)
         node, others = self._endpoint.identity.node_id, self._file.remembered.peers
         self._shell = StandbyShell(node, others, self._file, broken, times)
         self._tasks = Tasks()
@@ -205,13 +209,10 @@ class Following:
     # -- the Handler
 
     async def on_request(self, link: Link, body: Message) -> Message:
-        if isinstance(body, Vote):
-            return await self._shell.vote(link, body)
-        raise Busy("this coordinator is a standby", next_step="Ask the coordinator that serves")
+        assert isinstance(body, Vote)  # the table of permissions names no other
+        return await self._shell.vote(link, body)
 
     def on_notify(self, link: Link, body: Message) -> None:
-        if link.peer.role != "coordinator":
-            return  # workers and clients that say what they say to every coordinator
         match body:
             case JournalEntries():
                 self._entries(link, body)
@@ -219,8 +220,7 @@ class Following:
                 self._take_authority(body)
 
     def on_stream_open(self, link: Link, header: Message, size_bytes: int) -> memoryview:
-        if not isinstance(header, BlobStream):
-            raise ProtocolError("a standby takes only the content that it asked for")
+        assert isinstance(header, BlobStream)
         return self._exchange.open_stream(link, header, size_bytes)
 
     def on_stream_done(self, link: Link, header: Message, buffer: memoryview, error: MeshError | None) -> None:

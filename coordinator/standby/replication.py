@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from wire.deadlines import STANDBY_ACKNOWLEDGED
-from wire.errors import ConnectFailed, MeshError, NotDurable, NotTrusted
+from wire.errors import ConnectFailed, MeshError, NotDurable
 from wire.link.link import Link
 from wire.protocol.messages import (
     AttachStandby,
@@ -183,8 +183,6 @@ class Replication:
 
     async def _vote(self, link: Link, body: Vote) -> Message:
         if self._shell is None:
-            if link.peer.role != "coordinator":
-                raise NotTrusted("only coordinators ask for votes")
             self._make_shell()
         assert self._shell is not None
         return await self._shell.vote(link, body)
@@ -194,8 +192,6 @@ class Replication:
         self._begin(StandbyShell(self._coordinator.identity.node_id, (), self._file, self._over, self._times))
 
     def _attach(self, link: Link, body: AttachStandby) -> None:
-        if link.peer.role != "coordinator":
-            raise NotTrusted(f"{link.peer.name} is a {link.peer.role}: only a coordinator may have the journal")
         node = link.peer.node_id
         if self._shell is None:
             self._make_shell()

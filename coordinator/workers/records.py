@@ -20,7 +20,7 @@ from ..planning.auto_strategy import Measured
 from ..planning.model.plan import FromState, Plan
 from ..planning.model.profiles import WorkerProfile
 from ..planning.model.program import Program
-from ..planning.plan_messages import Content, Fed, nodes, work_of
+from ..planning.plan_messages import NO_TRANSFERS, Content, Fed, Transfers, feeds, nodes, transfers, work_of
 from .call_report import CallReport
 
 Opinion = tuple[int, Measured]  # how many verdicts there were on the pace of devices, and what calls took
@@ -74,12 +74,17 @@ class Deployment:
     program: Program
     plan: Plan | None = None
     feeds: dict[str, tuple[Fed, ...]] = field(default_factory=dict)
+    transfers: Transfers = NO_TRANSFERS
     results: dict[str, Deployed] = field(default_factory=dict)  # of the workers that have deployed it
     reported: bool = False  # its weight bytes stand in a call's report
     trial: bool = False  # to see how fast a device is
     settled: Opinion = 0, ()  # what was known as this was planned or found to be the best still
     portions: Portions = 0  # of the batch that it is for, in an elastic session
     state: StateStart | None = None  # of a session
+
+    def planned(self, plan: Plan) -> None:
+        """Note the plan that was made."""
+        self.plan, self.feeds, self.transfers = plan, feeds(plan), transfers(plan)
 
     @property
     def complete(self) -> bool:

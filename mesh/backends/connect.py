@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from coordinator.authority.authority import Authority
 from coordinator.coordinator import Coordinator, CoordinatorConfig
 from wire.addresses import shown
-from wire.errors import ConfigError, ConnectFailed, JoinRefused, MeshError, NotTrusted
+from wire.errors import ConfigError, ConnectFailed, JoinRefused, MeshError, NoCoordinator, NotTrusted
 from wire.link.address_policy import is_loopback
 from wire.link.link import Link
 from wire.security.user_secret import new_secret, user_secret
@@ -35,7 +35,7 @@ from .enrolment import (
 )
 from .gather import gather_all
 from .local_workers import LocalWorkers, devices_per_worker
-from .remote import NoCoordinator, Remote
+from .remote import Remote
 
 if TYPE_CHECKING:
     from .auto_join import AutoJoin

@@ -26,6 +26,7 @@ from wire.errors import (
     ConfigError,
     ConnectFailed,
     MeshError,
+    NoCoordinator,
     NodeLost,
     NotTrusted,
     ProtocolError,
@@ -35,6 +36,7 @@ from wire.ir.codec import decode_graph, hash_array, tensor_bytes
 from wire.ir.graph import WireGraph
 from wire.joining.credentials import Credentials
 from wire.link.endpoint import Endpoint as AnyEndpoint
+from wire.link.guard import Guard
 from wire.link.identity import identity_here, process_id
 from wire.link.keepalive import LinkWatch
 from wire.link.link import Handler, Link
@@ -83,6 +85,7 @@ from wire.protocol.messages import (
     Tokens,
 )
 from wire.protocol.peer import Identity
+from wire.protocol.permissions import Receiver, Relation
 from wire.system.shared_memory import SharedDir
 from wire.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from wire.transfer.content_exchange import BlobExchange, apart, off_loop
@@ -103,10 +106,6 @@ RETURN_WAITS_S = (0.05, 0.1, 0.2, 0.5)
 M = TypeVar("M", bound=Message)
 
 
-class NoCoordinator(ConfigError):
-    """Another kind of node answers."""
-
-
 def _endpoint_here(identity: Identity, handler: Handler, credentials: Credentials, timeouts: Timeouts) -> AnyEndpoint:
     return Endpoint(identity, handler, credentials=credentials, timeouts=timeouts)
 
@@ -124,12 +123,13 @@ class Remote:
         endpoint: Callable[[Identity, Handler, Credentials, Timeouts], AnyEndpoint] = _endpoint_here,
         timeouts: Timeouts = DEFAULT_TIMEOUTS,
     ) -> None:
-        self._endpoint = endpoint(identity, self, membership.credentials, timeouts)
+        self._offered: dict[str, dict[bytes, NDArray[Any]]] = {}  # what jobs need, until they were accepted with it
+        self._exchange = BlobExchange(shared, partial(_find, self._offered))
+        guard = Guard(self, Receiver.CLIENT, {Relation.ASKED: self._exchange.asked})
+        self._endpoint = endpoint(identity, guard, membership.credentials, timeouts)
         self._watch = LinkWatch(self._endpoint)
         self._membership = membership
         self._shared = shared
-        self._offered: dict[str, dict[bytes, NDArray[Any]]] = {}  # what jobs need, until they were accepted with it
-        self._exchange = BlobExchange(shared, partial(_find, self._offered))
         self._tasks: set[asyncio.Task[Any]] = set()
         self._sessions: set[RemoteSession] = set()
         self._link: Link | None = None
@@ -383,13 +383,10 @@ class Remote:
     # -- wire.link.websocket_carrier.Handler
 
     async def on_request(self, link: Link, body: Message) -> Message:
-        if isinstance(body, FetchBlob):
-            return await self._exchange.serve(link, body)
-        raise ProtocolError(f"a client does not answer {type(body).__name__}")
+        assert isinstance(body, FetchBlob)  # the table of permissions names no other
+        return await self._exchange.serve(link, body)
 
     def on_notify(self, link: Link, body: Message) -> None:
-        if not isinstance(body, Revocations | Coordinators) or link.peer.role != "coordinator":
-            raise ProtocolError(f"a client does not take {type(body).__name__}")
         if isinstance(body, Coordinators):
             self._others = body.addresses
             times = self._endpoint.timeouts  # where another may serve by now, to dial anew costs little
@@ -397,11 +394,11 @@ class Remote:
             self._watch.program_answer_s = soon_s if self._others else usual_s
             self._membership.met((*(link.peer.addresses or (link.address,)), *body.addresses))
             return
+        assert isinstance(body, Revocations)
         self._membership.trust(self._endpoint, body.data, body.authority, (body.former, body.former_data))
 
     def on_stream_open(self, link: Link, header: Message, size_bytes: int) -> memoryview:
-        if not isinstance(header, BlobStream):
-            raise ProtocolError("a client takes only the content it asked for")
+        assert isinstance(header, BlobStream)
         return self._exchange.open_stream(link, header, size_bytes)
 
     def on_stream_done(self, link: Link, header: Message, buffer: memoryview, error: MeshError | None) -> None:

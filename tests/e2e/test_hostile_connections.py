@@ -347,7 +347,7 @@ async def test_a_node_of_another_op_table_is_linked_and_agrees_on_fewer_ops(serv
         mine,
         node_id="other",
         boot_id="other",
-        role="client",
+        role="worker",
         op_rows={**mine.op_rows, "add": b"changed!", "brand_new": b"12345678"},
     )
     async with raw_link(served.worker.port, other) as link:

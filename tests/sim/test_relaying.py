@@ -30,7 +30,7 @@ class Room:
     tensors: dict[str, memoryview] = field(default_factory=dict)
     released: list[str] = field(default_factory=list)
 
-    def allocate(self, push: Push, size_bytes: int) -> tuple[memoryview, str]:
+    def allocate(self, node: str, push: Push, size_bytes: int) -> tuple[memoryview, str]:
         label = f"tensor {len(self.tensors)}"
         self.tensors[label] = memoryview(bytearray(size_bytes))
         return self.tensors[label], label

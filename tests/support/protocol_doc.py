@@ -36,6 +36,7 @@ from wire.protocol.messages import (  # noqa: E402
     session,
 )
 from wire.protocol.peer import _BOTH, _CHANNELS  # noqa: E402
+from wire.protocol.permissions import MEANING, TABLE, Receiver  # noqa: E402
 
 PATH = ROOT / "docs" / "protocol.md"
 _WIDTHS = {"B": "u8", "H": "u16", "I": "u32", "Q": "u64"}
@@ -67,6 +68,19 @@ def identity() -> str:
 def all_messages() -> str:
     rows = [[f"`{kind.__name__}`", _field_list(kind), _about(kind)] for kind in get_args(AnyMessage)]
     return markdown(["message", "fields", "meaning"], rows)
+
+
+def permissions() -> str:
+    rows = []
+    for way, table in TABLE.items():
+        for message, row in table.items():
+            cells = [" or ".join(row.get(receiver, ())) or "-" for receiver in Receiver]
+            rows.append([f"`{message.__name__}`", way, *cells])
+    return markdown(["message", "comes as", *(f"to a {receiver}, from" for receiver in Receiver)], rows)
+
+
+def relations() -> str:
+    return markdown(["relation", "meaning"], [[relation, text] for relation, text in MEANING.items()])
 
 
 def structs() -> str:
@@ -118,6 +132,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "frames": frames,
     "identity": identity,
     "messages": all_messages,
+    "permissions": permissions,
+    "relations": relations,
     "structs": structs,
     "join frames": join_frames,
     "refusals": refusals,

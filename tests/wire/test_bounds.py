@@ -35,6 +35,8 @@ FILLED: Mapping[str, str] = {  # a test that fills it with the real part, and se
     "LINK_STREAMS": "tests/wire/protocol/test_protocol.py::test_streams_have_a_limit_on_both_sides",
     "SOCKET_MESSAGES": "tests/wire/link/test_websocket_buffers.py::test_who_is_not_listened_to_is_held_up",
     "RELAYED_PIECES": "tests/sim/test_relaying.py::test_pieces_of_many_tensors_share_the_same_room",
+    "REFUSED_MESSAGES": "tests/wire/link/test_guard.py::test_who_goes_on_has_its_link_ended",
+    "LINES_OF_ONE": "tests/wire/link/test_guard.py::test_what_is_refused_is_told_at_a_limited_rate",
     "MEASUREMENTS": "tests/sim/test_measuring_links.py::test_nobody_can_fill_our_memory_with_measurements",
     "UNLINKED": "tests/e2e/test_transport.py::test_of_many_that_come_at_once_the_oldest_go",
     "STRANGERS": "tests/wire/security/test_connection_limiter.py::"
@@ -65,6 +67,8 @@ FILLED: Mapping[str, str] = {  # a test that fills it with the real part, and se
     "test_of_many_events_the_first_and_the_latest_are_kept_and_the_others_counted",
     "CALL_STORY": "tests/wire/test_full_queues.py::test_what_is_there_for_people_is_the_latest",
     "SESSION_SPANS": "tests/sim/test_full_stores.py::test_spans_of_the_latest_steps_are_kept",
+    "RELAYED_AT_ONCE": "tests/coordinator/delivery/test_relay_server.py::"
+    "test_a_worker_that_relays_more_at_once_than_workers_do_is_refused",
     "IDLE_PLANS": "tests/wire/test_full_queues.py::test_so_many_plans_stay_deployed_without_a_call",
     "PLANS_AHEAD": "tests/coordinator/planning/test_contingency.py::test_memory_is_bounded_and_the_most_urgent_have_it",
     "RECORD_WAITS": "tests/coordinator/sessions/test_record_writer.py::"
@@ -75,6 +79,8 @@ FILLED: Mapping[str, str] = {  # a test that fills it with the real part, and se
     "CACHED_WEIGHTS": "tests/worker/test_blob_store.py::test_what_the_disk_share_cannot_take_goes_to_memory",
     "EARLY_TENSORS": "tests/worker/state/test_worker_state.py::"
     "test_pushes_before_their_run_are_bounded_and_the_run_is_refused_rather_than_hung",
+    "EARLY_OF_ONE": "tests/wire/test_full_queues.py::test_no_sender_has_more_than_its_own_room",
+    "EARLY_REFUSED": "tests/wire/test_full_queues.py::test_of_many_steps_without_room_all_later_ones_are_refused",
     "EARLY_COUNT": "tests/wire/test_full_queues.py::test_tensors_that_are_early_are_counted",
     "GRAPHS": "tests/worker/state/test_worker_state.py::test_graph_encodings_are_kept_up_to_a_size_and_the_oldest_go",
     "FETCHES": "tests/worker/state/test_worker_state.py::"

@@ -24,6 +24,8 @@ from wire.bounds import (
     CLOSED_STEPS,
     DROPPED_PLANS,
     EARLY_COUNT,
+    EARLY_OF_ONE,
+    EARLY_REFUSED,
     IDLE_PLANS,
     JOURNAL_COPIES,
     LOG_LINES,
@@ -32,16 +34,16 @@ from wire.bounds import (
     SESSION_AHEAD,
     WORKER_LOG,
 )
-from wire.errors import InputError, LimitExceeded
+from wire.errors import InputError, LimitExceeded, NodeLost
 from wire.protocol.messages import PlanKey
 from wire.system.log_ring import LogRing
 from worker.state.early_tensors import EarlyTensors
-from worker.state.events import Inline, Log
+from worker.state.events import Inline, Log, Release
 from worker.state.lost_links import LostLinks
 from worker.state.plan import DroppedPlans
 from worker.state.step import ClosedSteps
 
-PLAN = PlanKey(7, 1)
+PLAN, OTHER_PLAN = PlanKey(7, 1), PlanKey(7, 2)
 
 
 def test_so_many_steps_may_be_in_flight() -> None:
@@ -116,13 +118,49 @@ def test_what_is_there_for_people_is_the_latest() -> None:
 
 
 def test_tensors_that_are_early_are_counted() -> None:
-    early = EarlyTensors(1 << 40, EARLY_COUNT.most)
+    early = EarlyTensors(1 << 40, EARLY_COUNT.most, 1 << 40)
     tensor = Inline("u8", (1,), b"a")
-    assert all(early.add(PLAN, 0, 0, slot, tensor) for slot in range(EARLY_COUNT.most))
-    assert not early.add(PLAN, 1, 0, 0, tensor)
+    assert not any(early.add(PLAN, 0, (0, slot), "node", tensor) for slot in range(EARLY_COUNT.most))
+    assert early.add(PLAN, 1, (0, 0), "node", tensor) == [Release(tensor)]
     assert isinstance(early.refusal(PLAN, 1), LimitExceeded) and early.refusal(PLAN, 0) is None
     assert len(early.take(PLAN, 0)) == EARLY_COUNT.most
-    assert early.add(PLAN, 2, 0, 0, tensor), "the room is free again"
+    assert early.add(PLAN, 2, (0, 0), "node", tensor) == [], "the room is free again"
+
+
+def test_of_many_steps_without_room_all_later_ones_are_refused() -> None:
+    early = EarlyTensors(10, 10, 10)
+    tensor = Inline("u8", (11,), bytes(11))
+    for step in range(5, 5 + EARLY_REFUSED.most + 3):
+        assert early.add(PLAN, step, (0, 0), "node", tensor) == [Release(tensor)]
+    early.validate()
+    assert early.refusal(PLAN, 4) is None and early.refusal(PlanKey(7, 99), 9) is None
+    assert isinstance(early.refusal(PLAN, 5), LimitExceeded)
+    assert isinstance(early.refusal(PLAN, 1 << 40), LimitExceeded)
+    early.release_all(lambda plan: plan == PLAN)
+    assert early.refusal(PLAN, 5) is None, "the plan is over"
+
+
+def test_who_has_most_gives_way_and_what_it_left_goes_with_its_link() -> None:
+    early = EarlyTensors(100, 1000, EARLY_OF_ONE.most)
+    hoard, small = Inline("u8", (30,), bytes(30)), Inline("u8", (20,), bytes(20))
+    for step in range(3):
+        assert early.add(PLAN, step, (0, 0), "hoarder", hoard) == []
+    assert early.add(OTHER_PLAN, 0, (0, 0), "honest", small) == [Release(hoard)], "of the hoarder's latest step"
+    assert early.refusal(OTHER_PLAN, 0) is None and isinstance(early.refusal(PLAN, 2), LimitExceeded)
+    assert early.add(PLAN, 7, (0, 0), "hoarder", hoard) == [Release(hoard)], "it would have most again"
+    assert early.release_of("hoarder") == [Release(hoard)] * 2
+    assert isinstance(early.refusal(PLAN, 0), NodeLost), "its Run would wait for ever"
+    assert early.take(OTHER_PLAN, 0) == [((0, 0), small)]
+    early.validate()
+
+
+def test_no_sender_has_more_than_its_own_room() -> None:
+    early = EarlyTensors(100, 1000, 50)
+    half = Inline("u8", (30,), bytes(30))
+    assert early.add(PLAN, 0, (0, 0), "node", half) == []
+    assert early.room("node") == 20 and early.room("another") == 50
+    assert early.add(PLAN, 1, (0, 0), "node", half) == [Release(half)]
+    assert isinstance(early.refusal(PLAN, 1), LimitExceeded) and early.refusal(PLAN, 0) is None
 
 
 def test_a_worker_remembers_the_latest() -> None:

@@ -34,7 +34,7 @@ async def worker(tmp_path: Path, *held: bytes) -> tuple[ParityBuilder, BlobStore
         await store.put(hash_bytes(content), memoryview(content), keep=False)
     endpoint: Any = SimpleNamespace(links={})
     exchange: Any = None  # nothing is fetched here
-    return ParityBuilder(store, RemoteBlobs(endpoint, exchange, lambda: OWNER, nobody), lambda: OWNER), store
+    return ParityBuilder(store, RemoteBlobs(endpoint, exchange, lambda: OWNER, nobody)), store
 
 
 def terms(factors: Sequence[int], contents: Sequence[bytes]) -> tuple[Term, ...]:
@@ -47,7 +47,7 @@ def terms(factors: Sequence[int], contents: Sequence[bytes]) -> tuple[Term, ...]
 async def test_a_content_is_made_again_of_a_check_and_the_others(tmp_path: Path) -> None:
     combining, store = await worker(tmp_path, *CONTENTS)
     (row, _) = checks(3, 2)
-    made = await combining.answer(OWNER, Combine(terms(row, CONTENTS), LONGEST, {}))
+    made = await combining.answer(Combine(terms(row, CONTENTS), LONGEST, {}))
     assert (made.bytes_socket, made.bytes_shared) == (0, 0)
     check = bytes(store.view(made.blob) or b"")
     other, there = await worker(tmp_path / "other", CONTENTS[0], CONTENTS[2], check)
@@ -55,7 +55,7 @@ async def test_a_content_is_made_again_of_a_check_and_the_others(tmp_path: Path)
     asked = Combine(
         terms(coefficients(3, 2, 1, (0, 2, 3)), [CONTENTS[0], CONTENTS[2], check]), len(CONTENTS[1]), {}, lost
     )
-    assert (await other.answer(OWNER, asked)).blob == lost
+    assert (await other.answer(asked)).blob == lost
     assert bytes(there.view(lost) or b"") == CONTENTS[1]
     there.discard([lost])
     assert await there.find(lost) is None, "nobody pinned it"
@@ -65,15 +65,13 @@ async def test_what_is_not_what_was_lost_is_refused(tmp_path: Path) -> None:
     combining, store = await worker(tmp_path, *CONTENTS)
     lost = hash_bytes(b"something else")
     with pytest.raises(BlobCorrupt):
-        await combining.answer(OWNER, Combine(terms((1, 1, 1), CONTENTS), LONGEST, {}, lost))
+        await combining.answer(Combine(terms((1, 1, 1), CONTENTS), LONGEST, {}, lost))
     assert await store.find(lost) is None
 
 
-async def test_who_may_ask_and_for_what(tmp_path: Path) -> None:
+async def test_what_may_be_asked_for(tmp_path: Path) -> None:
     combining, _ = await worker(tmp_path, CONTENTS[0])
-    with pytest.raises(ProtocolError, match="only the coordinator"):
-        await combining.answer("another", Combine(terms((1,), CONTENTS[:1]), 100, {}))
     with pytest.raises(ProtocolError, match="longer than all"):
-        await combining.answer(OWNER, Combine(terms((1,), CONTENTS[:1]), 1 << 50, {}))
+        await combining.answer(Combine(terms((1,), CONTENTS[:1]), 1 << 50, {}))
     with pytest.raises(BlobMissing, match="no node answers"):
-        await combining.answer(OWNER, Combine(terms((1,), CONTENTS[1:2]), 100, {"elsewhere": ("127.0.0.1:1",)}))
+        await combining.answer(Combine(terms((1,), CONTENTS[1:2]), 100, {"elsewhere": ("127.0.0.1:1",)}))

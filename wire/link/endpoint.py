@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ..addresses import EVERY, parse_address, shown
-from ..errors import Busy, ConfigError, ConnectFailed, MeshError, NodeLost, NotTrusted, ProtocolError
+from ..errors import Busy, ConfigError, ConnectFailed, MeshError, NoCoordinator, NodeLost, NotTrusted, ProtocolError
 from ..limits import DEFAULT, KIB, Limits
 from ..protocol.dial_collision import DialCollisions
 from ..protocol.frames import Hello, decode, is_chunk
@@ -37,6 +37,7 @@ from ..protocol.peer import (
     Peer,
     State,
 )
+from ..protocol.permissions import LINKS
 from ..roles import member_id
 from ..security.certificates import Member
 from ..system.shared_memory import readable
@@ -351,6 +352,12 @@ class Endpoint:
             raise ProtocolError("a link id stands twice", node=other.name)
         if other.node_id not in self.links and len(self.links) >= self.limits.nodes_max:
             raise Busy(f"{self.identity.name} is linked to {len(self.links)} nodes, the limit")
+        if other.role not in LINKS.get(self.identity.role, (other.role,)):
+            mine = self.identity
+            raise NoCoordinator(
+                f"{mine.name} is a {mine.role}, not a coordinator: it takes no links from a {other.role}",
+                next_step="Give the address that mesh-coord serve printed (--coordinator or MESH_ADDRESS)",
+            )
         if self._admit is not None:
             self._admit(other)
         peer.accept(self._pairing.accept(link_id, other.node_id, other.boot_id), _can_share(self.identity, other))

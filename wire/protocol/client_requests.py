@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..errors import NotTrusted
-from ..roles import ADMIN, CLIENT, OPERATOR, may
+from ..roles import ADMIN, CLIENT, OPERATOR
 from .messages import (
     AskAuthority,
     AskJobs,
@@ -66,14 +66,12 @@ CLIENT_REQUESTS: Mapping[type[Message], tuple[str, str]] = {
 }
 
 
-def check_asking(name: str, role: str, request: type[Message]) -> None:
-    """Check that a node of this name and role may ask for this; NotTrusted if not."""
+def refusal(name: str, role: str, request: type[Message]) -> NotTrusted:
+    """The error for a node of this name and role that may not ask for this."""
     needed, _ = CLIENT_REQUESTS[request]
-    if may(role, needed):
-        return
     if needed == CLIENT:
-        raise NotTrusted(f"{name} is a {role}: only clients submit jobs and ask for them")
-    raise NotTrusted(
+        return NotTrusted(f"{name} is a {role}: only clients submit jobs and ask for them")
+    return NotTrusted(
         f"{name} is a {role}: {request.__name__} needs the role {needed}",
         next_step=f"Join with a token made by: mesh-coord token create --role {needed}",
     )

@@ -14,11 +14,13 @@ from .versions import PROTOCOL, text
 
 Kinds = tuple[type, ...]
 Counts = Mapping[type, int]
+Dispensable = tuple[type | str, ...]
 
 
-def as_of_0(message: Any, new: Kinds, appended: Counts, dispensable: Kinds, with_parts: Counts) -> object:
-    """What is encoded: `new` messages are refused; so many fields were `appended`, which `dispensable` ones leave out;
-    those `with_parts` have some in the field of that number.  LocalError for what cannot be said."""
+def as_of_0(message: Any, new: Kinds, appended: Counts, dispensable: Dispensable, with_parts: Counts) -> object:
+    """What is encoded: `new` messages are refused; so many fields were `appended`, which `dispensable` messages leave
+    out, and others the dispensable fields ("Message.field"); those `with_parts` have some in the field of that number.
+    LocalError for what cannot be said."""
     name = type(message).__name__
     if isinstance(message, new):
         raise _unknown(name)
@@ -31,12 +33,14 @@ def as_of_0(message: Any, new: Kinds, appended: Counts, dispensable: Kinds, with
     return [name, *fields]
 
 
-def _fields(struct: Any, appended: Mapping[type, int], dispensable: Kinds) -> list[Any]:
+def _fields(struct: Any, appended: Mapping[type, int], dispensable: Dispensable) -> list[Any]:
     names, defaults = struct.__struct_fields__, struct.__struct_defaults__
     first = len(names) - appended[type(struct)]
+    kind = type(struct)
     for name, default in zip(names[first:], defaults[len(defaults) + first - len(names) :], strict=True):
-        if getattr(struct, name) != default and not isinstance(struct, dispensable):
-            raise _unknown(f"{type(struct).__name__}.{name}")
+        whole = f"{kind.__name__}.{name}"
+        if getattr(struct, name) != default and kind not in dispensable and whole not in dispensable:
+            raise _unknown(whole)
     return [getattr(struct, name) for name in names[:first]]
 
 

@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -96,6 +97,17 @@ def room_for(size_bytes: int) -> memoryview:
         raise OutOfMemory(f"{size_text(size_bytes)} do not fit into memory") from None
 
 
+@dataclass(slots=True)
+class _Expected:
+    """Content that the node at the other end of a link was asked for."""
+
+    link: Link
+    blob: bytes
+    size_bytes: int
+    arrived: asyncio.Future[memoryview]
+    begun: bool = False  # its stream
+
+
 class BlobExchange:
     """The exchange serves what `find(address)` has (its bytes, or None), and fetches from others.
 
@@ -107,7 +119,7 @@ class BlobExchange:
         self._shared = shared
         self._find = find
         self._numbers = itertools.count(1)
-        self._expected: dict[int, tuple[bytes, int, asyncio.Future[memoryview]]] = {}
+        self._expected: dict[int, _Expected] = {}
 
     async def serve(self, link: Link, asked: FetchBlob) -> Blob:
         """The answer to a request for content; BlobMissing if it is not here."""
@@ -128,7 +140,7 @@ class BlobExchange:
             return here
         number = next(self._numbers)
         arrived: asyncio.Future[memoryview] = asyncio.get_running_loop().create_future()
-        self._expected[number] = (blob, size_bytes, arrived)
+        self._expected[number] = _Expected(link, blob, size_bytes, arrived)
         getting = self._got(link, FetchBlob(blob, number), size_bytes, arrived)
         try:
             data = await within(FETCH_PROGRESS, getting, link.peer.name, size_bytes, _bytes_came(link))
@@ -191,27 +203,37 @@ class BlobExchange:
             raise ProtocolError(f"the value {value.name!r} has neither data nor an address", node=link.peer.name)
         return tensor_from(await self.fetch(link, value.blob, kind.size_bytes), kind)
 
+    def asked(self, link: Link, header: BlobStream) -> bool:
+        """Whether the node at the other end of a link was asked for a stream, or was until a moment ago."""
+        expected = self._expected.get(header.stream)
+        return expected is None or (expected.link is link and expected.blob == header.blob)
+
     def open_stream(self, link: Link, header: BlobStream, size_bytes: int) -> memoryview:
-        """The buffer for a stream's bytes; ProtocolError unless it was asked for."""
-        blob, expected, arrived = self._expected.get(header.stream, (b"", -1, None))
-        if arrived is None or (blob, expected) != (header.blob, size_bytes):
+        """The buffer for a stream's bytes; BlobMissing where nobody waits for it any more, ProtocolError for another
+        size, or for a second stream."""
+        expected = self._expected.get(header.stream)
+        if expected is None or expected.arrived.done():
+            raise BlobMissing(f"nobody waits for blob {header.blob.hex()[:16]}")
+        if expected.link is not link or (expected.blob, expected.size_bytes) != (header.blob, size_bytes):
             raise ProtocolError(f"nobody asked for {size_bytes} bytes of blob {header.blob.hex()[:16]}")
+        if expected.begun:
+            raise ProtocolError(f"blob {header.blob.hex()[:16]} comes already")
+        expected.begun = True
         try:
             return room_for(size_bytes)
         except OutOfMemory as error:
-            if not arrived.done():
-                arrived.set_exception(error.copy())
+            expected.arrived.set_exception(error.copy())
             raise
 
     def stream_done(self, link: Link, header: BlobStream, buffer: memoryview, error: MeshError | None) -> None:
         """A stream ended."""
-        arrived = self._expected.get(header.stream, (b"", 0, None))[2]
-        if arrived is None or arrived.done():
+        expected = self._expected.get(header.stream)
+        if expected is None or expected.link is not link or expected.arrived.done():
             return
         if error is None:
-            arrived.set_result(buffer)
+            expected.arrived.set_result(buffer)
         else:
-            arrived.set_exception(NodeLost("the stream broke off", cause=str(error)))
+            expected.arrived.set_exception(NodeLost("the stream broke off", cause=str(error)))
 
     @staticmethod
     def named(name: str, array: NDArray[Any], apart: bool, address: bytes | None = None) -> NamedValue:

@@ -7,7 +7,6 @@ and a fast one is not judged by a handful.  Both ends have a Meter: one sends, t
 from __future__ import annotations
 
 import asyncio
-import itertools
 from dataclasses import dataclass
 
 from ..bounds import MEASUREMENTS
@@ -36,7 +35,7 @@ class Meter:
     """One node's; its owner hands it the streams headed Ballast and the notes Landed."""
 
     def __init__(self) -> None:
-        self._numbers = itertools.count(1)
+        self._last = 0  # the number of the last measurement
         self._sent: dict[tuple[Link, int], asyncio.Future[None]] = {}
         self._open = 0
 
@@ -65,7 +64,8 @@ class Meter:
 
     async def _send(self, link: Link, size_bytes: int) -> None:
         """Return when the other side has all of it."""
-        number = next(self._numbers)
+        self._last += 1
+        number = self._last
         landed = self._sent[link, number] = asyncio.get_running_loop().create_future()
         try:
             await link.send_stream(Ballast(number), NOTHING[:size_bytes])
@@ -89,6 +89,10 @@ class Meter:
         self._open -= 1
         if error is None:
             link.notify(Landed(header.number))
+
+    def asked(self, link: Link, body: Landed) -> bool:
+        """Whether the other side was sent this measurement, or was until a moment ago."""
+        return body.number <= self._last
 
     def landed(self, link: Link, body: Landed) -> None:
         """The other side has all of what we sent."""

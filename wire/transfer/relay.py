@@ -84,10 +84,11 @@ class _Arriving:
 class RelayReceiver:
     """One worker's end where tensors arrive.
 
-    `allocate` gives room and a label for a tensor of so many bytes; `release` takes back what was never completed.
+    `allocate` gives room and a label for a tensor of so many bytes from a node, or raises a MeshError for one that is
+    not wanted; `release` takes back what was never completed.
     """
 
-    allocate: Callable[[Push, int], tuple[memoryview, str]]
+    allocate: Callable[[str, Push, int], tuple[memoryview, str]]
     release: Callable[[Push, str], None]
     _arriving: dict[Key, tuple[Push, _Arriving]] = field(default_factory=dict)
 
@@ -96,7 +97,7 @@ class RelayReceiver:
         push, size = piece.push, piece.size_bytes
         key = piece.node, push.plan, push.step, push.part, push.slot
         if key not in self._arriving:
-            buffer, label = self.allocate(push, size)
+            buffer, label = self.allocate(piece.node, push, size)
             offsets = set(range(0, max(size, 1), RELAY_BYTES_MAX))
             self._arriving[key] = push, _Arriving(buffer, label, offsets)
         arriving = self._arriving[key][1]

@@ -209,6 +209,12 @@ class Bridge:
     def notifications(self) -> dict[type[Message], Take]:
         return dict.fromkeys((Letter, LettersRead, GaveUp, Meet), self.take)
 
+    def is_between(self, message: Letter | LettersRead | GaveUp | Meet, node: str) -> bool:
+        """Whether a mailbox is between a rank here and one of `node`, or of a plan that is over."""
+        ours = self._originals if isinstance(message, LettersRead) else self._copies
+        mailbox = ours.get(message.mailbox)
+        return mailbox is None or mailbox.node == node
+
     def take(self, link: Link, message: Letter | LettersRead | GaveUp | Meet) -> None:
         """Handle a message of another worker's daemon."""
         node = link.peer.node_id

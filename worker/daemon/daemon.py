@@ -18,6 +18,7 @@ from dataclasses import replace
 
 from wire.addresses import parse_address, shown
 from wire.joining.credentials import Credentials
+from wire.link.guard import Guard
 from wire.link.identity import identity_here
 from wire.link.keepalive import LinkWatch, StepKeepalive
 from wire.link.link import Link
@@ -33,6 +34,7 @@ from wire.protocol.messages import (
     Push,
     TailLog,
 )
+from wire.protocol.permissions import Receiver
 from wire.system.log_ring import start_logging
 from wire.system.loop_lag import measure
 from wire.system.malloc import hold_buffers
@@ -45,6 +47,7 @@ from ..devices.registry import selections
 from ..state import events as ev
 from ..state.bounds import Bounds
 from . import state_folder
+from .arriving_tensors import ArrivingTensors
 from .availability import Availability
 from .blob_fetcher import BlobFetcher, RemoteBlobs
 from .blob_store import BlobStore
@@ -65,6 +68,7 @@ from .parent_watch import watch_parent
 from .parity_builder import ParityBuilder
 from .pause_file import PauseFiles
 from .plan_requests import PlanRequests
+from .relations import Relations
 from .snapshot_writer import SnapshotWriter
 from .tensor_sender import TensorSender
 from .voting import Voting
@@ -114,11 +118,12 @@ class Daemon:
         self._config = config = config if config.host else replace(config, host="::" if credentials else "127.0.0.1")
         self._membership = Membership(credentials, self._folder.path, config.timeouts) if credentials else None
         self.shell = shell = MachineShell(self._folder.name)
-        self._handler = LinkHandler(shell)
+        self._handler, self._relations = LinkHandler(shell), Relations(shell)
+        self._guard = guard = Guard(self._handler, Receiver.WORKER, self._relations.tests())
         node_id = credentials.node_id if credentials else self._folder.node_id
         shared = self._shared if config.share_memory else None
         self._identity = identity_here("worker", config.mesh_name, self._folder.name, shared, node_id)
-        self._endpoint = environment.endpoint(self._identity, self._handler, credentials, config, environment.secret)
+        self._endpoint = environment.endpoint(self._identity, guard, credentials, config, environment.secret)
         self._make_stores()
         self._make_links(credentials)
         stack.push_async_callback(self._close)
@@ -135,17 +140,19 @@ class Daemon:
 
     def _make_links(self, credentials: Credentials | None) -> None:
         config, shell, endpoint = self._config, self.shell, self._endpoint
-        times, owner_id = config.timeouts, shell.owner_id
+        times = config.timeouts
         self._owner_link = OwnerLink(shell, endpoint, self._membership, config.peers, times)
-        self._links = WorkerLinks(shell, endpoint, self._shared, lambda: self._owner_link.patience_s)
-        remote = RemoteBlobs(endpoint, self._exchange, owner_id, self._links.linked)
+        arriving = ArrivingTensors(shell, self._blame)
+        patience_s = lambda: self._owner_link.patience_s  # noqa: E731
+        self._links = WorkerLinks(shell, endpoint, self._shared, arriving, patience_s)
+        remote = RemoteBlobs(endpoint, self._exchange, shell.owner_id, self._links.linked)
         self._fetcher = BlobFetcher(self._identity.node_id, self._store, remote, shell.feed)
-        self._parity = ParityBuilder(self._store, remote, owner_id)
+        self._parity = ParityBuilder(self._store, remote)
         self._sender = TensorSender(endpoint, self._links.relay, shell.feed)
         self._beats = Heartbeats(shell, self._links.notify, StepKeepalive(endpoint), self._links.forget)
         held, joined = self._store.held, self._owner_link.joined
         self._voting = Voting(shell, self._identity.node_id, self._folder.path)
-        self._requests = PlanRequests(shell, self._shared, self._links.forget, held, joined)
+        self._requests = PlanRequests(shell, self._shared, self._links.forget, held, joined, arriving)
 
     def _make_devices(self, credentials: Credentials | None) -> None:
         config, shell = self._config, self.shell
@@ -173,6 +180,7 @@ class Daemon:
             ev.ReplyRan: lambda action: shell.answer(action.request, self._sender.answer_run(action)),
             ev.SendLeaving: self._send_leaving,
             ev.Stop: self._stop,
+            ev.Blame: lambda action: self._blame(action.node, action.why),
         }
         acting = self.availability, self._beats, self._owner_link, links, self._fetcher, self._sender
         shell.perform_by(own, *(part.performers() for part in (*acting, self._devices, self._voting)))
@@ -183,6 +191,7 @@ class Daemon:
             handler.notifications.update(told.notifications())
         handler.streams.update({Push: self._requests, BlobStream: self._exchange})
         handler.streams.update({Letter: self._bridge, Ballast: links.meter})
+        self._relations.know(self._bridge, self._exchange, links.meter)
         handler.linked.append(self._bridge.linked)
         handler.unlinked.append(self._owner_link.unlinked)
 
@@ -273,6 +282,11 @@ class Daemon:
     def _memory_bytes(self) -> int:
         """The budget of all devices together."""
         return self._config.memory_bytes or memory_bytes_of(self._devices.reports)
+
+    def _blame(self, node: str, why: str) -> None:
+        link = self._endpoint.links.get(node)
+        if link is not None:
+            self._guard.count(link, f"{link.peer.name} sent {why}")
 
     async def _tail_log(self, link: Link, body: TailLog) -> Message:
         return LogLines(tuple(self._log_lines)[-body.lines :] if body.lines else ())

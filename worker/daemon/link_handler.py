@@ -1,6 +1,6 @@
 """What comes over a worker's links, by tables: a row says which part of the daemon takes a type of message.
 
-A message without a row is refused (a request, a stream) or is a sign of life (a notification).
+Who may send what is asked before (`wire/link/guard.py`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-from wire.errors import MeshError, ProtocolError
+from wire.errors import MeshError
 from wire.link.link import Link
 from wire.protocol.messages import Message
 from wire.timeouts import SILENT
@@ -49,23 +49,13 @@ class LinkHandler:
     async def on_request(self, link: Link, body: Message) -> Message:
         await self.ready.wait()
         self._shell.feed(ev.Heard(link.peer.node_id))
-        answer = self.requests.get(type(body))
-        if answer is None:
-            raise ProtocolError(f"a worker does not answer {type(body).__name__}")
-        return await answer(link, body)
+        return await self.requests[type(body)](link, body)
 
     def on_notify(self, link: Link, body: Message) -> None:
-        take = self.notifications.get(type(body))
-        if take is None:
-            self._shell.feed(ev.Heard(link.peer.node_id))
-        else:
-            take(link, body)
+        self.notifications[type(body)](link, body)
 
     def on_stream_open(self, link: Link, header: Message, size_bytes: int) -> memoryview:
-        taker = self.streams.get(type(header))
-        if taker is None:
-            raise ProtocolError(f"a worker takes no stream of {type(header).__name__}")
-        return taker.open_stream(link, header, size_bytes)
+        return self.streams[type(header)].open_stream(link, header, size_bytes)
 
     def on_stream_done(self, link: Link, header: Message, buffer: memoryview, error: MeshError | None) -> None:
         self.streams[type(header)].stream_done(link, header, buffer, error)

@@ -84,7 +84,7 @@ class OwnerLink:
 
     def _others(self, link: Link, body: Coordinators) -> None:
         """Remember the coordinators that may take over from the owner."""
-        if link.peer.role == "coordinator" and self._shell.owner_id() == link.peer.node_id:
+        if self._shell.owner_id() == link.peer.node_id:
             self._standbys = body.addresses
             if self._membership:
                 self._membership.met((*link.peer.addresses, *body.addresses))
@@ -106,7 +106,7 @@ class OwnerLink:
         return text_without_coordinator(waited_s, self._endpoint.identity.addresses, tallies, failures)
 
     def _trust(self, link: Link, body: Revocations) -> None:
-        if self._membership and link.peer.role == "coordinator":
+        if self._membership:
             self._membership.trust(self._endpoint, body.data, body.authority, (body.former, body.former_data))
 
     def _look(self, _action: ev.LookForOwner) -> None:

@@ -1,13 +1,12 @@
 """Parity builder: makes a check of several blobs, or makes a lost blob again from a check and the other blobs.
 
-The sum is taken term by term as the blobs come, so that one blob is held at a time.  Only the coordinator may ask for a
-sum, and it says of which blobs and with which factors.
+The sum is taken term by term as the blobs come, so that one blob is held at a time.  The coordinator says of which
+blobs and with which factors.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,22 +24,19 @@ from .link_handler import Answer
 
 
 class ParityBuilder:
-    """Sums over the blobs in `store` and those of other nodes.  `owner` returns the coordinator's node id."""
+    """Sums over the blobs in `store` and those of other nodes."""
 
-    def __init__(self, store: BlobStore, remote: RemoteBlobs, owner: Callable[[], str]) -> None:
+    def __init__(self, store: BlobStore, remote: RemoteBlobs) -> None:
         self._store = store
         self._remote = remote
-        self._owner = owner
         self._turn = asyncio.Lock()  # one sum at a time: each holds its own bytes and those of a blob
 
     def requests(self) -> dict[type[Message], Answer]:
-        return {Combine: lambda link, body: self.answer(link.peer.node_id, body)}
+        return {Combine: lambda link, body: self.answer(body)}
 
-    async def answer(self, asker: str, asked: Combine) -> Combined:
+    async def answer(self, asked: Combine) -> Combined:
         """Compute the sum that was asked for and put it into the store.  BlobMissing if a term is nowhere, BlobCorrupt
         if the sum is not the blob that it should be, BlobError if there is no room."""
-        if asker != self._owner():
-            raise ProtocolError("only the coordinator of a worker may have it combine")
         if asked.size_bytes > max(term.size_bytes for term in asked.terms):
             raise ProtocolError(f"a sum of {asked.size_bytes} bytes is longer than all that it is of")
         if asked.blob is not None and await self._store.find(asked.blob, asked.size_bytes) is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from wire.errors import MeshError, NotTrusted
+from wire.errors import MeshError
 from wire.link.link import Link
 from wire.protocol.messages import (
     CancelStep,
@@ -24,9 +24,10 @@ from wire.system.shared_memory import SharedDir, remove
 from wire.system.tasks import as_error
 
 from ..state import events as ev
+from .arriving_tensors import ArrivingTensors
 from .link_handler import Answer, Take
 from .machine_shell import MachineShell
-from .tensor_refs import check_stream, is_here, tensor_of
+from .tensor_refs import is_here, tensor_of
 
 
 class PlanRequests:
@@ -40,13 +41,15 @@ class PlanRequests:
         forget: Callable[..., None],
         held: Callable[[], Any],
         joined: Callable[[Link, Join], None],
+        arriving: ArrivingTensors,
     ) -> None:
         self._shell = shell
         self._shared = shared
         self._forget = forget
         self._held = held
         self._joined = joined
-        self._arriving: dict[int, str] = {}  # id of a stream's buffer -> name of its file
+        self._arriving = arriving
+        self._files: dict[int, str] = {}  # id of a stream's buffer -> name of its file
 
     def requests(self) -> dict[type[Message], Answer]:
         return {
@@ -66,8 +69,6 @@ class PlanRequests:
 
     async def _join(self, link: Link, body: Join) -> Message:
         peer, held = link.peer, self._held()
-        if peer.role != "coordinator":
-            raise NotTrusted(f"{peer.name} is a {peer.role}: a worker works for coordinators only")
         plans = body.kept, body.earlier, body.epochs
         joined = await self._shell.ask(
             lambda request: ev.JoinAsked(
@@ -116,17 +117,20 @@ class PlanRequests:
     # -- streams of tensors
 
     def open_stream(self, link: Link, header: Push, size_bytes: int) -> memoryview:
-        check_stream(self._shell.owner, header.plan, header.value, size_bytes)
+        node = link.peer.node_id
+        self._arriving.check(header, node, size_bytes)
         try:
             segment = self._shared.allocate(size_bytes)
         except Exception as fault:
             self._shell.feed(ev.TensorLost(header.plan, header.step, as_error("taking a tensor failed", fault)))
             raise
-        self._arriving[id(segment.buffer)] = segment.name
+        self._files[id(segment.buffer)] = segment.name
+        self._arriving.begin(header, node, size_bytes)
         return segment.buffer
 
     def stream_done(self, link: Link, header: Push, buffer: memoryview, error: MeshError | None) -> None:
-        name, value = self._arriving.pop(id(buffer)), header.value
+        name, value = self._files.pop(id(buffer)), header.value
+        self._arriving.end(header)
         if error is not None:
             remove(self._shared.path, name)
             return

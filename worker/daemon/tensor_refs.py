@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from wire.errors import OutOfMemory, ProtocolError, StaleGeneration
-from wire.ir.dtypes import dtype_named
+from wire.errors import OutOfMemory, ProtocolError
+from wire.ir.dtypes import BY_NAME
 from wire.link.link import Link
-from wire.protocol.messages import PlanKey, Push, Value
+from wire.protocol.messages import Push, Value
 from wire.system.shared_memory import SharedDir, check_name, remove, take
 
 from ..engine.host_messages import INLINE_TOTAL_BYTES_MAX, Input, Output
 from ..state import events as ev
-from ..state.lease import Owner
+from ..state.steps import Arriving
 
 
 def is_here(value: Value) -> bool:
@@ -24,22 +24,33 @@ def is_here(value: Value) -> bool:
 def tensor_of(link: Link, value: Value) -> ev.Tensor:
     """The tensor of a value that came over `link`.  ProtocolError if it came without its bytes."""
     if value.data is not None:
+        check_size(value, len(value.data))
         return ev.Inline(value.dtype, value.shape, value.data)
     if not value.shared or not link.same_host:
         raise ProtocolError("a tensor came without its bytes", node=link.peer.name)
     check_name(value.shared)
     tensor = ev.SharedFile(value.dtype, value.shape, link.peer.shared_memory, value.shared)
-    link.bytes_received["shared"] += ev.size_bytes_of(tensor)
+    link.bytes_received["shared"] += size_of(value)
     return tensor
 
 
-def check_stream(owner: Owner | None, plan: PlanKey, value: Value, size_bytes: int) -> None:
-    """Raise if a tensor of so many bytes is for no plan of the coordinator that owns this worker, or has another size
-    than its value says."""
-    if owner is None or plan.epoch != owner.epoch:
-        raise StaleGeneration("this stream belongs to no plan of this worker")
-    if math.prod(value.shape) * dtype_named(value.dtype).itemsize != size_bytes:
-        raise ProtocolError(f"a stream of {size_bytes} bytes for a tensor {value.dtype}{list(value.shape)}")
+def arriving(node: str, push: Push) -> Arriving:
+    """The tensor that a push of a node announces."""
+    return Arriving(node, push.plan, push.step, (push.part, push.slot), (push.value.dtype, push.value.shape))
+
+
+def size_of(value: Value) -> int:
+    """How many bytes the elements of a tensor take that another node announces; ProtocolError for an unknown dtype."""
+    dtype = BY_NAME.get(value.dtype)
+    if dtype is None:
+        raise ProtocolError(f"unknown dtype {value.dtype[:64]!r}")
+    return math.prod(value.shape) * dtype.itemsize
+
+
+def check_size(value: Value, size_bytes: int) -> None:
+    """Raise ProtocolError if a tensor of so many bytes has another size than its value says."""
+    if size_of(value) != size_bytes:
+        raise ProtocolError(f"{size_bytes} bytes for a tensor {value.dtype}{list(value.shape)}")
 
 
 def header_of(tensor: ev.Tensor) -> Value:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from wire.errors import NotDurable, NotTrusted
+from wire.errors import NotDurable
 from wire.link.link import Link
 from wire.protocol.messages import Message, Vote
 from wire.standby.in_messages import asked_of, voted_of
@@ -37,8 +37,6 @@ class Voting:
 
     async def _vote(self, link: Link, body: Vote) -> Message:
         peer, machine = link.peer, self._shell.machine
-        if peer.role != "coordinator":
-            raise NotTrusted(f"{peer.name} is a {peer.role}: only coordinators ask for votes")
         hears = machine.owner.node if machine is not None and machine.owner is not None and machine.served else ""
         actions = self._voter.asked(asked_of(body, peer.node_id), hears)
         try:

@@ -1,7 +1,5 @@
 """Worker links: a daemon's links to other nodes.  It dials, ends and probes them, sends messages over them, and relays
 tensors to workers out of reach.
-
-Only the coordinator that owns this worker may ask it to probe another node, or relay tensors to it.
 """
 
 from __future__ import annotations
@@ -9,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from wire.errors import ConnectFailed, MeshError, NodeLost, ProtocolError
+from wire.errors import ConnectFailed, MeshError, NodeLost
 from wire.link.endpoint import Endpoint
 from wire.link.keepalive import revived
 from wire.link.link import Link
@@ -19,16 +17,22 @@ from wire.transfer.link_probe import Meter
 from wire.transfer.relay import RelayReceiver, RelaySender
 
 from ..state import events as ev
+from .arriving_tensors import ArrivingTensors
 from .link_handler import Answer, Take
 from .machine_shell import MachineShell, Performers
-from .tensor_refs import bytes_of, check_stream, push_header_of
+from .tensor_refs import bytes_of, push_header_of
 
 
 class WorkerLinks:
     """`patience_s()` is how long a worker that is dialled may take."""
 
     def __init__(
-        self, shell: MachineShell, endpoint: Endpoint, shared: SharedDir, patience_s: Callable[[], float]
+        self,
+        shell: MachineShell,
+        endpoint: Endpoint,
+        shared: SharedDir,
+        arriving: ArrivingTensors,
+        patience_s: Callable[[], float],
     ) -> None:
         self.meter = Meter()
         self._shell = shell
@@ -36,7 +40,8 @@ class WorkerLinks:
         self._shared = shared
         self._patience_s = patience_s
         self._outgoing = RelaySender()
-        self._incoming = RelayReceiver(self._allocate, lambda _, name: remove(shared.path, name))
+        self._arriving = arriving
+        self._incoming = RelayReceiver(self._allocate, self._discard)
 
     def performers(self) -> Performers:
         return {
@@ -88,7 +93,6 @@ class WorkerLinks:
 
     async def _probe(self, link: Link, body: Probe) -> Probed:
         """Whether a node answers, and how fast the link to it is."""
-        self._only_owner(link, "have this worker probe others")
         loop = asyncio.get_running_loop()
         end_s = loop.time() + body.wait_s
         try:
@@ -113,9 +117,9 @@ class WorkerLinks:
 
     async def _relayed(self, link: Link, piece: Relay) -> Message:
         """Take a piece of a relayed tensor.  The machine hears of the tensor once it is complete."""
-        self._only_owner(link, "relay to it")
         name, push = self._incoming.take(piece), piece.push
         if name is not None:
+            self._arriving.end(push)
             tensor = ev.SharedFile(push.value.dtype, push.value.shape, str(self._shared.path), name)
             self._shell.feed(ev.TensorArrived(piece.node, push.plan, push.step, push.part, push.slot, tensor))
         return Done()
@@ -124,11 +128,12 @@ class WorkerLinks:
         """Discard what was relayed so far for a step, a plan, or all plans."""
         self._incoming.forget(plan, step)
 
-    def _only_owner(self, link: Link, what: str) -> None:
-        if link.peer.node_id != self._shell.owner_id():
-            raise ProtocolError(f"only the coordinator of a worker may {what}")
-
-    def _allocate(self, push: Push, size_bytes: int) -> tuple[memoryview, str]:
-        check_stream(self._shell.owner, push.plan, push.value, size_bytes)
+    def _allocate(self, node: str, push: Push, size_bytes: int) -> tuple[memoryview, str]:
+        self._arriving.check(push, node, size_bytes)
         segment = self._shared.allocate(size_bytes)
+        self._arriving.begin(push, node, size_bytes)
         return segment.buffer, segment.name
+
+    def _discard(self, push: Push, name: str) -> None:
+        self._arriving.end(push)
+        remove(self._shared.path, name)

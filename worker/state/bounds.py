@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from wire.bounds import EARLY_COUNT, EARLY_TENSORS, FETCHES, GRAPHS
+from wire.bounds import EARLY_COUNT, EARLY_OF_ONE, EARLY_TENSORS, FETCHES, GRAPHS
 from wire.timeouts import DEFAULT_TIMEOUTS
 
 
@@ -13,6 +13,7 @@ class Bounds:
     """The most that a worker holds on behalf of others.  Sizes are in bytes and times in seconds."""
 
     early_bytes_max: int = EARLY_TENSORS.most  # tensors that came before their Run: one step's activations, generously
+    early_bytes_of_one_max: int = EARLY_OF_ONE.most
     early_tensors_max: int = EARLY_COUNT.most
     graphs_bytes_max: int = GRAPHS.most  # graph encodings kept so that a new plan need not send them again
     fetches_max: int = FETCHES.most  # enough to hide a LAN's round trips

@@ -201,13 +201,13 @@ class Deployments:
             self._log.add(now, f"drop {label(event.plan)}")
             error = StaleGeneration(f"plan {label(event.plan)} was dropped")
             actions = self.drop(self._plans[event.plan], error, event.free)
-        early = self._steps.early.release_all(lambda key: key == event.plan)
-        return [*actions, *early, ev.Reply(event.request, Done())]
+        return [*actions, ev.Reply(event.request, Done())]
 
     def drop(self, plan: Plan, error: MeshError, free: bool = False) -> list[ev.Action]:
         """Forget a plan, and with `free` its weights too.  Those who wait for its deploy or its steps get `error`."""
         actions = [action for number in list(plan.steps) for action in self._steps.close(plan, number, error)]
         del self._plans[plan.key]
+        actions += self._steps.early.release_all(lambda key: key == plan.key)
         actions += [ev.Release(tensor) for tensor in plan.carried.end()]
         actions += [ev.DiscardBlobs(frozenset(plan.carried.blobs))] if plan.carried.blobs else []
         self._fetches.forget(plan.key)

@@ -1,78 +1,166 @@
-"""Early tensors: tensors that other workers sent before the Run of their step came.  Bounded and pure."""
+"""Early tensors: tensors that other workers sent before the Run of their step came.  Bounded and pure.
+
+Every sender has a budget, and all have one together.  Where that is full, who has the most gives way: the tensors of
+its latest step go, and that step is refused.  So no sender can take the room of others.  What a sender left here goes
+with its link.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from wire.errors import LimitExceeded
+from wire.bounds import EARLY_REFUSED
+from wire.errors import LimitExceeded, MeshError, NodeLost
 from wire.protocol.messages import PlanKey
 from wire.units import size_text
 
+from .carried_state import Slot
 from .events import Action, Release, Tensor, size_bytes_of
+
+Key = tuple[PlanKey, int]  # of a step
 
 
 @dataclass(slots=True)
-class _StepTensors:
-    tensors: list[tuple[int, int, Tensor]] = field(default_factory=list)
-    size_bytes: int = 0
-    overflowed: bool = False
+class _Held:
+    node: str
+    tensor: Tensor
+    size_bytes: int
+
+
+@dataclass(slots=True)
+class _Steps:
+    """The steps of one plan that a sender was refused room for, or that lost what it left."""
+
+    errors: dict[int, MeshError] = field(default_factory=dict)
+    last: MeshError | None = None  # too many to tell apart: it holds for every step from `first` on
+    first: int = 0
 
 
 class EarlyTensors:
-    """The early tensors of a worker by (plan, step), each as (part, input position, tensor)."""
+    """The early tensors of a worker by plan and step.  No sender has more than `bytes_of_one_max` of `bytes_max`."""
 
-    def __init__(self, bytes_max: int, tensors_max: int) -> None:
+    def __init__(self, bytes_max: int, tensors_max: int, bytes_of_one_max: int) -> None:
         self._bytes_max = bytes_max
         self._tensors_max = tensors_max
-        self._steps: dict[tuple[PlanKey, int], _StepTensors] = {}
-        self._bytes = 0
-        self._tensors = 0
+        self._bytes_of_one_max = bytes_of_one_max
+        self._steps: dict[Key, dict[Slot, _Held]] = {}
+        self._refused: dict[PlanKey, _Steps] = {}
+        self._bytes: Counter[str] = Counter()  # by sender
+        self._tensors: Counter[str] = Counter()
+        self._total_bytes = self._total_tensors = 0
 
-    def add(self, plan: PlanKey, step: int, part: int, slot: int, tensor: Tensor) -> bool:
-        """Hold a tensor.  False if there is no room: the step's Run must then be refused, or it would wait for ever."""
-        waiting = self._steps.setdefault((plan, step), _StepTensors())
+    def has(self, plan: PlanKey, step: int, slot: Slot) -> bool:
+        """Whether a tensor for a slot is here already."""
+        return slot in self._steps.get((plan, step), ())
+
+    def room(self, node: str) -> int:
+        """How many more bytes a sender may have here, if others have none."""
+        return self._bytes_of_one_max - self._bytes[node]
+
+    def add(self, plan: PlanKey, step: int, slot: Slot, node: str, tensor: Tensor) -> list[Action]:
+        """Hold a tensor, or free it where there is no room: the step's Run is then refused, or it would wait for ever.
+        Returns what frees tensors."""
         size_bytes = size_bytes_of(tensor)
-        too_many = self._tensors >= self._tensors_max
-        if too_many or self._bytes + size_bytes > self._bytes_max or waiting.overflowed:
-            waiting.overflowed = True
-            return False
-        waiting.tensors.append((part, slot, tensor))
-        waiting.size_bytes += size_bytes
-        self._bytes += size_bytes
-        self._tensors += 1
-        return True
+        if size_bytes > self.room(node) or size_bytes > self._bytes_max or self.refusal(plan, step) is not None:
+            return [Release(tensor), *self._refuse((plan, step), self._no_room(node))]
+        actions: list[Action] = []
+        while (full := self._full(size_bytes)) is not None:
+            used, more = full
+            heaviest = max(used, key=lambda other: used[other])
+            if used[heaviest] <= used[node] + more:
+                return [*actions, Release(tensor), *self._refuse((plan, step), self._no_room(node))]
+            latest = next(key for key, held in reversed(self._steps.items()) if _any_of(held.values(), heaviest))
+            actions += self._refuse(latest, self._no_room(heaviest))
+        self._steps.setdefault((plan, step), {})[slot] = _Held(node, tensor, size_bytes)
+        self._count(node, size_bytes, 1)
+        return actions
 
-    def refusal(self, plan: PlanKey, step: int) -> LimitExceeded | None:
-        """Why a step cannot run: there was no room for a tensor that came for it."""
-        waiting = self._steps.get((plan, step))
-        if waiting is None or not waiting.overflowed:
-            return None
+    def _full(self, size_bytes: int) -> tuple[Counter[str], int] | None:
+        """What there is no room for, with the use of each sender, and how much more is wanted; None if there is."""
+        if self._total_tensors >= self._tensors_max:
+            return self._tensors, 1
+        return (self._bytes, size_bytes) if self._total_bytes + size_bytes > self._bytes_max else None
+
+    def _no_room(self, node: str) -> MeshError:
         return LimitExceeded(
-            f"more than {size_text(self._bytes_max)} came for steps that had not begun",
+            f"more came for steps that had not begun than there is room for: {size_text(self._bytes_of_one_max)} of "
+            f"one worker, {size_text(self._bytes_max)} of all",
+            node=node,
             next_step="Run fewer steps at once",
         )
 
-    def take(self, plan: PlanKey, step: int) -> list[tuple[int, int, Tensor]]:
+    def _refuse(self, key: Key, error: MeshError) -> list[Action]:
+        """A step cannot run: free what is here of it."""
+        plan, step = key
+        actions = self._release(key)
+        refused = self._refused.setdefault(plan, _Steps())
+        if len(refused.errors) < EARLY_REFUSED.most:
+            refused.errors[step] = error
+        else:
+            refused.first = min(step, refused.first) if refused.last else step
+            refused.last = error
+        return actions
+
+    def refusal(self, plan: PlanKey, step: int) -> MeshError | None:
+        """Why a step cannot run: there was no room for a tensor that came for it, or who had sent one went."""
+        refused = self._refused.get(plan)
+        if refused is None:
+            return None
+        known = refused.errors.get(step)
+        if known is None and refused.last is not None and step >= refused.first:
+            known = refused.last
+        return None if known is None else known.copy()
+
+    def take(self, plan: PlanKey, step: int) -> list[tuple[Slot, Tensor]]:
         """Hand over the step's tensors; they are no longer held here."""
-        waiting = self._steps.pop((plan, step), None)
-        if waiting is None:
-            return []
-        self._bytes -= waiting.size_bytes
-        self._tensors -= len(waiting.tensors)
-        return waiting.tensors
+        refused = self._refused.get(plan)
+        if refused is not None:
+            refused.errors.pop(step, None)
+        return [(slot, held.tensor) for slot, held in self._take((plan, step)).items()]
+
+    def _take(self, key: Key) -> dict[Slot, _Held]:
+        held = self._steps.pop(key, {})
+        for each in held.values():
+            self._count(each.node, -each.size_bytes, -1)
+        return held
+
+    def _count(self, node: str, size_bytes: int, tensors: int) -> None:
+        self._bytes[node] += size_bytes
+        self._tensors[node] += tensors
+        self._total_bytes += size_bytes
+        self._total_tensors += tensors
+        if not self._tensors[node]:
+            del self._bytes[node], self._tensors[node]
+
+    def _release(self, key: Key) -> list[Action]:
+        return [Release(held.tensor) for held in self._take(key).values()]
 
     def release(self, plan: PlanKey, step: int) -> list[Action]:
         """Free the step's tensors: nobody will read them."""
-        return [Release(tensor) for _, _, tensor in self.take(plan, step)]
+        return [Release(tensor) for _, tensor in self.take(plan, step)]
 
     def release_all(self, condition: Callable[[PlanKey], bool]) -> list[Action]:
-        """Free the tensors of all steps of the plans for which `condition` holds."""
-        keys = [key for key in self._steps if condition(key[0])]
-        return [action for key in keys for action in self.release(*key)]
+        """Free the tensors of all steps of the plans for which `condition` holds: they are over."""
+        for plan in [plan for plan in self._refused if condition(plan)]:
+            del self._refused[plan]
+        return [action for key in list(self._steps) if condition(key[0]) for action in self._release(key)]
+
+    def release_of(self, node: str) -> list[Action]:
+        """Free what a node has sent, whose link ended.  The steps that it was for cannot run."""
+        error = NodeLost("the link to a worker of the plan ended before the step", node=node)
+        keys = [key for key, held in self._steps.items() if _any_of(held.values(), node)] if self._bytes[node] else []
+        return [action for key in keys for action in self._refuse(key, error.copy())]
 
     def validate(self) -> None:
-        assert self._bytes == sum(waiting.size_bytes for waiting in self._steps.values())
-        assert self._tensors == sum(len(waiting.tensors) for waiting in self._steps.values())
-        assert self._bytes <= self._bytes_max
-        assert self._tensors <= self._tensors_max
+        held = [each for tensors in self._steps.values() for each in tensors.values()]
+        assert self._tensors == Counter(each.node for each in held)
+        assert self._total_bytes == self._bytes.total() == sum(each.size_bytes for each in held) <= self._bytes_max
+        assert self._total_tensors == len(held) <= self._tensors_max
+        assert max(self._bytes.values(), default=0) <= self._bytes_of_one_max
+        assert all(len(refused.errors) <= EARLY_REFUSED.most for refused in self._refused.values())
+
+
+def _any_of(held: Iterable[_Held], node: str) -> bool:
+    return any(each.node == node for each in held)

@@ -589,6 +589,14 @@ class StopRun:
 
 
 @dataclass(frozen=True, slots=True)
+class Blame:
+    """A node sent what it may not: count it against that."""
+
+    node: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Release:
     """Free what the tensor occupies."""
 
@@ -708,6 +716,7 @@ Action = (
     | Execute
     | ExplainPart
     | Release
+    | Blame
     | SendPush
     | StopPush
     | StopRun

@@ -18,6 +18,7 @@ from .step import ClosedSteps, Step
 DROPPED_PLANS_MAX = DROPPED_PLANS.most  # their late pushes are minutes old at most
 SOURCES = ("socket", "shared", "disk", "resident", "client")  # of blobs; the last is part of the first two
 
+TypeOf = tuple[str, tuple[int, ...]]  # dtype and shape of a tensor
 Readers = dict[tuple[int, int], list[Slot]]  # (producing part, its output) -> slots of this worker
 
 
@@ -57,6 +58,7 @@ class Plan:
     neighbours: frozenset[str]  # the workers that it sends to or receives from
     waiting_links: set[str]
     waiting_parts: set[int]
+    types: dict[Slot, TypeOf] = field(default_factory=dict)  # of inputs that come with every step
     sizes: dict[bytes, int] = field(default_factory=dict)  # of its blobs
     working_bytes: int = 0  # the most that a run of one of its parts needs besides params
     carried: CarriedState = field(default_factory=CarriedState)
@@ -75,6 +77,17 @@ class Plan:
     @property
     def deployed(self) -> bool:
         return self.request is None
+
+    def sender_of(self, part: int, slot: int, owner: str) -> str | None:
+        """The node that sends input `slot` of a part: the worker of the part that it comes from, or for an input of a
+        call the coordinator `owner`.  None where no tensor is sent for it."""
+        spec = self.parts.get(part)
+        if spec is None or slot >= len(spec.sources):
+            return None
+        source = spec.sources[slot]
+        if source.kind is SourceKind.EDGE:
+            return source.node
+        return owner if source.kind is SourceKind.INPUT else None
 
     def prepare(self, part: PartSpec, number: int, kept_bytes: int = 0) -> Prepare:
         """The action that compiles a part, under this number."""
@@ -202,6 +215,7 @@ def plan_of(deploy: Deploy, request: int, node: str) -> Plan:
         neighbours=frozenset((receivers | senders) - {COORDINATOR_NODE, node}),
         waiting_links=reachable,
         waiting_parts=set(parts),
+        types={(kind.part, kind.slot): (kind.dtype, kind.shape) for kind in deploy.types},
         sizes={spec.blob: spec.size_bytes for spec in deploy.blobs},
         carried=carried,
     )

@@ -54,6 +54,10 @@ class Step:
         filled = dict.fromkeys(part for part, _ in vacant)
         return [part for part in filled if not self.waiting[part]] if vacant else None
 
+    def has(self, part: int, slot: int) -> bool:
+        """Whether an input came already."""
+        return slot not in self.waiting.get(part, ())
+
     def take(self, part: int, slots: Iterable[int]) -> tuple[RunInput, ...]:
         """Hand over the inputs of a part that begins."""
         uses = []

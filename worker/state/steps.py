@@ -10,6 +10,7 @@ A tensor travels once per worker: its Push names the first target there, and eve
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from wire.errors import Cancelled, MeshError, NodeLost
 from wire.protocol.messages import Began, PartRun, PlanKey
@@ -20,9 +21,28 @@ from .carried_state import Output, Slot
 from .device_queue import DeviceQueue, Entry
 from .early_tensors import EarlyTensors
 from .lost_links import LostLinks
-from .plan import Plan, Route, label, not_deployed, refusal_to_explain
+from .plan import Plan, Route, TypeOf, label, not_deployed, refusal_to_explain
 from .shared_state import SharedState
 from .step import Step
+
+
+@dataclass(frozen=True, slots=True)
+class Arriving:
+    """A tensor that comes from another node, of which the bytes need not be here yet."""
+
+    node: str
+    plan: PlanKey
+    step: int
+    slot: Slot
+    type: TypeOf
+
+
+@dataclass(frozen=True, slots=True)
+class Unwanted:
+    """Why a tensor is not taken, and whether to blame who sent it: what is stale may come from anybody."""
+
+    why: str
+    blame: bool = False
 
 
 class Steps:
@@ -36,7 +56,8 @@ class Steps:
         self._lease = shared.lease
         self._log = shared.log
         self._next_number = shared.next_number
-        self.early = EarlyTensors(shared.bounds.early_bytes_max, shared.bounds.early_tensors_max)
+        bounds = shared.bounds
+        self.early = EarlyTensors(bounds.early_bytes_max, bounds.early_tensors_max, bounds.early_bytes_of_one_max)
         self.lost_links = LostLinks(shared.bounds.lost_link_grace_s)
         self.runs: dict[int, Entry] = {}
         self.requests: dict[int, tuple[PlanKey, int]] = {}  # of Runs that are not answered yet
@@ -66,7 +87,8 @@ class Steps:
         for part in sorted(part for part, slots in waiting.items() if not slots):
             self._ready(plan, event.step, part, now)
         actions: list[ev.Action] = []
-        for part, slot, tensor in (*event.feeds, *self.early.take(event.plan, event.step)):
+        early = [(part, slot, tensor) for (part, slot), tensor in self.early.take(event.plan, event.step)]
+        for part, slot, tensor in (*event.feeds, *early):
             actions += self._arrive(plan, event.step, part, slot, tensor, now)
         for output, kept in plan.carried.inputs_of(event.step):
             self._lend(plan, event.step, plan.carried.targets[output], kept, now)
@@ -100,19 +122,34 @@ class Steps:
         plan.closed.add(number)
         return [ev.Reply(step.request, event.answer)]
 
-    def tensor_arrived(self, event: ev.TensorArrived, paused: bool, now: float) -> list[ev.Action]:
-        """Give a tensor to its step.  If the step has not begun, hold it; if it is over, free it."""
-        plan = self._plans.get(event.plan)
-        if plan is not None and event.step in plan.steps:
-            return self._arrive(plan, event.step, event.part, event.slot, event.tensor, now)
+    def unwanted(self, tensor: Arriving) -> Unwanted | None:
+        """Why a tensor is not taken: it is stale, or not what the plan says, or its like came already."""
+        plan, (part, slot) = self._plans.get(tensor.plan), tensor.slot
+        if plan is None or tensor.step in plan.closed:
+            return Unwanted(f"stale tensor for {label(tensor.plan)} step {tensor.step} part {part}")
         owner = self._lease.owner
-        owned = owner is not None and event.plan.epoch == owner.epoch and event.plan not in self._dropped
-        if not owned or paused or (plan is not None and event.step in plan.closed):
-            text = f"stale tensor for {label(event.plan)} step {event.step} part {event.part}"
-            self._log.add(now, text, routine=True)
-            return [ev.Release(event.tensor)]
-        held = self.early.add(event.plan, event.step, event.part, event.slot, event.tensor)
-        return [] if held else [ev.Release(event.tensor)]
+        what = f"a tensor for input {slot} of part {part} of step {tensor.step} of plan {label(tensor.plan)}"
+        if plan.sender_of(part, slot, owner.node if owner else "") != tensor.node:
+            return Unwanted(f"{what}, which it does not make", True)
+        expected = plan.types.get(tensor.slot, tensor.type)
+        if expected != tensor.type:
+            return Unwanted(f"{what} as {_type_text(tensor.type)} in place of {_type_text(expected)}", True)
+        step = plan.steps.get(tensor.step)
+        came = step.has(part, slot) if step is not None else self.early.has(tensor.plan, tensor.step, tensor.slot)
+        return Unwanted(f"{what} again", True) if came else None
+
+    def tensor_arrived(self, event: ev.TensorArrived, now: float) -> list[ev.Action]:
+        """Give a tensor to its step.  If the step has not begun, hold it; if it is unwanted, free it."""
+        slot, kind = (event.part, event.slot), (event.tensor.dtype, event.tensor.shape)
+        unwanted = self.unwanted(Arriving(event.node, event.plan, event.step, slot, kind))
+        if unwanted is not None:
+            self._log.add(now, unwanted.why, routine=True)
+            blame: list[ev.Action] = [ev.Blame(event.node, unwanted.why)] if unwanted.blame else []
+            return [ev.Release(event.tensor), *blame]
+        plan = self._plans[event.plan]
+        if event.step in plan.steps:
+            return self._arrive(plan, event.step, event.part, event.slot, event.tensor, now)
+        return self.early.add(event.plan, event.step, slot, event.node, event.tensor)
 
     def _arrive(self, plan: Plan, number: int, part: int, slot: int, tensor: ev.Tensor, now: float) -> list[ev.Action]:
         """A tensor came from another node: every slot with the same source gets it."""
@@ -292,13 +329,16 @@ class Steps:
         self.lost_links.linked(node, self._plans.steps_with(node), now)
 
     def unlinked(self, node: str, silent: bool, now: float) -> list[ev.Action]:
-        """The link to a node ended.  Its steps fail at once if the node was silent, and a moment later if not."""
+        """The link to a node ended.  Its steps fail at once if the node was silent, and a moment later if not.  What it
+        sent for steps that have not begun goes with it."""
         steps = self._plans.steps_with(node)
         self.lost_links.ended(node, steps, now, silent)
+        actions = self.early.release_of(node)
         if not silent:
-            return []
+            return actions
         error = NodeLost("nothing is heard of a worker of the plan", node=node, cause=SILENT)
-        return [action for key, step in steps for action in self.close(self._plans[key], step, error.copy())]
+        closing = (self.close(self._plans[key], step, error.copy()) for key, step in steps)
+        return [*actions, *(action for closed in closing for action in closed)]
 
     def fail_steps_of_lost_links(self, now: float) -> list[ev.Action]:
         """Fail the steps that may have lost a tensor with a link."""
@@ -362,6 +402,11 @@ class Steps:
             following = min((later for later in plan.steps if later > number), default=None)
             actions += [] if following is None else self.close(plan, following, error.copy())
         return actions
+
+
+def _type_text(kind: TypeOf) -> str:
+    dtype, shape = kind
+    return f"{dtype}{list(shape)}"
 
 
 def _release_all(outputs: tuple[ev.PartOutput, ...]) -> list[ev.Action]:

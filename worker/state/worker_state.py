@@ -33,7 +33,7 @@ from .lease import Lease, Owner
 from .plan import label, order
 from .shared_state import SharedState
 from .snapshot_requests import SnapshotRequests
-from .steps import Steps
+from .steps import Arriving, Steps, Unwanted
 
 EXIT_DRAINED = 0
 
@@ -75,7 +75,7 @@ class WorkerState:
             ev.RunAsked: self._run_asked,
             ev.ExplainAsked: self._explain_asked,
             ev.PartExplained: steps.explained,
-            ev.TensorArrived: lambda event, now: steps.tensor_arrived(event, bool(self.paused), now),
+            ev.TensorArrived: steps.tensor_arrived,
             ev.TensorLost: lambda event, now: steps.give_up(event.plan, event.step, event.error, now),
             ev.PartExecuted: steps.executed,
             ev.ExecuteFailed: self._execute_failed,
@@ -141,6 +141,21 @@ class WorkerState:
     def running(self) -> Collection[Entry]:
         """What is being computed now: plan, step, part."""
         return self._steps.runs.values()
+
+    def may_send(self, node: str, key: PlanKey, part: int, slot: int) -> bool:
+        """Whether a node is the one that the plan has send input `slot` of a part.  What is of no plan here is stale,
+        and may come from anybody who may send tensors at all."""
+        plan = self._plans.get(key)
+        return plan is None or plan.sender_of(part, slot, self.owner.node if self.owner else "") == node
+
+    def unwanted(self, tensor: Arriving) -> Unwanted | None:
+        """Why a tensor whose bytes are to come is not taken."""
+        return self._steps.unwanted(tensor)
+
+    def early_room(self, tensor: Arriving) -> int | None:
+        """How many bytes of tensors its sender may have here for steps that have not begun; None if its step has."""
+        begun = self._plans.step(tensor.plan, tensor.step) is not None
+        return None if begun else self._steps.early.room(tensor.node)
 
     def needed(self) -> Collection[str]:
         """The nodes to stay linked to: the coordinator, and the workers that plans here send to or receive from."""
@@ -254,7 +269,6 @@ class WorkerState:
         self._dropped.add(oldest.key)
         self._lease.close()
         actions = self._deployments.drop(oldest, NodeLost(why), free=True)
-        actions += self._steps.early.release_all(lambda key: key == oldest.key)
         actions += [] if self._plans else self._lose_owner(now, short)
         return [*actions, ev.FreeCache(why), ev.CloseLink(owner.node, short)]
 
@@ -264,7 +278,7 @@ class WorkerState:
         for plan in [plan for plan in self._plans.values() if plan.key not in kept]:
             self._dropped.add(plan.key)
             actions += self._deployments.drop(plan, NodeLost(reason))
-        return [*actions, *self._steps.early.release_all(lambda key: key not in kept)]
+        return actions
 
     def _end_steps_of_earlier_plans(self, now: float) -> list[ev.Action]:
         """End what is under way for a process that is gone; what its steps before that left stays."""

@@ -142,8 +142,8 @@ class RawLink:
 
 @asynccontextmanager
 async def raw_link(port: int, identity: Identity | None = None) -> AsyncIterator[RawLink]:
-    """A link of a client named raw, or of `identity`."""
-    peer = Peer.dialer(identity or node("raw", role="client"), DEFAULT, os.urandom(16))
+    """A link of a worker named raw, or of `identity`."""
+    peer = Peer.dialer(identity or node("raw", role="worker"), DEFAULT, os.urandom(16))
     async with raw_client(port) as control, raw_client(port) as bulk:
         for channel, client in ((CONTROL, control), (BULK, bulk)):
             await client.open_socket()

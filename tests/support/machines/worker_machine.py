@@ -17,7 +17,7 @@ KEY = PlanKey(7, 1)
 SMALL = ev.Inline("f32", (2,), b"12345678")
 CALL_INPUT = Source(SourceKind.INPUT)
 WEIGHT_IN = Source(SourceKind.PARAM, blob=WEIGHT)
-EDGE_IN = Source(SourceKind.EDGE, 9, 0)  # output 0 of part 9, which is somewhere else
+EDGE_IN = Source(SourceKind.EDGE, 9, 0, node=PEER)  # output 0 of part 9, which is somewhere else
 
 
 def big(name: str) -> ev.SharedFile:
@@ -32,7 +32,7 @@ def deploy(*parts: PartSpec, plan: PlanKey = KEY, blobs: tuple[BlobSpec, ...] = 
     return Deploy(plan, parts, {GRAPH: b"encoded"}, blobs, {ME: ("127.0.0.1:1",), PEER: ("127.0.0.1:2",)}, force)
 
 
-def edge(number: int, output: int, node: str = "") -> Source:
+def edge(number: int, output: int, node: str = PEER) -> Source:
     """An input that is an output of a part."""
     return Source(SourceKind.EDGE, number, output, node=node)
 

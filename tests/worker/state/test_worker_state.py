@@ -389,7 +389,7 @@ def test_pushes_before_their_run_are_bounded_and_the_run_is_refused_rather_than_
     drive = Driver(bounds=Bounds(early_bytes_max=10))
     drive.deployed(deploy(part(0, [EDGE_IN, edge(9, 1)], [TO_COORD])))
     assert drive.push(0, 0, SMALL) == []
-    assert drive.push(0, 1, big("x")) == [ev.Release(big("x"))]
+    assert drive.push(0, 1, big("x")) == [ev.Release(big("x")), ev.Release(SMALL)]
     assert isinstance(one(ev.Refuse, drive.run()).error, LimitExceeded)
     assert drive.push(0, 0, SMALL, step=1) == [], "the room is free again"
 
@@ -416,7 +416,9 @@ def test_a_tensor_that_came_once_reaches_every_slot_with_its_source() -> None:
     first, second = of(ev.Execute, drive.push(0, 0, big("x")))
     uses = [use.last for execute in (first, second) for use in execute.inputs]
     assert uses == [False, False, True], "only the last reader may consume it"
-    assert drive.push(1, 0, big("y")) == [ev.Release(big("y"))], "a second copy is not needed"
+    released, blame = drive.push(1, 0, big("y"))
+    assert released == ev.Release(big("y")), "the first one counts"
+    assert isinstance(blame, ev.Blame) and blame.node == PEER
 
 
 def test_an_output_for_two_parts_of_one_worker_is_sent_once() -> None:

@@ -42,7 +42,20 @@ from .admin import (
     Tokens,
 )
 from .blobs import Blob, BlobSpec, BlobStream, FetchBlob
-from .deploy import Carry, Deploy, Deployed, Drop, Gang, Member, MissingGraphs, PartSpec, Source, SourceKind, Target
+from .deploy import (
+    Carry,
+    Deploy,
+    Deployed,
+    Drop,
+    Gang,
+    InputType,
+    Member,
+    MissingGraphs,
+    PartSpec,
+    Source,
+    SourceKind,
+    Target,
+)
 from .explain import Explain, Explained, ExplainGraph, KernelReport
 from .fields import (
     COORDINATOR_NODE,
@@ -190,6 +203,7 @@ __all__ = [
     "FetchBlob",
     "Gang",
     "GaveUp",
+    "InputType",
     "JobAccepted",
     "JobReport",
     "JobResult",
@@ -292,11 +306,11 @@ _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessa
 
 # How many fields minor 1 appended.
 APPENDED: dict[type[Message | Record], int] = {
-    Deploy: 1, Run: 1, PartSpec: 2, SubmitJob: 2, PlanGraph: 2, Deployed: 1, Ran: 0, PartRun: 6, Join: 3, Joined: 3,
+    Deploy: 2, Run: 1, PartSpec: 2, SubmitJob: 2, PlanGraph: 2, Deployed: 1, Ran: 0, PartRun: 6, Join: 3, Joined: 3,
     Drop: 1, AskNodes: 1, Nodes: 2, NodeReport: 2, Jobs: 0, JobReport: 1,
 }  # fmt: skip
-# Those whose new fields an older node does without.
-DISPENSABLE = (Deployed, Ran, PartRun, Join, Joined, Drop, Nodes, NodeReport, Jobs, JobReport)
+# Those whose new fields an older node does without, or one such field.
+DISPENSABLE = (Deployed, Ran, PartRun, Join, Joined, Drop, Nodes, NodeReport, Jobs, JobReport, "Deploy.types")
 # The field in which there are records that minor 1 appended fields to.
 WITH_PARTS: dict[type[Message], int] = {Deploy: 1, Ran: 1, Nodes: 0, Jobs: 0}
 SINCE_1 = (

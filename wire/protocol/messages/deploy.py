@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from ...timeouts import COLLECTIVE_TIMEOUT_S
 from .blobs import BlobSpec
-from .fields import Addresses, Count, Hash, Index, Message, Name, PlanKey, Record, Seconds, with_fields
+from .fields import Addresses, Count, Dims, Hash, Index, Message, Name, PlanKey, Record, Seconds, with_fields
 
 
 class SourceKind(StrEnum):
@@ -85,10 +85,20 @@ class PartSpec(Record, frozen=True):
     gang: Gang | None = None
 
 
+class InputType(Record, frozen=True):
+    """The type of what comes for input `slot` of a part with every step."""
+
+    part: Index
+    slot: Index
+    dtype: Name
+    shape: Dims
+
+
 class Deploy(Message, frozen=True):
     """Take these parts: fetch their blobs, compile, and answer Deployed.  `graphs` holds the encodings that this
     worker was not sent before.  `peers` gives node id -> where to dial it, for every worker of the plan.  A device runs
-    the parts of an `ordered` plan as they are listed, and its steps as their Runs came."""
+    the parts of an `ordered` plan as they are listed, and its steps as their Runs came.  `types` are those of inputs
+    that others send: what comes with another one is refused."""
 
     plan: PlanKey
     parts: tuple[PartSpec, ...]
@@ -97,6 +107,7 @@ class Deploy(Message, frozen=True):
     peers: dict[Name, Addresses]
     force: bool = False
     ordered: bool = False
+    types: Annotated[tuple[InputType, ...], Meta(max_length=1_000_000)] = ()
 
 
 class Deployed(Message, frozen=True):

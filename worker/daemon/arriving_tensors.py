@@ -1,0 +1,73 @@
+"""Arriving tensors: those whose bytes are on their way here, as a stream or in relayed pieces.
+
+There is room for what a step of a plan expects, from whom and of the size that the plan says, once.  What comes for a
+step that has not begun counts against its sender (`worker/state/early_tensors.py`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from wire.errors import LimitExceeded, StaleGeneration
+from wire.protocol.messages import PlanKey, Push
+from wire.units import size_text
+
+from ..state import events as ev
+from .machine_shell import MachineShell
+from .tensor_refs import arriving, check_size
+
+Key = tuple[PlanKey, int, int, int]  # plan, step, part, slot
+
+
+class ArrivingTensors:
+    """`blame` counts something against the node of an id."""
+
+    def __init__(self, shell: MachineShell, blame: Callable[[str, str], None]) -> None:
+        self._shell = shell
+        self._blame = blame
+        self._under_way: dict[Key, tuple[str, int]] = {}  # who sends it, and the bytes that count as early
+        self._early_bytes: Counter[str] = Counter()  # by sender
+
+    def check(self, push: Push, node: str, size_bytes: int) -> None:
+        """Raise unless the machine wants a tensor of so many bytes from this node: StaleGeneration for what is not
+        wanted, ProtocolError for another size than the tensor has, LimitExceeded where the sender has no more room."""
+        machine, tensor = self._shell.machine, arriving(node, push)
+        if machine is None:
+            raise StaleGeneration("this worker is ending")
+        unwanted = machine.unwanted(tensor)
+        if unwanted is not None:
+            if unwanted.blame:
+                self._blame(node, unwanted.why)
+            raise StaleGeneration(unwanted.why)
+        check_size(push.value, size_bytes)
+        if _key(push) in self._under_way:
+            self._blame(node, "a tensor that is on its way already")
+            raise StaleGeneration("this tensor is on its way already")
+        room = machine.early_room(tensor)
+        if room is not None and size_bytes > room - self._early_bytes[node]:
+            error = LimitExceeded(
+                f"{size_text(size_bytes)} for a step that has not begun, and there is room for "
+                f"{size_text(room - self._early_bytes[node])} of this worker",
+                next_step="Run fewer steps at once",
+            )
+            self._shell.feed(ev.TensorLost(push.plan, push.step, error))
+            raise error
+
+    def begin(self, push: Push, node: str, size_bytes: int) -> None:
+        """Note that the bytes come from now on."""
+        machine = self._shell.machine
+        early = machine is not None and machine.early_room(arriving(node, push)) is not None
+        self._under_way[_key(push)] = node, size_bytes if early else 0
+        self._early_bytes[node] += size_bytes if early else 0
+
+    def end(self, push: Push) -> None:
+        """Note that all have come, or that no more do."""
+        node, early_bytes = self._under_way.pop(_key(push))
+        self._early_bytes[node] -= early_bytes
+        if not self._early_bytes[node]:
+            del self._early_bytes[node]
+
+
+def _key(push: Push) -> Key:
+    return push.plan, push.step, push.part, push.slot
