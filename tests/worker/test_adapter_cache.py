@@ -18,6 +18,7 @@ from worker.daemon.environment import REAL, Environment
 from worker.devices.adapter_cache import FILE, AdapterCache, machine
 from worker.devices.registry import PROCESSOR, selections
 from worker.engine import host_messages as hm
+from worker.engine_host.watchdog import loss_of
 
 BOOT = "proc/sys/kernel/random/boot_id"
 
@@ -114,8 +115,15 @@ def test_a_worker_that_was_told_to_use_the_cpu_says_so_and_one_whose_driver_fail
         assert long_text(why).endswith("cannot be used (opening the device failed: exit code -6)")
 
 
+def test_a_worker_whose_engine_host_ends_as_it_opens_its_device_does_not_promise_another_one(root: Path) -> None:
+    lost = hm.OpenFailed(loss_of("wgsl", "it was ended by signal 9").to_fields())
+    with pytest.raises(DeviceLost, match="ended by signal 9") as told:
+        opened(root, lost, "wgsl")
+    assert told.value.next_step.startswith("Start mesh-worker again")
+
+
 def opened(root: Path, best: hm.Opened | hm.OpenFailed, *asked: str) -> tuple[list[str], str]:
-    """The hosts that a worker made, and why it has no GPU, if a host for the best adapter answers so."""
+    """The hosts that a worker made, and why it has no GPU, if hosts for adapters answer so."""
 
     async def made_hosts() -> tuple[list[str], str]:
         made: list[str] = []
@@ -135,7 +143,7 @@ def opened(root: Path, best: hm.Opened | hm.OpenFailed, *asked: str) -> tuple[li
         def host(opening: hm.Open, *_: Any) -> Any:
             actual = Host()
             actual.selection = opening.device
-            actual.opened = none if opening.device == "best" else empty
+            actual.opened = empty if opening.device == PROCESSOR else none
             return actual
 
         def nothing(*_: Any) -> None: ...

@@ -78,6 +78,8 @@ class EngineHosts:
             if isinstance(answer, hm.OpenFailed):
                 error = from_fields(answer.error)
                 if host.selection != BEST:
+                    if isinstance(error, DeviceLost):  # nothing starts that host again: the worker ends
+                        error.next_step = "Start mesh-worker again; its log may say why"
                     raise error
                 log.warning("the best adapter cannot be used, going on without it: %s", error)
                 self.without_gpu = failed(": ".join(filter(None, (error.message, error.cause))))
