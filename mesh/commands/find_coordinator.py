@@ -54,11 +54,12 @@ async def connect(options: argparse.Namespace) -> Remote:
     membership = await asyncio.to_thread(client_membership, mesh, where=where, timeouts=times)
     if address is not None:
         return await Remote.connect(mesh, *address, membership, times)
+    why = ""  # of those that were there once
     for known in dict.fromkeys((*membership.coordinator, *coordinators_here(mesh))):
         try:
             return await Remote.connect(mesh, *parse_address(known), membership, times)
-        except (ConnectFailed, ConfigError, WrongMesh, NotTrusted):
-            continue  # it is elsewhere now, and somebody else may be there
+        except (ConnectFailed, ConfigError, WrongMesh, NotTrusted) as error:
+            why = why or error.message  # it is elsewhere now, and somebody else may be there; or it stands still
     for port in range(PORT, LAST_PORT + 1):
         try:
             return await Remote.connect(mesh, "127.0.0.1", port, membership, times)
@@ -66,6 +67,7 @@ async def connect(options: argparse.Namespace) -> Remote:
             continue  # nobody there, a worker, or another mesh
     raise ConnectFailed(
         f"no coordinator of mesh {mesh!r} on this machine (ports {PORT} to {LAST_PORT})",
+        cause=why,
         next_step="Start one with: mesh-coord serve; or name it: --coordinator HOST:PORT",
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -9,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.processes.commands import PATIENT_S, Daemon, daemon, environment, jobs, node_states, wait_for
+from support.processes.commands import PATIENT_S, Daemon, daemon, environment, jobs, node_states, run, wait_for
 from support.processes.fault_proxy import DOWN, UP, FaultProxy
 
 import mesh.numpy as mnp
 from mesh import Mesh, errors
+from mesh.commands import exit_codes
 
 WITHIN_S = 120.0
 CONTROL, BULK = 0, 1
@@ -77,6 +79,16 @@ def test_a_coordinator_that_answers_too_late_is_not_taken_for_a_worker(coordinat
         assert refused.value.retry and "Connect again" in refused.value.next_step
         with builder.build() as mesh:
             assert len(mesh.nodes) == 1
+
+
+def test_a_command_says_that_the_coordinator_of_this_machine_stands_still(coordinator: Daemon) -> None:
+    coordinator.process.send_signal(signal.SIGSTOP)
+    try:
+        told = run("coord", "nodes", "--timeout", "dial_s=1", env=coordinator.env)
+    finally:
+        coordinator.process.send_signal(signal.SIGCONT)
+    assert told.returncode == exit_codes.UNREACHABLE
+    assert f"{coordinator.ready['port']} did not answer within 1 s" in told.stderr
 
 
 @pytest.mark.parametrize("connection", [CONTROL, BULK])

@@ -18,9 +18,11 @@ from support.processes.commands import COMES_TRUE_S, READY_S, command, environme
 
 from coordinator.authority.audit_log import read_events, verify
 from coordinator.authority.authority import Authority
+from mesh.commands.exit_codes import UNREACHABLE
 
 MESH = "home"
 TOKEN = re.compile(r"gm1_[a-z2-7]{92}")
+TRIES_MAX = 3
 EVENTS_MAX = 10_000
 
 
@@ -60,8 +62,12 @@ class LanMesh:
         return self.daemon(host, name, "worker", "--name", name, "--mesh", self.mesh, "--device", "cpu", *arguments)
 
     def coord(self, *arguments: str) -> Any:
-        """What a command of the coordinator's user says on its machine."""
-        done = self.host.run(*command("coord", "--mesh", self.mesh, "--json", *arguments), env=self._env)
+        """What a command of the coordinator's user says on its machine.  A busy one may answer it too late."""
+        words = command("coord", "--mesh", self.mesh, "--json", *arguments)
+        for _ in range(TRIES_MAX):
+            done = self.host.run(*words, env=self._env)
+            if done.returncode != UNREACHABLE:
+                break
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 

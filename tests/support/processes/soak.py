@@ -250,8 +250,10 @@ class Site:
     def kill_coordinator(self) -> str:
         if self.judged:
             return self.kill_worker()
+        if min(self.answers.last_s.values()) < self.parts[COORDINATOR].began_s:
+            return "that somebody waits for"  # clients dial for 30 s, and a busy machine needs some to start it
         self.parts[COORDINATOR].kill()
-        return ""
+        return "that all had found"
 
     def kill_program(self) -> str:
         part = self._one_of(PROGRAMS)
