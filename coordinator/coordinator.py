@@ -212,7 +212,7 @@ class Coordinator:
         self.requests |= {FetchBlob: self._slices.before(self.blobs.serve), Relay: relay.serve}
         self.notices |= {
             Beat: self.health.beat,
-            Began: self._runner.began,
+            Began: self._began,
             Push: receiver.pushed,
             Leaving: self._registry.leaving,
             Paused: self._registry.paused,
@@ -373,6 +373,12 @@ class Coordinator:
 
     def _deployment(self, generation: int) -> Deployment | None:
         return self._owner(generation).deployments.get(generation)
+
+    def _began(self, link: Link, body: Began) -> None:
+        """A worker has begun with a part of a step."""
+        if body.plan.epoch == self.epoch:
+            generation = body.plan.generation
+            self._owner(generation).began(generation, body.step, link.peer.node_id, body.part)
 
     def _spare_key(self) -> PlanKey:
         return PlanKey(self.epoch, self._state.spare_generation())

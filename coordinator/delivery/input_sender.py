@@ -1,14 +1,15 @@
 """Input sender: starts a step on a worker.  Small inputs travel with its Run message; those that are copied to shared
 memory without a thread are named in it; others follow it.
 
-Runs leave in the order in which `run_step` began, to whichever workers and for whichever plans, however long the copies
-of inputs take: so gangs come in one order everywhere (worker/state/device_queue.py).  Of an input of which a worker
-needs a window, only that travels.
+Runs leave in the order in which `run_step` is called, to whichever workers and for whichever plans, however long the
+copies of inputs take: so gangs come in one order everywhere (worker/state/device_queue.py).  Of an input of which a
+worker needs a window, only that travels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,31 +20,53 @@ from wire.ir.codec import tensor_bytes
 from wire.ir.dtypes import dtype_of
 from wire.limits import KIB
 from wire.link.link import Link
-from wire.protocol.messages import INLINE_BYTES_MAX, Feed, Push, Ran, Run, Value
+from wire.protocol.messages import INLINE_BYTES_MAX, Feed, Message, Push, Ran, Run, Value
+from wire.system.outcome import Outcome
 from wire.system.shared_memory import SharedDir, remove
-from wire.transfer.content_exchange import OFF_LOOP_BYTES, off_loop, share_with
+from wire.system.tasks import Failed
+from wire.transfer.content_exchange import OFF_LOOP_BYTES, off_loop, share_now, share_with
 
 from ..planning.model.plan import FromInput
 from ..planning.plan_messages import Fed
 
 RUN_BYTES_MAX = 512 * KIB  # of feeds in one Run: a longer message would go by the bulk connection, and out of order
 Arrays = Mapping[str, NDArray[Any]]
+Sending = Callable[[str, Coroutine[Any, Any, None], Failed], asyncio.Task[None]]  # as `Tasks.run` is called
 
 
-async def run_step(link: Link, run: Run, wanted: Iterable[Fed], inputs: Arrays, shared: SharedDir | None) -> Ran:
-    """Have a worker run a step, and return its answer; MeshError of the worker, or NodeLost.
+def run_step(
+    link: Link, run: Run, wanted: Iterable[Fed], inputs: Arrays, shared: SharedDir | None, sending: Sending
+) -> Outcome[Ran]:
+    """Have a worker run a step, at once: what comes of it.  MeshError if the Run cannot leave.
 
-    To be awaited first of all in a task of its own, made as soon as the step is decided: tasks begin in the order in
-    which they were made.
+    Inputs that do not leave with the Run are sent by a task of `sending`, until the worker has answered.
     """
     inline, apart = inline_feeds(wanted, inputs)
-    named, later = await file_feeds(link, apart, inputs, shared)
-    with link.asking(Run(run.plan, run.step, (*inline, *named), run.committed)) as answering:
-        await send_separately(link, run, later, inputs, shared)
-        answer = await answering
-    if not isinstance(answer, Ran):
-        raise ProtocolError(f"expected Ran, got {type(answer).__name__}", node=link.peer.name)
-    return answer
+    named, later = file_feeds(link, apart, inputs, shared)
+    answer = link.outcome_of(Run(run.plan, run.step, (*inline, *named), run.committed))
+    ran: Outcome[Ran] = Outcome(answer.cancel)
+    rest: asyncio.Task[None] | None = None
+
+    def answered(message: Message | None, error: MeshError | None) -> None:
+        if rest is not None:
+            rest.cancel()
+        if ran.done():
+            return
+        if isinstance(message, Ran):
+            ran.set_result(message)
+        else:
+            what = f"expected Ran, got {type(message).__name__}"
+            ran.set_exception(error or ProtocolError(what, node=link.peer.name))
+
+    def failed(error: MeshError) -> None:
+        answer.cancel()
+        if not ran.done():
+            ran.set_exception(error)
+
+    if later:
+        rest = sending("sending inputs", send_separately(link, run, later, inputs, shared), failed)
+    answer.then(answered)
+    return ran
 
 
 def inline_feeds(wanted: Iterable[Fed], inputs: Arrays) -> tuple[tuple[Feed, ...], list[Fed]]:
@@ -59,11 +82,11 @@ def inline_feeds(wanted: Iterable[Fed], inputs: Arrays) -> tuple[tuple[Feed, ...
     return tuple(feeds), apart
 
 
-async def file_feeds(
+def file_feeds(
     link: Link, wanted: Iterable[Fed], inputs: Arrays, shared: SharedDir | None
 ) -> tuple[tuple[Feed, ...], list[Fed]]:
     """The feeds of which the Run says in which file of shared memory they are, so that no message of their own wakes
-    the worker again; and the others.  It goes on without a turn of the loop: runs keep their order."""
+    the worker again; and the others."""
     if shared is None or not link.same_host:
         return (), [*wanted]
     feeds, others, size_bytes = list[Feed](), list[Fed](), 0
@@ -74,7 +97,7 @@ async def file_feeds(
                 others.append((part, slot, source))
                 continue
             size_bytes += array.nbytes
-            name = await share_with(link, shared, tensor_bytes(np.ascontiguousarray(array)))
+            name = share_now(link, shared, tensor_bytes(np.ascontiguousarray(array)))
             feeds.append(Feed(part, slot, Value(dtype_of(array).name, array.shape, None, name)))
     except MeshError:
         for feed in feeds:

@@ -68,12 +68,13 @@ class NodeBegan:
 
 @dataclass(frozen=True, slots=True)
 class NodeRan:
-    """All parts of a node are done for this step; `seconds` is what each took."""
+    """All parts of a node are done for this step; `seconds` is what each took.  `outputs`, by slot, came with it."""
 
     generation: int
     step: int
     node: str
     seconds: Mapping[int, float] = field(default_factory=dict)
+    outputs: Mapping[int, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,6 +191,7 @@ class PlanLifecycle(ABC, Generic[P]):
         if step is None:
             return []
         step.ran.add(event.node)
+        step.outputs.update(event.outputs)
         self._when_node_ran(self._plans[event.generation], event)
         return self._look_if_done(event.generation, event.step, step, now)
 

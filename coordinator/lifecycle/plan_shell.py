@@ -10,17 +10,18 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
 
-from wire.errors import MeshError, NodeLost
+from wire.errors import MeshError, NodeLost, RemoteError
 from wire.ir.types import TensorType
 from wire.link.link import Link
 from wire.protocol.messages import CancelStep, Deployed, Ran, Run, Value
 from wire.system.tasks import as_error, unheard
 
-from ..delivery.input_sender import run_step
+from ..delivery.input_sender import Sending, run_step
 from ..delivery.output_receiver import check_type_of, tensor_of
 from ..planning import plan_messages
 from ..planning.model.plan import Plan
@@ -48,7 +49,7 @@ class PlanShell(ABC):
         self._performers: dict[type, Callable[[Any], object]] = {
             ev.MakePlan: self._make_plan,
             ev.SendDeploy: lambda action: self._begin(action, self._deploy(action)),
-            ev.SendRun: self._start_run,
+            ev.SendRun: self._run,
             ev.SendCancel: self._send_cancel,
             ev.SendDrop: lambda action: self._let_go(action.node, action.generation, action.free),
             ev.ForgetPlan: self._forget_plan,
@@ -138,24 +139,57 @@ class PlanShell(ABC):
         self._deployed(action, deployment, answer)
         self.feed(ev.DeployDone(action.generation, action.node))
 
-    def _start_run(self, action: ev.SendRun) -> None:
+    def _run(self, action: ev.SendRun) -> None:
         deployment = self.deployments.get(action.generation)
         inputs = None if deployment is None else self._inputs_of(action, deployment)
-        if deployment is not None and inputs is not None:
-            self._begin(action, self._run(action, deployment, inputs))
-
-    async def _run(self, action: ev.SendRun, deployment: Deployment, inputs: Arrays) -> None:
+        if deployment is None or inputs is None:
+            return
         member = self._members.get(action.node)
         if member is None:
             raise NodeLost("the worker is gone")
-        began_s, run = self._loop.time(), Run(self._key(action.generation), action.step, committed=action.committed)
-        answer = await run_step(member.link, run, deployment.feeds.get(action.node, ()), inputs, self._shared)
-        self._ran(action, deployment, answer, began_s)
-        for output in answer.outputs:
-            if output.value.data is not None or output.value.shared:
-                self.take_output(member.link, action.generation, action.step, output.slot, output.value)
-        seconds = {part.part: part.compute_s for part in answer.parts}
-        self.feed(ev.NodeRan(action.generation, action.step, action.node, seconds))
+        run = Run(self._key(action.generation), action.step, committed=action.committed)
+        sending: Sending = lambda what, work, failed: deployment.sends(self._tasks.run(what, work, failed))  # noqa: E731
+        ran = run_step(member.link, run, deployment.feeds.get(action.node, ()), inputs, self._shared, sending)
+        ran.then(partial(self._answered, action, deployment, member.link, self._loop.time()))
+
+    def _answered(
+        self, action: ev.SendRun, deployment: Deployment, link: Link, began_s: float, answer: Ran | None,
+        error: MeshError | None,
+    ) -> None:  # fmt: skip
+        if answer is None:
+            self._failed(action, error or RemoteError("a run has no answer"))
+            return
+        try:
+            self._tell_begun(action, deployment, answer)
+            self._ran(action, deployment, answer, began_s)
+            outputs = dict[int, NDArray[Any]]()
+            for came in answer.outputs:
+                if came.value.data is not None or came.value.shared:
+                    array = self._output(link, action.generation, action.step, came.slot, came.value)
+                    if array is not None and outputs.setdefault(came.slot, array) is not array:
+                        self._refuse(link, f"{link.peer.name} sent output {came.slot} twice with one answer")
+            seconds = {part.part: part.compute_s for part in answer.parts}
+            self.feed(ev.NodeRan(action.generation, action.step, action.node, seconds, outputs))
+        except Exception as fault:
+            self._failed(action, as_error(f"{doing(action)} failed", fault))
+
+    def began(self, generation: int, step: int, node: str, part: int) -> None:
+        """A worker has begun with a part of a step, and is not done with it at once."""
+        deployment = self.deployments.get(generation)
+        if deployment is None:
+            return
+        deployment.begun.add((step, node))
+        self.feed(ev.NodeBegan(generation, step, node))
+        if self._events.watched:
+            self._publish("began", node, f"part {part} of step {step}", generation)
+
+    def _tell_begun(self, action: ev.SendRun, deployment: Deployment, answer: Ran) -> None:
+        """Publish that a worker began, if it was done too soon to say so itself."""
+        began = action.step, action.node
+        if began in deployment.begun:
+            deployment.begun.discard(began)
+        elif self._events.watched and answer.parts:
+            self._publish("began", action.node, f"part {answer.parts[0].part} of step {action.step}", action.generation)
 
     # -- outputs
 
@@ -183,11 +217,17 @@ class PlanShell(ABC):
     def take_output(self, link: Link, generation: int, step: int, slot: int, value: Value) -> None:
         """Take an output, if a step waits for it.  ProtocolError where it is of another type, BlobError where its
         bytes are not as sent."""
+        array = self._output(link, generation, step, slot, value)
+        if array is not None:
+            self.output(generation, step, slot, array)
+
+    def _output(self, link: Link, generation: int, step: int, slot: int, value: Value) -> NDArray[Any] | None:
+        """An output as `take_output` takes it; None if no step waits for it."""
         kind = self.output_type(link, generation, step, slot)
         if kind is None:
-            return
+            return None
         check_type_of(value, kind)
-        self.output(generation, step, slot, tensor_of(link, value))
+        return tensor_of(link, value)
 
     def output(self, generation: int, step: int, slot: int, array: NDArray[Any]) -> None:
         """Take an output of the type that the plan says, from whom it says."""
@@ -213,4 +253,5 @@ class PlanShell(ABC):
     def _forget_plan(self, action: ev.ForgetPlan) -> None:
         deployment = self.deployments.pop(action.generation, None)
         if deployment is not None:
+            deployment.stop_sending()
             self._forgotten(deployment)

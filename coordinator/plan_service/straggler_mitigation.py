@@ -98,6 +98,8 @@ class StragglerMitigation:
 
     def learn(self, step: Hashable, node: str, plan: Plan, answer: Ran, took_s: float) -> None:
         """What of its time a worker neither computed nor waited for inputs says how long collectives take."""
+        if not plan.gangs:
+            return
         worked_s = sum(run.compute_s for run in answer.parts) + max((run.wait_s for run in answer.parts), default=0.0)
         self.calibration.ran(step, plan, node, max(took_s - worked_s, 0.0))
 

@@ -15,8 +15,7 @@ from typing import Any, get_args
 from numpy.typing import NDArray
 
 from wire.errors import Cancelled, MeshError
-from wire.link.link import Link
-from wire.protocol.messages import INLINE_BYTES_MAX, Began, Deployed, Ran
+from wire.protocol.messages import INLINE_BYTES_MAX, Deployed, Ran
 from wire.system.tasks import as_error, unheard
 from wire.units import counted
 
@@ -61,13 +60,14 @@ class CallRunner(PlanShell):
     def __init__(self, context: CallContext, machine: CoordinatorState, calls: dict[int, Call]) -> None:
         super().__init__(context.plans)
         self.quarantined: set[str] = set()  # node ids of workers that were wrong too often
-        self._config, self._epoch = context.config, context.plans.epoch
+        self._config = context.config
         self._planning, self._pacing, self._rehearsing = context.plans.planning, context.pacing, context.rehearsing
         self._guards, self._sessions = context.guards, context.sessions
         self.machine = machine
         self.calls = calls
         self._auditor = Auditor(context.config.audit)
         self._numbers, self._crowded = itertools.count(1), 0  # none up to the crowded one was alone to its end
+        self._closed = False
         self._performers[ev.ReportStalled] = self._report_stalled
         assert self._performers.keys() == set(get_args(ev.Action))
 
@@ -104,22 +104,17 @@ class CallRunner(PlanShell):
         return number, future, report
 
     def close(self) -> None:
-        """Cancel the calls in progress."""
+        """Cancel the calls in progress, and do nothing more."""
         for call in list(self.calls):
             self.feed(ev.CallCancelled(call))
-
-    def began(self, link: Link, body: Began) -> None:
-        """A worker began with a part."""
-        plan, node = body.plan, link.peer.node_id
-        if plan.epoch == self._epoch() and plan.generation in self.deployments:  # not a session's
-            self.feed(ev.NodeBegan(plan.generation, body.step, node))
-        text = f"part {body.part} of step {body.step}"
-        self._events.publish_progress("began", node, text, plan.generation)
+        self._closed = True
 
     # -- the machine
 
     def feed(self, event: ev.Event) -> None:
         """Handle an event and perform what follows."""
+        if self._closed:
+            return
         for action in self.machine.handle(event, self._loop.time()):
             self._perform(action)
         self._rehearsing.calls(not self.machine.idle)
@@ -201,7 +196,8 @@ class CallRunner(PlanShell):
         call = self.calls.get(action.number)
         if call is not None:
             call.ran[action.generation, action.node] = answer
-        self._events.publish_progress("ran", action.node, f"its parts of step {action.step}", action.generation)
+        if self._events.watched:
+            self._publish("ran", action.node, f"its parts of step {action.step}", action.generation)
         self._pacing.ran((action.generation, action.step), action.node, deployment, answer, took_s, len(self.calls))
 
     # -- answers

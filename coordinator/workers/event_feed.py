@@ -58,10 +58,10 @@ class EventFeed:
                 self._raised.add((watcher, type(error)))
                 log.exception("what watches the mesh failed at an event %r; it hears of the next", event.kind)
 
-    def publish_progress(self, kind: str, node: str, text: str, generation: int) -> None:
-        """Publish an event of every ordinary call, only where somebody watches or where a call failed before."""
-        if self.watchers or any(len(call.report.generations) > 1 for call in self._calls.values()):
-            self.publish(kind, node, text, generation)
+    @property
+    def watched(self) -> bool:
+        """Whether the events of every ordinary step are worth publishing: somebody watches, or a call failed before."""
+        return bool(self.watchers) or any(len(call.report.generations) > 1 for call in self._calls.values())
 
     def note_plan(self, program: Program, generation: int) -> None:
         """Add a plan to the reports of a program's calls."""

@@ -81,6 +81,19 @@ class Deployment:
     settled: Opinion = 0, ()  # what was known as this was planned or found to be the best still
     portions: Portions = 0  # of the batch that it is for, in an elastic session
     state: StateStart | None = None  # of a session
+    begun: set[tuple[int, str]] = field(default_factory=set)  # its steps that workers said they compute: step, worker
+    sending: set[asyncio.Task[None]] = field(default_factory=set)  # inputs of its steps that are on their way
+
+    def sends(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
+        """Note a task that sends inputs of its steps."""
+        self.sending.add(task)
+        task.add_done_callback(self.sending.discard)
+        return task
+
+    def stop_sending(self) -> None:
+        """Stop sending inputs: the plan is given up."""
+        for task in [*self.sending]:
+            task.cancel()
 
     def planned(self, plan: Plan) -> None:
         """Note the plan that was made."""

@@ -30,6 +30,7 @@ from ..planning.model.profiles import DeviceProfile, Profiles, WorkerProfile
 DeviceKey = tuple[str, int]  # node, device
 CLOCK_S = 1e-7  # what clocks tell apart: nothing takes less
 BASE_S = 0.002  # added to either side: what takes no time says more about the machine's noise than about the device
+TRIFLE_S = BASE_S / 32  # what takes less says nothing about the device
 WINDOW = 31  # runs that say how long a part takes while its device is well
 KNOWN_MIN = 3  # of so many it is known
 SEEN = 5  # of so many runs the middle one counts, so that two that were held up are an accident
@@ -140,6 +141,8 @@ class StragglerDetector:
         """Parts of a plan took so many seconds on one worker, with so many calls under way; what that changes, for
         people.  With none it was a trial, and is forgotten once the device is well.  Parts whose work depends on values
         say nothing; of ranks, who wait for each other, what they compute themselves counts."""
+        if self._are_trifles(plan, seconds, calls):
+            return []
         changes, by_site = [], dict[DeviceKey, dict[int, float]]()
         for part, took_s in seconds.items():
             if not plan.parts[part].graph.work_varies:
@@ -183,6 +186,21 @@ class StragglerDetector:
             self._guessed.discard(key)
 
     # -- judging
+
+    def _are_trifles(self, plan: Plan, seconds: Mapping[int, float], calls: int) -> bool:
+        """Whether these parts took no time on devices that are well, and have for long: then there is nothing to learn,
+        but that the devices are as they were.  Of such parts there are many, and each of their calls waits for this."""
+        for part, took_s in seconds.items():
+            spec = plan.parts[part]
+            at = _site_of(spec)
+            site, known = self._sites.get(at), self._runs.get((at, spec.graph.hash, calls.bit_length()), ())
+            if took_s > TRIFLE_S or site is None or site.slowness != 1.0:
+                return False
+            if len(known) < WINDOW or max(known) > TRIFLE_S:
+                return False
+            site.ratios.append(1.0)
+            site.usual.append(1.0)
+        return True
 
     def _judge(self, at: DeviceKey, plan: Plan, seconds: Mapping[int, float], load: int) -> None:
         site = self._site(at)

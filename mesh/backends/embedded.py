@@ -47,6 +47,7 @@ class Embedded:
     """Backend over a coordinator of our own and the local workers started for it."""
 
     elastic = True
+    simulates = False
 
     def __init__(
         self,

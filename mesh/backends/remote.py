@@ -114,6 +114,7 @@ class Remote:
     """Backend over a link to a coordinator, and the job verbs of `mesh-coord`.  Made by `Remote.connect`."""
 
     elastic = False
+    simulates = False
 
     def __init__(
         self,

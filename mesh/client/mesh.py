@@ -1170,7 +1170,8 @@ class _Waiter:
     def value(self, timeout_s: float | None) -> Any:
         if not self.arrived.done():
             self._mesh._loop.check_may_wait()
-            self._mesh._loop.soon(self._attend)
+            if self._mesh._async._backend.simulates:
+                self._mesh._loop.soon(self._attend)
         try:
             return self.arrived.result(timeout_s)
         except concurrent.futures.CancelledError:

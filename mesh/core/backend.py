@@ -132,6 +132,8 @@ def ends_with_this_program() -> ConfigError:
 class Backend(Protocol):
     """Everything is called on the event loop it was made on."""
 
+    simulates: bool  # time, which flows while somebody attends to a call
+
     async def nodes(self) -> tuple[Node, ...]:
         """Every worker, by name."""
         ...

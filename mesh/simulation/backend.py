@@ -27,6 +27,8 @@ T = TypeVar("T")
 class Simulated(Embedded):
     """An embedded coordinator whose workers are simulated."""
 
+    simulates = True
+
     def __init__(self, cluster: Cluster, loop: VirtualLoop) -> None:
         super().__init__(cluster.coordinator)
         self.cluster = cluster

@@ -239,7 +239,8 @@ async def test_a_part_is_deployed_and_run_with_inputs_that_travel_any_way(
             ran, outputs = await running
             assert np.array_equal(outputs[0], x + w)
             assert ran.bytes_in == x.nbytes and ran.bytes_out == x.nbytes
-        assert [began.step for began in coordinator.of(Began)] == [0, 1]
+        told = [began.step for began in coordinator.of(Began)]
+        assert told in ([], [0], [1], [0, 1]), "a step that is done at once is told by its answer, any other once"
 
 
 async def send_stream(link: Any, step: int, feed: Any, array: NDArray[Any]) -> None:

@@ -42,9 +42,9 @@ def unanswered(wanted: Callable[[Message], bool], times: int = 1) -> Iterator[li
     """The next requests of this kind are never answered; those that there were."""
     real, held = Link._serve, list[Message]()
 
-    async def serve(link: Link, number: int, body: Any) -> None:
+    async def serve(link: Link, number: int, body: Any, answer: Any) -> None:
         if not wanted(body) or len(held) >= times:
-            await real(link, number, body)
+            await real(link, number, body, answer)
             return
         held.append(body)
         await asyncio.Event().wait()

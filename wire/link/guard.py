@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from ..protocol.messages import Message
 from ..protocol.permissions import TABLE, Receiver, Relation, Way
 from ..roles import ADMIN, CLIENT, OPERATOR, may
 from ..system.log_limit import LogLimit, untold_text
+from ..system.outcome import Outcome
 from .link import Handler, Link
 
 log = logging.getLogger("graph_mesh.link")
@@ -94,12 +95,12 @@ class Guard:
 
     # -- the Handler
 
-    async def on_request(self, link: Link, body: Message) -> Message:
+    def on_request(self, link: Link, body: Message) -> Coroutine[Any, Any, Message] | Outcome[Message]:
         """Answer a request of a sender that may ask; NotTrusted for others."""
         may = self._requests.get(type(body))
         if may is None or not may(link, body):
             raise self._refused(link, body, Way.REQUEST)
-        return await self._handler.on_request(link, body)
+        return self._handler.on_request(link, body)
 
     def on_notify(self, link: Link, body: Message) -> None:
         """Take a note of a sender that may send it, and drop others."""

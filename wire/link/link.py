@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from ..errors import Cancelled, DeadlineExceeded, MeshError, NodeLost, ProtocolError, RemoteError
@@ -32,6 +33,7 @@ from ..protocol.peer import (
     StreamOpened,
     StreamSent,
 )
+from ..system.outcome import Outcome
 from ..system.shared_memory_handoff import HandoffFiles
 from ..system.tasks import Tasks
 from ..timeouts import Timeouts
@@ -42,8 +44,9 @@ log = logging.getLogger("graph_mesh.link")
 class Handler(Protocol):
     """What an endpoint's owner does with what arrives; every method is called on the loop's thread."""
 
-    async def on_request(self, link: Link, body: Message) -> Message:
-        """Answer a request.  A MeshError is sent back as it is, anything else is logged and sent as RemoteError."""
+    def on_request(self, link: Link, body: Message) -> Coroutine[Any, Any, Message] | Outcome[Message]:
+        """Answer a request.  A MeshError is sent back as it is, anything else is logged and sent as RemoteError.  An
+        Outcome needs no task: for what is asked all the time."""
 
     def on_notify(self, link: Link, body: Message) -> None:
         """Take a one-way message."""
@@ -101,9 +104,9 @@ class Link:
         self._machine = peer
         self._loop = asyncio.get_running_loop()
         self._connections: Mapping[Channel, Connection] = {}
-        self._answers: dict[int, asyncio.Future[Message]] = {}
+        self._answers: dict[int, asyncio.Future[Message] | Outcome[Message]] = {}
         self._tasks = Tasks()
-        self._serving: dict[int, asyncio.Task[None]] = {}
+        self._serving: dict[int, asyncio.Task[None] | Outcome[Message]] = {}
         self._sending: dict[int, asyncio.Future[None]] = {}
         self._arriving: dict[int, tuple[Message, memoryview]] = {}
         self._pings: dict[int, asyncio.Future[None]] = {}
@@ -139,7 +142,8 @@ class Link:
         """A request that leaves at once: a future of its answer, as `request` has it.  The other side is told to stop
         if the block ends before the answer came."""
         number = self._machine.request(self._encoded(body))
-        answer = self._answers[number] = self._loop.create_future()
+        answer: asyncio.Future[Message] = self._loop.create_future()
+        self._answers[number] = answer
         self._flush()
         try:
             yield answer
@@ -149,6 +153,19 @@ class Link:
                 self._flush()
             elif answer.done() and not answer.cancelled():
                 answer.exception()  # whoever stopped for another reason need not hear of it
+
+    def outcome_of(self, body: Message) -> Outcome[Message]:
+        """A request that leaves at once: what comes of it, known in the turn of the loop in which the answer comes.
+        NodeLost when the link has ended."""
+        number = self._machine.request(self._encoded(body))
+        answer = self._answers[number] = Outcome(lambda: self._withdraw(number))
+        self._flush()
+        return answer
+
+    def _withdraw(self, number: int) -> None:
+        if self._answers.pop(number, None) is not None:
+            self._machine.cancel(number)
+            self._flush()
 
     def notify(self, body: Message) -> None:
         """Send a one-way message, at once where the socket takes it.  NodeLost when the link has ended."""
@@ -260,25 +277,47 @@ class Link:
         return encode_message(body, self._machine.version[1])
 
     def _on_request(self, event: RequestReceived) -> None:
-        body = decode_message(event.body)
-        self._serving[event.number] = self._tasks.run("answering", self._serve(event.number, body), self.fail)
-
-    async def _serve(self, number: int, body: Message) -> None:
+        number, body = event.number, decode_message(event.body)
         try:
-            reply = self._encoded(await self._owner.handler.on_request(self, body))
-            self._machine.reply(number, reply)
-        except MeshError as error:
-            self._machine.reply_error(number, error)
+            answer = self._owner.handler.on_request(self, body)
+        except Exception as error:
+            self._machine.reply_error(number, self._as_answer(body, error))
+            return
+        if isinstance(answer, Outcome):
+            self._serving[number] = answer
+            answer.then(partial(self._served, number, body))
+        else:
+            task = self._tasks.run("answering", self._serve(number, body, answer), self.fail)
+            task.add_done_callback(lambda _: answer.close())  # it may have been cancelled before it began
+            self._serving[number] = task
+
+    async def _serve(self, number: int, body: Message, answer: Coroutine[Any, Any, Message]) -> None:
+        try:
+            self._served(number, body, await answer, None)
         except asyncio.CancelledError:
-            self._machine.reply_error(number, Cancelled("the asker no longer waits"))
-        except Exception as error:  # a bug in the handler must reach the asker and the log, not end the link
-            what = type(body).__name__
-            log.exception("answering %s from %s failed", what, self.peer.name)
-            failure = RemoteError(f"{what} failed", node=self._owner.identity.name, cause=repr(error))
-            self._machine.reply_error(number, failure)
-        finally:
-            self._serving.pop(number, None)
-            self._flush()
+            self._served(number, body, None, Cancelled("the asker no longer waits"))
+        except Exception as error:
+            self._served(number, body, None, self._as_answer(body, error))
+
+    def _served(self, number: int, body: Message, answer: Message | None, error: MeshError | None) -> None:
+        """Send the answer to a request, or the error that it is."""
+        self._serving.pop(number, None)
+        if answer is not None:
+            try:
+                self._machine.reply(number, self._encoded(answer))
+            except Exception as fault:
+                error = self._as_answer(body, fault)
+        if error is not None:
+            self._machine.reply_error(number, error)
+        self._flush()
+
+    def _as_answer(self, body: Message, error: Exception) -> MeshError:
+        """A bug in the handler must reach the asker and the log, not end the link."""
+        if isinstance(error, MeshError):
+            return error
+        what = type(body).__name__
+        log.error("answering %s from %s failed", what, self.peer.name, exc_info=error)
+        return RemoteError(f"{what} failed", node=self._owner.identity.name, cause=repr(error))
 
     def _on_replied(self, event: Replied) -> None:
         answer = self._answers.pop(event.number, None)
@@ -286,17 +325,22 @@ class Link:
             return
         if event.error is not None:
             answer.set_exception(event.error)
-        else:
-            try:
-                answer.set_result(decode_message(event.body))
-            except ProtocolError as error:
-                answer.set_exception(error)
-                raise
+            return
+        try:
+            body = decode_message(event.body)
+        except ProtocolError as error:
+            answer.set_exception(error)
+            raise
+        answer.set_result(body)
 
     def _on_cancel(self, event: CancelReceived) -> None:
-        task = self._serving.get(event.number)
-        if task is not None:
-            task.cancel()
+        serving = self._serving.get(event.number)
+        if serving is None:
+            return
+        serving.cancel()
+        if isinstance(serving, Outcome):
+            del self._serving[event.number]
+            self._machine.reply_error(event.number, Cancelled("the asker no longer waits"))
 
     def _on_notify(self, event: NotifyReceived) -> None:
         body = decode_message(event.body)
@@ -396,12 +440,16 @@ class Link:
         self.closed = True
         lost = error if isinstance(error, RemoteError) else NodeLost("the link was closed", node=self.peer.name)
         for waiting in (self._answers, self._sending, self._pings):
-            for future in waiting.values():
+            futures = list(waiting.values())
+            waiting.clear()  # first: who is told at once may come back here
+            for future in futures:
                 if not future.done():
                     future.set_exception(_copy(lost))
-            waiting.clear()
-        for task in self._serving.values():
-            task.cancel()
+        for serving in self._serving.values():
+            if isinstance(serving, Outcome):
+                self._loop.call_soon(serving.cancel)  # as a task is: after what is told below
+            else:
+                serving.cancel()
         for connection in self._connections.values():
             connection.close()
         self._connections = {}  # which hold this link

@@ -51,28 +51,37 @@ async def off_loop(size_bytes: int, work: Callable[..., T], *args: Any) -> T:
     return work(*args) if size_bytes <= OFF_LOOP_BYTES else await asyncio.to_thread(work, *args)
 
 
+def share_now(link: Link, shared: SharedDir, data: memoryview) -> str:
+    """`share_with` of so little that no thread is needed: OFF_LOOP_BYTES at most."""
+    return _handed(link, shared, shared.write([data]), data.nbytes)
+
+
 async def share_with(link: Link, shared: SharedDir, data: memoryview) -> str:
     """Write a file for the other end of a link: its name, to be told at once.  NodeLost if the link has ended, and
     OutOfMemory; there is no file then, nor if this is cancelled."""
+    if data.nbytes <= OFF_LOOP_BYTES:
+        return share_now(link, shared, data)
     name = new_name()
 
     def unwanted(writing: asyncio.Task[str]) -> None:
         if not writing.cancelled() and writing.exception() is None:
             remove(shared.path, name)
 
-    if data.nbytes <= OFF_LOOP_BYTES:
-        shared.write([data], name)
-    else:
-        writing = Tasks().run("writing a file", asyncio.to_thread(shared.write, [data], name), unheard)
-        try:
-            await asyncio.shield(writing)
-        except asyncio.CancelledError:  # the thread writes on
-            writing.add_done_callback(unwanted)
-            raise
+    writing = Tasks().run("writing a file", asyncio.to_thread(shared.write, [data], name), unheard)
+    try:
+        await asyncio.shield(writing)
+    except asyncio.CancelledError:  # the thread writes on
+        writing.add_done_callback(unwanted)
+        raise
+    return _handed(link, shared, name, data.nbytes)
+
+
+def _handed(link: Link, shared: SharedDir, name: str, size_bytes: int) -> str:
+    """The name of a file that was written, once the other end counts as its owner."""
     if link.closed:
         remove(shared.path, name)
         raise NodeLost(f"the link to {link.peer.name} has ended", node=link.peer.name)
-    link.hand(str(shared.path), name, data.nbytes)
+    link.hand(str(shared.path), name, size_bytes)
     return name
 
 

@@ -187,6 +187,7 @@ class Daemon:
         handler.requests.update({TailLog: self._tail_log})
         for asked in (self._requests, links, self._fetcher, self._parity, self._voting):
             handler.requests.update(asked.requests())
+        handler.prompt.update(self._requests.prompt())
         for told in (self._requests, self._owner_link, links, self._bridge):
             handler.notifications.update(told.notifications())
         handler.streams.update({Push: self._requests, BlobStream: self._exchange})

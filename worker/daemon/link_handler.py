@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol
 
 from wire.errors import MeshError
 from wire.link.link import Link
 from wire.protocol.messages import Message
+from wire.system.outcome import Outcome
 from wire.timeouts import SILENT
 
 from ..state import events as ev
@@ -21,6 +22,7 @@ from .machine_shell import MachineShell
 log = logging.getLogger("graph_mesh.worker")
 
 Answer = Callable[[Link, Any], Awaitable[Message]]
+PromptAnswer = Callable[[Link, Any], Outcome[Message]]
 Take = Callable[[Link, Any], object]
 
 
@@ -43,10 +45,15 @@ class LinkHandler:
         self.unlinked: list[Callable[[str], object]] = []
         self._shell = shell
         self.requests: dict[type[Message], Answer] = {}
+        self.prompt: dict[type[Message], PromptAnswer] = {}  # of what an owner asks all the time
         self.notifications: dict[type[Message], Take] = {}
         self.streams: dict[type[Message], StreamTaker] = {}
 
-    async def on_request(self, link: Link, body: Message) -> Message:
+    def on_request(self, link: Link, body: Message) -> Coroutine[Any, Any, Message] | Outcome[Message]:
+        prompt = self.prompt.get(type(body))
+        return self._answer(link, body) if prompt is None else prompt(link, body)
+
+    async def _answer(self, link: Link, body: Message) -> Message:
         await self.ready.wait()
         self._shell.feed(ev.Heard(link.peer.node_id))
         return await self.requests[type(body)](link, body)

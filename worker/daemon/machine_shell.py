@@ -14,6 +14,7 @@ from typing import Any, get_args
 
 from wire.errors import MeshError
 from wire.protocol.messages import Message
+from wire.system.outcome import Outcome
 from wire.system.tasks import Tasks, as_error
 
 from ..state import events as ev
@@ -41,7 +42,7 @@ class MachineShell:
         }
         self._inbox: deque[ev.Event] = deque()
         self._handling = False
-        self._answers: dict[int, asyncio.Future[Message]] = {}
+        self._answers: dict[int, asyncio.Future[Message] | Outcome[Message]] = {}
         self._next_request = 1
         self._ticker: asyncio.TimerHandle | None = None
 
@@ -131,17 +132,32 @@ class MachineShell:
 
     async def ask(self, make_event: Callable[[int], ev.Event]) -> Message:
         """Put a request to the machine and wait for its answer."""
-        request = self._next_request
-        self._next_request += 1
         answer: asyncio.Future[Message] = self._loop.create_future()
-        self._answers[request] = answer
+        request = self._expect(answer)
         try:
             self.feed(make_event(request))
             return await answer
         except asyncio.CancelledError:
-            if self._answers.pop(request, None):
-                self.feed(ev.RequestGone(request))
+            self._gone(request)
             raise
+
+    def put(self, make_event: Callable[[int], ev.Event]) -> Outcome[Message]:
+        """Put a request to the machine, without a task that waits for its answer."""
+        answer: Outcome[Message] = Outcome(lambda: self._gone(request))
+        request = self._expect(answer)
+        self.feed(make_event(request))
+        return answer
+
+    def _expect(self, answer: asyncio.Future[Message] | Outcome[Message]) -> int:
+        request = self._next_request
+        self._next_request += 1
+        self._answers[request] = answer
+        return request
+
+    def _gone(self, request: int) -> None:
+        """Nobody waits for the answer any more."""
+        if self._answers.pop(request, None) is not None:
+            self.feed(ev.RequestGone(request))
 
     def answer(self, request: int, message: Message) -> None:
         """Answer a request, if somebody still waits for it."""

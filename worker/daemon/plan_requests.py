@@ -20,12 +20,13 @@ from wire.protocol.messages import (
     Snapshot,
     Suspected,
 )
+from wire.system.outcome import Outcome
 from wire.system.shared_memory import SharedDir, remove
 from wire.system.tasks import as_error
 
 from ..state import events as ev
 from .arriving_tensors import ArrivingTensors
-from .link_handler import Answer, Take
+from .link_handler import Answer, PromptAnswer, Take
 from .machine_shell import MachineShell
 from .tensor_refs import is_here, tensor_of
 
@@ -55,12 +56,14 @@ class PlanRequests:
         return {
             Join: self._join,
             Deploy: self._deploy,
-            Run: self._run,
             Drop: self._drop,
             Snapshot: self._snapshot,
             Explain: self._explain,
             Pause: self._pause,
         }
+
+    def prompt(self) -> dict[type[Message], PromptAnswer]:
+        return {Run: self._run}
 
     def notifications(self) -> dict[type[Message], Take]:
         return {Push: self._pushed, CancelStep: self._cancel, Suspected: self._suspected}
@@ -81,11 +84,11 @@ class PlanRequests:
     async def _deploy(self, link: Link, body: Deploy) -> Message:
         return await self._shell.ask(lambda request: ev.DeployAsked(link.peer.node_id, request, body))
 
-    async def _run(self, link: Link, body: Run) -> Message:
+    def _run(self, link: Link, body: Run) -> Outcome[Message]:
         here = (feed for feed in body.feeds if is_here(feed.value))
         feeds = tuple((feed.part, feed.slot, tensor_of(link, feed.value)) for feed in here)
         step = body.step, feeds, body.committed
-        return await self._shell.ask(lambda request: ev.RunAsked(link.peer.node_id, request, body.plan, *step))
+        return self._shell.put(lambda request: ev.RunAsked(link.peer.node_id, request, body.plan, *step))
 
     async def _drop(self, link: Link, body: Drop) -> Message:
         self._forget(body.plan)
@@ -103,7 +106,6 @@ class PlanRequests:
     # -- notifications
 
     def _pushed(self, link: Link, body: Push) -> None:
-        self._shell.feed(ev.Heard(link.peer.node_id))
         tensor = tensor_of(link, body.value)
         self._shell.feed(ev.TensorArrived(link.peer.node_id, body.plan, body.step, body.part, body.slot, tensor))
 

@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -134,6 +135,9 @@ class HostProcess(asyncio.SubprocessProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.SubprocessTransport, transport)
         self._stdin = cast(asyncio.WriteTransport, self._transport.get_pipe_transport(0))
+        said = self._transport.get_pipe_transport(1)
+        if said is not None:  # it has not ended yet
+            said.set_protocol(_AtOnce(said.get_protocol(), partial(self.pipe_data_received, 1)))
         self._checker = self._loop.call_later(self._config.timeouts.device_open_s, self._check)
         self.send(self._opening)
 
@@ -213,6 +217,21 @@ class HostProcess(asyncio.SubprocessProtocol):
         self._stderr = rest[-STDERR_LINE_BYTES_MAX:]
         for line in lines:
             log.warning("engine host %s: %s", self.selection, line.decode("utf-8", "replace"))
+
+
+class _AtOnce(asyncio.Protocol):
+    """The protocol of a child's pipe whose bytes are taken as they are read; asyncio's takes another turn of the loop
+    for them.  The end of the pipe is left to asyncio."""
+
+    def __init__(self, inner: asyncio.BaseProtocol, take: Callable[[bytes], None]) -> None:
+        self._inner = inner
+        self._take = take
+
+    def data_received(self, data: bytes) -> None:
+        self._take(data)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._inner.connection_lost(error)
 
 
 def _killed_for_memory() -> int:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from wire.bounds import EARLY_COUNT, EARLY_OF_ONE, EARLY_TENSORS, FETCHES, GRAPHS
 from wire.timeouts import DEFAULT_TIMEOUTS
 
+BEGAN_S = 0.005  # far below any time after which somebody counts as silent or stuck
+
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
@@ -18,6 +20,7 @@ class Bounds:
     graphs_bytes_max: int = GRAPHS.most  # graph encodings kept so that a new plan need not send them again
     fetches_max: int = FETCHES.most  # enough to hide a LAN's round trips
     keep_orphans_s: float = DEFAULT_TIMEOUTS.keep_orphans_s
+    told_after_s: float = BEGAN_S  # that a step has begun: one that is done sooner tells it by its answer
     lost_link_grace_s: float = DEFAULT_TIMEOUTS.lost_link_grace_s
     served_epoch: int = 0  # of the coordinator with a standby that it served last, before this process
     memory_bytes: int = 0  # the budget for computing and for what is kept for other workers; 0: no limit

@@ -75,7 +75,7 @@ class WorkerState:
             ev.RunAsked: self._run_asked,
             ev.ExplainAsked: self._explain_asked,
             ev.PartExplained: steps.explained,
-            ev.TensorArrived: steps.tensor_arrived,
+            ev.TensorArrived: self._tensor_arrived,
             ev.TensorLost: lambda event, now: steps.give_up(event.plan, event.step, event.error, now),
             ev.PartExecuted: steps.executed,
             ev.ExecuteFailed: self._execute_failed,
@@ -106,7 +106,8 @@ class WorkerState:
     def next_deadline(self) -> float | None:
         """The time at which a Tick is due, or None."""
         due = [at_s for at_s in (self._lease.next_deadline(), self._availability.awake_at_s) if at_s is not None]
-        return min([*due, *self._losses.deadlines(), *self._steps.lost_links.deadlines()], default=None)
+        steps = self._steps
+        return min([*due, *self._losses.deadlines(), *steps.lost_links.deadlines(), *steps.deadlines()], default=None)
 
     @property
     def leaving(self) -> bool:
@@ -200,7 +201,7 @@ class WorkerState:
         answer = ev.ReplyJoined(event.request, event.blobs, self.paused, held, steps)
         return [*actions, answer, ev.StartBeats(event.node, event.beat_s)]
 
-    def _heard(self, event: ev.Heard | ev.SuspectedBy, now: float) -> list[ev.Action]:
+    def _heard(self, event: ev.Heard | ev.SuspectedBy | ev.RunAsked | ev.TensorArrived, now: float) -> list[ev.Action]:
         if not (silent_s := self._lease.heard(event.node, now)):
             return []
         self.log.add(now, f"the coordinator is back after {silent_s:.1f} s")
@@ -232,6 +233,7 @@ class WorkerState:
         due = self._losses.tick(now)
         if self._availability.overslept(now):
             due += self._woke(ev.Woke(), now)
+        due += self._steps.tell_begun(now)
         return [*due, *self._steps.fail_steps_of_lost_links(now), *self._watch_owner(event, now)]
 
     def _watch_owner(self, event: ev.Tick, now: float) -> list[ev.Action]:
@@ -305,7 +307,10 @@ class WorkerState:
         return self._deployments.deploy(event, self._refusal(event.node, event.deploy.plan), now)
 
     def _run_asked(self, event: ev.RunAsked, now: float) -> list[ev.Action]:
-        return self._steps.run(event, self._refusal(event.node, event.plan), now)
+        return [*self._heard(event, now), *self._steps.run(event, self._refusal(event.node, event.plan), now)]
+
+    def _tensor_arrived(self, event: ev.TensorArrived, now: float) -> list[ev.Action]:
+        return [*self._heard(event, now), *self._steps.tensor_arrived(event, now)]
 
     def _explain_asked(self, event: ev.ExplainAsked, now: float) -> list[ev.Action]:
         return self._steps.explain(event, self._refusal(event.node, event.question.plan), now)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,9 +16,11 @@ from coordinator.delivery.param_slices import ParamSlices
 from coordinator.delivery.tensor_store import TensorStore
 from coordinator.planning import plan_messages
 from coordinator.planning.model.plan import FromInput, FromParam, FromPart, Part, Pieces, Plan, Window
+from coordinator.planning.model.program import Program
 from coordinator.planning.plan_codec import plan_bytes, plan_from
 from coordinator.planning.plan_messages import Inventory
 from coordinator.planning.planner import make_plan
+from coordinator.workers.records import Deployment
 from wire.errors import BlobMissing, NodeLost
 from wire.ir.codec import hash_array
 from wire.ir.dtypes import F32
@@ -28,7 +28,9 @@ from wire.ir.graph import GraphBuilder, WireGraph
 from wire.ir.types import TensorType
 from wire.link.link import Link
 from wire.protocol.messages import INLINE_BYTES_MAX, Blob, FetchBlob, Message, PlanKey, Push, Ran, Run, Value
+from wire.system.outcome import Outcome
 from wire.system.shared_memory import SharedDir, take
+from wire.system.tasks import Tasks
 from wire.transfer.content_exchange import OFF_LOOP_BYTES
 
 X = np.arange(24, dtype=np.float32).reshape(4, 6)
@@ -149,26 +151,60 @@ def test_a_slice_is_content_of_its_own_hashed_once_and_cut_when_asked_for(monkey
 
 
 class Recorded:
-    """A link that notes the Runs it is given, answers them, and takes its time for streams."""
+    """A link that notes the Runs it is given, answers them once their inputs are there, and takes its time for
+    streams."""
 
     same_host = False
+    closed = False
     peer = SimpleNamespace(name="there", node_id="node")
 
-    def __init__(self) -> None:
+    def __init__(self, answers: bool = True) -> None:
         self.runs: list[tuple[int, int]] = []
         self.streams: list[int] = []
+        self.asked: list[Outcome[Message]] = []
+        self.withdrawn = 0
+        self._answers = answers
+        self.wants = 1  # inputs of each run
+        self._lacking: list[Outcome[Message]] = []
 
-    @contextlib.contextmanager
-    def asking(self, run: Run) -> Iterator[asyncio.Future[Message]]:
+    def outcome_of(self, run: Run) -> Outcome[Message]:
         self.runs.append((run.plan.generation, run.step))
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Message] = loop.create_future()
-        loop.call_soon(answer.set_result, Ran((), (), 0, 0))
-        yield answer
+        answer: Outcome[Message] = Outcome(self._withdraw)
+        self.asked.append(answer)
+        self._lacking += [answer] * (self.wants - len(run.feeds))
+        if answer not in self._lacking:
+            asyncio.get_running_loop().call_soon(self._answer, answer)
+        return answer
+
+    def _came(self) -> None:
+        answer = self._lacking.pop(0)
+        if answer not in self._lacking:
+            self._answer(answer)
+
+    def _answer(self, answer: Outcome[Message]) -> None:
+        if self._answers:
+            answer.set_result(Ran((), (), 0, 0))
+
+    def _withdraw(self) -> None:
+        self.withdrawn += 1
 
     async def send_stream(self, header: Push, data: memoryview) -> None:
         await asyncio.sleep(0)
         self.streams.append(data.nbytes)
+        self._came()
+
+
+async def came_of(link: Any, number: int, step: int, wanted: Any, inputs: Any, shared: SharedDir | None = None) -> Ran:
+    """What comes of a run that is begun now."""
+    tasks, came = Tasks(), asyncio.get_running_loop().create_future()
+    ran = run_step(link, Run(PlanKey(1, number), step), wanted, inputs, shared, tasks.run)
+    ran.then(lambda answer, error: came.set_result(answer) if error is None else came.set_exception(error))
+    try:
+        answer: Ran = await came
+    finally:
+        await asyncio.sleep(0)
+        assert not len(tasks), "nothing is sent any more"
+    return answer
 
 
 def test_runs_leave_every_node_in_the_order_in_which_they_were_begun_whatever_their_inputs() -> None:
@@ -181,8 +217,7 @@ def test_runs_leave_every_node_in_the_order_in_which_they_were_begun_whatever_th
         for turn, (generation, step) in enumerate(order):
             for place, link in enumerate(links):
                 inputs = {"x": large if (turn + place) % 2 else small}
-                run = Run(PlanKey(1, generation), step)
-                waiting.append(asyncio.create_task(run_step(link, run, [(0, 0, FromInput("x"))], inputs, None)))
+                waiting.append(asyncio.create_task(came_of(link, generation, step, [(0, 0, FromInput("x"))], inputs)))
             await asyncio.sleep(0)
         await asyncio.gather(*waiting)
         assert all(link.runs == order for link in links)
@@ -194,24 +229,23 @@ def test_runs_leave_every_node_in_the_order_in_which_they_were_begun_whatever_th
 class Near(Recorded):
     """A link to a process of this machine."""
 
-    same_host, closed = True, False
+    same_host = True
 
     def __init__(self) -> None:
         super().__init__()
         self.feeds: dict[int, Value] = {}  # by slot, those that came with the run
         self.pushed: list[int] = []  # the slots of those that came after it
 
-    @contextlib.contextmanager
-    def asking(self, run: Run) -> Iterator[asyncio.Future[Message]]:
+    def outcome_of(self, run: Run) -> Outcome[Message]:
         self.feeds |= {feed.slot: feed.value for feed in run.feeds}
-        with super().asking(run) as answer:
-            yield answer
+        return super().outcome_of(run)
 
     def hand(self, directory: str, name: str, size_bytes: int) -> None:
         pass
 
     def notify(self, push: Push) -> None:
         self.pushed.append(push.slot)
+        self._came()
 
 
 def test_a_run_names_the_files_of_inputs_that_need_no_thread(tmp_path: Path) -> None:
@@ -219,8 +253,9 @@ def test_a_run_names_the_files_of_inputs_that_need_no_thread(tmp_path: Path) -> 
     inputs = {name: np.full(size, 7, np.float32) for name, size in sizes.items()}
     wanted = [(0, slot, FromInput(name)) for slot, name in enumerate(sizes)]
     link: Any = Near()
+    link.wants = len(wanted)
     shared = SharedDir.create(tmp_path)
-    asyncio.run(run_step(link, Run(PlanKey(1, 1), 0), wanted, inputs, shared))
+    asyncio.run(came_of(link, 1, 0, wanted, inputs, shared))
     assert link.feeds[0].data == inputs["small"].tobytes()
     data = take(shared.path, link.feeds[1].shared, inputs["large"].nbytes)
     assert link.feeds[1].data is None and data.tobytes() == inputs["large"].tobytes()
@@ -237,31 +272,48 @@ def test_no_file_is_left_of_a_run_that_could_not_leave(tmp_path: Path) -> None:
     shared, link = SharedDir.create(tmp_path), Ending()
     inputs, before = {"x": np.zeros(INLINE_BYTES_MAX, np.float32)}, set(Path(shared.path).iterdir())
     wanted = [(0, slot, FromInput("x")) for slot in range(2)]
-    to: Any = link
     with pytest.raises(NodeLost):
-        asyncio.run(run_step(to, Run(PlanKey(1, 1), 0), wanted, inputs, shared))
+        asyncio.run(came_of(link, 1, 0, wanted, inputs, shared))
     assert link.closed and not link.runs and set(Path(shared.path).iterdir()) == before
     shared.close()
 
 
 def test_a_step_that_could_not_be_fed_is_not_waited_for() -> None:
     class Broken(Recorded):
-        @contextlib.contextmanager
-        def asking(self, run: Run) -> Iterator[asyncio.Future[Message]]:
-            try:
-                yield asyncio.get_running_loop().create_future()
-            finally:
-                self.runs.append((0, 0))
-
         async def send_stream(self, header: Push, data: memoryview) -> None:
             raise NodeLost("the link ended")
 
-    async def step() -> None:
-        link: Any = Broken()
-        with pytest.raises(NodeLost):
-            await run_step(
-                link, Run(PlanKey(1, 1), 0), [(0, 0, FromInput("x"))], {"x": np.zeros(2**16, np.float32)}, None
-            )
-        assert link.runs == [(0, 0)], "the request was given up"
+    link = Broken(answers=False)
+    with pytest.raises(NodeLost):
+        asyncio.run(came_of(link, 1, 0, [(0, 0, FromInput("x"))], {"x": np.zeros(2**16, np.float32)}))
+    assert link.withdrawn == 1, "the request was given up"
 
-    asyncio.run(step())
+
+def test_inputs_are_sent_no_longer_than_somebody_needs_them() -> None:
+    """A worker that refuses a run at once was sent all of its inputs before anybody looked at the answer."""
+
+    class Slow(Recorded):
+        async def send_stream(self, header: Push, data: memoryview) -> None:
+            await asyncio.sleep(3600)
+
+    async def refused() -> None:
+        link, inputs = Slow(answers=False), {"x": np.zeros(2**16, np.float32)}
+        step = asyncio.create_task(came_of(link, 1, 0, [(0, 0, FromInput("x"))], inputs))
+        await asyncio.sleep(0.01)
+        link.asked[0].set_exception(NodeLost("the plan is over"))
+        with pytest.raises(NodeLost, match="the plan is over"):
+            await asyncio.wait_for(step, 5)
+
+    asyncio.run(refused())
+
+
+def test_a_plan_that_is_given_up_stops_sending_inputs() -> None:
+    async def given_up() -> bool:
+        deployment: Any = Deployment(Program(doubled(4, 3), {}, "auto"))
+        task = deployment.sends(asyncio.create_task(asyncio.sleep(3600)))
+        deployment.stop_sending()
+        await asyncio.wait([task], timeout=5)
+        assert not deployment.sending
+        return bool(task.cancelled())
+
+    assert asyncio.run(given_up())

@@ -59,6 +59,7 @@ from worker.engine import host_messages as hm
 from worker.engine.protocol import held_bytes
 from worker.engine_host.host import Host
 from worker.state import events as ev
+from worker.state.bounds import BEGAN_S
 
 STATE = WEIGHT_IN
 
@@ -228,20 +229,19 @@ def test_a_host_is_told_of_the_next_step_while_it_does_this_one() -> None:
     drive = Counter()
     drive.done(0)
     first = one(ev.Execute, drive.step(1))
-    told = drive.step(2)
-    second = one(ev.Execute, told)
+    second = one(ev.Execute, drive.step(2))
     assert next(use for use in second.inputs if use.position == 0).tensor == kept(first.outputs[0].keep)
-    assert not of(ev.SendBegan, told), "it only begins once the first is done"
+    assert one(ev.SendBegan, drive(ev.Tick(), after_s=BEGAN_S)).began.step == 1, "the other has not begun"
     assert not of(ev.Execute, drive.step(3)), "one is enough"
     drive.now += 5.0
     after = drive(
         ev.PartExecuted(first.run, (ev.PartOutput(kept=kept(first.outputs[0].keep)), ev.PartOutput(inline=SMALL)), 5.0)
     )
-    assert one(ev.SendBegan, after).began.step == 2
     assert one(ev.Execute, after).step == 3
+    assert one(ev.SendBegan, drive(ev.Tick(), after_s=BEGAN_S)).began.step == 2
     state = ev.PartOutput(kept=kept(second.outputs[0].keep))
     (ran,) = one(ev.ReplyRan, drive(ev.PartExecuted(second.run, (state, ev.PartOutput(inline=SMALL)), 1.0))).parts
-    assert ran.wait_s == pytest.approx(5.0), "until the step before had left its state"
+    assert ran.wait_s == pytest.approx(5.0 + BEGAN_S), "until the step before had left its state"
 
 
 def test_a_host_is_told_of_nothing_else_meanwhile() -> None:

@@ -131,7 +131,8 @@ class Meet(Message, frozen=True):
 
 
 class Began(Message, frozen=True):
-    """Worker to coordinator: the first part of a step started (it tells how soon work goes on after a fault)."""
+    """Worker to coordinator: the first part of a step runs, and has for 5 ms (it tells how soon work goes on after a
+    fault).  A step that is done sooner tells it by its answer."""
 
     plan: PlanKey
     step: Count
