@@ -38,6 +38,7 @@ from .weights import Weights
 KERNELS_MAX = 1024  # remembered; one is some kB of code
 NAMES = {"matmul": "product"}  # of families, for people
 MEASURED = 1024  # rows and columns
+TASKS_MIN, TASKS_EACH = 8, 2  # that a large product is cut into for several threads, and for each of many
 PACKED_SHARE = 0.25  # of the budget, for packed weights where no host says what else needs it
 WATCHED_S = 0.01  # between two looks whether a run is to be stopped
 WATCHED_FLOPS = 1 << 28  # of a program: shorter ones end by themselves before anybody could wait for them
@@ -64,6 +65,7 @@ class NativeEngine(CpuEngine):
         self._objects = Objects(folder, processor=processor)
         self._library = Library(self._objects)
         self._vector_bytes = vector_bytes or self._library.processor.vector_bytes
+        self._tasks_min = 1 if threads == 1 else max(TASKS_MIN, 1 << (TASKS_EACH * threads - 1).bit_length())
         self._threads = Threads(self._library.runner(), threads, self._runner_with_clock)
         self._weights = Weights(self._library, self._run_alone, int(self.info.memory_bytes * PACKED_SHARE))
         self._kernels: OrderedDict[tuple[object, ...], _Kernel] = OrderedDict()
@@ -151,11 +153,11 @@ class NativeEngine(CpuEngine):
             return self._library.runner(clock=True)
 
     def _module(self, part: Cut) -> ir.Module:
-        frame = Frame.of(part, self._vector_bytes, self._library.processor.has_scalef)
+        frame = Frame.of(part, self._vector_bytes, self._library.processor.has_scalef, self._tasks_min)
         return FAMILIES[part.kind](frame).described()
 
     def _made(self, part: Cut) -> _Kernel:
-        loaded = self._objects.loaded(repr((self._vector_bytes, part.key)), lambda: self._module(part))
+        loaded = self._objects.loaded(repr((self._vector_bytes, self._tasks_min, part.key)), lambda: self._module(part))
         said = Description.of(loaded)
         cores = [self._library.core(name) for name in said.cores]
         scratch_bytes = said.scratch_bytes + max((core.scratch_bytes for core in cores), default=0)

@@ -26,6 +26,7 @@ from worker.native.kernels.frame import Frame
 from worker.native.kernels.join import lower_join
 from worker.native.kernels.map import best_plane, gathers, turned_loads
 from worker.native.kernels.product import lower_product
+from worker.native.kernels.row import lower_row
 from worker.native.outline import outlined
 from worker.native.rewrite import OFTEN
 
@@ -151,6 +152,27 @@ def test_a_conv_is_one_kernel_that_makes_no_padded_image(axes: tuple[int, ...], 
     parts = parts_of(layer, *given)
     assert [part.kind for part in parts] == ["matmul"]
     assert lower_product(Frame.of(parts[0], 64)).scratch_bytes < 2**20
+
+
+def test_a_large_product_is_cut_for_as_many_threads_as_there_are() -> None:
+    """A task packs what it reads: one thread has few tasks."""
+    square = np.broadcast_to(np.float32(1), (1024, 1024))
+    (product,) = parts_of(lambda a, b: a @ b, square, square)
+    tasks = [lower_product(Frame.of(product, 64, tasks_min=least)).tasks for least in (1, 8, 32)]
+    assert tasks == [2, 8, 32]
+
+
+def test_the_next_row_is_fetched_where_a_long_one_is_passed_over_twice() -> None:
+    def fetched(fn: Callable[[Any], Any], columns: int) -> bool:
+        (part,) = parts_of(fn, np.zeros((8, columns), np.float32))
+        return "llvm.prefetch" in str(lower_row(Frame.of(part, 64)).described())
+
+    def shares(x: Any) -> Any:
+        return x / mnp.sum(x, axis=1, keepdims=True)
+
+    assert fetched(shares, 1024) and not fetched(shares, 64)
+    assert not fetched(lambda x: mnp.sum(x, axis=1), 1024), "the one pass waits for memory all the time"
+    assert not fetched(lambda x: shares(x[mnp.asarray([3, 1, 2])[mnp.astype(x[:3, 0], mnp.int32)]]), 1024)
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16"])

@@ -180,6 +180,8 @@ CONVS = [
     (3, 16, 1, (45, 50), (7, 7), 3, 3, 1, "f4"),
     (2, 9, 1, (3, 1200), (3, 3), 1, 2, 1, "f4"),  # rows in parts
     (2, 40, 1, (1500,), (5,), 1, 3, 1, "f4"),
+    (12, 9, 1, (5, 3), (2, 2), 1, 0, 1, "f4"),  # rows narrower than any vector
+    (12, 9, 1, (4, 301), (3, 3), 1, 1, 1, "f4"),  # more vectors in a row than are copied without a loop
     (6, 9, 1, (2,), (7,), 1, 6, 1, "f4"),  # taps that find nothing
     (1, 8, 1, (40, 19), (19, 1), 1, 0, 2, "f4"),  # more taps than a run
 ]
@@ -216,6 +218,21 @@ def test_a_conv_has_the_bits_of_a_product(
     engine = engines["2 threads"]
     assert evaluated_of(engine, product, windows, w)[0].tobytes() == whole.tobytes()
     assert evaluated_of(engine, conv, x[1:], w)[0].tobytes() == whole[1:].tobytes()
+
+
+def test_a_conv_over_a_view_whose_rows_are_not_those_of_memory_has_the_bits_of_one_over_a_tensor(
+    engines: Mapping[str, NativeEngine],
+) -> None:
+    random = np.random.default_rng(9)
+    flat, w = random.standard_normal((2, 12 * 9 * 50)).astype("f4"), random.standard_normal((7, 12, 3, 3)).astype("f4")
+
+    def conv(flat: Any, w: Any) -> Any:
+        return nn.conv(flat[:, 5 : 5 + 12 * 9 * 47].reshape(2, 12, 9, 47), w, padding=1)
+
+    (whole,) = check_everywhere(engines, trace(conv, flat, w), {"flat": flat, "w": w})
+    x = flat[:, 5 : 5 + 12 * 9 * 47].reshape(2, 12, 9, 47).copy()
+    (plain,) = evaluated_of(engines["2 threads"], lambda x, w: nn.conv(x, w, padding=1), x, w)
+    assert plain.tobytes() == whole.tobytes()
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -24,7 +24,7 @@ from ..llvm import index, ir, loop
 from ..printer import EVEN, Printer
 from ..vectors import Vectors
 from .frame import Frame, Value, largest, least, narrowed
-from .map import along
+from .map import along, parts_of
 from .taps import Axis
 
 ACROSS_MAX = 16  # taps across: each has instructions of its own
@@ -32,7 +32,8 @@ ELEMENTS = 1 << 17  # of a task's copies, which are for half a second cache
 COLUMNS, ROWS = 512, 4  # of a box that pay for packing the weights, and for copying the rows above and below it
 WIDTH_MAX, WIDTH_MIN = 1024, 64  # of rows that are not cut, and of the parts of others
 BEHIND = 64  # elements behind the last one of all copies that vectors reach
-STEPS = 4  # elements of a short vector, at the end of a row
+STEPS = 4  # elements of a short vector, at the end of a row that is cut
+AT_ONCE = 8  # vectors of a row that are copied without a loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,9 +194,34 @@ class Copies:
                 copy = builder.mul(builder.add(slot, line), index(sizes.plane(box)))
                 to = builder.sub(builder.add(copy, row), first_x)
                 for tap, name, first, stop, value in values:
-                    ends = largest(builder, first_x, index(first)), least(builder, stop_x, index(stop))
                     place = builder.gep(start, [builder.add(to, index(tap * sizes.plane(box)))])
+                    if box.wide == sizes.width and _is_free(value, name):
+                        self._whole_row(printer, name, first, stop - first, value, place)
+                        continue
+                    ends = largest(builder, first_x, index(first)), least(builder, stop_x, index(stop))
                     self._row(printer, name, first, ends, value, place)
+
+    def _whole_row(self, printer: Printer, name: str, first: int, count: int, value: Expr, to: Value) -> None:
+        """A row of a copy that is not cut: whole vectors alone, the last of which begins within the one before."""
+        builder = printer.builder
+        width = min(self.frame.lanes(), 1 << (count.bit_length() - 1))
+        printer.hoist([value], (name,))
+
+        def copied(position: Value) -> None:
+            with printer.scope():
+                printer.bind_lanes(name, narrowed(builder, position), width)
+                place = builder.gep(to, [builder.add(position, index(first))])
+                Vectors(builder, width).store(printer.vector(value), place)
+
+        whole = count - count % width
+        if whole <= AT_ONCE * width:
+            for at in range(0, whole, width):
+                copied(index(at))
+        else:
+            with loop(builder, index(0), index(whole), index(width), "vector") as position:
+                copied(position)
+        if whole < count:
+            copied(index(count - width))
 
     def _row(
         self, printer: Printer, name: str, first: int, ends: tuple[Value, Value], value: Expr, to: Value
@@ -233,3 +259,8 @@ class Copies:
         rank = len(self.frame.shape(self.node))
         where = (build.var("y", sizes.down.size), x)[4 - rank :]
         return self.elements.at(self.node, (build.div(self.batch, self.groups), channel, *where))
+
+
+def _is_free(value: Expr, name: str) -> bool:
+    """Whether vectors along a variable may begin anywhere: a quotient or a remainder asks for a multiple of lanes."""
+    return not any(part.op in ("index_div", "index_mod") and name in part.free for part in parts_of(value))

@@ -74,12 +74,14 @@ class Description:
 class Frame:
     """A kernel under construction: `graph` is the group alone, with leaves `input`.  Buffers are numbers of nodes.
 
-    `scalef` is what `Vectors` are told of the processor.
+    `scalef` is what `Vectors` are told of the processor; `tasks_min` are what a large product is cut into, which
+    changes no bits.
     """
 
     graph: WireGraph
     vector_bytes: int
     scalef: bool = False
+    tasks_min: int = 1
     build: Builder = field(default_factory=Builder)
 
     def __post_init__(self) -> None:
@@ -87,9 +89,10 @@ class Frame:
         self.reads = self.graph.inputs
 
     @classmethod
-    def of(cls, part: Cut, vector_bytes: int = 16, scalef: bool = False) -> Frame:
+    def of(cls, part: Cut, vector_bytes: int = 16, scalef: bool = False, tasks_min: int = 1) -> Frame:
         """The frame of a group."""
-        return cls(WireGraph(part.nodes, (len(part.nodes) - 1,), ("0",), part.types), vector_bytes, scalef)
+        graph = WireGraph(part.nodes, (len(part.nodes) - 1,), ("0",), part.types)
+        return cls(graph, vector_bytes, scalef, tasks_min)
 
     def shape(self, node: int) -> tuple[int, ...]:
         return self.graph.types[node].shape

@@ -28,7 +28,7 @@ from .map import along, parts_of, sliced, span, steps_of
 from .taps import is_by_taps, lower_taps
 
 TILE = (512, 512)  # rows and columns of a task: each packs its operands, and this many pay for it
-TASKS_MIN = 8  # a large product has tasks for some cores
+TALL = 1024  # rows where the result needs no room of the task's
 TASK_FLOPS_MIN = 1 << 21  # tens of microseconds
 AHEAD = 16  # lines of the right operand that are fetched before they are needed
 CYCLES_TO_PACK, CYCLES_TO_COPY = 0.5, 0.25  # an element of A, and one of a copy
@@ -151,6 +151,11 @@ class _Product(ABC):
     def even(self) -> bool:
         return self.left is not None and self.right is not None
 
+    @property
+    def _is_direct(self) -> bool:
+        """Whether the core computes the result itself, and not what the result is made of."""
+        return self.frame.root == self.anchor and self.frame.dtype(self.anchor) == self.kind
+
     @abstractmethod
     def _sizes(self) -> tuple[int, int, int, int]:
         """Batches, rows, columns, length."""
@@ -189,7 +194,7 @@ class _Product(ABC):
         assert self.even, "the outline keeps other operands out"
         tall, wide = self._tile()
         down, across = -(-self.rows // tall), -(-self.columns // wide)
-        direct = frame.root == self.anchor and frame.dtype(self.anchor) == self.kind
+        direct = self._is_direct
         builder, printer, task, scratch = frame.function()
         tile = builder.sdiv(task, index(across))
         first_column, stop_column = span(builder, builder.srem(task, index(across)), wide, self.columns)
@@ -223,8 +228,8 @@ class _Product(ABC):
 
     def _tile(self) -> tuple[int, int]:
         """Rows and columns of a task."""
-        tall, wide = min(self.rows, TILE[0]), min(self.columns, TILE[1])
-        while self.batches * -(-self.rows // tall) * -(-self.columns // wide) < TASKS_MIN:
+        tall, wide = min(self.rows, TALL if self._is_direct else TILE[0]), min(self.columns, TILE[1])
+        while self.batches * -(-self.rows // tall) * -(-self.columns // wide) < self.frame.tasks_min:
             if 2 * tall * wide * self.length < 2 * TASK_FLOPS_MIN:
                 break
             if (tall > wide and not isinstance(self.right, Unpacked)) or wide <= 64:
@@ -598,7 +603,7 @@ class _Copied(_Windows):
         down, across = -(-self.rows // rows), -(-self.columns // box.columns)
         vectors = down * rows * across * -(-box.columns // lanes) * self.length / 2
         packed, copied = across * self.rows * self.length, down * across * self.sizes.copied(box)
-        few = max(0, TASKS_MIN - self.batches * down * across)
+        few = max(0, self.frame.tasks_min - self.batches * down * across)
         return few, vectors + packed * CYCLES_TO_PACK + copied * CYCLES_TO_COPY
 
     def _multiply(

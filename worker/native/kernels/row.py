@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -24,8 +25,8 @@ from ...compiler.constants import identity_of
 from ...compiler.element_exprs import NARROW, Anchor, register
 from ...compiler.expressions import Expr, terms_of
 from ...compiler.fuse import REDUCTIONS, row_index, row_shape
-from ..llvm import I32, I64, STORED, index, ir, loop, loop_with, undefined
-from ..printer import Buffer, Printer
+from ..llvm import I32, I64, STORED, index, ir, loop, loop_with, prefetch, undefined
+from ..printer import Buffer, Printer, stride_of
 from ..scalars import applied, literal
 from ..target import COSTLY
 from ..vectors import REGISTERS, Vectors
@@ -39,6 +40,7 @@ COMBINE = {"reduce_sum": "add", "reduce_prod": "mul", "reduce_max": "max", "redu
 TASK_ELEMENTS = 1 << 15
 WORTH_KEEPING = COSTLY | {"select"}  # a mask lengthens the chain of an exp, which is as long as a processor looks ahead
 KEPT_MAX = 1 << 13  # columns of a row that is kept in scratch memory, which the first caches hold
+AHEAD_MIN = 256  # columns of a row that is fetched ahead
 ABREAST = 4  # vectors that are reduced side by side, since one chain of additions waits for itself
 
 Registers = dict[int, list[Value]]  # of a reduction: its vectors
@@ -177,10 +179,14 @@ class _Row:
         first, stop = span(builder, task, rows, self.rows)
         printer.bind("x", ir.Constant(I32, 0))
         printer.hoist([*self.inputs.values(), self.value, self.place], ("outer", "column"))
+        sweeps, ahead = self.sweeps(), self._read_ahead()
         with loop(builder, first, stop, index(1), "row") as row, printer.scope():
             printer.bind("outer", narrowed(builder, row))
-            for sweep in self.sweeps():
-                self._reduce_columns(printer, sweep, [self._kept_buffer(printer, expr) for expr in sweep.kept])
+            for place, sweep in enumerate(sweeps):
+                kept = [self._kept_buffer(printer, expr) for expr in sweep.kept]
+                self._reduce_columns(
+                    printer, sweep, kept, partial(self._fetch, printer, ahead if place == 1 else (), row)
+                )
             if self.full:
                 for start, end, form in self._pieces(printer, self.columns):
                     value = form(self.value)
@@ -189,6 +195,8 @@ class _Row:
                         with columns as position, printer.scope():
                             printer.bind_lanes("column", narrowed(builder, position), width)
                             printer.store(frame.root, self.place, printer.vector(value))
+                            if len(sweeps) == 1 and width == self.lanes:
+                                self._fetch(printer, ahead, row, position)
             else:
                 printer.store(frame.root, self.place, printer.scalar(self.value))
         builder.ret_void()
@@ -197,6 +205,28 @@ class _Row:
         even = self.rows % rows == 0 and in_order(frame, frame.root, self.place, outer)
         slices = tasks if even else 1
         return Kernel(builder.module, tasks, self.scratch_bytes, slices=slices, sliced=sliced(frame, self.exprs, outer))
+
+    def _read_ahead(self) -> list[Expr]:
+        """The loads of a long row that are fetched while the row before it is computed, by its second pass: the first
+        one waits for memory, and the others would leave it alone.  No address is read from memory: there is no row
+        behind the last one."""
+        if self.columns < AHEAD_MIN:
+            return []
+        loads = {part: None for root in self.inputs.values() for part in parts_of(root) if part.op == "load"}
+        return [
+            load for load in loads
+            if {"outer", "column"} <= load.free and stride_of(load.args[0], "column", self.lanes) == 1
+            and not any(part.op == "load" for part in parts_of(load.args[0]))
+        ]  # fmt: skip
+
+    def _fetch(self, printer: Printer, loads: Sequence[Expr], row: Value, position: Value) -> None:
+        """Fetch a vector of the next row."""
+        builder = printer.builder
+        for load in loads:
+            with printer.elsewhere():
+                printer.bind("outer", narrowed(builder, builder.add(row, index(1))))
+                printer.bind("column", narrowed(builder, position))
+                prefetch(builder, printer.address(load))
 
     def _pieces(self, printer: Printer, columns: int) -> list[tuple[Value, Value, Form]]:
         """The columns before the edge, up to a multiple of LANES, and those behind it."""
@@ -217,7 +247,9 @@ class _Row:
         self.scratch_bytes += -(-self.columns * 8 // 64) * 64
         return number
 
-    def _reduce_columns(self, printer: Printer, sweep: _Sweep, kept: Sequence[int]) -> None:
+    def _reduce_columns(
+        self, printer: Printer, sweep: _Sweep, kept: Sequence[int], fetch: Callable[[Value], None]
+    ) -> None:
         builder, anchors = printer.builder, sweep.anchors
         count = LANES // self.lanes
         v = Vectors(builder, self.lanes)
@@ -234,6 +266,7 @@ class _Row:
                         printer.bind_lanes("column", narrowed(builder, at), self.lanes)
                         values.append([printer.vector(expr) for expr in inputs])
                         self._keep(printer, sweep, kept, form)
+                    fetch(at)
                 for place, anchor in enumerate(anchors):
                     for vector in range(count):
                         mine = held[place * count + vector]
