@@ -499,6 +499,7 @@ PURE_FILES = (
     "worker/wgsl/legalise.py",
     "worker/wgsl/lower.py",
     "worker/compiler/memory.py",
+    "worker/wgsl/function_texts.py",
     "worker/wgsl/polyfills.py",
     "worker/wgsl/problems.py",
     "worker/wgsl/profile.py",

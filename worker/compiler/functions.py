@@ -3,10 +3,14 @@
 `FUNCTIONS` maps an op of the op table to a function of an `Arithmetic`, which writes the operations down, and of the
 operands: all f32 or all f64.  Other floats are computed in f32.
 
-These operations are a definition, by the name `native-1` of the arithmetic: an element's bits follow from its operands
-alone, whatever the processor and however many elements are computed at a time.  So there is no call of a library, no
-table of a processor's own, and a branch only where it changes no bits (`Arithmetic.rarely`).  A change of one operation
-here changes results, and needs another name.
+On processors (`Arithmetic.exact`) these operations are a definition, by the name `native-1` of the arithmetic: an
+element's bits follow from its operands alone, whatever the processor and however many elements are computed at a time.
+So there is no call of a library, no table of a processor's own, and a branch only where it changes no bits
+(`rarely`).  A change of one operation here changes results, and needs another name.
+
+GPUs' compilers round a product before its sum or not, and may reorder sums.  What a rounding lost is not computed for
+them, and constants have few bits where a product with them has to be exact.  Results are off by some units of the last
+place more.
 
 Special cases are C99's (annex F).  Denormals are numbers, NaN is always the same quiet NaN without a sign.
 
@@ -58,7 +62,13 @@ Pair = tuple[Value, Value]  # a sum of two floats, the second much the smaller
 
 
 class Arithmetic(Protocol):
-    """The operations that functions are made of; `worker.native.vectors.Vectors` has them, and says what they mean."""
+    """The operations that functions are made of; `worker.native.vectors.Vectors` has them, and says what they mean.
+
+    `exact` says that operations are rounded as they are written, and `fma` once.
+    """
+
+    @property
+    def exact(self) -> bool: ...
 
     def width(self, a: Value) -> int: ...
     def like(self, a: Value, value: float) -> Value: ...
@@ -80,8 +90,6 @@ class Arithmetic(Protocol):
 
     def int_add(self, a: Value, b: Value) -> Value: ...
     def int_sub(self, a: Value, b: Value) -> Value: ...
-    def int_mul(self, a: Value, b: Value) -> Value: ...
-    def int_mul_high(self, a: Value, b: Value) -> Value: ...
     def int_compare(self, sign: str, a: Value, b: Value, signed: bool = False) -> Value: ...
     def bit_and(self, a: Value, b: Value) -> Value: ...
     def bit_or(self, a: Value, b: Value) -> Value: ...
@@ -89,16 +97,26 @@ class Arithmetic(Protocol):
     def bit_not(self, a: Value) -> Value: ...
     def shift_left(self, a: Value, by: Value) -> Value: ...
     def shift_right(self, a: Value, by: Value) -> Value: ...
-    def shift_right_signed(self, a: Value, by: Value) -> Value: ...
 
     def bits(self, a: Value) -> Value: ...
     def real(self, a: Value) -> Value: ...
+    def whole(self, a: Value) -> Value: ...
+    def select(self, condition: Value, a: Value, b: Value) -> Value: ...
+
+    def turned(self, size: Value, fine: bool = False) -> tuple[Value, Value, Value]: ...
+    def powered(self, size: Value, y: Value) -> Value: ...
+
+
+class WideArithmetic(Arithmetic, Protocol):
+    """Those of a target with f64 and integers of 64 bits, for which `turned` and `powered` are written here."""
+
+    def int_mul(self, a: Value, b: Value) -> Value: ...
+    def int_mul_high(self, a: Value, b: Value) -> Value: ...
+    def shift_right_signed(self, a: Value, by: Value) -> Value: ...
     def whole_to_f64(self, a: Value) -> Value: ...
     def widen(self, a: Value) -> Value: ...
     def narrow(self, a: Value) -> Value: ...
     def lower_half(self, a: Value) -> Value: ...
-
-    def select(self, condition: Value, a: Value, b: Value) -> Value: ...
     def rarely(self, condition: Value, usual: Sequence[Value], rare: Callable[[], Sequence[Value]]) -> list[Value]: ...
     def lookup(self, words: Sequence[int], index: Value) -> Value: ...
 
@@ -152,9 +170,19 @@ INFINITY, NAN = float("inf"), float("nan")
 
 def exp(v: Arithmetic, x: Value) -> Value:
     form = FORMATS[v.width(x)]
+    if not v.exact:
+        return _nan_of(v, x, _exp_by_one_factor(v, x))
     gone, there = _vanishing(v, x, form.exp_low)
     n, r, low = _without_ln2(v, v.smaller(there, v.like(x, form.exp_high)))
     return _nan_of(v, x, v.select(gone, v.like(x, 0.0), _scaled(v, _exp_near(v, r, low), n)))
+
+
+def _exp_by_one_factor(v: Arithmetic, x: Value) -> Value:
+    """exp of an f32, and 0 where that is less than 2e-38: the op table allows it, as processors may not have
+    denormals."""
+    n, r, low = _without_ln2(v, _clamped(v, x, -87.3, FORMATS[32].exp_high))
+    y = _exp_near(v, r, low)
+    return v.mul(v.add(y, y), _power_of_2(v, v.sub(n, v.like(x, 1.0))))
 
 
 def exp2(v: Arithmetic, x: Value) -> Value:
@@ -211,6 +239,10 @@ def erf(v: Arithmetic, x: Value) -> Value:
 def _without_ln2(v: Arithmetic, x: Value) -> tuple[Value, Value, Value]:
     """Whole n and r with its rest, within half of ln 2: x = n ln 2 + r + rest.  n is never -0."""
     form = FORMATS[v.width(x)]
+    if not v.exact:
+        n = v.round(v.mul(x, v.like(x, LOG2E[form.width][0])))
+        high, low = (v.like(x, -part) for part in LN2_SHORT[form.width])
+        return n, v.fma(n, low, v.fma(n, high, x)), v.like(x, 0.0)
     whole = v.like(x, form.to_whole)
     n = v.sub(v.fma(x, v.like(x, LOG2E[form.width][0]), whole), whole)
     high, low = (v.like(x, -part) for part in LN2[form.width])
@@ -281,8 +313,11 @@ def _split(v: Arithmetic, x: Value) -> Pair:
     """e and f of x = 2^e (1 + f), 1 + f between sqrt(1/2) and sqrt(2), for x that is positive and finite."""
     form = FORMATS[v.width(x)]
     tiny = v.compare("<", x, v.like(x, 2.0 ** (1 - form.bias)))
-    scale = form.fraction + 1
-    bits = v.bits(v.select(tiny, v.mul(x, v.like(x, 2.0**scale)), x))
+    if v.exact:
+        scale, lifted = form.fraction + 1, v.mul(x, v.like(x, 2.0 ** (form.fraction + 1)))
+    else:  # a processor that takes a denormal for 0 does not take its bits for 0
+        scale, lifted = form.bias + form.fraction - 1, v.whole(v.bits(x))
+    bits = v.bits(v.select(tiny, lifted, x))
     one = form.bias << form.fraction
     moved = v.int_add(bits, v.like(bits, one - form.root_half))
     exponent = v.int_add(v.shift_right(moved, v.like(bits, form.fraction)), v.like(bits, form.whole_bits))
@@ -320,20 +355,20 @@ def _log_edges(v: Arithmetic, x: Value, y: Value) -> Value:
 
 
 def sin(v: Arithmetic, x: Value) -> Value:
-    quarter, r, low = _turned(v, v.abs(x))
+    quarter, r, low = v.turned(v.abs(x))
     bits = v.bits(x)
     flipped = v.bit_xor(v.bit_and(bits, v.like(bits, FORMATS[v.width(x)].sign)), _half_turn(v, quarter))
     return _finite(v, x, _wave(v, quarter, flipped, r, low))
 
 
 def cos(v: Arithmetic, x: Value) -> Value:
-    quarter, r, low = _turned(v, v.abs(x))
+    quarter, r, low = v.turned(v.abs(x))
     ahead = v.int_add(quarter, v.like(quarter, 1))
     return _finite(v, x, _wave(v, ahead, _half_turn(v, ahead), r, low))
 
 
 def tan(v: Arithmetic, x: Value) -> Value:
-    quarter, r, low = _turned(v, v.abs(x))
+    quarter, r, low = v.turned(v.abs(x), fine=True)
     s, c = _fast_sum(v, *_sin_near(v, r, low)), _fast_sum(v, *_cos_near(v, r, low))
     odd = _is_odd(v, quarter)
     above = v.select(odd, c[0], s[0]), v.select(odd, c[1], s[1])
@@ -374,8 +409,9 @@ def _cos_near(v: Arithmetic, r: Value, low: Value) -> Pair:
     return high, v.add(rest, v.fma(v.mul(z, z), _polynomial(v, z, COS), v.neg(v.mul(r, low))))
 
 
-def _turned(v: Arithmetic, size: Value) -> tuple[Value, Value, Value]:
-    """The angle without quarter turns: an integer whose last two bits count these, r and its rest."""
+def turned(v: WideArithmetic, size: Value) -> tuple[Value, Value, Value]:
+    """The angle without quarter turns: an integer whose last two bits count these, r and its rest.  In f64 it takes
+    integers of 64 bits, and in f32 f64 as well."""
     form = FORMATS[v.width(size)]
     whole = v.like(size, form.to_whole)
     counted = v.fma(size, v.like(size, TWO_OVER_PI_NEAR[form.width][0]), whole)
@@ -402,7 +438,7 @@ _AHEAD = 64  # zeros before the point, so that the angles of `turn_high` begin w
 _WORDS = tuple(TWO_OVER_PI >> (TURN_BITS - 64 * (at + 1)) & (2**64 - 1) if at >= 0 else 0 for at in range(-1, 20))
 
 
-def _turned_by_bits(v: Arithmetic, size: Value, large: Value) -> tuple[Value, Value, Value]:
+def _turned_by_bits(v: WideArithmetic, size: Value, large: Value) -> tuple[Value, Value, Value]:
     """Payne and Hanek's reduction of an f64: those bits of 2 / pi times its fraction that do not make whole turns."""
     bits = v.bits(size)
 
@@ -461,15 +497,17 @@ def atan2(v: Arithmetic, y: Value, x: Value) -> Value:
     )
     scale = v.select(v.compare(">", large, v.like(x, 2.0 ** (form.bias - 1))), v.like(x, 0.25), scale)
     small, large = v.mul(small, scale), v.mul(large, scale)
+    if not v.exact:  # a compiler may add before it scales, which overflows
+        small, large = v.div(small, large), one
 
     over = v.compare(">", small, v.mul(large, v.like(x, 0.414213562)))
     difference, sum_ = _fast_sum(v, v.neg(large), small), _fast_sum(v, large, small)
     above, above_rest = v.select(over, difference[0], small), v.select(over, difference[1], zero)
     below, below_rest = v.select(over, sum_[0], large), v.select(over, sum_[1], zero)
     t = v.div(above, below)
-    rest = v.add(v.fma(v.neg(t), below, above), v.fma(v.neg(t), below_rest, above_rest))
+    missing = v.add(v.fma(v.neg(t), below, above), v.fma(v.neg(t), below_rest, above_rest)) if v.exact else zero
     z = v.mul(t, t)
-    rest = v.fma(v.mul(t, z), _polynomial(v, z, ATAN), v.div(rest, below))
+    rest = v.fma(v.mul(t, z), _polynomial(v, z, ATAN), v.div(missing, below))
 
     left = v.bits(x)
     left = v.int_compare("!=", v.bit_and(left, v.like(left, form.sign)), v.like(left, 0))
@@ -486,10 +524,9 @@ def atan2(v: Arithmetic, y: Value, x: Value) -> Value:
 
 def pow(v: Arithmetic, x: Value, y: Value) -> Value:
     """2^(y log2 |x|): of f32 in f64, of f64 with a logarithm in two parts.  Then C99's special cases."""
-    form = FORMATS[v.width(x)]
     zero, one, infinity, nan = (v.like(x, value) for value in (0.0, 1.0, INFINITY, NAN))
     size = v.abs(x)
-    powered = _pow_f32(v, size, y) if form.width == 32 else _pow_f64(v, size, y)
+    powered = v.powered(size, y)
 
     grows = v.compare(">", y, zero)
     to_infinity = v.select(v.bit_xor(grows, v.compare("<", size, one)), infinity, zero)
@@ -508,7 +545,12 @@ def pow(v: Arithmetic, x: Value, y: Value) -> Value:
     return v.select(v.bit_or(v.compare("==", y, zero), v.compare("==", x, one)), one, powered)
 
 
-def _pow_f32(v: Arithmetic, size: Value, y: Value) -> Value:
+def powered(v: WideArithmetic, size: Value, y: Value) -> Value:
+    """size^y for a size that is positive and finite; of f32 it takes f64."""
+    return _pow_f32(v, size, y) if v.width(size) == 32 else _pow_f64(v, size, y)
+
+
+def _pow_f32(v: WideArithmetic, size: Value, y: Value) -> Value:
     e, f = _split(v, size)
     wide = v.widen(f)
     one, two = v.like(wide, 1.0), v.like(wide, 2.0)
@@ -526,7 +568,7 @@ def _pow_f32(v: Arithmetic, size: Value, y: Value) -> Value:
     return v.narrow(v.mul(powered, _power_of_2(v, n)))
 
 
-def _pow_f64(v: Arithmetic, size: Value, y: Value) -> Value:
+def _pow_f64(v: WideArithmetic, size: Value, y: Value) -> Value:
     e, f = _split(v, size)
     near, near_rest = _log_in_two_parts(v, f)
     high, low = _times(v, near, LOG2E)
@@ -576,12 +618,14 @@ def _polynomial(v: Arithmetic, x: Value, coefficients: dict[int, tuple[float, ..
 def _fast_sum(v: Arithmetic, a: Value, b: Value) -> Pair:
     """a + b and what its rounding lost, exactly, where |a| >= |b| or a = 0."""
     total = v.add(a, b)
-    return total, v.add(v.sub(a, total), b)
+    return total, v.add(v.sub(a, total), b) if v.exact else v.like(a, 0.0)
 
 
 def _sum(v: Arithmetic, a: Value, b: Value) -> Pair:
     """a + b and what its rounding lost, exactly."""
     total = v.add(a, b)
+    if not v.exact:
+        return total, v.like(a, 0.0)
     of_b = v.sub(total, a)
     return total, v.add(v.sub(a, v.sub(total, of_b)), v.sub(b, of_b))
 
@@ -596,11 +640,15 @@ def _times(v: Arithmetic, a: Value, constant: dict[int, tuple[float, ...]]) -> P
     """The product with a constant in two parts."""
     first, second, *_ = (v.like(a, part) for part in constant[v.width(a)])
     high = v.mul(a, first)
+    if not v.exact:
+        return high, v.mul(a, second)
     return high, v.fma(a, second, v.fma(a, first, v.neg(high)))
 
 
 def _quotient(v: Arithmetic, above: Pair, below: Pair) -> Value:
     """above / below, by one division and a correction; the second parts are roundings of the first."""
+    if not v.exact:
+        return v.div(above[0], below[0])
     inverse = v.div(v.like(above[0], 1.0), below[0])
     q = v.mul(above[0], inverse)
     back = v.neg(q)

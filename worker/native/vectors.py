@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from functools import cache
 
+from ..compiler import functions
 from .llvm import F16, F32, F64, I1, I8, I16, I32, I64, ir, same, undefined
 
 REGISTERS: dict[str, ir.Type] = {
@@ -37,6 +38,8 @@ class Vectors:
 
     `scalef` says that the processor has AVX-512's instruction of this name.
     """
+
+    exact = True
 
     def __init__(self, builder: ir.IRBuilder, lanes: int, scalef: bool = False) -> None:
         self.builder = builder
@@ -317,6 +320,14 @@ class Vectors:
             value = self.builder.insert_element(value, scalar, ir.Constant(I32, lane))
         return value
 
+    # -- parts of functions -------------------------------------------------------------------------------
+
+    def turned(self, size: ir.Value, fine: bool = False) -> tuple[ir.Value, ir.Value, ir.Value]:
+        return functions.turned(self, size)
+
+    def powered(self, size: ir.Value, y: ir.Value) -> ir.Value:
+        return functions.powered(self, size, y)
+
     # -- between kinds ------------------------------------------------------------------------------------
 
     def bits(self, a: ir.Value) -> ir.Value:
@@ -340,6 +351,10 @@ class Vectors:
     def to_real(self, a: ir.Value, kind: ir.Type, signed: bool = True) -> ir.Value:
         """An integer as a float, rounded once."""
         return (self.builder.sitofp if signed else self.builder.uitofp)(a, self.type_of(kind))
+
+    def whole(self, a: ir.Value) -> ir.Value:
+        """An integer without a sign as a float of its size, rounded once."""
+        return self.to_real(a, _FLOATS[self.width(a)], signed=False)
 
     def whole_to_f64(self, a: ir.Value) -> ir.Value:
         """A signed i64 as f64, rounded once."""

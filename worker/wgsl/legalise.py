@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 from ..compiler.expressions import Expr
 
+FOURS = frozenset({"sin", "cos"})  # that have a text of four elements at once, as kernels/fours.py asks for
+
 # (op, dtype of the first operand) -> text; {0} {1} {2} are the operands
 ROWS: dict[tuple[str, str], str] = {
     **{(op, "f32"): f"gm_{op}({{0}})" for op in (
@@ -18,7 +20,7 @@ ROWS: dict[tuple[str, str], str] = {
     )},
     **{(op, "f32"): f"{op}({{0}})" for op in ("sqrt", "floor", "round", "abs")},
     **{(op, "f32"): f"gm_{op}({{0}}, {{1}})" for op in ("max", "min", "pow", "rem", "atan2", "eq", "lt", "le")},
-    **{(op, "f32x4"): f"gm_{op}4({{0}})" for op in ("sin", "cos")},
+    **{(op, "f32x4"): f"gm_{op}4({{0}})" for op in FOURS},
     ("ne", "f32"): "(!gm_eq({0}, {1}))",
     ("gt", "f32"): "gm_lt({1}, {0})",
     ("ge", "f32"): "gm_le({1}, {0})",

@@ -1,11 +1,13 @@
 """WGSL functions for what the built-ins get wrong, as text.
 
 WGSL lets an implementation assume that NaN and Inf do not happen and asks little of exp, log, sin and the rest (on
-lavapipe log is off by 1e4 ulp).  So every special case is decided on bits, and every transcendental is our own
-polynomial: fdlibm's and Cephes' where they have one for f32, N. Juffa's for erf and the reduction of large sin.
-Nothing here relies on fma or on error-free additions that a fast-math compiler may remove.  Software drivers do all
-sides of a branch for every element, and the body of a loop at least once.  So what is rare is short, too: the words of
-2/pi are picked bit by bit of a place; and of four elements (`gm_wave4`) it is done once for each that needs it.
+lavapipe log is off by 1e4 ulp).  So every special case is decided on bits, and every transcendental is that of
+worker/compiler/functions.py, printed by `function_texts.py`.  Here is the text of what they take f64 and integers of 64
+bits for elsewhere: `gm_turn`, an angle without quarter turns, of large ones by N. Juffa's words of 2/pi, and
+`gm_power`, which is fdlibm's.  Nothing relies on fma or on error-free additions that a fast-math compiler may remove.
+Software drivers do all sides of a branch for every element, and the body of a loop at least once.  So what is rare is
+short, too: the words of 2/pi are picked bit by bit of a place; and of four elements (`gm_turn4`) it is done once for
+each that needs it.
 
 Names start with `gm_`; a function may call others, `closure` finds them.  To add one: a `fn` in the text.
 """
@@ -13,6 +15,8 @@ Names start with `gm_`; a function may call others, `closure` finds them.  To ad
 from __future__ import annotations
 
 import re
+
+from .function_texts import definitions
 
 _POW_STEPS = "\n".join(
     "  r = select(r, r * b, (n & 1u) == 1u); b = b * b; n = n >> 1u;" for _ in range(32)
@@ -45,89 +49,44 @@ fn gm_exp_poly(r: f32) -> f32 {
   let q = 0.5f + r * (0.166666667f + r * (0.0416666667f + r * h));
   return 1.0f + (r + r * r * q);
 }
-fn gm_exp(x: f32) -> f32 {
-  let c = clamp(x, -104.0f, 89.0f);
-  let k = round(c * 1.44269504f);
-  let r = (c - k * 0.693145752f) - k * 1.42860677e-6f;
-  return select(gm_scale(gm_exp_poly(r), i32(k)), x, gm_is_nan(x));
-}
-fn gm_exp2(x: f32) -> f32 {
-  let c = clamp(x, -151.0f, 129.0f);
-  let k = round(c);
-  return select(gm_scale(gm_exp_poly((c - k) * 0.693147181f), i32(k)), x, gm_is_nan(x));
-}
-fn gm_expm1(x: f32) -> f32 {
-  let h = 0.00833333333f + x * (0.00138888889f + x * (0.000198412698f + x * 2.48015873e-5f));
-  let q = 0.5f + x * (0.166666667f + x * (0.0416666667f + x * h));
-  return gm_with_sign(select(gm_exp(x) - 1.0f, x + x * x * q, abs(x) < 0.35f), x);
-}
-fn gm_log_poly(f: f32) -> f32 {
-  let s = f / (2.0f + f);
-  let z = s * s;
-  let w = z * z;
-  let t = z * (0.66666662693f + w * 0.28498786688f) + w * (0.40000972152f + w * 0.24279078841f);
-  let h = 0.5f * f * f;
-  return s * (h + t) - h;
-}
-fn gm_log_split(x: f32) -> vec2<f32> {
-  let b = bitcast<u32>(x);
-  let tiny = b < 0x00800000u;
-  let n = select(b, bitcast<u32>(f32(b)), tiny) + 0x004afb0du;
-  let e = i32(n >> 23u) - select(127, 276, tiny);
-  return vec2<f32>(f32(e), bitcast<f32>((n & 0x007fffffu) + 0x3f3504f3u) - 1.0f);
-}
-fn gm_log_edge(x: f32, y: f32) -> f32 {
-  let b = bitcast<u32>(x);
-  let below = select(gm_bits(0x7fc00000u), gm_bits(0xff800000u), (b & 0x7fffffffu) == 0u);
-  return select(select(y, below, b >= 0x80000000u || b == 0u), x, (b & 0x7fffffffu) > 0x7f800000u || b == 0x7f800000u);
-}
-fn gm_log(x: f32) -> f32 {
-  let p = gm_log_split(x);
-  return gm_log_edge(x, ((gm_log_poly(p.y) + p.x * 9.0580006145e-6f) + p.y) + p.x * 0.69313812256f);
-}
-fn gm_log2(x: f32) -> f32 {
-  let p = gm_log_split(x);
-  return gm_log_edge(x, (gm_log_poly(p.y) + p.y) * 1.44269504f + p.x);
-}
-fn gm_log1p(x: f32) -> f32 {
-  let near = x > -0.2928f && x < 0.4142f;
-  let c = select(0.0f, x, near);
-  return select(gm_log(1.0f + x), gm_log_poly(c) + c, near);
-}
-fn gm_tanh(x: f32) -> f32 {
-  let t = gm_expm1(2.0f * min(abs(x), 12.0f));
-  return select(gm_with_sign(t / (t + 2.0f), x), x, gm_is_nan(x));
-}
-fn gm_erf(x: f32) -> f32 {
-  let t = abs(x);
-  let s = x * x;
-  let c = min(t, 6.0f);
-  let d = c * c;
-  var r = -1.72853470e-5f * c + 3.83197126e-4f;
-  r = r * d + (-3.88396438e-3f * c + 2.42546219e-2f);
-  r = r * c - 1.06777877e-1f;
-  r = r * c - 6.34846687e-1f;
-  r = r * c - 1.28717512e-1f;
-  r = r * c - c;
-  let far = gm_with_sign(1.0f - gm_exp(r), x);
-  var p = -5.96761703e-4f;
-  p = p * s + 4.99119423e-3f;
-  p = p * s - 2.67681349e-2f;
-  p = p * s + 1.12819925e-1f;
-  p = p * s - 3.76125336e-1f;
-  p = p * s + 1.28379166e-1f;
-  return select(select(p * x + x, far, t > 0.927734375f), x, gm_is_nan(x));
-}
 fn gm_mul_high(a: u32, b: u32) -> u32 {
   let al = a & 0xffffu; let ah = a >> 16u; let bl = b & 0xffffu; let bh = b >> 16u;
   let m = ah * bl + ((al * bl) >> 16u);
   let n = al * bh + (m & 0xffffu);
   return ah * bh + (m >> 16u) + (n >> 16u);
 }
-fn gm_turn_large(x: f32) -> vec2<f32> {
+struct gm_turned { rest: f32, quarter: u32 }
+struct gm_turned4 { rest: vec4<f32>, quarter: vec4<u32> }
+fn gm_turn_far(x: f32) -> gm_turned {
   let b = bitcast<u32>(x);
   let m = (b << 8u) | 0x80000000u;
-  let e = ((b >> 23u) & 0xffu) - 126u;
+  let e = (b >> 23u) - 126u;
+  let four = (e & 128u) != 0u;
+  let two = (e & 64u) != 0u;
+  let one = (e & 32u) != 0u;
+  let s = e & 31u;
+  let f0 = select(0u, 0x7d4d3770u, four);
+  let f1 = select(0x28be60dbu, 0x36d8a566u, four);
+  let f2 = select(0x9391054au, 0x4f10e410u, four);
+  let f3 = select(0x7f09d5f4u, 0x7f9458eau, four);
+  let t2 = select(f2, 0x7d4d3770u, two);
+  let t3 = select(f3, 0x36d8a566u, two);
+  let t1 = select(f1, f3, two);
+  let w0 = select(select(f0, f2, two), t1, one);
+  let w1 = select(t1, t2, one);
+  let w2 = select(t2, t3, one);
+  let back = (32u - s) & 31u;
+  let some = s != 0u;
+  let hi = select(w0, (w0 << s) | (w1 >> back), some);
+  let mid = select(w1, (w1 << s) | (w2 >> back), some);
+  let high = m * hi + gm_mul_high(m, mid);
+  let rest = f32(bitcast<i32>(high << 2u)) * 3.657295392e-10f;
+  return gm_turned(rest, (high + 0x20000000u) >> 30u);
+}
+fn gm_turn_far_fine(x: f32) -> gm_turned {
+  let b = bitcast<u32>(x);
+  let m = (b << 8u) | 0x80000000u;
+  let e = (b >> 23u) - 126u;
   let four = (e & 128u) != 0u;
   let two = (e & 64u) != 0u;
   let one = (e & 32u) != 0u;
@@ -158,89 +117,43 @@ fn gm_turn_large(x: f32) -> vec2<f32> {
   let nh = 0x40000000u - fh - select(0u, 1u, low != 0u);
   let both = f32(select(fh, nh, upper)) + f32(select(low, nl, upper)) * 2.3283064e-10f;
   let frac = both * (1.57079633f / 1073741824.0f);
-  let r = select(frac, -frac, upper);
-  let negative = b >= 0x80000000u;
-  return vec2<f32>(select(r, -r, negative), f32(select(q, 0u - q, negative) & 3u));
+  return gm_turned(select(frac, -frac, upper), q);
 }
-fn gm_turn(x: f32) -> vec2<f32> {
-  if (abs(x) <= 8192.0f) {
+fn gm_turn(x: f32) -> gm_turned {
+  if (x <= 8192.0f) {
     let k = round(x * 0.636619772f);
     let r = ((x - k * 1.5703125f) - k * 4.837512969970703125e-4f) - k * 7.54978995489188e-8f;
-    return vec2<f32>(r, f32(u32(i32(k)) & 3u));
+    return gm_turned(r, bitcast<u32>(k + 12582912.0f));
   }
-  return gm_turn_large(x);
+  return gm_turn_far(x);
 }
-fn gm_sin_poly(r: f32) -> f32 {
-  let z = r * r;
-  return r + r * z * (-1.6666654611e-1f + z * (8.3321608736e-3f - z * 1.9515295891e-4f));
+fn gm_turn_fine(x: f32) -> gm_turned {
+  if (x <= 8192.0f) {
+    let k = round(x * 0.636619772f);
+    let r = ((x - k * 1.5703125f) - k * 4.837512969970703125e-4f) - k * 7.54978995489188e-8f;
+    return gm_turned(r, bitcast<u32>(k + 12582912.0f));
+  }
+  return gm_turn_far_fine(x);
 }
-fn gm_cos_poly(r: f32) -> f32 {
-  let z = r * r;
-  return 1.0f - 0.5f * z + z * z * (4.166664568298827e-2f + z * (-1.388731625493765e-3f + z * 2.443315711809948e-5f));
-}
-fn gm_unturned(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) >= 0x7f800000u; }
-fn gm_wave(x: f32, shift: u32) -> f32 {
-  if (gm_unturned(x)) { return gm_bits(0x7fc00000u); }
-  let t = gm_turn(x);
-  let q = u32(t.y) + shift;
-  let v = select(gm_sin_poly(t.x), gm_cos_poly(t.x), (q & 1u) == 1u);
-  return select(v, -v, (q & 2u) == 2u);
-}
-fn gm_sin(x: f32) -> f32 { return select(x, gm_wave(x, 0u), gm_nonzero(x)); }
-fn gm_cos(x: f32) -> f32 { return gm_wave(x, 1u); }
-fn gm_wave4(x: vec4<f32>, shift: u32) -> vec4<f32> {
+fn gm_turn4(x: vec4<f32>) -> gm_turned4 {
   let k = round(x * 0.636619772f);
   var r = ((x - k * 1.5703125f) - k * 4.837512969970703125e-4f) - k * 7.54978995489188e-8f;
   var q = bitcast<vec4<u32>>(k + 12582912.0f);
-  var far = abs(x) > vec4<f32>(8192.0f);
+  var far = x > vec4<f32>(8192.0f);
   loop {
     if (!any(far)) { break; }
     let xy = far.x || far.y;
     let one = vec4<bool>(far.x, far.y && !far.x, far.z && !xy, far.w && !(far.z || xy));
-    let t = gm_turn_large(select(select(select(x.w, x.z, far.z), x.y, far.y), x.x, far.x));
-    r = select(r, vec4<f32>(t.x), one);
-    q = select(q, vec4<u32>(u32(t.y)), one);
+    let t = gm_turn_far(select(select(select(x.w, x.z, far.z), x.y, far.y), x.x, far.x));
+    r = select(r, vec4<f32>(t.rest), one);
+    q = select(q, vec4<u32>(t.quarter), one);
     far = far & !one;
   }
-  q = q + shift;
-  let z = r * r;
-  let s = r + r * z * (-1.6666654611e-1f + z * (8.3321608736e-3f - z * 1.9515295891e-4f));
-  let p = z * z * (4.166664568298827e-2f + z * (-1.388731625493765e-3f + z * 2.443315711809948e-5f));
-  let odd = (q & vec4<u32>(1u)) != vec4<u32>();
-  let v = bitcast<vec4<u32>>(select(s, 1.0f - 0.5f * z + p, odd)) ^ ((q & vec4<u32>(2u)) << vec4<u32>(30u));
-  let unturned = (bitcast<vec4<u32>>(x) & vec4<u32>(0x7fffffffu)) >= vec4<u32>(0x7f800000u);
-  return bitcast<vec4<f32>>(select(v, vec4<u32>(0x7fc00000u), unturned));
-}
-fn gm_sin4(x: vec4<f32>) -> vec4<f32> {
-  return select(x, gm_wave4(x, 0u), (bitcast<vec4<u32>>(x) & vec4<u32>(0x7fffffffu)) != vec4<u32>());
-}
-fn gm_cos4(x: vec4<f32>) -> vec4<f32> { return gm_wave4(x, 1u); }
-fn gm_tan(x: f32) -> f32 {
-  if (gm_unturned(x)) { return gm_bits(0x7fc00000u); }
-  if (!gm_nonzero(x)) { return x; }
-  let t = gm_turn(x);
-  let s = gm_sin_poly(t.x);
-  let c = gm_cos_poly(t.x);
-  let odd = (u32(t.y) & 1u) == 1u;
-  return select(s, -c, odd) / select(c, s, odd);
-}
-fn gm_atan2(y: f32, x: f32) -> f32 {
-  let a = abs(y);
-  let b = abs(x);
-  let small = min(a, b);
-  let large = max(a, b);
-  let ratio = select(select(small / large, 1.0f, bitcast<u32>(small) == 0x7f800000u), 0.0f, bitcast<u32>(large) == 0u);
-  let over = ratio > 0.41421356f;
-  let t = select(ratio, (ratio - 1.0f) / (ratio + 1.0f), over);
-  let z = t * t;
-  let p = (((8.05374449538e-2f * z - 1.38776856032e-1f) * z + 1.99777106478e-1f) * z - 3.33329491539e-1f) * z * t + t;
-  let r = p + select(0.0f, 0.785398163f, over);
-  let s = select(r, 1.57079633f - r, a > b);
-  let u = select(s, 3.14159265f - s, bitcast<u32>(x) >= 0x80000000u);
-  return select(gm_with_sign(u, y), gm_bits(0x7fc00000u), gm_is_nan(x) || gm_is_nan(y));
+  return gm_turned4(r, q);
 }
 fn gm_high(x: f32) -> f32 { return bitcast<f32>(bitcast<u32>(x) & 0xfffff000u); }
-fn gm_pow_core(a: f32, y: f32) -> f32 {
+fn gm_power(a: f32, by: f32) -> f32 {
+  let y = clamp(by, -4.0e9f, 4.0e9f);
   let b = bitcast<u32>(a);
   let tiny = b < 0x00800000u;
   let w = select(b, bitcast<u32>(f32(b)), tiny);
@@ -283,33 +196,6 @@ fn gm_pow_core(a: f32, y: f32) -> f32 {
   let e = round(z);
   let f = select((qh - e) + ql, z - e, abs(z) >= 159.0f);
   return gm_scale(gm_exp_poly(f * 0.693147181f), i32(e));
-}
-fn gm_pow(x: f32, y: f32) -> f32 {
-  let a = abs(x);
-  let m = abs(y);
-  let ab = bitcast<u32>(a);
-  let mb = bitcast<u32>(m);
-  if (mb == 0u || bitcast<u32>(x) == 0x3f800000u) { return 1.0f; }
-  if (ab > 0x7f800000u || mb > 0x7f800000u) { return gm_bits(0x7fc00000u); }
-  let grows = bitcast<u32>(y) < 0x80000000u;
-  let infinite = gm_bits(0x7f800000u);
-  if (mb == 0x7f800000u) {
-    if (ab == 0x3f800000u) { return 1.0f; }
-    return select(0.0f, infinite, (ab > 0x3f800000u) == grows);
-  }
-  let whole = mb >= 0x4b800000u || (mb >= 0x3f800000u && floor(m) == m);
-  let odd = whole && mb < 0x4b800000u && (u32(m) & 1u) == 1u;
-  let negative = bitcast<u32>(x) >= 0x80000000u;
-  var r = 0.0f;
-  if (ab == 0u || ab == 0x7f800000u) {
-    r = select(0.0f, infinite, (ab != 0u) == grows);
-  } else if (negative && !whole) {
-    return gm_bits(0x7fc00000u);
-  } else {
-    let far = m > 4.0e9f;
-    r = gm_pow_core(a, select(y, gm_with_sign(4.0e9f, y), far));
-  }
-  return select(r, -r, negative && odd);
 }
 fn gm_rem(x: f32, y: f32) -> f32 {
   let a = bitcast<u32>(x) & 0x7fffffffu;
@@ -396,11 +282,11 @@ _NAME = re.compile(r"\bgm_[a-z0-9_]+")
 
 def _definitions() -> dict[str, str]:
     functions: dict[str, str] = {}
-    for block in re.split(r"\n(?=fn |var<)", TEXT.strip()):
+    for block in re.split(r"\n(?=fn |var<|struct )", TEXT.strip()):
         name = _NAME.search(block)
         assert name is not None
         functions[name.group()] = block
-    return functions
+    return functions | definitions()
 
 
 FUNCTIONS: dict[str, str] = _definitions()

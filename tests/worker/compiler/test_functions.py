@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.dawn import needs_dawn, refusal
 from support.vector_functions import TARGETS, Compiled, object_code, undefined_symbols, without_avx512
 
+from worker.compiler import functions
 from worker.compiler.functions import FUNCTIONS
 from worker.native.llvm import Processor, this_processor
+from worker.wgsl.function_texts import definition
+from worker.wgsl.polyfills import closure
 
 pytestmark = pytest.mark.skipif(not this_processor().has_fma, reason="the native engine needs fma")
 
@@ -114,6 +119,22 @@ def test_results_are_near_the_exact_ones(name: str, dtype: str) -> None:
         pytest.skip("there is no wider float")
     error, where = worst(name, dtype, samples(name, dtype, 20_000, seed=1))
     assert error <= ULP_MAX[name, dtype], f"{name}{tuple(where)} is {error} units off"
+
+
+@needs_dawn
+def test_the_example_of_the_docs_is_a_function_of_both_printers() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "native.md").read_text()
+    (example,) = re.findall(r"```python\n(def logistic.*?)```", page, re.DOTALL)
+    names: dict[str, Any] = {**vars(functions), "FUNCTIONS": dict(FUNCTIONS)}
+    exec(example, names)
+    logistic = names["FUNCTIONS"]["logistic"]
+    x = np.linspace(-80, 80, 1001, dtype=np.float32)
+    right = 1 / (1 + np.exp(-x.astype(np.float64)))
+    np.testing.assert_allclose(Compiled(logistic, ["f32"], "f32", 8)(x), right, rtol=3e-7)
+    text = definition("gm_logistic", logistic)
+    main = "@group(0) @binding(0) var<storage, read_write> x: array<f32>;\n@compute @workgroup_size(1)\n"
+    main += "fn main() { x[0] = gm_logistic(x[0]); }"
+    assert "return" in text and not refusal("\n".join([closure(text), text, main]))
 
 
 @pytest.mark.long

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from ...compiler.expressions import Builder, Expr
 from ..kernel_ir import walk
-
-FOURS = frozenset({"sin", "cos"})
+from ..legalise import FOURS
 
 Four = tuple[Expr, ...]
 
