@@ -108,7 +108,7 @@ class Arithmetic(Protocol):
 
 
 class WideArithmetic(Arithmetic, Protocol):
-    """Those of a target with f64 and integers of 64 bits, for which `turned` and `powered` are written here."""
+    """The operations of a target with f64 and integers of 64 bits; `turned` and `powered` are written here for it."""
 
     def int_mul(self, a: Value, b: Value) -> Value: ...
     def int_mul_high(self, a: Value, b: Value) -> Value: ...

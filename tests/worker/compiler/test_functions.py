@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import math
 import re
@@ -122,12 +123,16 @@ def test_results_are_near_the_exact_ones(name: str, dtype: str) -> None:
 
 
 @needs_dawn
-def test_the_example_of_the_docs_is_a_function_of_both_printers() -> None:
+def test_the_example_of_the_docs_is_a_function_of_both_printers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = (Path(__file__).parents[3] / "docs" / "native.md").read_text()
     (example,) = re.findall(r"```python\n(def logistic.*?)```", page, re.DOTALL)
-    names: dict[str, Any] = {**vars(functions), "FUNCTIONS": dict(FUNCTIONS)}
-    exec(example, names)
-    logistic = names["FUNCTIONS"]["logistic"]
+    monkeypatch.setattr(functions, "FUNCTIONS", dict(FUNCTIONS))
+    (tmp_path / "example_of_the_docs.py").write_text(f"from {functions.__name__} import *\n\n\n{example}")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("example_of_the_docs")
+    logistic = functions.FUNCTIONS["logistic"]
     x = np.linspace(-80, 80, 1001, dtype=np.float32)
     right = 1 / (1 + np.exp(-x.astype(np.float64)))
     np.testing.assert_allclose(Compiled(logistic, ["f32"], "f32", 8)(x), right, rtol=3e-7)
