@@ -16,6 +16,7 @@ from .importers.torch import from_torch
 from .inference import AsyncInferenceServer, InferenceServer
 from .models.load import load
 from .models.model import InputSpec, Model
+from .models.quantise import quantise
 from .models.safetensors import load_safetensors, save_safetensors
 from .numpy import random
 from .originals import Coordinator, FaultHandler, HealthMonitor, auto_partition, partition, select
@@ -112,6 +113,7 @@ __all__ = [
     "on_grid",
     "optim",
     "partition",
+    "quantise",
     "random",
     "rank",
     "realise",

@@ -17,13 +17,12 @@ from typing import Any
 import numpy as np
 
 from wire.errors import Cancelled, InputError, NodeLost, QueueFull
-from wire.ir.dtypes import dtype_of
 
 from ..client.async_mesh import AsyncMesh
 from ..client.session import AsyncSession
 from ..core.array import handle_array
 from ..functions.step_trace import Stepping
-from ..models.decoder import Text
+from ..models.decoder import Text, table_of
 from ..models.model import Model
 from ..util.units import counted
 from . import kv_cache_step, sampling
@@ -207,8 +206,7 @@ class Generating:
         self._mode = mode if mode != "auto" else "on" if mesh.live() or mesh.reproducible else "off"  # and so it stays
         self._queue = queue
         self._params = {name: handle_array(handle) for name, handle in model.handles.items()}
-        table = model.weights[self._text.decoder.table]
-        self._dtype, self.vocabulary = dtype_of(table), table.shape[0]
+        self._dtype, self.vocabulary = table_of(model.weights, self._text.decoder)
         self._slots = Slots(slots, chunk, self._text.decoder.positions_max)
         self._streams: dict[int, TokenStream] = {}
         self._numbers = itertools.count()

@@ -23,7 +23,7 @@ from wire.ir.types import TensorType
 from .. import numpy as mnp
 from ..core.array import Array, apply
 from ..core.handle import Handle
-from ..models.decoder import Decoder, attended
+from ..models.decoder import Decoder, Scores, attended
 from ..transforms.control_flow import cond
 from . import sampling
 from .settings import Room
@@ -108,14 +108,14 @@ def _layer(decoder: Decoder, number: int, params: Mapping[str, Array], length: i
         column = mnp.astype(mnp.arange(x.shape[1]), mnp.int32)[None]
         positions, meant = start[:, None] + column, column < count[:, None]
 
-        def attend(_: int, q: Array, k: Array, v: Array, scale: float) -> Array:
+        def attend(_: int, q: Array, k: Array, v: Array, scores: Scores) -> Array:
             caches[:] = [_written(old, new, positions, meant) for old, new in ((keys, k), (values, v))]
             there = mnp.astype(mnp.arange(length), mnp.int32)
             seen = there <= positions[:, :, None]
             if window is not None and window < length:
                 seen = seen & (there > positions[:, :, None] - window)
             k, v = (mnp.astype(cache, q.dtype) for cache in caches)
-            return attended(q, k, v, seen[:, None], scale)
+            return attended(q, k, v, seen[:, None], scores, there[None])
 
         x = decoder.layer(params, number, x, positions, attend)
         return x, *caches

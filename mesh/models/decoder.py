@@ -9,14 +9,39 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from wire.ir.dtypes import F32, DType, dtype_of
 
 from .. import numpy as mnp
 from ..core.array import Array
-from ..nn.attention import scaled_dot_product_attention
+from ..nn.attention import masked, masked_value, scaled_dot_product_attention
+from ..nn.functions import softmax
+from ..nn.packed import WORDS
+from ..nn.precision import wide
+from ..numpy.promotion import cast
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """How queries score keys: by their products times `scale`.
+
+    `cap` bends scores into (-cap, cap) by a tanh.  `slopes` f32 (heads,) times a key's place is added (Press et al.,
+    2021, arXiv 2108.12409).  `sinks` (heads,) is one more score, which takes its part of the attention and gives
+    nothing (Xiao et al., 2023, arXiv 2309.17453).
+    """
+
+    scale: float
+    cap: float | None = None
+    slopes: Array | None = None
+    sinks: Array | None = None
+
 
 Params = Mapping[str, Array]
-Attend = Callable[[int, Array, Array, Array, float], Array]
-"""(layer, queries (batch, heads, n, size), keys and values (batch, kv_heads, n, size), scale) to what was looked up,
+Attend = Callable[[int, Array, Array, Array, Scores], Array]
+"""(layer, queries (batch, heads, n, size), keys and values (batch, kv_heads, n, size), scores) to what was looked up,
 (batch, heads, n, size)."""
 
 
@@ -26,7 +51,8 @@ class Decoder:
     next x, and `head(params, x)` of x (..., width) logits (..., vocab); ids and positions are i32 (batch, n).
 
     `positions_max` is how many tokens it was made for, None where nothing says so; `windows` how far each layer looks
-    back, None for all the way.  `table` names the weight with a row per token, whose dtype the model computes in.
+    back, None for all the way.  `table` names the weight with a row per token; the model computes in `dtype`, that of
+    the table where nothing is told.
     """
 
     embed: Callable[[Params, Array, Array], Array]
@@ -37,6 +63,7 @@ class Decoder:
     size: int
     positions_max: int | None
     table: str
+    dtype: DType | None = None
 
     @property
     def layers(self) -> int:
@@ -52,18 +79,55 @@ class Text:
     ends: tuple[int, ...]
 
 
-def whole(masks: Mapping[int | None, Array | None], windows: tuple[int | None, ...]) -> Attend:
-    """Attention among the tokens that are there, under the mask of each layer's window."""
-    return lambda number, q, k, v, scale: attended(q, k, v, masks[windows[number]], scale)
+def table_of(weights: Mapping[str, NDArray[Any]], decoder: Decoder) -> tuple[DType, int]:
+    """The dtype that a model computes in, and how many tokens it knows."""
+    table = weights.get(decoder.table)
+    if table is None:  # it is packed, its tokens last
+        return decoder.dtype or F32, weights[f"{decoder.table}.{WORDS}"].shape[1]
+    return decoder.dtype or dtype_of(table), table.shape[0]
 
 
-def attended(q: Array, k: Array, v: Array, mask: Array | None, scale: float) -> Array:
-    """Attention whose heads may share keys and values: these stand side by side along an axis of their own."""
+def whole(masks: Mapping[int | None, Array | None], windows: tuple[int | None, ...], places: Array) -> Attend:
+    """Attention among the tokens that are there, at these places, under the mask of each layer's window."""
+    return lambda number, q, k, v, scores: attended(q, k, v, masks[windows[number]], scores, places)
+
+
+def attended(q: Array, k: Array, v: Array, mask: Array | None, scores: Scores, places: Array) -> Array:
+    """Attention to keys at `places` (batch or 1, keys), under a bool mask (..., n, keys).
+
+    Heads may share keys and values: these stand side by side along an axis of their own.
+    """
     batch, heads, length, size = q.shape
     shared = k.shape[1]
+    near = mask
+    if scores.slopes is not None:
+        far = cast(scores.slopes[:, None, None] * mnp.astype(places, mnp.float32)[:, None, None, :], q.type.dtype)
+        near = far if mask is None else mnp.where(mask, far, masked_value(q.type.dtype))
     if shared == heads:
-        return scaled_dot_product_attention(q, k, v, mask, scale=scale)
-    grouped = mnp.reshape(q, (batch, shared, heads // shared, length, size))
-    near = mask if mask is None or mask.ndim == 2 else mask[:, :, None]
-    looked = scaled_dot_product_attention(grouped, k[:, :, None], v[:, :, None], near, scale=scale)
-    return mnp.reshape(looked, (batch, heads, length, size))
+        return _looked_up(q, k, v, near, scores, scores.sinks)
+    shape = (batch, shared, heads // shared, length, size)
+    if near is not None and near.ndim > 2:
+        near = (
+            near[:, :, None]
+            if near.shape[1] == 1
+            else mnp.reshape(near, (*near.shape[:1], *shape[1:3], *near.shape[2:]))
+        )
+    sinks = None if scores.sinks is None else mnp.reshape(scores.sinks, shape[1:3])
+    looked = _looked_up(mnp.reshape(q, shape), k[:, :, None], v[:, :, None], near, scores, sinks)
+    return mnp.reshape(looked, (batch, heads, length, v.shape[-1]))
+
+
+def _looked_up(q: Array, k: Array, v: Array, mask: Array | None, how: Scores, sinks: Array | None) -> Array:
+    """(..., n, size) for q (..., n, size); `sinks` has the axes of the heads."""
+    if how.cap is None and sinks is None:
+        return scaled_dot_product_attention(q, k, v, mask, scale=how.scale)
+    scores = wide(q @ k.mT) * how.scale
+    if how.cap is not None:
+        scores = how.cap * mnp.tanh(scores / how.cap)
+    if mask is not None:
+        scores = masked(scores, mask)
+    if sinks is None:
+        return cast(softmax(scores), v.type.dtype) @ v
+    more = mnp.broadcast_to(cast(sinks, scores.type.dtype)[..., None, None], (*scores.shape[:-1], 1))
+    parts = softmax(mnp.concat([scores, more], axis=-1))
+    return cast(parts[..., :-1], v.type.dtype) @ v

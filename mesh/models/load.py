@@ -44,6 +44,7 @@ def _of_class(module: str, name: str) -> Callable[[Any], bool]:
 
 FORMATS: tuple[Format, ...] = (
     Format("a graph (.wire)", _named_like(".wire"), "wire_file"),
+    Format("a GGUF file (.gguf)", _named_like(".gguf"), "gguf"),
     Format("a folder with config.json and safetensors", _is_folder, "huggingface"),
     Format("an ONNX file (.onnx)", _named_like(".onnx"), "onnx", "onnx"),
     Format("an onnx.ModelProto", _of_class("onnx", "ModelProto"), "onnx", "onnx"),
@@ -56,7 +57,7 @@ def load(source: Any, dims: Mapping[str, int] | None = None) -> Model:
     Parameters
     ----------
     source : str, Path or object
-        A .wire or .onnx file, a folder with config.json and safetensors, or an onnx.ModelProto.
+        A .wire, .gguf or .onnx file, a folder with config.json and safetensors, or an onnx.ModelProto.
     dims : mapping of str to int, optional
         Sizes of free dimensions by name.
 

@@ -131,6 +131,9 @@ class Model:
         Other names of params.
     hint : str, optional
         What to do if inputs do not fit.
+    matrices : mapping of str to str, optional
+        The params that may be packed (`mesh.quantise`): "matrix" (out, in), "transposed" (in, out) or "table", whose
+        rows are looked up, too.
 
     Raises
     ------
@@ -177,6 +180,7 @@ class Model:
         buffers: Mapping[str, NDArray[Any]] | None = None,
         tied: Mapping[str, str] | None = None,
         hint: str = "",
+        matrices: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
         self.inputs = tuple(inputs)
@@ -186,6 +190,7 @@ class Model:
         self.tied = tied if tied is not None else {}
         self.text = text
         self.hint = hint
+        self.matrices = matrices if matrices is not None else {}
         self._function = function
         self._graphs: Latest[WireGraph] = Latest(GRAPHS_COUNT, GRAPHS_BYTES)
 
@@ -386,7 +391,7 @@ class Model:
                 raise InputError(f"the param {name!r} is {kind}, expected {wanted}")
         return Model(
             self.name, self._function, self.inputs, self.outputs, named, self.text,
-            buffers=self.buffers, tied=self.tied, hint=self.hint,
+            buffers=self.buffers, tied=self.tied, hint=self.hint, matrices=self.matrices,
         )  # fmt: skip
 
     @property

@@ -13,15 +13,20 @@ import torch
 import transformers
 
 HERE = Path(__file__).parent
-NAMES = ("gpt2", "llama", "llama3", "mistral", "qwen2", "qwen2-windows", "qwen3")
+NAMES = (
+    "gpt2", "llama", "llama3", "mistral", "qwen2", "qwen2-windows", "qwen3", "bloom", "gemma", "gemma2", "gemma3",
+    "gpt-neox", "gpt-neox-serial", "gpt-oss", "mixtral", "opt", "opt-norms-after", "phi3", "phi3-long", "qwen2-moe",
+    "qwen3-moe",
+)  # fmt: skip
 LENGTHS = (1, 4, 7, 9)
-TOKENS = 14
+TOKENS = 32
 
 
 def main() -> None:
     found = {}
     for place, name in enumerate(NAMES):
         model = transformers.AutoModelForCausalLM.from_pretrained(HERE / "huggingface" / name).eval()
+        positions = getattr(model.config, "max_position_embeddings", 64)
         rng = np.random.default_rng(place)
         prompts = [rng.integers(2, 50, length).tolist() for length in LENGTHS]
         said = []
@@ -29,7 +34,8 @@ def main() -> None:
             ids = torch.tensor([prompt])
             with torch.no_grad():
                 whole = model.generate(
-                    ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=TOKENS,
+                    ids, attention_mask=torch.ones_like(ids), do_sample=False,
+                    max_new_tokens=min(TOKENS, positions + 1 - len(prompt)),
                     eos_token_id=None, pad_token_id=0,
                 )  # fmt: skip
             said.append(whole[0, len(prompt) :].tolist())

@@ -37,7 +37,8 @@ def main() -> None:
             stored.append(array)
         return arrays[key]
 
-    for model_type, kind in KINDS.items():
+    for model_type in huggingface_cases.BASES:
+        kind = KINDS[model_type]
         print(model_type, flush=True)
         config = getattr(transformers, huggingface_cases.MAIN[model_type]).config_class
         kept["defaults"][model_type] = {

@@ -14,31 +14,57 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import Any
 
-from wire.errors import Unsupported
+from wire.errors import InputError, Unsupported
 
 from ...models.decoder import Text
 from ...models.model import Model
 from ...util.units import counted
-from . import bert, distilbert, gpt2, llama, t5, vit
+from . import bert, clip, decoders, distilbert, t5, vit, whisper
 from .config import Config
-from .family import Family, Kind
-from .weights import Arrays, cast, left_out, load_weights, read_by, read_json
+from .family import Kind
+from .quantised import with_packed
+from .weights import Arrays, cast, is_packed, left_out, load_weights, noted_by, read_json
 
 KINDS: dict[str, Kind] = {
     "bert": bert.BERT,
     "distilbert": distilbert.DISTILBERT,
-    "gpt2": gpt2.GPT2,
-    "llama": llama.LLAMA,
-    "mistral": llama.MISTRAL,
-    "qwen2": llama.QWEN2,
-    "qwen3": llama.QWEN3,
+    **clip.CLIP,
+    **decoders.KINDS,
     "roberta": bert.ROBERTA,
     "t5": t5.T5,
     "vit": vit.VIT,
+    "whisper": whisper.WHISPER,
     "xlm-roberta": bert.XLM_ROBERTA,
 }
 ELSE = "Export the model to ONNX, or use mesh.from_torch"
+MISSING: dict[str, str] = {  # of model types that are refused: what would have to be written for them
+    "cohere": "norms of heads without a bias and scaled logits",
+    "cohere2": "layers without positions and scaled logits",
+    "deepseek_v2": "latent attention and groups of experts",
+    "deepseek_v3": "latent attention and groups of experts",
+    "falcon": "its attention with one key for all heads",
+    "falcon_mamba": "state-space layers",
+    "gemma3": "the tower for images; its language model alone is a gemma3_text model",
+    "gemma3n": "per-layer inputs",
+    "glm4_moe": "groups of experts",
+    "granite": "multipliers of its layers",
+    "gptj": "rotary positions of neighbouring pairs",
+    "llama4": "layers without positions and its router",
+    "mamba": "state-space layers",
+    "mamba2": "state-space layers",
+    "mllama": "the tower for images",
+    "olmo2": "norms behind the layers alone",
+    "phi": "its partial rotary positions with biases",
+    "phimoe": "its router",
+    "qwen2_5_vl": "the tower for images",
+    "qwen2_vl": "the tower for images",
+    "qwen3_next": "linear attention",
+    "qwen3_vl": "the tower for images",
+    "rwkv": "its recurrent layers",
+    "starcoder2": "norms with a bias beside shared keys",
+}
 
 
 def load(folder: Path) -> Model:
@@ -53,21 +79,48 @@ def load(folder: Path) -> Model:
     kind = KINDS.get(model_type) if isinstance(model_type, str) else None
     if kind is None:
         known = f"Known: {', '.join(KINDS)}"
-        raise Unsupported(f"{folder} holds a model of the type {model_type!r}", next_step=f"{known}. {ELSE}")
-    config = Config(settings, kind.keys, file)
+        missing = MISSING.get(str(model_type))
+        why = f" (missing: {missing})" if missing else ""
+        raise Unsupported(f"{folder} holds a model of the type {model_type!r}{why}", next_step=f"{known}. {ELSE}")
+    weights, quantised = load_weights(folder), settings.pop("quantization_config", None)
+    if quantised is not None:
+        weights = with_packed(weights, quantised, file)
+    return made(kind, settings, weights, file, folder)
+
+
+def made(
+    kind: Kind, settings: dict[str, Any], weights: Arrays, file: Path, folder: Path, name: str = "", mixed: bool = False
+) -> Model:
+    """The model of these settings, told by `file`, and weights, told by `folder`, where its tokenizer is looked for.
+
+    `mixed` weights stay in the dtypes that they have, which may be fewer bits than the model computes in.
+    """
+    config = Config(_by_one_name(settings, kind, file), kind.keys, file)
     if config.architecture and config.architecture not in kind.architectures:
         raise config.unknown("architectures", settings["architectures"], kind.architectures)
-    weights = cast(load_weights(folder), config)
+    weights = weights if mixed else cast(weights, config)
     family = kind.make(config, weights)
-    read = _account(kind, family, weights, folder)
-    name = str(settings.get("_name_or_path") or folder.resolve().name)
+    noted = noted_by(family.function, family.inputs, weights)
+    read = _account(kind, noted.read & weights.keys(), weights, folder)
+    packed = {name: array for name, array in read.items() if is_packed(name, read)}
+    params = {name: array for name, array in read.items() if name not in packed}
+    name = name or str(settings.get("_name_or_path") or folder.resolve().name)
     text = Text(family.decoder, folder, _ends(config, folder)) if family.decoder else None
-    return Model(name, family.function, family.inputs, family.outputs, read, text)
+    return Model(
+        name, family.function, family.inputs, family.outputs, params, text, buffers=packed, matrices=noted.matrices
+    )
 
 
-def _account(kind: Kind, family: Family, weights: Arrays, folder: Path) -> Arrays:
+def _by_one_name(settings: dict[str, Any], kind: Kind, file: Path) -> dict[str, Any]:
+    """The settings with one name for each."""
+    for other, name in kind.renamed.items():
+        if other in settings and settings.get(name, settings[other]) != settings[other]:
+            raise InputError(f"{file}: {name} = {settings[name]!r:.60} and {other} = {settings[other]!r:.60} are one")
+    return {kind.renamed.get(name, name): value for name, value in settings.items()}
+
+
+def _account(kind: Kind, read: set[str], weights: Arrays, folder: Path) -> Arrays:
     """The weights that the model reads; Unsupported naming others, but for those that are known to be none."""
-    read = read_by(family.function, family.inputs, weights)
     others = weights.keys() - read
     dropped = left_out(others, kind.dropped)
     others -= dropped | left_out(others, kind.left)

@@ -52,6 +52,17 @@ class Config:
         self.read.add(key)
         return self._values.get(key, row.default)
 
+    def nested(self, key: str, keys: Mapping[str, Key]) -> Config:
+        """The settings in a setting, by a table of their own."""
+        values = self[key] or {}
+        if not isinstance(values, Mapping):
+            raise InputError(f"{self.file}: {key} is an object, got {values!r:.60}")
+        return Config(values, keys, self.file)
+
+    def knows(self, key: str) -> bool:
+        """Whether the table of keys has it as one that is used."""
+        return isinstance(self._keys.get(key), Used)
+
     def integer(self, key: str, instead: Any = _REQUIRED, least: int = 1) -> int:
         """An integer, positive or from `least` on; `instead` of null."""
         value = self[key]

@@ -34,7 +34,7 @@ class Kind:
     """A model type: the keys of its settings, the classes of transformers that are known, and how a model is made.
 
     `left` are patterns of tensors that older files hold and that are no weights, with the reason; `dropped` those of
-    parts that are not loaded, which a warning names.
+    parts that are not loaded, which a warning names.  `renamed` are other names of keys.
     """
 
     keys: Mapping[str, Key]
@@ -42,6 +42,7 @@ class Kind:
     make: Callable[[Config, Arrays], Family]
     left: Mapping[str, str] = field(default_factory=dict)
     dropped: Mapping[str, str] = field(default_factory=dict)
+    renamed: Mapping[str, str] = field(default_factory=dict)
 
 
 IDS = InputSpec("input_ids", I32, ("batch", "length"))
@@ -146,7 +147,8 @@ def both(left: Array | None, right: Array | None) -> Array | None:
     return left & right
 
 
-def is_causal(config: Config, weights: Arrays, prefix: str) -> bool:
-    """Whether it is a language model, by its own word, its head, or its names: GPT-2's own files have no head."""
+def is_causal(config: Config, weights: Arrays, below: bool) -> bool:
+    """Whether it is a language model, by its own word, its head, or its names, which are `below` the base model's:
+    GPT-2's own files have no head."""
     named = config.architecture.endswith(("LMHeadModel", "ForCausalLM"))
-    return named or "lm_head.weight" in weights or bool(prefix)
+    return named or "lm_head.weight" in weights or below

@@ -1,7 +1,7 @@
 """Weights: the tensors of a folder's files by name, every one of them accounted for.
 
 A family reads weights by name and by the shape that the settings give them.  While a model is loaded, its function is
-run once on types alone (`read_by`), which notes what was read: a tensor that is missing, has another shape, or is left
+run once on types alone (`noted_by`), which notes what was read: a tensor that is missing, has another shape, or is left
 over is an error naming it.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Collection, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wire.errors import InputError
-from wire.ir.dtypes import DType, dtype_of
+from wire.ir.dtypes import BF16, F16, DType, dtype_of
 from wire.ir.types import TensorType
 
 from ... import nn
+from ... import numpy as mnp
 from ...core.array import Array, argument
 from ...models.model import Function, InputSpec
 from ...models.safetensors import load_safetensors
 from ...nn import embedding
+from ...nn.packed import PARTS, WORDS, packed_product, packed_rows, parts_of
+from ...transforms.composite import composite
 from .config import DTYPES, Config
 
 Arrays = dict[str, NDArray[Any]]
@@ -65,12 +68,48 @@ class Weights:
             )
         return tensor
 
-    def linear(self, name: str, x: Array, out: str | int, *, bias: bool = True) -> Array:
-        """x (..., n) @ weight (out, n).T + bias (out,)."""
-        weight = self(f"{name}.weight", out, x.shape[-1])
-        return nn.linear(x, weight, self(f"{name}.bias", out) if bias else None)
+    def linear(
+        self, name: str, x: Array, out: str | int, *, bias: bool = True, transposed: bool = False, rounds: bool = True
+    ) -> Array:
+        """x (..., n) @ weight (out, n).T + bias (out,); `transposed` weights lie (n, out).
+
+        `rounds` says whether `mesh.quantise` may round the weight: a router's scores decide, and are not averaged.
+        """
+        packed = parts_of(self._params, f"{self._prefix}{name}.weight")
+        if packed is not None:
+            product = self._product(f"{name}.weight", packed, x, out)
+        elif transposed:
+            product = x @ self(f"{name}.weight", x.shape[-1], out)
+        else:
+            product = _by_rows(x, self(f"{name}.weight", out, x.shape[-1]))
+        if rounds:
+            self._note(f"{name}.weight", "transposed" if transposed else "matrix")
+        return product + self(f"{name}.bias", out) if bias else product
+
+    def logits(self, name: str, x: Array, rows: str, width: str) -> Array:
+        """x (..., width) by every row of a table of tokens."""
+        packed = parts_of(self._params, self._prefix + name)
+        if packed is not None:
+            return self._product(name, packed, x, rows)
+        self._note(name, "matrix")
+        return _by_rows(x, self(name, rows, width))
+
+    def _note(self, name: str, kind: str) -> None:
+        """Tell params that note it what this weight is."""
+        if isinstance(self._params, Noted) and self._params.matrices.get(self._prefix + name) != "table":
+            self._params.matrices[self._prefix + name] = kind
+
+    def _product(self, name: str, packed: dict[str, Array], x: Array, out: str | int) -> Array:
+        wanted, outputs = self._sizes[out] if isinstance(out, str) else out, packed[WORDS].shape[1]
+        if outputs != wanted:
+            raise InputError(f"{self._prefix + name} has {outputs} outputs in the files, and {out} = {wanted}")
+        return packed_product(x, packed)
 
     def embedding(self, name: str, ids: Any, rows: str, width: str) -> Array:
+        packed = parts_of(self._params, f"{self._prefix}{name}.weight")
+        if packed is not None:
+            return packed_rows(packed, mnp.asarray(ids), self._sizes[width])
+        self._note(f"{name}.weight", "table")
         return embedding(ids, self(f"{name}.weight", rows, width))
 
     def layer_norm(self, name: str, x: Array, eps: float) -> Array:
@@ -81,12 +120,20 @@ class Weights:
         return nn.rms_norm(x, self(f"{name}.weight", x.shape[-1]), eps=eps)
 
 
+def _by_rows(x: Array, weight: Array) -> Array:
+    """x (..., in) by the rows of a weight (out, in), which may be of fewer bits than x."""
+    if weight.type.dtype is x.type.dtype or weight.type.dtype not in (F16, BF16):
+        return nn.linear(x, weight)
+    return composite("narrow_product", nn.linear, x, weight)  # whose kernel widens what it loads
+
+
 class Noted(dict[str, Array]):
-    """Params that note which of them were read."""
+    """Params that note which of them were read, and which of these are matrices that may be packed."""
 
     def __init__(self, params: Mapping[str, Array]) -> None:
         super().__init__(params)
         self.read: set[str] = set()
+        self.matrices: dict[str, str] = {}
 
     def __getitem__(self, name: str) -> Array:
         self.read.add(name)
@@ -97,8 +144,8 @@ class Noted(dict[str, Array]):
         return super().get(name, default)
 
 
-def read_by(function: Function, inputs: tuple[InputSpec, ...], weights: Arrays) -> set[str]:
-    """The names of the weights that the function reads, by a run on their types with one row of one token."""
+def noted_by(function: Function, inputs: tuple[InputSpec, ...], weights: Arrays) -> Noted:
+    """The weights, with those noted that the function reads, by a run on their types with one row of one token."""
     types = {name: TensorType(array.shape, dtype_of(array)) for name, array in weights.items()}
     noted = Noted({name: argument("param", name, kind) for name, kind in types.items()})
     arguments = {}
@@ -106,7 +153,7 @@ def read_by(function: Function, inputs: tuple[InputSpec, ...], weights: Arrays) 
         shape = tuple([dim if isinstance(dim, int) else 1 for dim in spec.shape])
         arguments[spec.name] = argument("input", spec.name, TensorType(shape, spec.dtype))
     function(noted, arguments)
-    return noted.read & weights.keys()
+    return noted
 
 
 def load_weights(folder: Path) -> Arrays:
@@ -143,7 +190,11 @@ def tie(weights: MutableMapping[str, NDArray[Any]], target: str, source: str) ->
 
 def cast(weights: Arrays, config: Config) -> Arrays:
     """The weights in the dtype that the settings tell, as transformers has them; those of another are copied."""
-    floats = {name: dtype_of(array) for name, array in weights.items() if dtype_of(array) in DTYPES.values()}
+    floats = {
+        name: dtype_of(array)
+        for name, array in weights.items()
+        if dtype_of(array) in DTYPES.values() and not is_packed(name, weights)
+    }
     wanted = config.dtype
     if wanted is None and len(set(floats.values())) > 1:
         kinds = ", ".join(sorted({dtype.name for dtype in floats.values()}))
@@ -155,6 +206,12 @@ def cast(weights: Arrays, config: Config) -> Arrays:
         name: array if wanted is None or floats.get(name, wanted) is wanted else _narrowed(array, wanted)
         for name, array in weights.items()
     }
+
+
+def is_packed(name: str, weights: Collection[str]) -> bool:
+    """Whether it is a part of a packed weight."""
+    weight, _, part = name.rpartition(".")
+    return part in PARTS and f"{weight}.{WORDS}" in weights
 
 
 def left_out(names: set[str], known: Mapping[str, str]) -> set[str]:

@@ -20,7 +20,11 @@ from mesh.models.safetensors import load_safetensors, save_safetensors
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "huggingface"
 NAMES = sorted(folder.name for folder in GOLDEN.iterdir() if folder.is_dir())
-OUTPUTS = ("last_hidden_state", "pooler_output", "logits")
+OUTPUTS = (
+    "last_hidden_state", "pooler_output", "logits", "logits_per_image", "logits_per_text", "text_embeds",
+    "image_embeds",
+)  # fmt: skip
+WITHOUT_IDS = {"vit", "whisper", "clip", "clip-image"}
 
 
 def outputs_of(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -40,7 +44,7 @@ def test_a_model_equals_transformers(name: str) -> None:
         assert_rounds_alike(found[key], array, bounds[key], key)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "vit"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in WITHOUT_IDS])
 def test_without_a_mask_every_token_counts(name: str) -> None:
     model, ids = mesh.load(GOLDEN / name), np.arange(3, 11, dtype=np.int32)[None]
     bare, masked = outputs_of(model, {"input_ids": ids}), outputs_of(
@@ -79,9 +83,10 @@ def changed(folder: Path, **settings: Any) -> Path:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"model_type": "mamba"}, r"of the type 'mamba'\. Known: bert, "),
+        ({"model_type": "hyena"}, r"of the type 'hyena'\. Known: bert, "),
+        ({"model_type": "mamba"}, r"of the type 'mamba' \(missing: state-space layers\)\. Known: bert, "),
         ({"hidden_act": "snake"}, "hidden_act = 'snake' is not supported"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_type = 'yarn' is not supported"),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4}}, "rope_type = 'dynamic' is not supported"),
     ],
 )
 def test_what_is_not_known_is_named(folder: Path, settings: Any, says: str) -> None:
@@ -303,3 +308,33 @@ def test_rms_norms_of_narrow_floats_are_those_of_transformers(dtype: str) -> Non
     normed = (high / np.sqrt(np.mean(high * high, axis=-1, keepdims=True) + np.float32(1e-6))).astype(narrow)
     off = np.asarray(found).astype(np.float32) != (normed * scale).astype(np.float32)
     assert off.mean() < 0.02, "one in a hundred may lie at a border, where the order of a sum counts"
+
+
+def test_an_expert_that_no_token_asks_for_is_not_computed(tmp_path: Path) -> None:
+    folder, ids = copied("mixtral", tmp_path), np.array([[7]], np.int32)
+    wanted = np.asarray(mesh.load(folder)(ids))
+    weights = {name: np.array(array) for name, array in load_safetensors(folder / "model.safetensors").items()}
+    unused = 0
+    for number in range(4):
+        poisoned = {
+            name: np.full_like(array, np.nan) if f"layers.0.block_sparse_moe.experts.{number}." in name else array
+            for name, array in weights.items()
+        }
+        save_safetensors(poisoned, folder / "model.safetensors")
+        found = np.asarray(mesh.load(folder)(ids))
+        unused += np.array_equal(found, wanted)
+    assert unused == 2, "two of four experts are chosen for the one token"
+
+
+@pytest.mark.parametrize("old", ["su", "yarn"])
+def test_long_factors_by_their_older_names_are_the_same(tmp_path: Path, old: str) -> None:
+    folder, ids = copied("phi3-longer", tmp_path), np.arange(3, 17, dtype=np.int32)[None]
+    rope = json.loads((folder / "config.json").read_text())["rope_parameters"]
+    changed(folder, rope_parameters={**rope, "rope_type": old})
+    assert np.array_equal(np.asarray(mesh.load(folder)(ids)), np.asarray(mesh.load(GOLDEN / "phi3-longer")(ids)))
+    assert mesh.load(folder).text.decoder.positions_max == 10, "longer texts turn keys that are kept in another way"
+
+
+def test_two_names_of_one_setting_that_differ_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="num_experts = 4 and num_local_experts = 5 are one"):
+        mesh.load(changed(copied("qwen3-moe", tmp_path), num_experts=4))

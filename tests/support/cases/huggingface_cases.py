@@ -28,6 +28,13 @@ DECODER = {
     "intermediate_size": 20, "max_position_embeddings": 32, "rms_norm_eps": 0.01, "hidden_act": "silu",
     "rope_theta": 100.0, "tie_word_embeddings": False,
 }  # fmt: skip
+ALONE = {key: value for key, value in DECODER.items() if key != "num_key_value_heads"}
+GEMMA = {
+    **{key: value for key, value in DECODER.items() if key != "hidden_act"}, "head_dim": 4, "sliding_window": 3,
+    "query_pre_attn_scalar": 9, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0,
+    "hidden_activation": "gelu_pytorch_tanh",
+}  # fmt: skip
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
 WINDOWS = {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1}
 BASES: dict[str, dict[str, Any]] = {
     "bert": ENCODER,
@@ -45,6 +52,27 @@ BASES: dict[str, dict[str, Any]] = {
     "mistral": {**DECODER, "sliding_window": 3},
     "qwen2": {**DECODER, **WINDOWS},
     "qwen3": {**DECODER, **WINDOWS, "head_dim": 4},
+    "gemma": {**DECODER, "head_dim": 4, "hidden_act": "gelu_pytorch_tanh"},
+    "gemma2": GEMMA,
+    "gemma3_text": {**GEMMA, "sliding_window_pattern": 2, "rope_local_base_freq": 10.0},
+    "phi3": {**DECODER, "pad_token_id": 1, "sliding_window": 3},
+    "mixtral": {  # with another eps a token's experts nearly tie, and bfloat16 may choose either
+        **DECODER, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 3, "rms_norm_eps": 0.02,
+    },
+    "qwen2_moe": {**DECODER, **WINDOWS, **EXPERTS, "shared_expert_intermediate_size": 8, "norm_topk_prob": True},
+    "qwen3_moe": {**DECODER, "use_sliding_window": True, "sliding_window": 3, **EXPERTS, "head_dim": 4},
+    "gpt_neox": {**{key: value for key, value in ALONE.items() if key not in ("rms_norm_eps", "rope_theta")},
+                 "layer_norm_eps": 0.01, "rotary_emb_base": 100.0, "rotary_pct": 0.5},
+    "gpt_oss": {**DECODER, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 3, "head_dim": 4,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 100.0}},
+    "opt": {
+        "vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 20,
+        "max_position_embeddings": 32, "activation_function": "relu", "pad_token_id": 1, "tie_word_embeddings": False,
+    },
+    "bloom": {
+        "vocab_size": 20, "hidden_size": 24, "n_layer": 2, "n_head": 6, "layer_norm_epsilon": 0.01,
+        "tie_word_embeddings": False,
+    },
     "t5": {
         "vocab_size": 20, "d_model": 16, "d_kv": 4, "num_heads": 4, "num_layers": 2, "d_ff": 20,
         "layer_norm_epsilon": 0.01, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 5,
@@ -70,6 +98,17 @@ ARCHITECTURES: dict[str, tuple[str, ...]] = {
     "mistral": ("MistralModel", "MistralForCausalLM"),
     "qwen2": ("Qwen2Model", "Qwen2ForCausalLM"),
     "qwen3": ("Qwen3Model", "Qwen3ForCausalLM"),
+    "bloom": ("BloomModel", "BloomForCausalLM"),
+    "gemma": ("GemmaModel", "GemmaForCausalLM"),
+    "gemma2": ("Gemma2Model", "Gemma2ForCausalLM"),
+    "gemma3_text": ("Gemma3TextModel", "Gemma3ForCausalLM"),
+    "gpt_neox": ("GPTNeoXModel", "GPTNeoXForCausalLM"),
+    "gpt_oss": ("GptOssModel", "GptOssForCausalLM"),
+    "mixtral": ("MixtralModel", "MixtralForCausalLM"),
+    "opt": ("OPTModel", "OPTForCausalLM"),
+    "phi3": ("Phi3Model", "Phi3ForCausalLM"),
+    "qwen2_moe": ("Qwen2MoeModel", "Qwen2MoeForCausalLM"),
+    "qwen3_moe": ("Qwen3MoeModel", "Qwen3MoeForCausalLM"),
     "t5": ("T5EncoderModel",),
     "vit": ("ViTModel", "ViTForImageClassification"),
 }  # fmt: skip
@@ -77,7 +116,10 @@ MAIN = {  # the class with which every key is tried; the others try those that c
     "bert": "BertForPreTraining", "roberta": "RobertaForMaskedLM", "xlm-roberta": "XLMRobertaForMaskedLM",
     "distilbert": "DistilBertForMaskedLM", "gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
-    "t5": "T5EncoderModel", "vit": "ViTModel",
+    "t5": "T5EncoderModel", "vit": "ViTModel", "bloom": "BloomForCausalLM", "gemma": "GemmaForCausalLM",
+    "gemma2": "Gemma2ForCausalLM", "gemma3_text": "Gemma3ForCausalLM", "gpt_neox": "GPTNeoXForCausalLM",
+    "gpt_oss": "GptOssForCausalLM", "mixtral": "MixtralForCausalLM", "opt": "OPTForCausalLM",
+    "phi3": "Phi3ForCausalLM", "qwen2_moe": "Qwen2MoeForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM",
 }  # fmt: skip
 ACTIVATIONS = (
     "relu", "gelu_10", "gelu_fast", "gelu", "gelu_new", "gelu_python", "gelu_pytorch_tanh", "laplace", "leaky_relu",
@@ -95,6 +137,12 @@ ROPES = (
     {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 16}, {"rope_type": "linear"},
     {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}, {"rope_type": "no_such_type"},
 )  # fmt: skip
+LONG_ROPE = {"rope_type": "longrope", "short_factor": [1.0, 1.2], "long_factor": [2.0, 3.0]}
+LONG_ROPES = (LONG_ROPE, {**LONG_ROPE, "long_factor": [2.0]}, {"rope_type": "linear", "factor": 2.0})
+NESTED_ROPES = (
+    {"full_attention": {"rope_type": "linear", "factor": 2.0}},
+    {"sliding_attention": {"rope_theta": 50.0}, "full_attention": {"rope_theta": 20.0}},
+)
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 # Values for a key; of a family with its own row "family.key" these.  What families share is tried with one of them.
@@ -134,6 +182,19 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "summary_first_dropout": (0.7,), "summary_proj_to_labels": (False,), "summary_use_proj": (False,),
     "output_attentions": (True,), "tie_last_hidden_states": (True,), "repetition_penalty": (2.0,), "n_ctx": (8,),
     "max_length": (5,), "_num_labels": (3,), "mask_token_id": (4,), "tie_weights_": (False,), "pooler_type": ("mean",),
+    "_remove_final_layer_norm": (True,), "apply_residual_connection_post_layernorm": (True,),
+    "attn_logit_softcapping": (None, 5.0), "decoder_sparse_step": (2,), "do_layer_norm_before": (False,),
+    "enable_bias": (False,), "ffn_dim": (24,), "final_logit_softcapping": (None, 5.0), "hidden_activation": SOME,
+    "layer_norm_elementwise_affine": (False,), "layerdrop": (0.7,), "mlp_only_layers": ([0],),
+    "moe_intermediate_size": (8,), "norm_topk_prob": (False, True), "num_experts": (3,), "num_experts_per_tok": (1, 5),
+    "num_local_experts": (3,), "original_max_position_embeddings": (4,), "output_router_logits": (True,),
+    "phi3.partial_rotary_factor": (0.5, 2.0), "phi3.rope_parameters": LONG_ROPES, "phi3.rope_scaling": LONG_ROPES,
+    "query_pre_attn_scalar": (4,), "rope_local_base_freq": (100.0,), "rotary_emb_base": (10.0,),
+    "rotary_pct": (1.0,), "gemma3_text.rope_parameters": NESTED_ROPES, "router_jitter_noise": (0.7,),
+    "shared_expert_intermediate_size": (12,), "sliding_window_pattern": (3,), "slow_but_exact": (True,),
+    "swiglu_alpha": (1.0,), "swiglu_limit": (0.5,), "use_bidirectional_attention": (True,),
+    "use_parallel_residual": (False,), "word_embed_proj_dim": (8,), "gpt_neox.attention_bias": (False,),
+    "gpt_oss.attention_bias": (False,), "gpt_neox.is_decoder": (True,),
     "cross_attention_hidden_size": (8,), "use_mrope": (True,), "rope_interleaved": (True,),
 }  # fmt: skip
 UNKNOWN = ("no_such_key", "embedding_size", "hidden_size", "head_dim", "sliding_window", "layer_types")
