@@ -178,7 +178,7 @@ class WorkerRegistry:
         if member is None or member.link is not link:
             return
         was = member.joined
-        member.joined = Joined(body.devices, was.memory_bytes, was.blobs, was.system, without_gpu=was.without_gpu)
+        member.joined = with_fields(was, devices=body.devices, paused="", kept=(), made=())
         member.profile = worker_profile(node, member.profile.name, member.joined, member.profile.ops)
         self._known[node] = with_fields(self._known[node], devices=body.devices)
         self._planning.times.forget()

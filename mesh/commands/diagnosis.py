@@ -60,13 +60,15 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """This machine.  `adapters` is None if they were not looked up, as its workers report theirs."""
+    """This machine.  `adapters` is None if they were not looked up, as its workers report theirs; `cage` is what engine
+    hosts can give up here, in words."""
 
     system: str
     version: str
     multicast: tuple[Multicast, ...]
     rooms: tuple[Room, ...]
     adapters: tuple[Adapter, ...] | None = None
+    cage: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,7 @@ class Worker:
     address: str
     adapters: tuple[Adapter, ...]
     without_gpu: str = ""  # why it has no GPU, as wire/protocol/missing_gpu.py has it
+    cage: str = ""  # what its engine hosts gave up, in words
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,6 +340,15 @@ def _processor_only(*kinds: str) -> Callable[[Facts], Iterator[Symptom]]:
     return shown
 
 
+def _open_cage(facts: Facts) -> Iterator[Symptom]:
+    """Only on Linux: no other system has a cage yet, and there is nothing to do about that."""
+    cages = [(worker.name, worker.system, worker.cage) for worker in facts.workers]
+    for name, system, cage in (*cages, (HERE, facts.here.system, facts.here.cage)):
+        without = cage.partition("; ")[2]
+        if system == "Linux" and without:
+            yield Symptom(name, system, f"a driver that a graph breaks reaches more than it should: {without}")
+
+
 def _little_room(over: float, up_to: float) -> Callable[[Facts], Iterator[Symptom]]:
     def shown(facts: Facts) -> Iterator[Symptom]:
         for room in facts.here.rooms:
@@ -453,6 +465,11 @@ FINDINGS: tuple[Finding, ...] = (
     ),
     Finding("adapter-no-wgpu", "adapters", WARNING, _processor_only(LIBRARY), {EVERY: "pip install wgpu   (there)"}),
     Finding("adapter-fails", "adapters", WARNING, _processor_only(FAILED), _DRIVER_FAILS),
+    Finding(
+        "cage-open", "cage", WARNING, _open_cage,
+        {EVERY: "mesh-worker   (there, without --no-cage; on Linux 6.12 or later all layers hold, in a container with "
+         "the default profile of its runtime too)"},
+    ),
     Finding("disk-full", "disk", PROBLEM, _little_room(0, FREE_BYTES_MIN), _MAKE_ROOM),
     Finding("disk-low", "disk", WARNING, _little_room(FREE_BYTES_MIN, FREE_BYTES), _MAKE_ROOM),
 )  # fmt: skip
@@ -506,6 +523,10 @@ def _saw_adapters(facts: Facts) -> str:
     return ", ".join(dict.fromkeys(names))
 
 
+def _saw_cage(facts: Facts) -> str:
+    return facts.here.cage.partition(";")[0]
+
+
 def _saw_disk(facts: Facts) -> str:
     return ", ".join(f"{room.what} {room.free_bytes / GIB:.0f} GiB free" for room in facts.here.rooms)
 
@@ -519,5 +540,6 @@ CHECKS: dict[str, Callable[[Facts], str]] = {
     "clock": _saw_clock,
     "versions": _saw_versions,
     "adapters": _saw_adapters,
+    "cage": _saw_cage,
     "disk": _saw_disk,
 }

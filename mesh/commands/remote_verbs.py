@@ -96,6 +96,8 @@ async def _show_nodes(options: Options, remote: Remote, workers: Sequence[Node])
         for node in workers:
             if node.without_gpu:
                 print(f"{node.name} computes on its processor: it {long_text(node.without_gpu)}")
+        for node in workers:
+            print(f"{node.name}'s engine hosts gave up: {node.cage or 'nothing, as its version is older'}")
         print_pairs(pairs)
     sys.stdout.flush()
 

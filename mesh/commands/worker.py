@@ -92,6 +92,11 @@ def parser() -> argparse.ArgumentParser:
         metavar="DURATION",
         help="how long plans of a silent coordinator are kept (default: 10m; 0: not at all)",
     )
+    root.add_argument(
+        "--no-cage",
+        action="store_true",
+        help="let engine hosts keep all rights of this user, if a driver does not work without them",
+    )
     add_timeouts(root)
     root.add_argument(
         "--throttle", default="", metavar="PACE", help=f"for tests: make this worker slower, as in {THROTTLE}"
@@ -152,6 +157,7 @@ def work(options: argparse.Namespace) -> int:
         log_json=options.log_json,
         verbosity=verbosity(options),
         trace=_trace(),
+        cage=not options.no_cage,
         **ports,
     )
 
@@ -182,6 +188,7 @@ def tune(options: argparse.Namespace) -> int:
         timeouts=timeouts(options, WORKER),
         cache_dir=options.cache_dir,
         kernel_dir=options.kernel_dir,
+        cage=not options.no_cage,
     )
     return measure(options, config)
 

@@ -8,6 +8,7 @@ is the same in every run.  Faults of a device are in `Device`.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -129,6 +130,11 @@ class SimulatedHost:
             self._check_later()
         self._waiting.append(message)
         self._next()
+
+    def hand(self, sock: socket.socket) -> bool:
+        """Take none: there are no sockets in a simulation."""
+        sock.close()
+        return False
 
     def stop_run(self, run: int) -> None:
         """Stop what runs; it is answered all the same."""

@@ -20,6 +20,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
@@ -41,6 +42,7 @@ JOIN_NAME = "join.mesh"  # the name only a coordinator has: a node that joins kn
 REQUEST_BYTES_MAX = 1024  # of a certificate request with a P-256 key: about 200
 CERTIFICATE_BYTES_MAX = 2048  # about 650
 
+_P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 _NODE_ID = re.compile(r"[a-z2-7]{26}")
 _ROLE = "urn:mesh:role:"
 _LIST_PEM = re.compile(rb"-----BEGIN X509 CRL-----.*?-----END X509 CRL-----\n?", re.DOTALL)
@@ -102,6 +104,24 @@ class NodeKey:
 
 def new_key() -> NodeKey:
     return _node_key(ec.generate_private_key(ec.SECP256R1()))
+
+
+def key_of_secret(secret: bytes) -> NodeKey:
+    """The key that follows from a secret, at both ends that know it.  One secret is for one connection."""
+    wide = HKDF(SHA256(), 48, salt=None, info=b"graph-mesh key of a connection 1").derive(secret)
+    number = int.from_bytes(wide) % (_P256_ORDER - 1) + 1
+    return _node_key(ec.derive_private_key(number, ec.SECP256R1()))
+
+
+def own_certificate(key: NodeKey, now_s: float) -> bytes:
+    """A certificate by which a key names itself, and nothing else: whoever reads it must know the key."""
+    begins = datetime.fromtimestamp(now_s - BACKDATED_S, UTC)
+    builder = x509.CertificateBuilder(
+        _name(key.node_id), _name(key.node_id), key.public._key, x509.random_serial_number()
+    )
+    return (
+        builder.not_valid_before(begins).not_valid_after(begins + timedelta(days=1)).sign(key._key, SHA256())
+    ).public_bytes(Encoding.DER)
 
 
 def key_from_pem(pem: bytes) -> NodeKey:

@@ -9,14 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import ssl
+import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, ConnectFailed, MeshError, NotTrusted, ProtocolError
-from .certificates import Member, member_of
+from .certificates import (
+    Member,
+    certificate_pem,
+    key_of_certificate,
+    key_of_secret,
+    member_of,
+    own_certificate,
+)
 
 TLSContext = ssl.SSLContext
 
@@ -103,6 +113,33 @@ def secured(sock: socket.socket, files: TLSFiles, name: str, accepting: bool) ->
     if name not in ("", *node_socket.names):  # a client has asked for it already
         node_socket.close()
         raise PermissionError("another node of the mesh called than the one that should")
+    return node_socket
+
+
+def secured_by_key(sock: socket.socket, secret: bytes, accepting: bool, folder: Path) -> NodeSocket:
+    """TLS over a connected socket with whoever else was told a secret of this one connection.
+
+    The accepting end shows the certificate that follows from the secret, and the other end takes no other key: who
+    accepts is proven, and who dialled is not.  OSError for anybody else.  A file in `folder` has the key for a moment.
+    """
+    key = key_of_secret(secret)
+    context = _context(ssl.PROTOCOL_TLS_SERVER if accepting else ssl.PROTOCOL_TLS_CLIENT)
+    context.sslsocket_class = NodeSocket
+    if accepting:
+        handle, name = tempfile.mkstemp(dir=folder)  # of mode 0600; ssl reads keys from files alone
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(key.pem() + certificate_pem(own_certificate(key, time.time())))
+            context.load_cert_chain(name)
+        finally:
+            os.unlink(name)
+    else:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # what is checked is the key, below
+    node_socket = context.wrap_socket(sock, server_side=accepting)
+    assert isinstance(node_socket, NodeSocket)
+    if not accepting and key_of_certificate(node_socket.getpeercert(binary_form=True) or b"").node_id != key.node_id:
+        node_socket.close()
+        raise PermissionError("who answered was not told the key")
     return node_socket
 
 

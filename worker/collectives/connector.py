@@ -3,8 +3,11 @@
 
 One host listens on a port until the other has connected, for a while at most.  The two share a key, which is used once
 and went over the daemons' link: the one that connects sends it, and the one that listens answers with a hash of it.  In
-a mesh with a token both prove before that they are the right nodes, by mutual TLS with the nodes' own certificates, as
-links do.  Without a token the port is on loopback, as the daemon's is.
+a mesh with a token this is within TLS, whose certificate follows from the key too: only the host that was told the key
+can show it (`wire/security/tls.py`).  So no host needs its node's own key.  Without a token the port is on loopback, as
+the daemon's is.
+
+Where a host opens no sockets itself, its daemon hands them over (`worker/engine/descriptors.py`).
 
 An attempt that fails changes nothing: messages go on through ring buffers.
 """
@@ -22,7 +25,8 @@ from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 
-from ..engine.host_messages import Connect, Disconnected, FromHost, Listen, Listening, NodeTLS
+from ..engine.descriptors import Handed
+from ..engine.host_messages import Connect, Disconnected, FromHost, Listen, Listening
 from .connection import Connection
 from .remote_channel import RemoteChannel
 
@@ -32,10 +36,17 @@ KEY_BYTES = 32
 
 class Connector:
     """The remote channels of one engine host, by the name of the ring buffer that it writes to.  `send` sends a message
-    to the daemon."""
+    to the daemon, which has put its sockets into `handed` if the host opens none; `folder` is for files of a moment."""
 
-    def __init__(self, send: Callable[[FromHost], None] = lambda _message: None) -> None:
+    def __init__(
+        self,
+        send: Callable[[FromHost], None] = lambda _message: None,
+        folder: Path | None = None,
+        handed: Handed | None = None,
+    ) -> None:
         self._send = send
+        self._folder = folder
+        self._handed = handed
         self._remotes: dict[str, RemoteChannel] = {}
 
     def remote(self, buffer: str) -> RemoteChannel:
@@ -53,13 +64,26 @@ class Connector:
     def begin(self, message: Listen | Connect) -> None:
         """Make a connection, in a thread, unless there is one."""
         remote = self.remote(message.buffer)
+        try:
+            sock = self._handed.take() if self._handed else None
+        except ConnectionError as error:
+            log.info("no connection to another rank's host, so the daemons carry its messages: %s", error)
+            self._send(Disconnected(message.buffer))
+            return
         if remote.start_connecting():
-            threading.Thread(target=self._attempt, args=(remote, message), name="connecting", daemon=True).start()
+            attempt = remote, message, sock
+            threading.Thread(target=self._attempt, args=attempt, name="connecting", daemon=True).start()
+        elif sock is not None:
+            sock.close()
 
-    def _attempt(self, remote: RemoteChannel, message: Listen | Connect) -> None:
+    def _attempt(self, remote: RemoteChannel, message: Listen | Connect, sock: socket.socket | None) -> None:
         connection = None
         try:
-            connection = self._listen(message) if isinstance(message, Listen) else _connect(message)
+            if isinstance(message, Listen):
+                connection = self._listen(message, sock or listening_on(message.host))
+            else:
+                where = message.host, message.port
+                connection = self._connect(message, sock or socket.create_connection(where, message.proof_s))
         except OSError as error:
             log.info("no connection to another rank's host, so the daemons carry its messages: %s", error)
         finally:
@@ -67,43 +91,49 @@ class Connector:
         if connection is None:
             self._send(Disconnected(message.buffer))
 
-    def _listen(self, message: Listen) -> Connection | None:
-        with listening_on(message.host) as listener:
+    def _listen(self, message: Listen, listener: socket.socket) -> Connection | None:
+        with listener:
             self._send(Listening(message.buffer, message.key, listener.getsockname()[1]))
             until_s = time.monotonic() + message.wait_s
             while (left_s := until_s - time.monotonic()) > 0:
                 listener.settimeout(left_s)
                 caller, where = listener.accept()
                 try:
-                    return _accept(caller, message)
+                    return self._accept(caller, message)
                 except OSError as error:
                     log.info("turned away a caller from %s: %s", where[0], error)
                     caller.close()
         return None
 
+    def _accept(self, caller: socket.socket, message: Listen) -> Connection:
+        """The connection with a caller that knows the key.  OSError for any other caller."""
+        caller.settimeout(message.proof_s)
+        secured = self._secured(caller, message, accepting=True)
+        if not hmac.compare_digest(received(secured, KEY_BYTES), message.key):
+            raise PermissionError("it does not know the key")
+        secured.sendall(_answer(message.key))
+        return _connection(secured, message.key, message.slot_bytes)
 
-def _accept(caller: socket.socket, message: Listen) -> Connection:
-    """The connection with a caller that knows the key.  OSError for any other caller."""
-    caller.settimeout(message.proof_s)
-    secured = _secured(caller, message.tls, accepting=True)
-    if not hmac.compare_digest(received(secured, KEY_BYTES), message.key):
-        raise PermissionError("it does not know the key")
-    secured.sendall(_answer(message.key))
-    return _connection(secured, message.key, message.slot_bytes)
+    def _connect(self, message: Connect, there: socket.socket) -> Connection:
+        try:
+            there.settimeout(message.wait_s)  # the other end may turn away others before
+            secured = self._secured(there, message, accepting=False)
+            secured.sendall(message.key)
+            if not hmac.compare_digest(received(secured, KEY_BYTES), _answer(message.key)):
+                raise PermissionError("who answered does not know the key")
+        except OSError:
+            there.close()
+            raise
+        return _connection(secured, message.key, message.slot_bytes)
 
+    def _secured(self, sock: socket.socket, message: Listen | Connect, accepting: bool) -> socket.socket:
+        """The socket, within TLS if the mesh has it.  OSError if the other end was not told the key."""
+        if not message.tls:
+            return sock
+        from wire.security.tls import secured_by_key  # loads cryptography, which other hosts are open without
 
-def _connect(message: Connect) -> Connection:
-    there = socket.create_connection((message.host, message.port), message.proof_s)
-    try:
-        there.settimeout(message.wait_s)  # the other end may turn away others before
-        secured = _secured(there, message.tls, accepting=False)
-        secured.sendall(message.key)
-        if not hmac.compare_digest(received(secured, KEY_BYTES), _answer(message.key)):
-            raise PermissionError("who answered does not know the key")
-    except OSError:
-        there.close()
-        raise
-    return _connection(secured, message.key, message.slot_bytes)
+        assert self._folder is not None
+        return secured_by_key(sock, message.key, accepting, self._folder)
 
 
 def _answer(key: bytes) -> bytes:
@@ -117,15 +147,6 @@ def _connection(sock: socket.socket, key: bytes, slot_bytes: int) -> Connection:
     if not_yet is not None:  # TLS
         return Connection(sock, number, slot_bytes, not_yet, gathers=False)
     return Connection(sock, number, slot_bytes)
-
-
-def _secured(sock: socket.socket, tls: NodeTLS | None, accepting: bool) -> socket.socket:
-    """The socket, within TLS if the mesh has it.  OSError if the node at the other end is not the one in `tls`."""
-    if tls is None:
-        return sock
-    from wire.security.tls import TLSFiles, secured  # loads cryptography, which other hosts are open without
-
-    return secured(sock, TLSFiles(Path(tls.key), Path(tls.certificate), Path(tls.trust)), tls.name, accepting)
 
 
 def received(sock: socket.socket, count: int) -> bytes:

@@ -75,6 +75,11 @@ class BlobStore:
             self._load_index(self._disk)
 
     @property
+    def folders(self) -> tuple[Path, ...]:
+        """The folders that have the content."""
+        return (self._memory.path,) if self._disk is None else (self._disk.path, self._memory.path)
+
+    @property
     def used_bytes(self) -> int:
         return self._memory.used_bytes + (self._disk.used_bytes if self._disk else 0)
 

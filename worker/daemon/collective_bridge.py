@@ -17,6 +17,7 @@ import asyncio
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from wire.errors import ConnectFailed, MeshError, ProtocolError, StaleGeneration
 from wire.limits import KIB
@@ -168,13 +169,7 @@ class Bridge:
             case Listening(buffer, key, port):
                 self._send_meet(buffer, Meet(buffer, False, port, key))
             case Disconnected(buffer):
-                original = self._originals.get(buffer)
-                if original is not None:
-                    wait_s = self._timeouts.rank_reconnect_s * min(
-                        2 ** min(original.disconnects, 16), RECONNECT_TIMES_MAX
-                    )
-                    original.disconnects += 1
-                    asyncio.get_running_loop().call_later(wait_s, self._offer_connection, buffer)
+                self._disconnected(buffer)
 
     def buffers_changed(self, device: int) -> None:
         """Carry on what the host of a device wrote, and report what it read."""
@@ -200,6 +195,8 @@ class Bridge:
 
     def close(self) -> None:
         self._sending.cancel()
+        if self._connections is not None:
+            self._connections.close()
         for copy in self._copies.values():
             if copy.reporting is not None:
                 copy.reporting.cancel()
@@ -255,6 +252,15 @@ class Bridge:
 
     # -- connections between hosts
 
+    def _disconnected(self, buffer: str) -> None:
+        """Offer to connect again, the later the more often it came to nothing."""
+        original = self._originals.get(buffer)
+        if original is not None:
+            times = min(2 ** min(original.disconnects, 16), RECONNECT_TIMES_MAX)
+            original.disconnects += 1
+            wait_s = self._timeouts.rank_reconnect_s * times
+            asyncio.get_running_loop().call_later(wait_s, self._offer_connection, buffer)
+
     def _offer_connection(self, buffer: str) -> None:
         """Offer to connect to the host at the other end of a ring buffer, unless it is on this machine."""
         original = self._originals.get(buffer)
@@ -268,9 +274,10 @@ class Bridge:
             return
         device, buffer = copy.device, copy.back
         if message.calls:
-            self._connections.listen(device, buffer, copy.slot_bytes, link.peer.node_id)
+            self._connections.listen(device, buffer, copy.slot_bytes, partial(self._disconnected, buffer))
         elif link.address and message.port:
-            self._connections.connect(device, buffer, copy.slot_bytes, link, message)
+            failed = partial(self._disconnected, buffer)
+            self._connections.connect(device, buffer, copy.slot_bytes, link, message, failed)
         elif link.address:
             self._offer_connection(buffer)
 

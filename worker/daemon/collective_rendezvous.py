@@ -1,58 +1,105 @@
 """The rendezvous of engine hosts: what daemons tell theirs so that they connect (`worker/collectives/connector.py`).
 
 The host of the node that dialled the link connects, to the address at which the link was dialled.  The other host
-listens where its daemon does, on a port of its own.  Key and port go over the link.
+listens where its daemon does, on a port of its own.  Key and port go over the link.  The daemon opens the sockets, and
+hands them to its hosts, which open none.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import secrets
+import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from wire.addresses import parse_address
-from wire.joining.credentials import Credentials
 from wire.link.link import Link
 from wire.protocol.messages import Meet
-from wire.security.certificates import server_name
+from wire.system.tasks import Tasks, unheard
 from wire.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
-from ..collectives.connector import KEY_BYTES
+from ..collectives.connector import KEY_BYTES, listening_on
 from ..config import WorkerConfig
-from ..engine.host_messages import Connect, Listen, NodeTLS, ToHost
+from ..engine.host_messages import Connect, Listen, ToHost
+
+Hand = Callable[[int, socket.socket], bool]
+log = logging.getLogger("graph_mesh.worker")
 
 
 @dataclass(frozen=True, slots=True)
 class HostConnections:
     """The connections between engine hosts.  `send` sends a message to the host of a device, and `host` is the address
-    on which the daemon listens.  `credentials` are the node's, in a mesh with a token."""
+    on which the daemon listens; in a mesh with a token connections are within TLS.  `hand` hands the host of a device a
+    socket, for the message that is sent next; it says whether the host takes it.  None: hosts open their own."""
 
     send: Callable[[int, ToHost], None]
     host: str
-    credentials: Credentials | None = None
+    tls: bool = False
     timeouts: Timeouts = DEFAULT_TIMEOUTS
+    hand: Hand | None = None
+    _tasks: Tasks = field(default_factory=Tasks)
 
-    def listen(self, device: int, buffer: str, slot_bytes: int, node: str) -> None:
-        """Have a host listen for the host of `node`.  It answers Listening."""
-        key = secrets.token_bytes(KEY_BYTES)
-        times = self.timeouts.rank_call_s, self.timeouts.rank_proof_s
-        self.send(device, Listen(buffer, key, self.host, slot_bytes, self._tls(node), *times))
+    def listen(self, device: int, buffer: str, slot_bytes: int, failed: Callable[[], None]) -> None:
+        """Have a host listen for another one.  It answers Listening; `failed` is called if there is no port."""
+        message = Listen(buffer, secrets.token_bytes(KEY_BYTES), self.host, slot_bytes, self.tls, *self._times)
+        try:
+            handed = self.hand is None or self.hand(device, listening_on(self.host))
+        except OSError as error:
+            _tell(error)
+            failed()
+        else:
+            if handed:
+                self.send(device, message)
 
-    def connect(self, device: int, buffer: str, slot_bytes: int, link: Link, meet: Meet) -> None:
-        """Have a host connect to the one that listens at the other end of a link."""
+    def connect(
+        self, device: int, buffer: str, slot_bytes: int, link: Link, meet: Meet, failed: Callable[[], None]
+    ) -> None:
+        """Have a host connect to the one that listens at the other end of a link; `failed` is called if nobody does."""
         host = parse_address(link.address)[0]
-        tls, times = self._tls(link.peer.node_id), (self.timeouts.rank_call_s, self.timeouts.rank_proof_s)
-        self.send(device, Connect(buffer, meet.key, host, meet.port, slot_bytes, tls, *times))
+        message = Connect(buffer, meet.key, host, meet.port, slot_bytes, self.tls, *self._times)
+        if self.hand is None:
+            self.send(device, message)
+        else:
+            self._tasks.run("connecting a host", self._connect(device, message, self.hand, failed), unheard)
 
-    def _tls(self, node: str) -> NodeTLS | None:
-        if self.credentials is None:
-            return None
-        files, name = self.credentials.files, server_name(node, self.credentials.mesh)
-        return NodeTLS(str(files.key), str(files.certificate), str(files.trust), name)
+    async def _connect(
+        self,
+        device: int,
+        message: Connect,
+        hand: Hand,
+        failed: Callable[[], None],
+    ) -> None:
+        where = message.host, message.port
+        try:
+            there = await asyncio.to_thread(socket.create_connection, where, message.proof_s)
+        except OSError as error:
+            _tell(error)
+            failed()
+            return
+        if hand(device, there):
+            self.send(device, message)
+
+    def close(self) -> None:
+        """Give up the connections that are being made."""
+        self._tasks.cancel()
+
+    @property
+    def _times(self) -> tuple[float, float]:
+        return self.timeouts.rank_call_s, self.timeouts.rank_proof_s
+
+
+def _tell(error: OSError) -> None:
+    log.info("no connection to another rank's host, so the daemons carry its messages: %s", error)
 
 
 def host_connections_of(
-    config: WorkerConfig, credentials: Credentials | None, send: Callable[[int, ToHost], None]
+    config: WorkerConfig,
+    member: bool,
+    send: Callable[[int, ToHost], None],
+    hand: Hand | None = None,
 ) -> HostConnections | None:
-    """What has the worker's hosts connect; None if they may not connect to hosts of other machines."""
-    return HostConnections(send, config.host, credentials, config.timeouts) if config.connect_hosts else None
+    """What has the worker's hosts connect, if it is a `member` of a mesh within TLS; None if they may not connect to
+    hosts of other machines."""
+    return HostConnections(send, config.host, member, config.timeouts, hand) if config.connect_hosts else None

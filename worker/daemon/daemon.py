@@ -44,6 +44,7 @@ from wire.transfer.content_exchange import BlobExchange
 
 from ..config import WorkerConfig
 from ..devices.registry import selections
+from ..engine import descriptors
 from ..state import events as ev
 from ..state.bounds import Bounds
 from . import state_folder
@@ -157,13 +158,14 @@ class Daemon:
     def _make_devices(self, credentials: Credentials | None) -> None:
         config, shell = self._config, self.shell
         self._hosts = hosts = EngineHosts(
-            config, self._environment, self._folder.name, self._shared, config.kernel_folder,
+            config, self._environment, self._folder.name, self._shared, config.kernel_folder, self._store.folders,
             lambda host, message: self._devices.said(host, message),
             lambda host, error: self._devices.lost(host, error),
             lambda device: self._devices.back(device),
         )  # fmt: skip
         real = self._environment.signals
-        connections = host_connections_of(config, credentials, hosts.tell) if real else None
+        hand = hosts.hand if descriptors.POSSIBLE else None
+        connections = host_connections_of(config, credentials is not None, hosts.tell, hand) if real else None
         self._bridge = Bridge(self._endpoint.links, self._shared, connections, config.timeouts)
         self._snapshots = SnapshotWriter(self._store, str(self._shared.path), hosts.tell, shell.feed)
         self._tuner = IdleTuner(config, shell.tasks, shell.has_work)
@@ -252,6 +254,7 @@ class Daemon:
     def _announce(self, port: int) -> None:
         address = next(iter(self._endpoint.identity.addresses), f"{shown(self._config.host)}:{port}")
         log.info("mesh-worker %s ready on %s with %s", self._folder.name, address, devices_text(self._devices.reports))
+        log.info("engine hosts gave up: %s", self._hosts.cage)
         if self._config.announce_json:
             fields = ready_fields(self._identity, address, port, os.getpid(), self._devices.reports)
             print(json.dumps(fields), flush=True)
@@ -303,7 +306,7 @@ class Daemon:
 
     def _reply_joined(self, action: ev.ReplyJoined) -> None:
         here = self._devices.reports, self._memory_bytes, action.blobs, platform.system()
-        held = action.kept, self._hosts.without_gpu, action.made
+        held = action.kept, self._hosts.without_gpu, action.made, self._hosts.cage
         self.shell.answer(action.request, Joined(*here, action.paused, *held))
 
     def _send_leaving(self, action: ev.SendLeaving) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from wire.system.shared_memory import SharedDir
 from ..config import WorkerConfig
 from ..devices.registry import BEST, ON_PROCESSOR, PROCESSOR
 from ..engine import host_messages as hm
+from ..engine_host.cage import told
 from .device_reports import report_of
 from .environment import EngineHost, Environment, OnLost, OnMessage
 
@@ -26,8 +28,9 @@ log = logging.getLogger("graph_mesh.worker")
 
 
 class EngineHosts:
-    """`hosts` are those of the worker's devices, by their numbers, once they are open.  `said` takes what they say,
-    `lost` hears of each that is lost, and `back` of each that serves again."""
+    """`content` are the folders of what hosts are told to read.  `hosts` are those of the worker's devices, by their
+    numbers, once they are open.  `said` takes what they say, `lost` hears of each that is lost, and `back` of each that
+    serves again."""
 
     def __init__(
         self,
@@ -36,22 +39,29 @@ class EngineHosts:
         worker: str,
         shared: SharedDir,
         kernels: Path,
+        content: Sequence[Path],
         said: OnMessage,
         lost: OnLost,
         back: Callable[[int], None],
     ) -> None:
         self.hosts: list[EngineHost] = []
         self.without_gpu = ""  # why there is no GPU among them
+        self.cage = ""  # what they gave up of the machine, in words
         self._config = config
         self._environment = environment
         self._worker = worker
         self._shared = shared
         self._kernels = kernels
+        self._content = content
         self._said, self._lost, self._back = said, lost, back
 
     def tell(self, device: int, message: hm.ToHost) -> None:
         """Give the host of a device a message."""
         self.hosts[device].send(message)
+
+    def hand(self, device: int, sock: socket.socket) -> bool:
+        """Give the host of a device an open socket, for the message that it is told next."""
+        return self.hosts[device].hand(sock)
 
     async def start(self, selections: Sequence[str]) -> None:
         """Begin to open these devices; `opened` says what came of it."""
@@ -70,7 +80,7 @@ class EngineHosts:
 
     async def opened(self) -> tuple[DeviceReport, ...]:
         """Wait until every host has its device; a selection that came up empty is left out.  MeshError."""
-        hosts = list(self.hosts)
+        hosts, cages = list(self.hosts), dict[str, None]()
         answers = await asyncio.gather(*(host.opened for host in hosts))
         reports: list[DeviceReport] = []
         self.hosts.clear()
@@ -88,6 +98,7 @@ class EngineHosts:
                 if host.selection == PROCESSOR:
                     host.selection = answer.device.info.engine  # the host that may follow it computes the same bits
                 self.hosts.append(host)
+                cages[told(answer.cage)] = None
                 reports.append(report_of(host.device, answer.device))
                 continue
             elif host.selection == BEST:
@@ -95,6 +106,7 @@ class EngineHosts:
                 looks, folder = self._environment.adapter_cache, self._config.measured_folder
                 await asyncio.to_thread(looks.remember_none, folder, self.without_gpu)
             host.kill()
+        self.cage = "; others: ".join(cages)[:4096]
         return tuple(reports)
 
     async def restart(self, device: int) -> None:
@@ -127,5 +139,7 @@ class EngineHosts:
             beat_s=self._config.host_beat_s,
             trace=self._config.trace,
             worker=self._worker,
+            readable=tuple(map(str, self._content)),
+            caged=self._config.cage,
         )
         return self._environment.host(opening, stop.buffer, self._config, self._said, self._lost)

@@ -7,6 +7,7 @@ machine of its decisions are the same in both.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +46,9 @@ class EngineHost(Protocol):
 
     def send(self, message: ToHost) -> None:
         """Give it a message; nothing is said of a host that is gone, since `on_lost` says it."""
+
+    def hand(self, sock: socket.socket) -> bool:
+        """Give it an open socket, which is closed here, for the next message; False if it takes none."""
 
     def stop_run(self, run: int) -> None:
         """Have it give up a run it may be computing; it answers it all the same."""

@@ -58,6 +58,9 @@ class Open(_Message, frozen=True, array_like=True, tag=True):
     beat_s: float
     trace: str = ""  # the file for a trace of its kernels, "" for none
     worker: str = ""  # whose host it is, for people
+    readable: tuple[str, ...] = ()  # folders of content that it is told of, and does not write
+    caged: bool = False  # whether it gives up what it does not need (`worker/engine_host/cage.py`)
+    descriptors: int = -1  # over which it is handed sockets; -1: it opens its own
 
 
 class BoundParam(Struct, frozen=True, array_like=True):
@@ -171,38 +174,30 @@ class Tune(_Message, frozen=True, array_like=True, tag=True):
     seconds: float
 
 
-class NodeTLS(Struct, frozen=True, array_like=True):
-    """The node's own TLS files, and the name in the certificate of the node at the other end."""
-
-    key: str
-    certificate: str
-    trust: str
-    name: str
-
-
 class Listen(_Message, frozen=True, array_like=True, tag=True):
     """Listen on `host` for the host of the rank that the ring buffer `buffer` leads to, which will connect with this
-    key.  Answered by Listening.  Messages have payloads of at most
-    `slot_bytes`.  The other host connects within `wait_s`, and proves who it is within `proof_s`."""
+    key, within TLS if `tls`.  Answered by Listening.  Messages have payloads of at most `slot_bytes`.  The other host
+    connects within `wait_s`, and proves who it is within `proof_s`.  A daemon that hands over sockets has handed over
+    one that listens, by the name of the buffer."""
 
     buffer: str
     key: bytes
     host: str
     slot_bytes: int
-    tls: NodeTLS | None = None
+    tls: bool = False
     wait_s: float = DEFAULT_TIMEOUTS.rank_call_s
     proof_s: float = DEFAULT_TIMEOUTS.rank_proof_s
 
 
 class Connect(_Message, frozen=True, array_like=True, tag=True):
-    """Connect to a host that listens."""
+    """Connect to a host that listens; a daemon that hands over sockets has handed over the connection."""
 
     buffer: str
     key: bytes
     host: str
     port: int
     slot_bytes: int
-    tls: NodeTLS | None = None
+    tls: bool = False
     wait_s: float = DEFAULT_TIMEOUTS.rank_call_s
     proof_s: float = DEFAULT_TIMEOUTS.rank_proof_s
 
@@ -240,12 +235,20 @@ class Device(Struct, frozen=True, array_like=True):
     figures: Measured
 
 
+class Layer(Struct, frozen=True, array_like=True):
+    """One layer of a host's cage; `missing` is why it does not hold, "" for one that does."""
+
+    name: str
+    missing: str = ""
+
+
 class Opened(_Message, frozen=True, array_like=True, tag=True):
     """The device is open.  None if the selection may come up empty and no device fits it; then `without_gpu` says
     why."""
 
     device: Device | None
     without_gpu: str = ""  # a text of wire/protocol/missing_gpu.py
+    cage: tuple[Layer, ...] = ()
 
 
 class OpenFailed(_Message, frozen=True, array_like=True, tag=True):
@@ -349,6 +352,11 @@ FromHost = (
 _encoder = msgspec.msgpack.Encoder()
 _to_host: msgspec.msgpack.Decoder[ToHost] = msgspec.msgpack.Decoder(ToHost)
 _from_host: msgspec.msgpack.Decoder[FromHost] = msgspec.msgpack.Decoder(FromHost)
+
+
+def with_descriptors(opening: Open, number: int) -> Open:
+    """The same for a host that is handed sockets over the descriptor of this number."""
+    return msgspec.structs.replace(opening, descriptors=number)
 
 
 def pack(message: ToHost | FromHost) -> bytes:

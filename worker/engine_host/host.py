@@ -1,9 +1,9 @@
 """The engine host: the child process that computes on one device.
 
 It owns one engine, reads messages from stdin, answers on stdout and logs on stderr.  So a driver that aborts, a kernel
-that hangs or a kill for memory ends this process and not the daemon.  It opens no socket, except for the tensors of
-collectives, as the daemon arranges it (`worker/collectives/connector.py`).  It knows no plans, steps or other nodes: it
-binds params to compiled parts and runs them.
+that hangs or a kill for memory ends this process and not the daemon.  It gives up what it does not need of this machine
+(`cage.py`), and opens no sockets: those for the tensors of collectives its daemon hands to it.  It knows no plans,
+steps or other nodes: it binds params to compiled parts and runs them.
 
 The main thread reads, computes and answers.  A second one sends heartbeats meanwhile, and ends the process when the
 daemon is gone.  `host_client.py` starts it, and sends an Open message first.
@@ -48,6 +48,7 @@ from ..collectives.shared_arena import ArenaFile, operand_bytes
 from ..devices.benchmark import measured
 from ..devices.registry import open_engine, without_gpu
 from ..engine import host_messages as messages
+from ..engine.descriptors import Handed
 from ..engine.donation import Lent, Versions
 from ..engine.host_messages import INLINE_BYTES_MAX, STOP_BYTES, Splitter, pack, unpack_to_host
 from ..engine.protocol import (
@@ -67,6 +68,7 @@ from ..engine.protocol import (
     untuned_classes,
     watch,
 )
+from .cage import Cage
 from .explanation import Texts, explanation, know
 from .kernel_trace import KernelTrace
 
@@ -92,6 +94,8 @@ def main(adapt: Callable[[Engine, Measured], tuple[Engine, messages.Device]] = _
     incoming = pipe.incoming()
     opening = next(incoming)
     assert isinstance(opening, messages.Open), "the daemon opens a device first"
+    cage = Cage(opening)
+    cage.close_files()
     _die_with_parent()
     allow_open_files()
     threading.Thread(target=_watch, args=(pipe, opening), name="watch", daemon=True).start()
@@ -103,14 +107,18 @@ def main(adapt: Callable[[Engine, Measured], tuple[Engine, messages.Device]] = _
     if engine is None:
         pipe.send(messages.Opened(None, without_gpu()))
         return
+    cage.close_calls()
     if engine.info.engine in ON_CPU:
         hold_arrays()
     stop_cell = share(opening.shared_dir, opening.stop_file)
     remove(opening.shared_dir, opening.stop_file)
     shared = SharedDir.attach(Path(opening.shared_dir))
     engine, device = adapt(engine, measured(engine, Path(opening.measured_dir)))
-    host = Host(engine, shared, stop_cell, opening.memory_bytes, pipe.send, trace=_trace(opening, engine))
-    pipe.send(messages.Opened(device))
+    handed = Handed(opening.descriptors) if opening.descriptors >= 0 else None
+    host = Host(
+        engine, shared, stop_cell, opening.memory_bytes, pipe.send, trace=_trace(opening, engine), handed=handed
+    )
+    pipe.send(messages.Opened(device, cage=cage.layers))
     for message in incoming:
         answer = host.handle(message)
         host.flush_trace()
@@ -230,11 +238,12 @@ class Host:
         send: Callable[[messages.FromHost], None] = lambda _message: None,
         arenas_bytes_max: int = ARENAS_BYTES_MAX,
         trace: KernelTrace | None = None,
+        handed: Handed | None = None,
     ) -> None:
         self.lost = False
         self._arenas_bytes_max = arenas_bytes_max
         self._notify = partial(send, messages.BuffersChanged())
-        self._progress, self._connector = Progress(), Connector(send)
+        self._progress, self._connector = Progress(), Connector(send, shared.path, handed)
         self._engine = engine
         self._shared = shared
         self._stop_cell = stop_cell

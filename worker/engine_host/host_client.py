@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from wire.system.child_python import python_command
 from wire.system.tasks import as_error
 
 from ..config import WorkerConfig
+from ..engine import descriptors
 from ..engine.host_messages import (
     STOP_BYTES,
     Alive,
@@ -44,6 +46,7 @@ from ..engine.host_messages import (
     TuneDone,
     pack,
     unpack_from_host,
+    with_descriptors,
 )
 from .watchdog import Watchdog, loss_of
 
@@ -88,6 +91,7 @@ class HostProcess(asyncio.SubprocessProtocol):
         self._transport: asyncio.SubprocessTransport | None = None
         self._stdin: asyncio.WriteTransport | None = None
         self._over = False
+        self._descriptors: socket.socket | None = None  # over which it is handed others
         times = config.timeouts
         self._watchdog = Watchdog(config.host_beat_s, times.host_silence_s, times.part_s, times.part_stop_s)
         self._killed_for_memory = _killed_for_memory()
@@ -101,7 +105,26 @@ class HostProcess(asyncio.SubprocessProtocol):
         """Start the child; it opens its device while we go on."""
         environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         environment.setdefault("XDG_RUNTIME_DIR", self._opening.shared_dir)  # Mesa complains of none, four times
-        await self._loop.subprocess_exec(lambda: self, *self._command, env=environment)
+        if self._opening.caged:  # its drivers keep kernels where it may write
+            environment.setdefault("MESA_SHADER_CACHE_DIR", self._opening.cache_dir)
+            environment.setdefault("__GL_SHADER_DISK_CACHE_PATH", self._opening.cache_dir)
+        theirs: tuple[int, ...] = ()
+        if descriptors.POSSIBLE:
+            self._descriptors, end = descriptors.pair()
+            theirs = (end.fileno(),)
+            self._opening = with_descriptors(self._opening, end.fileno())
+        try:
+            await self._loop.subprocess_exec(lambda: self, *self._command, env=environment, pass_fds=theirs)
+        finally:
+            if theirs:
+                end.close()
+
+    def hand(self, sock: socket.socket) -> bool:
+        """Give the child an open socket, which is closed here, for the message that is sent next."""
+        if self._over or self._descriptors is None:
+            sock.close()
+            return False
+        return descriptors.hand(self._descriptors, sock)
 
     def send(self, message: ToHost) -> None:
         """Write to the child's pipe; to a child that is gone nothing is written, since `on_lost` says it all."""
@@ -127,6 +150,9 @@ class HostProcess(asyncio.SubprocessProtocol):
         self._over = True
         if self._checker:
             self._checker.cancel()
+        if self._descriptors is not None:
+            self._descriptors.close()
+            self._descriptors = None
         if self._transport is not None and self._transport.get_returncode() is None:
             self._transport.kill()
 

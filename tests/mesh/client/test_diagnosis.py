@@ -38,7 +38,12 @@ from wire.protocol.missing_gpu import short_text
 GPU = Adapter("wgsl", "A card", False)
 CPU = Adapter("cpu", "A processor", False)
 HERE = Here(
-    "Linux", "1.2.3", (Multicast("eth0", 4, 9),), (Room("state", "/s", 90 * GIB), Room("cache", "/c", 90 * GIB)), None
+    "Linux",
+    "1.2.3",
+    (Multicast("eth0", 4, 9),),
+    (Room("state", "/s", 90 * GIB), Room("cache", "/c", 90 * GIB)),
+    None,
+    "files, network",
 )
 LINUX = Worker("linux", "Linux", "healthy", 0.1, "1.2.3", "10.0.0.2:7101", (GPU, CPU))
 WINDOWS = Worker("windows", "Windows", "healthy", 0.1, "1.2.3", "10.0.0.3:7100", (GPU, CPU))
@@ -136,6 +141,10 @@ SHOWN: dict[str, tuple[Facts, tuple[str, ...]]] = {
     "adapter-fails": (
         worker(adapters=(CPU,), without_gpu="failed: exit code -6"),
         ("(exit code -6)", "--list-devices", "update"),
+    ),
+    "cage-open": (
+        worker(system="Linux", cage="network, rights; without files: this kernel has no Landlock"),
+        ("this kernel has no Landlock", "without --no-cage"),
     ),
     "disk-full": (room(3 * MIB), ("3 MiB", "cache", 'du -xh "/c"')),
     "disk-low": (room(300 * MIB), ("300 MiB", "cache", 'du -xh "/c"')),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import socket
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,19 +17,19 @@ import numpy as np
 import pytest
 from support.machines.bridges import MEMBERS, PLAN, Network, Node, reducing
 from support.ranks import channels_in_memory, on_channels
-from support.tls import MESH, Card, authority, card
 
 from mesh.simulation.throttled_worker import throttled
 from wire.protocol.messages import Gang
-from wire.security.certificates import server_name
+from wire.security.tls import secured_by_key
 from wire.timeouts import DEFAULT_TIMEOUTS, Timeouts
-from worker.collectives.connector import KEY_BYTES, Connector
+from worker.collectives.connector import KEY_BYTES, Connector, listening_on
 from worker.collectives.open_channels import open_rank
 from worker.collectives.remote_channel import RemoteChannel
 from worker.config import WorkerConfig
 from worker.daemon.collective_rendezvous import HostConnections, host_connections_of
 from worker.daemon.environment import REAL
-from worker.engine.host_messages import Connect, Disconnected, FromHost, Listen, Listening, NodeTLS
+from worker.engine import descriptors
+from worker.engine.host_messages import Connect, Disconnected, FromHost, Listen, Listening
 
 KEY, BUFFER = bytes(range(KEY_BYTES)), "box"
 
@@ -37,11 +39,10 @@ class Ends:
 
     def __init__(self) -> None:
         self.told: queue.Queue[FromHost] = queue.Queue()
-        self.first, self.second = Connector(self.told.put), Connector()
+        folder = Path(tempfile.gettempdir())
+        self.first, self.second = Connector(self.told.put, folder), Connector(folder=folder)
 
-    def expect(
-        self, tls: NodeTLS | None = None, host: str = "127.0.0.1", wait_s: float = 120.0, proof_s: float = 60.0
-    ) -> int:
+    def expect(self, tls: bool = False, host: str = "127.0.0.1", wait_s: float = 120.0, proof_s: float = 60.0) -> int:
         """The port where it does."""
         self.first.begin(Listen(BUFFER, KEY, host, 256, tls, wait_s, proof_s))
         told = self.told.get(timeout=60.0)
@@ -50,7 +51,7 @@ class Ends:
         assert isinstance(told, Listening) and told.key == KEY and told.buffer == BUFFER
         return told.port
 
-    def call(self, port: int, key: bytes = KEY, tls: NodeTLS | None = None, host: str = "127.0.0.1") -> RemoteChannel:
+    def call(self, port: int, key: bytes = KEY, tls: bool = False, host: str = "127.0.0.1") -> RemoteChannel:
         """The caller's remote channel, once the call has come to something or to nothing."""
         self.second.begin(Connect(BUFFER, key, host, port, 256, tls, 120.0, 60.0))
         remote = self.second.remote(BUFFER)
@@ -165,26 +166,65 @@ def test_a_connection_for_a_plan_that_is_over_is_closed(ends: Ends) -> None:
 # -- within TLS
 
 
-def tls_of(mine: Card, other: Card) -> NodeTLS:
-    files = mine.files
-    return NodeTLS(str(files.key), str(files.certificate), str(files.trust), server_name(other.node_id, MESH))
-
-
-def test_nodes_of_a_mesh_connect_within_tls_and_prove_which_they_are(ends: Ends, tmp_path: Path) -> None:
-    ours, theirs = authority(), authority()
-    one, two, third = (card(tmp_path, ours) for _ in range(3))
-    stranger = card(tmp_path, theirs)
-    port = ends.expect(tls_of(one, two))
-    for caller in (
-        tls_of(third, one),  # another member, who even knows the key
-        tls_of(stranger, one),  # of another mesh
-        tls_of(two, third),  # the right one, who expects somebody else there
-        None,  # without TLS
-    ):
-        assert Ends().call(port, tls=caller)._newest is None
-    ends.call(port, tls=tls_of(two, one))
+def test_hosts_of_a_mesh_connect_within_tls_that_only_those_pass_who_were_told_the_key(ends: Ends) -> None:
+    port = ends.expect(tls=True)
+    assert Ends().call(port, key=bytes(KEY_BYTES), tls=True)._newest is None, (
+        "another member, who does not know the key"
+    )
+    assert Ends().call(port)._newest is None, "without TLS, and so by the key in the clear"
+    ends.call(port, tls=True)
     assert ends.connected
     ends.reduce()
+
+
+def test_who_answers_without_the_key_is_told_nothing(tmp_path: Path) -> None:
+    """Its certificate is another one, and the caller hangs up before it says the key."""
+    heard: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as imposter:
+
+        def answer() -> None:
+            caller = imposter.accept()[0]
+            with contextlib.suppress(OSError):
+                secured = secured_by_key(caller, bytes(KEY_BYTES), True, tmp_path)
+                heard.append(secured.recv(KEY_BYTES))
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        assert Ends().call(imposter.getsockname()[1], tls=True)._newest is None
+        thread.join(60.0)
+    assert heard in ([], [b""]) and not list(tmp_path.iterdir()), "and no key stays on the disk"
+
+
+def test_sockets_that_a_daemon_hands_over_are_taken_in_the_order_of_their_messages() -> None:
+    ours, theirs = descriptors.pair()
+    with ours, socket.create_server(("127.0.0.1", 0)) as elsewhere:
+        told: queue.Queue[FromHost] = queue.Queue()
+        connector = Connector(told.put, handed=descriptors.Handed(theirs.detach()))
+        listener = listening_on("127.0.0.1")
+        port = listener.getsockname()[1]
+        assert descriptors.hand(ours, listener)
+        assert descriptors.hand(ours, socket.create_connection(elsewhere.getsockname()))
+        connector.begin(Listen(BUFFER, KEY, "127.0.0.1", 256, False, 120.0, 60.0))
+        connector.begin(Connect("other", KEY, "127.0.0.1", 1, 256, False, 120.0, 60.0))
+        assert told.get(timeout=60.0) == Listening(BUFFER, KEY, port)
+        caller = elsewhere.accept()[0]
+        caller.settimeout(60.0)
+        assert caller.recv(KEY_BYTES) == KEY
+        caller.close()
+        third = Ends()
+        assert third.call(port)._newest is not None
+        connector.keep_only(())
+        third.second.keep_only(())
+    assert not descriptors.hand(ours, socket.socket()), "the host is gone"
+
+
+def test_a_message_without_its_socket_is_a_failed_connection() -> None:
+    ours, theirs = descriptors.pair()
+    with ours:
+        told: queue.Queue[FromHost] = queue.Queue()
+        connector = Connector(told.put, handed=descriptors.Handed(theirs.detach()))
+        connector.begin(Listen(BUFFER, KEY, "127.0.0.1", 256, False, 120.0, 60.0))
+        assert told.get(timeout=60.0) == Disconnected(BUFFER)
 
 
 # -- what the daemons say
@@ -316,11 +356,11 @@ async def test_no_host_is_told_to_call_where_memory_is_shared_or_links_are_slowe
     finally:
         network.close()
     config = WorkerConfig.local("w", "test", tmp_path)
-    assert host_connections_of(config, None, lambda _device, _message: None) is not None
+    assert host_connections_of(config, False, lambda _device, _message: None) is not None
     for text in ("rate=20Mbit/s", "delay=5ms"):
         slowed, _ = throttled(config, REAL, text)
-        assert host_connections_of(slowed, None, lambda _device, _message: None) is None
+        assert host_connections_of(slowed, False, lambda _device, _message: None) is None
     paced, _ = throttled(config, REAL, "flops=1e9")
-    assert host_connections_of(paced, None, lambda _device, _message: None) is not None, (
+    assert host_connections_of(paced, False, lambda _device, _message: None) is not None, (
         "its links are as fast as others'"
     )

@@ -306,8 +306,8 @@ _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessa
 
 # How many fields minor 1 appended.
 APPENDED: dict[type[Message | Record], int] = {
-    Deploy: 2, Run: 1, PartSpec: 2, SubmitJob: 2, PlanGraph: 2, Deployed: 1, Ran: 0, PartRun: 6, Join: 3, Joined: 3,
-    Drop: 1, AskNodes: 1, Nodes: 2, NodeReport: 2, Jobs: 0, JobReport: 1,
+    Deploy: 2, Run: 1, PartSpec: 2, SubmitJob: 2, PlanGraph: 2, Deployed: 1, Ran: 0, PartRun: 6, Join: 3, Joined: 4,
+    Drop: 1, AskNodes: 1, Nodes: 2, NodeReport: 3, Jobs: 0, JobReport: 1,
 }  # fmt: skip
 # Those whose new fields an older node does without, or one such field.
 DISPENSABLE = (Deployed, Ran, PartRun, Join, Joined, Drop, Nodes, NodeReport, Jobs, JobReport, "Deploy.types")

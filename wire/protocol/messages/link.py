@@ -64,6 +64,7 @@ class Joined(Message, frozen=True):
     kept: Generations = ()  # what is deployed here of what the coordinator named
     without_gpu: Text = ""  # why it has no GPU, as wire/protocol/missing_gpu.py has it
     made: Generations = ()  # of each of `kept`, how many steps it has done here, of the last of which the state is here
+    cage: Text = ""  # what its engine hosts gave up of the machine, and why not more; for people
 
 
 class Devices(Message, frozen=True):

@@ -1,0 +1,167 @@
+"""What the cage of engine hosts costs: the same parts in two hosts side by side, one of which is in a cage, by turns.
+
+    python bench/cage.py [--engine native] [--rounds 200] [--starts 10]
+
+Of each part it prints the time in a cage over the time without, by the host's own clock.  Runs of the two follow each
+other by turns, so what else the machine does hits both, and of each host the quickest run counts.  Two processes differ
+by where their memory lies, so this is done with several pairs of hosts: the median of their ratios, and all of them.  Of
+starts it prints the difference of the medians, from the start of the process until its device is open.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import queue
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from wire.ir.codec import hash_array
+from wire.ir.dtypes import F32
+from wire.ir.graph import GraphBuilder, WireGraph
+from wire.system.shared_memory import SharedDir
+from worker.config import WorkerConfig
+from worker.engine import host_messages as hm
+from worker.engine_host.cage import told
+from worker.engine_host.host_client import HostProcess
+
+ENGINES = ("native", "cpu", "wgsl")
+
+
+def matmul() -> WireGraph:
+    builder = GraphBuilder()
+    x, w = builder.input("x", (512, 512), F32), builder.param("w", (512, 512), F32)
+    return builder.build([builder.add("dot", x, w, lhs_batch=(), rhs_batch=(), lhs_contract=(1,), rhs_contract=(0,))])
+
+
+def elementwise() -> WireGraph:
+    builder = GraphBuilder()
+    x, w = builder.input("x", (1024, 1024), F32), builder.param("w", (1024, 1024), F32)
+    return builder.build([builder.add("exp", builder.add("mul", x, w))])
+
+
+def tiny() -> WireGraph:
+    builder = GraphBuilder()
+    x, w = builder.input("x", (8, 8), F32), builder.param("w", (8, 8), F32)
+    return builder.build([builder.add("add", x, w)])
+
+
+PARTS = {"elementwise 1024x1024": elementwise, "add 8x8": tiny, "matmul 512x512": matmul}
+
+
+class Host:
+    """An open host, and its answers."""
+
+    def __init__(self, engine: str, folder: Path, caged: bool) -> None:
+        self.shared, self.said = SharedDir.create(), queue.Queue[hm.FromHost]()
+        stop = self.shared.allocate(hm.STOP_BYTES)
+        opening = hm.Open(
+            device=engine, memory_bytes=0, threads=1, cache_dir=str(folder / "kernels"),
+            measured_dir=str(folder / "measured"), shared_dir=str(self.shared.path), stop_file=stop.name,
+            parent_pid=os.getpid(), beat_s=0.5, readable=(str(folder),), caged=caged,
+        )  # fmt: skip
+        self.process = HostProcess(opening, stop.buffer, WorkerConfig(), lambda _, m: self.said.put(m), lambda *_: None)
+        self.run = 0
+
+    async def start(self) -> float:
+        began_s = time.perf_counter()
+        await self.process.start()
+        answer = await self.process.opened
+        took_s = time.perf_counter() - began_s
+        assert isinstance(answer, hm.Opened) and answer.device is not None, answer
+        self.cage = told(answer.cage)
+        return took_s
+
+    async def ask(self, message: hm.ToHost) -> hm.FromHost:
+        self.process.send(message)
+        while self.said.empty():
+            await asyncio.sleep(0)
+        return self.said.get()
+
+    async def prepare(self, number: int, graph: WireGraph, file: Path) -> None:
+        bound = (hm.BoundParam(1, hash_array(np.fromfile(file, np.float32)), str(file)),)
+        answer = await self.ask(hm.PreparePart(number, graph.hash, graph.encoded, 2, 1, bound, {}, False))
+        assert isinstance(answer, hm.Prepared), answer
+
+    async def compute_s(self, number: int, shape: tuple[int, ...], values: np.ndarray) -> float:
+        self.run += 1
+        name = self.shared.write([values])
+        inputs = (hm.Input(0, F32.name, shape, True, None, str(self.shared.path), name),)
+        answer = await self.ask(hm.ExecutePart(self.run, number, inputs, (hm.OutputRequest(0, 0),)))
+        assert isinstance(answer, hm.Executed), answer
+        return answer.compute_s
+
+    async def close(self) -> None:
+        self.process.kill()
+        await self.process.exited.wait()
+        self.shared.close()
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--engine", action="append", default=[], choices=ENGINES)
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--starts", type=int, default=10)
+    options = parser.parse_args()
+    for engine in options.engine or ENGINES:
+        with tempfile.TemporaryDirectory() as folder:
+            await measure_starts(engine, Path(folder), options.starts)
+            ratios: dict[str, list[float]] = {}
+            for _ in range(options.pairs):
+                for what, ratio in (await measured(engine, Path(folder), options.rounds)).items():
+                    ratios.setdefault(what, []).append(ratio)
+            for what, all_ in ratios.items():
+                each = " ".join(f"{ratio:.3f}" for ratio in sorted(all_))
+                print(f"  {what}: in a cage {statistics.median(all_):.4f} of the time ({each})")
+
+
+async def measure_starts(engine: str, folder: Path, starts: int) -> None:
+    took: dict[bool, list[float]] = {True: [], False: []}
+    for turn in range(starts + 1):
+        for caged in (turn % 2 == 0, turn % 2 == 1):
+            host = Host(engine, folder, caged)
+            took_s = await host.start()
+            if turn:  # the first ones fill caches
+                took[caged].append(took_s)
+            await host.close()
+    without, within = (statistics.median(took[caged]) for caged in (False, True))
+    quickest = min(took[True]) - min(took[False])
+    print(
+        f"{engine}: start {1e3 * without:.0f} ms, in a cage {1e3 * (within - without):+.1f} ms more; the quickest ",
+        end="",
+    )
+    print(f"{1e3 * min(took[False]):.0f} ms and {1e3 * quickest:+.1f} ms more")
+
+
+async def measured(engine: str, folder: Path, rounds: int) -> dict[str, float]:
+    """The ratio of the quickest runs of a new pair of hosts, by part."""
+    hosts = {caged: Host(engine, folder, caged) for caged in (True, False)}
+    ratios = {}
+    for host in hosts.values():
+        await host.start()
+    for number, (what, make) in enumerate(PARTS.items(), 1):
+        graph = make()
+        shape = graph.types[graph.inputs[0]].shape
+        values = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+        file = folder / f"weight-{number}"
+        values.tofile(file)
+        for host in hosts.values():
+            await host.prepare(number, graph, file)
+        took: dict[bool, list[float]] = {True: [], False: []}
+        for turn in range(rounds):
+            for caged in (True, False) if turn % 2 else (False, True):
+                took[caged].append(await hosts[caged].compute_s(number, shape, values))
+        ratios[what] = min(took[True]) / min(took[False])
+    for host in hosts.values():
+        await host.close()
+    return ratios
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
