@@ -20,6 +20,7 @@ TTL_S_MAX = 30 * 86400.0
 USES_MAX = 1024  # as many nodes as a mesh has
 TOKENS_MAX = 256  # open or lately closed ones
 REMEMBERED_S = 7 * 86400.0  # how long the holder of a closed token still hears why
+SET_BACK_S_MAX = 3600.0  # of a clock: made later than so much from now, a token would live for as long as that is off
 ASKED_MAX = 8  # times that one node may ask with one token
 
 
@@ -41,9 +42,13 @@ class TokenRecord:
         """ "open", or why not: "withdrawn", "expired" or "used"."""
         if self.withdrawn:
             return "withdrawn"
-        if now_s >= self.expires_s:
+        if now_s >= self.expires_s or now_s < self.created_s - SET_BACK_S_MAX:
             return "expired"
         return "used" if len(self.nodes) >= self.uses else "open"
+
+    def may_open(self, now_s: float) -> bool:
+        """Whether it is open, or would be by a clock that is right again."""
+        return self.state(max(now_s, self.created_s)) == "open"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +99,11 @@ class TokenTable:
     def withdraw_used_by(self, node_id: str, now_s: float) -> list[TokenRecord]:
         """Withdraw the open tokens that let this node in: it still knows their secrets."""
         used = [record for record in self.records if node_id in dict(record.nodes)]
-        return [self.withdraw(record.key_id) for record in used if record.state(now_s) == "open"]
+        return [self.withdraw(record.key_id) for record in used if record.may_open(now_s)]
 
     def withdraw_open(self, now_s: float) -> list[TokenRecord]:
         """Withdraw all tokens that are open."""
-        return [self.withdraw(record.key_id) for record in self.records if record.state(now_s) == "open"]
+        return [self.withdraw(record.key_id) for record in self.records if record.may_open(now_s)]
 
     def prove(self, asked: Asked) -> Proof:
         """The record whose secret the request proves; an unknown token takes as long as a known one."""

@@ -5,9 +5,12 @@ The door of the tokenizers library, which reads the folder's tokenizer.json.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from wire.errors import ConfigError, InputError
 
@@ -15,6 +18,9 @@ _PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 BYTES = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + place): byte for place, byte in enumerate(_OTHERS)}
 """The characters by which tokenizers of bytes write them: Radford et al., 2019."""
+
+
+GROWTH_MAX = 1000  # of a text by what a file replaces in it; the library would take all memory, and the process with it
 
 
 class Tokenizer:
@@ -31,11 +37,13 @@ class Tokenizer:
         file = folder / "tokenizer.json"
         if not file.exists():
             raise InputError(f"{file} does not exist", next_step="Give tokens instead of text")
-        try:
+        self._file = file
+        with self._reading("cannot be read"):
             self._own = tokenizers.Tokenizer.from_file(str(file))
-        except Exception as error:  # the library raises nothing narrower
-            raise InputError(f"{file} cannot be read", cause=str(error)[:200]) from None
-        self._by_bytes = '"ByteLevel"' in file.read_text("utf-8")
+            text = file.read_text("utf-8")
+            read = json.loads(text)
+        _check_growth(file, read)
+        self._by_bytes = '"ByteLevel"' in text
         self._own.no_padding()
         self._own.no_truncation()
         self._new_stream = partial(tokenizers.decoders.DecodeStream)
@@ -50,12 +58,24 @@ class Tokenizer:
                 f"the prompt has {text[error.start : error.end]!r} at {error.start}, which is no character",
                 next_step="Decode its bytes with errors='replace'",
             ) from None
-        return list(self._own.encode(text, add_special_tokens=framed).ids)
+        with self._reading("cannot take the text"):
+            return list(self._own.encode(text, add_special_tokens=framed).ids)
 
     def text(self, ids: Sequence[int], special: bool = False) -> str:
         """The text of these tokens, without special tokens such as the one that ends a text, unless `special`."""
-        text: str = self._own.decode(list(ids), skip_special_tokens=not special)
-        return text
+        with self._reading("cannot give the text"):
+            return str(self._own.decode(list(ids), skip_special_tokens=not special))
+
+    @contextmanager
+    def _reading(self, what: str) -> Iterator[None]:
+        """Have what the file makes the library raise be an InputError: it raises nothing narrower than Exception, and
+        where its own checks are missing, a panic, which is not even that."""
+        try:
+            yield
+        except BaseException as error:
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
+            raise InputError(f"{self._file} {what}", cause=str(error)[:200]) from None
 
     def id_of(self, token: str) -> int | None:
         """The number of a token, None if there is none of this text."""
@@ -137,6 +157,24 @@ class Detokenizer:
         keep = max((_overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
+
+
+def _check_growth(file: Path, read: Any) -> None:
+    """Check that a tokenizer makes no text a thousand times as long, as one of a stranger might."""
+    for part in ("normalizer", "pre_tokenizer", "decoder"):
+        growth = _growth(read.get(part))
+        if growth > GROWTH_MAX:
+            raise InputError(f"{file} cannot be used: its {part} may make a text {growth:,} times as long")
+
+
+def _growth(step: Any) -> int:
+    """How many times as long a step, or all in it, may make a text."""
+    if not isinstance(step, dict):
+        return 1
+    growth = 1 + len(str(step.get("content", ""))) if step.get("type") == "Replace" else 1
+    for each in (*step.get("normalizers", ()), *step.get("pretokenizers", ()), *step.get("decoders", ())):
+        growth *= _growth(each)
+    return growth
 
 
 def _overlap(text: str, stop: str) -> int:

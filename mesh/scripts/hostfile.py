@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ from wire.policy.strategies import RANKS_MAX
 from ..util.units import counted
 
 HERE = ("localhost", "127.0.0.1", "::1")
+_HOST = re.compile(r"[A-Za-z0-9_\[][A-Za-z0-9._:%\[\]-]*")  # ssh may hand both to a shell, as its user configured it
+_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+-]*")
 OF_SSH = ("user", "port", "python")
 
 
@@ -78,7 +81,7 @@ def ranks_on(hosts: Sequence[Host], count: int | None) -> tuple[Host, ...]:
 
 def _host(words: list[str], where: str) -> Host:
     name, *pairs = words
-    if "=" in name or name.startswith("-"):
+    if not _HOST.fullmatch(name):
         raise ConfigError(f"{where}: {name!r} is no host", next_step="A line begins with the name of a host")
     fields: dict[str, Any] = {}
     for pair in pairs:
@@ -107,6 +110,12 @@ def _number(least: int, most: int) -> Callable[[str], int]:
     return read
 
 
+def _user(text: str) -> str:
+    if not _USER.fullmatch(text):
+        raise ValueError("which is no user")
+    return text
+
+
 def _word(text: str) -> str:
     if not text or text.startswith("-"):
         raise ValueError("which it cannot be")
@@ -115,7 +124,7 @@ def _word(text: str) -> str:
 
 _KEYS: dict[str, Callable[[str], Any]] = {
     "slots": _number(1, 4096),
-    "user": _word,
+    "user": _user,
     "port": _number(1, 65535),
     "python": _word,
     "folder": _word,

@@ -195,6 +195,7 @@ def _command(host: Host) -> list[str]:
         return [sys.executable, *agent]
     port = ["-p", str(host.port)] if host.port else []
     who = f"{host.user}@{host.name}" if host.user else host.name
+    # The user's own ssh says whether a host's key is known.  With BatchMode it asks nobody, and ends where it is not.
     return ["ssh", "-T", "-o", "BatchMode=yes", *port, who, shlex.join([host.python or "python3", *agent])]
 
 

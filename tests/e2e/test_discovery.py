@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from support.lan.multicast import needs_multicast
+from support.machines.links import Recorder
 from support.processes.commands import PATIENT_S, daemon, environment, wait_for
 from support.promised import within
 from support.waiting import until
@@ -23,6 +24,8 @@ from wire.discovery.announcements import Candidate
 from wire.discovery.mdns import Announcer, Browser, StaticFinder, discover
 from wire.link.identity import identity_here
 from wire.link.interfaces import Interface
+from wire.link.websocket_carrier import Endpoint
+from wire.security.user_secret import new_secret
 
 APPEAR_S = 60.0
 FOUND_S = 5.0  # promised
@@ -97,6 +100,35 @@ def test_a_started_worker_is_discovered_and_works(mesh: str, tmp_path: Path) -> 
         with pytest.raises(errors.ConnectFailed, match="0 of at least 1 worker"):
             Mesh.builder().mesh(f"{mesh}-other").discover(wait_s=1.0).build()
         assert worker.stop(signal.SIGTERM) == 0
+
+
+@needs_multicast
+async def test_who_announces_itself_as_a_worker_of_this_user_and_is_none_is_not_taken_for_one(
+    mesh: str, tmp_path: Path
+) -> None:
+    """Whoever knows the mesh's name can announce: an imposter beside the worker, one that hangs up, and one that says
+    that the worker is a coordinator."""
+    imposter = Endpoint(identity_here("worker", mesh, "mallory", None), Recorder(), secret=new_secret())
+    port = await imposter.listen("127.0.0.1", 0)
+    silent = await asyncio.start_server(lambda _reader, writer: writer.close(), "127.0.0.1", 0)
+    words, env = ("--mesh", mesh, "--name", "kitchen"), environment(tmp_path)
+    with daemon(*WORKER, *words, env=env, log=tmp_path / "log") as worker:
+        async with (
+            Announcer(imposter.identity, port),
+            Announcer(identity_here("worker", mesh, "gone", None), silent.sockets[0].getsockname()[1]),
+            Announcer(identity_here("coordinator", mesh, "boss", None), worker.ready["port"]),
+        ):
+            found = await asyncio.to_thread(Mesh.builder().mesh(mesh).discover(wait_s=APPEAR_S).build)
+            assert [node.name for node in found.nodes] == ["kitchen"]
+            assert await asyncio.to_thread(found.run, lambda x: x + 1, 1.0) == 2.0
+            await asyncio.to_thread(found.close)
+            second = Mesh.builder().mesh(mesh).discover(wait_s=APPEAR_S / 10, min_nodes=2).build
+            with pytest.raises(errors.ConnectFailed, match="1 of at least 2") as caught:
+                await asyncio.to_thread(second)
+            assert "is no node of yours" in str(caught.value.cause)
+    assert not imposter.links
+    await imposter.close()
+    silent.close()
 
 
 @needs_multicast

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 import os
 import random
+import socket
 import struct
 import sys
 import time
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 
@@ -31,7 +35,7 @@ from support.hostile.raw_client import (
     ws_frame,
 )
 from support.hostile.tampering import graph_bombs, tamper
-from support.machines.links import node
+from support.machines.links import Recorder, node
 from support.processes.worker_process import HANGS_S, Coordinator, WorkerProcess, worker
 
 from wire.errors import GraphError, MeshError, ProtocolError, VersionMismatch, WrongMesh
@@ -40,7 +44,8 @@ from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder
 from wire.limits import DEFAULT, MIB
 from wire.link.link import Link
-from wire.link.websocket_carrier import UNLINKED_MAX
+from wire.link.user_handshake import prove_as_acceptor
+from wire.link.websocket_carrier import UNLINKED_MAX, Endpoint
 from wire.protocol.frames import (
     HELLO_BYTES_MAX,
     Cancel,
@@ -62,6 +67,7 @@ from wire.protocol.messages import Deploy, PartSpec, PlanKey, Source, SourceKind
 from wire.protocol.peer import BULK, CONTROL, Channel, Identity, Peer
 from wire.protocol.versions import usable_ops
 from wire.security import user_proof
+from wire.security.user_secret import user_secret
 from wire.system.private_folder import user_name
 from wire.timeouts import DEFAULT_TIMEOUTS as LAN
 
@@ -262,11 +268,20 @@ async def drip_pings(client: RawClient) -> None:
 
 # -- WebSockets that are not links -------------------------------------------------------------------------
 
+
+def compressed(data: bytes) -> bytes:
+    """What a frame of the extension permessage-deflate has."""
+    deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
+    return deflate.compress(data) + deflate.flush(zlib.Z_SYNC_FLUSH)[:-4]
+
+
 SOCKETS: list[tuple[str, bytes]] = [
     ("a claim of 2^32-1 bytes", ws_frame(b"x", size=(1 << 32) - 1)),
     ("a claim of 2^63 bytes", ws_frame(b"x", size=1 << 63)),
     ("a frame one byte too long", ws_frame(bytes(DEFAULT.chunk_bytes_max + 100))),
     ("reserved bits", ws_frame(b"x", first_bits=0xF0)),
+    ("a compressed frame", ws_frame(compressed(b"x"), first_bits=0xC0)),
+    ("a compressed gigabyte", ws_frame(compressed(bytes(MIB)) * 16, first_bits=0xC0)),
     ("a reserved opcode", ws_frame(b"x", opcode=5)),
     ("a long ping", ws_frame(bytes(200), opcode=PING)),
     ("a bad close", ws_frame(b"\x00", opcode=CLOSE)),
@@ -290,6 +305,50 @@ async def test_a_websocket_that_breaks_its_rules_is_closed(served: Served) -> No
     await served.still_right()
 
 
+async def test_compression_is_not_agreed_to(served: Served) -> None:
+    """Who asks for it gets a WebSocket without, and a compressed frame ends that."""
+    offer = "permessage-deflate; client_max_window_bits; server_no_context_takeover"
+    async with raw_client(served.worker.port) as client:
+        await client.send(upgrade(Sec_WebSocket_Extensions=offer))
+        head = await client.reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 101 ") and b"extensions" not in head.lower()
+        await client.send(ws_frame(compressed(hello(node("raw", role="client"))), first_bits=0xC0))
+        assert b"raw" not in await client.until_end()
+    await served.still_right()
+
+
+@pytest.mark.parametrize("extensions", [b"", b"Sec-WebSocket-Extensions: permessage-deflate\r\n"])
+async def test_a_node_that_answers_in_compressed_frames_is_hung_up_on(extensions: bytes) -> None:
+    """It is of the same user, and may even say that compression was agreed to."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        request = await reader.readuntil(b"\r\n\r\n")
+        key = next(line for line in request.split(b"\r\n") if line.lower().startswith(b"sec-websocket-key:"))
+        proof = hashlib.sha1(key.split()[1] + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest()
+        head = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        writer.write(head + extensions + b"Sec-WebSocket-Accept: " + base64.b64encode(proof) + b"\r\n\r\n")
+        writer.write(b"\xc2\x7f" + (len(BOMB)).to_bytes(8) + BOMB)
+        await writer.drain()
+        assert await reader.read() is not None
+        writer.close()
+
+    async def accept() -> None:
+        connection, _ = await asyncio.get_running_loop().sock_accept(listening)
+        await prove_as_acceptor(connection, user_secret())
+        await answer(*await asyncio.open_connection(sock=connection))
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.setblocking(False)
+        accepting = asyncio.create_task(accept())
+        here = Endpoint(node("here"), Recorder())
+        before = psutil.Process().memory_info().rss
+        with pytest.raises(MeshError):
+            await here.dial("127.0.0.1", listening.getsockname()[1], timeout_s=SLACK_S)
+        assert psutil.Process().memory_info().rss - before < GROWTH_MAX
+        await here.close()
+        await asyncio.wait_for(accepting, SLACK_S)
+
+
 # -- hellos ------------------------------------------------------------------------------------------------
 
 
@@ -297,6 +356,7 @@ def hello(identity: Identity) -> bytes:
     return Peer.dialer(identity, DEFAULT, os.urandom(16)).next_frame(CONTROL) or b""
 
 
+BOMB = compressed(bytes(MIB)) * 60  # 60 MiB
 LINK = bytes(range(16))
 HELLOS: list[tuple[str, bytes, type[MeshError], str]] = [
     ("another major", hello(node("x", protocol=(9, 0))), VersionMismatch, "protocol 9.0"),

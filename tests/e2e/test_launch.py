@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from support.processes.launching import runs
 
 from mesh.commands.coord import parser
 from mesh.commands.exit_codes import UNREACHABLE, code_of
+from mesh.scripts.hostfile import Host
+from mesh.scripts.launcher import _command
 from wire.errors import ConnectFailed
 
 WORLD = """
@@ -180,6 +183,20 @@ def test_ranks_on_the_hosts_of_a_file_are_started_by_ssh_and_exchange_arrays(
     ]
     asked = (tmp_path / "ssh.log").read_text()
     assert asked == f"-T -o BatchMode=yes -p 2222 me@anna {sys.executable} -P -m mesh.scripts.agent\n"
+
+
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="NOT TESTED: there is no ssh here")
+def test_a_host_with_another_key_than_the_known_one_is_refused_by_ssh_itself(tmp_path: Path) -> None:
+    """What the real ssh makes of the launcher's words: it asks nobody, and goes by the keys that the user knows.  With
+    "ask" and BatchMode it ends where a key is unknown, or not the one that is known."""
+    (config := tmp_path / "config").touch()
+    words = _command(Host("anna", user="me", port=2222, python="/opt/python"))
+    told = subprocess.run(
+        [words[0], "-F", str(config), "-G", *words[1:]], capture_output=True, text=True, timeout=60, check=True
+    ).stdout.splitlines()
+    assert {"batchmode yes", "stricthostkeychecking ask", "hostname anna", "user me", "port 2222"} <= set(told)
+    assert not [line for line in told if line.startswith(("proxycommand", "localcommand", "knownhostscommand"))]
+    assert any(line.startswith("userknownhostsfile") and "known_hosts" in line for line in told)
 
 
 def test_a_host_that_cannot_be_reached_is_named(

@@ -183,6 +183,8 @@ _UNKNOWN = (
 _VERIFY = {
     9: ("has a certificate that is not valid yet", "Compare the clocks of both machines"),
     10: ("has a certificate that ran out", "Compare the clocks of both machines; restart that node to renew it"),
+    11: ("has a list of revoked nodes that is not valid yet", "Compare the clocks of both machines"),
+    12: ("has a list of revoked nodes that ran out", "Compare the clocks of both machines"),
     18: ("has a certificate of its own making", "It is not a node of this mesh"),
     19: _UNKNOWN,
     20: _UNKNOWN,
@@ -223,7 +225,7 @@ def explain(error: OSError | EOFError, where: str) -> MeshError:
     if isinstance(error, EOFError):
         return NotTrusted(
             f"{where} closed the connection: it did not accept our certificate",
-            next_step="This node may have been revoked, or belongs to another mesh",
+            next_step="This node may have been revoked, belong to another mesh, or have a clock that is wrong",
         )
     if isinstance(error, ConnectionResetError | ConnectionAbortedError | BrokenPipeError):
         return ConnectFailed(

@@ -54,6 +54,10 @@ def test_a_hostfile_says_who_starts_how_many() -> None:
         ("anna slots=1 slots=2", "line 2: slots stands there twice"),
         ("slots=2", "line 2: 'slots=2' is no host"),
         ("-oProxyCommand=x", "line 2: '-oProxyCommand=x' is no host"),
+        ("anna;reboot", "line 2: 'anna;reboot' is no host"),
+        ("$(reboot)", "is no host"),
+        ("anna user=$(reboot)", r"line 2: user is '\$\(reboot\)', which is no user"),
+        ("anna user=me`reboot`", "which is no user"),
         ("localhost", "line 2: localhost stands there already"),
     ],
 )
