@@ -4,8 +4,8 @@
 
 Of each part it prints the time in a cage over the time without, by the host's own clock.  Runs of the two follow each
 other by turns, so what else the machine does hits both, and of each host the quickest run counts.  Two processes differ
-by where their memory lies, so this is done with several pairs of hosts: the median of their ratios, and all of them.  Of
-starts it prints the difference of the medians, from the start of the process until its device is open.
+by where their memory lies, so this is done with several pairs of hosts: the median of their ratios, and all of them.
+Of starts it prints the difference of the medians, from the start of the process until its device is open.
 """
 
 from __future__ import annotations
@@ -132,11 +132,8 @@ async def measure_starts(engine: str, folder: Path, starts: int) -> None:
             await host.close()
     without, within = (statistics.median(took[caged]) for caged in (False, True))
     quickest = min(took[True]) - min(took[False])
-    print(
-        f"{engine}: start {1e3 * without:.0f} ms, in a cage {1e3 * (within - without):+.1f} ms more; the quickest ",
-        end="",
-    )
-    print(f"{1e3 * min(took[False]):.0f} ms and {1e3 * quickest:+.1f} ms more")
+    print(f"{engine}: start {1e3 * without:.0f} ms, in a cage {1e3 * (within - without):+.1f} ms more")
+    print(f"  the quickest start {1e3 * min(took[False]):.0f} ms, in a cage {1e3 * quickest:+.1f} ms more")
 
 
 async def measured(engine: str, folder: Path, rounds: int) -> dict[str, float]:
