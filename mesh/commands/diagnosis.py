@@ -341,7 +341,7 @@ def _processor_only(*kinds: str) -> Callable[[Facts], Iterator[Symptom]]:
 
 
 def _open_cage(facts: Facts) -> Iterator[Symptom]:
-    """Only on Linux: no other system has a cage yet, and there is nothing to do about that."""
+    """Find machines with Linux where a layer is open.  No other system has a cage yet, and nothing mends that."""
     cages = [(worker.name, worker.system, worker.cage) for worker in facts.workers]
     for name, system, cage in (*cages, (HERE, facts.here.system, facts.here.cage)):
         without = cage.partition("; ")[2]

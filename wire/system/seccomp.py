@@ -201,7 +201,7 @@ def _if(number: int, steps: Sequence[Step]) -> list[Step]:
 
 
 def _argument(place: int) -> int:
-    """Where the low half of an argument is."""
+    """The place of the low half of an argument."""
     return _ARGUMENTS_AT + 8 * place
 
 

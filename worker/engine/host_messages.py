@@ -355,7 +355,7 @@ _from_host: msgspec.msgpack.Decoder[FromHost] = msgspec.msgpack.Decoder(FromHost
 
 
 def with_descriptors(opening: Open, number: int) -> Open:
-    """The same for a host that is handed sockets over the descriptor of this number."""
+    """Change an opening for a host that is handed sockets over the descriptor of this number."""
     return msgspec.structs.replace(opening, descriptors=number)
 
 

@@ -150,7 +150,7 @@ def places(opening: Open) -> Iterator[Place]:
 
 
 def _interpreter() -> Iterator[Path]:
-    """Where modules are found that are imported later.  Of a folder that is no installation's, only the modules."""
+    """Find what may be imported later: installations, and of other folders only the modules."""
     installed = [Path(path) for path in dict.fromkeys((sys.prefix, sys.base_prefix, sys.exec_prefix))]
     yield from installed
     for folder in map(Path, filter(os.path.isabs, sys.path)):
