@@ -146,7 +146,10 @@ def places(opening: Open) -> Iterator[Place]:
     if opening.shared_dir:  # what other ranks of this machine share is beside it, by names that nobody can list
         yield Place(Path(opening.shared_dir).parent, WRITING)
     if opening.trace:
-        yield Place(Path(opening.trace).absolute().parent, Right.WRITE | Right.TRUNCATE | Right.MAKE)
+        folder = Path(opening.trace).absolute().parent
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+        yield Place(folder, Right.WRITE | Right.TRUNCATE | Right.MAKE)
 
 
 def _interpreter() -> Iterator[Path]:
