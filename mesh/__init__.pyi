@@ -18,6 +18,7 @@ from .models.load import load
 from .models.model import InputSpec, Model
 from .models.quantise import quantise
 from .models.safetensors import load_safetensors, save_safetensors
+from .models.store import ModelStore, StoredModel
 from .numpy import random
 from .originals import Coordinator, FaultHandler, HealthMonitor, auto_partition, partition, select
 from .scripts.world import barrier, init, local_rank, rank, shutdown, world_size
@@ -72,11 +73,13 @@ __all__ = [
     "MeshError",
     "Model",
     "ModelServer",
+    "ModelStore",
     "PartitionSpec",
     "Pipeline",
     "Ranks",
     "ShapeDtype",
     "Single",
+    "StoredModel",
     "Strategy",
     "TensorParallel",
     "Traced",

@@ -36,6 +36,7 @@ from .membership import (
     token_arguments,
 )
 from .model_flags import chat_arguments, serve_model_arguments
+from .models import models_arguments
 from .topology import show as topology
 from .topology import topology_arguments
 
@@ -244,6 +245,7 @@ VERBS: dict[str, Verb] = {
         local=later("serve_model", "serve_model"),
         interrupted=OK,
     ),
+    "models": Verb("download models from a hub, list and delete them", models_arguments),
     "keys": Verb("create, list and remove API keys of served models", keys_arguments),
     "chat": Verb("talk with a served model", chat_arguments, local=later("chat", "chat")),
     "launch": Verb("run a script as several ranks", launch_arguments, local=launch, interrupted=INTERRUPTED),

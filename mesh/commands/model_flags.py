@@ -12,7 +12,7 @@ URL = "http://127.0.0.1:7200"
 
 def serve_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of serve-model."""
-    folder = "a folder with config.json and safetensors, or NAME=FOLDER (repeatable)"
+    folder = "a folder, a GGUF file, ORG/NAME on the hub, or NAME= before one (repeatable)"
     parser.add_argument("model", metavar="MODEL", nargs="+", help=folder)
     parser.add_argument("--name", default="", metavar="N", help="the model's name for callers (default: its folder's)")
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: this machine alone)")

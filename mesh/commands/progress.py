@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+Report = Callable[[str, int, int, int], None]  # a file, its bytes that are there and in all, those of all files
 Advance = Callable[[float, str], None]  # how much is done in all, and a line about it ("": none)
 
 
@@ -41,3 +42,36 @@ def _bar(what: str, total: float) -> Iterator[Advance]:
                 drawn.console.print(line, markup=False)
 
         yield advance
+
+
+@contextmanager
+def download_progress(shown: bool) -> Iterator[Report | None]:
+    """Bytes, their rate and the time left of each file: a bar on a terminal, a line at its end elsewhere."""
+    if not shown:
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TaskID,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    console = Console(stderr=True, highlight=False)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(),
+               TimeRemainingColumn())  # fmt: skip
+    tasks: dict[str, TaskID] = {}
+    with Progress(*columns, console=console, disable=not console.is_terminal) as drawn:
+
+        def report(file: str, count: int, size_bytes: int, model_bytes: int) -> None:
+            if file not in tasks:
+                tasks[file] = drawn.add_task(file, total=size_bytes)
+            drawn.update(tasks[file], completed=count)
+            if count == size_bytes and not console.is_terminal:
+                print(f"{file}: {size_bytes} bytes", file=sys.stderr, flush=True)
+
+        yield report

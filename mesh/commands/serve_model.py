@@ -15,6 +15,7 @@ from wire.system.signals import watch_signals
 
 from ..client.async_mesh import AsyncMesh
 from ..inference.settings import Options as ModelOptions
+from ..models.store import located
 from ..serving.access import Access
 from ..serving.api_keys import ApiKeys
 from ..serving.http_server import Listening
@@ -73,16 +74,19 @@ def _models(options: Options) -> dict[str, Path]:
     models: dict[str, Path] = {}
     for text in options.model:
         name, equals, path = text.partition("=")
-        folder = Path(path if equals else text).expanduser()
-        name = name if equals else folder.resolve().name
+        folder = located(path if equals else text)
+        name = name if equals else folder.resolve().name.removesuffix(".gguf")
         if options.name:
             if len(options.model) > 1:
                 raise ConfigError("--name is for one model", next_step="Write NAME=FOLDER for each of several")
             name = options.name
         if name in models:
             raise ConfigError(f"two models are called {name!r}", next_step="Write NAME=FOLDER")
-        if not folder.is_dir():
-            raise InputError(f"there is no folder {folder}", next_step="Give a folder with config.json and safetensors")
+        if not folder.is_dir() and folder.suffix != ".gguf":
+            raise InputError(
+                f"there is no folder {folder}",
+                next_step="Give a folder with config.json and safetensors, a GGUF file, or ORG/NAME",
+            )
         models[name] = folder
     return models
 

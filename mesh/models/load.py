@@ -15,6 +15,7 @@ from typing import Any
 from wire.errors import ConfigError, InputError
 
 from .model import Model
+from .store import located
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,8 @@ def load(source: Any, dims: Mapping[str, int] | None = None) -> Model:
     Parameters
     ----------
     source : str, Path or object
-        A .wire, .gguf or .onnx file, a folder with config.json and safetensors, or an onnx.ModelProto.
+        A .wire, .gguf or .onnx file, a folder with config.json and safetensors, an onnx.ModelProto, or the name of a
+        model, ORG/NAME or ORG/NAME:PART, which is looked for in the store (`ModelStore`) and then on the hub.
     dims : mapping of str to int, optional
         Sizes of free dimensions by name.
 
@@ -87,7 +89,8 @@ def load(source: Any, dims: Mapping[str, int] | None = None) -> Model:
     Array([2., 4., 6.], dtype=float64)
     """
     if isinstance(source, str):
-        source = Path(source)
+        path = Path(source)
+        source = path if any(form.matches(path) for form in FORMATS) else located(source)
     if isinstance(source, Path) and not source.exists():
         raise InputError(f"{source} does not exist")
     for form in FORMATS:

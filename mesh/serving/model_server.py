@@ -185,7 +185,7 @@ class ModelServer:
     >>> import mesh
     >>> with mesh.Mesh.builder().build() as m, mesh.ModelServer(m, port=0) as server:
     ...     try:
-    ...         server.load_model("llama", "no/folder")
+    ...         server.load_model("llama", "no/such/folder")
     ...     except mesh.MeshError as error:
     ...         print(error)
     ...     with urllib.request.urlopen(server.url + "/v1/models") as answer:
@@ -194,7 +194,7 @@ class ModelServer:
     ...         server.unload_model("llama")
     ...     except mesh.MeshError as error:
     ...         print(error)
-    no/folder does not exist
+    no/such/folder does not exist
     {'object': 'list', 'data': []}
     no model is called 'llama'. Loaded: none
     """

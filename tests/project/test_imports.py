@@ -244,6 +244,7 @@ LATE: dict[str, set[str]] = {
     "mesh/commands/flags.py": {"mesh/backends/config.py", "wire/package.py"},
     "mesh/commands/keys.py": {"mesh/serving/api_keys.py"},
     "mesh/commands/launch.py": {"mesh/scripts/hostfile.py", "mesh/scripts/launcher.py"},
+    "mesh/commands/models.py": {"mesh/models/store.py", "wire/units.py"},
     "mesh/commands/membership.py": {
         "coordinator/authority/authority.py",
         "mesh/backends/enrolment.py",
@@ -341,6 +342,7 @@ DOORS = {
     "aiohttp": {"mesh/serving/http_server.py", "wire/link/websocket_carrier.py"},
     "cryptography": {"wire/security/certificates.py"},
     "filelock": {"wire/system/file_lock.py"},
+    "huggingface_hub": {"mesh/models/store.py"},
     "jax": {"mesh/importers/jax/__init__.py", "mesh/importers/jax/control.py"},
     "jinja2": {"mesh/serving/chat_template.py"},
     "lazy_loader": {"mesh/__init__.py"},

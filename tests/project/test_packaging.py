@@ -21,6 +21,7 @@ PROJECT = PYPROJECT["project"]
 SHELL_FILES = ("script/demo", "script/test", "script/setup.sh")
 # Imported where it is needed: without tokenizers a sentence says so, without jeepney a sleep is noticed afterwards.
 OPTIONAL = {
+    "huggingface_hub": "hub",
     "jax": "jax",
     "jeepney": "suspend",
     "jinja2": "serve",

@@ -28,6 +28,13 @@ def state_root(state_dir: str = "") -> Path:
     return Path(state_dir) if state_dir else platformdirs.user_state_path(APP, appauthor=False)
 
 
+def data_root() -> Path:
+    """The folder that the platform has for data of a user's programs."""
+    import platformdirs
+
+    return platformdirs.user_data_path(APP, appauthor=False)
+
+
 def private_folder(path: Path) -> Path:
     """Make a folder, and those above it that are missing, for this user alone.
 

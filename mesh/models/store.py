@@ -1,0 +1,587 @@
+"""The store of models of this user on this machine: folders and files that came from a hub, or that somebody put there.
+
+    <store>/ORG/NAME            a model; `NAME@REVISION` where a revision was asked for
+    <store>/ORG/NAME/.pulled    what a pull has checked: the revision, and every file with its size and checksum
+
+The door of huggingface-hub.  A file that was cut off goes on where it was, also in another process.  Every file is
+checked against the checksum that the hub tells, and a model counts as pulled when all of its files are there.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from wire.errors import ConfigError, ConnectFailed, InputError, MeshError, StorageError
+from wire.system.atomic_files import Disk
+from wire.system.file_lock import FileLock
+from wire.system.private_folder import data_root
+from wire.units import size_text
+
+from ..util.annotation_checks import checked
+from ..util.units import parse_size
+
+Report = Callable[[str, int, int, int], None]
+"""(file, its bytes that are there, its bytes in all, bytes of the whole model that are there)."""
+PULLED = ".pulled"
+OWN = ".parts"  # of files that are on their way
+DEFAULT_REVISION = "main"
+LEFT_FREE = 1 << 30  # bytes of the disk that a pull leaves
+SAFETENSORS = (
+    "config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json",
+    "preprocessor_config.json",
+)  # fmt: skip
+TEXT = (
+    "added_tokens.json", "chat_template*", "merges.txt", "special_tokens_map.json", "tokenizer*", "vocab.json",
+    "vocab.txt",
+)  # fmt: skip
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NAME = re.compile(r"(?P<org>[\w.-]+)/(?P<name>[\w.-]+)(?::(?P<part>[\w.-]+))?", re.ASCII)
+_HEX = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_READ_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ModelName:
+    """`ORG/NAME`, or `ORG/NAME:PART` for the one GGUF file of several whose name has this part."""
+
+    org: str
+    name: str
+    part: str = ""
+
+    @property
+    def repository(self) -> str:
+        return f"{self.org}/{self.name}"
+
+    def __str__(self) -> str:
+        return self.repository + (f":{self.part}" if self.part else "")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """A model in the store.
+
+    Parameters
+    ----------
+    name : str
+        Its name, `ORG/NAME` or `ORG/NAME@REVISION`.
+    revision : str
+        The commit that was pulled, "" where somebody put the files there.
+    size_bytes : int
+        What it takes.
+    folder : Path
+        Where it is.
+    whole : bool
+        Whether all of it is there.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> import mesh
+    >>> mesh.StoredModel("org/name", "", 12, Path("models/org/name"), True).whole
+    True
+    """
+
+    name: str
+    revision: str
+    size_bytes: int
+    folder: Path
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file of a model on the hub; `checksum` is sha256 of large files, and that of a git blob of others."""
+
+    path: str
+    size_bytes: int
+    checksum: str
+
+
+def name_of(text: str) -> ModelName | None:
+    """The name, None for a text that is none."""
+    found = _NAME.fullmatch(text)
+    if found is None or not set(found["org"] + found["name"]) - {"."}:
+        return None
+    if any(part in (".", "..") for part in (found["org"], found["name"])):
+        return None
+    return ModelName(found["org"], found["name"], found["part"] or "")
+
+
+def located(text: str) -> Path:
+    """A path that is there; else what the store has by this name, or the hub.
+
+    Errors are those of `ModelStore.pull`.  A text that is neither a path that is there nor a name is given as a path.
+    """
+    path = Path(text).expanduser()
+    if path.exists() or name_of(text) is None:
+        return path
+    store = ModelStore()
+    try:
+        return store.find(text) or store.pull(text)
+    except MeshError as error:
+        error.message = f"there is no folder {text}, and {error.message}"
+        raise
+
+
+class ModelStore:
+    """The models of this user on this machine.
+
+    Parameters
+    ----------
+    folder : str or Path, optional
+        Where they are; by default `MESH_MODELS`, else a folder of the user's data (`~/.local/share/graph-mesh/models`
+        on Linux).
+    limit_bytes : int, optional
+        How much they may take; by default `MESH_MODELS_MAX` ("200GiB", say), else all that the disk has but 1 GiB.
+    endpoint : str, optional
+        The address of the hub; by default `HF_ENDPOINT`, else Hugging Face's.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> import mesh
+    >>> with TemporaryDirectory() as folder:
+    ...     mesh.ModelStore(folder).models()
+    []
+    """
+
+    @checked
+    def __init__(
+        self, folder: str | Path | None = None, limit_bytes: int | None = None, endpoint: str | None = None
+    ) -> None:
+        told = folder or os.environ.get("MESH_MODELS")
+        self.folder = Path(told).expanduser() if told else data_root() / "models"
+        most = os.environ.get("MESH_MODELS_MAX")
+        self.limit_bytes = limit_bytes if limit_bytes is not None or not most else parse_size(most)
+        self._endpoint = endpoint or os.environ.get("HF_ENDPOINT")
+
+    @checked
+    def find(self, name: str, revision: str | None = None) -> Path | None:
+        """Look for a model without asking anybody.
+
+        Parameters
+        ----------
+        name : str
+            `ORG/NAME`, or `ORG/NAME:PART`.
+        revision : str, optional
+            The branch, tag or commit that was pulled.
+
+        Returns
+        -------
+        Path or None
+            Its folder, or its GGUF file; None if it is not there, or a pull of it was cut off.
+
+        Examples
+        --------
+        >>> from tempfile import TemporaryDirectory
+        >>> import mesh
+        >>> with TemporaryDirectory() as folder:
+        ...     mesh.ModelStore(folder).find("org/name") is None
+        True
+        """
+        model = _named(name)
+        folder = self._place(model, revision)
+        if not folder.is_dir():
+            return None
+        notes = _notes(folder)
+        if notes is None and (folder / OWN).exists():
+            return None  # a pull began and did not end
+        if notes is not None and any(
+            not (folder / path).is_file() or (folder / path).stat().st_size != file["size_bytes"]
+            for path, file in notes["files"].items()
+        ):
+            return None
+        return _what_to_load(folder, model)
+
+    @checked
+    def pull(
+        self, name: str, *, revision: str | None = None, offline: bool = False, report: Report | None = None
+    ) -> Path:
+        """Download what is missing of a model, and check it.
+
+        Parameters
+        ----------
+        name : str
+            `ORG/NAME`, or `ORG/NAME:PART` for one GGUF file of several.
+        revision : str, optional
+            A branch, a tag or a commit.
+        offline : bool, optional
+            Whether to take what is in the store, and ask nobody.
+        report : callable, optional
+            Called with a file's name, its bytes that are there and in all, and the bytes of the model that are there.
+
+        Returns
+        -------
+        Path
+            What `mesh.load` loads: the folder, or the GGUF file.
+
+        Raises
+        ------
+        InputError
+            If there is no such model, revision or file, or it is not in the store and nobody may be asked.
+        ConfigError
+            If huggingface-hub is not installed, or the hub wants to know who asks.
+        ConnectFailed
+            If no hub answers; it names the folder to put the files in.
+        StorageError
+            If the disk or the store's limit has no room, a file differs from the hub's checksum, or another process
+            pulls the model.
+
+        Examples
+        --------
+        >>> from tempfile import TemporaryDirectory
+        >>> import mesh
+        >>> with TemporaryDirectory() as folder:
+        ...     try:
+        ...         mesh.ModelStore(folder).pull("org/name", offline=True)
+        ...     except mesh.MeshError as error:
+        ...         print(error.message)
+        org/name is not in the store, and nobody may be asked
+        """
+        model = _named(name)
+        folder = self._place(model, revision)
+        if offline:
+            there = self.find(name, revision)
+            if there is None:
+                raise InputError(f"{model} is not in the store, and nobody may be asked", next_step=_by_hand(folder))
+            return there
+        hub = _hub()
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder.parent / f".{folder.name}.lock")
+        if not lock.try_acquire():
+            raise StorageError(f"another process pulls {model}", next_step="Wait for it, and pull again")
+        try:
+            with self._translated(hub, model, revision, folder):
+                commit, files = self._files(hub, model, revision)
+                self._fetch(hub, model, commit, _chosen(model, files), folder, report)
+        finally:
+            lock.release()
+        return _what_to_load(folder, model)
+
+    @checked
+    def models(self) -> list[StoredModel]:
+        """List the models in the store.
+
+        Returns
+        -------
+        list of StoredModel
+            All of them, by name.
+        """
+        return sorted(
+            (self._stored(folder) for folder in self.folder.glob("*/*") if folder.is_dir() and folder.name[0] != "."),
+            key=lambda model: model.name,
+        )
+
+    @checked
+    def remove(self, name: str) -> int:
+        """Delete a model.
+
+        Parameters
+        ----------
+        name : str
+            Its name, as `models` gives it.
+
+        Returns
+        -------
+        int
+            How many bytes that frees.
+
+        Raises
+        ------
+        InputError
+            If there is no such model.
+
+        Examples
+        --------
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> import mesh
+        >>> with TemporaryDirectory() as folder:
+        ...     Path(folder, "org", "name").mkdir(parents=True)
+        ...     mesh.ModelStore(folder).remove("org/name")
+        0
+        """
+        for model in self.models():
+            if model.name == name:
+                shutil.rmtree(model.folder)
+                return model.size_bytes
+        raise InputError(f"{name!r} is not in the store {self.folder}", next_step="mesh-coord models list shows them")
+
+    def _place(self, model: ModelName, revision: str | None) -> Path:
+        told = "" if revision in (None, DEFAULT_REVISION) else f"@{str(revision).replace('/', '--')}"
+        return self.folder / model.org / f"{model.name}{told}"
+
+    def _stored(self, folder: Path) -> StoredModel:
+        notes = _notes(folder)
+        size_bytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        whole = notes is not None or not (folder / OWN).exists()
+        revision = notes["revision"] if notes else ""
+        return StoredModel(f"{folder.parent.name}/{folder.name}", revision, size_bytes, folder, whole)
+
+    def _files(self, hub: Any, model: ModelName, revision: str | None) -> tuple[str, list[_File]]:
+        """The commit of the revision, and the files on top of its tree."""
+        api = hub.HfApi(endpoint=self._endpoint)
+        commit = str(api.model_info(model.repository, revision=revision or DEFAULT_REVISION).sha)
+        tree = api.list_repo_tree(model.repository, revision=commit)
+        files = [
+            _File(entry.path, entry.size, entry.lfs.sha256 if entry.lfs else entry.blob_id)
+            for entry in tree
+            if isinstance(entry, hub.RepoFile)
+        ]
+        for file in files:
+            if not _HEX.fullmatch(file.checksum):
+                raise InputError(f"the hub tells of {file.path!r:.80} in {model} without a checksum")
+        return commit, [file for file in files if not set("/\\") & set(file.path) and file.path not in ("", ".", "..")]
+
+    def _fetch(
+        self, hub: Any, model: ModelName, commit: str, files: Sequence[_File], folder: Path, report: Report | None
+    ) -> None:
+        """Every file that is not there as the notes tell; notes are written when all are."""
+        notes = _notes(folder)
+        known = notes["files"] if notes else {}
+        there = {file.path for file in files if _is_there(folder, file, known)}
+        self._check_room(folder, sum(file.size_bytes for file in files if file.path not in there))
+        done = sum(file.size_bytes for file in files if file.path in there)
+        for file in files:
+            if file.path in there:
+                continue
+            before = done
+
+            def told(count: int, file: _File = file, before: int = before) -> None:
+                if report is not None:
+                    report(file.path, count, file.size_bytes, before + count)
+
+            part = folder / OWN / f"{file.checksum}.part"
+            self._get(hub, model, commit, file, part, told)
+            _check(part, file, model)
+            part.replace(folder / file.path)
+            done += file.size_bytes
+            told(file.size_bytes)
+        listed = {file.path: {"size_bytes": file.size_bytes, "checksum": file.checksum} for file in files}
+        text = json.dumps({"name": model.repository, "revision": commit, "files": {**known, **listed}}, indent=1)
+        Disk().write_whole(folder / PULLED, [text.encode()])
+        shutil.rmtree(folder / OWN, ignore_errors=True)
+
+    def _get(
+        self, hub: Any, model: ModelName, commit: str, file: _File, part: Path, told: Callable[[int], None]
+    ) -> None:
+        """What is missing of a file; what is there of it stays for the next time.
+
+        The library's own download begins a file anew in each call, so its parts are put together here.
+        """
+        from huggingface_hub.file_download import http_get
+
+        url = hub.hf_hub_url(model.repository, file.path, revision=commit, endpoint=self._endpoint)
+        place = hub.get_hf_file_metadata(url, endpoint=self._endpoint).location
+        headers = hub.utils.build_hf_headers()
+        if urlsplit(place).netloc != urlsplit(url).netloc:
+            headers.pop("authorization", None)  # it is for the hub, and not for who stores its files
+        part.parent.mkdir(parents=True, exist_ok=True)
+        with part.open("ab") as out:
+            http_get(
+                place, out, resume_size=out.tell(), headers=headers, expected_size=file.size_bytes,
+                displayed_filename=file.path, tqdm_class=_counting(told),
+            )  # fmt: skip
+
+    def _check_room(self, folder: Path, wanted_bytes: int) -> None:
+        """Raise StorageError if the disk, or the limit of the store, has no room for so much."""
+        free_bytes = shutil.disk_usage(self.folder).free - LEFT_FREE
+        if wanted_bytes > free_bytes:
+            raise StorageError(
+                f"{size_text(wanted_bytes)} are to come, and the disk of {self.folder} has room for "
+                f"{size_text(max(free_bytes, 0))}",
+                next_step="Free some, or set MESH_MODELS to a folder on another disk",
+            )
+        if self.limit_bytes is None:
+            return
+        held_bytes = sum(model.size_bytes for model in self.models() if model.folder != folder)
+        if held_bytes + wanted_bytes > self.limit_bytes:
+            raise StorageError(
+                f"{size_text(wanted_bytes)} are to come, and the store {self.folder} has {size_text(held_bytes)} of "
+                f"{size_text(self.limit_bytes)}",
+                next_step="Delete a model: mesh-coord models rm NAME; or raise MESH_MODELS_MAX",
+            )
+
+    @contextmanager
+    def _translated(self, hub: Any, model: ModelName, revision: str | None, folder: Path) -> Iterator[None]:
+        """What huggingface-hub raises, as errors that say what to do."""
+        errors, by_hand = hub.errors, _by_hand(folder)
+        try:
+            yield
+        except errors.GatedRepoError as error:
+            raise ConfigError(
+                f"the hub gives {model} only to those who accepted its terms", cause=_first(error),
+                next_step=f"Accept them on its page, and set HF_TOKEN. {by_hand}",
+            ) from None  # fmt: skip
+        except errors.RevisionNotFoundError:
+            raise InputError(f"{model} has no revision {revision or DEFAULT_REVISION!r}") from None
+        except errors.RepositoryNotFoundError as error:
+            raise InputError(
+                f"the hub has no model {model}, or does not show it to you", cause=_first(error),
+                next_step=f"Check the name. Set HF_TOKEN for a private model. {by_hand}",
+            ) from None  # fmt: skip
+        except errors.HfHubHTTPError as error:
+            if error.response is not None and error.response.status_code in (401, 403):
+                raise ConfigError(
+                    f"the hub refuses {model}", cause=_first(error), next_step=f"Set HF_TOKEN. {by_hand}"
+                ) from None
+            raise ConnectFailed(f"the hub does not give {model}", cause=_first(error), next_step=by_hand) from None
+        except OSError as error:
+            if error.errno not in FULL_DISK:
+                raise ConnectFailed(f"no hub answers for {model}", cause=_first(error), next_step=by_hand) from None
+            raise StorageError(
+                f"the disk of {self.folder} is full: {error.strerror}",
+                next_step="Free some, and pull again: what is there stays",
+            ) from None
+        except Exception as error:  # of the library's HTTP client, which is not ours to name
+            if type(error).__module__.partition(".")[0] not in ("httpx", "httpx2", "httpcore", "huggingface_hub"):
+                raise
+            raise ConnectFailed(f"no hub answers for {model}", cause=_first(error), next_step=by_hand) from None
+
+
+def _named(text: str) -> ModelName:
+    model = name_of(text)
+    if model is None:
+        raise InputError(
+            f"{text!r} is no name of a model", next_step="Write ORG/NAME, or ORG/NAME:PART for a GGUF file"
+        )
+    return model
+
+
+def _hub() -> Any:
+    try:
+        import huggingface_hub
+        import huggingface_hub.errors
+    except ModuleNotFoundError:
+        raise ConfigError(
+            "downloads need the package 'huggingface_hub', which is not installed",
+            next_step="pip install 'graph-mesh[hub]', or give the folder of a model",
+        ) from None
+    return huggingface_hub
+
+
+def _by_hand(folder: Path) -> str:
+    return f"Or put the files of the model into {folder}"
+
+
+def _first(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:200]
+
+
+def _notes(folder: Path) -> dict[str, Any] | None:
+    """What the last whole pull noted; None where there was none, or its notes are damaged."""
+    try:
+        notes = json.loads((folder / PULLED).read_text(encoding="utf-8"))
+        files = {path: {"size_bytes": int(file["size_bytes"]), "checksum": str(file["checksum"])}
+                 for path, file in notes["files"].items()}  # fmt: skip
+        return {"revision": str(notes["revision"]), "files": files}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _chosen(model: ModelName, files: Sequence[_File]) -> list[_File]:
+    """The files that are loaded: a GGUF file, or config.json and safetensors; and those of the tokenizer."""
+    graphs = [file for file in files if file.path.endswith(".gguf")]
+    if model.part:
+        graphs = [file for file in graphs if model.part.lower() in file.path.lower()]
+    paths = {file.path for file in files}
+    text = [file for file in files if _is_one_of(file.path, TEXT)]
+    folder = [file for file in files if _is_one_of(file.path, SAFETENSORS)]
+    if not model.part and "config.json" in paths and any(path.endswith(".safetensors") for path in paths):
+        return folder + text
+    if len(graphs) == 1:
+        return graphs + text
+    if graphs:
+        names = ", ".join(file.path for file in graphs[:8])
+        raise InputError(
+            f"{model} has {len(graphs)} GGUF files: {names}", next_step=f"Name one: {model.repository}:Q4_K_M"
+        )
+    what = f"no GGUF file with {model.part!r} in its name" if model.part else "neither safetensors nor GGUF files"
+    raise InputError(f"{model} has {what}", cause=f"it has {', '.join(sorted(paths)[:8]) or 'no files'}")
+
+
+def _is_one_of(path: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch(path, pattern) for pattern in patterns)
+
+
+def _what_to_load(folder: Path, model: ModelName) -> Path:
+    """The folder, or the GGUF file in it."""
+    if not model.part and (folder / "config.json").exists():
+        return folder
+    files = sorted(file for file in folder.glob("*.gguf") if model.part.lower() in file.name.lower())
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files[:8])
+        raise InputError(
+            f"{folder} has {len(files)} GGUF files: {names}", next_step=f"Name one: {model.repository}:Q4_K_M"
+        )
+    return files[0] if files else folder
+
+
+def _is_there(folder: Path, file: _File, known: dict[str, Any]) -> bool:
+    path, told = folder / file.path, known.get(file.path)
+    return (
+        told is not None
+        and told["checksum"] == file.checksum
+        and path.is_file()
+        and (path.stat().st_size == file.size_bytes)
+    )
+
+
+def _check(part: Path, file: _File, model: ModelName) -> None:
+    """Delete what is not the file that the hub tells, and raise StorageError."""
+    size_bytes = part.stat().st_size
+    if size_bytes == file.size_bytes and _checksum(part, size_bytes, file.checksum) == file.checksum:
+        return
+    part.unlink()
+    raise StorageError(
+        f"{file.path} of {model} is not what the hub tells: its checksum differs, and it was deleted",
+        next_step="Pull it again. If it happens again, something between here and the hub changes files",
+    )
+
+
+def _checksum(path: Path, size_bytes: int, told: str) -> str:
+    """The checksum as the hub tells it: sha256, or the name of a git blob, by its length."""
+    found = (
+        hashlib.sha256() if len(told) == 64 else hashlib.sha1(f"blob {size_bytes}\0".encode(), usedforsecurity=False)
+    )
+    with path.open("rb") as data:
+        while piece := data.read(_READ_BYTES):
+            found.update(piece)
+    return found.hexdigest()
+
+
+def _counting(report: Callable[[int], None]) -> type:
+    """A class like tqdm's, as huggingface-hub takes one: it tells how many bytes of a file are there."""
+
+    class Counting:
+        def __init__(self, *args: Any, total: float | None = None, initial: float = 0, **kwargs: Any) -> None:
+            self.total, self.n = total, int(initial)
+            report(self.n)
+
+        def __enter__(self) -> Counting:
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            pass
+
+        def update(self, count: float | None = 1) -> None:
+            self.n += int(count or 0)
+            report(self.n)
+
+        def __getattr__(self, name: str) -> Callable[..., None]:
+            return lambda *args, **kwargs: None
+
+    return Counting
