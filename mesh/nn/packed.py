@@ -5,10 +5,10 @@ so that one output's share of all of them is a column:
 
     words, high     u32 (in * bits / 32, out): levels, those of consecutive inputs in one word, the lowest bits first.
                     Of 3, 5 and 6 bits the lower 2 or 4 are in `words` and the rest in `high`
-    scales          f16, f32, i8 or u8 (in / block, out)
+    scales          float (in / block, out), or u32 (in / block / 4, out): a byte for each, around 128 without `lows`
     super_scales    float (in / super-block, out), times which the scales are meant
-    zeros           u8 (in / block, out); without them and `lows` the zero is half of the levels
-    lows            float or u8 (in / block, out), and `super_lows` as above
+    zeros           float (in / block, out); without them and `lows` the zero is half of the levels
+    lows            as scales, and `super_lows` as above
     order           i32 (in,): input i of the matrix is input order[i] of x
 
 So the parts say by their names and shapes what they are.  A product is one composite, and engines read the packed words
@@ -108,6 +108,11 @@ def packed_levels(levels: NDArray[np.uint8], bits: int) -> dict[str, NDArray[np.
     return made
 
 
+def packed_bytes(values: NDArray[np.uint8]) -> NDArray[np.uint32]:
+    """Scales or lows of a byte each, (out, blocks), as words (blocks / 4, out)."""
+    return _words(values, 8)
+
+
 def _words(levels: NDArray[np.uint8], width: int) -> NDArray[np.uint32]:
     """(in * width / 32, out) of levels (out, in) of so many bits."""
     shares = 8 // width
@@ -131,7 +136,7 @@ def _form(parts: Parts, inputs: int) -> Form:
             bits += width
     outputs = parts[WORDS].shape[1]
     fits = all(
-        parts[part].ndim == 2 and parts[part].shape[1] == outputs and inputs % max(parts[part].shape[0], 1) == 0
+        parts[part].ndim == 2 and parts[part].shape[1] == outputs and inputs % max(_count(parts[part]), 1) == 0
         for part in named
         if part not in (WORDS, "high")
     )
@@ -184,9 +189,23 @@ def _plane(words: Array, width: int, value: float) -> Array:
     return mnp.reshape(levels, (words.shape[0] * shares, words.shape[1]))
 
 
+def _count(part: Array) -> int:
+    """How many blocks have a number of this part."""
+    return part.shape[0] * (WORD_BITS // 8 if part.type.dtype is U32 else 1)
+
+
+def _numbers(parts: Parts, part: str) -> Array:
+    """f32 (blocks, out), of floats or of bytes in words."""
+    own = parts[part]
+    if own.type.dtype is not U32:
+        return cast(own, F32)
+    values = _plane(own, 8, 1.0)
+    return values if "lows" in parts else values - np.float32(128)
+
+
 def _of_blocks(parts: Parts, part: str) -> Array:
     """f32 (in / block, out), times those of the super-blocks where there are such."""
-    own, above = cast(parts[part], F32), parts.get(f"super_{part}")
+    own, above = _numbers(parts, part), parts.get(f"super_{part}")
     if above is None:
         return own
     supers, outputs = above.shape

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from wire.ir.dtypes import BF16
 
-from ...nn.packed import packed_levels
+from ...nn.packed import packed_bytes, packed_levels
 
 Bytes = NDArray[np.uint8]
 Parts = dict[str, NDArray[Any]]
@@ -44,12 +44,19 @@ def packed(block: Block, shape: tuple[int, ...], data: Bytes) -> Parts:
         rows = min(ROWS, outputs - first)
         row_bytes = inputs // block.weights * block.size_bytes
         levels, parts = block.apart(data[first * row_bytes : (first + rows) * row_bytes].reshape(-1, block.size_bytes))
-        columns: Parts = {name: np.ascontiguousarray(part.reshape(rows, -1).T) for name, part in parts.items()}
+        columns: Parts = {name: _column(part.reshape(rows, -1)) for name, part in parts.items()}
         pieces.append({**packed_levels(levels.reshape(rows, inputs), block.bits), **columns})
     made = {name: np.concatenate([piece[name] for piece in pieces], axis=1) for name in pieces[0]}
     for part in made.values():
         part.flags.writeable = False
     return made
+
+
+def _column(part: NDArray[Any]) -> NDArray[Any]:
+    """What blocks (out, blocks) have, outputs last; bytes are put in words, signed ones around 128."""
+    if part.itemsize > 1:
+        return np.ascontiguousarray(part.T)
+    return packed_bytes(part.view(np.uint8) ^ np.uint8(128 if part.dtype == np.int8 else 0))
 
 
 def plain(block: Block, shape: tuple[int, ...], data: Bytes) -> NDArray[Any]:

@@ -111,7 +111,7 @@ def _gptq(own: Arrays, settings: Settings, name: str) -> Arrays:
     zeros = _levels(own["qzeros"].view(np.uint32), bits).reshape(groups, -1)
     if settings["checkpoint_format"] == "gptq":  # which tells one less
         zeros = (zeros + np.uint8(1)) & np.uint8((1 << bits) - 1)
-    parts: Arrays = {"words": words, "scales": own["scales"], "zeros": zeros}
+    parts: Arrays = {"words": words, "scales": own["scales"], "zeros": zeros.astype(np.float16)}
     inputs = words.shape[0] * WORD_BITS // bits
     places = own.get("g_idx")
     if places is None or np.array_equal(places, np.arange(inputs) // (inputs // groups)):
@@ -130,7 +130,11 @@ def _awq(own: Arrays, settings: Settings, name: str) -> Arrays:
         _levels(own[part].view(np.uint32), 4).reshape(rows, outputs // 8, 8)[..., back].reshape(rows, outputs)
         for part, rows in (("qweight", inputs), ("qzeros", own["qzeros"].shape[0]))
     )
-    return {**packed_levels(np.ascontiguousarray(levels.T), 4), "scales": own["scales"], "zeros": zeros}
+    return {
+        **packed_levels(np.ascontiguousarray(levels.T), 4),
+        "scales": own["scales"],
+        "zeros": zeros.astype(np.float16),
+    }
 
 
 def _levels(words: NDArray[np.uint32], bits: int) -> NDArray[np.uint8]:
