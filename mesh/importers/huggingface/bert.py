@@ -103,7 +103,7 @@ def _masked_lm(config: Config, weights: Arrays, prefix: str) -> Top:
     def head(top: Weights, results: Mapping[str, Array]) -> Array:
         x = act(top.linear(f"{own}.transform.dense", results["last_hidden_state"], "hidden_size"))
         x = top.layer_norm(f"{own}.transform.LayerNorm", x, eps)
-        return x @ top(table, "vocab_size", "hidden_size").T + top(bias, "vocab_size")
+        return top.logits(table, x, "vocab_size", "hidden_size") + top(bias, "vocab_size")
 
     return head
 
@@ -126,7 +126,7 @@ def _roberta_lm(config: Config, weights: Arrays, prefix: str) -> Top:
             top.linear("lm_head.dense", results["last_hidden_state"], "hidden_size")
         )  # whatever hidden_act says
         x = top.layer_norm("lm_head.layer_norm", x, eps)
-        return x @ top(table, "vocab_size", "hidden_size").T + top(bias, "vocab_size")
+        return top.logits(table, x, "vocab_size", "hidden_size") + top(bias, "vocab_size")
 
     return head
 

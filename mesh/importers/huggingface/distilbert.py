@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ... import numpy as mnp
 from ...core.array import Array
 from ...models.model import Value
 from ...nn import relu
@@ -56,7 +55,7 @@ def _masked_lm(config: Config, weights: Arrays, prefix: str) -> Top:
     def head(top: Weights, results: Mapping[str, Array]) -> Array:
         x = act(top.linear("vocab_transform", results["last_hidden_state"], "dim"))
         x = top.layer_norm("vocab_layer_norm", x, EPS)
-        return x @ mnp.matrix_transpose(top(table, "vocab_size", "dim")) + top("vocab_projector.bias", "vocab_size")
+        return top.logits(table, x, "vocab_size", "dim") + top("vocab_projector.bias", "vocab_size")
 
     return head
 

@@ -208,7 +208,9 @@ def test_packed_weights_stay_packed_in_files(tmp_path: Path) -> None:
     assert np.array_equal(np.asarray(again(IDS)), np.asarray(small(IDS)))
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt2", "gpt-oss", "t5", "vit", "whisper"])
+@pytest.mark.parametrize(
+    "name", ["bert", "bert-masked-lm", "clip-text", "distilbert", "gpt2", "gpt-oss", "roberta", "t5", "vit", "whisper"]
+)
 def test_other_families_are_quantised_too(name: str) -> None:
     model = mesh.load(GOLDEN / name)
     reference = np.load(GOLDEN / name / "reference.npz")
