@@ -23,10 +23,10 @@ NICE = 19
 
 
 def main() -> None:
-    """Answer until stdin closes."""
+    """Answer until stdin closes, or nobody reads: a coordinator that was killed leaves no complaint in the log."""
     receive_fd, send_fd = take_stdio()
     _stand_back()
-    with open(receive_fd, "rb") as asked, open(send_fd, "wb") as answers:
+    with contextlib.suppress(BrokenPipeError), open(receive_fd, "rb") as asked, open(send_fd, "wb") as answers:
         graphs: tuple[WireGraph, ...] = ()  # of the last question: the next one is often of the same
         while (data := _message(asked)) is not None:
             question = question_from(data, graphs)

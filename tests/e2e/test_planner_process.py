@@ -11,11 +11,13 @@ import pytest
 from support.machines.profiles import device, near, worker
 
 from coordinator.plan_service.planner_client import PlannerProcess
-from coordinator.planning.plan_codec import plan_from
+from coordinator.plan_service.planner_main import LENGTH
+from coordinator.planning.plan_codec import plan_from, question_bytes
 from coordinator.planning.planner import Question
 from coordinator.planning.session_planner import SessionQuestion, Stateful
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder
+from wire.system.child_python import python_command
 
 
 def question(workers: int = 3, layers: int = 6) -> Question:
@@ -64,6 +66,17 @@ async def test_it_ends_when_nobody_asks_and_begins_again(monkeypatch: pytest.Mon
         assert await process.answer(question()) is not None
     finally:
         await process.close()
+
+
+async def test_it_ends_without_a_word_when_whoever_asked_was_killed() -> None:
+    heard_fd, told_fd = os.pipe()
+    pipe, command = asyncio.subprocess.PIPE, python_command("coordinator.plan_service.planner_main")
+    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=told_fd, stderr=pipe)
+    os.close(told_fd)
+    os.close(heard_fd)
+    data = question_bytes(question())
+    _, said = await asyncio.wait_for(process.communicate(LENGTH.pack(len(data)) + data), 120.0)
+    assert (process.returncode, said) == (0, b"")
 
 
 async def test_it_may_be_had_ready_before_a_question_comes() -> None:
