@@ -30,6 +30,7 @@ from support.processes.footprint import MEMORY_FOLDER
 from support.processes.small_disk import fill, small_disk
 
 from mesh import Mesh
+from mesh.commands.exit_codes import ENGINE_LOST
 from wire.addresses import parse_address
 
 WORKERS = ("one", "two", "three")
@@ -185,7 +186,7 @@ class Site:
                 code = part.process.poll()
                 if code is None or self._over.is_set():
                     continue
-                if not part.killed:
+                if not (part.killed or (part.name in WORKERS and code == ENGINE_LOST)):
                     self.ended.append(f"{part.name} ended by itself with {code}")
                 part.start()
                 self._listen(part)
@@ -265,7 +266,7 @@ class Site:
         return f"{part.name} {self._stop(part.process.pid)}"
 
     def stop_engine_host(self) -> str:
-        part = self._one_of(WORKERS, killed=False)
+        part = self._one_of(WORKERS)  # one that is silent for 3 s is ended
         pids = children(part.process.pid)
         return f"{part.name} {self._stop(self.chance.choice(pids)) if pids else 'has none'}"
 
