@@ -39,7 +39,8 @@ class Sessions:
         """Begin a session, an elastic one with the program for the most workers; InputError without such a state.  A
         durable one has `write` write down where its state is."""
         check_carried(program.graph, state)
-        session = Session(self._context, program, state, policy, self._open.remove, elastic, write)
+        forget = lambda: self._open.remove(session)  # noqa: E731
+        session = Session(self._context, program, state, policy, forget, elastic, write)
         self._open.append(session)
         session.begin()
         return session
@@ -75,7 +76,8 @@ class Sessions:
     ) -> Session:
         """Go on with a session of another process, whose client has the answers of `told` steps.  `feeds` are those of
         the steps from `record.manifest.first_feed(told, since)` on.  Where the client is gone, too, `told` is None."""
-        session = Session(self._context, program, state, policy, self._open.remove, None, write)
+        forget = lambda: self._open.remove(session)  # noqa: E731
+        session = Session(self._context, program, state, policy, forget, None, write)
         back = {node: kept for node, kept in self._kept_by.items() if node in self._context.plans.members}
         session.restore(record, told, feeds, since, back)
         del self._waiting[id(record)]
