@@ -1,8 +1,8 @@
 """The coordinator's decisions: events in, actions out.
 
 Pure: no clock, no socket, no thread.  `CoordinatorState.handle(event, now)` returns what the shell
-(`coordinator/coordinator.py`) must do, in order.  It does not look inside graphs, plans or tensors; it knows which
-nodes a plan uses, which calls wait for what, and what a death means for them.
+(`coordinator/runtime/call_runner.py`) must do, in order.  It does not look inside graphs, plans or tensors; it knows
+which nodes a plan uses, which calls wait for what, and what a death means for them.
 
 The life of a call:
 

@@ -1,8 +1,8 @@
 """The plan shell: performs what the lifecycle of a plan decides (`plan_lifecycle.py`), over the links to workers.
 
-`CallRunner` (`coordinator/runtime/call_runner.py`) and `Session` (`coordinator/sessions/runtime.py`) derive from it.
-They know what a plan is of, what its steps are fed with, and who waits for the answers.  An action that fails becomes
-the event of its failure (`action_failures.py`).  Nothing is decided here.
+`CallRunner` (`coordinator/runtime/call_runner.py`) and `SessionShell` (`coordinator/sessions/session_shell.py`) derive
+from it.  They know what a plan is of, what its steps are fed with, and who waits for the answers.  An action that fails
+becomes the event of its failure (`action_failures.py`).  Nothing is decided here.
 """
 
 from __future__ import annotations

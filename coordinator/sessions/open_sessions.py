@@ -40,7 +40,7 @@ class Sessions:
         durable one has `write` write down where its state is."""
         check_carried(program.graph, state)
         forget = lambda: self._open.remove(session)  # noqa: E731
-        session = Session(self._context, program, state, policy, forget, elastic, write)
+        session: Session = Session(self._context, program, state, policy, forget, elastic, write)
         self._open.append(session)
         session.begin()
         return session
@@ -77,7 +77,7 @@ class Sessions:
         """Go on with a session of another process, whose client has the answers of `told` steps.  `feeds` are those of
         the steps from `record.manifest.first_feed(told, since)` on.  Where the client is gone, too, `told` is None."""
         forget = lambda: self._open.remove(session)  # noqa: E731
-        session = Session(self._context, program, state, policy, forget, None, write)
+        session: Session = Session(self._context, program, state, policy, forget, None, write)
         back = {node: kept for node, kept in self._kept_by.items() if node in self._context.plans.members}
         session.restore(record, told, feeds, since, back)
         del self._waiting[id(record)]

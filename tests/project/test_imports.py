@@ -117,16 +117,22 @@ DIRECTIONS: dict[str, set[str]] = {
         "coordinator/sessions",
         "coordinator/workers",
     },
-    "coordinator/coordinator.py": {
+    "coordinator/coordinator_parts.py": {
         "coordinator/calls",
         "coordinator/config.py",
         "coordinator/delivery",
         "coordinator/lifecycle",
         "coordinator/plan_service",
         "coordinator/planning",
-        "coordinator/planning/model",
         "coordinator/runtime",
         "coordinator/sessions",
+        "coordinator/workers",
+    },
+    "coordinator/coordinator.py": {
+        "coordinator/calls",
+        "coordinator/config.py",
+        "coordinator/coordinator_parts.py",
+        "coordinator/planning/model",
         "coordinator/workers",
     },
     "coordinator/jobs": {

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import coordinator.sessions.runtime
+import coordinator.sessions.session_shell
 from coordinator.sessions.copy_shell import CopyShell
 from coordinator.sessions.plan_maker import PlanMaker
 from mesh import AsyncMesh
@@ -54,7 +54,7 @@ def test_a_step_whose_answer_finds_no_memory_is_told_so_and_the_next_one_is_done
 ) -> None:
     async def scenario(mesh: AsyncMesh) -> None:
         async with await mesh.session(total_of, X, X, strategy="single") as session:
-            failing_at(monkeypatch, coordinator.sessions.runtime, "arrays_of", 2)  # the first one is for the worker
+            failing_at(monkeypatch, coordinator.sessions.session_shell, "arrays_of", 2)  # the first is for the worker
             with pytest.raises(OutOfMemory, match="putting the outputs together"):
                 await session.step(X)
             np.testing.assert_array_equal(await session.step(X), X)

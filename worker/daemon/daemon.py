@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
-import os
-import platform
 from collections import deque
 from dataclasses import replace
 
@@ -21,18 +18,12 @@ from wire.joining.credentials import Credentials
 from wire.link.guard import Guard
 from wire.link.identity import identity_here
 from wire.link.keepalive import LinkWatch, StepKeepalive
-from wire.link.link import Link
 from wire.link.membership import Membership
 from wire.protocol.messages import (
     Ballast,
     BlobStream,
-    Joined,
-    Leaving,
     Letter,
-    LogLines,
-    Message,
     Push,
-    TailLog,
 )
 from wire.protocol.permissions import Receiver
 from wire.system.log_ring import start_logging
@@ -54,7 +45,6 @@ from .blob_fetcher import BlobFetcher, RemoteBlobs
 from .blob_store import BlobStore
 from .collective_bridge import Bridge
 from .collective_rendezvous import host_connections_of
-from .device_reports import devices_text, memory_bytes_of, ready_fields
 from .device_work import DeviceWork
 from .engine_hosts import EngineHosts
 from .environment import REAL, Environment
@@ -70,13 +60,13 @@ from .parity_builder import ParityBuilder
 from .pause_file import PauseFiles
 from .plan_requests import PlanRequests
 from .relations import Relations
+from .self_report import SelfReport
 from .snapshot_writer import SnapshotWriter
 from .tensor_sender import TensorSender
 from .voting import Voting
 from .worker_links import WorkerLinks
 
 log = logging.getLogger("graph_mesh.worker")
-LEAVING_LOG_LINES = 64
 MEMBERSHIP_LOOK_S = 1.0
 AGAIN = -1  # instead of an exit code: start once more in the same process
 
@@ -173,21 +163,21 @@ class Daemon:
             shell, hosts, self._shared, self._store, self._bridge, self._snapshots, self._tuner, self._links.notify,
             self._log_lines,
         )  # fmt: skip
+        self._report = SelfReport(
+            config, self._identity, shell, hosts, self._devices, self._links.notify, self._log_lines
+        )
 
     def _set_tables(self) -> None:
         """Say what performs each action, and what takes each message."""
         shell, handler, links = self.shell, self._handler, self._links
         own = {
-            ev.ReplyJoined: self._reply_joined,
             ev.ReplyRan: lambda action: shell.answer(action.request, self._sender.answer_run(action)),
-            ev.SendLeaving: self._send_leaving,
             ev.Stop: self._stop,
             ev.Blame: lambda action: self._blame(action.node, action.why),
         }
         acting = self.availability, self._beats, self._owner_link, links, self._fetcher, self._sender
-        shell.perform_by(own, *(part.performers() for part in (*acting, self._devices, self._voting)))
-        handler.requests.update({TailLog: self._tail_log})
-        for asked in (self._requests, links, self._fetcher, self._parity, self._voting):
+        shell.perform_by(own, *(part.performers() for part in (*acting, self._devices, self._voting, self._report)))
+        for asked in (self._requests, links, self._fetcher, self._parity, self._voting, self._report):
             handler.requests.update(asked.requests())
         handler.prompt.update(self._requests.prompt())
         for told in (self._requests, self._owner_link, links, self._bridge):
@@ -212,7 +202,7 @@ class Daemon:
         self._devices.reports = await self._hosts.opened()
         times, own = config.timeouts, self._identity
         bounds = Bounds(
-            memory_bytes=self._memory_bytes,
+            memory_bytes=self._report.memory_bytes,
             keep_orphans_s=times.keep_orphans_s,
             lost_link_grace_s=times.lost_link_grace_s,
             served_epoch=self._voting.served_epoch,
@@ -223,7 +213,8 @@ class Daemon:
         watch = self._owner_link.watch = environment.watch(self._endpoint, config, port)
         watch.needed = shell.machine.needed
         watch.woke.append(lambda: self.availability.wake(announced=False))
-        self._announce(port)
+        address = next(iter(self._endpoint.identity.addresses), f"{shown(config.host)}:{port}")
+        self._report.announce(address, port)
         self._serve(watch, port)
         self._owner_link.start()
         await watch_parent(self._loop, config, self.leave)
@@ -251,14 +242,6 @@ class Daemon:
             told = self._membership, config, self._stopped, self._owner_link.announced
             keep("announcing this worker", lambda: advertise(self._endpoint, port, *told))
 
-    def _announce(self, port: int) -> None:
-        address = next(iter(self._endpoint.identity.addresses), f"{shown(self._config.host)}:{port}")
-        log.info("mesh-worker %s ready on %s with %s", self._folder.name, address, devices_text(self._devices.reports))
-        log.info("engine hosts gave up: %s", self._hosts.cage)
-        if self._config.announce_json:
-            fields = ready_fields(self._identity, address, port, os.getpid(), self._devices.reports)
-            print(json.dumps(fields), flush=True)
-
     def leave(self, reason: str) -> None:
         """Hand unfinished work back and end, as on SIGTERM."""
         if self.shell.machine is not None:
@@ -282,18 +265,10 @@ class Daemon:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.gather(*(host.exited.wait() for host in hosts)), 0.5)
 
-    @property
-    def _memory_bytes(self) -> int:
-        """The budget of all devices together."""
-        return self._config.memory_bytes or memory_bytes_of(self._devices.reports)
-
     def _blame(self, node: str, why: str) -> None:
         link = self._endpoint.links.get(node)
         if link is not None:
             self._guard.count(link, f"{link.peer.name} sent {why}")
-
-    async def _tail_log(self, link: Link, body: TailLog) -> Message:
-        return LogLines(tuple(self._log_lines)[-body.lines :] if body.lines else ())
 
     async def _look_for_membership(self) -> None:
         """A worker that started before its mesh had an authority starts again once it is let in, if nobody needs it."""
@@ -303,15 +278,6 @@ class Daemon:
         log.info("this worker is a member of mesh %s now, and starts again as one", self._config.mesh_name)
         if not self._stopped.done():
             self._stopped.set_result(AGAIN)
-
-    def _reply_joined(self, action: ev.ReplyJoined) -> None:
-        here = self._devices.reports, self._memory_bytes, action.blobs, platform.system()
-        held = action.kept, self._hosts.without_gpu, action.made, self._hosts.cage
-        self.shell.answer(action.request, Joined(*here, action.paused, *held))
-
-    def _send_leaving(self, action: ev.SendLeaving) -> None:
-        lines = tuple(self._log_lines)[-LEAVING_LOG_LINES:] if action.failed else ()
-        self._links.notify(action.node, Leaving(action.reason[:4096], lines))
 
     def _stop(self, action: ev.Stop) -> None:
         log.info("leaving: %s", action.reason)
