@@ -443,7 +443,9 @@ class Link:
             futures = list(waiting.values())
             waiting.clear()  # first: who is told at once may come back here
             for future in futures:
-                if not future.done():
+                if isinstance(future, Outcome):
+                    self._loop.call_soon(_lose, future, _copy(lost))  # as a future's: after what is told below
+                elif not future.done():
                     future.set_exception(_copy(lost))
         for serving in self._serving.values():
             if isinstance(serving, Outcome):
@@ -478,6 +480,11 @@ _REACTIONS: dict[type[Any], Callable[[Link, Any], None]] = {
 
 def _flat(part: memoryview) -> memoryview:
     return part.cast("B") if part.nbytes else memoryview(b"")
+
+
+def _lose(outcome: Outcome[Message], error: MeshError) -> None:
+    if not outcome.done():
+        outcome.set_exception(error)
 
 
 def _copy(error: MeshError) -> MeshError:
