@@ -13,11 +13,15 @@ import mesh
 from mesh import Mesh
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "huggingface"
+OUTPUTS = (
+    "last_hidden_state", "pooler_output", "logits", "logits_per_image", "logits_per_text", "text_embeds",
+    "image_embeds",
+)  # fmt: skip
 
 
 def reference(name: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     values = dict(np.load(GOLDEN / name / "reference.npz"))
-    outputs = {key: values.pop(key) for key in ("last_hidden_state", "pooler_output", "logits") if key in values}
+    outputs = {key: values.pop(key) for key in OUTPUTS if key in values}
     return values, outputs
 
 
