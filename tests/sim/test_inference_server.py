@@ -46,7 +46,7 @@ def test_two_models_at_once_and_what_is_told_of_them() -> None:
         np.testing.assert_allclose(found["last_hidden_state"], np.asarray(wanted["last_hidden_state"]), atol=1e-5)
         assert server.infer("llama", ids).shape == (1, 8, 50)
         prompt = REFERENCE["prompts"][2]
-        assert server.generate("llama", prompt, max_new_tokens=14, ends=()) == REFERENCE["tokens"][2]
+        assert server.generate("llama", prompt, max_new_tokens=14, ends=()) == REFERENCE["tokens"][2][:14]
         pieces = server.generate("llama", prompt, max_new_tokens=14, ends=(), stream=True)
         assert [next(pieces), next(pieces)] == REFERENCE["tokens"][2][:2]
         pieces.close()
@@ -283,7 +283,7 @@ async def _under_load() -> None:
         async def reads(place: int) -> None:
             for _ in range(3):
                 reply = server.generate("llama", REFERENCE["prompts"][place], max_new_tokens=14, ends=())
-                assert await reply.all() == REFERENCE["tokens"][place]
+                assert await reply.all() == REFERENCE["tokens"][place][:14]
                 answered["texts"] += 1
                 await asyncio.sleep(1)
 

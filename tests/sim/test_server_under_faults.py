@@ -58,7 +58,7 @@ class Load:
 
     async def reads(self, name: str, place: int) -> None:
         """Streams one after the other, of which some are cancelled in the middle, and never read to the end."""
-        wanted = REFERENCE[name]["tokens"][place]
+        wanted = REFERENCE[name]["tokens"][place][:14]
         for _ in range(TURNS):
             try:
                 reply = self.server.generate(name, REFERENCE[name]["prompts"][place], max_new_tokens=14, ends=())
@@ -132,7 +132,7 @@ async def under_faults(seed: int) -> tuple[dict[str, int], list[str]]:
                 server.generate(name, REFERENCE[name]["prompts"][0], max_new_tokens=14, ends=()) for _ in range(count)
             ]
             for reply in replies:
-                assert await reply.all() == REFERENCE[name]["tokens"][0], "every slot serves again"
+                assert await reply.all() == REFERENCE[name]["tokens"][0][:14], "every slot serves again"
         for name in W:
             np.testing.assert_allclose(
                 await server.infer(name, rows(1)), np.tanh(rows(1) @ W[name]), rtol=1e-5, atol=1e-6

@@ -78,7 +78,7 @@ async def _disturbed(seed: int) -> None:
         async def text(place: int) -> None:
             await asyncio.sleep(rng.uniform(0, 1))
             stream = generating.begin(REFERENCE["prompts"][place], 14, Sampling(), ())
-            assert [token async for token in stream] == REFERENCE["tokens"][place]
+            assert [token async for token in stream] == REFERENCE["tokens"][place][:14]
 
         strategy = rng.choice(("single", "pipeline", "auto"))
         generating = Generating(mesh, golden_model("llama"), slots=4, strategy=strategy)
