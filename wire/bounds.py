@@ -548,6 +548,13 @@ HTTP_QUEUE = Bound(
     unit="requests",
     setting="`serve-model --queue`",
 )
+HTTP_BODIES = Bound(
+    "server",
+    "Bodies of requests that are not whole yet.",
+    REFUSES,
+    "503 with Retry-After.",
+    most=256 * MIB,
+)
 HTTP_CONNECTIONS = Bound(
     "server",
     "Connections of HTTP clients.",

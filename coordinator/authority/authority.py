@@ -17,7 +17,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from wire.roles import ADMIN
 from wire.security.certificates import (
     CERTIFICATE_S,
     PublicKey,
+    certificate_pem,
     key_of_certificate,
     key_of_request,
 )
@@ -277,6 +278,13 @@ class Authority:
                 self._tell(event, **fields)
         except (OSError, MeshError) as error:
             log.error("the audit log cannot be written: %s", error)
+
+    def certify_web(self, key: PublicKey, hosts: Sequence[str]) -> bytes:
+        """A certificate for an HTTP server of this user with these names and addresses, as PEM; it makes nobody a
+        member."""
+        with self._changing() as roster:
+            self._tell("web server certified", hosts=", ".join(hosts))
+            return certificate_pem(self._keyring.get(roster.authority).issue_web(key, hosts, self._clock()))
 
     def certify_coordinator(self, key: PublicKey) -> Admitted:
         """A certificate for the coordinator itself, at its start and whenever it is due."""

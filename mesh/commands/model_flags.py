@@ -33,6 +33,8 @@ def serve_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--require-key", action="store_true", help="ask programs of this machine for a key, too")
     parser.add_argument("--tls-cert", default="", metavar="FILE", help="serve HTTPS with this certificate (PEM)")
     parser.add_argument("--tls-key", default="", metavar="FILE", help="the key of the certificate (PEM)")
+    mesh_tls = "serve HTTPS with a certificate of the mesh's authority, which has to be on this machine"
+    parser.add_argument("--tls-mesh", action="store_true", help=mesh_tls)
     plain = "serve other machines without TLS, behind a proxy that has it"
     parser.add_argument("--plain-http", action="store_true", help=plain)
     host = "a further name by which this server is called (repeatable)"

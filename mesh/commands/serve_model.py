@@ -10,7 +10,7 @@ from pathlib import Path
 
 from wire.errors import ConfigError, ConnectFailed, InputError
 from wire.link.address_policy import is_loopback
-from wire.security.tls import TLSContext, web_context
+from wire.security.tls import web_context
 from wire.system.signals import watch_signals
 
 from ..client.async_mesh import AsyncMesh
@@ -25,6 +25,7 @@ from .exit_codes import OK
 from .find_coordinator import connect, named
 from .flags import mesh_name
 from .keys import keys_file
+from .web_certificate import WebCertificate, names_here
 
 Options = argparse.Namespace
 
@@ -37,12 +38,14 @@ def serve_model(options: Options) -> int:
 async def _serve(options: Options) -> int:
     stopped = asyncio.Event()
     watch_signals(asyncio.get_running_loop(), lambda why: stopped.set())
-    models, listening = _models(options), _listening(options)
+    models, certificate = _models(options), _certificate(options)
+    listening = _listening(options, certificate)
     how = ModelOptions(
         max_batch=options.max_batch, queue=options.queue, replicas=options.replicas, chunk=options.chunk,
         strategy=options.strategy,
     )  # fmt: skip
     own = await _mesh(options)
+    keeping = asyncio.create_task(certificate.keep()) if certificate else None
     try:
         async with AsyncModelServer(own, listening) as server:
             for name, path in models.items():
@@ -51,6 +54,8 @@ async def _serve(options: Options) -> int:
             _tell_ready(options, server.url, list(models), listening)
             await stopped.wait()
     finally:
+        if keeping is not None:
+            keeping.cancel()
         await own.close()
     return OK
 
@@ -91,31 +96,37 @@ def _models(options: Options) -> dict[str, Path]:
     return models
 
 
-def _listening(options: Options) -> Listening:
+def _listening(options: Options, certificate: WebCertificate | None) -> Listening:
     keys = ApiKeys(keys_file(mesh_name(options), options.state_dir))
     local = is_loopback(options.host)
-    tls = _tls(options)
     if not local and not keys.records():
         raise ConfigError(
             f"will not serve on {options.host} without API keys: anybody who reaches it could use it",
             next_step="Create one with: mesh-coord keys create NAME",
         )
-    if not local and tls is None and not options.plain_http:
+    tls = web_context(Path(options.tls_cert), Path(options.tls_key)) if options.tls_cert else None
+    if not local and tls is None and certificate is None and not options.plain_http:
         raise ConfigError(
             f"will not serve on {options.host} without TLS: keys and texts could be read on the way",
-            next_step="Give --tls-cert and --tls-key, or --plain-http behind a proxy that has TLS",
+            next_step="Give --tls-cert and --tls-key, or --tls-mesh, or --plain-http behind a proxy that has TLS",
         )
-    hosts = frozenset({*(each.lower() for each in options.allow_host), *(() if local else (options.host,))})
+    hosts = frozenset({*(each.lower() for each in options.allow_host), options.host})
     return Listening(
-        options.host, options.port, tls, Access(hosts, frozenset(options.allow_origin)),
-        None if local and not options.require_key else keys, parse_size(options.max_body),
+        options.host, options.port, certificate.context if certificate else tls,
+        Access(hosts, frozenset(options.allow_origin)), None if local and not options.require_key else keys,
+        parse_size(options.max_body),
     )  # fmt: skip
 
 
-def _tls(options: Options) -> TLSContext | None:
-    if bool(options.tls_cert) != bool(options.tls_key):
-        raise ConfigError("--tls-cert and --tls-key go together")
-    return web_context(Path(options.tls_cert), Path(options.tls_key)) if options.tls_cert else None
+def _certificate(options: Options) -> WebCertificate | None:
+    """The certificate of --tls-mesh."""
+    if bool(options.tls_cert) != bool(options.tls_key) or (options.tls_cert and options.tls_mesh):
+        raise ConfigError("--tls-cert and --tls-key go together, and without --tls-mesh")
+    if not options.tls_mesh:
+        return None
+    mesh = mesh_name(options)
+    folder = keys_file(mesh, options.state_dir).parent
+    return WebCertificate(mesh, options.state_dir, folder, names_here(options.host, options.allow_host))
 
 
 def _tell(options: Options, text: str) -> None:

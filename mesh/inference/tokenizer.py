@@ -77,6 +77,11 @@ class Tokenizer:
                 raise
             raise InputError(f"{self._file} {what}", cause=str(error)[:200]) from None
 
+    @property
+    def size(self) -> int:
+        """How many tokens there are."""
+        return int(self._own.get_vocab_size())
+
     def id_of(self, token: str) -> int | None:
         """The number of a token, None if there is none of this text."""
         number: int | None = self._own.token_to_id(token)

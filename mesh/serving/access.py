@@ -22,10 +22,13 @@ class Access:
     hosts: frozenset[str] = frozenset()
     origins: frozenset[str] = frozenset()
 
-    def check(self, host: str | None, origin: str | None) -> None:
-        """ApiError 403 for a request under another name, or of another site's page."""
+    def check(self, host: str | None, origin: str | None, here: str = "") -> None:
+        """ApiError 403 for a request under another name, or of another site's page.
+
+        `here` is the address at which the request came in: no other site has it as its name.
+        """
         name = _host_name(host or "")
-        if name not in LOOPBACK_NAMES and name not in self.hosts:
+        if name not in LOOPBACK_NAMES and name not in self.hosts and (not here or name.strip("[]") != here):
             raise ApiError(
                 403, f"this server is not called {name or 'nothing'!r}: allow it with --allow-host", code="wrong_host"
             )

@@ -80,8 +80,11 @@ def load_chat_template(folder: Path) -> ChatTemplate | None:
     if not sources:
         return None
     tokens = {**_special(_json_file(folder / "special_tokens_map.json")), **_special(config)}
-    for source in sources.values():
-        _compiled(source, datetime.now)  # an error of its syntax is told now
+    for name, source in sources.items():
+        try:
+            _compiled(source, datetime.now)  # an error of its syntax is told now
+        except InputError as error:
+            raise InputError(f"{folder}: {error.message} ({name})", cause=error.cause) from None
     return ChatTemplate(sources, tokens)
 
 

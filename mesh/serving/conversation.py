@@ -46,7 +46,7 @@ def asked(model: ServedText, chat: Conversation, how: TextRequest) -> TextReques
         raise ApiError(
             400, f"the chat template of {model.facts.name!r} has no tools", code="unsupported_parameter", param="tools"
         )
-    prompt = model.prompt_of(_for_template(chat.messages, source), tools, chat.template)
+    prompt = model.prompt_of(for_template(chat.messages, source), tools, chat.template)
     if not tools:
         return replace(how, prompts=(prompt,), grammar=chat.format)
     row = format_of(source)
@@ -145,7 +145,9 @@ def _message(fields: Fields) -> dict[str, Any]:
         raise fields.wrong("content", "a text", None)
     message: dict[str, Any] = {"role": role, "content": joined_text(content, fields.name("content"))}
     if calls:
-        message["tool_calls"] = [_call(Fields(each, fields.name(f"tool_calls[{at}]"))) for at, each in enumerate(calls)]
+        message["tool_calls"] = [
+            read_call(Fields(each, fields.name(f"tool_calls[{at}]"))) for at, each in enumerate(calls)
+        ]
         if content is None:
             message["content"] = None
     for name in ("name", "tool_call_id", "reasoning_content"):
@@ -156,7 +158,8 @@ def _message(fields: Fields) -> dict[str, Any]:
     return message
 
 
-def _call(fields: Fields) -> dict[str, Any]:
+def read_call(fields: Fields) -> dict[str, Any]:
+    """A tool call that a model made, as a client sends it back."""
     fields.choice("type", ("function",), "function")
     inner = Fields(fields.get("function"), fields.name("function"))
     given = inner.get("arguments")
@@ -182,9 +185,9 @@ def _tool(fields: Fields) -> dict[str, Any]:
 # -- for templates
 
 
-def _for_template(messages: Sequence[Mapping[str, Any]], source: str) -> list[Mapping[str, Any]]:
+def for_template(messages: Sequence[Mapping[str, Any]], source: str) -> list[Mapping[str, Any]]:
     """Messages with roles and arguments as this template expects them."""
-    as_text = not re.search(r"arguments\s*(\|\s*(tojson|items|length)|\.items)", source)
+    as_text = bool(re.search(r"""arguments['"]?\]?\s*\+""", source))  # joined to other text as it is
     return [_fitting(message, source, as_text) for message in messages]
 
 

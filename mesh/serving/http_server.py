@@ -13,13 +13,13 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
 
-from wire.bounds import HTTP_CONNECTIONS
+from wire.bounds import HTTP_BODIES, HTTP_CONNECTIONS
 from wire.deadlines import HTTP_BODY, HTTP_HEADERS, HTTP_READER, Deadline
 from wire.errors import ConfigError
 from wire.link.address_policy import is_loopback
@@ -31,7 +31,7 @@ from .api_keys import ApiKeys
 from .calls import Call, Models
 from .page import FILES, HEADERS
 from .replies import JsonReply, StreamReply, to_json
-from .routes import Shape, found, shape_of
+from .routes import ROUTES, Route, Shape, found, shape_of
 
 log = logging.getLogger("graph_mesh.serving")
 
@@ -54,6 +54,7 @@ class Listening:
     access: Access = OWN
     keys: ApiKeys | None = None
     body_bytes_max: int = BODY_BYTES_MAX
+    bodies_bytes_max: int = HTTP_BODIES.most
     connections_max: int = HTTP_CONNECTIONS.most
     headers_s: float = HTTP_HEADERS.seconds
     body: Deadline = HTTP_BODY
@@ -63,8 +64,9 @@ class Listening:
 class HttpServer:
     """The listener, on a loop.  `start` gives the port, `close` ends every request."""
 
-    def __init__(self, models: Models, listening: Listening) -> None:
+    def __init__(self, models: Models, listening: Listening, routes: Sequence[Route] = ROUTES) -> None:
         self._models = models
+        self._routes = routes
         self._listening = listening
         self._server = web.Server(
             self._serve,
@@ -75,6 +77,7 @@ class HttpServer:
             keepalive_timeout=listening.headers_s,
         )
         self._sockets: asyncio.Server | None = None
+        self._bodies_bytes = 0  # of bodies that are not whole yet
 
     async def start(self) -> int:
         """Listen; ConfigError where the port is taken or the address is none of this machine's."""
@@ -111,9 +114,10 @@ class HttpServer:
     async def _serve(self, request: web.BaseRequest) -> web.StreamResponse:
         shape = shape_of(request.path)
         try:
-            self._listening.access.check(request.headers.get("Host"), request.headers.get("Origin"))
+            headers, here = request.headers, _address_here(request)
+            self._listening.access.check(headers.get("Host"), headers.get("Origin"), here)
             if request.method == "OPTIONS":
-                return self._whole(request, b"", 204, {**PREFLIGHT, **self._cors(request)})
+                return _whole(b"", 204, {**PREFLIGHT, **self._cors(request)})
             return await self._answered(request, shape)
         except Exception as error:
             return self._failed(request, error, shape)
@@ -121,17 +125,17 @@ class HttpServer:
     async def _answered(self, request: web.BaseRequest, shape: Shape) -> web.StreamResponse:
         if request.method in ("GET", "HEAD"):
             if request.path == "/health":
-                return self._whole(request, to_json({"status": "ok"}))
+                return _whole(to_json({"status": "ok"}))
             if request.path in FILES:
                 content_type, data = FILES[request.path]
-                return self._whole(request, data, 200, {**HEADERS, "Content-Type": content_type})
+                return _whole(data, 200, {**HEADERS, "Content-Type": content_type})
         client = self._client(request)
-        route, named = found("GET" if request.method == "HEAD" else request.method, request.path)
+        route, named = found(self._routes, "GET" if request.method == "HEAD" else request.method, request.path)
         body = None if request.method in NO_BODY else await self._body(request)
         call = Call(self._models, body, named, client, _now_s, time.monotonic_ns, _new_id, _new_seed)
         reply = await route.answer(call)
         if isinstance(reply, JsonReply):
-            return self._whole(request, to_json(reply.data), 200, dict(reply.headers) | self._cors(request))
+            return _whole(to_json(reply.data), 200, dict(reply.headers) | self._cors(request))
         return await self._streamed(request, reply)
 
     def _client(self, request: web.BaseRequest) -> str:
@@ -156,15 +160,7 @@ class HttpServer:
             raise ApiError(415, f"the body is {kind}, and has to be application/json", code="wrong_content_type")
         if (request.content_length or 0) > most:
             raise too_large(most)
-        data = bytearray()
-        try:
-            async with asyncio.timeout(self._listening.body.of(request.content_length or 0)):
-                async for piece in request.content.iter_any():
-                    data += piece
-                    if len(data) > most:
-                        raise too_large(most)
-        except TimeoutError:
-            raise ApiError(408, "the body did not come in time", code="slow_body") from None
+        data = await self._read(request, most)
         if not data:
             return {}
         try:
@@ -172,13 +168,26 @@ class HttpServer:
         except (ValueError, RecursionError) as error:
             raise ApiError(400, f"the body is no JSON: {str(error)[:200]}", code="invalid_json") from None
 
-    # -- a reply
+    async def _read(self, request: web.BaseRequest, most: int) -> bytearray:
+        """The bytes of a body."""
+        data = bytearray()
+        try:
+            async with asyncio.timeout(self._listening.body.of(request.content_length or 0)):
+                async for piece in request.content.iter_any():
+                    data += piece
+                    self._bodies_bytes += len(piece)
+                    if len(data) > most:
+                        raise too_large(most)
+                    if self._bodies_bytes > self._listening.bodies_bytes_max:
+                        told = "too many large requests come at once: try again in a while"
+                        raise ApiError(503, told, code="overloaded", retry_after_s=1)
+        except TimeoutError:
+            raise ApiError(408, "the body did not come in time", code="slow_body") from None
+        finally:
+            self._bodies_bytes -= len(data)
+        return data
 
-    def _whole(
-        self, request: web.BaseRequest, data: bytes, status: int = 200, headers: Mapping[str, str] | None = None
-    ) -> web.Response:
-        named = {"Content-Type": "application/json", **COMMON_HEADERS, **(headers or {})}
-        return web.Response(body=data, status=status, headers=named)
+    # -- a reply
 
     def _failed(self, request: web.BaseRequest, error: Exception, shape: Shape) -> web.Response:
         told = api_error(error)
@@ -189,9 +198,10 @@ class HttpServer:
             headers["Retry-After"] = str(told.retry_after_s)
         if told.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
-        if told.status in (408, 413):
-            headers["Connection"] = "close"
-        return self._whole(request, to_json(shape(told)), told.status, headers)
+        response = _whole(to_json(shape(told)), told.status, headers)
+        if told.status in (408, 413, 503):
+            response.force_close()  # what follows is the rest of the body
+        return response
 
     async def _streamed(self, request: web.BaseRequest, reply: StreamReply) -> web.StreamResponse:
         headers = {"Content-Type": reply.content_type, **COMMON_HEADERS, **self._cors(request)}
@@ -233,6 +243,11 @@ class HttpServer:
         return {"Access-Control-Allow-Origin": origin or "", "Vary": "Origin"} if allowed else {}
 
 
+def _whole(data: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    named = {"Content-Type": "application/json", **COMMON_HEADERS, **(headers or {})}
+    return web.Response(body=data, status=status, headers=named)
+
+
 class _Refused(asyncio.Protocol):
     """A connection that is closed at once."""
 
@@ -255,6 +270,12 @@ PREFLIGHT: Mapping[str, str] = {
 def too_large(most: int) -> ApiError:
     """The error for a body that is larger than may be."""
     return ApiError(413, f"the body is larger than {most >> 20} MiB", code="request_too_large")
+
+
+def _address_here(request: web.BaseRequest) -> str:
+    """The address of this machine at which a request came in."""
+    found = request.get_extra_info("sockname")
+    return str(found[0]).partition("%")[0] if found else ""
 
 
 def _now_s() -> int:

@@ -189,13 +189,13 @@ class ModelServer:
     ...     except mesh.MeshError as error:
     ...         print(error)
     ...     with urllib.request.urlopen(server.url + "/v1/models") as answer:
-    ...         print(json.load(answer))
+    ...         print(json.load(answer)["data"])
     ...     try:
     ...         server.unload_model("llama")
     ...     except mesh.MeshError as error:
     ...         print(error)
     no/such/folder does not exist
-    {'object': 'list', 'data': []}
+    []
     no model is called 'llama'. Loaded: none
     """
 

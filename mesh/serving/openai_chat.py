@@ -113,7 +113,7 @@ def _score(token: ScoredToken) -> dict[str, Any]:
 def call_of(called: ToolCalled) -> dict[str, Any]:
     """A tool call, as chat completions have it."""
     function = {"name": called.call.name, "arguments": called.call.arguments}
-    return {"id": f"call_{called.call_id}", "type": "function", "function": function}
+    return {"id": called.call_id, "type": "function", "function": function}
 
 
 def _choice(place: int, said: Said, scored: bool) -> dict[str, Any]:

@@ -1,8 +1,12 @@
-"""OpenAI's lists of models and embeddings: GET /v1/models, POST /v1/embeddings."""
+"""OpenAI's lists of models and embeddings: GET /v1/models, POST /v1/embeddings.
+
+Anthropic's clients ask for the same list, and find the names of theirs in it, too.
+"""
 
 from __future__ import annotations
 
 import base64
+from datetime import UTC, datetime
 from typing import Any
 
 from .api_error import ApiError
@@ -15,7 +19,9 @@ from .served_text import ModelFacts
 
 async def list_models(call: Call) -> Reply:
     """List every model that is served."""
-    return JsonReply({"object": "list", "data": [_shown(facts) for facts in call.models.facts()]})
+    data = [_shown(facts) for facts in call.models.facts()]
+    names = [model["id"] for model in data] or [None]
+    return JsonReply({"object": "list", "data": data, "has_more": False, "first_id": names[0], "last_id": names[-1]})
 
 
 async def one_model(call: Call) -> Reply:
@@ -50,7 +56,9 @@ def no_model(name: str, known: list[ModelFacts]) -> ApiError:
 
 
 def _shown(facts: ModelFacts) -> dict[str, Any]:
-    return {"id": facts.name, "object": "model", "created": facts.created_s, "owned_by": "graph-mesh"}
+    since = datetime.fromtimestamp(facts.created_s, UTC).isoformat()
+    own = {"id": facts.name, "object": "model", "created": facts.created_s, "owned_by": "graph-mesh"}
+    return {**own, "type": "model", "display_name": facts.name, "created_at": since}
 
 
 def _base64(row: Any) -> str:

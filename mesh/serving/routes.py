@@ -5,15 +5,18 @@ To add an API, write its functions in a file of its own and add its rows.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .anthropic_messages import count_tokens, messages
 from .api_error import ApiError, anthropic_shape, ollama_shape, openai_shape
 from .calls import Call
+from .ollama import chat, embed, generate, running, show, tags, version
 from .openai_chat import chat_completions
 from .openai_completions import completions
 from .openai_models import embeddings, list_models, one_model
+from .openai_responses import responses
 from .replies import Reply
 
 Shape = Callable[[ApiError], dict[str, Any]]
@@ -43,6 +46,16 @@ ROUTES: tuple[Route, ...] = (
     Route("POST", "/v1/chat/completions", chat_completions),
     Route("POST", "/v1/completions", completions),
     Route("POST", "/v1/embeddings", embeddings),
+    Route("POST", "/v1/responses", responses),
+    Route("POST", "/v1/messages", messages, anthropic_shape),
+    Route("POST", "/v1/messages/count_tokens", count_tokens, anthropic_shape),
+    Route("POST", "/api/chat", chat, ollama_shape),
+    Route("POST", "/api/generate", generate, ollama_shape),
+    Route("POST", "/api/embed", embed, ollama_shape),
+    Route("POST", "/api/show", show, ollama_shape),
+    Route("GET", "/api/tags", tags, ollama_shape),
+    Route("GET", "/api/ps", running, ollama_shape),
+    Route("GET", "/api/version", version, ollama_shape),
 )
 SHAPES: tuple[tuple[str, Shape], ...] = (("/v1/messages", anthropic_shape), ("/api/", ollama_shape))
 
@@ -52,10 +65,10 @@ def shape_of(path: str) -> Shape:
     return next((shape for start, shape in SHAPES if path.startswith(start)), openai_shape)
 
 
-def found(method: str, path: str) -> tuple[Route, Mapping[str, str]]:
+def found(routes: Sequence[Route], method: str, path: str) -> tuple[Route, Mapping[str, str]]:
     """The route of a request; ApiError 404 for another path, 405 for another method."""
     methods = []
-    for route in ROUTES:
+    for route in routes:
         named = route.matches(path)
         if named is not None:
             if route.method == method:

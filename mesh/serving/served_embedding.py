@@ -77,6 +77,10 @@ class ServedEmbedding:
         ids = self.tokenizer.ids(text) if isinstance(text, str) else list(text)
         if not ids:
             raise wrong(f"input[{place}] is empty", "input")
+        if not all(0 <= token < self.tokenizer.size for token in ids):
+            raise wrong(
+                f"input[{place}] has a token that the model does not have: it has {self.tokenizer.size}", "input"
+            )
         if len(ids) > self.tokens_max and not cut:
             raise ApiError(
                 400,

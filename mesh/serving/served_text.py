@@ -19,8 +19,9 @@ from ..inference.continuous_batching import Guide
 from ..inference.generation_runner import Generating, text_of
 from ..inference.settings import Options, Sampling
 from ..inference.tokenizer import Tokenizer
+from ..models.decoder import table_of
 from ..models.model import Model
-from .admission import Admission, Turn
+from .admission import Admission
 from .answer import Answer, TextRequest, TokenSource, Usage
 from .api_error import ApiError, wrong
 from .chat_template import ChatTemplate, load_chat_template
@@ -59,7 +60,7 @@ class MeshBatches:
 
     def __init__(self, mesh: AsyncMesh, model: Model, options: Options) -> None:
         text = text_of(model)
-        self.vocabulary = model.weights[text.decoder.table].shape[0]
+        _, self.vocabulary = table_of(model.weights, text.decoder)
         self.positions_max = text.decoder.positions_max
         self.ends = text.ends
         self._make: Callable[[bool], Generating] = lambda detailed: Generating(
@@ -225,4 +226,4 @@ async def serve_text(mesh: AsyncMesh, facts: ModelFacts, model: Model, options: 
     return ServedText(facts, model, batches, tokenizer, template, admission)
 
 
-__all__ = ["Batches", "MeshBatches", "ModelFacts", "ServedText", "Turn", "serve_text"]
+__all__ = ["Batches", "MeshBatches", "ModelFacts", "ServedText", "serve_text"]

@@ -39,6 +39,10 @@ FORMATS: tuple[ToolFormat, ...] = (
     ToolFormat("command-r", '"tool_name": "', "Action:\n```json", "```", "\n", True, "tool_name", "parameters"),
     ToolFormat("llama", '"parameters": ', "", arguments="parameters"),
 )
+VALUES = frozenset({"const", "default", "enum", "examples"})  # of a schema, which are no schemas
+OPEN = frozenset(
+    {"additionalProperties", "allOf", "anyOf", "oneOf", "$ref", "patternProperties", "unevaluatedProperties"}
+)
 PYTHON = "<|python_tag|>"  # what Llama may write before a call
 OTHER = ToolFormat("other", "", "")  # a JSON object with name and arguments
 
@@ -76,11 +80,23 @@ def _call_schema(row: ToolFormat, tool: Mapping[str, Any]) -> dict[str, Any]:
     function = tool["function"]
     properties = {
         row.called: {"const": function["name"]},
-        row.arguments: function.get("parameters") or dict(ANY_OBJECT),
+        row.arguments: closed(function.get("parameters") or ANY_OBJECT),
     }
     return {
         "type": "object", "properties": properties, "required": list(properties), "additionalProperties": False,
     }  # fmt: skip
+
+
+def closed(schema: Any) -> Any:
+    """A schema whose objects have no properties but those that it names, where it says nothing of others."""
+    if isinstance(schema, list):
+        return [closed(each) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    found = {name: value if name in VALUES else closed(value) for name, value in schema.items()}
+    if isinstance(schema.get("properties"), Mapping) and not OPEN & schema.keys():
+        found["additionalProperties"] = False
+    return found
 
 
 def _literal(text: str, special_id: Callable[[str], int | None]) -> str:

@@ -20,9 +20,11 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletion
 from support.cases.served_models import llama_folder
-from support.processes.commands import Daemon, command, daemon, environment
+from support.processes.commands import Daemon, command, daemon, environment, run
 
 import mesh
+from coordinator.authority.authority import Authority
+from mesh.backends.enrolment import authority_folder
 from mesh.importers.minilm import embed, model_folder
 from mesh.inference.tokenizer import Tokenizer
 from mesh.serving.chat_template import load_chat_template
@@ -282,6 +284,8 @@ def test_a_long_embedding_input_is_refused(client: openai.OpenAI) -> None:
         client.embeddings.create(model="minilm", input="word " * 400)
     with pytest.raises(openai.BadRequestError, match="input"):
         client.embeddings.create(model="minilm", input=[])
+    with pytest.raises(openai.BadRequestError, match="a token that the model does not have"):
+        client.embeddings.create(model="minilm", input=[1, 10**6])
 
 
 def test_a_client_that_hangs_up_leaves_its_place_and_a_crowd_is_told_to_wait(client: openai.OpenAI) -> None:
@@ -338,3 +342,44 @@ def test_chat_in_the_terminal(server: Daemon, tmp_path: Path) -> None:
     nobody = talk("llama", "--url", "http://127.0.0.1:9")
     assert nobody.returncode == 4
     assert "does not answer" in nobody.stderr
+
+
+def test_other_machines_need_a_key_and_tls(folder: Path, tmp_path: Path) -> None:
+    env = environment(tmp_path)
+
+    def refused(*arguments: str) -> str:
+        found = run("coord", "serve-model", str(folder), "--local", "1", "--port", "0", *arguments, env=env)
+        assert found.returncode == 2, found.stderr
+        return found.stderr
+
+    assert "without API keys" in refused("--host", "0.0.0.0")
+    key = run("coord", "keys", "create", "laptop", env=env).stdout.strip()
+    assert key.startswith("gm-")
+    assert "without TLS" in refused("--host", "0.0.0.0")
+    assert "is not on this machine" in refused("--host", "0.0.0.0", "--tls-mesh")
+    assert "go together" in refused("--tls-cert", "x.pem")
+    assert "no certificate and its key" in refused("--tls-cert", "x.pem", "--tls-key", "x.key")
+    (listed,) = json.loads(run("coord", "keys", "list", "--json", env=env).stdout)
+    assert listed["name"] == "laptop"
+    assert key not in json.dumps(listed)
+    assert run("coord", "keys", "rm", listed["id"], env=env).returncode == 0
+    assert json.loads(run("coord", "keys", "list", "--json", env=env).stdout) == []
+
+
+def test_https_by_the_authority_of_the_mesh(folder: Path, tmp_path: Path) -> None:
+    env = environment(tmp_path)
+    state = Path(env["XDG_STATE_HOME"]) / "graph-mesh"
+    Authority(authority_folder("home", str(state)), "home")  # as mesh-coord serve makes it
+    key = run("coord", "--mesh", "home", "keys", "create", "laptop", env=env).stdout.strip()
+    arguments = ("--mesh", "home", "serve-model", str(folder), "--local", "1", "--engine", "cpu", "--port", "0")
+    secured = (*arguments, "--host", "0.0.0.0", "--tls-mesh")
+    with daemon("coord", *secured, env=env, log=tmp_path / "log") as started, pytest.MonkeyPatch.context() as patch:
+        url = started.ready["url"].replace("0.0.0.0", "127.0.0.1")
+        assert url.startswith("https://")
+        patch.setenv("SSL_CERT_FILE", str(authority_folder("home", str(state)) / "authority.pem"))
+        with openai.OpenAI(base_url=url + "/v1", api_key=key, max_retries=0) as trusting:
+            assert said(trusting, max_completion_tokens=3).usage is not None
+        stranger = openai.OpenAI(base_url=url + "/v1", api_key="gm-x", max_retries=0)
+        with stranger, pytest.raises(openai.AuthenticationError, match="no API key of this server"):
+            stranger.models.list()
+        assert started.stop(signal.SIGTERM) == 0

@@ -321,6 +321,7 @@ ROOT = {
     "mesh/commands/remote_verbs.py": {"coordinator"},  # to derive the times that a node time-out means
     "mesh/commands/serve.py": {"coordinator"},
     "mesh/commands/tune.py": {"worker"},  # to start an engine host that measures
+    "mesh/commands/web_certificate.py": {"coordinator"},  # the authority that certifies it
     "mesh/commands/worker.py": {"worker"},
     "mesh/backends/connect.py": {"coordinator"},
     "mesh/demo/show.py": {"coordinator", "worker"},  # to tell the times of its judge, to list this machine's adapters

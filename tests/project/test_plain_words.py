@@ -16,6 +16,7 @@ PAGES = (
     "docs/training-details.md",
     "docs/sessions.md",
     "docs/inference.md",
+    "docs/serving.md",
     "docs/sharding.md",
     "docs/planning.md",
     "docs/redundancy.md",

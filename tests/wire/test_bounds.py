@@ -100,6 +100,7 @@ FILLED: Mapping[str, str] = {  # a test that fills it with the real part, and se
     "INLINE_OUTPUTS": "tests/worker/test_failing_hosts.py::test_many_small_tensors_fit_into_a_message_or_go_by_files",
     "TRACE_WAITS": "tests/worker/test_kernel_trace.py::test_what_one_run_tells_does_not_collect_in_memory",
     "HTTP_QUEUE": "tests/mesh/serving/test_request_queue.py::test_a_full_queue_refuses_with_the_time_to_wait",
+    "HTTP_BODIES": "tests/mesh/serving/test_http_server.py::test_so_many_bytes_of_bodies_are_held",
     "HTTP_CONNECTIONS": "tests/mesh/serving/test_http_server.py::test_so_many_connections_are_held",
     "LOG_QUEUE": "tests/wire/test_full_queues.py::test_lines_that_nobody_reads_are_dropped_and_counted",
     "LOG_LINES": "tests/wire/test_full_queues.py::test_lines_that_nobody_reads_are_dropped_and_counted",

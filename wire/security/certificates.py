@@ -11,8 +11,9 @@ the clock.  A new thing to certify is a name in `_names`.
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
@@ -35,6 +36,7 @@ from ..roles import ROLES
 from . import base32
 
 CERTIFICATE_S = 24 * 3600.0  # a node that is not renewed is out after a day
+WEB_CERTIFICATE_S = 30 * 86400.0  # of an HTTP server, which has a new one each day
 BACKDATED_S = 300.0  # clocks of home machines differ by minutes
 AUTHORITY_S = 10 * 365 * 86400.0
 AUTHORITY_BACKDATED_S = 86400.0  # leaves room for the times of revocation lists, see `revocations`
@@ -255,6 +257,25 @@ class CertificateAuthority:
         )
         return builder.sign(self._key, SHA256()).public_bytes(Encoding.DER)
 
+    def issue_web(self, key: PublicKey, hosts: Sequence[str], now_s: float) -> bytes:
+        """A certificate of 30 days for an HTTP server with these names and addresses, which makes nobody a member."""
+        authority = _load(self.certificate)
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(_name("models.mesh"))
+            .issuer_name(authority.subject)
+            .public_key(key._key)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(_time(now_s - BACKDATED_S))
+            .not_valid_after(_time(now_s + WEB_CERTIFICATE_S))
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(leaf=True), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+            .add_extension(x509.SubjectAlternativeName([*map(_host_name, hosts)]), critical=False)
+            .add_extension(_points_to(authority), critical=False)
+        )
+        return builder.sign(self._key, SHA256()).public_bytes(Encoding.DER)
+
     def revocations(self, node_ids: Iterable[str], number: int) -> bytes:
         """The list (CRL) of nodes that are out; `number` grows with every change of it.
 
@@ -384,6 +405,18 @@ def _names(node_id: str, role: str, mesh: str) -> list[x509.GeneralName]:
     if role == "coordinator":
         names.append(x509.DNSName(JOIN_NAME))
     return [*names, x509.UniformResourceIdentifier(_ROLE + role)]
+
+
+def _host_name(host: str) -> x509.GeneralName:
+    """The name of an HTTP server: an address, or a name; ConfigError for what is neither."""
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host.strip("[]")))
+    except ValueError:
+        pass
+    try:
+        return x509.DNSName(host)
+    except ValueError:
+        raise ConfigError(f"{host!r} is no name of a host") from None
 
 
 def _label(mesh: str) -> str:

@@ -76,11 +76,16 @@ def web_context(certificate: Path, key: Path) -> TLSContext:
     """The context for answering browsers and other programs, by files of the user; ConfigError if they are no good."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    reload_web(context, certificate, key)
+    return context
+
+
+def reload_web(context: TLSContext, certificate: Path, key: Path) -> None:
+    """Read the files of a `web_context` again; they hold for the next handshake."""
     try:
         context.load_cert_chain(certificate, key, password=lambda: "")
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(f"{certificate} and {key} are no certificate and its key", cause=str(error)) from None
-    return context
 
 
 def unverified_context() -> TLSContext:

@@ -92,3 +92,11 @@ def test_a_damaged_file_lets_nobody_in(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(StorageError, match="cannot be read"):
         ApiKeys(path).holder("gm-x")
+
+
+def test_the_address_at_which_a_request_came_in_is_a_name_of_this_server() -> None:
+    OWN.check("192.168.1.7:7200", "http://192.168.1.7:7200", "192.168.1.7")
+    OWN.check("[fd00::7]:7200", None, "fd00::7")
+    for host, here in (("192.168.1.8", "192.168.1.7"), ("evil.example", "192.168.1.7"), ("", "")):
+        with pytest.raises(ApiError, match="not called"):
+            OWN.check(host, None, here)

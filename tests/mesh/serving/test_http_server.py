@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -15,17 +17,22 @@ import pytest
 from mesh.errors import ConfigError
 from mesh.serving.access import Access
 from mesh.serving.api_keys import ApiKeys
+from mesh.serving.calls import Call
 from mesh.serving.http_server import HttpServer, Listening
 from mesh.serving.model_server import Served
+from mesh.serving.replies import StreamReply
+from mesh.serving.routes import ROUTES, Route
 from wire.deadlines import HTTP_BODY
+from wire.security.certificates import certificate_pem, new_authority, new_key
+from wire.security.tls import web_context
 
 Reply = tuple[int, dict[str, str], bytes]
 SOON_S = 60.0  # a hang, and not a busy machine
 
 
 @asynccontextmanager
-async def serving(listening: Listening = Listening()) -> AsyncIterator[int]:
-    server = HttpServer(Served(), listening)
+async def serving(listening: Listening = Listening(), *more: Route) -> AsyncIterator[int]:
+    server = HttpServer(Served(), listening, (*ROUTES, *more))
     port = await server.start()
     try:
         yield port
@@ -144,6 +151,26 @@ async def _after(port: int, head: bytes, trickle: Any) -> bytes:
         writer.close()
 
 
+async def test_so_many_bytes_of_bodies_are_held() -> None:
+    async with serving(Listening(bodies_bytes_max=10_000)) as port:
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Length: 9000\r\n\r\n".encode()
+        _, first = await asyncio.open_connection("127.0.0.1", port)
+        first.write(head + b" " * 8000)
+        for _ in range(100):
+            refused = await ask(port, "POST", "/v1/completions", b" " * 4000)
+            if refused[0] == 503:
+                break
+            await asyncio.sleep(0.05)  # the first body is on its way
+        assert (refused[0], refused[1]["retry-after"]) == (503, "1")
+        assert (await ask(port, "POST", "/v1/completions", b"{}"))[0] == 400
+        first.close()
+        for _ in range(100):
+            if (await ask(port, "POST", "/v1/completions", b" " * 4000))[0] == 400:
+                return
+            await asyncio.sleep(0.05)
+        raise AssertionError("the room is never free")
+
+
 async def test_so_many_connections_are_held() -> None:
     async with serving(Listening(connections_max=3)) as port:
         held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
@@ -190,6 +217,59 @@ async def test_pages_of_an_allowed_origin_may_read_the_answer() -> None:
     assert (before[0], answer[0], own[0]) == (204, 200, 200)
     assert before[1]["access-control-allow-origin"] == answer[1]["access-control-allow-origin"] == origin
     assert "access-control-allow-origin" not in own[1]
+
+
+async def test_https_by_files_of_the_user(tmp_path: Path) -> None:
+    authority = new_authority("home", time.time())
+    key = new_key()
+    (tmp_path / "key.pem").write_bytes(key.pem())
+    issued = authority.issue_web(key.public, ["localhost", "127.0.0.1"], time.time())
+    (tmp_path / "certificate.pem").write_bytes(certificate_pem(issued))
+    tls = web_context(tmp_path / "certificate.pem", tmp_path / "key.pem")
+    trusting = ssl.create_default_context(cadata=authority.certificate)
+    async with serving(Listening(tls=tls)) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting)
+        writer.write(f"GET /health HTTP/1.1\r\nHost: localhost:{port}\r\n\r\n".encode())
+        assert (await read_reply(reader))[0] == 200
+        writer.close()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(f"GET /health HTTP/1.1\r\nHost: localhost:{port}\r\n\r\n".encode())
+        assert await asyncio.wait_for(reader.read(), SOON_S) == b""  # without TLS there is no answer
+        writer.close()
+    with pytest.raises(ConfigError, match="no certificate and its key"):
+        web_context(tmp_path / "key.pem", tmp_path / "key.pem")
+
+
+class _Endless:
+    """A stream of frames that never ends, and whether it was closed."""
+
+    def __init__(self) -> None:
+        self.closed = asyncio.Event()
+
+    async def frames(self) -> AsyncIterator[bytes]:
+        while True:
+            yield b"x" * 65536
+
+    def reply(self) -> StreamReply:
+        return StreamReply("text/plain", self.frames(), lambda error: b"", self.closed.set)
+
+
+@pytest.mark.parametrize("hangs_up", [True, False])
+async def test_a_client_that_hangs_up_or_does_not_read_ends_its_stream(hangs_up: bool) -> None:
+    endless = _Endless()
+
+    async def answer(call: Call) -> StreamReply:
+        return endless.reply()
+
+    async with serving(Listening(reader_s=1.0), Route("GET", "/endless", answer)) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1000)
+        writer.write(f"GET /endless HTTP/1.1\r\nHost: localhost:{port}\r\n\r\n".encode())
+        await reader.readuntil(b"\r\n\r\n")
+        if hangs_up:
+            writer.close()
+        await asyncio.wait_for(endless.closed.wait(), SOON_S)
+        assert (await ask(port, "GET", "/health"))[0] == 200
+        writer.close()
 
 
 async def test_other_machines_are_answered_with_keys_alone() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mesh.serving.tool_format import FORMATS, OTHER, Reader, ToolCall, ToolFormat, format_of, grammar
+from mesh.serving.tool_format import FORMATS, OTHER, Reader, ToolCall, ToolFormat, closed, format_of, grammar
 
 TEMPLATES = Path(__file__).parents[2] / "golden" / "chat_templates"
 ROWS = {row.name: row for row in FORMATS}
@@ -74,3 +74,13 @@ def test_a_forced_call_is_written_as_the_model_would() -> None:
     assert found.lark.startswith('start: <[7]> "\\n" call "\\n" "</tool_call>"\ncall: %json {')
     schema = json.loads(found.lark.partition("%json ")[2])
     assert schema["properties"] == {"name": {"const": "add"}, "arguments": {"type": "object"}}
+
+
+def test_arguments_are_those_that_the_schema_names() -> None:
+    inner = {"type": "object", "properties": {"enum": {"enum": [{"properties": {}}]}}}
+    schema = {"type": "object", "properties": {"a": inner, "b": {"allOf": [{}], "properties": {}}}}
+    found = closed(schema)
+    assert found["additionalProperties"] is False
+    assert found["properties"]["a"] == {**inner, "additionalProperties": False}
+    assert found["properties"]["b"] == schema["properties"]["b"]
+    assert closed({"properties": {}, "additionalProperties": True})["additionalProperties"] is True

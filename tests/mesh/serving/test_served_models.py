@@ -1,0 +1,112 @@
+"""ModelServer in a program: what can be loaded, and what callers meet while models come and go."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.cases.served_models import llama_folder
+
+import mesh
+from mesh import ModelServer
+from mesh.errors import ConfigError, InputError
+from mesh.serving.api_error import ApiError
+from mesh.serving.model_server import Served
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return llama_folder(tmp_path_factory.mktemp("models") / "llama")
+
+
+@pytest.fixture
+def server() -> Iterator[ModelServer]:
+    with mesh.Mesh.builder().build() as own, ModelServer(own, port=0) as made:
+        yield made
+
+
+def posted(server: ModelServer, **more: Any) -> Any:
+    body = {"model": "llama", "messages": [{"role": "user", "content": "Hello"}], "temperature": 0, **more}
+    headers = {"Content-Type": "application/json"}
+    return urllib.request.urlopen(
+        urllib.request.Request(f"{server.url}/v1/chat/completions", json.dumps(body).encode(), headers), timeout=120
+    )
+
+
+def status(server: ModelServer, **more: Any) -> int:
+    try:
+        with posted(server, **more) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def test_a_packed_model_is_served_as_any_other(server: ModelServer, folder: Path) -> None:
+    model = mesh.load(folder)
+    server.load_model("llama", model)
+    server.load_model("packed", mesh.quantise(model, "int8"))
+    for name in ("llama", "packed"):
+        with posted(server, model=name, max_tokens=4) as answer:
+            assert json.load(answer)["usage"]["completion_tokens"] == 4
+
+
+def test_a_name_is_taken_once_and_free_when_its_model_is_unloaded(server: ModelServer, folder: Path) -> None:
+    server.load_model("llama", folder)
+    with pytest.raises(InputError, match="called 'llama' already"):
+        server.load_model("llama", folder)
+    assert status(server, max_tokens=2) == 200
+    server.unload_model("llama")
+    assert status(server, max_tokens=2) == 404
+    with pytest.raises(InputError, match="no model is called 'llama'"):
+        server.unload_model("llama")
+    server.load_model("llama", folder)
+    assert status(server, max_tokens=2) == 200
+
+
+def test_who_is_answered_by_a_model_that_is_unloaded_gets_an_error(server: ModelServer, folder: Path) -> None:
+    server.load_model("llama", folder)
+    with posted(server, max_tokens=2000, stream=True) as answer:
+        for _ in range(6):
+            answer.readline()
+        server.unload_model("llama")
+        rest = answer.read().decode()
+    last = json.loads(rest.strip().splitlines()[-1].removeprefix("data: "))
+    assert (last["error"]["code"], last["error"]["message"][:24]) == ("model_unloaded", "the model was unloaded")
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "why"),
+    [
+        ("", None, "characters that print"),
+        ("a\nb", None, "characters that print"),
+        ("x", 3, "is no model"),
+        ("x", "/nowhere", "does not exist"),
+    ],
+)
+def test_what_cannot_be_served_is_told(server: ModelServer, folder: Path, name: str, model: Any, why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        server.load_model(name, folder if model is None else model)
+
+
+def test_a_model_that_is_being_loaded_is_not_one_that_is_not_there() -> None:
+    served = Served()
+    served.loading.add("llama")
+    for name in ("llama", "llama:latest"):
+        with pytest.raises(ApiError, match="being loaded") as caught:
+            served.text(name)
+        assert (caught.value.status, caught.value.retry_after_s > 0) == (503, True)
+    with pytest.raises(ApiError, match="no model 'other'") as caught:
+        served.text("other")
+    assert caught.value.status == 404
+
+
+def test_a_server_needs_a_mesh_and_keys_for_other_machines() -> None:
+    with pytest.raises(InputError, match=r"on a mesh\.Mesh"):
+        ModelServer(3)  # type: ignore[arg-type]
+    with mesh.Mesh.builder().build() as own, pytest.raises(ConfigError, match="without API keys"):
+        ModelServer(own, host="0.0.0.0", port=0)
