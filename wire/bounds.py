@@ -119,11 +119,18 @@ LINK_REQUESTS = Bound(
     unit="requests",
     limit="requests_per_peer_max",
 )
+LINK_REQUEST_BYTES = Bound(
+    "link",
+    "Bytes of the other side's requests without an answer.",
+    REFUSES,
+    "Busy for the other side.",
+    limit="request_bytes_per_peer_max",
+)
 LINK_STREAMS = Bound(
     "link",
     "Tensors under way at once, in each direction.",
     REFUSES,
-    "LocalError for whoever sends; Busy for the other side.",
+    "LocalError for whoever sends; Busy for the other side, whose link ends if it opens as many again.",
     unit="tensors",
     limit="streams_per_peer_max",
 )

@@ -37,6 +37,7 @@ class Limits:
     window_bytes: int = 16 * MIB  # unacknowledged bulk bytes a sender may have in flight to one peer
     streams_per_peer_max: int = 4096
     requests_per_peer_max: int = 4096
+    request_bytes_per_peer_max: int = 512 * MIB  # of its requests without an answer
     queue_bytes_max: int = 256 * MIB  # bytes waiting to be sent to one peer
     nodes_max: int = 1024
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 
 from wire import errors
+from wire.text import printable
 
 from ..util.units import counted
 
@@ -82,12 +83,13 @@ def print_log(error: errors.MeshError) -> None:
     """The last log lines of the worker that an error is about, where they came with it, on stderr."""
     if error.log_lines:
         print(
-            f"  the last {counted(len(error.log_lines), 'log line')} of {error.node or 'the worker'}:", file=sys.stderr
+            f"  the last {counted(len(error.log_lines), 'log line')} of {printable(error.node) or 'the worker'}:",
+            file=sys.stderr,
         )
     for line in error.log_lines:
-        print(f"    {line}", file=sys.stderr)
+        print(f"    {printable(line)}", file=sys.stderr)
 
 
 def _line(error: errors.MeshError) -> str:
     """The error in one line, or in one for each thing that it lists."""
-    return "\n  ".join(" ".join(line.split()) for line in str(error).split("\n  "))
+    return "\n  ".join(printable(" ".join(line.split())) for line in str(error).split("\n  "))

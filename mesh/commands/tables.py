@@ -6,6 +6,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from wire.text import printable_lines
+
 from ..util.units import time_text
 
 if TYPE_CHECKING:
@@ -13,7 +15,8 @@ if TYPE_CHECKING:
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows under a header."""
+    """Print rows under a header.  What peers said of themselves is in them."""
+    rows = [[printable_lines(cell) for cell in row] for row in rows]
     if sys.stdout.isatty():
         _print_rich(header, rows)
         return

@@ -32,6 +32,7 @@ FILLED: Mapping[str, str] = {  # a test that fills it with the real part, and se
     "LINK_QUEUE": "tests/e2e/test_transport.py::test_a_link_whose_other_side_does_not_read_ends",
     "LINK_WINDOW": "tests/e2e/test_transport.py::test_a_stream_takes_no_more_memory_than_its_window",
     "LINK_REQUESTS": "tests/wire/protocol/test_protocol.py::test_requests_have_a_limit_on_both_sides",
+    "LINK_REQUEST_BYTES": "tests/wire/protocol/test_protocol.py::test_requests_have_a_limit_in_bytes",
     "LINK_STREAMS": "tests/wire/protocol/test_protocol.py::test_streams_have_a_limit_on_both_sides",
     "SOCKET_MESSAGES": "tests/wire/link/test_websocket_buffers.py::test_who_is_not_listened_to_is_held_up",
     "RELAYED_PIECES": "tests/sim/test_relaying.py::test_pieces_of_many_tensors_share_the_same_room",

@@ -33,6 +33,7 @@ from ..protocol.peer import (
     StreamOpened,
     StreamSent,
 )
+from ..system.log_limit import LogLimit, untold_text
 from ..system.outcome import Outcome
 from ..system.shared_memory_handoff import HandoffFiles
 from ..system.tasks import Tasks
@@ -112,6 +113,7 @@ class Link:
         self._pings: dict[int, asyncio.Future[None]] = {}
         self._last_ping = 0
         self._over = asyncio.Event()
+        self._fault_lines = LogLimit()
 
     def __repr__(self) -> str:
         return f"<Link to {self.peer.role} {self.peer.name}{' (closed)' if self.closed else ''}>"
@@ -316,7 +318,7 @@ class Link:
         if isinstance(error, MeshError):
             return error
         what = type(body).__name__
-        log.error("answering %s from %s failed", what, self.peer.name, exc_info=error)
+        self._log_fault(f"answering {what}", error)
         return RemoteError(f"{what} failed", node=self._owner.identity.name, cause=repr(error))
 
     def _on_replied(self, event: Replied) -> None:
@@ -356,7 +358,7 @@ class Link:
             self._machine.refuse_stream(event.stream, error)
             return
         except Exception as error:  # as in _serve
-            log.exception("placing a stream from %s failed", self.peer.name)
+            self._log_fault("placing a stream", error)
             self._machine.refuse_stream(event.stream, RemoteError("placing the stream failed", cause=repr(error)))
             return
         self._arriving[event.stream] = header, buffer
@@ -389,8 +391,14 @@ class Link:
             tell(*told)
         except ProtocolError:
             raise
-        except Exception:
-            log.exception("handling %s from %s failed", what, self.peer.name)
+        except Exception as error:
+            self._log_fault(f"handling {what}", error)
+
+    def _log_fault(self, doing: str, error: Exception) -> None:
+        """Log an exception with its stack: a few in a minute, whatever the other side sends."""
+        untold = self._fault_lines.admit(self._loop.time())
+        if untold is not None:
+            log.error("%s from %s failed%s", doing, self.peer.name, untold_text(untold), exc_info=error)
 
     # -- sending
 

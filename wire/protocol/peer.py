@@ -35,6 +35,7 @@ from ..errors import (
     WrongMesh,
 )
 from ..limits import DEFAULT, Limits
+from ..text import printable
 from ..units import need_text, room_text
 from .flow_control import Receiver, Sender
 from .frames import (
@@ -235,7 +236,8 @@ class Peer:
         self._last_number = 0  # of our requests and streams
         self._asked: dict[int, bool] = {}  # our requests without an answer; whether they went in pieces
         self._dropped: set[int] = set()  # of those, the ones we cancelled
-        self._serving: set[int] = set()  # their requests that we have not answered
+        self._serving: dict[int, int] = {}  # their requests that we have not answered, and the bytes of each
+        self._serving_bytes = 0
         self._can_share = False  # the other end could read our shared memory
         self._late_ack = False
 
@@ -352,13 +354,13 @@ class Peer:
             self.reply_error(number, LimitExceeded(f"the answer has {need_text(len(body))}, {self._too_long}"))
         elif self._is_serving(number):
             self._send_body(Reply(number, body))
-            self._serving.remove(number)
+            self._served(number)
 
     def reply_error(self, number: int, error: MeshError) -> None:
         """Answer a request with an error."""
         if self._is_serving(number):
             self._put(CONTROL, ErrorReply(number, error))
-            self._serving.remove(number)
+            self._served(number)
 
     def cancel(self, number: int) -> None:
         """Drop a request; no Replied event will come.  A finished one is left alone."""
@@ -481,6 +483,7 @@ class Peer:
     def _read_identity(self, version: Version, data: Bytes) -> Identity:
         body = decode_hello_body(data)
         fields = {name: getattr(body, name) for name in HelloBody.__struct_fields__ if name != "window_bytes"}
+        fields |= {name: printable(fields[name]) for name in ("name", "role", "version")}  # are shown to people
         other = Identity(**fields, protocol=version)
         if other.mesh != self.identity.mesh:
             raise WrongMesh(
@@ -498,11 +501,16 @@ class Peer:
     def _on_request(self, frame: Request) -> list[Event]:
         if frame.number in self._serving:
             raise ProtocolError(f"request {frame.number} is already open")
+        full, size = "", len(frame.body)
         if len(self._serving) >= self.limits.requests_per_peer_max:
-            refusal = Busy(f"more than {len(self._serving)} requests at once", node=self.identity.name)
-            self._put(CONTROL, ErrorReply(frame.number, refusal))
+            full = f"more than {len(self._serving)} requests at once"
+        elif self._serving_bytes + size > self.limits.request_bytes_per_peer_max:
+            full = f"requests of more than {room_text(self.limits.request_bytes_per_peer_max)} at once"
+        if full:
+            self._put(CONTROL, ErrorReply(frame.number, Busy(full, node=self.identity.name)))
             return []
-        self._serving.add(frame.number)
+        self._serving[frame.number] = size
+        self._serving_bytes += size
         return [RequestReceived(frame.number, frame.body)]
 
     def _on_reply(self, frame: Reply) -> list[Event]:
@@ -533,6 +541,8 @@ class Peer:
         return [] if message is None else self._handle(decode_long(message, self.limits))
 
     def _on_stream_open(self, frame: StreamOpen) -> list[Event]:
+        if len(self._receiver) >= 2 * self.limits.streams_per_peer_max:  # it does not stop those that were refused
+            raise ProtocolError(f"{len(self._receiver)} streams are open at once")
         self._receiver.add_stream(frame.stream, frame.size)
         if len(self._receiver) > self.limits.streams_per_peer_max:
             self.refuse_stream(frame.stream, Busy("too many streams at once", node=self.identity.name))
@@ -603,6 +613,9 @@ class Peer:
             return
         self._put(CONTROL, Refuse(self.identity.protocol, error))
         self.state = State.CLOSED
+
+    def _served(self, number: int) -> None:
+        self._serving_bytes -= self._serving.pop(number)
 
     def _is_serving(self, number: int) -> bool:
         if self.state is not State.OPEN:

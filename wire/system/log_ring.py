@@ -14,12 +14,20 @@ import threading
 from collections import deque
 
 from ..bounds import LOG_LINES, LOG_QUEUE
+from ..text import printable_lines
 
 LOGGER = logging.getLogger("graph_mesh")  # every package has a child of it
 RING_LINES = LOG_LINES.most
 QUEUED_LINES_MAX = LOG_QUEUE.most
 LINE_CHARS_MAX = 2000
 _LEVELS = {-1: logging.ERROR, 0: logging.INFO, 1: logging.DEBUG}
+
+
+class _Formatter(logging.Formatter):
+    """Nothing that a peer said is taken for a line of its own, or reaches a terminal as it is."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return printable_lines(super().formatMessage(record))
 
 
 class LogRing(logging.Handler):
@@ -31,7 +39,7 @@ class LogRing(logging.Handler):
         self._as_json = as_json
         self._queue: queue.Queue[str | None] = queue.Queue(QUEUED_LINES_MAX)
         self._dropped = 0
-        self._formatter = logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S")
+        self._formatter = _Formatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S")
         self._thread = threading.Thread(target=self._write, name="log writer", daemon=True)
         self._thread.start()
 

@@ -392,6 +392,21 @@ def test_requests_have_a_limit_on_both_sides() -> None:
     assert len(pair.seen("acceptor", RequestReceived)) == 3
 
 
+def test_requests_have_a_limit_in_bytes() -> None:
+    pair = joined(DEFAULT, replace(DEFAULT, request_bytes_per_peer_max=100))
+    for _ in range(2):
+        pair.dialer.request(bytes(50))
+    number = pair.dialer.request(b"a byte too many")
+    pair.settle()
+    (refused,) = pair.seen("dialer", Replied)
+    assert refused.number == number and isinstance(refused.error, Busy)
+    for served in pair.seen("acceptor", RequestReceived):
+        pair.acceptor.reply(served.number, b"")
+    pair.dialer.request(bytes(100))
+    pair.settle()
+    assert len(pair.seen("acceptor", RequestReceived)) == 3, "the room is free again"
+
+
 def test_ping_comes_back() -> None:
     pair = joined()
     pair.dialer.ping(77)
@@ -494,6 +509,21 @@ def test_streams_have_a_limit_on_both_sides() -> None:
     pair.settle()
     assert len(buffers) == 2
     assert [type(e.error) for e in pair.seen("dialer", StreamSent) if e.error] == [Busy]
+
+
+def test_who_opens_streams_and_stops_none_that_is_refused_has_its_link_ended() -> None:
+    pair = joined(SMALL, replace(SMALL, streams_per_peer_max=2))
+    for stream in range(1, 5):
+        pair.acceptor.receive(BULK, encode(StreamOpen(stream, 10, b"")))
+    with pytest.raises(ProtocolError, match="4 streams are open at once"):
+        pair.acceptor.receive(BULK, encode(StreamOpen(5, 10, b"")))
+
+
+def test_a_name_is_shown_without_control_characters() -> None:
+    named = Peer.dialer(node("\x1b[2Jbad\nname"), DEFAULT, b"l" * 16)
+    acceptor = Peer.acceptor(node("here"), DEFAULT)
+    (hello,) = acceptor.receive(CONTROL, named.next_frame(CONTROL) or b"")
+    assert hello.identity.name == "\\x1b[2Jbad\\nname"
 
 
 def test_a_buffer_of_another_size_or_read_only_is_the_callers_mistake() -> None:
