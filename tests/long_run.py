@@ -98,6 +98,12 @@ RUNS: dict[str, Run] = {
         lambda first, count: ("tests/e2e/test_stopped_programs.py", str(count), str(first)),
         seconds_max=3 * 3600.0,
     ),
+    "lying-members": Run(
+        "random sequences of valid messages by lying members, to daemons under load",
+        1_000_000,
+        5_000,
+        lambda first, count: ("tests/e2e/test_lying_members.py", str(count), str(first)),
+    ),
     "soak": Run(
         "minutes of mixed load with a fault every 10 s",
         120,

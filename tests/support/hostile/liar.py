@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,7 +39,7 @@ from wire.protocol.messages import (
     Value,
     with_fields,
 )
-from wire.protocol.permissions import Way
+from wire.protocol.permissions import TABLE, Receiver, Way
 
 from ..messages import MESSAGES
 
@@ -170,12 +170,20 @@ def forged(
 
 
 class Sequences:
-    """Random sequences of valid messages by seed.  Plans are those of the coordinator of this epoch, about this size of
-    tensors goes between their parts, and no device is offered that could be given work."""
+    """Random sequences of valid messages by seed.  Half of them are about plans and steps that are `coming`, of the
+    coordinator of this epoch, with tensors of the shape that goes between their parts.  No device is offered that could
+    be given work."""
 
-    def __init__(self, seed: int, epoch: int, shape: tuple[int, ...], nodes: Sequence[str]) -> None:
+    def __init__(
+        self,
+        seed: int,
+        epoch: int,
+        shape: tuple[int, ...],
+        nodes: Sequence[str],
+        coming: Callable[[], tuple[range, range]],
+    ) -> None:
         self._rng = random.Random(seed)
-        self._epoch, self._nodes = epoch, nodes
+        self._epoch, self._nodes, self._coming = epoch, nodes, coming
         self._values = [
             Value("f32", shape, np.full(shape, 7, np.float32).tobytes()[: 64 << 10]),
             Value("f32", (), np.float32(-666.0).tobytes()),
@@ -185,19 +193,21 @@ class Sequences:
             Value("nope", (3,), b"123"),
         ]
 
-    def next(self) -> list[tuple[Message, Way]]:
-        """The next sequence: up to eight messages, each with the way that it goes."""
-        return [self._message() for _ in range(self._rng.randint(1, 8))]
+    def next(self, receiver: Receiver) -> list[tuple[Message, Way]]:
+        """The next sequence: up to eight messages for a kind of node, each with the way that it goes.  Most are those
+        that such a node takes from somebody, since others end the link."""
+        return [self._message(receiver) for _ in range(self._rng.randint(1, 8))]
 
-    def _message(self) -> tuple[Message, Way]:
+    def _message(self, receiver: Receiver) -> tuple[Message, Way]:
         rng = self._rng
         if rng.random() < 0.5:
             push = self._push()
             if rng.random() < 0.3:
                 return Relay(rng.choice(self._nodes), push, 8, 0, bytes(8)), Way.REQUEST
             return push, rng.choice((Way.NOTE, Way.STREAM))
-        body = rng.choice(MESSAGES)
-        way = rng.choice((Way.REQUEST, Way.NOTE, Way.STREAM))
+        body, way = rng.choice(MESSAGES), rng.choice(list(Way))
+        while receiver not in TABLE[way].get(type(body), {}) and rng.random() < 0.99:
+            body, way = rng.choice(MESSAGES), rng.choice(list(Way))
         changes: dict[str, Any] = {}
         if isinstance(body, Deploy | Run | Drop) or hasattr(body, "plan"):
             changes["plan"] = self._key()
@@ -215,7 +225,11 @@ class Sequences:
     def _push(self) -> Push:
         rng = self._rng
         slot = rng.choice((0, 0, 0, 1, 2, 9999))
-        return Push(self._key(), rng.randrange(12), rng.randrange(3), slot, rng.choice(self._values))
+        part, value = rng.randrange(3), rng.choice(self._values)
+        if rng.random() < 0.5:
+            generations, steps = self._coming()
+            return Push(PlanKey(self._epoch, rng.choice(generations)), rng.choice(steps), part, slot, value)
+        return Push(self._key(), rng.randrange(12), part, slot, value)
 
     def _key(self) -> PlanKey:
         epoch = self._rng.choice((self._epoch, self._epoch, self._epoch, 1))
