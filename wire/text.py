@@ -4,15 +4,15 @@ from __future__ import annotations
 
 
 def printable(text: str) -> str:
-    """The text with whatever does not print as an escape sequence of Python: no control character reaches a terminal,
-    and no line is forged.  The space prints; a line break does not."""
+    """Give whatever does not print as an escape sequence of Python: no control character reaches a terminal, and no
+    line is forged.  The space prints; a line break does not."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
 
 
 def printable_lines(text: str) -> str:
-    """The same for a text of several lines: those after the first are indented."""
+    """Make a text of several lines printable: those after the first are indented."""
     if text.isprintable():
         return text
     return "\n    ".join(printable(line) for line in text.split("\n"))

@@ -487,6 +487,8 @@ PURE_FILES = (
     "wire/standby/voter.py",
     "wire/security/connection_limiter.py",
     "wire/security/user_proof.py",
+    "wire/system/log_limit.py",
+    "wire/text.py",
     "wire/timeouts.py",
     "worker/collectives/algorithms.py",
     "worker/cpu/inplace_analysis.py",

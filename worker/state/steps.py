@@ -36,6 +36,12 @@ class Arriving:
     slot: Slot
     type: TypeOf
 
+    @property
+    def text(self) -> str:
+        """What it is, for people."""
+        part, slot = self.slot
+        return f"a tensor for input {slot} of part {part} of step {self.step} of plan {label(self.plan)}"
+
 
 @dataclass(frozen=True, slots=True)
 class Unwanted:
@@ -129,15 +135,14 @@ class Steps:
         if plan is None or tensor.step in plan.closed:
             return Unwanted(f"stale tensor for {label(tensor.plan)} step {tensor.step} part {part}")
         owner = self._lease.owner
-        what = f"a tensor for input {slot} of part {part} of step {tensor.step} of plan {label(tensor.plan)}"
         if plan.sender_of(part, slot, owner.node if owner else "") != tensor.node:
-            return Unwanted(f"{what}, which it does not make", True)
+            return Unwanted(f"{tensor.text}, which it does not make", True)
         expected = plan.types.get(tensor.slot, tensor.type)
         if expected != tensor.type:
-            return Unwanted(f"{what} as {_type_text(tensor.type)} in place of {_type_text(expected)}", True)
+            return Unwanted(f"{tensor.text} as {_type_text(tensor.type)} in place of {_type_text(expected)}", True)
         step = plan.steps.get(tensor.step)
         came = step.has(part, slot) if step is not None else self.early.has(tensor.plan, tensor.step, tensor.slot)
-        return Unwanted(f"{what} again", True) if came else None
+        return Unwanted(f"{tensor.text} again", True) if came else None
 
     def tensor_arrived(self, event: ev.TensorArrived, now: float) -> list[ev.Action]:
         """Give a tensor to its step.  If the step has not begun, hold it; if it is unwanted, free it."""
