@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from mesh.backends.enrolment import enrolled
-from wire.errors import MeshError, ProtocolError
+from wire.errors import ConnectFailed, MeshError, ProtocolError
 from wire.joining.credentials import Credentials
 from wire.link.identity import identity_here
 from wire.link.link import Link
@@ -101,7 +101,10 @@ class Member:
         identity = identity_here(self.role, self.mesh, f"bad-{self.role}", None, self.credentials.node_id)
         endpoint = Endpoint(identity, Liar(), credentials=self.credentials)
         self.endpoints.append(endpoint)
-        return await endpoint.dial("127.0.0.1", port)
+        async with asyncio.timeout(ANSWER_S):
+            while True:
+                with contextlib.suppress(ConnectFailed):  # the machine is busy: a link has few seconds to stand
+                    return await endpoint.dial("127.0.0.1", port)
 
     async def leave(self) -> None:
         """End all links."""
