@@ -289,7 +289,9 @@ async def test_parts_on_two_workers_push_straight_to_each_other(fleet: Fleet, sh
     w, x = random_array(shape), random_array(shape) + 1
     blob = coordinator.blob_spec(w).blob
     sender = spec(first, IN, [Target(two.node_id, 1, 0)])
-    receiver = spec(second, [Source(SourceKind.EDGE, 0, 0, node=one.node_id), Source(SourceKind.PARAM, blob=blob)], OUT, part=1)
+    receiver = spec(
+        second, [Source(SourceKind.EDGE, 0, 0, node=one.node_id), Source(SourceKind.PARAM, blob=blob)], OUT, part=1
+    )
     await coordinator.deploy(fleet.links[0], [(sender, first)], PLAN, peers=fleet.peers)
     await coordinator.deploy(fleet.links[1], [(receiver, second)], PLAN, [(w, [""])], peers=fleet.peers)
     for step in range(5):
