@@ -22,6 +22,7 @@ class CoordinatorConfig:
     timeouts: Timeouts = DEFAULT_TIMEOUTS
     follow_pace: bool = True  # plans go by what parts took of late; without it only by what was measured
     audit: float = 0.0  # which fraction of the parts is computed again on other workers and compared
+    audit_untrusted: float = 0.02  # the same of parts on workers of other people, where that is more
     reproducible: bool = False  # only plans of which all have the same bits (planning/model/reproducible.py)
     plan_ahead: bool = True  # plans for the death of each worker are made before it dies
     plan_ahead_min: int = PLAN_AHEAD_MIN  # for graphs of so many nodes times workers

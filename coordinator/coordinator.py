@@ -24,6 +24,7 @@ from .planning.model.profiles import CLIENT
 from .planning.model.program import Program, Trial
 from .workers import worker_names
 from .workers.call_report import CallReport
+from .workers.records import Enrolled
 
 
 class Coordinator(CoordinatorParts):
@@ -53,6 +54,11 @@ class Coordinator(CoordinatorParts):
     def descends(self, epochs: tuple[int, ...]) -> None:
         """Say to workers that join from now on which epochs this coordinator goes on from."""
         self._registry.epochs = epochs
+
+    def names_come_from(self, enrolled: Callable[[str], Enrolled | None]) -> None:
+        """Call workers that join from now on as the mesh's authority does, and trust them as far; it is asked in a
+        thread."""
+        self._registry.enrolled = enrolled
 
     def forget(self, host: str, port: int) -> None:
         """Stop dialling an address; an open link is kept."""

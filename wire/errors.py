@@ -49,6 +49,8 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, ClassVar
 
+from .text import printable_lines
+
 
 class MeshError(Exception):
     """Base of every error: what went wrong, where, why, and what to do.
@@ -104,7 +106,7 @@ class MeshError(Exception):
         where = "".join(f" [{name} {value}]" for name, value in self._where() if value)
         why = f" (cause: {self.cause})" if self.cause else ""
         then = f". {self.next_step}" if self.next_step else ""
-        return f"{self.message}{where}{why}{then}"
+        return printable_lines(f"{self.message}{where}{why}{then}")
 
     def copy(self) -> MeshError:
         """Copy the error for another caller, so that each can be given a place of its own.

@@ -12,7 +12,8 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Make a text of several lines printable: those after the first are indented."""
+    """Make a text of several lines printable: those after the first are indented, if they are not already."""
     if text.isprintable():
         return text
-    return "\n    ".join(printable(line) for line in text.split("\n"))
+    first, *others = map(printable, text.split("\n"))
+    return "\n".join((first, *(line if line.startswith("  ") else f"    {line}" for line in others)))

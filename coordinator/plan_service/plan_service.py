@@ -144,7 +144,9 @@ class PlanService:
         profiles = self._question(graph, strategy, nodes, program.copies).profiles
         stays = await planned_in_thread(sticky_plan, graph, profiles, strategy, *homes) if homes[0] else None
         plan = await self.plan(graph, strategy, nodes, program.copies, firm) if stays is None else stays
-        return await planned_in_thread(audited, plan, job.variant, profiles) if isinstance(job, Sampled) else plan
+        if not isinstance(job, Sampled) or program.by_hand:  # an audit gives what a part reads to other workers
+            return plan
+        return await planned_in_thread(audited, plan, job.variant, profiles, job.untrusted)
 
     # -- plans made ahead
 

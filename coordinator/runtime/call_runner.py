@@ -65,7 +65,8 @@ class CallRunner(PlanShell):
         self._guards, self._sessions = context.guards, context.sessions
         self.machine = machine
         self.calls = calls
-        self._auditor = Auditor(context.config.audit)
+        self._auditor = Auditor(context.config.audit, context.config.audit_untrusted)
+        self._untrusted: frozenset[str] = frozenset()  # the connected workers that are on other people's machines
         self._numbers, self._crowded = itertools.count(1), 0  # none up to the crowded one was alone to its end
         self._closed = False
         self._performers[ev.ReportStalled] = self._report_stalled
@@ -97,8 +98,7 @@ class CallRunner(PlanShell):
         alone = not self.calls and trial is None
         input_bytes = sum(array.nbytes for array in inputs.values() if array.nbytes > INLINE_BYTES_MAX)
         self.calls[number] = Call(program, inputs, future, report, now, alone, patient, input_bytes)
-        variant = self._auditor.pick(self._parts_of(program)) if self._config.audit and trial is None else None
-        job = trial or (program if variant is None else Sampled(program, variant))
+        job = trial or self._sampled(program)
         others = frozenset(self._members) - {trial.node} if trial else frozenset[str]()
         self.feed(ev.CallSubmitted(number, job, others, patient, input_bytes))
         return number, future, report
@@ -119,6 +119,8 @@ class CallRunner(PlanShell):
             self._perform(action)
         self._rehearsing.calls(not self.machine.idle)
         if type(event) in ev.NODE_EVENTS:
+            members = self._members.items()
+            self._untrusted = frozenset(node for node, member in members if not member.profile.trusted)
             self._planning.changed()
             self._guards.nodes_changed()
             gone = (event.error, event.away) if isinstance(event, ev.NodeGone) else (None, False)
@@ -244,10 +246,22 @@ class CallRunner(PlanShell):
 
     # -- audits
 
-    def _parts_of(self, program: Program) -> int:
+    def _sampled(self, program: Program) -> Program | Sampled:
+        """The program, with an audit if one is due."""
+        if program.by_hand or not (self._config.audit or self._untrusted):
+            return program
+        picked = self._auditor.pick(*self._parts_of(program))
+        return program if picked is None else Sampled(program, *picked)
+
+    def _parts_of(self, program: Program) -> tuple[int, int]:
+        """The parts of a program, and those of them on workers that are not trusted.  One that was not planned yet
+        counts as one of either."""
         deployments = self.deployments.values()
-        plans = (d.plan for d in deployments if d.plan is not None and d.program == program)
-        return max((len(plan.parts) for plan in plans if plan.audit is None), default=1)
+        plans = [d.plan for d in deployments if d.plan is not None and d.program == program and d.plan.audit is None]
+        if not plans:
+            return 1, bool(self._untrusted)
+        plan = max(plans, key=lambda plan: len(plan.parts))
+        return len(plan.parts), sum(part.node in self._untrusted for part in plan.parts)
 
     def _audit(self, plan: Plan, outputs: Mapping[int, NDArray[Any]]) -> bool:
         """Whether the answer can be trusted.  A worker that was wrong is reported, and quarantined the second time."""
@@ -273,5 +287,5 @@ class CallRunner(PlanShell):
         if variant is None:
             self._reject(ev.Reject(number, disagreement(call.doubts)))
         else:
-            sampled = Sampled(call.program, variant)
+            sampled = Sampled(call.program, variant, not self._config.audit)
             self.feed(ev.CallSubmitted(number, sampled, patient=call.patient, input_bytes=call.input_bytes))

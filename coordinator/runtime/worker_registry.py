@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from wire.addresses import shown
@@ -21,7 +22,7 @@ from wire.system.tasks import unheard
 from ..calls import events as ev
 from ..planning.model.profiles import worker_profile
 from ..workers import worker_names
-from ..workers.records import Member, link_to
+from ..workers.records import Enrolled, Member, link_to
 from .call_runner import CallContext, CallRunner
 from .health_watch import HealthWatch
 
@@ -47,6 +48,7 @@ class WorkerRegistry:
         self._planning, self._pacing, self._prober = plans.planning, context.pacing, plans.prober
         self._publish = plans.events.publish
         self.epochs: tuple[int, ...] = ()  # with a standby: of all coordinators that this one goes on from, and its own
+        self.enrolled: Callable[[str], Enrolled | None] | None = None  # what the mesh's authority says of a node
         self._identity = identity
         self._endpoint = endpoint
         self._runner = runner
@@ -89,8 +91,11 @@ class WorkerRegistry:
             if not isinstance(joined, Joined):
                 raise ProtocolError(f"expected Joined, got {type(joined).__name__}", node=link.peer.name)
             peer = link.peer
-            name = self._names.give(peer)
+            ours = await asyncio.to_thread(self.enrolled, peer.node_id) if self.enrolled is not None else None
+            name = self._names.give(peer.node_id, ours.name if ours else peer.name)
             profile = worker_profile(peer.node_id, name, joined, usable_ops(self._identity, peer))
+            if ours is not None and ours.untrusted:
+                profile = replace(profile, trusted=False)
         except Exception:
             link.close("could not join")
             raise
@@ -179,7 +184,8 @@ class WorkerRegistry:
             return
         was = member.joined
         member.joined = with_fields(was, devices=body.devices, paused="", kept=(), made=())
-        member.profile = worker_profile(node, member.profile.name, member.joined, member.profile.ops)
+        profile = worker_profile(node, member.profile.name, member.joined, member.profile.ops)
+        member.profile = replace(profile, trusted=member.profile.trusted)
         self._known[node] = with_fields(self._known[node], devices=body.devices)
         self._planning.times.forget()
         self._publish("devices", node, body.reason)

@@ -26,6 +26,15 @@ from .call_report import CallReport
 Opinion = tuple[int, Measured]  # how many verdicts there were on the pace of devices, and what calls took
 
 
+@dataclass(frozen=True, slots=True)
+class Enrolled:
+    """What the mesh's authority knows of a worker: the name that it was let in by, and whether its token says that it
+    is on somebody else's machine."""
+
+    name: str
+    untrusted: bool = False
+
+
 @dataclass(slots=True)
 class Member:
     """A worker that joined."""

@@ -19,6 +19,7 @@ from pathlib import Path
 from coordinator.authority.authority import Authority, Trust
 from coordinator.authority.refusal_log import ALL_CLIENTS, CLIENT, RefusalLog
 from coordinator.coordinator import Coordinator
+from coordinator.workers.records import Enrolled
 from wire.errors import ConfigError, MeshError
 from wire.joining.credentials import Credentials, InterruptibleSleep, keep_renewed
 from wire.joining.join_port import PORT_OFFSET, JoinPort, serve_joining
@@ -77,6 +78,7 @@ class Admission:
 
     def begin(self, coordinator: Coordinator) -> None:
         """Begin to renew the certificate, to enforce revocations, and to tell members of a new authority."""
+        coordinator.names_come_from(self._enrolled)
         if isinstance(coordinator.endpoint, Endpoint):
             coordinator.endpoint.audit_strangers(self.authority.turned_away)
 
@@ -89,6 +91,14 @@ class Admission:
             asyncio.create_task(self._follow(coordinator)),
             asyncio.create_task(keep_renewed(self.credentials, renew, sleep=nap, timeouts=timeouts)),
         ]
+
+    def _enrolled(self, node_id: str) -> Enrolled | None:
+        try:
+            member = self.authority.member(member_id(node_id))
+        except (OSError, MeshError) as error:
+            log.error("cannot read the list of members: %s", error)
+            return None
+        return Enrolled(member.name, member.untrusted) if member is not None else None
 
     def imposter(self, where: str, error: MeshError) -> None:
         """Log a node that announced itself as one of this mesh, and could not prove it."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from wire.bounds import ARGUMENTS, REPLAYED_FEEDS
-from wire.errors import Cancelled, ConfigError, DeadlineExceeded, InputError, MeshError
+from wire.errors import Cancelled, ConfigError, DeadlineExceeded, InputError, MeshError, NoSuchDevice
 from wire.ir.graph import WireGraph
 from wire.policy.redundancy import OF_CALLS, copies_of
 from wire.policy.strategies import Strategy, text_of
@@ -182,13 +182,15 @@ class AsyncMesh:
         """
         return self._backend.live()
 
-    async def put(self, value: PyTree) -> PyTree:
+    async def put(self, value: PyTree, *, on: str | Node = "") -> PyTree:
         """Hold the arrays of a pytree on the mesh, as `Mesh.put` does.
 
         Parameters
         ----------
         value : pytree of arrays
             What to hold.
+        on : str or Node, optional
+            The only worker that may have it, as for `Mesh.put`.
 
         Returns
         -------
@@ -200,11 +202,14 @@ class AsyncMesh:
         ConfigError
             If the mesh is closed.
         InputError
-            If a leaf is not an array.
+            If a leaf is not an array, or a handle that is private to another worker.
+        NoSuchDevice
+            If there is no such worker, or more than one.
         """
         self._check_open()
         paths, structure = tree.flatten_with_paths(value)
-        return tree.unflatten(structure, [await self._put_one(path, leaf) for path, leaf in paths])
+        worker = await self._worker_called(on) if on else ""
+        return tree.unflatten(structure, [await self._put_one(path, leaf, worker) for path, leaf in paths])
 
     async def plan(
         self,
@@ -906,10 +911,24 @@ class AsyncMesh:
         if self._closing is not None:
             raise ConfigError("this mesh is closed")
 
-    async def _put_one(self, path: str, leaf: Any) -> Handle:
+    async def _put_one(self, path: str, leaf: Any, on: str = "") -> Handle:
         handle = leaf if isinstance(leaf, Handle) else await asyncio.to_thread(handle_of, leaf, path)
+        if on and handle.on not in ("", on):
+            raise InputError(f"the tensor {handle.name or path!r} is private to another worker already")
+        if on and not handle.on:
+            handle = Handle(handle.address, handle.type, handle.name, handle.local, on)
         self._backend.hold(handle)
         return handle
+
+    async def _worker_called(self, on: str | Node) -> str:
+        """The id of a worker: names may be given anew, ids are not."""
+        nodes = await self.nodes()
+        wanted = on.id if isinstance(on, Node) else on
+        found = [node.id for node in nodes if wanted == node.id] or [node.id for node in nodes if wanted == node.name]
+        if len(found) != 1:
+            known = ", ".join(node.name for node in nodes) or "none"
+            raise NoSuchDevice(f"there is no worker {wanted!r}", next_step=f"The workers are: {known}")
+        return found[0]
 
 
 class AsyncJob:

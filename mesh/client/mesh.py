@@ -124,7 +124,7 @@ class Mesh:
         """Every worker, by name, with its present state."""
         return self._loop.wait(self._async.nodes())
 
-    def put(self, value: PyTree) -> PyTree:
+    def put(self, value: PyTree, *, on: str | Node = "") -> PyTree:
         """Hold the arrays of a pytree on the mesh.
 
         A handle that is an argument of a call is never hashed or sent again.  Its bytes go to a worker once, when they
@@ -134,6 +134,10 @@ class Mesh:
         ----------
         value : pytree of arrays
             What to hold, such as the params of a model.
+        on : str or Node, optional
+            The only worker that may have it: its name, its id, or a Node of `nodes`. A call that reads such a handle is
+            placed by that: what reads it is computed there, and no copy of it goes to another worker. That worker sees
+            the value, and others see what is computed from it and sent to them (docs/trust.md).
 
         Returns
         -------
@@ -145,7 +149,9 @@ class Mesh:
         ConfigError
             If the mesh is closed.
         InputError
-            If a leaf is not an array.
+            If a leaf is not an array, or a handle that is private to another worker.
+        NoSuchDevice
+            If there is no such worker, or more than one.
 
         Examples
         --------
@@ -156,7 +162,7 @@ class Mesh:
         ...     m.run(lambda p, x: x @ p["w"], params, np.ones(3, np.float32))
         array([3., 3.], dtype=float32)
         """
-        return self._loop.wait(self._async.put(value))
+        return self._loop.wait(self._async.put(value, on=on))
 
     def plan(
         self,

@@ -16,6 +16,7 @@ from wire.deadlines import CHAT_ANSWER
 from wire.errors import ConnectFailed, InputError, RemoteError
 
 from .exit_codes import INTERRUPTED, OK
+from .output import say, say_lines
 
 Options = argparse.Namespace
 
@@ -34,10 +35,10 @@ def chat(options: Options) -> int:
         except (RemoteError, InputError) as error:
             if not talking:
                 raise
-            print(f"\n{error}", file=sys.stderr)
+            say_lines(f"\n{error}", file=sys.stderr)
             messages.pop()
         except KeyboardInterrupt:
-            print()
+            say()
             if not talking:
                 return INTERRUPTED
             messages.pop()
@@ -54,9 +55,9 @@ def _answer(options: Options, messages: list[dict[str, str]]) -> str:
     """Print an answer as it comes; its text."""
     pieces = []
     for piece in _pieces(options, messages):
-        print(piece, end="", flush=True)
+        say_lines(piece, end="")
         pieces.append(piece)
-    print(flush=True)
+    say(flush=True)
     return "".join(pieces)
 
 

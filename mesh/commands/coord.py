@@ -145,6 +145,8 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--arbiter", action="append", default=[], metavar="NAME", help=arbiter)
     audits = "compute this fraction of the parts again on other workers and compare (default: %(default)g)"
     parser.add_argument("--audit", type=float, default=0.0, metavar="FRACTION", help=audits)
+    theirs = "the same of the parts on workers of other people, whose tokens say so (default: %(default)g)"
+    parser.add_argument("--audit-untrusted", type=float, default=0.02, metavar="FRACTION", help=theirs)
     ahead = "do not plan for the death of each worker before one dies"
     parser.add_argument("--no-plan-ahead", dest="plan_ahead", action="store_false", help=ahead)
     same = "make only plans that all give the same bits, and refuse programs that have none"

@@ -55,6 +55,7 @@ from .diagnosis import (
 from .exit_codes import FAILED, OK
 from .find_coordinator import connect, named
 from .flags import mesh_name
+from .output import say
 from .tables import pair_fields, print_pairs, print_table
 
 LISTEN_S = 2.5  # in which the question goes out three times; what is there answers within a second
@@ -69,7 +70,7 @@ def doctor(options: argparse.Namespace) -> int:
     rows = checked(facts, troubles)
     wrong = any(trouble.level == PROBLEM for trouble in troubles)
     if options.json:
-        print(json.dumps(_as_json(facts, rows, troubles, not wrong)))
+        say(json.dumps(_as_json(facts, rows, troubles, not wrong)))
     else:
         _print(facts, rows, troubles, options.quiet)
     return FAILED if wrong else OK
@@ -203,16 +204,16 @@ def _print(facts: Facts, rows: Sequence[Checked], troubles: Sequence[Trouble], q
     if not quiet:
         print_table(("check", "result", "seen"), [dataclasses.astuple(row) for row in rows])
         if facts.pairs:
-            print()
+            say()
             print_pairs(facts.pairs)
-        print()
+        say()
     for trouble in troubles:
         if trouble.level == PROBLEM or not quiet:
-            print(f"{trouble.level}: {trouble.where}: {trouble.what}")
+            say(f"{trouble.level}: {trouble.where}: {trouble.what}")
             for system, line in trouble.fix.items():
-                print(f"  to do{'' if system == EVERY else f' on {SYSTEMS[system]}'}: {line}")
+                say(f"  to do{'' if system == EVERY else f' on {SYSTEMS[system]}'}: {line}")
     if not (troubles or quiet):
-        print("nothing is wrong")
+        say("nothing is wrong")
 
 
 def _as_json(facts: Facts, rows: Sequence[Checked], troubles: Sequence[Trouble], well: bool) -> dict[str, Any]:

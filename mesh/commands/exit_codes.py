@@ -11,6 +11,7 @@ from wire import errors
 from wire.text import printable
 
 from ..util.units import counted
+from .output import say, say_lines
 
 OK = 0
 FAILED = 1
@@ -69,7 +70,7 @@ def run_command(name: str, work: Callable[[], int], interrupted: int = OK) -> in
     try:
         return work()
     except errors.MeshError as error:
-        print(f"{name}: {_line(error)}", file=sys.stderr)
+        say_lines(f"{name}: {_line(error)}", file=sys.stderr)
         print_log(error)
         return code_of(error)
     except KeyboardInterrupt:
@@ -82,12 +83,9 @@ def run_command(name: str, work: Callable[[], int], interrupted: int = OK) -> in
 def print_log(error: errors.MeshError) -> None:
     """The last log lines of the worker that an error is about, where they came with it, on stderr."""
     if error.log_lines:
-        print(
-            f"  the last {counted(len(error.log_lines), 'log line')} of {printable(error.node) or 'the worker'}:",
-            file=sys.stderr,
-        )
+        say(f"  the last {counted(len(error.log_lines), 'log line')} of {error.node or 'the worker'}:", file=sys.stderr)
     for line in error.log_lines:
-        print(f"    {printable(line)}", file=sys.stderr)
+        say(f"    {line}", file=sys.stderr)
 
 
 def _line(error: errors.MeshError) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from .exit_codes import OK
 from .find_coordinator import check_there, on_a_coordinator
+from .output import say, say_lines
 
 if TYPE_CHECKING:
     from wire.ir.graph import WireGraph
@@ -77,15 +78,15 @@ def _graph(options: Options) -> WireGraph:
     graph, unknown = read_graph(options.graph, options.input, options.dim)
     if unknown and not options.quiet:
         flags = " ".join(f"--dim {dim}=SIZE" for dim in unknown)
-        print(f"explained for {' and '.join(f'{dim} = 1' for dim in unknown)}; {flags} says otherwise", file=sys.stderr)
+        say(f"explained for {' and '.join(f'{dim} = 1' for dim in unknown)}; {flags} says otherwise", file=sys.stderr)
     return graph
 
 
 def _show(options: Options, told: Explanation) -> None:
     if options.json:
-        print(json.dumps(told.data()))
+        say(json.dumps(told.data()))
         return
-    print(told)
+    say_lines(told)
     for kernel in told.kernels:
         if kernel.text:
-            print(f"\n-- kernel {kernel.number}: {kernel.name}\n{kernel.text.rstrip()}")
+            say_lines(f"\n-- kernel {kernel.number}: {kernel.name}\n{kernel.text.rstrip()}")

@@ -25,6 +25,7 @@ from wire.timeouts import (
 
 from ..util.units import parse_duration
 from .exit_codes import epilog
+from .output import say
 
 
 def command(name: str, description: str) -> argparse.ArgumentParser:
@@ -41,7 +42,7 @@ class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from wire.package import package_version
 
-        print(f"{parser.prog} {package_version()}")
+        say(f"{parser.prog} {package_version()}")
         parser.exit()
 
 

@@ -13,6 +13,7 @@ from wire.system.private_folder import state_root
 
 from .exit_codes import OK
 from .flags import add_common, mesh_name
+from .output import say
 from .tables import print_table
 
 Options = argparse.Namespace
@@ -26,7 +27,7 @@ def keys_file(mesh: str, state_dir: str = "") -> Path:
 def keys_create(options: Options) -> int:
     """Create a key and show it, this once."""
     text = _keys(options).create(options.name)
-    print(json.dumps({"name": options.name, "key": text}) if options.json else text)
+    say(json.dumps({"name": options.name, "key": text}) if options.json else text)
     return OK
 
 
@@ -36,7 +37,7 @@ def keys_list(options: Options) -> int:
     rows = [(each.key_id, each.name, f"{datetime.fromtimestamp(each.created_s):%Y-%m-%d %H:%M}") for each in records]
     header = ("id", "name", "created")
     if options.json:
-        print(json.dumps([dict(zip(header, row, strict=True)) for row in rows]))
+        say(json.dumps([dict(zip(header, row, strict=True)) for row in rows]))
     else:
         print_table(header, rows)
     return OK
@@ -46,7 +47,7 @@ def keys_remove(options: Options) -> int:
     """Remove a key; servers refuse it from the next request on."""
     record = _keys(options).remove(options.id)
     text = f"key {record.key_id} ({record.name}) is refused from now on"
-    print(json.dumps({"id": record.key_id, "name": record.name}) if options.json else text)
+    say(json.dumps({"id": record.key_id, "name": record.name}) if options.json else text)
     return OK
 
 

@@ -19,6 +19,7 @@ from wire.timeouts import COLLECTIVE_TIMEOUT_S, check_collective_timeout
 
 from .exit_codes import INTERRUPTED
 from .flags import port
+from .output import say
 
 if TYPE_CHECKING:
     from ..scripts.hostfile import Host
@@ -75,7 +76,7 @@ async def _launch(options: argparse.Namespace) -> int:
     if launcher.failed and not options.quiet:
         rank, code = launcher.failed
         on = f" on {wanted.hosts[rank].name}" if options.hostfile else ""
-        print(f"mesh-coord: rank {rank}{on} ended with exit code {code}, and with it the others", file=sys.stderr)
+        say(f"mesh-coord: rank {rank}{on} ended with exit code {code}, and with it the others", file=sys.stderr)
     return code
 
 
@@ -115,7 +116,7 @@ def _check_master(options: argparse.Namespace) -> None:
             next_step=f"Type it on {host}, or leave out --master-addr and --master-port",
         )
     if (host, options.master_port) != (None, None) and not options.quiet:
-        print("mesh-coord: --master-addr and --master-port are not needed, ranks meet through this command",
+        say("mesh-coord: --master-addr and --master-port are not needed, ranks meet through this command",
               file=sys.stderr)  # fmt: skip
 
 
@@ -133,4 +134,4 @@ def _is_here(host: str) -> bool:
 
 
 def _as_json(who: int | str, stream: str, line: str) -> None:
-    print(json.dumps({"host" if isinstance(who, str) else "rank": who, "stream": stream, "line": line}), flush=True)
+    say(json.dumps({"host" if isinstance(who, str) else "rank": who, "stream": stream, "line": line}), flush=True)

@@ -21,6 +21,7 @@ from ..util.units import parse_duration
 from .exit_codes import OK
 from .find_coordinator import COORDINATOR_HELP, Ask, on_a_coordinator
 from .flags import add_common, add_timeouts, mesh_name, timeouts
+from .output import say
 from .tables import print_table
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ Admin = Union["HomeAuthority", "Remote"]
 
 async def token_create(options: Options, admin: Admin) -> int:
     """Create a token and show it, this once."""
-    made = await admin.create_token(options.role, options.uses, parse_duration(options.ttl), False)
+    made = await admin.create_token(options.role, options.uses, parse_duration(options.ttl), options.untrusted)
     return _say(options, {"id": made.id, "token": made.token}, made.token)
 
 
@@ -53,7 +54,7 @@ async def token_list(options: Options, admin: Admin) -> int:
         for each in (await admin.tokens()).tokens
     ]
     if options.json:
-        print(json.dumps([dict(zip(header, row, strict=True)) for row in rows]))
+        say(json.dumps([dict(zip(header, row, strict=True)) for row in rows]))
     else:
         print_table(header, rows)
     return OK
@@ -124,6 +125,8 @@ def token_arguments(parser: argparse.ArgumentParser) -> None:
     )
     create.add_argument("--ttl", default="15m", metavar="TIME", help="how long it is valid (default: %(default)s)")
     create.add_argument("--role", choices=JOINING, default=WORKER, help="what they join as (default: %(default)s)")
+    theirs = "the workers are on other people's machines: some of their parts are computed again elsewhere and compared"
+    create.add_argument("--untrusted", action="store_true", help=theirs)
     _deciding(actions, "list", token_list)
     _deciding(actions, "revoke", token_revoke).add_argument(
         "id", metavar="ID", help="the id of a token, as token list shows it"
@@ -248,16 +251,16 @@ def _tell_authority(options: Options, told: AuthorityReport) -> int:
     if options.json:
         until_s = {"former_until": told.former_until_s} if told.former_until_s else {}
         data = {"authority": told.name, "number": told.number, "behind": behind, "tokens_revoked": withdrawn}
-        print(json.dumps(data | until_s))
+        say(json.dumps(data | until_s))
         return OK
     until = f"; the one before is trusted until {_moment(told.former_until_s)}" if told.former_until_s else ""
-    print(f"the authority of mesh {mesh_name(options)} is {told.name}, its number {told.number}{until}")
+    say(f"the authority of mesh {mesh_name(options)} is {told.name}, its number {told.number}{until}")
     if withdrawn:
-        print(f"tokens made before were revoked: {', '.join(withdrawn)}; make new ones with: mesh-coord token create")
+        say(f"tokens made before were revoked: {', '.join(withdrawn)}; make new ones with: mesh-coord token create")
     if behind:
         names = ", ".join(member["name"] for member in behind)
         then = "each has to meet the coordinator until then" if until else "each has to join again with a new token"
-        print(f"members that do not know it yet: {names}; {then}")
+        say(f"members that do not know it yet: {names}; {then}")
     return OK
 
 
@@ -266,5 +269,5 @@ def _moment(seconds: float) -> str:
 
 
 def _say(options: Options, data: dict[str, str], text: str) -> int:
-    print(json.dumps(data) if options.json else text)
+    say(json.dumps(data) if options.json else text)
     return OK

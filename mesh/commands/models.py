@@ -10,6 +10,7 @@ from typing import Any
 
 from .exit_codes import OK
 from .flags import add_common
+from .output import say
 from .progress import download_progress
 from .tables import print_table
 
@@ -21,7 +22,7 @@ def models_pull(options: Options) -> int:
     store = _store(options)
     with download_progress(not options.quiet and not options.json) as report:
         path = store.pull(options.name, revision=options.revision, offline=options.offline, report=report)
-    print(json.dumps({"name": options.name, "path": str(path)}) if options.json else path)
+    say(json.dumps({"name": options.name, "path": str(path)}) if options.json else path)
     return OK
 
 
@@ -36,14 +37,14 @@ def models_list(options: Options) -> int:
             {"name": model.name, "revision": model.revision, "size_bytes": model.size_bytes, "whole": model.whole,
              "folder": str(model.folder)} for model in models
         ]  # fmt: skip
-        print(json.dumps(told))
+        say(json.dumps(told))
         return OK
     rows = [
         (model.name, size_text(model.size_bytes), model.revision[:12] or "by hand", "" if model.whole else "cut off")
         for model in models
     ]
     print_table(("model", "size", "revision", ""), rows)
-    print(f"in {store.folder}", file=sys.stderr)
+    say(f"in {store.folder}", file=sys.stderr)
     return OK
 
 
@@ -53,7 +54,7 @@ def models_remove(options: Options) -> int:
 
     freed_bytes = _store(options).remove(options.name)
     text = f"{options.name} is deleted, which frees {size_text(freed_bytes)}"
-    print(json.dumps({"name": options.name, "freed_bytes": freed_bytes}) if options.json else text)
+    say(json.dumps({"name": options.name, "freed_bytes": freed_bytes}) if options.json else text)
     return OK
 
 

@@ -17,6 +17,7 @@ from worker.state.availability import MACHINE
 
 from .exit_codes import OK
 from .flags import node_name
+from .output import say
 
 ANSWER_S = 10.0  # a worker looks four times a second; a part under way stops after its dispatch
 POLL_S = 0.05
@@ -36,10 +37,10 @@ def set_pause(options: argparse.Namespace, mesh: str, on: bool) -> int:
         files.set_wish(MACHINE if on else "")
     states = {files.folder.name: _await(files, on) for files in chosen}
     if options.json:
-        print(json.dumps([{"name": name, "state": state} for name, state in states.items()]))
+        say(json.dumps([{"name": name, "state": state} for name, state in states.items()]))
         return OK
     for name, state in states.items():
-        print(SAYINGS[state].format(name=name, then="paused" if on else "at work"))
+        say(SAYINGS[state].format(name=name, then="paused" if on else "at work"))
     return OK
 
 

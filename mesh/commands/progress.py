@@ -6,6 +6,10 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from wire.text import printable
+
+from .output import say
+
 Report = Callable[[str, int, int, int], None]  # a file, its bytes that are there and in all, those of all files
 Advance = Callable[[float, str], None]  # how much is done in all, and a line about it ("": none)
 
@@ -24,7 +28,7 @@ def progress(what: str, total: float, shown: bool) -> Iterator[Advance]:
 
 def _plain(done: float, line: str) -> None:
     if line:
-        print(line, file=sys.stderr, flush=True)
+        say(line, file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -39,7 +43,7 @@ def _bar(what: str, total: float) -> Iterator[Advance]:
         def advance(done: float, line: str) -> None:
             drawn.update(task, completed=min(done, total))
             if line:
-                drawn.console.print(line, markup=False)
+                drawn.console.print(printable(line), markup=False)
 
         yield advance
 
@@ -72,6 +76,6 @@ def download_progress(shown: bool) -> Iterator[Report | None]:
                 tasks[file] = drawn.add_task(file, total=size_bytes)
             drawn.update(tasks[file], completed=count)
             if count == size_bytes and not console.is_terminal:
-                print(f"{file}: {size_bytes} bytes", file=sys.stderr, flush=True)
+                say(f"{file}: {size_bytes} bytes", file=sys.stderr, flush=True)
 
         yield report

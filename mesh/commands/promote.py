@@ -17,6 +17,7 @@ from wire.system.file_lock import FileLock
 from ..backends.config import coordinator_folder
 from .exit_codes import OK
 from .flags import mesh_name
+from .output import say
 
 ANSWER_S = 30.0
 POLL_S = 0.05
@@ -43,7 +44,7 @@ def promote(options: argparse.Namespace) -> int:
             raise DeadlineExceeded(f"the standby does not serve after {ANSWER_S:g} s", next_step="See its log")
         time.sleep(POLL_S)
     if options.json:
-        print(json.dumps({"name": options.name, "serves": True}))
+        say(json.dumps({"name": options.name, "serves": True}))
     else:
-        print(f"{options.name} serves now; the coordinator before is refused by whoever hears of this one")
+        say(f"{options.name} serves now; the coordinator before is refused by whoever hears of this one")
     return OK

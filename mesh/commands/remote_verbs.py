@@ -22,6 +22,7 @@ from wire.protocol.missing_gpu import long_text, short_text
 
 from ..util.units import size_text, speed_text, time_text
 from .exit_codes import OK, print_log
+from .output import say, say_lines
 from .progress import progress
 from .tables import pair_fields, print_pairs, print_table
 
@@ -89,15 +90,15 @@ async def _show_nodes(options: Options, remote: Remote, workers: Sequence[Node])
             rows.append((*first, device.engine, adapter, size_text(device.memory_bytes), *speed, *last, *seen))
     print_table((*header, "last seen", "longest stop") if health else header, rows)
     if health:
-        print(health.describe())
-        print(f"the coordinator's event loop stood still for at most {time_text(census.loop_lag_s)} of late")
+        say(health.describe())
+        say(f"the coordinator's event loop stood still for at most {time_text(census.loop_lag_s)} of late")
         for node in workers:  # where each worker may be dialled, and who reaches whom
-            print(f"{node.name} may be dialled at {' and '.join(node.addresses) or 'no address'}")
+            say(f"{node.name} may be dialled at {' and '.join(node.addresses) or 'no address'}")
         for node in workers:
             if node.without_gpu:
-                print(f"{node.name} computes on its processor: it {long_text(node.without_gpu)}")
+                say(f"{node.name} computes on its processor: it {long_text(node.without_gpu)}")
         for node in workers:
-            print(f"{node.name}'s engine hosts gave up: {node.cage or 'nothing, as its version is older'}")
+            say(f"{node.name}'s engine hosts gave up: {node.cage or 'nothing, as its version is older'}")
         print_pairs(pairs)
     sys.stdout.flush()
 
@@ -110,11 +111,11 @@ async def plan(options: Options, remote: Remote) -> int:
     graph, unknown = read_graph(options.graph, options.input, options.dim)
     if unknown and not options.quiet:
         flags = " ".join(f"--dim {dim}=SIZE" for dim in unknown)
-        print(f"planned for {' and '.join(f'{dim} = 1' for dim in unknown)}; {flags} says otherwise", file=sys.stderr)
+        say(f"planned for {' and '.join(f'{dim} = 1' for dim in unknown)}; {flags} says otherwise", file=sys.stderr)
     preview = PlanPreview(await remote.plan(graph, _strategy(options), options.copies, options.what_if_dies))
     if options.svg:
         write_text(Path(options.svg), preview.svg())
-    print(json.dumps(preview.data) if options.json else preview)
+    say_lines(json.dumps(preview.data) if options.json else preview)
     return OK
 
 
@@ -135,7 +136,7 @@ async def submit(options: Options, remote: Remote) -> int:
         _say(options, {"job": job}, f"job {job}; ask with: mesh-coord result {job}{where}")
         (report,) = await remote.jobs(job)
         if report.waits and not options.quiet:
-            print(f"job {job} waits {report.waits}", file=sys.stderr)
+            say(f"job {job} waits {report.waits}", file=sys.stderr)
         return OK
     try:
         return await _save_result(options, remote, job)
@@ -180,7 +181,7 @@ async def logs(options: Options, remote: Remote) -> int:
     (job,) = await remote.jobs(options.job)
     error = from_fields(job.error)
     data = {"job": job.job, "log": job.log, "error_log": error.log_lines}
-    _say(options, data, "\n".join(map(_log_line, job.log)))
+    _say(options, data, *map(_log_line, job.log))
     if not options.json:
         print_log(error)
     return OK
@@ -247,7 +248,7 @@ async def _save_result(options: Options, remote: Remote, job: str) -> int:
     files = write_outputs(Path(options.output or job), outputs)
     lines = [f"{name}: {array.dtype}{list(array.shape)} in {files[name]}" for name, array in outputs.items()]
     saved = {name: str(file) for name, file in files.items()}
-    _say(options, {"job": job, "outputs": saved, "report": report}, "\n".join(lines))
+    _say(options, {"job": job, "outputs": saved, "report": report}, *lines)
     return OK
 
 
@@ -273,12 +274,13 @@ def _job_fields(job: JobReport) -> dict[str, Any]:
     }
 
 
-def _say(options: Options, data: Any, text: str) -> None:
+def _say(options: Options, data: Any, *lines: str) -> None:
     if options.json:
         _print_json(data)
-    elif text:
-        print(text)
+        return
+    for line in lines:
+        say(line)
 
 
 def _print_json(data: Any) -> None:
-    print(json.dumps(data, default=str))
+    say(json.dumps(data, default=str))

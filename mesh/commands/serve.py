@@ -50,6 +50,7 @@ from ..backends.enrolment import authority_folder
 from ..util.units import check_fraction, parse_duration, parse_size
 from .exit_codes import OK, REPLACED
 from .flags import mesh_name, node_name, timeouts
+from .output import say, say_lines
 
 if TYPE_CHECKING:
     from wire.discovery.mdns import Announcer
@@ -67,9 +68,16 @@ async def serve_until_stopped(options: argparse.Namespace) -> int:
     peers = [parse_address(peer) for peer in options.peer]
     times = timeouts(options, COORDINATOR)
     audit = check_fraction("--audit", options.audit)
+    audit_untrusted = check_fraction("--audit-untrusted", options.audit_untrusted)
     name = node_name(options) or "coordinator"
     config = CoordinatorConfig(
-        mesh, name, times, audit=audit, plan_ahead=options.plan_ahead, reproducible=options.reproducible
+        mesh,
+        name,
+        times,
+        audit=audit,
+        audit_untrusted=audit_untrusted,
+        plan_ahead=options.plan_ahead,
+        reproducible=options.reproducible,
     )
     limits = _job_limits(options, times)
     folder = coordinator_folder(mesh, config.name, options.state_dir)
@@ -107,7 +115,9 @@ async def serve_until_stopped(options: argparse.Namespace) -> int:
         whereabouts = AddressUpdates(coordinator.endpoint, host, port, options.interface, options.advertise)
         coordinator.link_watch.moved = whereabouts.moved
         admission.begin(coordinator)
-        _tell_ready(options, coordinator, port, await asyncio.to_thread(admission.first_token))
+        # A log that is kept, or a service's journal, is no place for a token.
+        token = None if options.quiet else await asyncio.to_thread(admission.first_token)
+        _tell_ready(options, coordinator, port, token)
         returning = asyncio.create_task(_dial_again(coordinator, workers))
         await asyncio.gather(*(coordinator.connect(*peer) for peer in peers))
         if options.no_mdns:
@@ -181,7 +191,7 @@ async def _until_it_serves(
     following = Following(endpoint, folder, authority_at, first, addresses, not options.standby, _over)
     log.info("mesh-coord %s of mesh %s follows %s", config.name, config.mesh, options.standby or "whoever serves")
     if options.json:
-        print(json.dumps({"event": "following", "mesh": config.mesh, "pid": os.getpid()}), flush=True)
+        say(json.dumps({"event": "following", "mesh": config.mesh, "pid": os.getpid()}), flush=True)
     renewing = asyncio.create_task(keep_renewed(credentials, renew, timeouts=config.timeouts))
     running, stopping = asyncio.create_task(following.run()), asyncio.create_task(stopped.wait())
     try:
@@ -236,15 +246,14 @@ def _tell_ready(options: argparse.Namespace, coordinator: Coordinator, port: int
     address = next(iter(coordinator.endpoint.identity.addresses), f"127.0.0.1:{port}")
     if options.json:
         ready = {"event": "ready", "mesh": mesh, "address": address, "port": port, "pid": os.getpid()}
-        print(json.dumps(ready | ({"token": token.text} if token else {})), flush=True)
+        say(json.dumps(ready | ({"token": token.text} if token else {})), flush=True)
     log.info("mesh-coord %s of mesh %s ready on %s", options.name, mesh, address)
     log.info("%s", coordinator.config.health.describe())
     log.info("lend this machine's devices: mesh-worker; submit: mesh-coord submit GRAPH.wire --output DIR")
     if token is None:
         log.info("let another machine in: mesh-coord token create here, then mesh-worker join there")
     elif not options.json:  # on stdout and never in a log, where it would be a key under the mat
-        print(
+        say_lines(
             f"On each other machine type\n\n    mesh-worker join\n\nand paste this token, good for "
-            f"{FIRST_TOKEN_USES} machines and {FIRST_TOKEN_S / 3600:g} h:\n\n    {token.text}\n",
-            flush=True,
+            f"{FIRST_TOKEN_USES} machines and {FIRST_TOKEN_S / 3600:g} h:\n\n    {token.text}\n"
         )

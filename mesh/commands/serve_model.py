@@ -25,6 +25,7 @@ from .exit_codes import OK
 from .find_coordinator import connect, named
 from .flags import mesh_name
 from .keys import keys_file
+from .output import say, say_lines
 from .web_certificate import WebCertificate, names_here
 
 Options = argparse.Namespace
@@ -131,13 +132,13 @@ def _certificate(options: Options) -> WebCertificate | None:
 
 def _tell(options: Options, text: str) -> None:
     if not options.json and not options.quiet:
-        print(text, file=sys.stderr, flush=True)
+        say_lines(text, file=sys.stderr)
 
 
 def _tell_ready(options: Options, url: str, models: list[str], listening: Listening) -> None:
     if options.json:
-        print(json.dumps({"url": url, "models": models}), flush=True)
+        say(json.dumps({"url": url, "models": models}), flush=True)
         return
     needed = "an API key is needed" if listening.keys is not None else "programs of this machine need no key"
-    print(f"serving {', '.join(models)} at {url} ({needed})")
-    print(f"  chat page: {url}/    OpenAI base URL: {url}/v1    Ollama host: {url}", flush=True)
+    say(f"serving {', '.join(models)} at {url} ({needed})")
+    say(f"  chat page: {url}/    OpenAI base URL: {url}/v1    Ollama host: {url}", flush=True)

@@ -6,24 +6,25 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from wire.text import printable_lines
+from wire.text import printable
 
 from ..util.units import time_text
+from .output import say
 
 if TYPE_CHECKING:
     from wire.protocol.messages import PairReport
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows under a header.  What peers said of themselves is in them."""
-    rows = [[printable_lines(cell) for cell in row] for row in rows]
+    """Print rows under a header."""
+    rows = [tuple(map(printable, row)) for row in rows]
     if sys.stdout.isatty():
         _print_rich(header, rows)
         return
     lines = [tuple(header), *[tuple(row) for row in rows]]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     for line in lines:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+        say("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
 def print_pairs(pairs: Sequence[PairReport]) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..util.units import size_text, speed_text, time_text
 from .exit_codes import OK
+from .output import say, say_lines
 from .tables import print_table
 
 if TYPE_CHECKING:
@@ -26,13 +27,13 @@ async def show(options: argparse.Namespace, remote: Remote) -> int:
 
     nodes, pairs = await remote.nodes(), await remote.pairs()
     if options.dot:
-        print(topology.dot(nodes, pairs), end="")
+        say_lines(topology.dot(nodes, pairs).rstrip("\n"))
     elif options.json:
-        print(json.dumps(topology.data(nodes, pairs)))
+        say(json.dumps(topology.data(nodes, pairs)))
     else:
         rows = [(node.name, node.state, *_figures(device)) for node in nodes for device in node.devices]
         print_table(("worker", "state", "engine", "adapter", "memory", "GFLOP/s", "GB/s"), rows)
-        print()
+        say()
         print_table(("link", "path", "RTT", "Mbit/s", "why not"), [_row(link) for link in topology.links(pairs)])
     return OK
 

@@ -21,6 +21,7 @@ from worker.wgsl.problems import check_measurable, standard
 
 from ..util.units import parse_duration
 from .exit_codes import OK
+from .output import say
 from .tables import print_table
 
 LIMIT = "3m"
@@ -44,18 +45,18 @@ def tune(options: argparse.Namespace, config: WorkerConfig) -> int:
     info = asyncio.run(tuning.run(classes, limit_s))
     if options.json:
         device = {"adapter": info.adapter, "backend": info.backend, "driver": info.driver}
-        print(json.dumps({**device, "classes": [asdict(one) for one in found]}))
+        say(json.dumps({**device, "classes": [asdict(one) for one in found]}))
     else:
         _print(info, found)
     return OK
 
 
 def _print(info: EngineInfo, found: list[Tuned]) -> None:
-    print(f"{info.adapter} ({info.backend}, {info.driver})")
+    say(f"{info.adapter} ({info.backend}, {info.driver})")
     header = ("shapes", "first guess", "fastest", "gain", "form", "")
     print_table(header, [_row(one) for one in found])
     faster = sum(1 for one in found if one.finished and one.form != one.guess)
-    print(f"another form is faster for {faster} of {sum(one.finished for one in found)} classes that were measured")
+    say(f"another form is faster for {faster} of {sum(one.finished for one in found)} classes that were measured")
 
 
 def _row(one: Tuned) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from wire.timeouts import WORKER
 from ..util.units import parse_size
 from .exit_codes import INTERRUPTED, OK, run_command
 from .flags import add_common, add_listening, add_timeouts, command, mesh_name, node_name, timeouts, verbosity
+from .output import say
 
 if TYPE_CHECKING:
     from wire.joining.credentials import Credentials
@@ -236,7 +237,7 @@ def join(options: argparse.Namespace) -> str:
     mesh = asyncio.run(
         join_mesh(token, "worker", name, options.peer, options.interface, options.state_dir, place, times)
     )
-    print(f"{name} is a member of mesh {mesh} now", file=sys.stderr)
+    say(f"{name} is a member of mesh {mesh} now", file=sys.stderr)
     return mesh
 
 
@@ -245,7 +246,7 @@ def list_devices(as_json: bool) -> int:
 
     rows = found()
     if as_json:
-        print(json.dumps([asdict(row) for row in rows]))
+        say(json.dumps([asdict(row) for row in rows]))
         return OK
     from .tables import print_table
 

@@ -15,18 +15,23 @@ from wire.policy.batch_shares import Portions
 
 from .handle import Handle
 from .node import Node
+from .private_params import private_strategy
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Work:
     """A graph to evaluate: what its params are bound to, how to place it, and which `copies` of the params are kept.
-    With `force` it is compiled anew, whatever is in the caches.  Compared by identity."""
+    With `force` it is compiled anew, whatever is in the caches.  Params that are private to a worker decide how it is
+    placed.  Compared by identity."""
 
     graph: WireGraph
     bindings: Mapping[str, Handle]
     strategy: str
     copies: str = "checkpoint"
     force: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "strategy", private_strategy(self.bindings, self.strategy, self.copies))
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,8 @@ from .typed import Typed
 class Handle(Typed):
     """A reference to a tensor that lies on the mesh; `Mesh.put` makes them.
 
-    Handles with the same address are the same tensor.  A mesh frees a tensor when no handle of it is left.
+    Handles with the same address are the same tensor, and they are equal if the same workers may have it.  A mesh frees
+    a tensor when no handle of it is left.
 
     Parameters
     ----------
@@ -33,6 +34,8 @@ class Handle(Typed):
         A name for people.
     local : numpy.ndarray, optional
         The array itself, if this process keeps it.
+    on : str, optional
+        The id of the only worker that may have it, "" for any.
 
     Examples
     --------
@@ -45,14 +48,17 @@ class Handle(Typed):
     ((2, 3), 'w', array(6., dtype=float32))
     """
 
-    __slots__ = ("__weakref__", "address", "local", "name", "type")
+    __slots__ = ("__weakref__", "address", "local", "name", "on", "type")
     __tree_leaf__: ClassVar[bool] = True
 
-    def __init__(self, address: bytes, type: TensorType, name: str = "", local: NDArray[Any] | None = None) -> None:
+    def __init__(
+        self, address: bytes, type: TensorType, name: str = "", local: NDArray[Any] | None = None, on: str = ""
+    ) -> None:
         self.address = address
         self.type = type
         self.name = name
         self.local = local
+        self.on = on
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         if self.local is None:
@@ -63,7 +69,7 @@ class Handle(Typed):
         return np.array(self.local, dtype=dtype, copy=copy)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Handle) and (self.address, self.type) == (other.address, other.type)
+        return isinstance(other, Handle) and (self.address, self.type, self.on) == (other.address, other.type, other.on)
 
     def __hash__(self) -> int:
         return hash(self.address)

@@ -59,7 +59,7 @@ class _Leaf:
         kind = self.first.type
         shape = (1,) * self.pad + kind.shape
         local = None if self.first.local is None else self.first.local.reshape(shape)
-        return Handle(self.first.address, TensorType(shape, kind.dtype), self.first.name, local)
+        return Handle(self.first.address, TensorType(shape, kind.dtype), self.first.name, local, self.first.on)
 
 
 class Stepping:
@@ -161,7 +161,7 @@ class Stepping:
             leaf = self._leaves[index]
             if leaf.role == FIXED:
                 local = values[name].reshape(leaf.first.type.shape)
-                first = Handle(leaf.first.address, leaf.first.type, leaf.path, local)
+                first = Handle(leaf.first.address, leaf.first.type, leaf.path, local, leaf.first.on)
                 self._leaves[index] = replace(leaf, first=first)
 
     def check_same(self, fn: Callable[..., Any]) -> None:

@@ -20,12 +20,14 @@ from .store import located
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """`importer.load(source)` makes the Model; a module that is not installed comes with `extra`."""
+    """`importer.load(source)` makes the Model, or of files that name others `load(source, follow_links)`.  A module
+    that is not installed comes with `extra`."""
 
     what: str
     matches: Callable[[Any], bool]
     importer: str
     extra: str = ""
+    beside: bool = False  # its weights may be in files that it names
 
 
 def _named_like(suffix: str) -> Callable[[Any], bool]:
@@ -47,12 +49,12 @@ FORMATS: tuple[Format, ...] = (
     Format("a graph (.wire)", _named_like(".wire"), "wire_file"),
     Format("a GGUF file (.gguf)", _named_like(".gguf"), "gguf"),
     Format("a folder with config.json and safetensors", _is_folder, "huggingface"),
-    Format("an ONNX file (.onnx)", _named_like(".onnx"), "onnx", "onnx"),
+    Format("an ONNX file (.onnx)", _named_like(".onnx"), "onnx", "onnx", beside=True),
     Format("an onnx.ModelProto", _of_class("onnx", "ModelProto"), "onnx", "onnx"),
 )
 
 
-def load(source: Any, dims: Mapping[str, int] | None = None) -> Model:
+def load(source: Any, dims: Mapping[str, int] | None = None, *, follow_links: bool = False) -> Model:
     """Load a model from a file, a folder or another framework's object.
 
     Parameters
@@ -62,6 +64,9 @@ def load(source: Any, dims: Mapping[str, int] | None = None) -> Model:
         model, ORG/NAME or ORG/NAME:PART, which is looked for in the store (`ModelStore`) and then on the hub.
     dims : mapping of str to int, optional
         Sizes of free dimensions by name.
+    follow_links : bool, optional
+        Whether the file that an ONNX model names for its weights may be a symbolic link, which may lead out of the
+        model's folder, as in caches of model hubs.
 
     Returns
     -------
@@ -71,7 +76,8 @@ def load(source: Any, dims: Mapping[str, int] | None = None) -> Model:
     Raises
     ------
     InputError
-        If there is nothing there, its format is not known or it is damaged, or it has no such free dimension.
+        If there is nothing there, its format is not known or it is damaged, or it has no such free dimension.  If its
+        weights are in a symbolic link and `follow_links` does not say so.
     ConfigError
         If the format needs a package that is not installed; it names the extra.
     Unsupported
@@ -95,7 +101,8 @@ def load(source: Any, dims: Mapping[str, int] | None = None) -> Model:
         raise InputError(f"{source} does not exist")
     for form in FORMATS:
         if form.matches(source):
-            model: Model = _importer(form).load(source)
+            options = {"follow_links": follow_links} if form.beside else {}
+            model: Model = _importer(form).load(source, **options)
             return model.sized(dims) if dims else model
     what = f"{source}" if isinstance(source, Path) else f"an object of class {type(source).__name__}"
     known = ", ".join(form.what for form in FORMATS)

@@ -119,6 +119,27 @@ def test_a_worker_joins_with_a_token_once_and_is_thrown_out(home: Home) -> None:
     assert again.returncode == exit_codes.USAGE and "there is no node 'attic'" in again.stderr
 
 
+def test_a_worker_of_somebody_else_is_known_as_such_by_its_token(home: Home) -> None:
+    token = home.token("--untrusted")
+    listed = json.loads(run("coord", "token", "list", "--json", env=home.env).stdout)
+    assert listed[0]["role"] == "worker, untrusted"
+    env = {**home.elsewhere("theirs"), "MESH_TOKEN": token}
+    words = ("--port", "0", "--no-mdns", "--device", "cpu", "--name", "theirs", "--peer", home.coordinator.address)
+    with daemon("worker", "join", *words, env=env, log=home.folder / "theirs.log"):
+        wait_for(lambda: node_states(home.coordinator).get("theirs") == "healthy")
+    trusted = {member.name: not member.untrusted for member in authority_of(home).members()}
+    assert not trusted.pop("theirs") and all(trusted.values())
+    refused = run("coord", "token", "create", "--role", "client", "--untrusted", env=home.env)
+    assert refused.returncode == exit_codes.USAGE and "only workers are trusted or not" in refused.stderr
+
+
+def test_a_quiet_coordinator_prints_no_token(tmp_path: Path) -> None:
+    env = environment(tmp_path, MESH_NAME="quiet")
+    with daemon(*SERVE, "-q", "--port", "0", env=env, log=tmp_path / "serve.log") as coordinator:
+        assert "token" not in coordinator.ready and "gm1_" not in coordinator.log.read_text()
+        assert json.loads(run("coord", "token", "list", "--json", env=env).stdout) == []
+
+
 def test_tokens_that_let_nobody_in_say_why(home: Home) -> None:
     once = home.token()
     env = {**home.elsewhere("once"), "MESH_TOKEN": once}

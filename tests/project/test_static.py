@@ -149,6 +149,18 @@ def test_numpy_files_are_read_without_pickles() -> None:
         assert any(keyword("allow_pickle", False)(word) for word in node.keywords), f"{path}:{node.lineno}"
 
 
+def test_commands_print_in_one_place_only() -> None:
+    """Which escapes what other machines said (`mesh/commands/output.py`)."""
+    prints = {
+        file.path
+        for file in PROGRAM
+        if file.path.startswith("mesh/commands/")
+        for node in ast.walk(file.tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+    }
+    assert prints == {"mesh/commands/output.py"}
+
+
 def test_nothing_is_left_for_later() -> None:
     mark = re.compile("|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X")))
     folders = ("mesh", "wire", "coordinator", "worker", "tests", "bench", "examples", "script", "docs", ".ci")

@@ -9,8 +9,9 @@ import pytest
 from support.simulated.simulated import Job, simulate
 
 from coordinator.planning import plan_messages
+from coordinator.workers.records import Enrolled
 from mesh import AsyncMesh
-from mesh.simulation.cluster import Cluster
+from mesh.simulation.cluster import Cluster, _node_id
 from mesh.simulation.engine_host import Device
 from mesh.simulation.loop import VirtualLoop
 from wire.errors import ExecuteFailed
@@ -140,3 +141,20 @@ def test_a_worker_in_quarantine_keeps_nothing_of_sessions() -> None:
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         runner.run(run())
+
+
+def test_a_worker_of_somebody_else_that_is_wrong_is_found_without_a_flag() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        whose = {_node_id("sim-2"): Enrolled("sim-2", untrusted=True)}
+        cluster.coordinator.names_come_from(whose.get)
+        cluster.devices[2].wrong = 1.0
+        cluster.kill("sim-2")
+        await asyncio.sleep(5.0)
+        cluster.start("sim-2")
+        while {node.name: node.state for node in cluster.coordinator.nodes()}["sim-2"] != "healthy":
+            await asyncio.sleep(0.5)
+        assert await quarantined_after(cluster, Job.of(2, "pipeline")) < CALLS_MAX
+        wrong = [event.node for event in cluster.coordinator.events if event.kind == "wrong"]
+        assert wrong == ["sim-2", "sim-2"]
+
+    simulate(scenario, devices=fleet(4))

@@ -42,9 +42,14 @@ FREIVALDS_RTOL = 4e-6  # of |A| |B|: some sixty roundings
 DRIFT_MAX = 0.05  # tolerances that add up to more say nothing
 
 
-def audited(plan: Plan, variant: int, profiles: Profiles) -> Plan:
-    """The plan with one of its parts audited, `variant` says which and by whom; the plan itself if nobody can."""
+def audited(plan: Plan, variant: int, profiles: Profiles, untrusted: bool = False) -> Plan:
+    """The plan with one of its parts audited, `variant` says which and by whom; the plan itself if nobody can.
+
+    With `untrusted` it is one of a worker that is not trusted.  Those that are come first as auditors.
+    """
+    doubtful = {worker.node_id for worker in profiles.workers if not worker.trusted}
     alone = [part for part in plan.parts if part.index not in plan.ranks]  # a rank cannot be computed by itself
+    alone = [part for part in alone if part.node in doubtful] if untrusted else alone
     if not alone:
         return plan
     part = alone[variant % len(alone)]
@@ -52,7 +57,7 @@ def audited(plan: Plan, variant: int, profiles: Profiles) -> Plan:
     turn = variant // len(alone) % max(len(others), 1)
     parts: list[Part] = []
     rounds = profiles.arithmetic(part.node, part.device)
-    for worker in (*others[turn:], *others[:turn]):
+    for worker in sorted((*others[turn:], *others[:turn]), key=lambda worker: not worker.trusted):
         index = len(plan.parts) + len(parts)
         device_order = sorted(worker.devices, key=lambda device: device.engine != part.engine)
         auditing = next(
@@ -236,21 +241,29 @@ TRUSTED = Verdict()
 class Auditor:
     """The calls that are audited, and what came of it.
 
-    `fraction` of all parts are audited, evenly spread; by default none.
+    `fraction` of all parts are audited, evenly spread; by default none.  Of those on workers that are not trusted it is
+    `untrusted`, if that is more.
     """
 
     fraction: float = 0.0
+    untrusted: float = 0.0
     wrong: dict[str, int] = field(default_factory=dict)  # how often, by node
     audits: int = 0
     _due: float = 0.0
+    _due_untrusted: float = 0.0
 
-    def pick(self, parts: int = 1) -> int | None:
-        """The variant of the audit that a call of so many parts is to have, or None."""
+    def pick(self, parts: int = 1, untrusted: int = 0) -> tuple[int, bool] | None:
+        """The variant of the audit that a call of so many parts is to have, of which some are on `untrusted` workers,
+        and whether it is to be one of these; None for no audit."""
         self._due += self.fraction * parts
+        self._due_untrusted += max(self.untrusted - self.fraction, 0.0) * untrusted
+        if self._due_untrusted >= 1.0:
+            self._due_untrusted = min(self._due_untrusted - 1.0, 1.0)
+            return self._next_variant(), True
         if self._due < 1.0:
             return None
         self._due = min(self._due - 1.0, 1.0)
-        return self._next_variant()
+        return self._next_variant(), False
 
     def again(self, doubts: int) -> int | None:
         """The next variant, for a call that was doubted so often; None if that is too often to be computed again."""

@@ -60,6 +60,7 @@ class WorkerProfile:
     devices: tuple[DeviceProfile, ...]
     memory_bytes: int
     ops: frozenset[str]
+    trusted: bool = True  # False: it is on somebody else's machine, as its token says
 
     def __hash__(self) -> int:
         return hash(self.node_id)  # plans are found by the profiles of a thousand: their figures are left to ==

@@ -9,6 +9,7 @@ from typing import Any
 
 from wire.ir.graph import WireGraph
 from wire.ir.types import TensorType
+from wire.policy.strategies import DeviceMap
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +37,11 @@ class Program:
         """What a plan is made for, whatever the params are bound to."""
         return self.graph, self.strategy, self.copies
 
+    @property
+    def by_hand(self) -> bool:
+        """Whether the user says which worker has what, so that nobody else may have it."""
+        return self.strategy.partition(" ")[0] == DeviceMap.word
+
     @cached_property
     def _hash(self) -> int:
         return hash(self.key)
@@ -50,10 +56,11 @@ class Program:
 @dataclass(frozen=True, slots=True)
 class Sampled:
     """A program one of whose parts is computed again elsewhere; `variant` says which and where
-    (`coordinator/planning/audit/result_audit.py`)."""
+    (`coordinator/planning/audit/result_audit.py`).  With `untrusted` it is a part of a worker that is not trusted."""
 
     program: Program
     variant: int
+    untrusted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

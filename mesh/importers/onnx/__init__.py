@@ -31,13 +31,14 @@ from .support_check import require_supported
 INLINE_BYTES_MAX = 64  # an initialiser up to this size is a constant of the graph, a larger one a param
 
 
-def load(source: Any) -> Model:
-    """The Model in `source`, a path or an onnx.ModelProto.
+def load(source: Any, follow_links: bool = False) -> Model:
+    """The Model in `source`, a path or an onnx.ModelProto.  Files that it names for its weights may be links if
+    `follow_links` says so.
 
     A dimension that has no name in the file is called after its input and its place: "x.0".  ConfigError without the
     package `onnx`, InputError for what is no model, Unsupported listing all that this importer does not have.
     """
-    program = read(source)
+    program = read(source, follow_links=follow_links)
     require_supported(program, ROWS)
     name = program.graph.name or (Path(source).stem if isinstance(source, (str, Path)) else "")
     return OnnxModel(name, program)

@@ -38,7 +38,7 @@ def package() -> ModuleType:
     return module
 
 
-def read(source: Any, mapped_bytes_min: int = MAPPED_BYTES_MIN) -> Program:
+def read(source: Any, mapped_bytes_min: int = MAPPED_BYTES_MIN, follow_links: bool = False) -> Program:
     """The Program of a path, or of a ModelProto; InputError if it is not a model.  Weights in a file stay there if they
     have `mapped_bytes_min`."""
     onnx = package()
@@ -51,14 +51,15 @@ def read(source: Any, mapped_bytes_min: int = MAPPED_BYTES_MIN) -> Program:
         model = onnx.ModelProto.FromString(slim_bytes(path, onnx, mapped_bytes_min))
     except Exception as error:  # protobuf has errors of its own
         raise InputError(f"{path} is not an ONNX model", op=str(path)) from error
-    return Reader(model, path).program()
+    return Reader(model, path, follow_links).program()
 
 
 class Reader:
     """One model being read, of the file `path` if it has one; `problems` gathers what cannot be represented."""
 
-    def __init__(self, model: Any, path: Path | None = None) -> None:
+    def __init__(self, model: Any, path: Path | None = None, follow_links: bool = False) -> None:
         self._model = model
+        self._follow_links = follow_links
         self._path = path
         self.problems: Unreadable = []
 
@@ -163,6 +164,12 @@ class Reader:
         path = Path(os.path.normpath(location))
         if path.is_absolute() or ".." in path.parts:
             raise InputError(f"the weights {name!r} lie outside of the model's folder: {location}")
+        folder = os.path.realpath(self._path.parent)
+        if not self._follow_links and os.path.realpath(os.path.join(folder, path)) != os.path.join(folder, path):
+            raise InputError(
+                f"the weights {name!r} lie in {self._path.parent / path}, which is a symbolic link",
+                next_step="If you trust the model's folder, load it with follow_links=True",
+            )
         return self._path.parent / path
 
     def _sparse(self, proto: Any, label: str = "") -> NDArray[Any] | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -230,3 +232,28 @@ def test_so_many_parts_are_audited_as_was_said(fraction: float, parts: int, audi
     auditor = Auditor(fraction)
     picked = [auditor.pick(parts) for _ in range(1000)]
     assert abs(sum(variant is not None for variant in picked) - audits) <= 1
+
+
+@pytest.mark.parametrize(
+    ("fraction", "untrusted", "audits"), [(0.0, 0, (0, 0)), (0.0, 1, (20, 0)), (0.01, 1, (10, 30)), (0.1, 3, (0, 300))]
+)
+def test_more_parts_are_audited_of_workers_that_are_not_trusted(
+    fraction: float, untrusted: int, audits: tuple[int, int]
+) -> None:
+    auditor = Auditor(fraction, 0.02)
+    picked = [found for _ in range(1000) if (found := auditor.pick(3, untrusted)) is not None]
+    for found, expected in zip((True, False), audits, strict=True):
+        assert abs(sum(whose is found for _, whose in picked) - expected) <= 1
+
+
+def test_a_part_of_a_worker_that_is_not_trusted_is_audited_and_by_those_that_are() -> None:
+    graph, _, _ = run(64)
+    workers = [worker(number, device(0, 10.0, 10.0)) for number in range(5)]
+    plan = make_plan(graph, near(*workers[:1]), "single")
+    doubtful = near(*(replace(each, trusted=each.node_id in ("node-3", "node-4")) for each in workers))
+    for variant in range(8):
+        checked = audited(plan, variant, doubtful, untrusted=True)
+        assert checked.audit is not None
+        assert (checked.audit.node, set(checked.audit.auditors)) == ("node-0", {"node-3", "node-4"})
+        trusted = near(*workers)
+        assert audited(plan, variant, trusted, untrusted=True) is plan, "there is none to look at"

@@ -10,10 +10,6 @@ from support.call_count import calls_of
 from coordinator.workers.worker_names import NamesTaken
 
 
-def peer(node: str, name: str) -> Any:
-    return SimpleNamespace(node_id=node, name=name)
-
-
 class Joining:
     """Workers that join under the names that they are given."""
 
@@ -22,7 +18,7 @@ class Joining:
         self.names = NamesTaken(self.members)
 
     def join(self, node: str, name: str) -> str:
-        given = self.names.give(peer(node, name))
+        given = self.names.give(node, name)
         self.members[node] = SimpleNamespace(profile=SimpleNamespace(name=given))
         return given
 

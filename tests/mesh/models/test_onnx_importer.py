@@ -273,7 +273,12 @@ def test_weights_beside_the_model_are_mapped_and_never_outside_of_its_folder(tmp
     (tmp_path / "linked").mkdir()
     for name in ("model.onnx", "weights.bin"):
         (tmp_path / "linked" / name).symlink_to(tmp_path / name)
-    assert ran(mesh.load(tmp_path / "linked" / "model.onnx"), x=np.ones(1000, np.float32))["y"][-1] == 1000
+    linked = tmp_path / "linked" / "model.onnx"
+    with pytest.raises(InputError, match=r"weights\.bin, which is a symbolic link.*follow_links=True"):
+        mesh.load(linked)
+    assert ran(mesh.load(linked, follow_links=True), x=np.ones(1000, np.float32))["y"][-1] == 1000
+    (tmp_path / "link").symlink_to(tmp_path)
+    assert mesh.load(tmp_path / "link" / "model.onnx").params, "the user says where the model is, and not the model"
     (tmp_path / "weights.bin").write_bytes(b"short")
     with pytest.raises(InputError, match="which has fewer"):
         mesh.load(path)
