@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from numpy.typing import NDArray
@@ -91,13 +91,14 @@ class Coordinator(CoordinatorParts):
         inputs: Mapping[str, NDArray[Any]],
         patient: bool = False,
         trial: Trial | None = None,
+        owner: str = "",
     ) -> tuple[int, asyncio.Future[list[NDArray[Any]]], CallReport]:
         """Start a call: its number, a future of the outputs (C-contiguous arrays in graph order) and its report.
 
         `inputs` are C-contiguous arrays of exactly the graph's types, by name.  A patient call waits for a worker as
-        long as it takes.
+        long as it takes.  With an `owner` it keeps away from workers that another owner's part has held for long.
         """
-        call = self._runner.submit(program, inputs, patient, trial)
+        call = self._runner.submit(program, inputs, patient, trial, owner)
         self.health.report_waiting()
         return call
 

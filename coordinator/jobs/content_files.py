@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from wire.bounds import CONTENT_KEPT
 from wire.errors import BlobCorrupt, BlobMissing
-from wire.ir.codec import hash_bytes
+from wire.ir.codec import content_hasher
+from wire.limits import MIB
 from wire.system import mapped_files
-from wire.system.atomic_files import Disk
+from wire.system.atomic_files import WRITING, Disk
 
+PIECE_BYTES = MIB
 RECENT_BYTES_MAX = CONTENT_KEPT.most  # weights that come again need not be sent again
 
 
@@ -62,6 +65,30 @@ class ContentFiles:
                 self._recent[address] = data.nbytes
                 self._forget(room)
 
+    @contextlib.contextmanager
+    def arriving(self, address: bytes, size_bytes: int) -> Iterator[int]:
+        """An open file of this size for content that comes in pieces; held, as by `put`, if the block ends well.
+
+        BlobCorrupt if it is not what its address says, OSError if the disk refuses; then there is no file.
+        """
+        path = f"{self._path(address)}.{secrets.token_hex(8)}{WRITING}"
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o600)
+        try:
+            _reserve(handle, size_bytes)
+            yield handle
+            if _hash_of(handle) != address:
+                raise BlobCorrupt(f"what arrived for content {address.hex()[:16]} has another address")
+            self._disk.sync(handle)
+            with self._lock:
+                if address not in self._holds:
+                    self._disk.replace(path, self._path(address))
+                    self._disk.sync_folder(self._folder)
+                self._holds[address] += 1
+        finally:
+            os.close(handle)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+
     def forget(self) -> None:
         """Release what is held only because it may come again: the disk is needed for something else."""
         with self._lock:
@@ -79,10 +106,11 @@ class ContentFiles:
         try:
             with open(path, "rb") as file:
                 length = file.seek(0, 2)
+                found = _hash_of(file.fileno()) if length == size_bytes else b""  # not by a mapping, which takes memory
                 data = mapped_files.viewed(file.fileno(), length)
         except OSError as error:
             raise BlobMissing(f"content of a job is missing: {path}", cause=str(error), next_step=_AGAIN) from None
-        if length != size_bytes or hash_bytes(data) != address:
+        if length != size_bytes or found != address:
             raise BlobCorrupt(f"content of a job is altered: {path}", next_step=_AGAIN)
         return data
 
@@ -123,6 +151,23 @@ class ContentFiles:
 
     def _path(self, address: bytes) -> str:
         return os.path.join(self._folder, address.hex())
+
+
+def _reserve(handle: int, size_bytes: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(handle, 0, size_bytes)
+    else:
+        os.truncate(handle, size_bytes)
+
+
+def _hash_of(handle: int) -> bytes:
+    """The address of what is in an open file, read a piece at a time."""
+    hasher, piece = content_hasher(), memoryview(bytearray(PIECE_BYTES))
+    os.lseek(handle, 0, os.SEEK_SET)
+    with open(handle, "rb", buffering=0, closefd=False) as file:
+        while length := file.readinto(piece):
+            hasher.update(piece[:length])
+    return hasher.digest()
 
 
 _AGAIN = "Restore the file from a copy, or submit the job again under another id"

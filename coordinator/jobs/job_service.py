@@ -63,7 +63,7 @@ from wire.units import counted
 
 from ..coordinator import Coordinator
 from ..planning.model.program import Program
-from ..workers.call_report import report_json
+from ..workers.call_report import CallReport, report_json
 from ..workers.failure_detector import Health
 from ..workers.paged_reports import page
 from .client_contents import ClientContents
@@ -90,6 +90,7 @@ class _Work:
     inputs: dict[str, NDArray[Any]]
     copies: str = "checkpoint"
     forced: int = 0
+    addresses: Mapping[str, bytes] = dataclasses.field(default_factory=dict)  # of inputs that did not ride along
 
     @property
     def program(self) -> Program:
@@ -124,6 +125,7 @@ class JobService:
         self._upload = ProgramUpload(coordinator.blobs)
         self._loop = asyncio.get_running_loop()
         self._running: dict[Key, tuple[Job, asyncio.Task[None]]] = {}
+        self._reports: dict[Key, CallReport] = {}  # of the calls of those that run
         self._saving, self._tasks = Tasks(), Tasks()
         self._waiting: dict[Key, list[asyncio.Future[None]]] = {}
         self._published: dict[Key, tuple[NamedValue, ...]] = {}  # results as clients get them, by job
@@ -213,14 +215,20 @@ class JobService:
 
     async def _take_in(self, link: Link, job: Job, graph: WireGraph, body: SubmitJob) -> None:
         """Receive and save everything that a job needs; from then on it does not need its client."""
+        upload = ProgramUpload(self._coordinator.blobs, self._store.receive)
         try:
-            work = await self._receive(link, graph, body)
-        except BaseException as error:
-            known = error if isinstance(error, MeshError) else Cancelled("the client went away")
-            self._feed(self._table.refused(job, self._now(), known))
-            raise
-        self._feed(self._table.arrived(job, self._now(), work))
-        await self._until(job, lambda job: job.state != "arriving")
+            try:
+                work = await self._receive(link, graph, body, upload)
+            except BaseException as error:
+                known = error if isinstance(error, MeshError) else Cancelled("the client went away")
+                self._feed(self._table.refused(job, self._now(), known))
+                raise
+            self._feed(self._table.arrived(job, self._now(), work))
+            del work  # the job has it, until it waits for its turn
+            await self._until(job, lambda job: job.state != "arriving")
+        finally:
+            if upload.received:
+                self._saving.run("releasing content", self._store.release(upload.received), unheard)
 
     async def _plan(self, link: Link, body: PlanGraph) -> Planned:
         graph, copies = decode_graph(body.graph), copies_of(body.copies, OF_CALLS).text
@@ -369,7 +377,7 @@ class JobService:
             for address, array in work.content.held:
                 self._coordinator.hold(address, array)
                 held.append(address)
-            arrays, call_report = await self._coordinator.call(work.program, work.inputs, patient=job.detached)
+            arrays, call_report = await self._called(job, work)
             report = report_json(call_report)
             for relayed in call_report.relayed:
                 self._table.tell(job, self._now(), f"relayed {relayed}")
@@ -382,6 +390,19 @@ class JobService:
             for address in held:
                 self._coordinator.release(address)
         self._ran(job, outputs, report, error)
+
+    async def _called(self, job: Job, work: _Work) -> tuple[list[NDArray[Any]], CallReport]:
+        """The outputs of a job's call; cancelling the awaiting task cancels the call on the workers."""
+        submitted = self._coordinator.submit(work.program, work.inputs, patient=job.detached, owner=job.owner)
+        number, future, report = submitted
+        self._reports[job.key] = report
+        try:
+            return await future, report
+        except asyncio.CancelledError:
+            self._coordinator.cancel(number)
+            raise
+        finally:
+            del self._reports[job.key]
 
     def _ran(self, job: Job, outputs: Mapping[str, NDArray[Any]], report: str, error: MeshError | None) -> None:
         if error is not None and self._closing:
@@ -407,15 +428,16 @@ class JobService:
 
     # -- values on their way in
 
-    async def _receive(self, link: Link, graph: WireGraph, body: SubmitJob) -> _Work:
+    async def _receive(self, link: Link, graph: WireGraph, body: SubmitJob, upload: ProgramUpload) -> _Work:
         """The program and inputs of a job, everything fetched from the client and checked against the graph."""
         strategy = self._coordinator.config.strategy_of(body.strategy)
-        inputs = await self._upload.values(link, body.inputs, graph.input_types)
-        params = await self._upload.params(link, body.params, graph)
-        consts = await self._upload.consts(link, graph)
+        inputs = await upload.values(link, body.inputs, graph.input_types)
+        params = await upload.params(link, body.params, graph)
+        consts = await upload.consts(link, graph)
         forced = next(self._forced) if body.force else 0
         content = ProgramContent(graph, params, consts)
-        return _Work(content, strategy, inputs, copies_of(body.copies, OF_CALLS).text, forced)
+        named = {value.name: value.blob for value in body.inputs if value.blob is not None}
+        return _Work(content, strategy, inputs, copies_of(body.copies, OF_CALLS).text, forced, named)
 
     # -- values on their way out
 
@@ -464,10 +486,14 @@ class JobService:
             self._feed(self._table.left(client, self._now(), for_good=error is None))
 
     def _happened(self, event: Event) -> None:
-        """Add what happens to a worker to the log of every job that runs."""
+        """Add what happens to a worker to the log of every job that runs, and what happens to a plan to those of the
+        jobs that run by it: plans of others are not for everybody."""
         about = f" {event.node}" if event.node else _ABOUT.get(event.kind, "")
         text = f"{event.kind}{about}: {event.text}"
         for job, _ in self._running.values():
+            report = self._reports.get(job.key)
+            if event.generation and (report is None or event.generation not in report.generations):
+                continue
             self._table.tell(job, self._now(), text)
         if event.kind in WORKERS_CHANGED:
             self._wake.set()
@@ -510,7 +536,10 @@ def _values(save: Save) -> Any:
             "strategy": work.strategy,
             "copies": work.copies,
             "force": bool(work.forced),
-            "inputs": {name: Content(tensor_bytes(array)) for name, array in work.inputs.items()},
+            "inputs": {
+                name: Content(tensor_bytes(array), work.addresses.get(name), again=False)
+                for name, array in work.inputs.items()
+            },
         }
     if save.kind == "ended" and save.job.outputs:
         return {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -38,6 +39,7 @@ class Content:
 
     data: memoryview
     address: bytes | None = None
+    again: bool = True  # whether it may come again, if it has an address
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,32 @@ class JobStore:
             return memoryview(base64.b64decode(leaf["data"]))
         return await asyncio.to_thread(self._contents.load, bytes.fromhex(leaf["address"]), leaf["size_bytes"])
 
+    async def receive(self, address: bytes, size_bytes: int, fill: Callable[[int], Awaitable[None]]) -> memoryview:
+        """Content that `fill` writes into an open file, so that it takes no memory; held until `release`.
+
+        NotDurable if the disk refuses, BlobCorrupt if it is something else.
+        """
+        arriving = self._contents.arriving(address, size_bytes)
+        try:
+            handle = await asyncio.to_thread(arriving.__enter__)
+            try:
+                await fill(handle)
+            except BaseException as error:
+                with contextlib.suppress(type(error)):
+                    arriving.__exit__(type(error), error, error.__traceback__)
+                raise
+            await asyncio.to_thread(arriving.__exit__, None, None, None)
+        except OSError as error:
+            raise NotDurable("a job's values cannot be written", cause=str(error), next_step="Make room") from None
+        held = self._contents.view(address)
+        if held is None:
+            raise NotDurable(f"content {address.hex()[:16]} is gone as soon as it was written")
+        return held
+
+    async def release(self, addresses: list[bytes]) -> None:
+        """Undo one `receive` each."""
+        await self._release(addresses)
+
     async def find(self, address: bytes, size_bytes: int) -> memoryview | None:
         """Content that another job has on the disk, by its address: weights come from a client once."""
         return await asyncio.to_thread(self._contents.find, address, size_bytes)
@@ -189,7 +217,7 @@ class JobStore:
             if content.data.nbytes <= IN_ENTRY_BYTES_MAX:
                 return {"data": base64.b64encode(content.data).decode()}
             address = content.address or hash_bytes(content.data)
-            self._contents.put(address, content.data, again=content.address is not None)  # named, so weights
+            self._contents.put(address, content.data, again=content.address is not None and content.again)
             held.append(address)
             return {"address": address.hex(), "size_bytes": content.data.nbytes}
 

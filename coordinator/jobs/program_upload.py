@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
@@ -12,16 +13,25 @@ from wire.ir.codec import hash_array, tensor_from
 from wire.ir.dtypes import dtype_named
 from wire.ir.graph import WireGraph
 from wire.ir.types import TensorType
+from wire.limits import MIB
 from wire.link.link import Link
 from wire.protocol.messages import NamedValue
 from wire.transfer.content_exchange import BlobExchange, off_loop
 
+ON_DISK_BYTES_MIN = 8 * MIB  # smaller values take memory until their job is accepted
+Receive = Callable[[bytes, int, Callable[[int], Awaitable[None]]], Awaitable[memoryview]]
+
 
 class ProgramUpload:
-    """Fetches the values of programs from clients."""
+    """Fetches the values of programs from clients.
 
-    def __init__(self, blobs: BlobExchange) -> None:
+    With `receive`, as JobStore has it, large ones go to the disk and take no memory.  `received` has their addresses.
+    """
+
+    def __init__(self, blobs: BlobExchange, receive: Receive | None = None) -> None:
         self._blobs = blobs
+        self._receive = receive
+        self.received: list[bytes] = []
 
     async def values(
         self, link: Link, values: tuple[NamedValue, ...], kinds: Mapping[str, TensorType]
@@ -36,7 +46,28 @@ class ProgramUpload:
             value = by_name[name]
             if (value.shape, value.dtype) != (kind.shape, kind.dtype.name):
                 raise InputError(f"the input {name!r} is {value.dtype}{list(value.shape)}, expected {kind}")
-        return dict(zip(kinds, await self._blobs.fetch_all(link, [by_name[name] for name in kinds]), strict=True))
+        large = [name for name, kind in kinds.items() if self._is_large(kind) and by_name[name].blob is not None]
+        small = [name for name in kinds if name not in large]
+        arrays = dict(zip(small, await self._blobs.fetch_all(link, [by_name[name] for name in small]), strict=True))
+        for name in large:
+            address = by_name[name].blob
+            assert address is not None
+            arrays[name] = tensor_from(await self._content(link, address, kinds[name].size_bytes), kinds[name])
+        return {name: arrays[name] for name in kinds}
+
+    def _is_large(self, kind: TensorType) -> bool:
+        return self._receive is not None and kind.size_bytes >= ON_DISK_BYTES_MIN
+
+    async def _content(self, link: Link, address: bytes, size_bytes: int) -> memoryview:
+        """Large content, on the disk."""
+        kept = self._blobs.kept
+        if kept is not None and (here := await kept(link, address, size_bytes)) is not None:
+            return here
+        assert self._receive is not None
+        fill = partial(self._blobs.fetch_into, link, address, size_bytes)
+        data = await self._receive(address, size_bytes, fill)
+        self.received.append(address)
+        return data
 
     async def params(
         self, link: Link, values: tuple[NamedValue, ...], graph: WireGraph
@@ -56,7 +87,8 @@ class ProgramUpload:
         """The constants that lie outside of the graph's encoding, by address."""
         consts = {}
         for address, kind in consts_of(graph).items():
-            consts[address] = tensor_from(await self._blobs.fetch(link, address, kind.size_bytes), kind)
+            get = self._content if self._is_large(kind) else self._blobs.fetch
+            consts[address] = tensor_from(await get(link, address, kind.size_bytes), kind)
         return consts
 
 

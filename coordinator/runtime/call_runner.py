@@ -39,6 +39,7 @@ from ..workers import worker_names
 from ..workers.call_report import CallReport
 from ..workers.records import Call, Deployment
 
+HELD_S = 1.0  # of one part, after which others look for another device
 log = logging.getLogger("graph_mesh.coordinator")
 
 
@@ -84,11 +85,13 @@ class CallRunner(PlanShell):
         inputs: Mapping[str, NDArray[Any]],
         patient: bool = False,
         trial: Trial | None = None,
+        owner: str = "",
     ) -> tuple[int, asyncio.Future[list[NDArray[Any]]], CallReport]:
         """Start a call: its number, a future of the outputs (C-contiguous arrays in graph order) and its report.
 
         `inputs` are C-contiguous arrays of exactly the graph's types, by name.  A patient call waits for a worker as
-        long as it takes.
+        long as it takes.  With an `owner` it is placed on workers that no other owner has held for long, if there are
+        any.
         """
         number = next(self._numbers)
         now = self._loop.time()
@@ -97,11 +100,32 @@ class CallRunner(PlanShell):
         self._crowded = number if self.calls else self._crowded
         alone = not self.calls and trial is None
         input_bytes = sum(array.nbytes for array in inputs.values() if array.nbytes > INLINE_BYTES_MAX)
-        self.calls[number] = Call(program, inputs, future, report, now, alone, patient, input_bytes)
+        self.calls[number] = Call(program, inputs, future, report, now, alone, patient, input_bytes, owner)
         job = trial or self._sampled(program)
-        others = frozenset(self._members) - {trial.node} if trial else frozenset[str]()
-        self.feed(ev.CallSubmitted(number, job, others, patient, input_bytes))
+        if trial:
+            avoid = frozenset(self._members) - {trial.node}
+        else:
+            avoid = frozenset() if program.by_hand else self._held_by_others(owner)
+        self.feed(ev.CallSubmitted(number, job, avoid, patient, input_bytes))
         return number, future, report
+
+    def _held_by_others(self, owner: str) -> frozenset[str]:
+        """The workers that compute one part of somebody else's for so long that it may never end: a device does one
+        thing at a time."""
+        if not owner or all(call.owner in ("", owner) for call in self.calls.values()):
+            return frozenset()
+        theirs = {
+            (generation, step)
+            for call in self.calls.values()
+            if call.owner not in ("", owner)
+            for generation, step in call.steps.items()
+        }
+        return frozenset(
+            node
+            for node, member in self._members.items()
+            for run in member.working
+            if run.seconds >= HELD_S and (run.plan.generation, run.step) in theirs
+        )
 
     def close(self) -> None:
         """Cancel the calls in progress, and do nothing more."""

@@ -76,7 +76,7 @@ class HealthWatch:
         node = link.peer.node_id
         self._judge(self.detector.heard(node, body.incarnation, self._now()))
         if (member := self._members.get(node)) is not None:
-            member.loop_lag_s = body.loop_lag_s
+            member.loop_lag_s, member.working = body.loop_lag_s, body.working
             if body.working:
                 member.worked_s = self._now()
         if body.working or self._machine.is_stuck(node):

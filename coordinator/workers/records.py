@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from wire.deadlines import WORK_LONGEST, Deadline
 from wire.link.link import Link
 from wire.policy.batch_shares import Portions
-from wire.protocol.messages import Deployed, Joined, Message, Ran
+from wire.protocol.messages import Deployed, Joined, Message, Ran, Working
 from wire.system.patience import within
 
 from ..planning.auto_strategy import Measured
@@ -48,6 +48,7 @@ class Member:
     paused: str = ""  # by whom, as in Paused
     last_words: tuple[str, ...] = ()  # of its log, as it left
     worked_s: float = -math.inf  # when it said last that it computes or compiles something
+    working: tuple[Working, ...] = ()  # what it computed or compiled at its last heartbeat
     loop_lag_s: float = 0.0  # how long its event loop stood still at most of late
 
     async def answer(self, message: Message, deadline: Deadline, size_bytes: int) -> Message:
@@ -126,6 +127,7 @@ class Call:
     alone: bool = False  # no other call was in progress as it began
     patient: bool = False  # it waits for a worker as long as it takes
     input_bytes: int = 0  # of its large inputs
+    owner: str = ""  # whose it is, "" where nobody else has calls
     doubts: int = 0  # how often auditors disagreed with its answer
     ran: dict[tuple[int, str], Ran] = field(default_factory=dict)  # by generation and worker
     steps: dict[int, int] = field(default_factory=dict)  # its number in each plan that it runs on, by generation

@@ -132,6 +132,11 @@ def hash_bytes(data: Any) -> bytes:
     return hashlib.blake2b(data, digest_size=32).digest()
 
 
+def content_hasher() -> hashlib.blake2b:
+    """A hasher for content that comes in pieces; its digest is that of `hash_bytes`."""
+    return hashlib.blake2b(digest_size=32)
+
+
 def hash_array(array: HostArray) -> bytes:
     """The address of a tensor: BLAKE2b-256 of its little-endian C-order bytes.  Shape and dtype are not part of it."""
     return hash_bytes(tensor_bytes(array))

@@ -53,6 +53,15 @@ def shared(handle: int, size_bytes: int) -> memoryview:
     return _mapped(handle, size_bytes, private=False, writable=True, populate=False)
 
 
+def let_go(view: memoryview) -> None:
+    """Give back the pages of a shared mapping that were written or read; the file keeps what is in them.  The memory
+    of a process does not grow so by a large file that it writes through a mapping."""
+    if sys.platform == "win32" or not view.nbytes:
+        return
+    address = np.frombuffer(view, np.uint8).ctypes.data
+    _system().madvise(address, view.nbytes, getattr(mmap, "MADV_DONTNEED", 4))
+
+
 def _mapped(handle: int, size_bytes: int, private: bool, writable: bool, populate: bool) -> memoryview:
     if not size_bytes:
         return memoryview(bytearray())
@@ -142,6 +151,7 @@ def _system() -> Any:
     size, address, number = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int
     system = ctypes.CDLL(None, use_errno=True)
     system.mmap.restype, system.mmap.argtypes = address, (address, size, number, number, number, ctypes.c_long)
+    system.madvise.argtypes = address, size, number
     system.munmap.argtypes, system.mprotect.argtypes = (address, size), (address, size, number)
     return system
 

@@ -37,6 +37,7 @@ from .atomic_files import WRITING
 
 MEMORY_FOLDER = Path("/dev/shm")
 MEMORY_BYTES_MIN = 512 * MIB  # containers often get 64 MiB there; files on disk are then the better choice
+PIECE_BYTES = MIB
 NEW_S = 30.0  # a directory without a lock is being made; after this long its maker is dead
 
 T = TypeVar("T")
@@ -209,6 +210,25 @@ def take(directory: str | Path, name: str, size_bytes: int, unlink: bool = True)
     if unlink:
         _unlink(path)
     return view
+
+
+def copy_to(directory: str | Path, name: str, size_bytes: int, handle: int) -> None:
+    """Write another process's file of exactly `size_bytes` into an open one, a piece at a time, and drop it.  Raises as
+    `take` does, and OSError where the open file takes no more."""
+    path = _file(directory, name)
+    try:
+        source = os.open(path, os.O_RDONLY | _NO_LINKS)
+    except OSError as error:
+        raise BlobMissing(f"shared file {name} cannot be opened", cause=str(error)) from None
+    try:
+        status = os.fstat(source)
+        if not stat.S_ISREG(status.st_mode) or status.st_size != size_bytes:
+            raise BlobCorrupt(f"shared file {name} has {status.st_size} bytes, expected {size_bytes}")
+        while piece := os.read(source, PIECE_BYTES):
+            _write_all(handle, memoryview(piece))
+    finally:
+        os.close(source)
+    _unlink(path)
 
 
 def share(directory: str | Path, name: str) -> memoryview:

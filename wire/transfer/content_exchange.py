@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -35,15 +36,19 @@ from ..ir.types import TensorType
 from ..limits import DEFAULT, MIB
 from ..link.websocket_carrier import Link
 from ..protocol.messages import INLINE_BYTES_MAX, Blob, BlobStream, FetchBlob, Message, NamedValue
+from ..system import mapped_files
 from ..system.patience import within
-from ..system.shared_memory import SharedDir, new_name, remove, take
+from ..system.shared_memory import SharedDir, copy_to, new_name, remove, take
 from ..system.tasks import Tasks, unheard
 from ..units import size_text
 
 OFF_LOOP_BYTES = MIB  # copies and hashes above this run in a thread, so that heartbeats are read on time
 INLINE_TOTAL_BYTES_MAX = 4 * MIB  # of the values of one message, which may have 17 MiB
 FETCHES_MAX = 64  # at once
+LET_GO_S = 0.05  # how often pages that were written go back while content arrives in a file
 T = TypeVar("T")
+Room = Callable[[int], memoryview]
+Taken = Callable[[Link, str, int], Awaitable[memoryview]]  # what is in a file of the other end
 
 
 async def off_loop(size_bytes: int, work: Callable[..., T], *args: Any) -> T:
@@ -114,6 +119,7 @@ class _Expected:
     blob: bytes
     size_bytes: int
     arrived: asyncio.Future[memoryview]
+    room: Room  # for its stream
     begun: bool = False  # its stream
 
 
@@ -147,12 +153,39 @@ class BlobExchange:
         no room for it here."""
         if self.kept is not None and (here := await self.kept(link, blob, size_bytes)) is not None:
             return here
+        data = await self._fetched(link, blob, size_bytes, room_for, _taken)
+        if await off_loop(size_bytes, hash_bytes, data) != blob:
+            raise BlobCorrupt(f"what arrived for blob {blob.hex()[:16]} has another address", node=link.peer.name)
+        return data
+
+    async def fetch_into(self, link: Link, blob: bytes, size_bytes: int, handle: int) -> None:
+        """Write content of this size into an open file, which has that size, and little of it into memory.  Whoever
+        asks checks its address.  Raises as `fetch` does, and OSError where the file takes no more."""
+        mapped = mapped_files.shared(handle, size_bytes)
+
+        async def copied(link: Link, name: str, size_bytes: int) -> memoryview:
+            own = os.dup(handle)  # the thread writes on where nobody waits for it any more, and the file is closed
+            await asyncio.to_thread(_copy_and_close, link.peer.shared_memory, name, size_bytes, own)
+            link.bytes_received["shared"] += size_bytes
+            return mapped
+
+        letting_go = Tasks().run("giving pages back", _let_go_often(mapped), unheard)
+        try:
+            data = await self._fetched(link, blob, size_bytes, lambda _: mapped, copied)
+            if data is not mapped:  # it rode along
+                mapped[:] = data
+        finally:
+            letting_go.cancel()
+            mapped_files.let_go(mapped)
+
+    async def _fetched(self, link: Link, blob: bytes, size_bytes: int, room: Room, taken: Taken) -> memoryview:
+        """Content as the other end gives it, unchecked: in `room` as a stream, or as it was `taken` from a file."""
         number = next(self._numbers)
         arrived: asyncio.Future[memoryview] = asyncio.get_running_loop().create_future()
-        self._expected[number] = _Expected(link, blob, size_bytes, arrived)
-        getting = self._got(link, FetchBlob(blob, number), size_bytes, arrived)
+        self._expected[number] = _Expected(link, blob, size_bytes, arrived, room)
+        getting = self._got(link, FetchBlob(blob, number), size_bytes, arrived, taken)
         try:
-            data = await within(FETCH_PROGRESS, getting, link.peer.name, size_bytes, _bytes_came(link))
+            return await within(FETCH_PROGRESS, getting, link.peer.name, size_bytes, _bytes_came(link))
         except DeadlineExceeded as error:
             raise NodeLost(error.message, node=error.node, next_step=error.next_step) from None
         finally:
@@ -160,12 +193,9 @@ class BlobExchange:
             arrived.cancel()
             if arrived.done() and not arrived.cancelled():
                 arrived.exception()  # it was raised, or another was before
-        if await off_loop(size_bytes, hash_bytes, data) != blob:
-            raise BlobCorrupt(f"what arrived for blob {blob.hex()[:16]} has another address", node=link.peer.name)
-        return data
 
     async def _got(
-        self, link: Link, asked: FetchBlob, size_bytes: int, arrived: asyncio.Future[memoryview]
+        self, link: Link, asked: FetchBlob, size_bytes: int, arrived: asyncio.Future[memoryview], taken: Taken
     ) -> memoryview:
         """What the other end gives: in its answer, in a file, or as a stream."""
         answer = await self._answer(link, asked, arrived)
@@ -174,9 +204,7 @@ class BlobExchange:
         if answer.data is not None:
             return memoryview(bytearray(answer.data))
         if answer.shared:
-            data = take(link.peer.shared_memory, answer.shared, size_bytes)
-            link.bytes_received["shared"] += size_bytes
-            return data
+            return await taken(link, answer.shared, size_bytes)
         return await arrived
 
     @staticmethod
@@ -229,7 +257,7 @@ class BlobExchange:
             raise ProtocolError(f"blob {header.blob.hex()[:16]} comes already")
         expected.begun = True
         try:
-            return room_for(size_bytes)
+            return expected.room(size_bytes)
         except OutOfMemory as error:
             expected.arrived.set_exception(error.copy())
             raise
@@ -251,6 +279,25 @@ class BlobExchange:
         if not apart:
             return NamedValue(name, dtype, array.shape, tensor_bytes(array).tobytes())
         return NamedValue(name, dtype, array.shape, None, address or hash_array(array))
+
+
+def _copy_and_close(directory: str, name: str, size_bytes: int, handle: int) -> None:
+    try:
+        copy_to(directory, name, size_bytes, handle)
+    finally:
+        os.close(handle)
+
+
+async def _taken(link: Link, name: str, size_bytes: int) -> memoryview:
+    data = take(link.peer.shared_memory, name, size_bytes)
+    link.bytes_received["shared"] += size_bytes
+    return data
+
+
+async def _let_go_often(mapped: memoryview) -> None:
+    while True:
+        await asyncio.sleep(LET_GO_S)
+        mapped_files.let_go(mapped)
 
 
 def _bytes_came(link: Link) -> Callable[[], float]:

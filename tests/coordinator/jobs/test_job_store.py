@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from support.hostile.faulty_disk import FaultyDisk, Fuse, QuickDisk, quick_conne
 
 from coordinator.jobs.job_store import IN_ENTRY_BYTES_MAX, Content, JobStore, StoredEntry
 from coordinator.jobs.journal import FORGOTTEN, Entry
-from wire.errors import BlobCorrupt, BlobMissing, NotDurable
+from wire.errors import BlobCorrupt, BlobMissing, NodeLost, NotDurable
 from wire.ir.codec import hash_bytes
 from wire.system.atomic_files import Data, Disk
 
@@ -263,4 +264,43 @@ async def test_an_entry_is_kept_once_it_is_replicated_too(tmp_path: Path) -> Non
     assert not saving.done()
     confirmed.set_result(None)
     await saving
+    await store.close()
+
+
+async def test_content_that_arrives_in_a_file_is_held_and_not_written_again(tmp_path: Path) -> None:
+    store, _ = opened(tmp_path)
+    address = hash_bytes(LONG)
+
+    async def fill(handle: int) -> None:
+        os.pwrite(handle, LONG, 0)
+
+    data = await store.receive(address, len(LONG), fill)
+    assert bytes(data) == LONG and files(tmp_path) == {address.hex()}
+    before = (tmp_path / "content" / address.hex()).stat().st_ino
+    tree = {"inputs": {"x": Content(data, address, again=False)}}
+    await store.save("a", "accepted", {}, tree)
+    await store.release([address])
+    assert (tmp_path / "content" / address.hex()).stat().st_ino == before
+    await store.save("a", FORGOTTEN, {})
+    assert files(tmp_path) == set(), "an input need not stay for whoever sends it again"
+    await store.close()
+
+
+@pytest.mark.parametrize("what", ["other bytes", "half of it", "an error", "a full disk"])
+async def test_of_content_that_does_not_arrive_nothing_stays(tmp_path: Path, what: str) -> None:
+    store, _ = opened(tmp_path)
+    address = hash_bytes(LONG)
+
+    async def fill(handle: int) -> None:
+        if what == "an error":
+            raise NodeLost("the client went away")
+        if what == "a full disk":
+            raise OSError(errno.ENOSPC, "no space left on the test's device")
+        os.pwrite(handle, LONG[:-1] + b"?" if what == "other bytes" else LONG[: len(LONG) // 2], 0)
+
+    expected = {"an error": NodeLost, "a full disk": NotDurable}.get(what, BlobCorrupt)
+    with pytest.raises(expected):
+        await store.receive(address, len(LONG), fill)
+    assert files(tmp_path) == set()
+    assert await store.find(address, len(LONG)) is None
     await store.close()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from wire.errors import OutOfMemory
@@ -90,3 +91,19 @@ def test_what_finds_no_room_waits_for_memory_that_is_given_back(
         shared.allocate(100)
     assert settled == [True, True]
     shared.close()
+
+
+def test_pages_that_were_given_back_are_in_the_file_and_not_in_memory(tmp_path: Path) -> None:
+    size_bytes, process = 64 << 20, psutil.Process()
+    with (tmp_path / "large").open("w+b") as file:
+        file.truncate(size_bytes)
+        view = mapped_files.shared(file.fileno(), size_bytes)
+        before = process.memory_info().rss
+        view[:] = b"x" * size_bytes
+        grown = process.memory_info().rss - before
+        mapped_files.let_go(view)
+        left = process.memory_info().rss - before
+        assert bytes(view[:2]) == bytes(view[-2:]) == b"xx"
+    if sys.platform == "linux":
+        assert grown > size_bytes // 2 > 8 * left
+    mapped_files.let_go(memoryview(b""))

@@ -12,11 +12,12 @@ from support.machines.links import Recorder, node
 from support.waiting import until
 
 from wire.errors import BlobCorrupt, BlobMissing, ProtocolError
+from wire.limits import MIB
 from wire.link.websocket_carrier import Endpoint
 from wire.protocol.messages import PlanKey
 from wire.system import mapped_files, shared_memory
 from wire.system.mapped_files import READ_BYTES_MAX
-from wire.system.shared_memory import SharedDir, readable, remove, take
+from wire.system.shared_memory import SharedDir, copy_to, readable, remove, take
 from wire.system.shared_memory_handoff import LOOK_EVERY, HandoffFiles
 from worker.daemon.tensor_refs import bytes_of
 from worker.daemon.tensor_sender import TensorSender
@@ -31,6 +32,21 @@ def test_a_taken_file_belongs_to_the_taker(tmp_path: Path) -> None:
     view = take(made.path, name, 6)
     made.close()
     assert bytes(view) == b"abcdef"
+
+
+def test_a_file_is_copied_into_another_and_is_gone(tmp_path: Path) -> None:
+    made, data = SharedDir.create(tmp_path), os.urandom(3 * MIB + 5)
+    name = made.write([data])
+    with (tmp_path / "copy").open("w+b") as copy:
+        with pytest.raises(BlobCorrupt, match="expected 5"):
+            copy_to(made.path, name, 5, copy.fileno())
+        copy_to(made.path, name, len(data), copy.fileno())
+        with pytest.raises(BlobMissing):
+            copy_to(made.path, name, len(data), copy.fileno())
+        with pytest.raises(ProtocolError):
+            copy_to(made.path, "../copy", 1, copy.fileno())
+    made.close()
+    assert (tmp_path / "copy").read_bytes() == data
 
 
 def test_what_went_away_with_its_process_is_missing_and_need_not_be_removed(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import psutil
 import pytest
 
-from wire.errors import OutOfMemory, ProtocolError
+from wire.errors import BlobMissing, OutOfMemory
 from wire.ir.codec import tensor_from
 from wire.ir.dtypes import F32
 from wire.ir.types import TensorType
@@ -39,5 +39,5 @@ def test_what_arrives_in_a_room_is_a_tensor(count: int) -> None:
 
 def test_a_stream_nobody_asked_for_is_refused() -> None:
     exchange = BlobExchange(None, lambda address: None)
-    with pytest.raises(ProtocolError, match="nobody asked"):
+    with pytest.raises(BlobMissing, match="nobody waits"):
         exchange.open_stream(cast(Link, None), BlobStream(bytes(32), 1), GIB)
