@@ -35,8 +35,8 @@ class TokenRecord:
     created_s: float
     expires_s: float
     withdrawn: bool = False
-    untrusted: bool = False  # the nodes are on other people's machines
     nodes: tuple[tuple[str, tuple[bytes, ...]], ...] = ()
+    untrusted: bool = False  # the nodes are on other people's machines
 
     def state(self, now_s: float) -> str:
         """ "open", or why not: "withdrawn", "expired" or "used"."""

@@ -151,7 +151,7 @@ def opened(root: Path, best: hm.Opened | hm.OpenFailed, *asked: str) -> tuple[li
         shared = SharedDir.create(root)
         config = WorkerConfig(measured_dir=str(root / "cache"))
         around = Environment(REAL.endpoint, host, adapter_cache=looks(root))
-        engine_hosts = EngineHosts(config, around, "anna", shared, root, nothing, nothing, nothing)
+        engine_hosts = EngineHosts(config, around, "anna", shared, root, (root,), nothing, nothing, nothing)
         await engine_hosts.start(selections(asked))
         await engine_hosts.opened()
         shared.close()
