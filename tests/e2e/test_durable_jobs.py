@@ -25,6 +25,7 @@ from support.endless import endless
 from support.processes import site as sites
 from support.processes.commands import (
     RUN_S,
+    STATE_HOME,
     Daemon,
     asked,
     command,
@@ -89,7 +90,7 @@ def result(coordinator: Daemon, job: str) -> Any:
 
 
 def kept(folder: Path) -> list[Path]:
-    return list(folder.glob(f"xdg_state_home/graph-mesh/{MESH}/@coordinator/jobs/content/*"))
+    return list(folder.glob(f"{STATE_HOME}/graph-mesh/{MESH}/@coordinator/jobs/content/*"))
 
 
 # -- kills
@@ -281,7 +282,7 @@ def files_up_to(size_bytes: int) -> Iterator[None]:
 
 
 def test_a_job_that_ends_on_a_full_disk_is_answered_and_kept_once_there_is_room(tmp_path: Path) -> None:
-    with small_disk(Path(environment(tmp_path)["XDG_STATE_HOME"]), "6m") as disk, site(tmp_path, 1) as port:
+    with small_disk(tmp_path / STATE_HOME, "6m") as disk, site(tmp_path, 1) as port:
         with serving(tmp_path, port) as first:
             wait_for(lambda: len(node_states(first)) == 1)
             ends = {}

@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from support.processes import site as sites
-from support.processes.commands import Daemon, environment, node_states, run, wait_for
+from support.processes.commands import STATE_HOME, Daemon, environment, node_states, run, wait_for
 from support.processes.durable import free_port
 from support.processes.small_disk import fill, small_disk
 from test_stopped_programs import Program, program
@@ -101,7 +101,7 @@ def test_a_worker_that_dies_with_its_coordinator_costs_nothing_where_others_have
 
 def test_while_the_disk_of_its_journal_is_full_a_session_goes_on(tmp_path: Path) -> None:
     with ExitStack() as stack:
-        disk = stack.enter_context(small_disk(Path(environment(tmp_path)["XDG_STATE_HOME"]), "6m"))
+        disk = stack.enter_context(small_disk(tmp_path / STATE_HOME, "6m"))
         site = stack.enter_context(served(tmp_path))
         running = stack.enter_context(program(site.env, "buddy", f"127.0.0.1:{site.port}"))
         running.read()

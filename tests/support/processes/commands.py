@@ -26,6 +26,7 @@ T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[3]
 READY_S = 120.0  # on a machine with much else to do
 RUN_S = 240.0
+STATE_HOME = "xdg_state_home"  # in the folder of an environment, which makes it unless it is there
 PATIENT_S = PRESETS["test"].node_timeout_s  # what is silent is this machine, which has much else to do
 COMES_TRUE_S = 120.0  # a hang, and not a busy machine
 CALLS_MAX = 50  # after which plans should have settled
