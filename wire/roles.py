@@ -10,6 +10,7 @@ from __future__ import annotations
 WORKER, COORDINATOR = "worker", "coordinator"
 CLIENT, OPERATOR, ADMIN = "client", "operator", "admin"
 ASKING = (CLIENT, OPERATOR, ADMIN)  # the later may do what the earlier may
+MORE = (OPERATOR, ADMIN)  # who may do more than a client, and is one to releases without these roles
 JOINING = (WORKER, *ASKING)  # what a token may be for: nobody joins as a coordinator
 ROLES = (*JOINING, COORDINATOR)
 

@@ -183,10 +183,16 @@ def to_json(roster: Roster) -> bytes:
             "authority": roster.authority,
             "former_until_s": roster.former_until_s,
             "tokens": [_token_fields(record) for record in roster.tokens.records],
-            "members": [dataclasses.asdict(member) for member in roster.members.values()],
+            "members": [_saved(dataclasses.asdict(member)) for member in roster.members.values()],
         },
         indent=1,
     ).encode()
+
+
+def _saved(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a record in the file.  A release that cannot keep to `untrusted` refuses it as a field that it does
+    not know; where nobody is untrusted, such a release reads the file."""
+    return {name: value for name, value in fields.items() if name != "untrusted" or value}
 
 
 def from_json(data: bytes, dummy_key: bytes) -> Roster:
@@ -223,7 +229,7 @@ _KINDS: dict[str, tuple[type, ...]] = {"str": (str,), "bool": (bool,), "int": (i
 def _token_fields(record: TokenRecord) -> dict[str, Any]:
     nodes = {node_id: [nonce.hex() for nonce in nonces] for node_id, nonces in record.nodes}
     plain = {spec.name: getattr(record, spec.name) for spec in dataclasses.fields(record)}
-    return {**plain, "key": record.key.hex(), "nodes": nodes}
+    return _saved({**plain, "key": record.key.hex(), "nodes": nodes})
 
 
 def _records(rows: Iterable[dict[str, Any]]) -> list[TokenRecord]:

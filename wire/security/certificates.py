@@ -32,7 +32,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ..errors import ConfigError, ProtocolError
-from ..roles import ROLES
+from ..roles import CLIENT, MORE, ROLES
 from . import base32
 
 CERTIFICATE_S = 24 * 3600.0  # a node that is not renewed is out after a day
@@ -47,6 +47,7 @@ CERTIFICATE_BYTES_MAX = 2048  # about 650
 _P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 _NODE_ID = re.compile(r"[a-z2-7]{26}")
 _ROLE = "urn:mesh:role:"
+_MORE = "urn:mesh:more:"  # beside a client's role
 _LIST_PEM = re.compile(rb"-----BEGIN X509 CRL-----.*?-----END X509 CRL-----\n?", re.DOTALL)
 _BAD = (  # what cryptography raises for bytes that make no sense
     ValueError,
@@ -178,7 +179,11 @@ def member_of(certificate: bytes) -> Member:
     roles = [uri.removeprefix(_ROLE) for uri in uris if uri.startswith(_ROLE)]
     if not hosts or hosts[0].split(".")[0] != node_id or len(roles) != 1 or roles[0] not in ROLES:
         raise ProtocolError("a certificate does not name the node whose key it holds")
-    return Member(node_id, roles[0], loaded.not_valid_before_utc.timestamp(), loaded.not_valid_after_utc.timestamp())
+    more = [uri.removeprefix(_MORE) for uri in uris if uri.startswith(_MORE)]
+    if more and (roles[0] != CLIENT or len(more) != 1 or more[0] not in MORE):
+        raise ProtocolError("a certificate does not say which role its node has")
+    (role,) = more or roles
+    return Member(node_id, role, loaded.not_valid_before_utc.timestamp(), loaded.not_valid_after_utc.timestamp())
 
 
 def check_issued(certificate: bytes, authority: bytes) -> None:
@@ -404,7 +409,9 @@ def _names(node_id: str, role: str, mesh: str) -> list[x509.GeneralName]:
     names: list[x509.GeneralName] = [x509.DNSName(server_name(node_id, mesh)), x509.DNSName(any_server_name(mesh))]
     if role == "coordinator":
         names.append(x509.DNSName(JOIN_NAME))
-    return [*names, x509.UniformResourceIdentifier(_ROLE + role)]
+    # to releases that know neither an operator nor an admin, these are clients, which may do less
+    uris = [_ROLE + CLIENT, _MORE + role] if role in MORE else [_ROLE + role]
+    return [*names, *map(x509.UniformResourceIdentifier, uris)]
 
 
 def _host_name(host: str) -> x509.GeneralName:
