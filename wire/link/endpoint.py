@@ -38,7 +38,7 @@ from ..protocol.peer import (
     State,
 )
 from ..protocol.permissions import LINKS
-from ..roles import member_id
+from ..roles import CLIENT, MORE, member_id
 from ..security.certificates import Member
 from ..system.shared_memory import readable
 from ..system.shared_memory_handoff import HandoffFiles
@@ -521,9 +521,16 @@ def _write_all(peer: Peer, channel: Channel, socket: Socket) -> None:
 
 
 def _check_member(socket: Socket, said: Identity) -> None:
-    """Check that a node is the one that its certificate names; NotTrusted if not."""
+    """Check that a node is the one that its certificate names; NotTrusted if not.
+
+    A client may have an operator's or an admin's certificate, as one of an older release does that knows neither role.
+    On its link it is a client, no more.
+    """
     member = socket.member
-    if member is not None and (member.node_id, member.role) != (member_id(said.node_id), said.role):
+    if member is None:
+        return
+    less = said.role == CLIENT and member.role in MORE
+    if member.node_id != member_id(said.node_id) or (member.role != said.role and not less):
         raise NotTrusted(
             f"{said.name} says it is {said.role} {said.node_id[:8]}, but shows the certificate of "
             f"{member.role} {member.node_id[:8]}"
