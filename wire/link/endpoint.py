@@ -354,7 +354,8 @@ class Endpoint:
             raise Busy(f"{self.identity.name} is linked to {len(self.links)} nodes, the limit")
         if other.role not in LINKS.get(self.identity.role, (other.role,)):
             mine = self.identity
-            raise NoCoordinator(
+            refusal = NoCoordinator if peer.version >= (1, 1) else NotTrusted  # 1.0 goes on only after one it knows
+            raise refusal(
                 f"{mine.name} is a {mine.role}, not a coordinator: it takes no links from a {other.role}",
                 next_step="Give the address that mesh-coord serve printed (--coordinator or MESH_ADDRESS)",
             )
