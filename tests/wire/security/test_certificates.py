@@ -110,7 +110,7 @@ def test_a_cut_request_is_refused(length: int) -> None:
 # -- certificates
 
 
-@pytest.mark.parametrize("role", ["worker", "client", "coordinator"])
+@pytest.mark.parametrize("role", ["worker", "client", "operator", "admin", "coordinator"])
 def test_a_certificate_says_who_and_as_what(role: str) -> None:
     key = new_key()
     certificate = authority(NOW_S).issue(key.public, role, MESH, NOW_S)
