@@ -147,8 +147,10 @@ def test_settings_that_the_weights_contradict_are_named(folder: Path) -> None:
         InputError, match=r"model.embed_tokens.weight is \[50, 32\] in the files, and \[.*, hidden_size = 320\]"
     ):
         mesh.load(changed(folder, hidden_size=320))
-    with pytest.raises(Unsupported, match="quantization_config"):
+    with pytest.raises(InputError, match=r"has a quantization_config, and the files .* have no weight \*\.qweight"):
         mesh.load(changed(folder, hidden_size=None, quantization_config={"quant_method": "gptq"}))
+    with pytest.raises(Unsupported, match="quantization_config has the method 'other'"):
+        mesh.load(changed(folder, hidden_size=None, quantization_config={"quant_method": "other"}))
 
 
 @pytest.mark.parametrize("name", ["bert", "distilbert", "gpt2", "roberta"])
