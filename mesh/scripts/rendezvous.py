@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from wire.errors import ConfigError, DeadlineExceeded, MeshError, from_fields
-from wire.system.private_folder import private_folder
+from wire.system.private_folder import make_private, weakness
 from wire.system.shared_memory import SharedDir
 
 POLL_S = 0.005
@@ -102,7 +102,14 @@ class Meeting:
 
     def _write(self, name: str, what: Mapping[str, object]) -> None:
         try:
-            private_folder(self.path)
+            make_private(self.path)
+            why = weakness(self.path)
+            if why:
+                raise ConfigError(
+                    f"ranks cannot meet in {self.path}",
+                    cause=f"{why}, so another user of this machine could replace what is in it",
+                    next_step="Take that right away (chmod go-w), or give another folder as rendezvous",
+                )
             place(self.path, name, json.dumps(what))
         except OSError as error:
             raise ConfigError(f"ranks cannot meet in {self.path}", cause=str(error)) from None
