@@ -38,7 +38,7 @@ from ..functions.step_trace import Stepping
 from ..scripts.world import rank, world_size
 from ..tree import PyTree
 from ..util.annotation_checks import instance
-from ..util.argument_checks import check_function
+from ..util.argument_checks import check_function, said
 from .builder import MeshBuilder
 from .elastic_session import Elastic
 from .explanation import Explanation, explanation_of, texts_of, worker_and_device
@@ -202,13 +202,14 @@ class AsyncMesh:
         ConfigError
             If the mesh is closed.
         InputError
-            If a leaf is not an array, or a handle that is private to another worker.
+            If a leaf is not an array, or a handle that is private to another worker, or `on` is neither a text nor a
+            Node.
         NoSuchDevice
             If there is no such worker, or more than one.
         """
         self._check_open()
         paths, structure = tree.flatten_with_paths(value)
-        worker = await self._worker_called(on) if on else ""
+        worker = await self._worker_called(on)
         return tree.unflatten(structure, [await self._put_one(path, leaf, worker) for path, leaf in paths])
 
     async def plan(
@@ -921,7 +922,14 @@ class AsyncMesh:
         return handle
 
     async def _worker_called(self, on: str | Node) -> str:
-        """The id of a worker: names may be given anew, ids are not."""
+        """The id of a worker: names may be given anew, ids are not; "" for none."""
+        if not isinstance(on, (str, Node)):
+            raise InputError(
+                f"on is the name or the id of a worker, or a Node, not {said(on)}",
+                next_step="See the nodes of the mesh",
+            )
+        if on == "":
+            return ""
         nodes = await self.nodes()
         wanted = on.id if isinstance(on, Node) else on
         found = [node.id for node in nodes if wanted == node.id] or [node.id for node in nodes if wanted == node.name]

@@ -149,7 +149,8 @@ class Mesh:
         ConfigError
             If the mesh is closed.
         InputError
-            If a leaf is not an array, or a handle that is private to another worker.
+            If a leaf is not an array, or a handle that is private to another worker, or `on` is neither a text nor a
+            Node.
         NoSuchDevice
             If there is no such worker, or more than one.
 
