@@ -95,13 +95,21 @@ async def asked_for(cluster: DurableCluster) -> None:
     await session.step(*batch(0))
     with pytest.raises(InputError, match="there is a session 'run7' already"):
         await (await second.session(train, first_state(), *batch(0), name="run7")).state()
-    with pytest.raises(InputError, match="the name 'run7' is taken"):
-        await (await third.session(train, first_state(), *batch(0), name="run7")).state()
     with pytest.raises(InputError, match="no session 'run7' of yours"):
         await third.attach("run7", take=True)
     with pytest.raises(InputError, match="no session 'run7' of yours"):
         await stranger.end_session("run7")
     assert await stranger.named_sessions() == ()
+    own = await third.session(train, first_state(), *batch(0), name="run7")  # names belong to members
+    assert bits(await own.state()) == undisturbed(0)[1] and bits(await session.state()) == undisturbed(1)[1]
+    assert [(report.client, report.steps) for report in await stranger.named_sessions()] == [("stranger", 0)]
+    assert [(report.client, report.steps) for report in await one.named_sessions()] == [("one", 1)]
+    await own.detach()
+    assert (await third.attach("run7", take=True)).steps_done == 0
+    await stranger.end_session("run7")
+    with pytest.raises(InputError, match="no session 'run7' of yours"):
+        await third.attach("run7", take=True)
+    assert bits(await session.state()) == undisturbed(1)[1], "another member ended it"
     with pytest.raises(SessionTaken, match="is driven by one"):
         await second.attach("run7")
     under_way = session.step(*batch(1))
