@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from wire.text import printable
+from wire.units import size_text
 
 from .output import say
 
@@ -76,6 +77,6 @@ def download_progress(shown: bool) -> Iterator[Report | None]:
                 tasks[file] = drawn.add_task(file, total=size_bytes)
             drawn.update(tasks[file], completed=count)
             if count == size_bytes and not console.is_terminal:
-                say(f"{file}: {size_bytes} bytes", file=sys.stderr, flush=True)
+                say(f"{file}: {size_text(size_bytes)}", file=sys.stderr, flush=True)
 
         yield report

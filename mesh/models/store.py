@@ -554,9 +554,7 @@ def _check(part: Path, file: _File, model: ModelName) -> None:
 
 def _checksum(path: Path, size_bytes: int, told: str) -> str:
     """The checksum as the hub tells it: sha256, or the name of a git blob, by its length."""
-    found = (
-        hashlib.sha256() if len(told) == 64 else hashlib.sha1(f"blob {size_bytes}\0".encode(), usedforsecurity=False)
-    )
+    found = hashlib.sha256() if len(told) == 64 else hashlib.sha1(b"blob %d\0" % size_bytes, usedforsecurity=False)
     with path.open("rb") as data:
         while piece := data.read(_READ_BYTES):
             found.update(piece)

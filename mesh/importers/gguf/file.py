@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wire.errors import InputError, Unsupported
+from wire.units import need_text, room_text
 
 from .blocks import BLOCKS, UNKNOWN, Block
 
@@ -118,8 +119,8 @@ def _tensors(at: _Cursor, count: int, metadata: dict[str, Any]) -> dict[str, Ten
             )
         if offset % alignment or start + offset + size_bytes > len(at.data):
             raise at.damaged(
-                f"{name!r:.80} of {shape} has {size_bytes} bytes at {offset}, of {max(len(at.data) - start, 0)} that "
-                f"there are, in steps of {alignment}"
+                f"{name!r:.80} of {shape} has {need_text(size_bytes)} at byte {offset}, of "
+                f"{room_text(max(len(at.data) - start, 0))} that there are, in steps of {alignment}"
             )
         spans.append((offset, offset + size_bytes, name))
         tensors[name] = Tensor(block, shape, at.data[start + offset : start + offset + size_bytes])
@@ -140,7 +141,7 @@ class _Cursor:
 
     def take(self, count: int) -> NDArray[np.uint8]:
         if count > len(self.data) - self.place:
-            raise self.damaged(f"{count} bytes are told at {self.place}, of {len(self.data)}")
+            raise self.damaged(f"{need_text(count)} are told at byte {self.place}, of {room_text(len(self.data))}")
         self.place += count
         return self.data[self.place - count : self.place]
 
@@ -150,7 +151,7 @@ class _Cursor:
     def room(self, count: int, least_bytes: int, what: str) -> None:
         """Raise InputError if the rest of the file can't hold so many."""
         if count * least_bytes > len(self.data) - self.place:
-            raise self.damaged(f"it tells of {count} {what}, and has {len(self.data) - self.place} bytes more")
+            raise self.damaged(f"it tells of {count} {what}, and has {room_text(len(self.data) - self.place)} more")
 
     def text(self, what: str) -> str:
         length = self.number("<Q")

@@ -18,6 +18,7 @@ from mesh.errors import InputError, Unsupported
 from mesh.importers.gguf.blocks import BLOCKS, packed
 from mesh.importers.gguf.names import ARCHITECTURES
 from mesh.nn.packed import packed_product, packed_rows, unpacked
+from wire.units import need_text
 
 FOLDER = Path(__file__).resolve().parents[2] / "golden" / "gguf"
 TOKENS = IDS.astype(np.int32)
@@ -114,11 +115,11 @@ HUGE = (1 << 62) + 1
 HOSTILE: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "cannot be read as a GGUF file"),
     "other": (b"PK\x03\x04" + bytes(60), "is no GGUF file"),
-    "cut in the header": (b"GGUF\x03\0\0\0\1", "bytes are told at 8, of 9"),
+    "cut in the header": (b"GGUF\x03\0\0\0\1", "8 B are told at byte 8, of 9 B"),
     "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "of GGUF version"),
-    "tensors without end": (header(tensors=HUGE), f"it tells of {HUGE} tensors, and has 0 bytes more"),
+    "tensors without end": (header(tensors=HUGE), f"it tells of {HUGE} tensors, and has 0 B more"),
     "entries without end": (header(entries=HUGE), f"it tells of {HUGE} entries of metadata"),
-    "a long name": (header(entries=1, rest=struct.pack("<Q", HUGE) + bytes(20)), f"{HUGE} bytes are told at"),
+    "a long name": (header(entries=1, rest=struct.pack("<Q", HUGE) + bytes(20)), f"{need_text(HUGE)} are told at byte"),
     "a name that is no text": (header(entries=1, rest=struct.pack("<Q", 1) + b"\xff" + bytes(30)), "is no UTF-8"),
     "a strange type": (header(entries=1, rest=text("k") + struct.pack("<I", 99) + bytes(9)), "of the type 99"),
     "a long list": (
@@ -130,8 +131,11 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
         "'k' is a list of lists",
     ),
     "many axes": (header(tensors=1, rest=tensor((1,) * 5)), "has 5 axes"),
-    "a shape that overflows": (header(tensors=1, rest=tensor((1 << 33, 1 << 33))), f"{(1 << 66) * 4} bytes at 0, of"),
-    "an offset outside": (header(tensors=1, rest=tensor((8,), 0, 1 << 40) + bytes(64)), f"32 bytes at {1 << 40}, of"),
+    "a shape that overflows": (
+        header(tensors=1, rest=tensor((1 << 33, 1 << 33))),
+        f"{need_text((1 << 66) * 4)} at byte 0, of",
+    ),
+    "an offset outside": (header(tensors=1, rest=tensor((8,), 0, 1 << 40) + bytes(64)), f"32 B at byte {1 << 40}, of"),
     "an offset between": (header(tensors=1, rest=tensor((8,), 0, 4) + bytes(96)), "in steps of 32"),
     "half a block": (header(tensors=1, rest=tensor((31, 2), 2) + bytes(99)), "does not consist of blocks of 32"),
     "twice the same": (header(tensors=2, rest=tensor((1,)) + tensor((1,)) + bytes(99)), "is there twice"),
