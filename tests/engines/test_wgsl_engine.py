@@ -165,6 +165,34 @@ def test_more_workgroups_than_one_dimension_has(engine: Any) -> None:
     assert np.array_equal(y, x + x)
 
 
+LARGE = np.random.default_rng(7).standard_normal((1032, 1024), dtype=np.float32)  # over kernels/map.py's LARGE_FROM
+LARGE_VIEWS: list[tuple[str, Callable[[Any], Any]]] = [
+    ("transposed", lambda x: mnp.transpose(x) * 2),
+    ("of a row and a column", lambda x: x + x[0] - x[:, :1]),
+    ("padded", lambda x: mnp.pad(x, ((1, 2), (3, 1)))),
+    ("joined", lambda x: mnp.concatenate([x[:, 1:], -x], axis=1)),
+    ("turned and cut", lambda x: x[::-1, :1020] * 0.5),
+    ("a comparison", lambda x: x > 0.25),
+]
+
+
+@pytest.mark.parametrize("function", [row[1] for row in LARGE_VIEWS], ids=[row[0] for row in LARGE_VIEWS])
+def test_large_views_are_those_of_the_cpu(engine: Any, function: Callable[[Any], Any]) -> None:
+    graph = mesh.trace(function, LARGE)
+    (actual,), (right,) = engine.run(engine.compile(graph), [LARGE]), evaluate(graph, arguments(graph, LARGE))
+    assert right.size >= 1 << 20 and np.array_equal(engine.read(actual), right)
+
+
+def test_a_large_chain_has_the_bits_of_small_ones(engine: Any) -> None:
+    def chain(x: Any) -> Any:
+        return x * mnp.sin(x * 1e4) + mnp.exp(-x)
+
+    def run(x: NDArray[Any]) -> Any:
+        return engine.run(engine.compile(mesh.trace(chain, x)), [x])[0]
+
+    assert run(LARGE).tobytes() == b"".join(run(rows).tobytes() for rows in np.split(LARGE, 12))
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("size", [20_000_000, 20_000_001])
 def test_twenty_million_elements(engine: Any, size: int) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -107,6 +110,28 @@ def test_views_alone_cost_no_arithmetic_beyond_the_index() -> None:
     graph = mesh.trace(lambda x: x.reshape(4, 256).reshape(32, 32).T.T.reshape(1024) + 1, zeros(1024))
     text = compiled(graph).modules[0].text
     assert "/" not in text and "%" not in text and "vec4<f32>" in text
+
+
+SOFTWARE, GPU = replace(MINIMUM, software=True), replace(MINIMUM, software=False)
+LARGE_MAPS = [  # function, elements, profile, invocations
+    ("large, software", lambda x: x * x, 1 << 20, SOFTWARE, (1 << 20) // 8),
+    ("large, GPU", lambda x: x * x, 1 << 20, GPU, (1 << 20) // 4),
+    ("smaller, software", lambda x: x * x, 1 << 19, SOFTWARE, (1 << 19) // 4),
+    ("no multiple of eight", lambda x: x * x, (1 << 20) + 4, SOFTWARE, (1 << 20) // 4 + 1),
+    ("a long chain", lambda x: functools.reduce(lambda y, k: y * 0.5 + k, range(50), x), 1 << 20, SOFTWARE, 1 << 18),
+]
+
+
+@pytest.mark.parametrize(
+    ("function", "size", "profile", "invocations"), [row[1:] for row in LARGE_MAPS], ids=[row[0] for row in LARGE_MAPS]
+)
+def test_neighbours_of_an_invocation(function: Any, size: int, profile: Profile, invocations: int) -> None:
+    """Software devices have eight in large results, if the code of that stays decoded; else there are four."""
+    program = compiled(mesh.trace(function, zeros(size)), profile)
+    (dispatch,) = program.dispatches
+    found = re.search(r"@workgroup_size\((\d+)\)", program.modules[dispatch.shader].text)
+    assert found and math.prod(dispatch.grid) == -(-invocations // int(found[1]))
+    assert int(found[1]) == (256 if invocations * 8 == size else profile.usual_invocations)
 
 
 def test_matmul_loads_and_stores_fours_through_workgroup_memory() -> None:
