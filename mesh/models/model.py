@@ -17,12 +17,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from wire.cached_property import cached_property
 from wire.errors import InputError
 from wire.ir.codec import hash_array
 from wire.ir.dtypes import DType, dtype_of

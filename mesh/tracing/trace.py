@@ -14,12 +14,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from wire.cached_property import cached_property
 from wire.errors import DTypeError, InputError
 from wire.ir.dtypes import DType, dtype_of, promote
 from wire.ir.graph import GraphBuilder, WireGraph

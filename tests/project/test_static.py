@@ -94,6 +94,14 @@ def hides_everything(node: ast.AST) -> bool:
     )
 
 
+def locks_a_property(node: ast.AST) -> bool:
+    """Python 3.11's cached_property, which may wait for another thread for ever: wire.cached_property does not."""
+    if isinstance(node, ast.ImportFrom):
+        return node.module == "functools" and any(alias.name == "cached_property" for alias in node.names)
+    decorators = getattr(node, "decorator_list", ())
+    return any(ast.unparse(decorator) == "functools.cached_property" for decorator in decorators)
+
+
 FORBIDDEN: dict[str, Callable[[ast.AST], bool]] = {
     "eval": calls("eval"),
     "exec": calls("exec"),
@@ -108,6 +116,7 @@ FORBIDDEN: dict[str, Callable[[ast.AST], bool]] = {
     "pickles in .npy files": keyword("allow_pickle", True),
     "NotImplementedError": raises_not_implemented,
     "a broad except that hides": hides_everything,
+    "a cached property with a lock": locks_a_property,
 }
 
 
@@ -131,6 +140,8 @@ def test_no_file_contains(what: str) -> None:
         ("a broad except that hides", "try:\n    pass\nexcept Exception:\n    pass"),
         ("a broad except that hides", "try:\n    pass\nexcept:\n    pass"),
         ("a broad except that hides", "with contextlib.suppress(Exception):\n    pass"),
+        ("a cached property with a lock", "from functools import cache, cached_property"),
+        ("a cached property with a lock", "@functools.cached_property\ndef size(self):\n    return 1"),
     ],
 )
 def test_the_rows_find_what_they_forbid(what: str, text: str) -> None:

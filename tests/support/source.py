@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
+
+from wire.cached_property import cached_property
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGES = ("mesh", "wire", "coordinator", "worker")

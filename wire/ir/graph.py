@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..cached_property import cached_property
 from ..errors import AttrError, GraphError, InputError, LimitExceeded, ShapeError
 from ..limits import DEFAULT, Limits
 from ..units import counted, size_text

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 
+from ..cached_property import cached_property
 from ..ir.graph import Node, WireGraph
 from ..ir.types import Attrs, TensorType
 from .factors import rule_of

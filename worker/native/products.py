@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+
+from wire.cached_property import cached_property
 
 from .cores import (
     COLUMNS_OF_B,

@@ -25,9 +25,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TypeVar
 
+from wire.cached_property import cached_property
 from wire.errors import PlacementError
 from wire.ir.device_names import DeviceName
 from wire.ir.graph import WireGraph

@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
+from wire.cached_property import cached_property
 from wire.errors import ProtocolError
 from wire.protocol.messages import COORDINATOR_NODE, DeviceReport, Joined
 

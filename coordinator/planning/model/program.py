@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
+from wire.cached_property import cached_property
 from wire.ir.graph import WireGraph
 from wire.ir.types import TensorType
 from wire.policy.strategies import DeviceMap

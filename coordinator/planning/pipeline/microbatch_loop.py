@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
+from wire.cached_property import cached_property
 from wire.ir.graph import GraphBuilder, WireGraph
 from wire.ir.ops import VIEWS
 

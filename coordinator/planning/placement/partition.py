@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from wire.cached_property import cached_property
 
 from ..model.cost_model import Assignment, CostModel, Prediction
 from ..model.profiles import Link

@@ -13,8 +13,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
+from wire.cached_property import cached_property
 from wire.ir.types import Attrs
 
 from ...compiler.element_exprs import Elements

@@ -11,8 +11,8 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
+from wire.cached_property import cached_property
 from wire.ir.types import Attrs
 
 from ...compiler.element_exprs import Anchor, Index

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 
+from wire.cached_property import cached_property
 from wire.ir.graph import WireGraph
 
 from ...compiler.element_exprs import Anchor, Elements

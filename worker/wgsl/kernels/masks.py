@@ -13,12 +13,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial, reduce
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from wire.cached_property import cached_property
 from wire.ir.graph import Node, WireGraph
 from wire.ir.ops import ELEMENTWISE
 

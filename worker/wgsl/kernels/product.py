@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from functools import cached_property
+
+from wire.cached_property import cached_property
 
 from ...compiler.element_exprs import register
 from ...compiler.expressions import Expr

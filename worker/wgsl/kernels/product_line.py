@@ -8,7 +8,8 @@ columns, and their sums are added in workgroup memory.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
+
+from wire.cached_property import cached_property
 
 from ...compiler.expressions import Expr
 from ..kernel_ir import Assign, Barrier, Kernel, Loop, Shared, Statement, StoreShared, When

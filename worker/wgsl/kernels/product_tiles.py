@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
+
+from wire.cached_property import cached_property
 
 from ...compiler.expressions import Expr
 from ..kernel_ir import Assign, Barrier, Declare, Kernel, Let, Loop, Shared, Statement, StoreShared
