@@ -15,6 +15,7 @@ from wire.ir.codec import tensor_from
 from wire.ir.dtypes import dtype_named
 from wire.ir.types import TensorType
 from wire.link.link import Link
+from wire.protocol.flow_control import PacedBuffer
 from wire.protocol.messages import Ballast, BlobStream, Message, Push, Value
 from wire.system.shared_memory import take
 from wire.system.tasks import as_error
@@ -63,7 +64,7 @@ class OutputReceiver:
         except Exception as fault:
             self._report_loss(link, body, as_error("taking an output failed", fault))
 
-    def open_stream(self, link: Link, header: Message, size_bytes: int) -> memoryview:
+    def open_stream(self, link: Link, header: Message, size_bytes: int) -> memoryview | PacedBuffer:
         if isinstance(header, BlobStream):
             return self._blobs.open_stream(link, header, size_bytes)
         if isinstance(header, Ballast):

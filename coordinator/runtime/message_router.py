@@ -8,6 +8,7 @@ from typing import Any
 
 from wire.errors import MeshError, ProtocolError
 from wire.link.link import Link
+from wire.protocol.flow_control import PacedBuffer
 from wire.protocol.messages import Message, Revocations
 from wire.roles import member_id
 
@@ -74,7 +75,7 @@ class MessageRouter:
             raise ProtocolError(f"this coordinator does not take {type(body).__name__}")
         handler(link, body)
 
-    def on_stream_open(self, link: Link, header: Message, size_bytes: int) -> memoryview:
+    def on_stream_open(self, link: Link, header: Message, size_bytes: int) -> memoryview | PacedBuffer:
         """Make room for a stream of this size."""
         return self.receiver.open_stream(link, header, size_bytes)
 

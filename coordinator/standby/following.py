@@ -19,6 +19,7 @@ from wire.link.endpoint import Endpoint
 from wire.link.guard import Guard
 from wire.link.link import Handler, Link
 from wire.link.reconnect import stay_linked
+from wire.protocol.flow_control import PacedBuffer
 from wire.protocol.messages import (
     AttachStandby,
     AuthorityFiles,
@@ -219,7 +220,7 @@ class Following:
             case AuthorityFiles():
                 self._take_authority(body)
 
-    def on_stream_open(self, link: Link, header: Message, size_bytes: int) -> memoryview:
+    def on_stream_open(self, link: Link, header: Message, size_bytes: int) -> memoryview | PacedBuffer:
         assert isinstance(header, BlobStream)
         return self._exchange.open_stream(link, header, size_bytes)
 

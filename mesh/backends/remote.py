@@ -43,6 +43,7 @@ from wire.link.link import Handler, Link
 from wire.link.membership import Membership
 from wire.link.websocket_carrier import STARTED, Endpoint
 from wire.policy.strategies import text_of
+from wire.protocol.flow_control import PacedBuffer
 from wire.protocol.messages import (
     AskAuthority,
     AskJobs,
@@ -398,7 +399,7 @@ class Remote:
         assert isinstance(body, Revocations)
         self._membership.trust(self._endpoint, body.data, body.authority, (body.former, body.former_data))
 
-    def on_stream_open(self, link: Link, header: Message, size_bytes: int) -> memoryview:
+    def on_stream_open(self, link: Link, header: Message, size_bytes: int) -> memoryview | PacedBuffer:
         assert isinstance(header, BlobStream)
         return self._exchange.open_stream(link, header, size_bytes)
 

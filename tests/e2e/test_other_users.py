@@ -64,8 +64,10 @@ def everything_in(folder: Path) -> tuple[list[str], list[str]]:
     return [str(path) for path in paths if path.is_dir()], [str(path) for path in paths if path.is_file()]
 
 
-def shared_memory() -> tuple[list[str], list[str]]:
-    folders = [path for path in Path("/dev/shm").glob("graph-mesh-*") if path.stat().st_uid == os.geteuid()]
+def shared_memory(pids: list[int]) -> tuple[list[str], list[str]]:
+    """The folders of these processes, and their files: other tests' may go at any time."""
+    opened = {os.path.realpath(fd) for pid in pids for fd in Path(f"/proc/{pid}/fd").iterdir()}
+    folders = [path for path in Path("/dev/shm").glob("graph-mesh-*") if str(path / "lock") in opened]
     return [str(path) for path in folders], [name for path in folders for name in everything_in(path)[1]]
 
 
@@ -89,8 +91,8 @@ def test_another_user_gets_nothing_of_a_worker_without_a_token_and_of_local_work
         ports = ports_of(pids)
         assert worker.ready["port"] in ports and len(ports) >= 2
         folders, files = everything_in(open_folder)
-        more_folders, more_files = shared_memory()
-        assert any(file.endswith(f"{SECRET_FOLDER}/{SECRET_FILE}") for file in files) and more_folders
+        more_folders, more_files = shared_memory(pids)
+        assert any(file.endswith(f"{SECRET_FOLDER}/{SECRET_FILE}") for file in files) and len(more_folders) >= 3
         log = str(open_folder / "log")  # which this test made, for everybody to read
         files = [file for file in (*files, *more_files) if file != log]
         found = tried(ports=ports, folders=[*folders, *more_folders], files=files, pids=pids)

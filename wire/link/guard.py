@@ -17,6 +17,7 @@ from typing import Any
 from ..bounds import REFUSED_MESSAGES
 from ..errors import MeshError, NotTrusted, ProtocolError, StaleGeneration
 from ..protocol.client_requests import CLIENT_REQUESTS, refusal
+from ..protocol.flow_control import PacedBuffer
 from ..protocol.messages import Message
 from ..protocol.permissions import TABLE, Receiver, Relation, Way
 from ..roles import ADMIN, CLIENT, OPERATOR, may
@@ -112,7 +113,7 @@ class Guard:
         if isinstance(error, ProtocolError):
             raise error
 
-    def on_stream_open(self, link: Link, header: Message, size_bytes: int) -> memoryview:
+    def on_stream_open(self, link: Link, header: Message, size_bytes: int) -> memoryview | PacedBuffer:
         """Room for a stream of a sender that may send it; NotTrusted for others."""
         may = self._streams.get(type(header))
         if may is None or not may(link, header):

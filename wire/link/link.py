@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from ..errors import Cancelled, DeadlineExceeded, MeshError, NodeLost, ProtocolError, RemoteError
+from ..protocol.flow_control import PacedBuffer
 from ..protocol.messages import Message, decode_message, encode_message
 from ..protocol.peer import (
     BULK,
@@ -52,11 +53,11 @@ class Handler(Protocol):
     def on_notify(self, link: Link, body: Message) -> None:
         """Take a one-way message."""
 
-    def on_stream_open(self, link: Link, header: Message, size_bytes: int) -> memoryview:
+    def on_stream_open(self, link: Link, header: Message, size_bytes: int) -> memoryview | PacedBuffer:
         """The buffer for a stream's bytes: writable, exactly `size_bytes`.  Raise a MeshError to refuse it."""
 
     def on_stream_done(self, link: Link, header: Message, buffer: memoryview, error: MeshError | None) -> None:
-        """The stream placed in `buffer` (the very object given) is complete, or broke off with `error`."""
+        """The stream placed in `buffer` (the very memory given) is complete, or broke off with `error`."""
 
     def on_linked(self, link: Link) -> None:
         """A link stands."""
@@ -189,6 +190,16 @@ class Link:
             if self._sending.pop(stream, None) is not None:
                 self._machine.abort_stream(stream, Cancelled("the sender gave up"))
                 self._flush()
+
+    def emptied(self, buffer: PacedBuffer, size: int) -> None:
+        """Let the sender go on: `size` bytes were taken out of a stream's buffer."""
+        self._machine.emptied(buffer, size)
+        self._flush()
+
+    def give_up(self, buffer: PacedBuffer) -> None:
+        """Let the sender go on: nobody takes any more out of a stream's buffer."""
+        self._machine.give_up(buffer)
+        self._flush()
 
     async def ping(self, timeout_s: float = 5.0) -> float:
         """Seconds for a frame to get there and back; DeadlineExceeded or NodeLost."""
@@ -361,7 +372,7 @@ class Link:
             self._log_fault("placing a stream", error)
             self._machine.refuse_stream(event.stream, RemoteError("placing the stream failed", cause=repr(error)))
             return
-        self._arriving[event.stream] = header, buffer
+        self._arriving[event.stream] = header, buffer.view if isinstance(buffer, PacedBuffer) else buffer
         self.handle(self._machine.place_stream(event.stream, buffer))
 
     def _on_stream_done(self, event: StreamDone) -> None:

@@ -118,12 +118,23 @@ class Sender:
             raise ProtocolError("more credit came than was used")
 
 
+@dataclass(slots=True, eq=False)
+class PacedBuffer:
+    """A stream's buffer that its owner empties while it fills: the sender gets credit for what was `emptied` only."""
+
+    view: memoryview
+    arrived: int = 0  # bytes, from its beginning on
+    emptied: int = 0
+    given_up: bool = False  # nobody empties it any more: bytes that come get their credit at once
+
+
 @dataclass(slots=True)
 class _Incoming:
     """A stream being received; without a buffer its bytes are dropped (it was refused)."""
 
     size: int
     buffer: memoryview | None = None
+    paced: PacedBuffer | None = None
     waits: bool = True  # for `place` or `drop`
     offset: int = 0
 
@@ -152,12 +163,13 @@ class Receiver:
             raise ProtocolError(f"stream {stream} is already open")
         self._streams[stream] = _Incoming(size)
 
-    def place(self, stream: int, buffer: memoryview) -> bool:
+    def place(self, stream: int, room: memoryview | PacedBuffer) -> bool:
         """Set the buffer for the bytes; True if that is all (an empty stream)."""
         incoming = self._waiting(stream)
+        buffer, paced = (room.view, room) if isinstance(room, PacedBuffer) else (room, None)
         if buffer.readonly or buffer.nbytes != incoming.size:
             raise LocalError(f"stream {stream} needs a writable buffer of {incoming.size} bytes, got {buffer.nbytes}")
-        incoming.waits = False
+        incoming.waits, incoming.paced = False, paced
         incoming.buffer = buffer.cast("B") if buffer.nbytes else buffer
         return self._is_complete(stream, incoming)
 
@@ -178,11 +190,25 @@ class Receiver:
             raise ProtocolError(f"stream {frame.stream}: bytes {frame.offset} to {end} came, {there}")
         if incoming.waits:
             raise LocalError(f"stream {frame.stream} was neither placed nor dropped")
-        self._count(len(frame.payload))
+        paced = incoming.paced
+        self._count(len(frame.payload), later=paced is not None and not paced.given_up)
         if incoming.buffer is not None:
             incoming.buffer[frame.offset : end] = frame.payload
+        if paced is not None:
+            paced.arrived = end
         incoming.offset = end
         return self._is_complete(frame.stream, incoming)
+
+    def emptied(self, paced: PacedBuffer, size: int) -> None:
+        """Count bytes that the owner of a buffer took out of it."""
+        if not paced.given_up:
+            paced.emptied += size
+            self.taken += size
+
+    def give_up(self, paced: PacedBuffer) -> None:
+        """Count what is in a buffer, and what still comes: its owner takes no more out of it."""
+        self.emptied(paced, paced.arrived - paced.emptied)
+        paced.given_up = True
 
     def abort(self, stream: int) -> bool:
         """The sender gave a stream up; whether somebody wanted it."""
@@ -212,9 +238,9 @@ class Receiver:
         self.allowed += due
         return due
 
-    def _count(self, size: int) -> None:
+    def _count(self, size: int, later: bool = False) -> None:
         self.allowed -= size
-        self.taken += size
+        self.taken += 0 if later else size
         if self.allowed < 0:
             raise ProtocolError(f"{-self.allowed} bytes came beyond the credit given")
 

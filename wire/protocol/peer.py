@@ -37,7 +37,7 @@ from ..errors import (
 from ..limits import DEFAULT, Limits
 from ..text import printable
 from ..units import need_text, room_text
-from .flow_control import Receiver, Sender
+from .flow_control import PacedBuffer, Receiver, Sender
 from .frames import (
     HEADER_BYTES_MAX,
     LINK_ID_BYTES,
@@ -267,9 +267,7 @@ class Peer:
             error.node = error.node or self._other_name()
             self._end(error)
             raise
-        credit = self._receiver.credit_due()
-        if credit:
-            self._put(CONTROL, Credit(credit))
+        self._give_credit()
         return events
 
     def receive_eof(self, channel: Channel) -> list[Event]:
@@ -405,9 +403,19 @@ class Peer:
         if self._sender.stop_stream(stream) and self.state is State.OPEN:
             self._put(BULK, StreamAbort(stream, error))
 
-    def place_stream(self, stream: int, buffer: memoryview) -> list[Event]:
+    def place_stream(self, stream: int, buffer: memoryview | PacedBuffer) -> list[Event]:
         """Give the buffer for an incoming stream's bytes: writable and of exactly its size."""
         return [StreamDone(stream, None)] if self._receiver.place(stream, buffer) else []
+
+    def emptied(self, buffer: PacedBuffer, size: int) -> None:
+        """Let the sender send as many bytes as were taken out of a buffer."""
+        self._receiver.emptied(buffer, size)
+        self._give_credit()
+
+    def give_up(self, buffer: PacedBuffer) -> None:
+        """Let the sender go on: nobody takes any more out of a buffer."""
+        self._receiver.give_up(buffer)
+        self._give_credit()
 
     def refuse_stream(self, stream: int, error: MeshError) -> None:
         """Tell the sender to stop; what still comes is dropped and no StreamDone event follows."""
@@ -587,6 +595,10 @@ class Peer:
         return [Closed(self._named(error))]
 
     # -- sending
+
+    def _give_credit(self) -> None:
+        if self.state is State.OPEN and (credit := self._receiver.credit_due()):
+            self._put(CONTROL, Credit(credit))
 
     def _put(self, channel: Channel, frame: Frame) -> None:
         data = encode(frame)

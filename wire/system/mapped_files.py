@@ -53,13 +53,21 @@ def shared(handle: int, size_bytes: int) -> memoryview:
     return _mapped(handle, size_bytes, private=False, writable=True, populate=False)
 
 
-def let_go(view: memoryview) -> None:
-    """Give back the pages of a shared mapping that were written or read; the file keeps what is in them.  The memory
-    of a process does not grow so by a large file that it writes through a mapping."""
-    if sys.platform == "win32" or not view.nbytes:
-        return
-    address = np.frombuffer(view, np.uint8).ctypes.data
-    _system().madvise(address, view.nbytes, getattr(mmap, "MADV_DONTNEED", 4))
+def passing(size_bytes: int) -> memoryview:
+    """Memory for bytes that pass through it: its pages are taken as bytes come, and `forget` gives them back.
+    OSError."""
+    if sys.platform == "win32" or not size_bytes:
+        return memoryview(bytearray(size_bytes))
+    return _mapped(-1, size_bytes, private=True, writable=True, populate=False)
+
+
+def forget(view: memoryview, begin: int, end: int) -> None:
+    """Give back the pages of `passing` memory from the one of offset `begin` on, as far as they end by `end`; what was
+    in them is lost."""
+    begin, end = begin // mmap.PAGESIZE * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+    if sys.platform != "win32" and begin < end:
+        address = np.frombuffer(view, np.uint8).ctypes.data
+        _system().madvise(address + begin, end - begin, getattr(mmap, "MADV_DONTNEED", 4))
 
 
 def _mapped(handle: int, size_bytes: int, private: bool, writable: bool, populate: bool) -> memoryview:
@@ -68,7 +76,7 @@ def _mapped(handle: int, size_bytes: int, private: bool, writable: bool, populat
     if sys.platform == "win32":  # which counts no handles
         access = mmap.ACCESS_COPY if private else mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
         return memoryview(mmap.mmap(handle, size_bytes, access=access))
-    flags = mmap.MAP_PRIVATE if private else mmap.MAP_SHARED
+    flags = (mmap.MAP_PRIVATE if private else mmap.MAP_SHARED) | (mmap.MAP_ANONYMOUS if handle < 0 else 0)
     protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable and not private else 0)
     if populate:  # one call instead of a fault per page; of pages that may be written it would make copies
         flags |= getattr(mmap, "MAP_POPULATE", 0)

@@ -92,7 +92,7 @@ class SharedDir:
         name, handle = self._new_file(os.O_WRONLY, name)
         try:
             for chunk in chunks:
-                _write_all(handle, chunk.cast("B") if chunk.nbytes else memoryview(b""))
+                write_all(chunk.cast("B") if chunk.nbytes else memoryview(b""), handle)
         except OSError as error:
             _unlink(self._file(name))
             raise OutOfMemory("shared memory is full", cause=str(error)) from None
@@ -225,7 +225,7 @@ def copy_to(directory: str | Path, name: str, size_bytes: int, handle: int) -> N
         if not stat.S_ISREG(status.st_mode) or status.st_size != size_bytes:
             raise BlobCorrupt(f"shared file {name} has {status.st_size} bytes, expected {size_bytes}")
         while piece := os.read(source, PIECE_BYTES):
-            _write_all(handle, memoryview(piece))
+            write_all(memoryview(piece), handle)
     finally:
         os.close(source)
     _unlink(path)
@@ -342,7 +342,8 @@ def _reserve(handle: int, size_bytes: int) -> None:
         os.ftruncate(handle, size_bytes)
 
 
-def _write_all(handle: int, data: memoryview) -> None:
+def write_all(data: memoryview, handle: int) -> None:
+    """Write all of it into an open file.  OSError where the file takes no more."""
     while data:
         data = data[os.write(handle, data) :]
 

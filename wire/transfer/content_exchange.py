@@ -35,19 +35,20 @@ from ..ir.graph import check_type
 from ..ir.types import TensorType
 from ..limits import DEFAULT, MIB
 from ..link.websocket_carrier import Link
+from ..protocol.flow_control import PacedBuffer
 from ..protocol.messages import INLINE_BYTES_MAX, Blob, BlobStream, FetchBlob, Message, NamedValue
 from ..system import mapped_files
 from ..system.patience import within
-from ..system.shared_memory import SharedDir, copy_to, new_name, remove, take
+from ..system.shared_memory import SharedDir, copy_to, new_name, remove, take, write_all
 from ..system.tasks import Tasks, unheard
 from ..units import size_text
 
 OFF_LOOP_BYTES = MIB  # copies and hashes above this run in a thread, so that heartbeats are read on time
 INLINE_TOTAL_BYTES_MAX = 4 * MIB  # of the values of one message, which may have 17 MiB
 FETCHES_MAX = 64  # at once
-LET_GO_S = 0.05  # how often pages that were written go back while content arrives in a file
+EMPTYING_S = 0.01  # how often what has arrived is looked for, while content goes into a file
 T = TypeVar("T")
-Room = Callable[[int], memoryview]
+Room = Callable[[int], memoryview | PacedBuffer]
 Taken = Callable[[Link, str, int], Awaitable[memoryview]]  # what is in a file of the other end
 
 
@@ -160,23 +161,27 @@ class BlobExchange:
 
     async def fetch_into(self, link: Link, blob: bytes, size_bytes: int, handle: int) -> None:
         """Write content of this size into an open file, which has that size, and little of it into memory.  Whoever
-        asks checks its address.  Raises as `fetch` does, and OSError where the file takes no more."""
-        mapped = mapped_files.shared(handle, size_bytes)
+        asks checks its address.  Raises as `fetch` does, and OSError where the file takes no more.
+
+        Threads write it, since a disk may take seconds; a sender is never further ahead of the disk than its window.
+        """
+        buffer = PacedBuffer(mapped_files.passing(size_bytes))
 
         async def copied(link: Link, name: str, size_bytes: int) -> memoryview:
-            own = os.dup(handle)  # the thread writes on where nobody waits for it any more, and the file is closed
-            await asyncio.to_thread(_copy_and_close, link.peer.shared_memory, name, size_bytes, own)
+            await _in_thread(handle, copy_to, link.peer.shared_memory, name, size_bytes)
             link.bytes_received["shared"] += size_bytes
-            return mapped
+            return memoryview(b"")  # is left to write
 
-        letting_go = Tasks().run("giving pages back", _let_go_often(mapped), unheard)
+        writing = Tasks().run("writing what arrives", _written(link, buffer, handle), unheard)
         try:
-            data = await self._fetched(link, blob, size_bytes, lambda _: mapped, copied)
-            if data is not mapped:  # it rode along
-                mapped[:] = data
+            data = await self._fetched(link, blob, size_bytes, lambda _: buffer, copied)
+            if data is not buffer.view:  # it did not come as a stream
+                await _in_thread(handle, write_all, data)
+            elif (refused := await writing) is not None:
+                raise refused
         finally:
-            letting_go.cancel()
-            mapped_files.let_go(mapped)
+            writing.cancel()
+            link.give_up(buffer)
 
     async def _fetched(self, link: Link, blob: bytes, size_bytes: int, room: Room, taken: Taken) -> memoryview:
         """Content as the other end gives it, unchecked: in `room` as a stream, or as it was `taken` from a file."""
@@ -245,7 +250,7 @@ class BlobExchange:
         expected = self._expected.get(header.stream)
         return expected is None or (expected.link is link and expected.blob == header.blob)
 
-    def open_stream(self, link: Link, header: BlobStream, size_bytes: int) -> memoryview:
+    def open_stream(self, link: Link, header: BlobStream, size_bytes: int) -> memoryview | PacedBuffer:
         """The buffer for a stream's bytes; BlobMissing where nobody waits for it any more, ProtocolError for another
         size, or for a second stream."""
         expected = self._expected.get(header.stream)
@@ -281,23 +286,44 @@ class BlobExchange:
         return NamedValue(name, dtype, array.shape, None, address or hash_array(array))
 
 
-def _copy_and_close(directory: str, name: str, size_bytes: int, handle: int) -> None:
-    try:
-        copy_to(directory, name, size_bytes, handle)
-    finally:
-        os.close(handle)
+async def _written(link: Link, buffer: PacedBuffer, handle: int) -> OSError | None:
+    """Write what arrives in a buffer into an open file, until all of it is there; the error of a disk that refuses."""
+
+    def write(begin: int, end: int, handle: int) -> None:
+        write_all(buffer.view[begin:end], handle)
+        mapped_files.forget(buffer.view, begin, end)
+
+    while (begin := buffer.emptied) < buffer.view.nbytes:
+        if (end := buffer.arrived) == begin:
+            await asyncio.sleep(EMPTYING_S)
+            continue
+        try:
+            await _in_thread(handle, write, begin, end)
+        except OSError as error:
+            link.give_up(buffer)
+            return error
+        link.emptied(buffer, end - begin)
+    return None
+
+
+async def _in_thread(handle: int, work: Callable[..., None], *args: Any) -> None:
+    """Run `work(*args, handle)` in a thread, with a descriptor of its own: the thread goes on where nobody waits for it
+    any more, and the file is closed."""
+    own = os.dup(handle)
+
+    def run() -> None:
+        try:
+            work(*args, own)
+        finally:
+            os.close(own)
+
+    await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, run))  # begun in any case: it closes `own`
 
 
 async def _taken(link: Link, name: str, size_bytes: int) -> memoryview:
     data = take(link.peer.shared_memory, name, size_bytes)
     link.bytes_received["shared"] += size_bytes
     return data
-
-
-async def _let_go_often(mapped: memoryview) -> None:
-    while True:
-        await asyncio.sleep(LET_GO_S)
-        mapped_files.let_go(mapped)
 
 
 def _bytes_came(link: Link) -> Callable[[], float]:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from wire.errors import MeshError
 from wire.link.link import Link
+from wire.protocol.flow_control import PacedBuffer
 from wire.protocol.messages import Message
 from wire.system.outcome import Outcome
 from wire.timeouts import SILENT
@@ -29,7 +30,7 @@ Take = Callable[[Link, Any], object]
 class StreamTaker(Protocol):
     """What takes the streams of a type of header."""
 
-    def open_stream(self, link: Link, header: Any, size_bytes: int) -> memoryview:
+    def open_stream(self, link: Link, header: Any, size_bytes: int) -> memoryview | PacedBuffer:
         """The buffer for the bytes, as in `Handler.on_stream_open`."""
 
     def stream_done(self, link: Link, header: Any, buffer: memoryview, error: MeshError | None) -> None:
@@ -61,7 +62,7 @@ class LinkHandler:
     def on_notify(self, link: Link, body: Message) -> None:
         self.notifications[type(body)](link, body)
 
-    def on_stream_open(self, link: Link, header: Message, size_bytes: int) -> memoryview:
+    def on_stream_open(self, link: Link, header: Message, size_bytes: int) -> memoryview | PacedBuffer:
         return self.streams[type(header)].open_stream(link, header, size_bytes)
 
     def on_stream_done(self, link: Link, header: Message, buffer: memoryview, error: MeshError | None) -> None:

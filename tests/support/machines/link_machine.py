@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from wire.errors import Busy, LocalError, MeshError, NodeLost, OutOfMemory
 from wire.limits import DEFAULT
+from wire.protocol.flow_control import PacedBuffer
 from wire.protocol.frames import Piece, StreamChunk, decode
 from wire.protocol.peer import (
     BULK,
@@ -44,6 +45,7 @@ LIMITS = replace(
     requests_per_peer_max=4, streams_per_peer_max=3,
 )  # fmt: skip
 LANES = tuple((side, channel) for side in (0, 1) for channel in (CONTROL, BULK))
+HEADERS = (b"take", b"refuse", b"pace")
 SIZES = (0, 1, 99, 100, 101, 399, 400, 401, 900)
 ROUNDS_MAX = 1000  # of everything that can move, until nothing can
 side = st.integers(0, 1)
@@ -59,9 +61,12 @@ class Stream:
 
     data: bytes
     refused: bool  # by its receiver, as soon as it begins
+    slow: bool  # its receiver gives credit for what it has taken out of the buffer
     given_up: bool = False
     sent: list[MeshError | None] = field(default_factory=list)
     buffer: bytearray | None = None
+    paced: PacedBuffer | None = None  # the receiver empties it as it likes
+    taken: bytearray = field(default_factory=bytearray)  # out of that
     done: list[MeshError | None] = field(default_factory=list)
 
 
@@ -168,15 +173,29 @@ class LinkMachine(RuleBasedStateMachine):
         if self.attempt(end, lambda: end.peer.ping(token) or 1) is not None:
             end.pings.append(token)
 
-    @rule(side=side, size=size, cut=st.integers(0, 400), refused=st.booleans())
-    def stream(self, side: int, size: int, cut: int, refused: bool) -> None:
+    @rule(side=side, size=size, cut=st.integers(0, 400), header=st.sampled_from(HEADERS))
+    def stream(self, side: int, size: int, cut: int, header: bytes) -> None:
         end, data = self.ends[side], self.body(size)
         parts = [memoryview(data)[:cut], memoryview(data)[cut:]]
-        header = b"refuse" if refused else b"take"
         full = len(end.peer._sender) >= LIMITS.streams_per_peer_max
         number = self.attempt(end, lambda: end.peer.open_stream(header, parts), full)
         if number is not None:
-            end.streams[number] = Stream(data, refused)
+            end.streams[number] = Stream(data, header == b"refuse", header == b"pace")
+
+    @rule(side=side, size=st.integers(1, 400))
+    def empty(self, side: int, size: int) -> None:
+        """Take bytes out of buffers, as a slow disk does."""
+        for stream in self.ends[1 - side].streams.values():
+            if (paced := stream.paced) is not None and not paced.given_up:
+                count = min(size, paced.arrived - paced.emptied)
+                stream.taken += paced.view[paced.emptied : paced.emptied + count]
+                self.ends[side].peer.emptied(paced, count)
+
+    @rule(side=side, stay=mostly)
+    def empty_no_more(self, side: int, stay: bool) -> None:
+        for stream in self.ends[1 - side].streams.values():
+            if stream.paced is not None and not stay:
+                self.ends[side].peer.give_up(stream.paced)
 
     @rule(side=side, which=which)
     def give_up(self, side: int, which: int) -> None:
@@ -260,7 +279,9 @@ class LinkMachine(RuleBasedStateMachine):
         for number in (0, 1):
             frames = (decode(frame, LIMITS) for frame in self.lanes[number, BULK])
             flying = sum(len(frame.payload) for frame in frames if isinstance(frame, Piece | StreamChunk))
-            assert flying <= LIMITS.window_bytes
+            paced = [stream.paced for stream in self.ends[number].streams.values() if stream.paced is not None]
+            full = sum(each.arrived - each.emptied for each in paced if not each.given_up)
+            assert flying + full <= LIMITS.window_bytes
             assert self.ends[number].peer.queued_bytes >= 0
 
     def teardown(self) -> None:
@@ -344,12 +365,14 @@ class LinkMachine(RuleBasedStateMachine):
     def hear_StreamOpened(self, end: End, other: End, event: StreamOpened) -> None:
         stream = other.streams[event.stream]
         assert event.size == len(stream.data) and stream.buffer is None
-        assert bytes(event.header) == (b"refuse" if stream.refused else b"take")
+        assert bytes(event.header) == (b"refuse" if stream.refused else b"pace" if stream.slow else b"take")
         if stream.refused:
             end.peer.refuse_stream(event.stream, Busy(f"stream {event.stream}"))
         else:
             stream.buffer = bytearray(event.size)
-            for done in end.peer.place_stream(event.stream, memoryview(stream.buffer)):
+            view = memoryview(stream.buffer)
+            stream.paced = PacedBuffer(view) if stream.slow else None
+            for done in end.peer.place_stream(event.stream, stream.paced or view):
                 self.hear_StreamDone(end, other, done)
 
     def hear_StreamDone(self, end: End, other: End, event: Any) -> None:
@@ -362,6 +385,8 @@ class LinkMachine(RuleBasedStateMachine):
             type(self).whole += 1
         else:
             assert stream.given_up and event.error.message == f"stream {event.stream}"
+            if stream.paced is not None:
+                end.peer.give_up(stream.paced)
 
     def hear_StreamSent(self, end: End, other: End, event: StreamSent) -> None:
         stream = end.streams[event.stream]
@@ -394,6 +419,8 @@ class LinkMachine(RuleBasedStateMachine):
             assert other.heard | end.dropped >= end.asked.keys()
             for stream in end.streams.values():
                 self._judge(stream)
+                if stream.paced is not None and not stream.paced.given_up:
+                    assert bytes(stream.taken) == stream.data
             peer = end.peer
             assert not peer._asked and not peer._dropped and not peer._serving and not peer.has_to_send()
             assert not len(peer._sender) and not len(peer._receiver) and peer.queued_bytes == 0
@@ -414,6 +441,8 @@ class LinkMachine(RuleBasedStateMachine):
             self.send(each, 100)
             moved = moved or bool(self.lanes[each])
             self.arrive(each, 100)
+        for number in (0, 1):
+            self.empty(number, 400)
         if not moved:
             for number in (0, 1):
                 moved = self._answers_all(number) or moved
