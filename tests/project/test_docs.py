@@ -178,6 +178,19 @@ def test_every_verb_has_a_section() -> None:
     assert shown == list(coord.VERBS)
 
 
+def test_the_role_of_every_verb_is_in_the_table_of_roles() -> None:
+    """A verb is for this machine's user, or it asks a coordinator, which looks at the role."""
+    (users, of_whom), *asking = [row for row in table(COMMANDS.section("Roles")) if row[0].startswith("`mesh-coord")]
+    assert of_whom == "this machine's user"
+    by_user, by_role = _verbs_in(users), set().union(*(_verbs_in(cell) for cell, _ in asking))
+    assert by_user | by_role == set(coord.VERBS) and not by_user & by_role
+    assert by_role >= {verb for verb, row in coord.VERBS.items() if row.remote is not None}
+
+
+def _verbs_in(cell: str) -> set[str]:
+    return {name.removeprefix("mesh-coord ").split()[0] for name in re.findall(r"`([^`]+)`", cell)}
+
+
 def test_the_verbs_that_ask_a_coordinator_are_listed() -> None:
     section = COMMANDS.section("Every verb that asks a coordinator")
     asking = [verb for verb, row in coord.VERBS.items() if row.remote is not None]

@@ -469,12 +469,14 @@ _http_log.addFilter(_in_one_line)
 def _http_refusal(request: web.BaseRequest, allowed: AddressPolicy) -> web.Response | None:
     """What to answer to a request that is not a node's, or None.
 
-    A browser page can reach loopback: its requests carry an Origin, or (after DNS rebinding) a foreign Host.  Both are
-    checked on every method and path.  A node dials addresses, so no Host of a node's is a name.
+    A browser page can reach loopback: its requests carry an Origin, Sec-Fetch headers, which no page can leave out, or
+    (after DNS rebinding) a foreign Host.  All are checked on every method and path.  A node dials addresses, so no Host
+    of a node's is a name.
     """
     from aiohttp import web
 
-    if "Origin" in request.headers or not _is_host(request.headers.getall("Host", []), allowed):
+    by_browser = any(name.lower() == "origin" or name.lower().startswith("sec-fetch-") for name in request.headers)
+    if by_browser or not _is_host(request.headers.getall("Host", []), allowed):
         return web.Response(status=403, text="this port is for graph-mesh nodes, not for browsers")
     if request.path != PATH:
         return web.Response(status=404)

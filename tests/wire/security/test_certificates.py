@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from support.tls import MESH, Card, Pair, authority, card, write_trust
 
 from wire.errors import ConfigError, ConnectFailed, NotTrusted, ProtocolError
+from wire.security import certificates
 from wire.security.certificates import (
     BACKDATED_S,
     CERTIFICATE_BYTES_MAX,
@@ -120,6 +121,31 @@ def test_a_certificate_says_who_and_as_what(role: str) -> None:
     assert key_of_certificate(certificate).node_id == key.node_id
     assert certificate_from_pem(certificate_pem(certificate)) == certificate
     assert len(certificate) <= CERTIFICATE_BYTES_MAX
+
+
+@pytest.mark.parametrize(
+    "uris",
+    [
+        ("urn:mesh:role:client", "urn:mesh:more:client"),
+        ("urn:mesh:role:client", "urn:mesh:more:coordinator"),
+        ("urn:mesh:role:client", "urn:mesh:more:"),
+        ("urn:mesh:role:client", "urn:mesh:more:operator", "urn:mesh:more:admin"),
+        ("urn:mesh:role:worker", "urn:mesh:more:admin"),
+        ("urn:mesh:role:operator", "urn:mesh:role:admin"),
+        ("urn:mesh:more:admin",),
+        (),
+    ],
+)
+def test_a_certificate_says_one_role_and_one_that_there_is(
+    uris: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def names(node_id: str, role: str, mesh: str) -> list[x509.GeneralName]:
+        return [x509.DNSName(server_name(node_id, mesh)), *map(x509.UniformResourceIdentifier, uris)]
+
+    monkeypatch.setattr(certificates, "_names", names)
+    certificate = authority(NOW_S).issue(new_key().public, "client", MESH, NOW_S)
+    with pytest.raises(ProtocolError, match="a certificate does not"):
+        member_of(certificate)
 
 
 def test_a_request_chooses_nothing_but_its_key() -> None:
