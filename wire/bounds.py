@@ -333,9 +333,17 @@ CALL_STORY = Bound(
 )
 SESSION_SPANS = Bound(
     "coordinator",
-    "Times of parts of one session's steps, for the profiler.",
+    "Times of parts of one session's latest steps.",
     FORGETS,
     "The oldest is forgotten.",
+    unit="spans",
+    most=256,
+)
+PROFILED_SPANS = Bound(
+    "coordinator",
+    "The same, of training in a program with MESH_PROFILE.",
+    FORGETS,
+    "As there.",
     unit="spans",
     most=50_000,
 )

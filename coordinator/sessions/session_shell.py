@@ -14,6 +14,7 @@ from typing import Any, get_args
 
 from numpy.typing import NDArray
 
+from wire.bounds import PROFILED_SPANS, SESSION_SPANS
 from wire.errors import Cancelled, MeshError
 from wire.policy.redundancy import copies_of
 from wire.protocol.messages import Deployed, Ran, Working
@@ -35,7 +36,7 @@ from .plan_maker import PlanMaker
 from .plan_watch import PlanWatch
 from .record_writer import RecordWriter, WriteRecord
 from .session_context import SessionContext
-from .spans import SPANS_MAX, Span
+from .spans import Span
 from .state import Policy, SessionState
 
 
@@ -53,7 +54,7 @@ class SessionShell(PlanShell):
         write: WriteRecord | None = None,
     ) -> None:
         super().__init__(context.plans)
-        self.spans: deque[Span] = deque(maxlen=SPANS_MAX)
+        self.spans: deque[Span] = deque(maxlen=SESSION_SPANS.most)
         self.working: dict[str, Working] = {}  # what each worker said last of what it computes
         self.frees = False  # whether weights are freed with its plans
         self.ended: asyncio.Future[None] = self._loop.create_future()
@@ -89,6 +90,10 @@ class SessionShell(PlanShell):
     @property
     def _lifecycle(self) -> SessionState:
         return self._machine
+
+    def profile(self) -> None:
+        """Keep the times of many more steps from now on, for a profiler that reads them at the end."""
+        self.spans = deque(self.spans, PROFILED_SPANS.most)
 
     # -- what happens
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 
-from wire.bounds import SESSION_SPANS
 from wire.protocol.messages import Ran
 
-SPANS_MAX = SESSION_SPANS.most
 _SUMMED = ("wait_s", "exchange_s", "readback_s", "encode_s", "sent_bytes", "uploaded_bytes", "readback_bytes")
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 PROCESS: ContextVar[str] = ContextVar("process", default="")  # whose a callback is; "" is the user's program
 ROUNDS_MAX = 200_000  # a busy moment of a thousand nodes has some thousands
+TIMERS_MIN = 256  # from so many on, those that were cancelled are looked for: of some the moment is hours away
 FILES_EVERY = 1000  # rounds of one moment: so often real files are looked at while there is anything else to do
 
 
@@ -51,6 +52,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._timers: list[
             tuple[float, int, asyncio.TimerHandle]
         ] = []  # a heap; of one moment, the first set goes first
+        self._timers_max = TIMERS_MIN
         self._set = itertools.count()
         self._stopped: dict[str, list[asyncio.Handle]] = {}  # what processes that stand still would run, by name
         super().__init__()
@@ -113,6 +115,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     ) -> asyncio.TimerHandle:
         """Set a timer; timers of one moment run in the order in which they were set."""
         timer = asyncio.TimerHandle(when, callback, args, self, context)
+        if len(self._timers) > self._timers_max:
+            self._timers = [each for each in self._timers if not each[2].cancelled()]
+            heapq.heapify(self._timers)
+            self._timers_max = max(TIMERS_MIN, 2 * len(self._timers))
         heapq.heappush(self._timers, (when, next(self._set), timer))
         return timer
 

@@ -260,7 +260,7 @@ class Run:
         group, self._group = self._group, None
         if group is None:
             return
-        self._profile.take(group.spans)
+        self._profile.take(group)
         try:
             if self._fed:
                 with contextlib.suppress(MeshError):  # the run ended in an error already, which says more
@@ -296,6 +296,7 @@ class Run:
                 self._mesh if live else None, self._feed, choice, self.state, rows,
                 self._options.copies, min(self._options.every, 10),
             )  # fmt: skip
+        self._profile.watch(self._group)
         for callback in self._options.callbacks:
             callback.on_workers(self._workers)
 
@@ -308,7 +309,7 @@ class Run:
 
     def _disband(self) -> None:
         if self._group is not None:
-            self._profile.take(self._group.spans)
+            self._profile.take(self._group)
             self._group.close()
             self._group = None
 

@@ -11,9 +11,12 @@ import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..util.units import counted
+
+if TYPE_CHECKING:
+    from .worker_group import WorkerGroup
 
 LEVELS = ("0", "1", "2")
 TIMES = {
@@ -34,10 +37,15 @@ class Profile:
         self._level = int(asked) if asked in LEVELS else 0
         self._spans: list[Any] = []
 
-    def take(self, spans: Iterable[Any]) -> None:
-        """Keep the spans of a session that ends now."""
+    def watch(self, group: WorkerGroup) -> None:
+        """Have a group that begins now keep the spans of all its steps, as many as there may be."""
         if self._level:
-            self._spans += spans
+            group.profile()
+
+    def take(self, group: WorkerGroup) -> None:
+        """Keep the spans of a group that ends now."""
+        if self._level:
+            self._spans += group.spans
 
     def tell(self) -> None:
         """Write what was asked for."""

@@ -53,6 +53,10 @@ class WorkerGroup(Protocol):
         """The spans of its latest steps: when they began and ended, and what took the time."""
         ...
 
+    def profile(self) -> None:
+        """Keep the spans of many more steps from now on."""
+        ...
+
     @property
     def shares(self) -> Mapping[str, int]:
         """Rows of a whole step, with padding, by worker; empty if that is not known."""
@@ -283,6 +287,10 @@ class SessionGroup:
         """The spans of the session's latest steps."""
         return tuple(getattr(self._session.running, "spans", ()))
 
+    def profile(self) -> None:
+        """Keep the spans of many more steps from now on, if the session's coordinator is in this process."""
+        getattr(self._session.running, "profile", lambda: None)()
+
     @property
     def shares(self) -> Mapping[str, int]:
         """Rows of a step by worker, if the session shares out a batch by itself."""
@@ -322,6 +330,9 @@ class LocalGroup:
         self._evaluating = Evaluating(stepping.work)
         self._values = {name: self._evaluating.params[name] for name, _ in stepping.carries}
         self._remembered: dict[int, NDArray[Any]] = {}
+
+    def profile(self) -> None:
+        """Nothing: steps in this process have no spans."""
 
     def step(self, rows: Rows) -> StepResult:
         outputs = self._evaluating.run(self._stepping.bind(self._bind(rows)), self._values)

@@ -22,6 +22,7 @@ from wire.bounds import (
     CONTENTS_SENT,
     EVENTS,
     JOBS_IN_MEMORY,
+    PROFILED_SPANS,
     RESULTS_READY,
     SESSION_SPANS,
     SESSIONS_OF_CLIENT,
@@ -122,6 +123,12 @@ def test_spans_of_the_latest_steps_are_kept() -> None:
         session.step(x).result()
         assert len(running.spans) == SESSION_SPANS.most
         assert [running.spans[0].step, running.spans[-1].step] == [1 - SESSION_SPANS.most, 1]
+        running.profile()  # for a profiler there is room for more
+        session.step(x).result()
+        assert len(running.spans) == SESSION_SPANS.most + 1
+        running.spans += [running.spans[-1]] * PROFILED_SPANS.most
+        session.step(x).result()
+        assert (len(running.spans), running.spans[-1].step) == (PROFILED_SPANS.most, 3)
 
 
 def test_the_latest_events_are_kept() -> None:

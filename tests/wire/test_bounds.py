@@ -68,6 +68,7 @@ FILLED: Mapping[str, str] = {  # a test that fills it with the real part, and se
     "test_of_many_events_the_first_and_the_latest_are_kept_and_the_others_counted",
     "CALL_STORY": "tests/wire/test_full_queues.py::test_what_is_there_for_people_is_the_latest",
     "SESSION_SPANS": "tests/sim/test_full_stores.py::test_spans_of_the_latest_steps_are_kept",
+    "PROFILED_SPANS": "tests/sim/test_full_stores.py::test_spans_of_the_latest_steps_are_kept",
     "RELAYED_AT_ONCE": "tests/coordinator/delivery/test_relay_server.py::"
     "test_a_worker_that_relays_more_at_once_than_workers_do_is_refused",
     "IDLE_PLANS": "tests/wire/test_full_queues.py::test_so_many_plans_stay_deployed_without_a_call",

@@ -8,6 +8,7 @@ leaves tens of MiB.
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
 from functools import cache
 from typing import Any
@@ -22,6 +23,20 @@ def give_back() -> None:
     trim = _trim()
     if trim is not None:
         trim(0)
+
+
+class SpareMemory:
+    """The memory that was freed.  It goes back once in a while only, since what is used next has to be had again."""
+
+    def __init__(self, every_s: float = 60.0) -> None:
+        self._every_s = every_s
+        self._next_s = -math.inf
+
+    def give_back(self, now_s: float) -> None:
+        """Do what `give_back` does, unless that was done a short while ago."""
+        if now_s >= self._next_s:
+            self._next_s = now_s + self._every_s
+            give_back()
 
 
 @cache

@@ -46,9 +46,10 @@ class Heartbeats:
             self._timer = None
 
     def _beat(self, action: ev.StartBeats, due_s: float) -> None:
+        if self._shell.machine is None:  # the worker ends
+            return
         self._send(None)
-        if self._shell.machine is not None:
-            self._steps.check(self._shell.machine.used())
+        self._steps.check(self._shell.machine.used())
         due_s = max(due_s + action.beat_s, self._loop.time())
         self._timer = self._loop.call_at(due_s, self._beat, action, due_s)
 

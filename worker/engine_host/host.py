@@ -35,7 +35,7 @@ from wire.ir.types import TensorType
 from wire.protocol.engine_names import ON_CPU
 from wire.system import mapped_files
 from wire.system.child_python import take_stdio
-from wire.system.malloc import give_back, hold_arrays
+from wire.system.malloc import SpareMemory, give_back, hold_arrays
 from wire.system.open_file_limit import allow_open_files
 from wire.system.shared_memory import SharedDir, exists, remove, remove_all, share, take
 from wire.units import need_text, room_text, size_text
@@ -259,6 +259,7 @@ class Host:
         lend_spill(engine, self._spill)
         lend_room(engine, self._has_room)
         self._resident_bytes = self._spilled_bytes = self._spilled_told = 0
+        self._spare = SpareMemory()
         self._kept = Versions()
         self._lends = takes_lent(engine)
         self._trace = trace
@@ -453,6 +454,8 @@ class Host:
                 return
 
     def _unprepare(self, number: int) -> None:
+        """Let go of a part.  Other parts have arrays of other sizes, for which the holes that it leaves may be too
+        small."""
         prepared = self._prepared.pop(number, None)
         for key in prepared.params.values() if prepared else ():
             self._resident[key].users -= 1
@@ -463,6 +466,7 @@ class Host:
             remove_all(self._shared.path, prepared.gang.arena_prefix)  # the daemon did, perhaps too early
             gangs = [part.gang for part in self._prepared.values() if part.gang is not None]
             self._connector.keep_only({peer.outgoing for gang in gangs for peer in gang.peers if peer is not None})
+        self._spare.give_back(time.monotonic())
 
     def _unbind(self, message: messages.Unbind) -> None:
         """Free the params that no other part uses, at once: nobody will need them again."""
