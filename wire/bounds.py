@@ -134,6 +134,13 @@ LINK_STREAMS = Bound(
     unit="tensors",
     limit="streams_per_peer_max",
 )
+UNTAKEN_FILES = Bound(
+    "link",
+    "Files of shared memory that the processes of one member asked for and have not taken.",
+    SPILLS,
+    "Content goes over the link, at the speed at which the other side reads.",
+    most=GIB,
+)
 SOCKET_MESSAGES = Bound(
     "link",
     "Messages that came and were not looked at.",

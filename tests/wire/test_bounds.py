@@ -34,6 +34,8 @@ FILLED: Mapping[str, str] = {  # a test that fills it with the real part, and se
     "LINK_REQUESTS": "tests/wire/protocol/test_protocol.py::test_requests_have_a_limit_on_both_sides",
     "LINK_REQUEST_BYTES": "tests/wire/protocol/test_protocol.py::test_requests_have_a_limit_in_bytes",
     "LINK_STREAMS": "tests/wire/protocol/test_protocol.py::test_streams_have_a_limit_on_both_sides",
+    "UNTAKEN_FILES": "tests/wire/transfer/test_content_exchange.py::"
+    "test_who_takes_no_files_gets_no_more_shared_memory_and_all_its_content",
     "SOCKET_MESSAGES": "tests/wire/link/test_websocket_buffers.py::test_who_is_not_listened_to_is_held_up",
     "RELAYED_PIECES": "tests/sim/test_relaying.py::test_pieces_of_many_tensors_share_the_same_room",
     "REFUSED_MESSAGES": "tests/wire/link/test_guard.py::test_who_goes_on_has_its_link_ended",

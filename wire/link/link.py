@@ -34,6 +34,7 @@ from ..protocol.peer import (
     StreamOpened,
     StreamSent,
 )
+from ..roles import member_id
 from ..system.log_limit import LogLimit, untold_text
 from ..system.outcome import Outcome
 from ..system.shared_memory_handoff import HandoffFiles
@@ -124,7 +125,17 @@ class Link:
     def hand(self, directory: str, name: str, size_bytes: int) -> None:
         """Note that the other end is told of a file of shared memory, which it takes from `directory`."""
         self.bytes_sent["shared"] += size_bytes
-        self._owner.handed.add(self.peer.shared_memory, directory, name)
+        self._owner.handed.add(self.peer.shared_memory, directory, name, member_id(self.peer.node_id), size_bytes)
+
+    @contextlib.contextmanager
+    def room_for_file(self, size_bytes: int) -> Iterator[bool]:
+        """Whether a file may be written for the other end: it is on this machine, and has taken enough of those before
+        (HandoffFiles.room)."""
+        if not self.same_host:
+            yield False
+            return
+        with self._owner.handed.room(member_id(self.peer.node_id), size_bytes) as room:
+            yield room
 
     async def request(self, body: Message, timeout_s: float | None = None) -> Message:
         """Ask and wait for the answer.

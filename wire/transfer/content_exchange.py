@@ -144,8 +144,10 @@ class BlobExchange:
             raise BlobMissing(f"blob {asked.blob.hex()[:16]} is not held here")
         if data.nbytes <= INLINE_BYTES_MAX:
             return Blob(data.nbytes, data.tobytes())
-        if link.same_host and self._shared is not None:
-            return Blob(data.nbytes, None, await share_with(link, self._shared, data))
+        if self._shared is not None:
+            with link.room_for_file(data.nbytes) as room:
+                if room:
+                    return Blob(data.nbytes, None, await share_with(link, self._shared, data))
         await link.send_stream(BlobStream(asked.blob, asked.stream), data)  # first: if it fails, this is the answer
         return Blob(data.nbytes)
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from typing import cast
 
 import numpy as np
 import psutil
 import pytest
+from support.machines.exchanges import linked
 
 from wire.errors import BlobMissing, OutOfMemory
-from wire.ir.codec import tensor_from
+from wire.ir.codec import hash_bytes, tensor_from
 from wire.ir.dtypes import F32
 from wire.ir.types import TensorType
 from wire.limits import GIB, MIB
 from wire.link.link import Link
-from wire.protocol.messages import BlobStream
+from wire.protocol.messages import Blob, BlobStream, FetchBlob
 from wire.transfer.content_exchange import BlobExchange, room_for
 
 
@@ -41,3 +44,30 @@ def test_a_stream_nobody_asked_for_is_refused() -> None:
     exchange = BlobExchange(None, lambda address: None)
     with pytest.raises(BlobMissing, match="nobody waits"):
         exchange.open_stream(cast(Link, None), BlobStream(bytes(32), 1), GIB)
+
+
+async def test_who_takes_no_files_gets_no_more_shared_memory_and_all_its_content(tmp_path: Path) -> None:
+    content = np.random.default_rng(0).bytes(4 * MIB)
+    address = hash_bytes(content)
+    async with linked(content, folder=tmp_path, untaken_bytes_max=10 * MIB) as (link, asks):
+        ways = [await link.request(FetchBlob(address, 1000 + number)) for number in range(2)]
+        assert all(isinstance(way, Blob) and way.shared for way in ways)
+        asked = await asyncio.gather(
+            *(link.request(FetchBlob(address, number)) for number in (2000, 2001)), return_exceptions=True
+        )
+        assert all(isinstance(each, BlobMissing) for each in asked), "streams, for which nobody here waits"
+        files = [path for path in tmp_path.glob("*/*") if path.stat().st_size == len(content)]
+        assert len(files) == 2
+        assert bytes(await asks.exchange.fetch(link, address, len(content))) == content
+        for path in files:
+            path.unlink()  # which is how files are taken
+        assert bytes(await asks.exchange.fetch(link, address, len(content))) == content
+        assert link.bytes_received["shared"] == len(content), "there is room again"
+
+
+async def test_a_file_of_any_size_fits_where_there_is_no_other(tmp_path: Path) -> None:
+    content = np.random.default_rng(0).bytes(4 * MIB)
+    async with linked(content, folder=tmp_path, untaken_bytes_max=MIB) as (link, asks):
+        for number in range(1, 4):
+            assert bytes(await asks.exchange.fetch(link, hash_bytes(content), len(content))) == content
+            assert link.bytes_received["shared"] == number * len(content)

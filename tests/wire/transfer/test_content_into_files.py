@@ -5,61 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support.machines.links import Recorder, node
+from support.machines.exchanges import linked
 from support.waiting import until
 
-from wire.errors import BlobMissing, MeshError
+from wire.errors import BlobMissing
 from wire.ir.codec import hash_bytes
 from wire.limits import DEFAULT, MIB
-from wire.link.link import Link
-from wire.link.websocket_carrier import Endpoint
-from wire.protocol.flow_control import PacedBuffer
-from wire.protocol.messages import BlobStream, FetchBlob, Message
-from wire.transfer.content_exchange import BlobExchange
 
 CONTENT = np.random.default_rng(0).bytes(3 * DEFAULT.window_bytes + 12_345)
 ADDRESS = hash_bytes(CONTENT)
-
-
-class Exchanging(Recorder):
-    """A node that gives what it has, and notes the buffers in which content arrives."""
-
-    def __init__(self, *contents: bytes) -> None:
-        super().__init__()
-        held = {hash_bytes(content): memoryview(content) for content in contents}
-        self.exchange = BlobExchange(None, held.get)
-        self.buffers: list[PacedBuffer] = []
-
-    async def on_request(self, link: Link, body: Message) -> Message:
-        return await self.exchange.serve(link, body) if isinstance(body, FetchBlob) else body
-
-    def on_stream_open(self, link: Link, header: Message, size_bytes: int) -> memoryview:
-        assert isinstance(header, BlobStream)
-        buffer = self.exchange.open_stream(link, header, size_bytes)
-        if isinstance(buffer, PacedBuffer):
-            self.buffers.append(buffer)
-        return buffer  # type: ignore[return-value]
-
-    def on_stream_done(self, link: Link, header: Message, buffer: memoryview, error: MeshError | None) -> None:
-        assert isinstance(header, BlobStream)
-        self.exchange.stream_done(link, header, buffer, error)
-
-
-@contextlib.asynccontextmanager
-async def linked(*contents: bytes) -> AsyncIterator[tuple[Link, Exchanging]]:
-    """A link to a node that has these contents, and the end that asks."""
-    asks = Exchanging()
-    there, here = Endpoint(node("has"), Exchanging(*contents)), Endpoint(node("asks"), asks)
-    try:
-        yield await here.dial("127.0.0.1", await there.listen("127.0.0.1", 0, 0)), asks
-    finally:
-        await here.close()
-        await there.close()
 
 
 async def test_a_disk_that_takes_nothing_holds_up_neither_the_loop_nor_more_than_a_window_of_memory() -> None:
