@@ -32,7 +32,7 @@ from ..core.backend import Backend, Started, Stateful, Work, ends_with_this_prog
 from ..core.call_arguments import taken
 from ..core.handle import Handle
 from ..core.node import Node
-from ..functions.build_options import HERE, Building, building, forced
+from ..functions.call_options import HERE, CallOptions, checked_options, forced
 from ..functions.compiled import Callee, Compiled, CompiledFunction, handle_of
 from ..functions.step_trace import Stepping
 from ..scripts.world import rank, world_size
@@ -266,9 +266,9 @@ class AsyncMesh:
         """
         self._check_open()
         args = taken(fn, args, named, (*OWN, "what_if_dies"))
-        graph = self.form(fn, args, strategy, "on", copies).graph
-        text, kept = text_of(strategy, self._reproducible), self._copies_of(copies)
-        return PlanPreview(await self._backend.plan(graph, text, kept, what_if_dies))
+        options = self.options(strategy, "on", copies)
+        graph = self.form(fn, args, options).graph
+        return PlanPreview(await self._backend.plan(graph, options.strategy, options.copies, what_if_dies))
 
     async def explain(
         self,
@@ -325,7 +325,7 @@ class AsyncMesh:
         if isinstance(fn, WireGraph) and not args and not named:
             graph = fn
         else:
-            graph = self.form(fn, taken(fn, args, named, (*OWN, "worker", "text")), "auto", "on").graph
+            graph = self.form(fn, taken(fn, args, named, (*OWN, "worker", "text")), self.options("auto", "on")).graph
         return explanation_of(await self._backend.explain(graph, *chosen, *texts), graph)
 
     async def run(
@@ -383,7 +383,7 @@ class AsyncMesh:
         [0.0, 1.0, 4.0]
         """
         args = taken(fn, args, named, OWN)
-        return await self._call(self.form(fn, args, strategy, mode, copies), args)
+        return await self._call(self.form(fn, args, self.options(strategy, mode, copies)), args)
 
     async def compile(
         self,
@@ -437,9 +437,8 @@ class AsyncMesh:
         InputError
             If `fn` cannot be called or traced with these arguments.
         """
-        function = self.function(
-            fn, strategy, building(mode, name, cache, build_dir, forced(force, use_cached_if_exists)), copies
-        )
+        force = forced(force, use_cached_if_exists)
+        function = self.function(fn, self.options(strategy, mode, copies, name, cache, build_dir, force))
         function.form_for(taken(fn, examples, named, OWN_OF_COMPILE))
 
         async def compiled(*args: PyTree, **named: PyTree) -> PyTree:
@@ -485,7 +484,7 @@ class AsyncMesh:
             If `fn` cannot be called or traced with these arguments.
         """
         args = taken(fn, args, named, OWN)
-        form = self.form(fn, args, strategy, mode, copies)
+        form = self.form(fn, args, self.options(strategy, mode, copies))
         inputs, work = form.bind(args)
         held_bytes = bytes_of(inputs)
         await self._room.taken(held_bytes)
@@ -561,7 +560,7 @@ class AsyncMesh:
         """
         examples = taken(step_fn, (state, *examples), named, OWN_OF_SESSIONS)[1:]
         return self.open_session(
-            self.stepping(step_fn, state, examples, strategy, mode), copies, every, ahead, mode, name=name
+            self.stepping(step_fn, state, examples, self.options(strategy, mode)), copies, every, ahead, mode, name=name
         )
 
     async def attach(
@@ -682,14 +681,49 @@ class AsyncMesh:
         """The event loop it was made on."""
         return self._loop
 
-    def form(
+    def options(
         self,
-        fn: Callable[..., Any] | WireGraph,
-        args: tuple[Any, ...],
         strategy: str | Strategy,
         mode: str,
         copies: str | None = None,
-    ) -> Compiled:
+        name: str = "",
+        cache: bool = True,
+        build_dir: str | Path | None = None,
+        force: bool = False,
+    ) -> CallOptions:
+        """Check what a caller said of its calls, and fill in what this mesh says.
+
+        Parameters
+        ----------
+        strategy : str or Strategy
+            How to place them.
+        mode : {"auto", "on", "off", "local"}
+            Where to compute.
+        copies : str, optional
+            Which copies of the params workers keep.
+        name : str, optional
+            The name of the graphs.
+        cache : bool, optional
+            Whether graphs are kept from one call to the next.
+        build_dir : str or Path, optional
+            A folder to write graphs to.
+        force : bool, optional
+            Whether to compile anew.
+
+        Returns
+        -------
+        CallOptions
+            What was said.
+
+        Raises
+        ------
+        InputError
+            If anything of it is not known.
+        """
+        text, kept = text_of(strategy, self._reproducible), self._copies_of(copies)
+        return checked_options(text, mode, kept, name, cache, build_dir, force)
+
+    def form(self, fn: Callable[..., Any] | WireGraph, args: tuple[Any, ...], options: CallOptions) -> Compiled:
         """Trace a function for these arguments, anew each time: what it refers to may have changed.
 
         Parameters
@@ -698,56 +732,40 @@ class AsyncMesh:
             What to trace.
         args : tuple
             Its arguments.
-        strategy : str or Strategy
-            How to place it.
-        mode : {"auto", "on", "off", "local"}
-            Where to compute.
-        copies : str, optional
-            Which copies of the params workers keep.
+        options : CallOptions
+            How to build and place it, and where to compute.
 
         Returns
         -------
         Compiled
             The traced function.
         """
-        return Compiled.of(fn, args, text_of(strategy, self._reproducible), building(mode), self._copies_of(copies))
+        return Compiled.of(fn, args, options)
 
-    def function(
-        self, fn: Callable[..., Any] | WireGraph, strategy: str | Strategy, how: Building, copies: str | None = None
-    ) -> CompiledFunction:
+    def function(self, fn: Callable[..., Any] | WireGraph, options: CallOptions) -> CompiledFunction:
         """Make a function that is traced once for each combination of shapes and dtypes.
 
         Parameters
         ----------
         fn : callable or WireGraph
             What to trace.
-        strategy : str or Strategy
-            How to place it.
-        how : Building
-            How its graphs are built, and where they are computed.
-        copies : str, optional
-            Which copies of the params workers keep.
+        options : CallOptions
+            How to build and place its graphs, and where to compute.
 
         Returns
         -------
         CompiledFunction
             The function.
         """
-        if how.folder is not None and world_size() > 1:
-            how = replace(how, folder=how.folder / f"rank_{rank()}")
-        return CompiledFunction(fn, text_of(strategy, self._reproducible), how, self._copies_of(copies))
+        if options.folder is not None and world_size() > 1:
+            options = replace(options, folder=options.folder / f"rank_{rank()}")
+        return CompiledFunction(fn, options)
 
     def _copies_of(self, copies: str | None) -> str:
         return self._copies if copies is None else copies_of(copies, OF_CALLS).text
 
     def stepping(
-        self,
-        fn: Callable[..., Any],
-        state: PyTree,
-        examples: tuple[Any, ...],
-        strategy: str | Strategy,
-        mode: str,
-        copies: str | None = None,
+        self, fn: Callable[..., Any], state: PyTree, examples: tuple[Any, ...], options: CallOptions
     ) -> Stepping:
         """Trace a step function for a state and arguments.
 
@@ -759,21 +777,16 @@ class AsyncMesh:
             The first state.
         examples : tuple
             Arguments like those of the steps.
-        strategy : str or Strategy
-            How to place it.
-        mode : {"auto", "on", "off", "local"}
-            Where to compute.
-        copies : str, optional
-            Which copies workers keep of the params that no step changes.
+        options : CallOptions
+            How to place it, where to compute, and which copies workers keep of the params that no step changes.
 
         Returns
         -------
         Stepping
             The traced step, with its first state.
         """
-        how, asked = building(mode), text_of(strategy, self._reproducible)
-        traced = Stepping(fn, state, examples, asked, self._copies_of(copies))
-        how.built(traced.work.graph)
+        traced = Stepping(fn, state, examples, options.strategy, options.copies)
+        options.built(traced.work.graph)
         return traced
 
     def open_session(
@@ -866,7 +879,7 @@ class AsyncMesh:
         """
         try:
             self._check_open()
-            if self._is_here(form.mode):
+            if self._is_here(form.options.mode):
                 started = _start_here(self._loop, work, inputs)
                 self._here.add(started.outputs)
                 started.outputs.add_done_callback(self._here.discard)

@@ -32,7 +32,7 @@ from ..core.call_arguments import taken
 from ..core.loop_thread import LoopElsewhere, LoopThread
 from ..core.node import Node
 from ..core.realise import Evaluator, reset_evaluator, set_evaluator
-from ..functions.build_options import Building, building, forced
+from ..functions.call_options import CallOptions, forced
 from ..functions.compiled import Callee, Compiled
 from ..functions.step_trace import Stepping
 from ..tree import PyTree
@@ -333,7 +333,7 @@ class Mesh:
         array(7.)
         """
         args = taken(fn, args, named, OWN)
-        return self._call(self._async.form(fn, args, strategy, mode, copies), args)
+        return self._call(self._async.form(fn, args, self._async.options(strategy, mode, copies)), args)
 
     def compile(
         self,
@@ -400,8 +400,9 @@ class Mesh:
         ...     double(np.arange(3.0))
         array([0., 2., 4.])
         """
-        how = building(mode, name, cache, build_dir, forced(force, use_cached_if_exists))
-        function = self._async.function(fn, strategy, how, copies)
+        force = forced(force, use_cached_if_exists)
+        options = self._async.options(strategy, mode, copies, name, cache, build_dir, force)
+        function = self._async.function(fn, options)
         function.form_for(taken(fn, examples, named, OWN_OF_COMPILE))
 
         def compiled(*args: PyTree, **named: PyTree) -> PyTree:
@@ -458,7 +459,7 @@ class Mesh:
         {0: 0.0, 1: 1.0, 2: 4.0}
         """
         args = taken(fn, args, named, OWN)
-        form = self._async.form(fn, args, strategy, mode, copies)
+        form = self._async.form(fn, args, self._async.options(strategy, mode, copies))
         inputs, work = form.bind(args)
         held_bytes = bytes_of(inputs)
         self._take_room(self._async._room, held_bytes)
@@ -577,7 +578,7 @@ class Mesh:
         ([0.0, 1.0, 2.0], 3.0)
         """
         examples = taken(step_fn, (state, *examples), named, OWN_OF_SESSIONS)[1:]
-        stepping = self._async.stepping(step_fn, state, examples, strategy, mode)
+        stepping = self._async.stepping(step_fn, state, examples, self._async.options(strategy, mode))
         return self.open_session(stepping, copies, every, ahead, mode, name)
 
     def attach(self, name: str, /, step_fn: Callable[..., Any] | None = None, *, take: bool = False) -> Session:
@@ -786,7 +787,7 @@ class Mesh:
     def _evaluate(self, work: Work, inputs: Mapping[str, NDArray[Any]]) -> Sequence[NDArray[Any]]:
         self._loop.check_may_wait()
         outputs: Sequence[NDArray[Any]] = self._started(
-            Compiled(work.graph, work.strategy, Building()), inputs, work
+            Compiled(work.graph, CallOptions(work.strategy)), inputs, work
         ).value(None)
         return outputs
 

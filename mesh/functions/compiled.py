@@ -23,7 +23,7 @@ from ..tracing.trace import Bound, Kind, Part, Parts, Traced, leaf_type, named_a
 from ..tree import PyTree
 from ..util.lru_cache import GRAPHS_BYTES, GRAPHS_COUNT, Latest, graph_bytes
 from ..util.units import counted
-from .build_options import Building
+from .call_options import CallOptions
 
 Param = Handle | NDArray[Any]
 
@@ -38,37 +38,27 @@ class Compiled:
     def __init__(
         self,
         graph: WireGraph,
-        strategy: str,
-        building: Building,
+        options: CallOptions,
         traced: Traced | None = None,
         model: Model | None = None,
-        copies: str = "checkpoint",
     ) -> None:
         self.graph = graph
-        self.mode = building.mode
-        self._force = building.force  # until the first work
-        self._strategy = strategy
-        self._copies = copies
+        self.options = options
+        self._force = options.force  # until the first work
         self._traced = traced
         self._model = model
         self._work: Work | None = None
 
     @staticmethod
-    def of(
-        fn: Callable[..., Any] | WireGraph,
-        args: tuple[Any, ...],
-        strategy: str,
-        building: Building,
-        copies: str = "checkpoint",
-    ) -> Compiled:
+    def of(fn: Callable[..., Any] | WireGraph, args: tuple[Any, ...], options: CallOptions) -> Compiled:
         """`fn` for arguments like these; a graph is taken as it is."""
         if isinstance(fn, WireGraph):
-            return Compiled(building.built(fn), strategy, building, copies=copies)
+            return Compiled(options.built(fn), options)
         if isinstance(fn, Model):
-            graph = building.built(fn.graph(fn.given(*apart(args)), building.cache))
-            return Compiled(graph, strategy, building, model=fn, copies=copies)
+            graph = options.built(fn.graph(fn.given(*apart(args)), options.cache))
+            return Compiled(graph, options, model=fn)
         traced = trace_full(fn, *args)
-        return Compiled(building.built(traced.graph), strategy, building, traced, copies=copies)
+        return Compiled(options.built(traced.graph), options, traced)
 
     def bind(self, args: tuple[Any, ...]) -> tuple[dict[str, NDArray[Any]], Work]:
         """The inputs and the work of a call; InputError naming the argument that does not fit."""
@@ -123,7 +113,7 @@ class Compiled:
         handles = {
             name: param if isinstance(param, Handle) else handle_of(param, name) for name, param in params.items()
         }
-        self._work = Work(self.graph, handles, self._strategy, self._copies, self._force)
+        self._work = Work(self.graph, handles, self.options.strategy, self.options.copies, self._force)
         self._force = False
         return self._work
 
@@ -131,17 +121,9 @@ class Compiled:
 class CompiledFunction:
     """`Compiled` forms of one function by the shapes and dtypes it is called with, the latest of them."""
 
-    def __init__(
-        self,
-        fn: Callable[..., Any] | WireGraph,
-        strategy: str,
-        building: Building = Building(),
-        copies: str = "checkpoint",
-    ) -> None:
+    def __init__(self, fn: Callable[..., Any] | WireGraph, options: CallOptions = CallOptions()) -> None:
         self._fn = fn
-        self._strategy = strategy
-        self._copies = copies
-        self._building = building
+        self._options = options
         self._forms: Latest[Compiled] = Latest(GRAPHS_COUNT, GRAPHS_BYTES)
         self._parts = Parts()
 
@@ -173,8 +155,8 @@ class CompiledFunction:
     def _form(self, key: Any, args: tuple[Any, ...]) -> Compiled:
         form = self._forms.get(key)
         if form is None:
-            form = Compiled.of(self._fn, args, self._strategy, self._building, self._copies)
-            if self._building.cache:
+            form = Compiled.of(self._fn, args, self._options)
+            if self._options.cache:
                 form = self._forms.keep(key, form, graph_bytes(form.graph))
         return form
 

@@ -40,6 +40,7 @@ from ..core.realise import current_evaluator
 from ..tracing.trace import Part
 from ..tree import PyTree
 from ..util.annotation_checks import instance, several, whole
+from .call_options import CallOptions
 from .compiled import CompiledFunction
 
 SIZES: tuple[int, ...] = tuple(1 << power for power in range(31))
@@ -84,7 +85,7 @@ class Function:
         sizes = several(whole, sizes, "sizes of a function")
         functools.update_wrapper(self, fn)
         self._fn = fn
-        self._compiled = CompiledFunction(fn, strategy)
+        self._compiled = CompiledFunction(fn, CallOptions(strategy))
         self._buckets = _Buckets(fn, buckets, sorted(sizes), out_axes) if buckets else None
 
     def __call__(self, *args: PyTree, **keywords: PyTree) -> PyTree:

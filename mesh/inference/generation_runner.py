@@ -201,9 +201,9 @@ class Generating:
         self._text = text_of(model)
         self._detailed = detailed
         self._mesh = mesh
-        self._strategy = by_rows(strategy) if mesh.reproducible else strategy
-        self._copies = copies
-        self._mode = mode if mode != "auto" else "on" if mesh.live() or mesh.reproducible else "off"  # and so it stays
+        strategy = by_rows(strategy) if mesh.reproducible else strategy
+        mode = mode if mode != "auto" else "on" if mesh.live() or mesh.reproducible else "off"  # and so it stays
+        self._options = mesh.options(strategy, mode, copies)
         self._queue = queue
         self._params = {name: handle_array(handle) for name, handle in model.handles.items()}
         self._dtype, self.vocabulary = table_of(model.weights, self._text.decoder)
@@ -410,7 +410,7 @@ class Generating:
             state = await self._session.state()
             await self._close_session()
             stepping = await asyncio.to_thread(lambda: stepping.starting(kv_cache_step.moved(state, room, order)))
-        self._session = self._mesh.open_session(stepping, "none", 1, None, self._mode, 0)
+        self._session = self._mesh.open_session(stepping, "none", 1, None, self._options.mode, 0)
         self._slots.moved(room, order)
 
     async def _stepping(self, room: Room) -> Stepping:
@@ -419,7 +419,7 @@ class Generating:
             step = kv_cache_step.stepper(self._text.decoder, room, self._params, self._detailed)
             empty = kv_cache_step.empty(self._text.decoder, room, self._dtype)
             self._steppings[room] = await asyncio.to_thread(
-                self._mesh.stepping, step, empty, self._example(room), self._strategy, self._mode, self._copies
+                self._mesh.stepping, step, empty, self._example(room), self._options
             )
             if len(self._steppings) > ROOMS_MAX:
                 self._steppings.popitem(last=False)

@@ -24,7 +24,6 @@ from .. import tree
 from ..client.async_mesh import AsyncMesh
 from ..core.backend import Started, Work
 from ..core.call_arguments import apart
-from ..functions.build_options import building
 from ..models.model import Model
 from ..util.lru_cache import GRAPHS_COUNT
 from ..util.units import counted
@@ -51,7 +50,7 @@ class RequestRunner:
         self._mesh = mesh
         self._model = model
         self._batched = batched
-        self._function = mesh.function(model, options.strategy, building(options.mode), options.copies)
+        self._function = mesh.function(model, mesh.options(options.strategy, options.mode, options.copies))
         wait_s = options.max_wait_ms / 1e3
         self._batcher = Batcher(int(options.max_batch), wait_s, int(options.queue), UNDER_WAY)
         self._numbers = itertools.count()

@@ -68,7 +68,7 @@ NUMPYS = {"mesh.numpy": np, "mesh.numpy.fft": np.fft, "mesh.numpy.linalg": np.li
 RETURNED = ("mesh.numpy.updates.Place", "mesh.scripts.group.Group", "mesh.simulation.backend.Simulation")
 # Classes that public methods return, and that only the code of mesh uses.
 MACHINERY = frozenset(
-    {"Bound", "Compiled", "CompiledFunction", "ElasticSession", "Running", "Started", "Stepping", "Work"}
+    {"Bound", "CallOptions", "Compiled", "CompiledFunction", "ElasticSession", "Running", "Started", "Stepping", "Work"}
 )
 # Methods that only the code of mesh calls.  They need no example.
 OF_MESH_ITSELF = frozenset(
@@ -80,6 +80,7 @@ OF_MESH_ITSELF = frozenset(
         "AsyncMesh.function",
         "AsyncMesh.live",
         "AsyncMesh.open_session",
+        "AsyncMesh.options",
         "AsyncMesh.start",
         "AsyncMesh.stepping",
         "AsyncMesh.told",

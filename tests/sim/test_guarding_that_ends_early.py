@@ -81,7 +81,7 @@ async def guarded(
     monkeypatch.setattr(guards, "_guard", begin_ended)
     rng = np.random.default_rng(place)
     weights = await mesh.put([rng.normal(size=(WIDTH, WIDTH)).astype(np.float32) for _ in range(LAYERS)])
-    form = mesh.form(model, (weights, X), "pipeline", "on", copies)
+    form = mesh.form(model, (weights, X), mesh.options("pipeline", "on", copies))
     inputs, work = form.bind((weights, X))
     await mesh.start(form, inputs, work).outputs
     await asyncio.sleep(AT_REST_S)
@@ -124,7 +124,7 @@ def test_a_program_that_is_forgotten_at_any_moment_leaves_nothing(copies: str) -
             for moment in range(60):
                 rng = np.random.default_rng(moment)
                 weights = await mesh.put([rng.normal(size=(WIDTH, WIDTH)).astype(np.float32) for _ in range(LAYERS)])
-                form = mesh.form(model, (weights, X), "pipeline", "on", copies)
+                form = mesh.form(model, (weights, X), mesh.options("pipeline", "on", copies))
                 inputs, work = form.bind((weights, X))
                 await mesh.start(form, inputs, work).outputs
                 await asyncio.sleep(0.0005 * moment)

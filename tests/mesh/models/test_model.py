@@ -10,7 +10,7 @@ import pytest
 import mesh
 import mesh.numpy as mnp
 from mesh.errors import InputError
-from mesh.functions.build_options import Building
+from mesh.functions.call_options import CallOptions
 from mesh.functions.compiled import CompiledFunction, handle_of
 from mesh.models.model import InputSpec, Model
 from wire.ir.dtypes import F32, I32
@@ -57,7 +57,7 @@ def test_its_graph_has_its_names_and_no_static_inputs() -> None:
 
 
 def test_other_static_values_make_another_graph_and_the_same_ones_none() -> None:
-    compiled = CompiledFunction(model(), "auto", Building("off"))
+    compiled = CompiledFunction(model(), CallOptions(mode="off"))
     first = compiled.form_for((X, 0.5, [4, 2]))
     assert compiled.form_for((X + 1, 0.25, [4, 2])) is first
     assert compiled.form_for((X, 0.5, [2, 4])) is not first

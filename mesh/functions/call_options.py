@@ -1,4 +1,4 @@
-"""How a graph is built for its calls: what it is called, what it may do, and where it is written for people.
+"""What a caller says of its calls: how graphs of them are built, placed and kept, and where they run.
 
 It does not know how functions are traced or graphs are run.
 """
@@ -21,12 +21,17 @@ HERE = ("off", "local")  # computed in this process, whatever workers there are
 
 
 @dataclass(frozen=True, slots=True)
-class Building:
-    """`mode` says where calls run.  `name` is the graphs' ("": what they have), and that of their files in `folder`,
-    where there is one.  Without `cache` nothing is kept from one call to the next.  With `force` the first call
-    compiles the graph anew wherever it runs, whatever is in the caches, and they get what comes of it."""
+class CallOptions:
+    """`strategy` says how calls are placed, `mode` where they run, and `copies` which copies of params workers keep.
 
+    `name` is the graphs' ("": what they have), and that of their files in `folder`, where there is one.  Without
+    `cache` nothing is kept from one call to the next.  With `force` the first call compiles the graph anew wherever it
+    runs, whatever is in the caches, and they get what comes of it.
+    """
+
+    strategy: str = "auto"
     mode: str = "auto"
+    copies: str = "checkpoint"
     name: str = ""
     cache: bool = True
     folder: Path | None = None
@@ -43,9 +48,9 @@ class Building:
         return graph
 
 
-def building(
-    mode: str, name: str = "", cache: bool = True, build_dir: str | Path | None = None, force: bool = False
-) -> Building:
+def checked_options(
+    strategy: str, mode: str, copies: str, name: str, cache: bool, build_dir: str | Path | None, force: bool
+) -> CallOptions:
     """What a caller said, checked; InputError for a mode that is not known."""
     if not isinstance(mode, str) or mode not in MODES:
         raise InputError(f"{mode=} is not known", next_step=f"Choose one of {', '.join(map(repr, MODES))}")
@@ -55,7 +60,8 @@ def building(
         raise InputError(f"cache is True or False, and build_dir a folder or None, not {cache!r} and {build_dir!r}")
     if not isinstance(force, bool):
         raise InputError(f"force is True or False, not {force!r}")
-    return Building(mode, name, cache, None if build_dir is None else Path(build_dir).expanduser(), force)
+    folder = None if build_dir is None else Path(build_dir).expanduser()
+    return CallOptions(strategy, mode, copies, name, cache, folder, force)
 
 
 def forced(force: bool, use_cached_if_exists: bool) -> bool:
