@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from wire.link.address_policy import is_loopback
 from wire.security.tls import web_context
 from wire.system.signals import watch_signals
 
+from ..backends.enrolment import is_client
 from ..client.async_mesh import AsyncMesh
 from ..inference.settings import Options as ModelOptions
 from ..models.store import located
@@ -26,6 +28,7 @@ from .find_coordinator import connect, named
 from .flags import mesh_name
 from .keys import keys_file
 from .output import say, say_lines
+from .progress import download_progress
 from .web_certificate import WebCertificate, names_here
 
 Options = argparse.Namespace
@@ -33,14 +36,17 @@ Options = argparse.Namespace
 
 def serve_model(options: Options) -> int:
     """Serve models until it is told to stop."""
-    return asyncio.run(_serve(options))
+    certificate = _certificate(options)
+    listening = _listening(options, certificate)
+    models = _models(options)  # downloads block: there is no loop yet, so Ctrl-C ends one
+    return asyncio.run(_serve(options, models, certificate, listening))
 
 
-async def _serve(options: Options) -> int:
+async def _serve(
+    options: Options, models: dict[str, Path], certificate: WebCertificate | None, listening: Listening
+) -> int:
     stopped = asyncio.Event()
     watch_signals(asyncio.get_running_loop(), lambda why: stopped.set())
-    models, certificate = _models(options), _certificate(options)
-    listening = _listening(options, certificate)
     how = ModelOptions(
         max_batch=options.max_batch, queue=options.queue, replicas=options.replicas, chunk=options.chunk,
         strategy=options.strategy,
@@ -66,33 +72,30 @@ async def _mesh(options: Options) -> AsyncMesh:
     builder = AsyncMesh.builder().mesh(mesh_name(options))
     if options.local:
         return await builder.local(options.local, options.engine).build_async()
-    try:
+    if named(options) is not None:
         return AsyncMesh(await connect(options), builder.config.copies, builder.config.reproducible)
-    except ConnectFailed:
-        if named(options) is not None:
-            raise
+    if is_client(mesh_name(options)):
+        with contextlib.suppress(ConnectFailed):
+            return AsyncMesh(await connect(options), builder.config.copies, builder.config.reproducible)
     _tell(options, "no coordinator on this machine: one worker of this machine computes, as with --local 1")
     return await builder.local(1, options.engine).build_async()
 
 
 def _models(options: Options) -> dict[str, Path]:
-    """The folders to serve, by name: NAME=FOLDER, or a folder that gives its own name."""
+    """The models to serve, by name: NAME=MODEL, or a model that gives its own name.  It downloads those of the hub."""
+    if options.name and len(options.model) > 1:
+        raise ConfigError("--name is for one model", next_step="Write NAME=MODEL for each of several")
     models: dict[str, Path] = {}
     for text in options.model:
         name, equals, path = text.partition("=")
-        folder = located(path if equals else text)
-        name = name if equals else folder.resolve().name.removesuffix(".gguf")
-        if options.name:
-            if len(options.model) > 1:
-                raise ConfigError("--name is for one model", next_step="Write NAME=FOLDER for each of several")
-            name = options.name
-        if name in models:
-            raise ConfigError(f"two models are called {name!r}", next_step="Write NAME=FOLDER")
+        with download_progress(not options.json and not options.quiet) as report:
+            folder = located(path if equals else text, report)
         if not folder.is_dir() and folder.suffix != ".gguf":
-            raise InputError(
-                f"there is no folder {folder}",
-                next_step="Give a folder with config.json and safetensors, a GGUF file, or ORG/NAME",
-            )
+            what = f"{folder} is no model" if folder.exists() else f"there is no folder or file {folder}"
+            raise InputError(what, next_step="Give a folder with config.json and safetensors, a GGUF file, or ORG/NAME")
+        name = options.name or (name if equals else folder.resolve().name.removesuffix(".gguf"))
+        if name in models:
+            raise ConfigError(f"two models are called {name!r}", next_step="Write NAME=MODEL for each")
         models[name] = folder
     return models
 

@@ -119,8 +119,8 @@ def name_of(text: str) -> ModelName | None:
     return ModelName(found["org"], found["name"], found["part"] or "")
 
 
-def located(text: str) -> Path:
-    """A path that is there; else what the store has by this name, or the hub.
+def located(text: str, report: Report | None = None) -> Path:
+    """A path that is there; else what the store has by this name, or the hub, whose download calls `report`.
 
     Errors are those of `ModelStore.pull`.  A text that is neither a path that is there nor a name is given as a path.
     """
@@ -129,7 +129,7 @@ def located(text: str) -> Path:
         return path
     store = ModelStore()
     try:
-        return store.find(text) or store.pull(text)
+        return store.find(text) or store.pull(text, report=report)
     except MeshError as error:
         error.message = f"there is no folder {text}, and {error.message}"
         raise

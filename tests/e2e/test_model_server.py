@@ -25,6 +25,7 @@ from support.processes.commands import Daemon, command, daemon, environment, run
 import mesh
 from coordinator.authority.authority import Authority
 from mesh.backends.enrolment import authority_folder
+from mesh.commands.exit_codes import OK
 from mesh.importers.minilm import embed, model_folder
 from mesh.inference.tokenizer import Tokenizer
 from mesh.serving.chat_template import load_chat_template
@@ -342,6 +343,31 @@ def test_chat_in_the_terminal(server: Daemon, tmp_path: Path) -> None:
     nobody = talk("llama", "--url", "http://127.0.0.1:9")
     assert nobody.returncode == 4
     assert "does not answer" in nobody.stderr
+
+
+def test_without_a_mesh_one_worker_of_this_machine_computes(folder: Path, tmp_path: Path) -> None:
+    """As docs/serving.md says of a user who has joined no mesh."""
+    arguments = ("serve-model", str(folder), "--engine", "cpu", "--port", "0")
+    with daemon("coord", *arguments, env=environment(tmp_path), log=tmp_path / "log") as started:
+        body = json.dumps({"model": "llama", "messages": HELLO, "max_completion_tokens": 2}).encode()
+        url, headers = f"{started.ready['url']}/v1/chat/completions", {"Content-Type": "application/json"}
+        with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=120) as answer:
+            assert json.load(answer)["usage"]["completion_tokens"] == 2
+        assert started.stop(signal.SIGTERM) == 0
+
+
+def test_a_signal_ends_a_download(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as hub:  # which takes connections, and answers nothing
+        hub.settimeout(120)
+        env = environment(tmp_path, HF_ENDPOINT=f"http://127.0.0.1:{hub.getsockname()[1]}")
+        env.pop("SSL_CERT_FILE", None)
+        asking = subprocess.Popen(command("coord", "serve-model", "org/name"), env=env)
+        try:
+            with hub.accept()[0]:
+                asking.send_signal(signal.SIGTERM)  # as Ctrl-C, which jobs in the background ignore
+                assert asking.wait(60) == OK
+        finally:
+            asking.kill()
 
 
 def test_other_machines_need_a_key_and_tls(folder: Path, tmp_path: Path) -> None:
