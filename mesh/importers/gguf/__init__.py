@@ -78,10 +78,10 @@ def _settings(file: File, name: str, row: Architecture, experts: Experts | None)
             if len(set(map(str, setting))) > 1:
                 raise Unsupported(f"{file.path}: {key} differs between layers: {setting!r:.80}")
             settings[key] = setting[0] if setting else None
-    for key in ("num_attention_heads", "num_key_value_heads", "hidden_size", "num_hidden_layers"):
+    for key in ("num_attention_heads", "num_key_value_heads", "hidden_size", "num_hidden_layers", "head_dim"):
         if key in settings and (type(settings[key]) is not int or settings[key] < 1):
             raise InputError(f"{file.path}: {key} is a positive integer, got {settings[key]!r:.60}")
-        if key not in settings and key != "num_key_value_heads":
+        if key not in settings and key not in ("num_key_value_heads", "head_dim"):
             raise InputError(f"{file.path} does not tell {name}.{_key_of(key)}")
     settings.setdefault("num_key_value_heads", settings["num_attention_heads"])
     size = settings.setdefault("head_dim", settings["hidden_size"] // settings["num_attention_heads"])
@@ -124,6 +124,8 @@ def _rope(file: File, own: dict[str, Any], settings: dict[str, Any], size: int) 
     if turned != size:
         if settings["model_type"] != "phi3":
             raise Unsupported(f"{file.path}: rope.dimension_count = {turned!r:.60}, and a head has {size}")
+        if type(turned) is not int or not 0 < turned < size:
+            raise InputError(f"{file.path}: rope.dimension_count is an integer below {size}, got {turned!r:.60}")
         settings["partial_rotary_factor"] = turned / size
     return {"rope_scaling": rope} if rope else {}
 

@@ -97,6 +97,8 @@ def _tensors(at: _Cursor, count: int, metadata: dict[str, Any]) -> dict[str, Ten
         if axes > AXES_MAX or name in entries:
             raise at.damaged(f"the tensor {name!r:.80} {'is there twice' if name in entries else f'has {axes} axes'}")
         dims = tuple([at.number("<Q") for _ in range(axes)])
+        if 0 in dims:
+            raise at.damaged(f"the tensor {name!r:.80} has the shape {dims[::-1]}, which holds nothing")
         entries[name] = dims[::-1], at.number("<I"), at.number("<Q")
     strange = {number for _, number, _ in entries.values() if number not in BLOCKS}
     if strange:

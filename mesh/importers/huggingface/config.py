@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from sys import float_info
 from typing import Any
 
 from wire.errors import InputError, Unsupported
@@ -70,13 +71,13 @@ class Config:
             value = instead
         if type(value) is not int or value < least:
             kind = "a positive integer" if least else "an integer, 0 or more"
-            raise InputError(f"{self.file}: {key} is {kind}, got {value!r}")
+            raise InputError(f"{self.file}: {key} is {kind}, got {value!r:.60}")
         return value
 
     def number(self, key: str) -> float:
         value = self[key]
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise InputError(f"{self.file}: {key} is a number, got {value!r}")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= float_info.max:
+            raise InputError(f"{self.file}: {key} is a finite number, got {value!r:.60}")
         return float(value)
 
     def flag(self, key: str) -> bool:

@@ -152,6 +152,10 @@ class _Shared:
         self.form, self.names, self.width = form, names, settings.width
         self.heads_key, self.dtype = settings.heads, config.dtype
         self.layers, self.heads = config.integer(settings.layers), _heads(form, config)
+        if self.layers > len(weights):
+            raise InputError(
+                f"{config.file}: {settings.layers} = {self.layers}, and the files have {len(weights)} weights"
+            )
         self.shared = config.integer(settings.kv_heads, self.heads) if settings.kv_heads else self.heads
         if self.heads % self.shared:
             raise InputError(
@@ -167,7 +171,7 @@ class _Shared:
             )
         }  # fmt: skip
         self.positions_max = config.integer(settings.positions) if settings.positions else None
-        self._size(config)
+        self._size(config, max(max(array.shape, default=0) for array in weights.values()))
         self.kinds, self.windows = zip(*form.lengths(config, self.layers), strict=True)
         self.turns = _turns(form, config, self.size, self.kinds) if form.positions == "rotary" else {}
         self.slopes = _slopes(self.heads) if form.positions == "slopes" else None
@@ -186,12 +190,14 @@ class _Shared:
             self.mixture = mixture_of(form.experts, config, self.sizes, self.act, self.width)
             self.sparse = form.experts.sparse(config, self.layers)
 
-    def _size(self, config: Config) -> None:
-        """The size of a head, and the sizes by which shapes of weights are told."""
+    def _size(self, config: Config, most: int) -> None:
+        """The size of a head, and the sizes by which shapes of weights are told.  `most` is their longest axis."""
         settings, form = self.form.settings, self.form
         sizes = config.sizes("vocab_size", self.width, settings.heads)
         part = sizes[self.width] // self.heads
         self.size = size = config.integer(settings.head_dim, part) if settings.head_dim else part
+        if self.heads * size > most:
+            raise InputError(f"{config.file}: {self.heads} heads of {size} are more than any weight in the files has")
         self.inner = settings.inner or INNER
         four = 4 * sizes[self.width]
         sizes[self.inner] = config.integer(self.inner, four) if settings.inner else four

@@ -43,7 +43,9 @@ def with_packed(weights: Arrays, told: Any, file: Path) -> Arrays:
     InputError
         If tensors are missing, or do not fit each other.
     """
-    name = told.get("quant_method") if isinstance(told, Mapping) else told
+    if not isinstance(told, Mapping):
+        raise InputError(f"{file}: quantization_config is an object, got {told!r:.60}")
+    name = told.get("quant_method")
     method = METHODS.get(name) if isinstance(name, str) else None
     if method is None:
         raise Unsupported(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from sys import float_info
 from typing import Any
 
 import numpy as np
@@ -90,7 +91,10 @@ def rotary_of(
             raise InputError(f"{config.file}: {key}.{setting} is {what}, got {value!r:.60}")
     settings["max_position_embeddings"] = config.integer("max_position_embeddings")
     rates = float(settings["rope_theta"]) ** -(np.arange(0, turned, 2) / turned)
-    return row.made(rates, settings)
+    try:
+        return row.made(rates, settings)
+    except InputError as error:
+        raise InputError(f"{config.file}: {key}: {error.message}") from None
 
 
 def rotary_tables(positions: Array, rotary: Rotary) -> tuple[Array, Array]:
@@ -129,6 +133,8 @@ def _llama3(rates: Rates, given: Mapping[str, Any]) -> Rotary:
     """Slow pairs are slowed by `factor`, quick ones stay, those between are mixed."""
     waves = 2 * math.pi / rates
     low, high = given["low_freq_factor"], given["high_freq_factor"]
+    if low >= high:
+        raise InputError(f"low_freq_factor = {low!r} is not below high_freq_factor = {high!r}")
     mix = np.clip((given["original_max_position_embeddings"] / waves - low) / (high - low), 0, 1)
     return _narrow((1 - mix) * rates / given["factor"] + mix * rates)
 
@@ -167,7 +173,11 @@ def _longrope(rates: Rates, given: Mapping[str, Any]) -> Rotary:
 
 
 def _is_positive(value: Any, pairs: int) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= float_info.max
+
+
+def _is_above_one(value: Any, pairs: int) -> bool:
+    return _is_positive(value, pairs) and bool(value > 1)
 
 
 def _are_positive(value: Any, pairs: int) -> bool:
@@ -180,6 +190,7 @@ def _is_flag(value: Any, pairs: int) -> bool:
 
 WHAT: dict[Callable[[Any, int], bool], str] = {
     _is_positive: "a positive number",
+    _is_above_one: "a number above 1",
     _are_positive: "a list of {} positive numbers",
     _is_flag: "true or false",
 }
@@ -193,12 +204,12 @@ SCALINGS: dict[str, Scaling] = {
         {},
     ),
     "longrope": Scaling(
-        {"short_factor": _are_positive, "long_factor": _are_positive, **ORIGINAL},
+        {"short_factor": _are_positive, "long_factor": _are_positive, **dict.fromkeys(ORIGINAL, _is_above_one)},
         _longrope,
         {"factor": _is_positive, "attention_factor": _is_positive},
     ),
     "yarn": Scaling(
-        ORIGINAL,
+        {"rope_theta": _is_above_one, **ORIGINAL},
         _yarn,
         {
             "factor": _is_positive, "attention_factor": _is_positive, "beta_fast": _is_positive,

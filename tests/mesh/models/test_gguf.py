@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import mesh
 import mesh.numpy as mnp
 from mesh.errors import InputError, Unsupported
 from mesh.importers.gguf.blocks import BLOCKS, packed
+from mesh.importers.gguf.file import read
 from mesh.importers.gguf.names import ARCHITECTURES
 from mesh.nn.packed import packed_product, packed_rows, unpacked
 from wire.units import need_text
@@ -138,6 +140,10 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "an offset outside": (header(tensors=1, rest=tensor((8,), 0, 1 << 40) + bytes(64)), f"32 B at byte {1 << 40}, of"),
     "an offset between": (header(tensors=1, rest=tensor((8,), 0, 4) + bytes(96)), "in steps of 32"),
     "half a block": (header(tensors=1, rest=tensor((31, 2), 2) + bytes(99)), "does not consist of blocks of 32"),
+    "an axis of no length": (
+        header(tensors=1, rest=tensor((0, 1 << 40), 2) + bytes(99)),
+        r"'t' has the shape \(1099511627776, 0\), which holds nothing",
+    ),
     "twice the same": (header(tensors=2, rest=tensor((1,)) + tensor((1,)) + bytes(99)), "is there twice"),
     "shared bytes": (
         header(tensors=2, rest=tensor((16,)) + tensor((8,), 0, 32, "u") + bytes(150)),
@@ -190,6 +196,27 @@ def rewritten(tmp_path: Path, old: bytes, new: bytes) -> Path:
     path = tmp_path / "changed.gguf"
     path.write_bytes(content.replace(old, new))
     return path
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("phi3.rope.dimension_count", "x", "rope.dimension_count is an integer below 16, got 'x'"),
+        ("phi3.attention.key_length", "x", "head_dim is a positive integer, got 'x'"),
+        ("phi3.attention.key_length", 10**18, f"4 heads of {10**18} are more than any weight"),
+        ("phi3.block_count", 10**18, f"num_hidden_layers = {10**18}, and the files have"),
+    ],
+)
+def test_metadata_of_the_wrong_kind_is_named(
+    key: str, value: Any, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_model(tmp_path / "own.gguf", "phi3", "Q8_0")
+    whole = read(tmp_path / "own.gguf")
+    monkeypatch.setattr(
+        "mesh.importers.gguf.read", lambda path: replace(whole, metadata={**whole.metadata, key: value})
+    )
+    with pytest.raises(InputError, match=says):
+        mesh.load(tmp_path / "own.gguf")
 
 
 def test_what_is_not_known_is_named(tmp_path: Path) -> None:

@@ -94,6 +94,33 @@ def test_what_is_not_known_is_named(folder: Path, settings: Any, says: str) -> N
         mesh.load(changed(folder, **settings))
 
 
+TURNED = {"rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 16}
+LLAMA3 = {**TURNED, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"rope_parameters": {**TURNED, "rope_type": "yarn", "rope_theta": 1.0}}, "rope_theta is a number above 1"),
+        ({"rope_parameters": LLAMA3}, "low_freq_factor = 1.0 is not below high_freq_factor = 1.0"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps is a finite number, got 1000"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps is a finite number, got nan"),
+        ({"num_hidden_layers": 10**18}, f"num_hidden_layers = {10**18}, and the files have 21 weights"),
+        ({"head_dim": 10**18}, f"4 heads of {10**18} are more than any weight in the files has"),
+        ({"quantization_config": "gptq"}, "quantization_config is an object, got 'gptq'"),
+    ],
+)
+def test_a_setting_that_nothing_can_be_computed_by_is_named(folder: Path, settings: Any, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        mesh.load(changed(folder, **settings))
+
+
+def test_texts_of_one_token_have_no_longer_ones_to_turn(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(GOLDEN / "phi3-long", tmp_path / "model"))
+    with pytest.raises(InputError, match="original_max_position_embeddings is a number above 1, got 1"):
+        mesh.load(changed(folder, original_max_position_embeddings=1))
+
+
 def test_what_is_damaged_is_named(folder: Path) -> None:
     with pytest.raises(InputError, match="num_hidden_layers is a positive integer, got 'two'"):
         mesh.load(changed(folder, num_hidden_layers="two"))
