@@ -70,7 +70,7 @@ def _pieces(options: Options, messages: list[dict[str, str]]) -> Iterator[str]:
             for line in answer:
                 data = line.removeprefix(b"data:").strip()
                 if data and data != b"[DONE]":
-                    yield _text(json.loads(data))
+                    yield _text(json.loads(data), options.url)
     except urllib.error.HTTPError as error:
         raise InputError(_told(error)) from None
     except (OSError, HTTPException, ValueError) as error:
@@ -94,10 +94,16 @@ def _request(options: Options, body: dict[str, Any]) -> urllib.request.Request:
     return urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers)
 
 
-def _text(event: dict[str, Any]) -> str:
-    if "error" in event:
-        raise RemoteError(str(event["error"].get("message", event["error"])))
-    return "".join(choice["delta"].get("content") or "" for choice in event["choices"])
+def _text(event: Any, url: str) -> str:
+    try:
+        if "error" in event:
+            raise RemoteError(str(event["error"]["message"]))
+        return "".join(choice["delta"].get("content") or "" for choice in event["choices"])
+    except (AttributeError, KeyError, TypeError):
+        raise RemoteError(
+            f"{url} sends {str(event)[:80]!r}, which is no part of an answer",
+            next_step="Check --url: it is the address of mesh-coord serve-model, or of a server like OpenAI's",
+        ) from None
 
 
 def _told(error: urllib.error.HTTPError) -> str:

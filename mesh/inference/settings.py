@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import isfinite
 from numbers import Integral, Real
 from typing import Any
 
@@ -11,6 +10,7 @@ from wire.errors import InputError
 from wire.ir.arithmetic import NATIVE_1
 from wire.policy.strategies import Strategy, strategy_of
 
+FLOAT_MAX = (2 - 2.0**-52) * 2.0**1023
 CHUNK_MAX = 1 << 14  # tokens that a step reads of a prompt: a batch computes as many for each of its slots
 
 
@@ -25,7 +25,7 @@ def count(value: Any, what: str, least: int = 1, most: int | None = None) -> int
 
 def number(value: Any, what: str) -> float:
     """A finite number, 0 or more, of Python's or numpy's; InputError for others."""
-    if not isinstance(value, Real) or isinstance(value, bool) or not isfinite(value) or value < 0:
+    if not isinstance(value, Real) or isinstance(value, bool) or not value <= FLOAT_MAX or value < 0:
         raise InputError(f"{what} is a number, 0 or more, got {value!r}")
     return float(value)
 

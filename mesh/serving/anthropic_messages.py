@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ async def messages(call: Call) -> Reply:
     )  # fmt: skip
     stream = fields.boolean("stream", False)
     fields.done()
-    answer = await model.begin(asked(model, chat, how), call.client)
+    answer = await model.begin(await asked(model, chat, how), call.client)
     head = {"id": call.new_id("msg_"), "type": "message", "role": "assistant", "model": model.facts.name}
     if stream:
         return StreamReply(EVENT_STREAM, _frames(head, answer), _failed, answer.close)
@@ -55,9 +56,9 @@ async def count_tokens(call: Call) -> Reply:
     model = call.models.text(fields.text("model"))
     chat = _conversation(fields)
     fields.done()
-    prompt = asked(model, chat, TextRequest((), Sampling())).prompts[0]
+    (prompt,) = (await asked(model, chat, TextRequest((), Sampling()))).prompts
     assert isinstance(prompt, str)
-    return JsonReply({"input_tokens": len(model.tokenizer.ids(prompt, framed=False))})
+    return JsonReply({"input_tokens": len(await asyncio.to_thread(model.tokenizer.ids, prompt, framed=False))})
 
 
 # -- reading

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from wire.errors import ConfigError, InputError, StorageError
 from wire.system.atomic_files import Disk
@@ -103,7 +104,7 @@ class ApiKeys:
     def _read(self) -> tuple[KeyRecord, ...]:
         try:
             data = json.loads(self._path.read_text("utf-8"))
-            return tuple([KeyRecord(**each) for each in data["keys"]])
+            return tuple([_record(each) for each in data["keys"]])
         except FileNotFoundError:
             return ()
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -113,6 +114,14 @@ class ApiKeys:
     def _write(self, records: tuple[KeyRecord, ...]) -> None:
         text = json.dumps({"keys": [asdict(record) for record in records]}, indent=1)
         Disk().write_whole(self._path, [text.encode()])
+
+
+def _record(fields: dict[str, Any]) -> KeyRecord:
+    """The record with these fields; ValueError if its digest is none, which would fail at every request."""
+    record = KeyRecord(**fields)
+    if len(bytes.fromhex(record.digest)) != hashlib.sha256().digest_size:
+        raise ValueError(f"the digest of {record.name!r:.80} is no SHA-256")
+    return record
 
 
 def _digest(text: str) -> str:

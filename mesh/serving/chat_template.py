@@ -17,6 +17,8 @@ from typing import Any
 
 from wire.errors import ConfigError, InputError
 
+from ..util.json_file import read_object
+
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 REASONING = ("reasoning_content", "thinking", "reasoning")  # names for it in messages; templates read the first
 CHARACTERS_MAX = 32 << 20  # of a rendered conversation
@@ -120,15 +122,7 @@ def _special(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _json_file(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        found = json.loads(_text(path))
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path} is no JSON", cause=str(error)) from None
-    if not isinstance(found, dict):
-        raise InputError(f"{path} is no JSON object")
-    return found
+    return read_object(path) if path.exists() else {}
 
 
 def _text(path: Path) -> str:

@@ -5,6 +5,7 @@ The other APIs are translated to this form first (`anthropic_messages.py`, `olla
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -38,8 +39,15 @@ class Conversation:
     template: Mapping[str, Any] = field(default_factory=dict)
 
 
-def asked(model: ServedText, chat: Conversation, how: TextRequest) -> TextRequest:
-    """The request for a model: its prompt by the model's template, its grammar by tools or format."""
+async def asked(model: ServedText, chat: Conversation, how: TextRequest) -> TextRequest:
+    """The request for a model: its prompt by the model's template, its grammar by tools or format.
+
+    A template takes time and is another's program, so it runs in a thread.
+    """
+    return await asyncio.to_thread(_asked, model, chat, how)
+
+
+def _asked(model: ServedText, chat: Conversation, how: TextRequest) -> TextRequest:
     source = model.template.source(bool(chat.tools)) if model.template else ""
     tools = chat.tools if chat.tool_choice != NONE else ()
     if tools and "tools" not in source:

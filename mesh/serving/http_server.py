@@ -135,7 +135,8 @@ class HttpServer:
         call = Call(self._models, body, named, client, _now_s, time.monotonic_ns, _new_id, _new_seed)
         reply = await route.answer(call)
         if isinstance(reply, JsonReply):
-            return _whole(to_json(reply.data), 200, dict(reply.headers) | self._cors(request))
+            data = await asyncio.to_thread(to_json, reply.data)  # thousands of embeddings take a while
+            return _whole(data, 200, dict(reply.headers) | self._cors(request))
         return await self._streamed(request, reply)
 
     def _client(self, request: web.BaseRequest) -> str:

@@ -10,10 +10,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from pathlib import Path
-from typing import Any
 
 from wire.addresses import shown
 from wire.errors import InputError
@@ -23,6 +21,7 @@ from ..client.mesh import Mesh
 from ..inference.settings import Options
 from ..models.load import load
 from ..models.model import Model
+from ..util.json_file import read_object
 from .api_error import ApiError
 from .api_keys import ApiKeys
 from .http_server import HttpServer, Listening
@@ -140,10 +139,10 @@ class AsyncModelServer:
         self, name: str, model: Model, source: str | Path | Model, options: Options
     ) -> ServedText | ServedEmbedding:
         if model.text is not None:
-            facts = _facts(name, model, model.text.folder, "text")
+            facts = await asyncio.to_thread(_facts, name, model, model.text.folder, "text")
             return await serve_text(self._mesh, facts, model, options)
         if embeds(model) and not isinstance(source, Model):
-            facts = _facts(name, model, Path(source), "embedding")
+            facts = await asyncio.to_thread(_facts, name, model, Path(source), "embedding")
             return await serve_embedding(self._mesh, facts, model, Path(source), options)
         raise InputError(
             f"{model.name or name} is neither a language model nor an encoder from a folder",
@@ -293,9 +292,8 @@ def _loaded(source: str | Path | Model) -> Model:
 
 
 def _facts(name: str, model: Model, folder: Path, kind: str) -> ModelFacts:
-    settings: dict[str, Any] = {}
-    if (folder / "config.json").exists():
-        settings = json.loads((folder / "config.json").read_text("utf-8"))
+    file = folder / "config.json"
+    settings = read_object(file) if file.exists() else {}
     weights = model.weights.values()
     positions = model.text.decoder.positions_max if model.text else settings.get("max_position_embeddings")
     return ModelFacts(

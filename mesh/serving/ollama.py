@@ -58,7 +58,7 @@ async def chat(call: Call) -> Reply:
     if not told:
         return _loaded(model.facts.name, call, _chat_piece("", ()))
     began_ns = call.clock_ns()
-    answer = await model.begin(asked(model, talk, how), call.client)
+    answer = await model.begin(await asked(model, talk, how), call.client)
     return await _replied(_Head(model.facts.name, "message", began_ns, call), answer, stream, _chat_piece)
 
 
@@ -82,7 +82,7 @@ async def generate(call: Call) -> Reply:
     else:
         told = [{"role": "system", "content": system}] if system else []
         talk = Conversation([*told, {"role": "user", "content": prompt}], format=form, template=template)
-        request = asked(model, talk, how)
+        request = await asked(model, talk, how)
     began_ns = call.clock_ns()
     answer = await model.begin(request, call.client)
     return await _replied(_Head(model.facts.name, "response", began_ns, call), answer, stream, _text_piece)

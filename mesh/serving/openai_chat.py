@@ -42,7 +42,7 @@ async def chat_completions(call: Call) -> Reply:
     )  # fmt: skip
     stream, usage = fields.boolean("stream", False), wants_usage(fields)
     fields.done()
-    answer = await model.begin(asked(model, chat, how), call.client)
+    answer = await model.begin(await asked(model, chat, how), call.client)
     head = Head(call.new_id("chatcmpl-"), call.now_s(), model.facts.name, wanted)
     if stream:
         return StreamReply(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from itertools import accumulate
 from typing import Any
 
 from .answer import Answer, Ended, ScoredToken, TextPiece, TextRequest, whole
@@ -70,7 +71,7 @@ def _scores(scores: tuple[ScoredToken, ...]) -> dict[str, Any]:
         "tokens": [each.text for each in scores],
         "token_logprobs": [each.logprob for each in scores],
         "top_logprobs": [{other.text: other.logprob for other in each.likeliest} for each in scores],
-        "text_offset": [sum(len(each.text) for each in scores[:place]) for place in range(len(scores))],
+        "text_offset": list(accumulate((len(each.text) for each in scores[:-1]), initial=0)) if scores else [],
     }
 
 

@@ -26,7 +26,7 @@ async def responses(call: Call) -> Reply:
     how = TextRequest((), sampling, fields.integer("max_output_tokens", 1, TOKENS_LIMIT), param="input")
     stream = fields.boolean("stream", False)
     fields.done()
-    answer = await model.begin(asked(model, chat, how), call.client)
+    answer = await model.begin(await asked(model, chat, how), call.client)
     told = {
         "instructions": call.body.get("instructions"), "temperature": sampling.temperature, "top_p": sampling.top_p,
         "max_output_tokens": how.tokens_max, "tools": call.body.get("tools") or [], "tool_choice": chat.tool_choice,

@@ -7,7 +7,6 @@ model is: a text comes back as one row.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.errors import Unsupported
+from wire.errors import InputError, Unsupported
 
 from .. import numpy as mnp
 from ..client.async_mesh import AsyncMesh
@@ -24,6 +23,7 @@ from ..inference.server import AsyncInferenceServer
 from ..inference.settings import Options
 from ..inference.tokenizer import Tokenizer
 from ..models.model import Model
+from ..util.json_file import read_json, read_object
 from .admission import Admission
 from .api_error import ApiError, wrong
 from .served_text import ModelFacts
@@ -103,14 +103,16 @@ async def serve_embedding(
     mesh: AsyncMesh, facts: ModelFacts, model: Model, folder: Path, options: Options
 ) -> ServedEmbedding:
     """An encoder on a mesh, ready to embed; InputError for a damaged tokenizer, Unsupported for another pooling."""
-    tokenizer, (mean, normalised) = Tokenizer(folder), _pooling(folder)
+    tokenizer, (mean, normalised), tokens_max = await asyncio.to_thread(
+        lambda: (Tokenizer(folder), _pooling(folder), _tokens_max(folder, facts.positions_max))
+    )
     server = AsyncInferenceServer(mesh)
     await server.load_model(
         NAME, _encoder(model, mean, normalised), max_batch=int(options.max_batch), max_wait_ms=options.max_wait_ms,
         queue=TEXTS_MAX * int(options.max_batch), strategy=options.strategy, mode=options.mode, copies=options.copies,
     )  # fmt: skip
     admission = Admission(int(options.max_batch), int(options.queue))
-    return ServedEmbedding(facts, server, tokenizer, _tokens_max(folder, facts.positions_max), admission)
+    return ServedEmbedding(facts, server, tokenizer, tokens_max, admission)
 
 
 def embeds(model: Model) -> bool:
@@ -134,20 +136,25 @@ def _encoder(model: Model, mean: bool, normalised: bool) -> Any:
 
 def _pooling(folder: Path) -> tuple[bool, bool]:
     """Whether the mean of the tokens is the embedding (else the first one), and whether it is normalised."""
-    pooling = _read(folder / "1_Pooling" / "config.json")
+    pooling = _object(folder / "1_Pooling" / "config.json")
     modes = [name for name, on in pooling.items() if name.startswith("pooling_mode_") and on]
     if len(modes) > 1 or (modes and modes[0] not in ("pooling_mode_mean_tokens", "pooling_mode_cls_token")):
         raise Unsupported(f"{folder} pools by {', '.join(modes)}", next_step="Known: mean of the tokens, first token")
-    modules = _read(folder / "modules.json")
-    kinds = [str(each.get("type", "")).rpartition(".")[2] for each in modules] if isinstance(modules, list) else []
+    file = folder / "modules.json"
+    modules = read_json(file) if file.exists() else []
+    if not isinstance(modules, list) or not all(isinstance(each, dict) for each in modules):
+        raise InputError(f"{file} holds no list of modules")
+    kinds = [str(each.get("type", "")).rpartition(".")[2] for each in modules]
     return modes != ["pooling_mode_cls_token"], not kinds or "Normalize" in kinds
 
 
 def _tokens_max(folder: Path, positions_max: int | None) -> int:
-    own = _read(folder / "sentence_bert_config.json")
-    most = own.get("max_seq_length") if isinstance(own, dict) else None
+    file = folder / "sentence_bert_config.json"
+    most = _object(file).get("max_seq_length")
+    if most is not None and (type(most) is not int or most < 1):
+        raise InputError(f"{file}: max_seq_length is a positive integer, got {most!r:.60}")
     return min(most or LENGTHS[-1], positions_max or LENGTHS[-1])
 
 
-def _read(path: Path) -> Any:
-    return json.loads(path.read_text("utf-8")) if path.exists() else {}
+def _object(file: Path) -> dict[str, Any]:
+    return read_object(file) if file.exists() else {}

@@ -8,10 +8,12 @@ import json
 import signal
 import socket
 import subprocess
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -343,6 +345,32 @@ def test_chat_in_the_terminal(server: Daemon, tmp_path: Path) -> None:
     nobody = talk("llama", "--url", "http://127.0.0.1:9")
     assert nobody.returncode == 4
     assert "does not answer" in nobody.stderr
+
+
+class Stranger(BaseHTTPRequestHandler):
+    """A server that answers everything with an event of its own."""
+
+    def do_POST(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'data: {"choices": [{"words": "hello"}]}\n\n')
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_chat_with_a_server_of_another_kind_says_so(tmp_path: Path) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Stranger) as stranger:
+        threading.Thread(target=stranger.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{stranger.server_port}"
+        found = subprocess.run(
+            command("coord", "chat", "llama", "--url", url), env=environment(tmp_path), input="Hello\n",
+            capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        stranger.shutdown()
+    assert found.returncode == 4
+    assert "which is no part of an answer. Check --url" in found.stderr
+    assert "Traceback" not in found.stderr
 
 
 def test_without_a_mesh_one_worker_of_this_machine_computes(folder: Path, tmp_path: Path) -> None:

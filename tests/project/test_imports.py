@@ -192,6 +192,7 @@ DIRECTIONS: dict[str, set[str]] = {
         "mesh/inference",
         "mesh/models",
         "mesh/numpy",
+        "mesh/util",
     },
     "mesh/training": {
         "mesh/client",

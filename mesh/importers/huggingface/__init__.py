@@ -20,12 +20,13 @@ from wire.errors import InputError, Unsupported
 
 from ...models.decoder import Text
 from ...models.model import Model
+from ...util.json_file import read_object
 from ...util.units import counted
 from . import bert, clip, decoders, distilbert, t5, vit, whisper
 from .config import Config
 from .family import Kind
 from .quantised import with_packed
-from .weights import Arrays, cast, is_packed, left_out, load_weights, noted_by, read_json
+from .weights import Arrays, cast, is_packed, left_out, load_weights, noted_by
 
 KINDS: dict[str, Kind] = {
     "bert": bert.BERT,
@@ -74,7 +75,7 @@ def load(folder: Path) -> Model:
     naming a model type, a class, a setting or a tensor that is not known.
     """
     file = folder / "config.json"
-    settings = read_json(file)
+    settings = read_object(file)
     model_type = settings.get("model_type")
     kind = KINDS.get(model_type) if isinstance(model_type, str) else None
     if kind is None:
@@ -114,7 +115,7 @@ def made(
 def _by_one_name(settings: dict[str, Any], kind: Kind, file: Path) -> dict[str, Any]:
     """The settings with one name for each."""
     for other, name in kind.renamed.items():
-        if other in settings and settings.get(name, settings[other]) != settings[other]:
+        if other in settings and name in settings and settings[name] != settings[other]:
             raise InputError(f"{file}: {name} = {settings[name]!r:.60} and {other} = {settings[other]!r:.60} are one")
     return {kind.renamed.get(name, name): value for name, value in settings.items()}
 
@@ -142,9 +143,9 @@ def _account(kind: Kind, read: set[str], weights: Arrays, folder: Path) -> Array
 def _ends(config: Config, folder: Path) -> tuple[int, ...]:
     """The tokens that end a text: generation_config.json says so, or config.json."""
     file = folder / "generation_config.json"
-    own_ends = read_json(file).get("eos_token_id") if file.exists() else None
+    own_ends = read_object(file).get("eos_token_id") if file.exists() else None
     ends = config["eos_token_id"] if own_ends is None else own_ends
     return tuple(int(end) for end in (ends if isinstance(ends, list) else [ends]) if isinstance(end, int))
 
 
-__all__ = ["KINDS", "load", "load_weights", "read_json"]
+__all__ = ["KINDS", "load", "load_weights"]

@@ -17,6 +17,7 @@ from .keys import Key, Only, Used
 
 OTHERWISE = "Remove it from the file if the model computes the same without it; else use mesh.from_torch"
 DTYPES: dict[str, DType] = {"float32": F32, "float16": F16, "bfloat16": BF16, "float64": F64}
+SIZE_MAX = (1 << 31) - 1  # of an axis, a layer's number or a token: arrays are counted in i32
 _REQUIRED = object()
 
 
@@ -65,13 +66,14 @@ class Config:
         return isinstance(self._keys.get(key), Used)
 
     def integer(self, key: str, instead: Any = _REQUIRED, least: int = 1) -> int:
-        """An integer, positive or from `least` on; `instead` of null."""
+        """An integer, positive or from `least` on, up to SIZE_MAX; `instead` of null."""
         value = self[key]
         if value is None and instead is not _REQUIRED:
             value = instead
-        if type(value) is not int or value < least:
+        if type(value) is not int or not least <= value <= SIZE_MAX:
             kind = "a positive integer" if least else "an integer, 0 or more"
-            raise InputError(f"{self.file}: {key} is {kind}, got {value!r:.60}")
+            most = f", and {SIZE_MAX} at most" if type(value) is int and value > SIZE_MAX else ""
+            raise InputError(f"{self.file}: {key} is {kind}{most}, got {value!r:.60}")
         return value
 
     def number(self, key: str) -> float:

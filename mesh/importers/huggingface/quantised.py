@@ -52,7 +52,7 @@ def with_packed(weights: Arrays, told: Any, file: Path) -> Arrays:
             f"{file}: quantization_config has the method {name!r:.60}",
             next_step=f"Known: {', '.join(METHODS)}. Or load a GGUF file, or quantise the whole model by mesh.quantise",
         )
-    settings = {ALIASES.get(key, key): value for key, value in told.items() if value is not None}
+    settings: dict[str, Any] = {str(ALIASES.get(key, key)): value for key, value in told.items() if value is not None}
     for key, allowed in method.allowed.items():
         value = settings.setdefault(key, allowed[0])
         if not any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in allowed):

@@ -93,8 +93,8 @@ def rotary_of(
     rates = float(settings["rope_theta"]) ** -(np.arange(0, turned, 2) / turned)
     try:
         return row.made(rates, settings)
-    except InputError as error:
-        raise InputError(f"{config.file}: {key}: {error.message}") from None
+    except (ArithmeticError, ValueError) as error:
+        raise InputError(f"{config.file}: no positions follow from {key}", cause=str(error)) from None
 
 
 def rotary_tables(positions: Array, rotary: Rotary) -> tuple[Array, Array]:
@@ -134,7 +134,7 @@ def _llama3(rates: Rates, given: Mapping[str, Any]) -> Rotary:
     waves = 2 * math.pi / rates
     low, high = given["low_freq_factor"], given["high_freq_factor"]
     if low >= high:
-        raise InputError(f"low_freq_factor = {low!r} is not below high_freq_factor = {high!r}")
+        raise ValueError(f"low_freq_factor = {low!r} is not below high_freq_factor = {high!r}")
     mix = np.clip((given["original_max_position_embeddings"] / waves - low) / (high - low), 0, 1)
     return _narrow((1 - mix) * rates / given["factor"] + mix * rates)
 

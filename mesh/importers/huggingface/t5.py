@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from wire.errors import InputError
 from wire.ir.dtypes import F16, dtype_of
 
 from ... import numpy as mnp
@@ -28,6 +29,11 @@ def t5(config: Config, weights: Arrays) -> Family:
     layers, heads = config.integer("num_layers"), config.integer("num_heads")
     eps = config.number("layer_norm_epsilon")
     buckets, far = config.integer("relative_attention_num_buckets"), config.integer("relative_attention_max_distance")
+    if buckets < 4 or far <= buckets // 4:
+        raise InputError(
+            f"{config.file}: relative_attention_num_buckets = {buckets} is below 4, or relative_attention_max_distance "
+            f"= {far} is no more than a quarter of it"
+        )
     sizes = config.sizes("vocab_size", "d_model", "d_ff", "num_heads", "relative_attention_num_buckets")
     sizes |= {HEADS: heads * config.integer("d_kv")}
     gated, act = _feed_forward(config)
@@ -76,7 +82,7 @@ def _feed_forward(config: Config) -> tuple[bool, Callable[[Array], Array]]:
     key = "feed_forward_proj" if config["dense_act_fn"] is None else "dense_act_fn"
     if config["dense_act_fn"] is not None:
         kind = config["dense_act_fn"]
-    if kind not in ACTIVATIONS:
+    if not isinstance(kind, str) or kind not in ACTIVATIONS:
         raise config.unknown(key, config[key], [*ACTIVATIONS, "gated- before one of these"])
     gated = projection.startswith("gated-") if config["is_gated_act"] is None else config.flag("is_gated_act")
     return gated, ACTIVATIONS[kind]

@@ -7,7 +7,6 @@ over is an error naming it.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Mapping, MutableMapping
 from pathlib import Path
@@ -28,6 +27,7 @@ from ...models.safetensors import load_safetensors
 from ...nn import embedding
 from ...nn.packed import PARTS, WORDS, packed_product, packed_rows, parts_of
 from ...transforms.composite import composite
+from ...util.json_file import read_object
 from .config import DTYPES, Config
 
 Arrays = dict[str, NDArray[Any]]
@@ -166,7 +166,7 @@ def load_weights(folder: Path) -> Arrays:
             f"{folder} has neither {SINGLE} nor {INDEX}",
             next_step="Save the model with save_pretrained(folder, safe_serialization=True)",
         )
-    file_of = read_json(index).get("weight_map")
+    file_of = read_object(index).get("weight_map")
     if not isinstance(file_of, dict) or not all(isinstance(file, str) for file in file_of.values()):
         raise InputError(f"{index} is damaged: it has no weight_map")
     weights: Arrays = {}
@@ -217,19 +217,6 @@ def is_packed(name: str, weights: Collection[str]) -> bool:
 def left_out(names: set[str], known: Mapping[str, str]) -> set[str]:
     """The tensors that are no weights, by a table of patterns with the reason."""
     return {name for name in names if any(re.search(pattern, name) for pattern in known)}
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file."""
-    try:
-        settings = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"{file} does not exist", next_step="Give the folder of a saved model") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{file} cannot be read as JSON", cause=str(error)[:200]) from None
-    if not isinstance(settings, dict):
-        raise InputError(f"{file} holds no JSON object")
-    return settings
 
 
 def _renamed(weights: Arrays) -> Arrays:

@@ -2,7 +2,7 @@
 // A chat over this server's own /v1/chat/completions.  The conversation is in this page's memory alone.
 
 const element = (id) => document.getElementById(id);
-const messages = [];
+let messages = [];
 let running = null; // what ends the answer that comes now
 
 function headers() {
@@ -54,6 +54,7 @@ async function* events(response) {
 }
 
 async function answer() {
+  const own = messages; // "New chat" begins another
   const box = show("message assistant", "…");
   const began = performance.now();
   let text = "";
@@ -63,7 +64,7 @@ async function answer() {
   try {
     const body = {
       model: element("model").value,
-      messages,
+      messages: own,
       stream: true,
       stream_options: { include_usage: true },
       temperature: Number(element("temperature").value),
@@ -89,8 +90,9 @@ async function answer() {
   }
   running = null;
   element("send").textContent = "Send";
-  if (text) messages.push({ role: "assistant", content: text });
-  else messages.pop();
+  if (text) own.push({ role: "assistant", content: text });
+  else own.pop();
+  if (own !== messages) return;
   if (usage) {
     const took = (performance.now() - began) / 1000;
     show("figures", `${usage.completion_tokens} tokens, ${(usage.completion_tokens / took).toFixed(1)} per second`);
@@ -114,7 +116,7 @@ element("text").addEventListener("keydown", (event) => {
 });
 element("clear").addEventListener("click", () => {
   running?.abort();
-  messages.length = 0;
+  messages = [];
   element("log").replaceChildren();
   element("text").focus();
 });

@@ -105,14 +105,32 @@ LLAMA3 = {**TURNED, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_fa
         ({"rope_parameters": LLAMA3}, "low_freq_factor = 1.0 is not below high_freq_factor = 1.0"),
         ({"rms_norm_eps": 10**400}, "rms_norm_eps is a finite number, got 1000"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps is a finite number, got nan"),
-        ({"num_hidden_layers": 10**18}, f"num_hidden_layers = {10**18}, and the files have 21 weights"),
-        ({"head_dim": 10**18}, f"4 heads of {10**18} are more than any weight in the files has"),
+        ({"num_hidden_layers": 10**9}, f"num_hidden_layers = {10**9}, and the files have 21 weights"),
+        ({"head_dim": 10**9}, f"4 heads of {10**9} are more than any weight in the files has"),
+        ({"max_position_embeddings": 10**400}, "is a positive integer, and 2147483647 at most, got 1000"),
+        (
+            {"rope_parameters": {**TURNED, "rope_type": "yarn", "beta_fast": 1e308}},
+            "no positions follow from rope_para",
+        ),
         ({"quantization_config": "gptq"}, "quantization_config is an object, got 'gptq'"),
     ],
 )
 def test_a_setting_that_nothing_can_be_computed_by_is_named(folder: Path, settings: Any, says: str) -> None:
     with pytest.raises(InputError, match=says):
         mesh.load(changed(folder, **settings))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "says"),
+    [
+        ("t5", {"dense_act_fn": []}, r"dense_act_fn = \[\] is not supported"),
+        ("t5", {"relative_attention_max_distance": 2}, "is no more than a quarter of it"),
+        ("qwen3-moe", {"num_local_experts": float("nan")}, "num_experts is a positive integer, got nan"),
+    ],
+)
+def test_so_is_one_of_other_families(tmp_path: Path, name: str, settings: Any, says: str) -> None:
+    with pytest.raises((InputError, Unsupported), match=says):
+        mesh.load(changed(Path(shutil.copytree(GOLDEN / name, tmp_path / "model")), **settings))
 
 
 def test_texts_of_one_token_have_no_longer_ones_to_turn(tmp_path: Path) -> None:

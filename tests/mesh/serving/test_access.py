@@ -86,7 +86,14 @@ def test_a_key_has_a_name_that_prints(tmp_path: Path, name: str) -> None:
         ApiKeys(tmp_path / "keys.json").create(name)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"keys": [{"name": "x"}]}', json.dumps({"keys": 3})])
+RECORD = {"key_id": "a", "name": "x", "digest": "é", "created_s": 1.0}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", '{"keys": [{"name": "x"}]}', json.dumps({"keys": 3}), json.dumps({"keys": [RECORD]}),
+     json.dumps({"keys": [{**RECORD, "digest": 3}]})],
+)  # fmt: skip
 def test_a_damaged_file_lets_nobody_in(tmp_path: Path, text: str) -> None:
     path = tmp_path / "keys.json"
     path.write_text(text)

@@ -97,8 +97,8 @@ def test_several_templates_have_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "why"),
     [
-        ({"tokenizer_config_DOT_json": "{"}, "is no JSON"),
-        ({"tokenizer_config_DOT_json": "[]"}, "is no JSON object"),
+        ({"tokenizer_config_DOT_json": "{"}, "cannot be read as JSON"),
+        ({"tokenizer_config_DOT_json": "[]"}, "holds no JSON object"),
         ({"tokenizer_config_DOT_json": {"chat_template": 3}}, "neither a text nor a list"),
         ({"tokenizer_config_DOT_json": {"chat_template": [{"name": "x"}]}}, "neither a text nor a list"),
         ({"chat_template_DOT_jinja": "{% for %}"}, "wrong in line 1"),

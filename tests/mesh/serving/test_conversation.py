@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from mesh.errors import InputError
+from mesh.inference import Sampling
 from mesh.serving.api_error import ApiError
 from mesh.serving.chat_template import ChatTemplate
 from mesh.serving.conversation import AUTO, REQUIRED, for_template, read_messages, read_tool_choice, read_tools
@@ -79,6 +81,13 @@ def test_a_wrong_message_is_named(message: Any, param: str) -> None:
 def test_a_wrong_tool_is_refused(tool: Any) -> None:
     with pytest.raises(ApiError):
         read_tools(Fields({"tools": [tool]}))
+
+
+def test_a_number_that_no_float_holds_is_wrong() -> None:
+    with pytest.raises(ApiError, match="temperature is a number from 0 to 2"):
+        Fields({"temperature": 10**400}).number("temperature", 0, 2, 1)
+    with pytest.raises(InputError, match="temperature is a number"):
+        Sampling(temperature=10**400)
 
 
 def test_the_choice_of_a_tool() -> None:

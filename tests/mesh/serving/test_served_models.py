@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import shutil
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cases.served_models import llama_folder
+from support.cases.served_models import GOLDEN, llama_folder, tokenizer_file
 
 import mesh
 from mesh import ModelServer
 from mesh.errors import ConfigError, InputError
+from mesh.serving.anthropic_messages import count_tokens
 from mesh.serving.api_error import ApiError
-from mesh.serving.model_server import Served
+from mesh.serving.calls import Call
+from mesh.serving.chat_template import ChatTemplate
+from mesh.serving.model_server import AsyncModelServer, Served
+from mesh.serving.replies import JsonReply
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +99,45 @@ def test_who_is_answered_by_a_model_that_is_unloaded_gets_an_error(server: Model
 def test_what_cannot_be_served_is_told(server: ModelServer, folder: Path, name: str, model: Any, why: str) -> None:
     with pytest.raises(InputError, match=why):
         server.load_model(name, folder if model is None else model)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "why"),
+    [
+        ("1_Pooling/config.json", "{", "cannot be read as JSON"),
+        ("1_Pooling/config.json", "[]", "holds no JSON object"),
+        ("modules.json", "[3]", "holds no list of modules"),
+        ("sentence_bert_config.json", '{"max_seq_length": "x"}', "max_seq_length is a positive integer, got 'x'"),
+    ],
+)
+def test_a_damaged_file_of_an_encoder_is_named(
+    server: ModelServer, tmp_path: Path, file: str, text: str, why: str
+) -> None:
+    folder = Path(shutil.copytree(GOLDEN / "huggingface" / "bert", tmp_path / "bert"))
+    tokenizer_file(folder / "tokenizer.json")
+    (folder / file).parent.mkdir(exist_ok=True)
+    (folder / file).write_text(text)
+    with pytest.raises(InputError, match=why):
+        server.load_model("bert", folder)
+
+
+async def test_a_template_runs_beside_the_loop(folder: Path) -> None:
+    went_on, seen = threading.Event(), list[bool]()
+
+    def clock() -> datetime:
+        seen.append(went_on.wait(10))  # a loop that renders cannot set it
+        return datetime(2026, 1, 1)
+
+    async with await mesh.AsyncMesh.builder().build_async() as own, AsyncModelServer(own) as server:
+        await server.load_model("llama", folder)
+        model = server._served.text("llama")
+        model.template = ChatTemplate({"default": "{{ strftime_now('%Y') }}"}, {}, clock)
+        body = {"model": "llama", "messages": [{"role": "user", "content": "x"}]}
+        call = Call(server._served, body, {}, "", lambda: 0, lambda: 0, lambda prefix: prefix, lambda: 0)
+        asking = asyncio.create_task(count_tokens(call))
+        asyncio.get_running_loop().call_soon(went_on.set)
+        assert isinstance(await asking, JsonReply)
+    assert seen == [True]
 
 
 def test_a_model_that_is_being_loaded_is_not_one_that_is_not_there() -> None:
