@@ -47,16 +47,20 @@ class EmulatedEngine(NativeEngine):
 
 
 class _Walker:
-    """The runner's `alone`, emulated."""
+    """The runner's `alone` and `bind`, emulated."""
 
     def __init__(self, runner: Any) -> None:
         self._code = runner._code  # it goes with its last user
+        self.chain, self.walk_address = runner.chain, runner.walk_address
         self._emulator = Emulator()
         self.walked = 0
 
     def alone(self, rows: int, count: int, stop: int, scratch: int) -> int:
         self.walked += 1
         return self._emulator.call(self._code.address("alone"), rows, count, stop, scratch)
+
+    def bind(self, words: int, table: int, count: int, addresses: int) -> int:
+        return self._emulator.call(self._code.address("bind"), words, table, count, addresses)
 
 
 class Emulator:

@@ -28,9 +28,12 @@ class Writing:
 
     def __init__(self, inputs: Sequence[Any], given: Sequence[HostArray], foreign: Iterable[HostArray]) -> None:
         roots = [root_of(array) for array in given]
-        times = Counter(map(id, roots))
         self._foreign = {id(root_of(array)) for array in foreign}
         self._lent: dict[int, Lent] = {}
+        if not any(isinstance(operand, Lent) for operand in inputs):
+            self._foreign.update(map(id, roots))
+            return
+        times = Counter(map(id, roots))
         for operand, root, array in zip(inputs, roots, given, strict=True):
             alone = isinstance(operand, Lent) and times[id(root)] == 1 and root is root_of(operand.array)
             if alone and id(root) not in self._foreign and _is_whole(root, array):

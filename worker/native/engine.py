@@ -131,8 +131,9 @@ class NativeEngine(CpuEngine):
                 )
             )  # fmt: skip
         flops = sum(kernel.flops for kernel in kernels)
-        sequenced = Sequenced(steps, types, needed, self._threads.count, self._library.runner().chain)
-        apart = partial(Sequenced, steps, types, needed)
+        runner = self._threads.runner
+        sequenced = Sequenced(steps, types, needed, runner, self._threads.count, in_regions=True)
+        apart = partial(Sequenced, steps, types, needed, runner)
         return _Joined(
             nodes, sequenced, apart, kernels, self._threads, self._weights, flops >= WATCHED_FLOPS, self._module
         )
@@ -210,7 +211,11 @@ class _Joined:
         self, inputs: list[NDArray[Any]], stopped: Stopped, spans: Spans | None = None, first: Key = NO_KEY
     ) -> list[NDArray[Any]]:
         with self._threads.turn:  # from here on the program's arguments are this run's
-            return self._computed(inputs, stopped, spans, first)
+            self._threads.announce()
+            try:
+                return self._computed(inputs, stopped, spans, first)
+            finally:
+                self._threads.dismiss()
 
     def _computed(
         self, inputs: list[NDArray[Any]], stopped: Stopped, spans: Spans | None, first: Key

@@ -16,13 +16,23 @@ from collections.abc import Sequence
 from threading import Thread
 
 Cores = set[int]
+BYTES = 1024  # of a set of cores in memory, a bit for each
+
+
+def in_memory(cores: Cores) -> bytes:
+    """A set of cores as `ROAM` takes it."""
+    return sum(1 << core for core in cores).to_bytes(BYTES, "little")
+
 
 if sys.platform == "linux":
-    _core_of_this_thread = getattr(ctypes.CDLL(None), "sched_getcpu", None)
+    _library = ctypes.CDLL(None)
+    _core_of_this_thread = getattr(_library, "sched_getcpu", None)
+    ROAM = ctypes.cast(_library.sched_setaffinity, ctypes.c_void_p).value or 0
+    """int (int, int64, int64): 0, BYTES and the address of a set let this thread run on any of its cores."""
 
     def spread(sleepers: Sequence[Thread]) -> Cores:
         """Let each of some sleeping threads wake on a core of its own, as far as there are enough, and not on this
-        thread's core.  Returns the cores that each has to `roam` once it is awake; none where nothing was done."""
+        thread's core.  Returns the cores that each has to roam once it is awake; none where nothing was done."""
         cores = os.sched_getaffinity(0)
         here = _core_of_this_thread() if _core_of_this_thread else -1
         if here not in cores or len(cores) == 1:
@@ -34,16 +44,9 @@ if sys.platform == "linux":
                 os.sched_setaffinity(thread.native_id, (core,))
         return cores
 
-    def roam(cores: Cores) -> None:
-        """Let this thread run on any of some cores."""
-        with contextlib.suppress(OSError):
-            os.sched_setaffinity(0, cores)
-
 else:
+    ROAM = 0
 
     def spread(sleepers: Sequence[Thread]) -> Cores:
         """Do nothing: other systems wake threads on idle cores."""
         return set()
-
-    def roam(cores: Cores) -> None:
-        """Do nothing: other systems wake threads on idle cores."""

@@ -6,6 +6,7 @@ the threads' scratch memory, where a region computes them slice by slice (`steps
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from wire.ir.dtypes import dtype_named
 from wire.ir.types import TensorType
 
 from ..compiler.memory import assign_slots
-from .runner import WORDS, Row
+from .runner import WORDS, Row, Runner
 from .steps import ALIGNED, Region, Step, aligned, regions_of
 from .threads import Program
 from .weights import Layout, Weights
@@ -39,33 +40,32 @@ class _Matrix:
 
 
 class Sequenced:
-    """Steps as a program: `needed` are the values that others use, `types` those of results.  Regions are made for so
-    many `threads`, and run by the runner's `chain`; without it there are none."""
+    """Steps as a program for a `runner`: `needed` are the values that others use, `types` those of results.  Steps that
+    share batch axes become regions for so many `threads`, if they may."""
 
     def __init__(
-        self, steps: Sequence[Step], types: Mapping[int, TensorType], needed: Sequence[int], threads: int = 1,
-        chain: int | None = None,
+        self, steps: Sequence[Step], types: Mapping[int, TensorType], needed: Sequence[int], runner: Runner,
+        threads: int = 1, in_regions: bool = False,
     ) -> None:  # fmt: skip
         made = {step.result for step in steps}
         self.inputs = tuple(dict.fromkeys(value for step in steps for value in step.reads if value not in made))
         self.outputs = tuple(value for value in made if value in set(needed))
-        self._types = [types[value] for value in self.outputs]
-        regions = [Region((step,)) for step in steps] if chain is None else regions_of(steps, types, needed, threads)
+        self._made = [(types[value].shape, types[value].dtype.numpy) for value in self.outputs]
+        regions = regions_of(steps, types, needed, threads) if in_regions else [Region((step,)) for step in steps]
         elsewhere = {*self.outputs, *(value for region in regions for value in region.offsets)}
         inner = {value: aligned(types[value].size_bytes) for value in made - elsewhere}
         slots, sizes = assign_slots([region.uses for region in regions], inner, ())
         starts = np.cumsum([0, *sizes])
         self.block_bytes = int(starts[-1])
         number = {value: place for place, value in enumerate((*self.inputs, *self.outputs))}
-        self._offsets = np.array([starts[slots[value]] for value in slots], np.int64)
-        number.update({value: len(number) + place for place, value in enumerate(slots)})
+        block, offsets = len(number), {value: int(starts[slot]) for value, slot in slots.items()}
         own = {value: region.ahead + offset for region in regions for value, offset in region.offsets.items()}
-        self._arguments, places = _arguments(steps, number, own)
-        self._places, self._sources, self._further = (
-            np.array(column, np.int64) for column in zip(*places, strict=True)
-        )
+        self._arguments, places = _arguments(steps, {**number, **dict.fromkeys(slots, block)}, offsets, own)
+        self._addresses = np.array(places, np.int64)
+        self._where = int(self._arguments.ctypes.data), int(self._addresses.ctypes.data), len(places)
         self._matrices = self._matrices_of(steps)
-        rows, tables = self._rows(regions, slots, types, chain or 0)
+        rows, tables = self._rows(regions, slots, types, runner.chain)
+        self._bind = runner.bind
         self.program = Program(rows, max(region.scratch_bytes for region in regions), tables)
 
     def _rows(
@@ -111,13 +111,12 @@ class Sequenced:
     def bind(self, inputs: Sequence[NDArray[Any]], weights: Weights) -> tuple[list[NDArray[Any]], object]:
         """Give the program its tensors, and the panels of those that are weights; the arrays that it fills, and what
         must live until it has."""
-        outputs = [np.empty(kind.shape, kind.dtype.numpy) for kind in self._types]
+        outputs = [np.empty(shape, dtype) for shape, dtype in self._made]
         block = np.empty(self.block_bytes + ALIGNED, np.uint8)
-        first = block.ctypes.data + -block.ctypes.data % ALIGNED
-        tensors = [np.asarray(array) for array in (*inputs, *outputs)]  # numpy gives scalars for tensors without axes
-        outside = [weights.address(array) for array in tensors]
-        addresses = np.concatenate([np.array(outside, np.int64), self._offsets + first])
-        self._arguments[self._places] = addresses[self._sources] + self._further
+        first = block.ctypes.data
+        tensors = [np.asarray(tensor) for tensor in (*inputs, *outputs)]  # numpy gives scalars for tensors without axes
+        addresses = array("q", [*map(weights.address, tensors), first + -first % ALIGNED])
+        self._bind(*self._where, addresses.buffer_info()[0])
         panels = [weights.packed(inputs[matrix.read], matrix.layout) for matrix in self._matrices]
         for matrix, packed in zip(self._matrices, panels, strict=True):
             if packed is not None:
@@ -130,7 +129,7 @@ class Sequenced:
 
 
 def _arguments(
-    steps: Sequence[Step], number: Mapping[int, int], own: Mapping[int, int]
+    steps: Sequence[Step], number: Mapping[int, int], offsets: Mapping[int, int], own: Mapping[int, int]
 ) -> tuple[NDArray[np.int64], list[tuple[int, int, int]]]:
     """The words of all steps' arguments: for a value of a region's `own`, where it lies there.  And which of the others
     are addresses, of which tensor, and how many bytes on."""
@@ -138,11 +137,12 @@ def _arguments(
     for step in steps:
         for value in (*step.reads, step.result):
             if value in number:
-                places.append((len(words), number[value], 0))
+                places.append((len(words), number[value], offsets.get(value, 0)))
             words.append(own.get(value, 0))
         if (matrix := step.matrix) is not None:
             begin = matrix.start * np.dtype(dtype_named(matrix.dtype).numpy).itemsize
-            places.append((len(words) + 1, number[step.reads[step.place]], begin))
+            source = step.reads[step.place]
+            places.append((len(words) + 1, number[source], offsets.get(source, 0) + begin))
         words += step.words
     return np.array(words, np.int64), places
 

@@ -14,8 +14,12 @@ bytes of a slice if it is a place in scratch memory, else 0.
 
 `alone` walks a program on the calling thread.  To walk it on several, one thread opens the job and walks; others come
 and go through a gate: who comes too late finds it closed, and who is inside is waited for, so that nobody looks at the
-job of a run that is over.  All walk the same rows in order and take tasks by a counter.  Where a row has to wait, a
-thread spins for a while, then yields, then sleeps for short times.
+job of a run that is over.  They sleep at a semaphore, and are woken while a run is COMING: then they wait at the gate
+until it opens, or no run comes.  All walk the same rows in order and take tasks by a counter.  Where a row has to wait,
+a thread spins for a while, then yields, then sleeps for short times.
+
+`bind` writes addresses into the arguments of a program: its table has a row for each, of the argument, the number of a
+tensor, and how many bytes on in it.
 
 A thread computes with IEEE 754's rounding and subnormal numbers, whatever the process has set it to.
 """
@@ -52,6 +56,7 @@ class Job(IntEnum):
 
     OPEN = 0
     INSIDE = 1
+    COMING = 2  # not 0: a run is about to open
     ROWS = 8
     COUNT = 9
     COUNTERS = 10  # a line for every row: tasks taken, tasks done
@@ -64,6 +69,10 @@ class Job(IntEnum):
     TIMES = 17  # the address of two readings of the clock for every row of every thread, or 0
     CLOCK = 18  # int (int, int64*), which reads CLOCK_OF; on Windows int (int64*)
     CLOCK_OF = 19
+    WALK = 20  # the address of `walk`, with a clock or without
+    WAIT = 21  # int (semaphore, int64): -1
+    ROAM = 22  # int (int, int64, int64): 0, ROAM_BYTES, the address of a set of cores
+    ROAM_BYTES = 23
 
 
 JOB_WORDS = 24
@@ -73,27 +82,33 @@ WALKERS = ir.FunctionType(I64, [I64.as_pointer(), I64])
 
 
 class Runner:
-    """The runner's functions, to be called without the GIL.  All arguments are int64: addresses and numbers.
+    """The runner's functions.  All arguments are int64: addresses and numbers.  Those that are over at once keep the
+    GIL, the others are called without it.
 
     alone(rows, count, stop, scratch) -> STOPPED or 0
-    open(job, rows, count, counters, stop, threads)
+    bind(words, table, count, addresses), at once
+    open(job, rows, count, counters, stop, threads), at once
     walk(job, thread) -> STOPPED or 0, for thread 0 when all rows are done
+    attend(job, thread, semaphore, roams), for the other threads: wait for the semaphore, and walk
     close(job)
 
-    `chain` is the address of the kernel.
+    `chain` and `walk_address` are the addresses of the kernel and of `walk`.
     """
 
     def __init__(self, code: Loaded) -> None:
         self._code = code  # it goes with its last user
 
-        def function(name: str, arguments: int, result: Any = None) -> Callable[..., int]:
-            return ctypes.CFUNCTYPE(result, *[ctypes.c_int64] * arguments)(code.address(name))
+        def function(name: str, arguments: int, result: Any = None, kind: Any = ctypes.CFUNCTYPE) -> Callable[..., int]:
+            made: Callable[..., int] = kind(result, *[ctypes.c_int64] * arguments)(code.address(name))
+            return made
 
         self.alone = function("alone", 4, ctypes.c_int64)
-        self.open = function("open", 6)
+        self.open = function("open", 6, kind=ctypes.PYFUNCTYPE)
+        self.bind = function("bind", 4, kind=ctypes.PYFUNCTYPE)
         self.walk = function("walk", 2, ctypes.c_int64)
+        self.attend = function("attend", 4)
         self.close = function("close", 1)
-        self.chain = code.address("chain")
+        self.chain, self.walk_address = code.address("chain"), code.address("walk")
 
 
 def runner_module(processor: Processor, clock: bool = False) -> ir.Module:
@@ -109,8 +124,10 @@ class _Runner:
         self._chain()
         self._alone()
         self._open()
+        self._bind()
         self._close()
         self._walk()
+        self._attend()
 
     def _function(self, name: str, kind: ir.FunctionType) -> tuple[ir.Function, ir.IRBuilder]:
         function = ir.Function(self.module, kind, name)
@@ -167,6 +184,18 @@ class _Runner:
             for which in (TAKEN, DONE):
                 build.store(index(0), build.gep(counters, [build.add(build.mul(at, index(LINE_WORDS)), index(which))]))
         build.store_atomic(index(1), _word(build, job, Job.OPEN), "seq_cst", 8)
+        build.store_atomic(index(0), _word(build, job, Job.COMING), "seq_cst", 8)
+        build.ret_void()
+
+    def _bind(self) -> None:
+        words = I64.as_pointer()
+        function, build = self._function("bind", ir.FunctionType(VOID, [words, words, I64, words]))
+        arguments, table, count, addresses = function.args
+        with loop(build, index(0), count, index(1), "place") as at:
+            row = build.gep(table, [build.mul(at, index(3))])
+            place, source, further = (build.load(build.gep(row, [index(word)])) for word in range(3))
+            address = build.load(build.gep(addresses, [source]))
+            build.store(build.add(address, further), build.gep(arguments, [place]))
         build.ret_void()
 
     def _close(self) -> None:
@@ -194,6 +223,23 @@ class _Runner:
             restore()
         build.atomic_rmw("sub", inside, index(1), "seq_cst")
         build.ret(build.load(result))
+
+    def _attend(self) -> None:
+        words = I64.as_pointer()
+        function, build = self._function("attend", ir.FunctionType(VOID, [words, I64, I64, words]))
+        job, thread, semaphore, roams = function.args
+        build.call(self._from_job(build, job, Job.WAIT, ir.FunctionType(I32, [I64, I64])), [semaphore, index(-1)])
+        cores = build.load(roams)
+        with build.if_then(build.icmp_signed("!=", cores, index(0)), likely=False):
+            build.store(index(0), roams)
+            roam = self._from_job(build, job, Job.ROAM, ir.FunctionType(I32, [I32, I64, I64]))
+            build.call(roam, [ir.Constant(I32, 0), build.load(_word(build, job, Job.ROAM_BYTES)), cores])
+        with self._waiting(build, job) as leave:
+            coming = build.load_atomic(_word(build, job, Job.COMING), "seq_cst", 8)
+            opened = build.load_atomic(_word(build, job, Job.OPEN), "seq_cst", 8)
+            leave(build.or_(build.icmp_signed("!=", opened, index(0)), build.icmp_signed("==", coming, index(0))))
+        build.call(self._from_job(build, job, Job.WALK, WALKERS), [job, thread])
+        build.ret_void()
 
     def _rows(self) -> ir.Function:
         """What a thread does inside."""

@@ -1,4 +1,4 @@
-"""Threads that run programs: they wait in Python, and compute in the runner's native code without the GIL."""
+"""Threads that run programs: they wait and compute in the runner's native code, without the GIL."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from weakref import WeakSet
 import numpy as np
 from numpy.typing import NDArray
 
-from .placement import Cores, roam, spread
+from . import placement
+from .placement import Cores, spread
 from .runner import JOB_WORDS, LINE_WORDS, READINGS, STOPPED, WORDS, Job, Runner
+from .semaphores import WAIT, Semaphore
 
 ALIGNED = 64  # bytes of scratch memory: a vector register's, and a cache line's
 SLEEP_MICROSECONDS = 50
@@ -59,7 +61,8 @@ class Program:
 class Threads:
     """A pool of `count` threads, of which the caller of `run` is one.  Who calls `run` has `turn`.
 
-    In a process made by fork() the caller is the only one.
+    Who is about to call it says so by `announce`: the others wake, and wait for the program in a loop, while the caller
+    gives it its tensors.  In a process made by fork() the caller is the only one.
 
     `with_clock` gives the runner for `timed`.
     """
@@ -67,7 +70,7 @@ class Threads:
     def __init__(self, runner: Runner, count: int, with_clock: Callable[[], Runner] | None = None) -> None:
         self.count = count
         self.turn = threading.Lock()
-        self._runner = runner
+        self.runner = runner
         self._walker = runner  # which of the two the threads walk with now
         self._with_clock = with_clock
         self._job = _aligned(8 * JOB_WORDS).view(np.int64)
@@ -79,13 +82,17 @@ class Threads:
         for word, value in (
             (Job.SCRATCH, self._addresses.ctypes.data), (Job.YIELD, yield_to_others), (Job.SLEEP, sleep),
             (Job.SLEEP_FOR, sleep_for), (Job.TIMES, 0), (Job.CLOCK, clock), (Job.CLOCK_OF, clock_of),
+            (Job.WALK, runner.walk_address), (Job.WAIT, WAIT), (Job.ROAM, placement.ROAM),
+            (Job.ROAM_BYTES, placement.BYTES),
         ):  # fmt: skip
             self._job[word] = value
         self._address = int(self._job.ctypes.data)
         self._closed = False
         self._ended_s = 0.0  # when the last run was over
-        self._roams: list[Cores | None] = [None] * (count - 1)  # for a helper that was sent to a core: where it may go
-        self._wakers = [threading.Semaphore(0) for _ in range(count - 1)]
+        self._roams = np.zeros(count - 1, np.int64)  # for a helper that was sent to a core: the address of `_cores`
+        self._cores, self._roaming = np.zeros(placement.BYTES, np.uint8), Cores()  # where helpers may go; as a set
+        self._cores_address = int(self._cores.ctypes.data)
+        self._wakers = [Semaphore() for _ in range(count - 1)]
         self._helpers = [
             threading.Thread(target=self._help, args=(at + 1, waker), name=f"kernels-{at + 1}", daemon=True)
             for at, waker in enumerate(self._wakers)
@@ -101,58 +108,69 @@ class Threads:
         threads = min(threads or self.count, self.count)
         self._grow(program.scratch_bytes, threads)
         count, rows = len(program.rows), int(program.rows.ctypes.data)
-        if threads == 1 and self._walker is self._runner:
-            return self._runner.alone(rows, count, stop.address, int(self._addresses[0])) != STOPPED
+        if threads == 1 and self._walker is self.runner:
+            return self.runner.alone(rows, count, stop.address, int(self._addresses[0])) != STOPPED
         if self._counters.size < count * LINE_WORDS:
             self._counters = _aligned(8 * count * LINE_WORDS).view(np.int64)
         try:
-            self._runner.open(self._address, rows, count, int(self._counters.ctypes.data), stop.address, threads)
-            self._wake(threads - 1)
+            if not self._job[Job.COMING]:
+                self.announce(threads)
+            self.runner.open(self._address, rows, count, int(self._counters.ctypes.data), stop.address, threads)
             return self._walker.walk(self._address, 0) != STOPPED
         finally:
-            self._runner.close(self._address)  # waits for those inside, so nobody looks at this program afterwards
+            self.runner.close(self._address)  # waits for those inside, so nobody looks at this program afterwards
             self._ended_s = time.monotonic()
+
+    def announce(self, threads: int | None = None) -> None:
+        """Wake some of the threads for a run that is about to come; `dismiss` them if it does not."""
+        helpers = min(threads or self.count, self.count) - 1
+        if not helpers:
+            return
+        self._job[Job.COMING] = 1
+        if time.monotonic() - self._ended_s > IDLE_S and (cores := spread(self._helpers[:helpers])):
+            if cores != self._roaming:
+                self._cores[:] = np.frombuffer(placement.in_memory(cores), np.uint8)
+                self._roaming = cores
+            self._roams[:helpers] = self._cores_address
+        for waker in self._wakers[:helpers]:
+            waker.post()
+
+    def dismiss(self) -> None:
+        """Let those sleep again who wait for a run that did not come."""
+        self._job[Job.COMING] = 0
 
     def timed(self, program: Program, stop: Stop) -> tuple[bool, NDArray[np.float64]]:
         """Run a program on all threads.  Also returns when each thread began and ended with each row, in seconds of
         `time.perf_counter`, (threads, rows, 2); 0 for a row that it had no task of."""
         assert self._with_clock is not None, "this pool was made without a clock"
         times = np.zeros((self.count, len(program.rows), READINGS), np.int64)
-        self._walker = self._with_clock()
+        self._walk_with(self._with_clock())
         self._job[Job.TIMES] = int(times.ctypes.data)
         try:
             ended = self.run(program, stop)
         finally:
             self._job[Job.TIMES] = 0  # a thread that comes late finds the gate closed
-            self._walker = self._runner
+            self._walk_with(self.runner)
         return ended, np.asarray(times * self._tick_s, np.float64)
 
     def close(self) -> None:
         """End the threads.  It waits for none that a kernel does not let go."""
         if not self._closed:
+            self._closed = True
             for waker in self._wakers:
-                waker.release()
-        self._closed = True
+                waker.post()
 
     def forked(self) -> None:
         """This is a child now, which has none of the pool's other threads, and in which nobody has the turn."""
         self.count, self.turn, self._wakers = 1, threading.Lock(), []
 
-    def _wake(self, helpers: int) -> None:
-        if time.monotonic() - self._ended_s > IDLE_S and (cores := spread(self._helpers[:helpers])):
-            self._roams[:helpers] = [cores] * helpers
-        for waker in self._wakers[:helpers]:
-            waker.release()
+    def _walk_with(self, runner: Runner) -> None:
+        self._walker, self._job[Job.WALK] = runner, runner.walk_address
 
-    def _help(self, thread: int, waker: threading.Semaphore) -> None:
-        while True:
-            waker.acquire()
-            if self._closed:
-                return
-            if cores := self._roams[thread - 1]:
-                self._roams[thread - 1] = None
-                roam(cores)
-            self._walker.walk(self._address, thread)
+    def _help(self, thread: int, waker: Semaphore) -> None:
+        roams = int(self._roams.ctypes.data) + self._roams.itemsize * (thread - 1)
+        while not self._closed:
+            self.runner.attend(self._address, thread, waker.address, roams)
 
     def _grow(self, size: int, threads: int) -> None:
         """Scratch memory for some threads.  Between runs nobody is inside."""

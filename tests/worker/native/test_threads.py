@@ -137,7 +137,7 @@ def test_the_runner_outlives_its_library() -> None:
     assert code() is None
     made = Threads(Library(Objects(live_max=0)).runner(), 2)
     gc.collect()
-    assert made._runner._code is not None
+    assert made.runner._code is not None
     assert made.run(program([]), Stop())
     made.close()
 
@@ -236,3 +236,43 @@ def test_threads_that_slept_wake_on_other_cores_and_may_leave_them() -> None:
             assert threads.run(program([]), Stop())
         while any(os.sched_getaffinity(thread) != cores for thread in ids):
             time.sleep(0.001)
+
+
+def test_threads_wake_and_compute_while_somebody_has_the_gil() -> None:
+    log = Log(100)
+    made = program([("note", log.of(0), 20, 0)])
+    counters = np.zeros(64, np.int64)
+    before = sys.getswitchinterval()
+    with contextlib.closing(Threads(library().runner(), 2)) as threads:
+        assert threads.run(program([]), Stop())
+        sys.setswitchinterval(1000)  # from here on this thread gives the GIL away by itself only, and it does not
+        try:
+            threads.announce()
+            rows, stop = int(made.rows.ctypes.data), Stop()
+            threads.runner.open(threads._address, rows, 1, int(counters.ctypes.data), stop.address, 2)
+            ends_s = time.monotonic() + 30
+            while log.counter[0] < 20 and time.monotonic() < ends_s:
+                pass
+            computed = log.read()
+        finally:
+            sys.setswitchinterval(before)
+        threads.runner.close(threads._address)
+        assert sorted(computed) == list(range(20))
+
+
+def test_threads_that_were_woken_for_a_run_that_does_not_come_are_there_for_the_next(threads: Threads) -> None:
+    log = Log(100)
+    made = program([("note", log.of(0), 20, 0)])
+    for _ in range(100):
+        threads.announce()
+        threads.dismiss()
+        threads.announce()
+        assert threads.run(made, Stop())
+        assert sorted(log.read()) == list(range(20))
+    threads.announce()  # and a pool is closed while they wait
+    helpers = list(threads._helpers)
+    threads.close()
+    threads.dismiss()
+    for helper in helpers:
+        helper.join(timeout=30)
+        assert not helper.is_alive()
