@@ -6,6 +6,7 @@ the times from the signal to the first part running on a survivor.
 
 from __future__ import annotations
 
+import os
 import signal
 import statistics
 import sys
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 from support.processes.commands import PATIENT_S, wait_for
 from support.processes.faults import PHASES, WIDTH, EventTap, Round, settled, strike, tower, weights
+from support.processes.footprint import shared_files
 
 from mesh import Mesh
 from wire.timeouts import DEFAULT_TIMEOUTS
@@ -63,6 +65,23 @@ def rounds(kind: str, phase: str, count: int) -> Iterator[Round]:
 @pytest.mark.parametrize("kind", SIGNALS)
 def test_a_lost_worker_costs_time_and_nothing_else(kind: str, phase: str) -> None:
     assert len(list(rounds(kind, phase, ROUNDS_DEFAULT))) == ROUNDS_DEFAULT
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="shared memory is looked at in /dev/shm")
+def test_what_was_on_its_way_to_a_killed_worker_is_not_left_in_shared_memory() -> None:
+    x = np.ones(1 << 22, np.float32)
+    with Mesh.builder().local(2, engine="cpu").node_timeout(PATIENT_S).build() as mesh:
+        called = mesh.compile(lambda x: (x * 2).sum(), x, strategy="single")
+        assert called(x) == 2 * x.size
+        before = shared_files([os.getpid()])
+        (victim,) = mesh.report().workers
+        pid = next(node.pid for node in mesh.nodes if node.name == victim)
+        os.kill(pid, signal.SIGSTOP)
+        job = mesh.submit(lambda x: (x * 2).sum(), x, strategy="single")
+        wait_for(lambda: shared_files([os.getpid()]) == before + 1)  # the input, which the worker does not take
+        os.kill(pid, signal.SIGKILL)
+        assert job.result() == 2 * x.size
+        wait_for(lambda: shared_files([os.getpid()]) == before)
 
 
 @pytest.mark.long

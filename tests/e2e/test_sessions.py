@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from support.processes.worker_process import children
 from support.waiting import until
 
 from mesh import Mesh, tree
+from mesh.errors import PlacementError
 
 MIB = 1 << 20
 STEPS = 30
@@ -54,6 +56,34 @@ def test_ranks_carry_what_they_share_and_go_on_with_one_less(strategy: str) -> N
             losses += [float(step.result(COMES_TRUE_S)) for step in steps[12:]]
             np.testing.assert_allclose(losses, expected, rtol=1e-4)
             assert int(session.state()["steps"]) == STEPS
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no kill -9")
+def test_a_state_lies_with_workers_as_far_as_their_memory_goes() -> None:
+    """Of 48 MiB: a worker of 384 MiB has room for its values, its snapshots and the other's copy, one of 128 MiB has
+    not."""
+    state, one = np.zeros((3, 4 * MIB), np.float32), np.float32(1)
+
+    def add(total: Any, x: Any) -> Any:
+        return total + x, x
+
+    with Mesh.builder().local(2, engine="cpu", max_memory="384MiB").node_timeout(PATIENT_S).build() as mesh:
+        events: list[str] = []
+        mesh.watch(lambda event: events.append(event["kind"]))
+        with mesh.session(add, state, one, copies="buddy", every=2, strategy="single") as session:
+            for step in [session.step(one) for _ in range(4)]:
+                step.result(COMES_TRUE_S)
+            assert (session.state() == 4).all()
+            (used,) = {part.node for part in session.running.plan.parts}
+            os.kill(next(node.pid for node in mesh.nodes if node.id == used), signal.SIGKILL)
+            session.step(one).result(COMES_TRUE_S)
+            assert (session.state() == 5).all() and "unguarded" not in events
+    with (
+        Mesh.builder().local(2, engine="cpu", max_memory="128MiB").node_timeout(PATIENT_S).build() as mesh,
+        mesh.session(add, state, one, copies="buddy", every=2, strategy="single") as session,
+        pytest.raises(PlacementError, match="max-memory"),
+    ):
+        session.step(one).result(COMES_TRUE_S)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is read from /proc")

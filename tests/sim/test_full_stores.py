@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from argparse import Namespace
 from dataclasses import replace
 from typing import Any
@@ -23,12 +24,16 @@ from wire.bounds import (
     EVENTS,
     JOBS_IN_MEMORY,
     PROFILED_SPANS,
+    REPORT_EVENTS,
     RESULTS_READY,
     SESSION_SPANS,
     SESSIONS_OF_CLIENT,
     SESSIONS_OPEN,
 )
+from wire.limits import REPORT_CHARS_MAX
 from wire.protocol.messages import AwaitJob, JobAccepted, JobResult
+
+PAUSES = 2000
 
 
 def test_of_many_results_the_latest_are_ready_and_all_can_be_had() -> None:
@@ -46,6 +51,31 @@ def test_of_many_results_the_latest_are_ready_and_all_can_be_had() -> None:
         for name in names:
             await client.check(name)
         assert len(service._published) == RESULTS_READY.most and len(service._recent) == JOBS_IN_MEMORY.most
+        await client.endpoint.close()
+
+    simulate_durable(1, 0, scenario, mortal=False)
+
+
+def test_a_job_whose_worker_is_paused_two_thousand_times_is_answered_over_the_link_that_there_was() -> None:
+    async def scenario(cluster: DurableCluster) -> None:
+        client = Client(cluster, "ann")
+        await client.ask(submission("other", Job.of(1, "single"), detach=True), JobAccepted)
+        await client.ask(AwaitJob("other"), JobResult)
+        link, client.jobs["it"] = client._link, Job.of(2, "single")
+        cluster.slow("sim-0", 1e9)
+        await client.ask(submission("it", client.jobs["it"], detach=True), JobAccepted)
+        await asyncio.sleep(1.0)  # it runs, and will not be over
+        (worker,) = cluster.coordinator.nodes()
+        for _ in range(PAUSES):
+            await cluster.coordinator.pause(worker.node_id, True)
+            await cluster.coordinator.pause(worker.node_id, False)
+        cluster.slow("sim-0", 1.0)
+        answer = await client.ask(AwaitJob("it"), JobResult)
+        await client.check("it")
+        report = json.loads(answer.report)
+        assert len(report["events"]) == REPORT_EVENTS.most
+        assert report["omitted"]["paused"] > PAUSES - REPORT_EVENTS.most and len(answer.report) < REPORT_CHARS_MAX
+        assert client._link is link, "it is the first one"
         await client.endpoint.close()
 
     simulate_durable(1, 0, scenario, mortal=False)

@@ -16,7 +16,9 @@ from wire.errors import BlobError, BlobMissing
 from wire.ir.codec import hash_bytes
 from worker.config import WorkerConfig
 from worker.daemon import blob_store
+from worker.daemon.blob_fetcher import BlobFetcher, RemoteBlobs
 from worker.daemon.blob_store import BlobStore
+from worker.state import events as ev
 
 MIB = 1 << 20
 pytestmark = pytest.mark.asyncio
@@ -310,6 +312,25 @@ async def test_content_goes_to_memory_where_the_disk_has_become_read_only(
     new = await put(held, 2)
     assert Path(held.path(new)).parent == tmp_path / "memory"
     assert held.view(old) is not None and held.used_bytes == 2000
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC, errno.EIO])
+async def test_a_fetch_that_finds_no_folder_to_write_to_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refused(temporary: str, final: str, data: memoryview) -> None:
+        raise OSError(number, os.strerror(number), temporary)
+
+    class Holder(RemoteBlobs):
+        async def fetch(self, *asked: object) -> tuple[memoryview, bool]:
+            return content(1)[1], False
+
+    monkeypatch.setattr(blob_store, "_write_file", refused)
+    heard: asyncio.Queue[ev.Event] = asyncio.Queue()
+    fetcher = BlobFetcher("me", store(tmp_path), Holder.__new__(Holder), heard.put_nowait)
+    fetcher.begin(ev.Fetch(1, content(1)[0], 1000, True, "other", ()))
+    answer = await asyncio.wait_for(heard.get(), 60.0)
+    assert isinstance(answer, ev.BlobNotFound) and "no room" in str(answer.error)
 
 
 async def test_how_much_lies_in_memory_follows_from_the_budget() -> None:

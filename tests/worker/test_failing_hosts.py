@@ -122,6 +122,22 @@ def test_many_small_tensors_fit_into_a_message_or_go_by_files(tmp_path: Path) ->
     shared.close()
 
 
+def test_a_rank_that_cannot_meet_the_others_leaves_no_input(tmp_path: Path) -> None:
+    builder = GraphBuilder()
+    graph = builder.build([builder.add("neg", builder.input("x", (SIDE, SIDE), F32))])
+    shared = SharedDir.create(tmp_path)
+    host = Host(CpuEngine(), shared, memoryview(bytearray(8)), 1 << 30)
+    gang = hm.RankOf(("dp",), (2,), 0, (None, hm.RankPeer("1" * 32, "2" * 32, "w")), arena_prefix="0" * 24)
+    prepared = host.handle(hm.PreparePart(1, graph.hash, graph.encoded, 1, 1, (), {}, False, gang))
+    assert isinstance(prepared, hm.Prepared)
+    given = hm.Input(0, F32.name, (SIDE, SIDE), True, None, str(shared.path), shared.write([GIVEN]))
+    nowhere = (str(shared.path), str(tmp_path / "gone"))
+    answer = host.handle(hm.ExecutePart(1, 1, (given,), (hm.OutputRequest(0, 1),), 1, nowhere))
+    assert isinstance(answer, hm.ExecuteFailed) and isinstance(from_fields(answer.error), BlobMissing)
+    assert [path.name for path in shared.path.iterdir()] == ["lock"]
+    shared.close()
+
+
 def test_inputs_for_which_there_is_no_room_leave_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shared = SharedDir.create(tmp_path)
     use = ev.RunInput(0, ev.Inline("u8", (INLINE_BYTES_MAX,), bytes(INLINE_BYTES_MAX)), True)
