@@ -338,6 +338,21 @@ CALL_STORY = Bound(
     unit="events",
     most=512,
 )
+COPIED_FEEDS = Bound(
+    "coordinator",
+    "Arguments of one session's steps since the last copy of its state. The bound is that of a state that is as large "
+    "or larger; a smaller state has its own size, or 64 MiB.",
+    FORGETS,
+    "A copy is made before its turn, after which they are not needed.",
+    most=256 * MIB,
+)
+SESSION_INPUTS = Bound(
+    "coordinator",
+    "Arguments of steps of one client's sessions, under way or since the last copies.",
+    REFUSES,
+    "LimitExceeded for the step, and the session goes on. One step alone may need more.",
+    most=4 * GIB,
+)
 SESSION_SPANS = Bound(
     "coordinator",
     "Times of parts of one session's latest steps.",

@@ -139,6 +139,12 @@ class ClientSession:
         return member_id(self.terms.client)
 
     @property
+    def held_bytes(self) -> int:
+        """The bytes of the inputs of its steps that are here."""
+        feeds = sum(array.nbytes for inputs in self.feeds.values() for array in inputs.values())
+        return feeds + (0 if self.session is None else self.session.held_bytes)
+
+    @property
     def over(self) -> bool:
         """Whether it ended by itself, as where its state was lost."""
         return self.session is not None and self.session.ended.done()

@@ -69,7 +69,7 @@ from ..workers.paged_reports import page
 from .client_contents import ClientContents
 from .job_store import Content, JobStore, StoredEntry, addresses_in, in_files
 from .job_table import FINAL, Action, Free, Job, JobTable, Key, Notify, Save, SaveLater, Start, Stop
-from .program_upload import ProgramUpload, consts_of
+from .program_upload import ProgramUpload, consts_of, upload_to_disk
 from .stored_program import ProgramContent, load_program
 
 log = logging.getLogger("graph_mesh.service")
@@ -122,7 +122,6 @@ class JobService:
         self._table = table
         self._store = store
         self._unix = unix  # what people call the time, which may be set
-        self._upload = ProgramUpload(coordinator.blobs)
         self._loop = asyncio.get_running_loop()
         self._running: dict[Key, tuple[Job, asyncio.Task[None]]] = {}
         self._reports: dict[Key, CallReport] = {}  # of the calls of those that run
@@ -215,8 +214,7 @@ class JobService:
 
     async def _take_in(self, link: Link, job: Job, graph: WireGraph, body: SubmitJob) -> None:
         """Receive and save everything that a job needs; from then on it does not need its client."""
-        upload = ProgramUpload(self._coordinator.blobs, self._store.receive)
-        try:
+        with upload_to_disk(self._coordinator.blobs, self._store, self._saving) as upload:
             try:
                 work = await self._receive(link, graph, body, upload)
             except BaseException as error:
@@ -226,9 +224,6 @@ class JobService:
             self._feed(self._table.arrived(job, self._now(), work))
             del work  # the job has it, until it waits for its turn
             await self._until(job, lambda job: job.state != "arriving")
-        finally:
-            if upload.received:
-                self._saving.run("releasing content", self._store.release(upload.received), unheard)
 
     async def _plan(self, link: Link, body: PlanGraph) -> Planned:
         graph, copies = decode_graph(body.graph), copies_of(body.copies, OF_CALLS).text
@@ -240,9 +235,9 @@ class JobService:
 
     async def _explain(self, link: Link, body: ExplainGraph) -> Explained:
         graph = decode_graph(body.graph)
-        return await self._coordinator.explain(
-            dataclasses.replace(graph, blobs=await self._upload.consts(link, graph)), body
-        )
+        with upload_to_disk(self._coordinator.blobs, self._store, self._saving) as upload:
+            blobs = await upload.consts(link, graph)
+            return await self._coordinator.explain(dataclasses.replace(graph, blobs=blobs), body)
 
     async def _ask(self, link: Link, body: AskJobs) -> Jobs:
         self._table.seen(link.peer.node_id)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -16,10 +17,24 @@ from wire.ir.types import TensorType
 from wire.limits import MIB
 from wire.link.link import Link
 from wire.protocol.messages import NamedValue
+from wire.system.tasks import Tasks, unheard
 from wire.transfer.content_exchange import BlobExchange, off_loop
+
+from .job_store import JobStore
 
 ON_DISK_BYTES_MIN = 8 * MIB  # smaller values take memory until their job is accepted
 Receive = Callable[[bytes, int, Callable[[int], Awaitable[None]]], Awaitable[memoryview]]
+
+
+@contextlib.contextmanager
+def upload_to_disk(blobs: BlobExchange, store: JobStore, releasing: Tasks) -> Iterator[ProgramUpload]:
+    """An upload whose large values are on the disk, and held there until the block has ended."""
+    upload = ProgramUpload(blobs, store.receive)
+    try:
+        yield upload
+    finally:
+        if upload.received:
+            releasing.run("releasing content", store.release(upload.received), unheard)
 
 
 class ProgramUpload:

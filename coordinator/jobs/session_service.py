@@ -21,15 +21,17 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
 
-from wire.bounds import SESSIONS_OF_CLIENT, SESSIONS_OPEN
-from wire.errors import Busy, Cancelled, InputError, MeshError, NodeLost, SessionTaken, StorageError
+from wire.bounds import SESSION_INPUTS, SESSIONS_OF_CLIENT, SESSIONS_OPEN
+from wire.errors import Busy, Cancelled, InputError, LimitExceeded, MeshError, NodeLost, SessionTaken, StorageError
 from wire.ir.codec import decode_graph, hash_array
+from wire.ir.types import TensorType
 from wire.link.link import Link
 from wire.policy.redundancy import OF_SESSIONS, copies_of
 from wire.protocol.messages import (
@@ -56,7 +58,7 @@ from wire.protocol.messages import (
 from wire.roles import OPERATOR, may, member_id
 from wire.system.tasks import Tasks, unheard
 from wire.transfer.content_exchange import BlobExchange, apart, off_loop
-from wire.units import counted
+from wire.units import counted, size_text
 
 from ..coordinator import Coordinator
 from ..sessions.manifest import CopyRecord, Manifest, SessionRecord, as_json, from_json, reading_journal
@@ -66,7 +68,7 @@ from .client_contents import ClientContents
 from .client_session import ClientSession, Requests, Terms
 from .job_store import Content, JobStore, StoredEntry
 from .journal import FORGOTTEN
-from .program_upload import ProgramUpload
+from .program_upload import ProgramUpload, upload_to_disk
 from .stored_program import ProgramContent, load_program
 
 log = logging.getLogger("graph_mesh.service")
@@ -102,7 +104,9 @@ class SessionService:
         self._keep_s = coordinator.config.timeouts.keep_sessions_s
         self._keep_named_s = coordinator.config.timeouts.keep_named_sessions_s
         self._sessions_max, self._sessions_of_client_max = SESSIONS_OPEN.most, SESSIONS_OF_CLIENT.most
+        self._inputs_bytes_max = SESSION_INPUTS.most
         self._upload = ProgramUpload(coordinator.blobs)
+        self._arriving: Counter[str] = Counter()  # bytes of steps' inputs by owner
         self._sessions: dict[str, ClientSession] = {}  # by id
         self._tokens: dict[tuple[str, str], str] = {}  # by member and token, former ones too, the session
         self._doing, self._ending = Tasks(), Tasks()
@@ -169,11 +173,17 @@ class SessionService:
         graph, strategy = decode_graph(body.graph), self._coordinator.config.strategy_of(body.strategy)
         if body.copies:
             copies_of(body.copies, OF_SESSIONS)
-        params = await self._upload.params(link, body.params, graph)
-        consts = await self._upload.consts(link, graph)
+        with upload_to_disk(self._coordinator.blobs, self._store, self._ending) as upload:
+            params = await upload.params(link, body.params, graph)
+            content = ProgramContent(graph, params, await upload.consts(link, graph))
+            return await self._open_with(link, body, token, content, strategy)
+
+    async def _open_with(
+        self, link: Link, body: OpenSession, token: str, content: ProgramContent, strategy: str
+    ) -> SessionOpened:
         if (known := self._known(link, token, body.name)) is not None:
             return await self._opened(known)
-        kinds = graph.param_types
+        graph, kinds = content.graph, content.graph.param_types
         for carry in body.carries:
             if carry.name not in kinds or carry.output >= len(graph.outputs) or body.told > len(graph.outputs):
                 raise InputError(f"the state {carry.name!r} is no param of the graph, or its next value no output")
@@ -186,7 +196,6 @@ class SessionService:
         terms = Terms(me.node_id, strategy, carries, body.told, ahead, policy, body.name, self._wall(), size_bytes)
         id = token if token not in self._sessions else secrets.token_hex(6)  # another member may have the same token
         opened = ClientSession(id, token, me.node_id, me.name, terms, form=body.form)
-        content = ProgramContent(graph, params, consts)
         program, addresses = opened.take(content), self._hold(opened, content)
         write = partial(self._write, opened)
         try:
@@ -246,11 +255,35 @@ class SessionService:
         """A function that asks the session for a step.  If the link ends before the inputs have come, the client
         retries."""
         try:
-            return partial(session.step, await self._upload.values(link, body.inputs, opened.kinds))
+            return partial(session.step, await self._inputs(link, opened, body.inputs, opened.kinds))
         except MeshError as error:
             if not await _stands(link):
                 raise
             return partial(_refuse, error)
+
+    async def _inputs(
+        self, link: Link, opened: ClientSession, values: tuple[NamedValue, ...], kinds: Mapping[str, TensorType]
+    ) -> dict[str, NDArray[Any]]:
+        """The inputs of a step from its client; LimitExceeded where its sessions hold too many here."""
+        size_bytes = sum(kind.size_bytes for kind in kinds.values())
+        mine = [each for each in self._sessions.values() if each.owner == opened.owner]
+        held_bytes = self._arriving[opened.owner] + sum(each.held_bytes for each in mine)
+        if held_bytes and held_bytes + size_bytes > self._inputs_bytes_max:
+            for each in mine:
+                if each.session is not None:
+                    each.session.make_room()
+            raise LimitExceeded(
+                f"the sessions of this client have {size_text(held_bytes)} of arguments here, and this step "
+                f"{size_text(size_bytes)} more; the limit is {size_text(self._inputs_bytes_max)}",
+                next_step="Try again once the steps before are done and a copy of the state was made",
+            )
+        self._arriving[opened.owner] += size_bytes
+        try:
+            return await self._upload.values(link, values, kinds)
+        finally:
+            self._arriving[opened.owner] -= size_bytes
+            if not self._arriving[opened.owner]:
+                del self._arriving[opened.owner]
 
     async def _state(self, link: Link, body: SessionState) -> SessionTold:
         opened = self._asked(link, body)
@@ -376,7 +409,7 @@ class SessionService:
         if opened.session is not None:
             return Done()
         content = await self._content(opened)
-        inputs = await self._upload.values(link, body.inputs, content.graph.input_types)
+        inputs = await self._inputs(link, opened, body.inputs, content.graph.input_types)
         if opened.session is None:
             opened.feeds[body.step] = inputs
         return Done()

@@ -138,7 +138,7 @@ class CloseRequested:
 
 @dataclass(frozen=True, slots=True)
 class ReplayLimitExceeded:
-    """The first state and all feeds since take too much memory to be kept for a replay."""
+    """The feeds since the last copy, or since the first state, take too much memory to be kept for a replay."""
 
 
 @dataclass(frozen=True, slots=True)

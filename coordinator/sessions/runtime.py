@@ -79,9 +79,14 @@ class Session(SessionShell):
         future = self._callers.step(number)
         self._feeds.add(number, inputs)
         self.feed(ev.StepRequested())
-        if self._policy.copies == "none" and self._feeds.size_bytes > self._policy.replay_bytes:
-            self.feed(ev.ReplayLimitExceeded())
+        if self._feeds.size_bytes > self._replay_bytes_max:
+            self.make_room()
         return future
+
+    def make_room(self) -> None:
+        """Hold fewer feeds, as soon as there is a copy of the state without them."""
+        if not self._machine.over:
+            self.feed(ev.ReplayLimitExceeded())
 
     def state(self) -> asyncio.Future[dict[str, NDArray[Any]]]:
         """A future of the state after all steps that were asked for before, by the params' names."""
@@ -106,6 +111,11 @@ class Session(SessionShell):
     @property
     def _why_over(self) -> MeshError:
         return self._error or Cancelled("the session is closed")
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of the feeds that are held here, as they may be needed again."""
+        return self._feeds.size_bytes
 
     @property
     def feeds_from(self) -> int:

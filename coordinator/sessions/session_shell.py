@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 from numpy.typing import NDArray
 
-from wire.bounds import PROFILED_SPANS, SESSION_SPANS
+from wire.bounds import COPIED_FEEDS, PROFILED_SPANS, SESSION_SPANS
 from wire.errors import Cancelled, MeshError
 from wire.policy.redundancy import copies_of
 from wire.protocol.messages import Deployed, Ran, Working
@@ -65,6 +65,10 @@ class SessionShell(PlanShell):
         self._nodes = context.usable()
         self._machine = SessionState(policy, self._nodes, context.generation, context.timeouts)
         self._feeds = HeldFeeds()
+        state_bytes = sum(program.graph.param_types[name].size_bytes for name, _ in state.carries)
+        # a copy moves all of the state, so that feeds of fewer bytes are kept rather than that one is made for them
+        worth_bytes = 0 if policy.copies == "none" else min(state_bytes, COPIED_FEEDS.most)
+        self._replay_bytes_max = max(policy.replay_bytes, worth_bytes)
         self._callers = Callers(self._unread)
         self._timer: asyncio.TimerHandle | None = None
         self._maker = PlanMaker(context, program, state, policy, elastic, lambda: self._machine.committed)

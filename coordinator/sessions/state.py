@@ -107,7 +107,7 @@ class SessionState(PlanLifecycle[CurrentPlan]):
             ev.StateRequested: partial(reading.asked, self),
             ev.StateRequestWithdrawn: partial(reading.withdrawn, self),
             ev.CloseRequested: self._close_asked,
-            ev.ReplayLimitExceeded: self._forget_first,
+            ev.ReplayLimitExceeded: self._forget_feeds,
             ev.CompilationReported: self._preparing,
             ev.NodeStuck: self._preparing,
             ev.SnapshotTaken: self._snapshot_done,
@@ -250,9 +250,15 @@ class SessionState(PlanLifecycle[CurrentPlan]):
     def _close_asked(self, event: ev.CloseRequested, now: float) -> list[ev.Action]:
         return self._end(event.error)
 
-    def _forget_first(self, event: ev.ReplayLimitExceeded, now: float) -> list[ev.Action]:
-        if self.policy.copies != "none" or self._plan is None or self._safe <= self._plan.start:
-            return []  # nobody has a value that was made of it
+    def _forget_feeds(self, event: ev.ReplayLimitExceeded, now: float) -> list[ev.Action]:
+        plan = self._plan
+        if self.policy.copies != "none":
+            if self._copying:  # which lets them go
+                return []
+            self._copied = min(self._copied, self._done - self.policy.every)
+            return self._copy_if_due() if plan is not None and plan.running and not plan.ending else []
+        if plan is None or self._safe <= plan.start:
+            return []  # nobody has a value that was made of the first state
         return self._trim(lambda copy: copy.contents is None)
 
     # -- nodes
@@ -554,8 +560,7 @@ class SessionState(PlanLifecycle[CurrentPlan]):
     def _copy_if_due(self) -> list[ev.Action]:
         assert self._plan is not None
         due = self._done - self._copied >= self.policy.every and self._done > self._plan.start
-        copying = any(pending.purpose == "copy" for pending in self._pending.values())
-        if not due or copying or self.policy.copies == "none":
+        if not due or self._copying or self.policy.copies == "none":
             return []
         if self._replicated:
             if self._safe <= self._plan.start:
@@ -563,6 +568,10 @@ class SessionState(PlanLifecycle[CurrentPlan]):
             self._copied = self._done
             return self._trim(lambda copy: copy.value < self._safe)
         return self._take("copy")
+
+    @property
+    def _copying(self) -> bool:
+        return any(pending.purpose == "copy" for pending in self._pending.values())
 
     @property
     def _replicated(self) -> bool:

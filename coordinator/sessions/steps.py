@@ -23,7 +23,8 @@ class Policy:
     """The kind of copies, the number of steps between two of them, and the most steps under way.
 
     A state that nobody copies is made again of what the client gave while the feeds since are no more than
-    `replay_bytes`.
+    `replay_bytes`.  A copy is made before its turn when the feeds since the last one are more than that, and than the
+    state itself.
     """
 
     copies: str = "buddy"

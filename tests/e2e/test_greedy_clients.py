@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -23,6 +24,7 @@ from coordinator.runtime.call_runner import HELD_S
 from mesh import DeviceMap, errors, trace
 from mesh.backends.enrolment import client_membership
 from mesh.backends.remote import Remote
+from mesh.client.async_mesh import AsyncMesh
 from mesh.commands import exit_codes
 from wire.bounds import JOBS_RUNNING
 from wire.limits import MIB
@@ -150,6 +152,34 @@ def greedy(tmp_path: Path, jobs: int, size_bytes: int, far: bool, growth_bytes_m
 @pytest.mark.parametrize("far", [False, True], ids=["shared memory", "the link"])
 def test_another_client_gets_its_turn_and_what_waits_takes_no_memory(tmp_path: Path, far: bool) -> None:
     greedy(tmp_path, jobs=3, size_bytes=48 * MIB, far=far, growth_bytes_max=96 * MIB)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="how much memory is of no file is asked of /proc")
+def test_weights_of_a_session_are_on_the_disk_and_in_no_memory_of_the_coordinator(tmp_path: Path) -> None:
+    env = environment(tmp_path, MESH_NAME=MESH)
+    weights, x = np.zeros(24 * MIB, np.float32), np.float32(1)
+    with daemon("coord", "serve", "--no-mdns", "--port", "0", env=env, log=tmp_path / "coordinator.log") as coordinator:
+        token = run("coord", "token", "create", "--role", "client", env=env).stdout.strip()
+        with daemon(*WORKER, "--peer", coordinator.address, "--name", "one", env=env, log=tmp_path / "one.log"):
+            wait_for(lambda: node_states(coordinator) == {"one": "healthy"})
+            ann = Person(tmp_path / "ann", coordinator, token)
+            status = Path(f"/proc/{coordinator.process.pid}/status")
+
+            def anonymous_bytes() -> int:
+                return 1024 * int(status.read_text().split("RssAnon:")[1].split()[0])
+
+            async def trains(remote: Remote) -> int:
+                most = before = anonymous_bytes()
+                async with AsyncMesh(remote) as far:
+                    session = await far.session(lambda w, x: (w + x, w[-1]), weights, x, copies="none")
+                    step = asyncio.ensure_future(session.step(x))
+                    while not step.done():
+                        most = max(most, anonymous_bytes())
+                        await asyncio.sleep(0.01)
+                    assert await step == 0 and await session.step(x) == 1
+                return most - before
+
+            assert ann.ask(trains, far=True) <= weights.nbytes // 2
 
 
 @pytest.mark.long

@@ -18,19 +18,21 @@ from coordinator.sessions.runtime import Session
 from coordinator.workers.event_feed import EventFeed
 from mesh import Mesh
 from mesh.client.async_mesh import AsyncMesh
-from mesh.errors import Busy
+from mesh.errors import Busy, LimitExceeded
 from wire.bounds import (
     CONTENTS_SENT,
     EVENTS,
     JOBS_IN_MEMORY,
     PROFILED_SPANS,
+    REPLAYED_FEEDS,
     REPORT_EVENTS,
     RESULTS_READY,
+    SESSION_INPUTS,
     SESSION_SPANS,
     SESSIONS_OF_CLIENT,
     SESSIONS_OPEN,
 )
-from wire.limits import REPORT_CHARS_MAX
+from wire.limits import MIB, REPORT_CHARS_MAX
 from wire.protocol.messages import AwaitJob, JobAccepted, JobResult
 
 PAUSES = 2000
@@ -115,6 +117,48 @@ def test_a_session_too_many_of_one_client_is_refused_to_that_one() -> None:
                 await (await mesh.session(lambda s, x: (s + x, s), x, x)).step(x)
             with pytest.raises(Busy, match="1 sessions of this client are open, and no more than 1"):
                 await (await mine.session(lambda s, x: (s + x, s), x, x)).step(x)
+
+    simulate_durable(1, 0, scenario, mortal=False)
+
+
+def test_a_step_whose_arguments_have_no_room_is_refused_to_that_client_and_room_is_made() -> None:
+    x = np.ones(10_000, np.float32)
+
+    async def scenario(cluster: DurableCluster) -> None:
+        assert cluster.sessions._inputs_bytes_max == SESSION_INPUTS.most
+        cluster.sessions._inputs_bytes_max = 3 * x.nbytes
+        async with (
+            AsyncMesh(await client_of(cluster)) as mine,
+            AsyncMesh(await client_of(cluster, "b", "e" * 32)) as his,
+        ):
+            step = lambda s, x: (s + x[0], s)  # noqa: E731
+            sessions = [await mesh.session(step, x[0], x, copies="checkpoint", every=1000) for mesh in (mine, his)]
+            for number in range(3):
+                assert await sessions[0].step(x) == number + 1
+            with pytest.raises(LimitExceeded, match=r"have 117\.2 KiB of arguments here.*39\.1 KiB more"):
+                await sessions[0].step(x)
+            assert await sessions[1].step(x) == 1, "nobody else notices"
+            await asyncio.sleep(60)
+            for number in range(3, 5):
+                assert await sessions[0].step(x) == number + 1, "a copy was made"
+
+    simulate_durable(1, 0, scenario, mortal=False)
+
+
+@pytest.mark.parametrize("state_bytes", [4, 40 * MIB])
+def test_large_arguments_have_the_state_copied_before_its_turn(state_bytes: int) -> None:
+    x, state = np.ones(5 * MIB, np.float32), np.zeros(state_bytes // 4, np.float32)
+
+    async def scenario(cluster: DurableCluster) -> None:
+        async with AsyncMesh(await client_of(cluster)) as mesh:
+            session = await mesh.session(lambda s, x: (s + x[0], s[0]), state, x, copies="checkpoint", every=1000)
+            held = []
+            for number in range(12):
+                assert await session.step(x) == number
+                (opened,) = cluster.sessions._sessions.values()
+                held.append(opened.held_bytes)
+            assert 3 * x.nbytes == REPLAYED_FEEDS.most - 4 * MIB <= max(held) <= REPLAYED_FEEDS.most + x.nbytes
+            assert min(held[5:]) <= 2 * x.nbytes, "a copy lets them go"
 
     simulate_durable(1, 0, scenario, mortal=False)
 

@@ -64,6 +64,9 @@ FILLED: Mapping[str, str] = {  # a test that fills it with the real part, and se
     "JOBS_IN_MEMORY": "tests/sim/test_full_stores.py::test_of_many_results_the_latest_are_ready_and_all_can_be_had",
     "SESSIONS_OPEN": "tests/sim/test_full_stores.py::test_a_session_too_many_is_refused",
     "SESSIONS_OF_CLIENT": "tests/sim/test_full_stores.py::test_a_session_too_many_of_one_client_is_refused_to_that_one",
+    "COPIED_FEEDS": "tests/sim/test_full_stores.py::test_large_arguments_have_the_state_copied_before_its_turn",
+    "SESSION_INPUTS": "tests/sim/test_full_stores.py::"
+    "test_a_step_whose_arguments_have_no_room_is_refused_to_that_client_and_room_is_made",
     "CONTENTS_SENT": "tests/sim/test_full_stores.py::test_content_that_was_sent_long_ago_is_sent_again",
     "EVENTS": "tests/sim/test_full_stores.py::test_the_latest_events_are_kept",
     "REPORT_EVENTS": "tests/mesh/client/test_reports.py::"

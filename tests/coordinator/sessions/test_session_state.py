@@ -64,6 +64,19 @@ def test_copies_let_feeds_go(copies: str) -> None:
     assert len({number for number, _ in live}) == 1, "older copies were let go"
 
 
+@pytest.mark.parametrize("copies", ["buddy", "coded", "checkpoint"])
+def test_feeds_that_take_too_much_memory_have_a_copy_made_before_its_turn(copies: str) -> None:
+    world = World(4, Policy(copies, every=1000))
+    world.do(7)
+    assert world.feeds_from == 0
+    world.feed(ev.ReplayLimitExceeded())
+    world.do(1)
+    assert world.feeds_from >= 7
+    world.kill(world.owner)
+    world.do(3)
+    assert list(world.told) == list(range(11)) and not world.ended
+
+
 @pytest.mark.parametrize("copies", ["buddy", "coded"])
 @pytest.mark.parametrize("roomless", [False, True])
 def test_copies_that_workers_have_no_room_for_come_to_this_process(copies: str, roomless: bool) -> None:
