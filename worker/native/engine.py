@@ -206,12 +206,13 @@ class _Joined:
         self._nodes, self._module, self._apart = nodes, module, cache(apart)
         self._sequenced, self._kernels, self._threads, self._watched = sequenced, kernels, threads, watched
         self._weights = weights
+        self._threads_max = 1 if sequenced.program.in_line else threads.count
 
     def __call__(
         self, inputs: list[NDArray[Any]], stopped: Stopped, spans: Spans | None = None, first: Key = NO_KEY
     ) -> list[NDArray[Any]]:
         with self._threads.turn:  # from here on the program's arguments are this run's
-            self._threads.announce()
+            self._threads.announce(self._threads_max)
             try:
                 return self._computed(inputs, stopped, spans, first)
             finally:
@@ -222,7 +223,7 @@ class _Joined:
     ) -> list[NDArray[Any]]:
         sequenced = self._sequenced if spans is None else self._apart()
         (outputs, held), stop = sequenced.bind(inputs, self._weights), Stop()
-        run = self._threads.run if spans is None else partial(self._timed, spans, first)
+        run = self._run if spans is None else partial(self._timed, spans, first)
         if stopped is never or not self._watched:
             run(sequenced.program, stop)
             del held
@@ -231,6 +232,9 @@ class _Joined:
             if not run(sequenced.program, stop):
                 raise Cancelled("the run was stopped")
         return outputs
+
+    def _run(self, program: Program, stop: Stop) -> bool:
+        return self._threads.run(program, stop, self._threads_max)
 
     def _timed(self, spans: Spans, first: Key, program: Program, stop: Stop) -> bool:
         ended, times = self._threads.timed(program, stop)

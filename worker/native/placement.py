@@ -13,6 +13,7 @@ import itertools
 import os
 import sys
 from collections.abc import Sequence
+from functools import lru_cache
 from threading import Thread
 
 Cores = set[int]
@@ -37,12 +38,17 @@ if sys.platform == "linux":
         here = _core_of_this_thread() if _core_of_this_thread else -1
         if here not in cores or len(cores) == 1:
             return set()
-        others = itertools.cycle(sorted(cores - {here}, key=lambda core: (core < here, core)))
-        for thread, core in zip(sleepers, others, strict=False):
+        others = _others(frozenset(cores), here)
+        for thread, core in zip(sleepers, itertools.cycle(others), strict=False):
             assert thread.native_id is not None
             with contextlib.suppress(OSError):  # the cores that this process may use have just changed
                 os.sched_setaffinity(thread.native_id, (core,))
         return cores
+
+    @lru_cache(maxsize=256)
+    def _others(cores: frozenset[int], here: int) -> list[int]:
+        """The cores but one, those after it first."""
+        return sorted(cores - {here}, key=lambda core: (core < here, core))
 
 else:
     ROAM = 0

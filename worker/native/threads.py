@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from . import placement
 from .placement import Cores, spread
-from .runner import JOB_WORDS, LINE_WORDS, READINGS, STOPPED, WORDS, Job, Runner
+from .runner import JOB_WORDS, LINE_WORDS, READINGS, STOPPED, WORDS, Job, Row, Runner
 from .semaphores import WAIT, Semaphore
 
 ALIGNED = 64  # bytes of scratch memory: a vector register's, and a cache line's
@@ -56,6 +56,12 @@ class Program:
     def __post_init__(self) -> None:
         assert self.rows.ndim == 2 and self.rows.shape[1] == WORDS and self.rows.dtype == np.int64
         assert self.rows.flags.c_contiguous
+
+    @property
+    def in_line(self) -> bool:
+        """Whether each task waits for the one before it, so that one thread is as fast as several."""
+        tasks, after = self.rows[:, Row.TASKS], self.rows[:, Row.AFTER]
+        return bool((tasks <= 1).all() and (after == np.arange(len(self.rows))).all())
 
 
 class Threads:

@@ -59,6 +59,38 @@ def test_it_computes_what_numpy_does() -> None:
     engine.close()
 
 
+def twice(x: Any) -> Any:
+    made = x * 2
+    return made, made
+
+
+OUTPUTS: list[tuple[str, bool, Any]] = [
+    ("of kernels", True, lambda x: (x * 2, mnp.sum(x, axis=0), x.T + 1)),
+    ("one twice", False, twice),
+    ("an input", False, lambda x: (x, x * 2)),
+    ("a constant", False, lambda x: (x * 2, mnp.asarray(np.arange(6, dtype=np.float32)))),
+    ("of numpy", False, lambda x: (x * 2, mnp.cumsum(x, axis=1))),
+    ("a view of another", False, lambda x: (y := x * 2, y.reshape(-1))),
+]
+
+
+@pytest.mark.parametrize(
+    ("only_fused", "function"), [row[1:] for row in OUTPUTS], ids=[f"outputs: {row[0]}" for row in OUTPUTS]
+)
+def test_outputs_have_memory_of_their_own(only_fused: bool, function: Any) -> None:
+    x = np.arange(48, dtype=np.float32).reshape(6, 8)
+    graph, numpys = trace(function, x), CpuEngine()
+    engine = NativeEngine()
+    executable = engine.compile(graph)
+    assert executable.only_fused == only_fused
+    made, expected = engine.run(executable, [x]), numpys.run(numpys.compile(graph), [x])
+    engine.close()
+    for place, (output, right) in enumerate(zip(made, expected, strict=True)):
+        assert np.array_equal(output, right)
+        assert output.flags.writeable
+        assert not any(np.shares_memory(output, other) for other in (x, *made[place + 1 :]))
+
+
 def test_a_run_that_is_stopped_ends_soon_and_the_next_one_is_whole() -> None:
     """A product of some seconds is stopped after its first tiles."""
     size = 6144

@@ -132,6 +132,22 @@ def test_programs_of_no_rows_and_of_many_run(threads: Threads) -> None:
         assert log.read() == list(range(1500))
 
 
+@pytest.mark.parametrize(
+    ("in_line", "rows"),
+    [
+        (True, []),
+        (True, [(1, 0)]),
+        (True, [(1, 0), (0, 1), (1, 2)]),
+        (False, [(2, 0)]),
+        (False, [(1, 0), (1, 0)]),
+        (False, [(1, 0), (1, 1), (1, 1)]),
+        (False, [(1, 0), (3, 1)]),
+    ],
+)
+def test_a_program_in_line_has_no_work_for_a_second_thread(in_line: bool, rows: list[tuple[int, int]]) -> None:
+    assert program([("note", (), tasks, after) for tasks, after in rows]).in_line == in_line
+
+
 def test_the_runner_outlives_its_library() -> None:
     code = weakref.ref(Library(Objects(live_max=0)).runner()._code)
     assert code() is None
