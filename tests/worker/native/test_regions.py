@@ -95,7 +95,12 @@ def test_regions_have_the_bits_of_kernels_one_after_the_other(
 ) -> None:
     engine, programs = NativeEngine(threads=threads), list[Program]()
     run = engine._threads.run
-    monkeypatch.setattr(engine._threads, "run", lambda program, stop: (programs.append(program), run(program, stop))[1])
+
+    def noted(program: Program, *more: Any) -> bool:
+        programs.append(program)
+        return run(program, *more)
+
+    monkeypatch.setattr(engine._threads, "run", noted)
     executable, arrays = engine.compile(trace(PROGRAMS[name], *given())), given()
     try:
         results = engine.run(executable, arrays)
