@@ -308,8 +308,14 @@ class JobService:
     async def _until(self, job: Job, holds: Callable[[Job], bool]) -> None:
         while not holds(job):
             changed: asyncio.Future[None] = self._loop.create_future()
-            self._waiting.setdefault(job.key, []).append(changed)
-            await changed
+            waiting = self._waiting.setdefault(job.key, [])
+            waiting.append(changed)
+            try:
+                await changed
+            finally:
+                waiting.remove(changed)
+                if not waiting and self._waiting.get(job.key) is waiting:
+                    del self._waiting[job.key]
 
     # -- performing what the table decided
 

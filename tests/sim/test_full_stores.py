@@ -83,6 +83,25 @@ def test_a_job_whose_worker_is_paused_two_thousand_times_is_answered_over_the_li
     simulate_durable(1, 0, scenario, mortal=False)
 
 
+def test_whoever_gave_up_waiting_for_a_result_is_not_remembered() -> None:
+    async def scenario(cluster: DurableCluster) -> None:
+        client = Client(cluster, "ann")
+        client.jobs["one"] = Job.of(1, "single")
+        cluster.network.block(["coordinator"], cluster.names)  # so that it takes long
+        await client.ask(submission("one", client.jobs["one"], detach=True), JobAccepted)
+        for _ in range(100):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await client.ask(AwaitJob("one"), JobResult)
+        await asyncio.sleep(0.1)
+        assert sum(map(len, cluster.service._waiting.values())) == 0
+        cluster.network.heal("coordinator")
+        await client.check("one")
+        await client.endpoint.close()
+
+    simulate_durable(1, 0, scenario, mortal=False)
+
+
 def test_a_session_too_many_is_refused() -> None:
     x = np.ones(2, np.float32)
 
