@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 from wire.addresses import shown
-from wire.errors import ProtocolError
+from wire.errors import NodeLost, ProtocolError
 from wire.link.endpoint import Endpoint
 from wire.link.link import Link
 from wire.link.reconnect import stay_linked
@@ -92,6 +92,8 @@ class WorkerRegistry:
                 raise ProtocolError(f"expected Joined, got {type(joined).__name__}", node=link.peer.name)
             peer = link.peer
             ours = await asyncio.to_thread(self.enrolled, peer.node_id) if self.enrolled is not None else None
+            if link.closed:  # meanwhile: nobody would notice, and a newer link may have joined
+                raise NodeLost("the link ended before the worker had joined", node=link.peer.name)
             name = self._names.give(peer.node_id, ours.name if ours else peer.name)
             profile = worker_profile(peer.node_id, name, joined, usable_ops(self._identity, peer))
             if ours is not None and ours.untrusted:

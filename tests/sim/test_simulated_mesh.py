@@ -8,10 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.simulated.simulated import simulate
 
 import mesh.numpy as mnp
 from mesh import AsyncMesh, Mesh, errors
+from mesh.simulation.cluster import Cluster
+from mesh.simulation.engine_host import Device
 from mesh.simulation.loop import VirtualLoop
+from wire.errors import NodeLost
 
 X = np.linspace(-1, 1, 64 * 64, dtype=np.float32).reshape(64, 64)
 
@@ -64,6 +68,30 @@ def test_a_death_is_survived_and_the_run_replays() -> None:
         assert answer == mesh.run(tower, X).tobytes()
     assert "sim-1 is killed" in transcript and "dead sim-1" in transcript
     assert killed_in_the_middle(7)[1] == transcript
+
+
+def test_a_link_that_ends_while_its_worker_is_looked_up_joins_nobody() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        coordinator, ended = cluster.coordinator, list[str]()
+
+        def looked_up(node: str) -> None:
+            if not ended:
+                ended.append(node)
+                coordinator.endpoint.links[node].fail(NodeLost("the network went"))
+
+        cluster.kill("sim-1")
+        await asyncio.sleep(5)
+        coordinator.names_come_from(looked_up)
+        cluster.start("sim-1")
+        while not ended:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.001)
+        assert ended[0] not in coordinator._members
+        await asyncio.sleep(10)
+        assert {node.name: node.state for node in coordinator.nodes()}["sim-1"] == "healthy"
+        assert not coordinator._members[ended[0]].link.closed
+
+    simulate(scenario, devices=[Device() for _ in range(2)])
 
 
 def test_time_is_virtual_and_stands_still_while_nothing_is_asked() -> None:
