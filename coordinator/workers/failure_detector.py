@@ -30,7 +30,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from wire.timeouts import DEFAULT_TIMEOUTS, check_node_timeout, node_timeout_of_beat
+from wire.timeouts import DEFAULT_TIMEOUTS, check_node_timeout
 from wire.units import counted
 
 PEERS_ASKED = 2
@@ -96,11 +96,6 @@ class HealthConfig:
     def from_node_timeout(seconds: float) -> HealthConfig:
         """The times that go with a node time-out; ConfigError outside 0.15 to 900 s."""
         return HealthConfig(check_node_timeout(seconds))
-
-    @staticmethod
-    def of_heartbeat(beat_s: float) -> HealthConfig:
-        """The times that go with a heartbeat interval; ConfigError outside 0.01 to 60 s."""
-        return HealthConfig(node_timeout_of_beat(beat_s))
 
     @property
     def beat_s(self) -> float:

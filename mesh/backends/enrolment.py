@@ -93,11 +93,11 @@ def client_membership(
     credentials = enrolled(folder, mesh, ADMIN, machine_name(), authority_folder(mesh, state_dir))
     if credentials is None:
         others = _client_of(state_dir)
-        token = "with a token made there by: mesh-coord token create --role client"
+        token = "with a token of its machine: mesh-coord token create --role client"
         join = f"mesh-coord join --coordinator {where or 'HOST:PORT'}, {token}"
-        then = f"Join it: {join}" if where else f"Start one here: mesh-coord serve; or join one: {join}"
+        then = f"Join it: {join}" if where else f"Start it here: mesh-coord serve; or join it: {join}"
         raise ConfigError(
-            f"this user of this machine is no member of mesh {mesh!r}, and its coordinator is not here",
+            f"you are no member of mesh {mesh!r}, and its coordinator is not on this machine",
             next_step=f"Name the one you are in: --mesh {' or '.join(others)}. {then}" if others else then,
         )
     return Membership(credentials, folder, timeouts)

@@ -145,7 +145,7 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--arbiter", action="append", default=[], metavar="NAME", help=arbiter)
     audits = "compute this fraction of the parts again on other workers and compare (default: %(default)g)"
     parser.add_argument("--audit", type=float, default=0.0, metavar="FRACTION", help=audits)
-    theirs = "the same of the parts on workers of other people, whose tokens say so (default: %(default)g)"
+    theirs = "the same for workers that joined with an untrusted token (default: %(default)g)"
     parser.add_argument("--audit-untrusted", type=float, default=0.02, metavar="FRACTION", help=theirs)
     ahead = "do not plan for the death of each worker before one dies"
     parser.add_argument("--no-plan-ahead", dest="plan_ahead", action="store_false", help=ahead)
@@ -210,7 +210,7 @@ class Verb:
 VERBS: dict[str, Verb] = {
     "serve": Verb("run a coordinator on this machine", _serve_arguments, local=serve, interrupted=OK),
     "promote": Verb(
-        "have a standby take over, where voters cannot", promote_arguments, local=later("promote", "promote")
+        "make a standby take over, when its voters cannot decide", promote_arguments, local=later("promote", "promote")
     ),
     "nodes": Verb(
         "show the workers and their devices; pause, resume or revoke one",

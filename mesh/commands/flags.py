@@ -59,6 +59,18 @@ def add_common(parser: argparse.ArgumentParser, keep: bool = False) -> None:
     parser.add_argument("--log-json", action="store_true", default=unset, help="print log lines as JSON objects")
 
 
+def add_action(
+    actions: Any, name: str, described: Callable[..., object], run: Callable[[argparse.Namespace], int]
+) -> argparse.ArgumentParser:
+    """An action of a verb, such as `keys create`; its help is the docstring of `described`, as argparse writes help."""
+    text = (described.__doc__ or "").rstrip(".")
+    told = text[:1].lower() + text[1:]
+    parser: argparse.ArgumentParser = actions.add_parser(name, help=told, description=told)
+    parser.set_defaults(run=run)
+    add_common(parser, keep=True)
+    return parser
+
+
 def add_listening(parser: argparse.ArgumentParser, peer: str, host: str) -> None:
     """--host, --port, --interface, --advertise, --peer and --no-mdns, for daemons; `host` is the default of --host."""
     parser.add_argument("--host", default="", metavar="ADDRESS", help=f"the address to listen on (default: {host})")

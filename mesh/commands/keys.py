@@ -1,4 +1,4 @@
-"""`mesh-coord keys`: who may ask the server of models from other machines."""
+"""`mesh-coord keys`: the keys that requests to a server of models need."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from wire.system.private_folder import state_root
 
 from .exit_codes import OK
-from .flags import add_common, mesh_name
+from .flags import add_action, mesh_name
 from .output import say
 from .tables import print_table
 
@@ -25,14 +25,14 @@ def keys_file(mesh: str, state_dir: str = "") -> Path:
 
 
 def keys_create(options: Options) -> int:
-    """Create a key and show it, this once."""
+    """Create a key and show it; it is never shown again."""
     text = _keys(options).create(options.name)
     say(json.dumps({"name": options.name, "key": text}) if options.json else text)
     return OK
 
 
 def keys_list(options: Options) -> int:
-    """List the keys: what they are for, and not what they are."""
+    """List the names of the keys; the keys themselves are not stored."""
     records = _keys(options).records()
     rows = [(each.key_id, each.name, f"{datetime.fromtimestamp(each.created_s):%Y-%m-%d %H:%M}") for each in records]
     header = ("id", "name", "created")
@@ -61,13 +61,9 @@ def keys_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _action(actions: Any, name: str, run: Callable[[Options], int]) -> argparse.ArgumentParser:
-    text = (run.__doc__ or "").rstrip(".")
-    told = text[:1].lower() + text[1:]
-    parser: argparse.ArgumentParser = actions.add_parser(name, help=told, description=told)
-    parser.set_defaults(run=run)
+    parser = add_action(actions, name, run, run)
     where = "the folder with the mesh's folder (default: the user's state folder)"
     parser.add_argument("--state-dir", default="", metavar="DIR", help=where)
-    add_common(parser, keep=True)
     return parser
 
 

@@ -20,7 +20,7 @@ from wire.timeouts import CLIENT
 from ..util.units import parse_duration
 from .exit_codes import OK
 from .find_coordinator import COORDINATOR_HELP, Ask, on_a_coordinator
-from .flags import add_common, add_timeouts, mesh_name, timeouts
+from .flags import add_action, add_timeouts, mesh_name, timeouts
 from .output import say
 from .tables import print_table
 
@@ -191,8 +191,7 @@ def _asked(parser: argparse.ArgumentParser) -> None:
 
 def _deciding(actions: Any, name: str, decide: Callable[[Options, Admin], Awaitable[int]]) -> argparse.ArgumentParser:
     """An action of an admin: in the authority's folder, where that is this user's, or else by its coordinator."""
-    parser: argparse.ArgumentParser = actions.add_parser(name, help=_help_of(decide), description=_help_of(decide))
-    parser.set_defaults(run=lambda options: _decide(options, decide))
+    parser = add_action(actions, name, decide, lambda options: _decide(options, decide))
     parser.add_argument(
         "--state-dir",
         default="",
@@ -200,25 +199,16 @@ def _deciding(actions: Any, name: str, decide: Callable[[Options, Admin], Awaita
         help="the folder of the mesh's authority (default: the user's state folder)",
     )
     parser.add_argument("--coordinator", default=argparse.SUPPRESS, metavar="HOST:PORT", help=COORDINATOR_HELP)
-    add_common(parser, keep=True)
     return parser
 
 
 def _asking(actions: Any, name: str, ask: Ask) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = actions.add_parser(name, help=_help_of(ask), description=_help_of(ask))
-    parser.set_defaults(run=on_a_coordinator(ask))
+    parser = add_action(actions, name, ask, on_a_coordinator(ask))
     parser.add_argument("--coordinator", default=argparse.SUPPRESS, metavar="HOST:PORT", help=COORDINATOR_HELP)
-    add_common(parser, keep=True)
     return parser
 
 
 # -- helpers ----------------------------------------------------------------------------------------------
-
-
-def _help_of(function: Callable[..., object]) -> str:
-    """The help of an action: the docstring of its function, in the style of argparse."""
-    text = (function.__doc__ or "").rstrip(".")
-    return text[:1].lower() + text[1:]
 
 
 def _decide(options: Options, decide: Callable[[Options, Admin], Awaitable[int]]) -> int:

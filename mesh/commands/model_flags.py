@@ -12,34 +12,40 @@ URL = "http://127.0.0.1:7200"
 
 def serve_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of serve-model."""
-    folder = "a folder, a GGUF file, ORG/NAME on the hub, or NAME= before one (repeatable)"
+    folder = "a folder, a GGUF file or ORG/NAME on the hub; NAME=MODEL chooses the name (repeatable)"
     parser.add_argument("model", metavar="MODEL", nargs="+", help=folder)
-    parser.add_argument("--name", default="", metavar="N", help="the model's name for callers (default: its folder's)")
+    parser.add_argument(
+        "--name", default="", metavar="N", help="the name by which requests name the model (default: its folder's name)"
+    )
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: this machine alone)")
     parser.add_argument("--port", type=port, default=7200, metavar="N", help="the port (default: %(default)s; 0: any)")
     parser.add_argument("--coordinator", metavar="HOST:PORT", help=COORDINATOR_HELP)
     parser.add_argument("--local", type=int, default=0, metavar="N", help="compute on N new workers of this machine")
     engine = "the device of these workers, as mesh-worker --device takes it (default: %(default)s)"
     parser.add_argument("--engine", default="auto", metavar="DEVICE", help=engine)
-    batch = "texts that go on together, for each batch (default: %(default)s)"
+    batch = "requests that each batch generates together (default: %(default)s)"
     parser.add_argument("--max-batch", type=int, default=8, metavar="N", help=batch)
-    waiting = "requests that may wait, for each model; more get 429 (default: %(default)s)"
+    waiting = "requests of each model that may wait; others are refused with 429 (default: %(default)s)"
     parser.add_argument("--queue", type=int, default=64, metavar="N", help=waiting)
-    parser.add_argument("--replicas", type=int, default=1, metavar="N", help="batches side by side (default: 1)")
-    chunk = "tokens of a prompt that a step reads (default: %(default)s)"
+    parser.add_argument(
+        "--replicas", type=int, default=1, metavar="N", help="batches that run side by side (default: 1)"
+    )
+    chunk = "tokens of a prompt that one step reads (default: %(default)s)"
     parser.add_argument("--chunk", type=int, default=16, metavar="N", help=chunk)
-    parser.add_argument("--strategy", default="auto", help="how a step is placed (default: %(default)s)")
+    parser.add_argument(
+        "--strategy", default="auto", help="how the model is placed on the workers (default: %(default)s)"
+    )
     parser.add_argument("--max-body", default="16MiB", metavar="SIZE", help="largest request (default: %(default)s)")
-    parser.add_argument("--require-key", action="store_true", help="ask programs of this machine for a key, too")
+    parser.add_argument("--require-key", action="store_true", help="also require a key of programs of this machine")
     parser.add_argument("--tls-cert", default="", metavar="FILE", help="serve HTTPS with this certificate (PEM)")
     parser.add_argument("--tls-key", default="", metavar="FILE", help="the key of the certificate (PEM)")
     mesh_tls = "serve HTTPS with a certificate of the mesh's authority, which has to be on this machine"
     parser.add_argument("--tls-mesh", action="store_true", help=mesh_tls)
     plain = "serve other machines without TLS, behind a proxy that has it"
     parser.add_argument("--plain-http", action="store_true", help=plain)
-    host = "a further name by which this server is called (repeatable)"
+    host = "another host name of this server (repeatable)"
     parser.add_argument("--allow-host", action="append", default=[], metavar="NAME", help=host)
-    origin = "a site whose pages may ask this server, such as https://chat.example (repeatable)"
+    origin = "a site whose pages may send requests, such as https://chat.example (repeatable)"
     parser.add_argument("--allow-origin", action="append", default=[], metavar="ORIGIN", help=origin)
     where = "the folder with the mesh's folder, which has the keys (default: the user's state folder)"
     parser.add_argument("--state-dir", default="", metavar="DIR", help=where)
@@ -51,6 +57,8 @@ def chat_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="the name of a served model")
     parser.add_argument("--url", default=URL, help="the server (default: %(default)s)")
     parser.add_argument("--key-file", default="", metavar="FILE", help="a file with the API key, if one is needed")
-    parser.add_argument("--system", default="", metavar="TEXT", help="what the model is told first")
+    parser.add_argument(
+        "--system", default="", metavar="TEXT", help="the system message, which precedes the conversation"
+    )
     parser.add_argument("--temperature", type=float, metavar="T", help="0 takes the likeliest tokens (default: 1)")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="the longest answer")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .exit_codes import OK
-from .flags import add_common
+from .flags import add_action
 from .output import say
 from .progress import download_progress
 from .tables import print_table
@@ -18,7 +18,7 @@ Options = argparse.Namespace
 
 
 def models_pull(options: Options) -> int:
-    """Download a model, or what is missing of it, and check every byte."""
+    """Download a model, or the missing part of one, and check every byte."""
     store = _store(options)
     with download_progress(not options.quiet and not options.json) as report:
         path = store.pull(options.name, revision=options.revision, offline=options.offline, report=report)
@@ -27,7 +27,7 @@ def models_pull(options: Options) -> int:
 
 
 def models_list(options: Options) -> int:
-    """List the models, and how much they take."""
+    """List the models and their sizes."""
     from wire.units import size_text
 
     store = _store(options)
@@ -44,7 +44,8 @@ def models_list(options: Options) -> int:
         for model in models
     ]
     print_table(("model", "size", "revision", ""), rows)
-    say(f"in {store.folder}", file=sys.stderr)
+    advice = "" if rows else ": it is empty; mesh-coord models pull ORG/NAME downloads a model"
+    say(f"in {store.folder}{advice}", file=sys.stderr)
     return OK
 
 
@@ -64,19 +65,15 @@ def models_arguments(parser: argparse.ArgumentParser) -> None:
     named = "ORG/NAME on the hub, or ORG/NAME:PART for the GGUF file that has this part in its name"
     pull.add_argument("name", metavar="ORG/NAME", help=named)
     pull.add_argument("--revision", default=None, metavar="NAME", help="a branch, a tag or a commit (default: main)")
-    pull.add_argument("--offline", action="store_true", help="take what is in the store, and ask nobody")
+    pull.add_argument("--offline", action="store_true", help="use only what is in the store; do not contact the hub")
     _action(actions, "list", models_list)
     _action(actions, "rm", models_remove).add_argument("name", metavar="NAME", help="a model, as models list shows it")
 
 
 def _action(actions: Any, name: str, run: Callable[[Options], int]) -> argparse.ArgumentParser:
-    text = (run.__doc__ or "").rstrip(".")
-    told = text[:1].lower() + text[1:]
-    parser: argparse.ArgumentParser = actions.add_parser(name, help=told, description=told)
-    parser.set_defaults(run=run)
+    parser = add_action(actions, name, run, run)
     where = "the folder of the store (default: MESH_MODELS, or a folder of the user's data)"
     parser.add_argument("--store", default="", metavar="DIR", help=where)
-    add_common(parser, keep=True)
     return parser
 
 

@@ -36,7 +36,7 @@ class Tokenizer:
             ) from None
         file = folder / "tokenizer.json"
         if not file.exists():
-            raise InputError(f"{file} does not exist", next_step="Give tokens instead of text")
+            raise InputError(f"{file} does not exist", next_step="Put the model's tokenizer there, or give tokens")
         self._file = file
         with self._reading("cannot be read"):
             self._own = tokenizers.Tokenizer.from_file(str(file))

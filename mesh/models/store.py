@@ -1,4 +1,4 @@
-"""The store of models of this user on this machine: folders and files that came from a hub, or that somebody put there.
+"""The store of models of this user on this machine: folders and files from a hub, or that a person put there.
 
     <store>/ORG/NAME            a model; `NAME@REVISION` where a revision was asked for
     <store>/ORG/NAME/.pulled    what a pull has checked: the revision, and every file with its size and checksum
@@ -169,7 +169,7 @@ class ModelStore:
 
     @checked
     def find(self, name: str, revision: str | None = None) -> Path | None:
-        """Look for a model without asking anybody.
+        """Look for a model in the store, without the network.
 
         Parameters
         ----------
@@ -218,7 +218,7 @@ class ModelStore:
         revision : str, optional
             A branch, a tag or a commit.
         offline : bool, optional
-            Whether to take what is in the store, and ask nobody.
+            Whether to use only what is in the store, without a download.
         report : callable, optional
             Called with a file's name, its bytes that are there and in all, and the bytes of the model that are there.
 
@@ -230,9 +230,9 @@ class ModelStore:
         Raises
         ------
         InputError
-            If there is no such model, revision or file, or it is not in the store and nobody may be asked.
+            If there is no such model, revision or file, or it is not in the store and `offline` forbids a download.
         ConfigError
-            If huggingface-hub is not installed, or the hub wants to know who asks.
+            If huggingface-hub is not installed, or the hub wants a token.
         ConnectFailed
             If no hub answers; it names the folder to put the files in.
         StorageError
@@ -248,14 +248,16 @@ class ModelStore:
         ...         mesh.ModelStore(folder).pull("org/name", offline=True)
         ...     except mesh.MeshError as error:
         ...         print(error.message)
-        org/name is not in the store, and nobody may be asked
+        org/name is not in the store, and offline=True forbids a download
         """
         model = _named(name)
         folder = self._place(model, revision)
         if offline:
             there = self.find(name, revision)
             if there is None:
-                raise InputError(f"{model} is not in the store, and nobody may be asked", next_step=_by_hand(folder))
+                raise InputError(
+                    f"{model} is not in the store, and offline=True forbids a download", next_step=_by_hand(folder)
+                )
             return there
         hub = _hub()
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -400,17 +402,17 @@ class ModelStore:
         free_bytes = shutil.disk_usage(self.folder).free - LEFT_FREE
         if wanted_bytes > free_bytes:
             raise StorageError(
-                f"{size_text(wanted_bytes)} are to come, and the disk of {self.folder} has room for "
+                f"the download takes {size_text(wanted_bytes)}, and the disk of {self.folder} has room for "
                 f"{size_text(max(free_bytes, 0))}",
-                next_step="Free some, or set MESH_MODELS to a folder on another disk",
+                next_step="Free some space, or set MESH_MODELS to a folder on another disk",
             )
         if self.limit_bytes is None:
             return
         held_bytes = sum(model.size_bytes for model in self.models() if model.folder != folder)
         if held_bytes + wanted_bytes > self.limit_bytes:
             raise StorageError(
-                f"{size_text(wanted_bytes)} are to come, and the store {self.folder} has {size_text(held_bytes)} of "
-                f"{size_text(self.limit_bytes)}",
+                f"the download takes {size_text(wanted_bytes)}, and the store {self.folder} has "
+                f"{size_text(held_bytes)} of {size_text(self.limit_bytes)}",
                 next_step="Delete a model: mesh-coord models rm NAME; or raise MESH_MODELS_MAX",
             )
 
@@ -423,7 +425,7 @@ class ModelStore:
         except errors.GatedRepoError as error:
             raise ConfigError(
                 f"the hub gives {model} only to those who accepted its terms", cause=_first(error),
-                next_step=f"Accept them on its page, and set HF_TOKEN. {by_hand}",
+                next_step=f"Accept them on the model's page, and set HF_TOKEN. {by_hand}",
             ) from None  # fmt: skip
         except errors.RevisionNotFoundError:
             raise InputError(f"{model} has no revision {revision or DEFAULT_REVISION!r}") from None
@@ -443,7 +445,7 @@ class ModelStore:
                 raise ConnectFailed(f"no hub answers for {model}", cause=_first(error), next_step=by_hand) from None
             raise StorageError(
                 f"the disk of {self.folder} is full: {error.strerror}",
-                next_step="Free some, and pull again: what is there stays",
+                next_step="Free some space, and pull again: what was downloaded stays",
             ) from None
         except Exception as error:  # of the library's HTTP client, which is not ours to name
             if type(error).__module__.partition(".")[0] not in ("httpx", "httpx2", "httpcore", "huggingface_hub"):
@@ -547,7 +549,7 @@ def _check(part: Path, file: _File, model: ModelName) -> None:
         return
     part.unlink()
     raise StorageError(
-        f"{file.path} of {model} is not what the hub tells: its checksum differs, and it was deleted",
+        f"{file.path} of {model} is damaged: its checksum is not the hub's, and the file was deleted",
         next_step="Pull it again. If it happens again, something between here and the hub changes files",
     )
 

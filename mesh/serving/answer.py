@@ -199,20 +199,23 @@ class Said:
 
 
 async def whole(answer: Answer) -> list[Said]:
-    """Every choice of an answer, once all are over."""
+    """Every choice of an answer, once all are over; the answer is closed."""
     count = len(answer.streams)
     texts: list[list[str]] = [[] for _ in range(count)]
     calls: list[list[ToolCalled]] = [[] for _ in range(count)]
     scores: list[list[ScoredToken]] = [[] for _ in range(count)]
     ends: list[Ended] = [Ended(place, "stop") for place in range(count)]
-    async for event in answer.events():
-        if isinstance(event, TextPiece):
-            texts[event.choice].append(event.text)
-            scores[event.choice] += event.scores
-        elif isinstance(event, ToolCalled):
-            calls[event.choice].append(event)
-        else:
-            ends[event.choice] = event
+    try:
+        async for event in answer.events():
+            if isinstance(event, TextPiece):
+                texts[event.choice].append(event.text)
+                scores[event.choice] += event.scores
+            elif isinstance(event, ToolCalled):
+                calls[event.choice].append(event)
+            else:
+                ends[event.choice] = event
+    finally:
+        answer.close()
     return [
         Said("".join(text), tuple(called), tuple(scored), end.reason, end.stop)
         for text, called, scored, end in zip(texts, calls, scores, ends, strict=True)

@@ -40,10 +40,7 @@ async def messages(call: Call) -> Reply:
     head = {"id": call.new_id("msg_"), "type": "message", "role": "assistant", "model": model.facts.name}
     if stream:
         return StreamReply(EVENT_STREAM, _frames(head, answer), _failed, answer.close)
-    try:
-        (said,) = await whole(answer)
-    finally:
-        answer.close()
+    (said,) = await whole(answer)
     content: list[dict[str, Any]] = [{"type": "text", "text": said.text}] if said.text or not said.calls else []
     content += [{**_tool_use(called), "input": json.loads(called.call.arguments)} for called in said.calls]
     ended = _ended(Ended(0, said.reason, said.stop))

@@ -263,10 +263,7 @@ async def _replied(head: _Head, answer: Answer, stream: bool, piece: Piece) -> R
         return StreamReply(
             JSON_LINES, _lines(head, answer, piece), lambda error: line_frame(ollama_shape(error)), answer.close
         )
-    try:
-        (said,) = await whole(answer)
-    finally:
-        answer.close()
+    (said,) = await whole(answer)
     return JsonReply(head.last(piece(said.text, said.calls), said.reason, answer, 0))
 
 

@@ -48,10 +48,7 @@ async def chat_completions(call: Call) -> Reply:
         return StreamReply(
             EVENT_STREAM, _frames(head, answer, usage), lambda error: data_frame(openai_shape(error)), answer.close
         )
-    try:
-        choices = [_choice(place, said, wanted) for place, said in enumerate(await whole(answer))]
-    finally:
-        answer.close()
+    choices = [_choice(place, said, wanted) for place, said in enumerate(await whole(answer))]
     return JsonReply({**head.fields("chat.completion"), "choices": choices, "usage": usage_of(answer.usage)})
 
 

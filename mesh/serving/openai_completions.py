@@ -39,12 +39,9 @@ async def completions(call: Call) -> Reply:
         return StreamReply(
             EVENT_STREAM, _frames(head, answer, usage), lambda error: data_frame(openai_shape(error)), answer.close
         )
-    try:
-        choices = [
-            _choice(head, place, said.text, said.scores, said.reason) for place, said in enumerate(await whole(answer))
-        ]
-    finally:
-        answer.close()
+    choices = [
+        _choice(head, place, said.text, said.scores, said.reason) for place, said in enumerate(await whole(answer))
+    ]
     return JsonReply({**head.fields("text_completion"), "choices": choices, "usage": usage_of(answer.usage)})
 
 

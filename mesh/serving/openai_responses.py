@@ -36,10 +36,7 @@ async def responses(call: Call) -> Reply:
     head = _Head(call.new_id("resp_"), call.now_s(), model.facts.name, told, call.new_id)
     if stream:
         return StreamReply(EVENT_STREAM, _frames(head, answer), _failed, answer.close)
-    try:
-        (said,) = await whole(answer)
-    finally:
-        answer.close()
+    (said,) = await whole(answer)
     items = [_message(head.new_id("msg_"), said.text)] if said.text or not said.calls else []
     items += [_call_item(head.new_id("fc_"), called) for called in said.calls]
     return JsonReply(head.response(items, said.reason, answer.usage))

@@ -104,7 +104,6 @@ class ModelFacts:
     parameters: int
     positions_max: int | None
     kind: str  # "text" or "embedding"
-    tools: bool = False
 
 
 class ServedText:

@@ -21,7 +21,7 @@ from support.waiting import until
 
 from mesh import Mesh, errors
 from wire.discovery.announcements import Candidate
-from wire.discovery.mdns import Announcer, Browser, StaticFinder, discover
+from wire.discovery.mdns import Announcer, Browser, discover
 from wire.link.identity import identity_here
 from wire.link.interfaces import Interface
 from wire.link.websocket_carrier import Endpoint
@@ -142,14 +142,6 @@ def test_a_worker_that_comes_later_joins_and_one_that_exits_is_dead(mesh: str, t
             with within(FOUND_S, "a worker that exits is gone"):
                 worker.stop(signal.SIGTERM)
                 wait_for(lambda: [node.state for node in found.nodes] == ["dead"])
-
-
-async def test_a_list_of_addresses_is_a_finder_too() -> None:
-    found: list[Candidate] = []
-    finder = StaticFinder(["127.0.0.1:7100", "[::1]:7101"], found.append)
-    await finder.start()
-    await finder.close()
-    assert found == [Candidate(("127.0.0.1:7100",)), Candidate(("[::1]:7101",))]
 
 
 # -- members, here on a machine without a network

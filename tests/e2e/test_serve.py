@@ -303,8 +303,8 @@ def test_a_second_coordinator_for_the_same_worker_is_refused_and_told_who_has_it
     words = ("--port", "0", "--host", "127.0.0.1", "--peer", worker, "--name", "second")
     second = run("coord", *sites.SERVE[1:], *words, env=site.env)
     assert second.returncode == exit_codes.UNREACHABLE
-    told = "this worker serves coordinator coordinator [worker one]. Stop that one, or use its workers"
-    assert second.stderr.splitlines()[-1] == f"mesh-coord: {told}"
+    told = "this worker serves coordinator coordinator [worker one]. Connect to that one"
+    assert second.stderr.splitlines()[-1].startswith(f"mesh-coord: {told}, at the address that mesh-coord serve prints")
     with pytest.raises(errors.Busy, match="this worker serves coordinator"):
         Mesh.builder().mesh("serve").node(worker).build()
     wait_for(lambda: node_states(site.coordinator) == {"one": "healthy", "two": "healthy"})

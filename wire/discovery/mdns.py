@@ -23,7 +23,7 @@ import sys
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from zeroconf import (
     DNSAddress,
@@ -39,7 +39,6 @@ from zeroconf import (
 )
 from zeroconf.asyncio import AsyncZeroconf
 
-from ..addresses import parse_address, shown
 from ..link.interfaces import Interface, interfaces_here
 from ..link.sleep_detector import SleepDetector
 from ..protocol.peer import Identity
@@ -164,16 +163,6 @@ class Announcer:
         )
 
 
-class Finder(Protocol):
-    """A source of candidates: a Browser, or its static twin StaticFinder."""
-
-    async def start(self) -> None:
-        """Begin to report candidates."""
-
-    async def close(self) -> None:
-        """Report no more."""
-
-
 class Browser:
     """The nodes of a mesh, of one role or of any: those to dial by `next`, news by `on_found` and `on_gone`.
 
@@ -260,23 +249,6 @@ class Browser:
             if candidate is not None:
                 self._news.set()
                 self._on_found(candidate)
-
-
-class StaticFinder:
-    """A Browser's twin for a list of "host:port": each is reported once at the start and never goes."""
-
-    def __init__(self, addresses: Sequence[str], on_found: OnCandidate) -> None:
-        parsed = [parse_address(address) for address in addresses]
-        self._candidates = [Candidate((f"{shown(host)}:{port}",)) for host, port in parsed]
-        self._on_found = on_found
-
-    async def start(self) -> None:
-        """Report all."""
-        for candidate in self._candidates:
-            self._on_found(candidate)
-
-    async def close(self) -> None:
-        """Nothing is held."""
 
 
 async def discover(

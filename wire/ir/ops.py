@@ -486,12 +486,6 @@ def row_hash(name: str) -> bytes:
     return hashlib.blake2b(repr(row).encode(), digest_size=8).digest()
 
 
-@cache
-def table_hash() -> bytes:
-    """Eight bytes over all rows."""
-    return hashlib.blake2b(b"".join(row_hash(name) for name in sorted(OPS)), digest_size=8).digest()
-
-
 def tolerance_for(name: str, dtype: DType) -> Tolerance:
     """The row's tolerance widened to the dtype: exact for integers and bool, at least one rounding for f16 and bf16, a
     few for complex numbers, where the size of the difference is meant."""

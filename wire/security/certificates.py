@@ -45,7 +45,6 @@ REQUEST_BYTES_MAX = 1024  # of a certificate request with a P-256 key: about 200
 CERTIFICATE_BYTES_MAX = 2048  # about 650
 
 _P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
-_NODE_ID = re.compile(r"[a-z2-7]{26}")
 _ROLE = "urn:mesh:role:"
 _MORE = "urn:mesh:more:"  # beside a client's role
 _LIST_PEM = re.compile(rb"-----BEGIN X509 CRL-----.*?-----END X509 CRL-----\n?", re.DOTALL)
@@ -58,10 +57,6 @@ _BAD = (  # what cryptography raises for bytes that make no sense
     x509.UnsupportedGeneralNameType,
     x509.ExtensionNotFound,
 )
-
-
-def is_node_id(text: str) -> bool:
-    return _NODE_ID.fullmatch(text) is not None
 
 
 def server_name(node_id: str, mesh: str) -> str:

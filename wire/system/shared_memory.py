@@ -194,19 +194,11 @@ def take(directory: str | Path, name: str, size_bytes: int, unlink: bool = True)
     where it cannot be mapped.
     """
     path = _file(directory, name)
-    try:
-        handle = os.open(path, os.O_RDONLY | _NO_LINKS)
-    except OSError as error:
-        raise BlobMissing(f"shared file {name} cannot be opened", cause=str(error)) from None
-    try:
-        status = os.fstat(handle)
-        if not stat.S_ISREG(status.st_mode) or status.st_size != size_bytes:
-            raise BlobCorrupt(f"shared file {name} has {status.st_size} bytes, expected {size_bytes}")
-        view = mapped_files.copied(handle, size_bytes)
-    except OSError as error:
-        raise OutOfMemory(f"{size_text(size_bytes)} of shared memory cannot be mapped", cause=str(error)) from None
-    finally:
-        os.close(handle)
+    with _opened(path, name, size_bytes) as handle:
+        try:
+            view = mapped_files.copied(handle, size_bytes)
+        except OSError as error:
+            raise OutOfMemory(f"{size_text(size_bytes)} of shared memory cannot be mapped", cause=str(error)) from None
     if unlink:
         _unlink(path)
     return view
@@ -216,19 +208,26 @@ def copy_to(directory: str | Path, name: str, size_bytes: int, handle: int) -> N
     """Write another process's file of exactly `size_bytes` into an open one, a piece at a time, and drop it.  Raises as
     `take` does, and OSError where the open file takes no more."""
     path = _file(directory, name)
+    with _opened(path, name, size_bytes) as source:
+        while piece := os.read(source, PIECE_BYTES):
+            write_all(memoryview(piece), handle)
+    _unlink(path)
+
+
+@contextlib.contextmanager
+def _opened(path: str, name: str, size_bytes: int) -> Iterator[int]:
+    """Another process's file, open; BlobMissing, or BlobCorrupt for another size."""
     try:
-        source = os.open(path, os.O_RDONLY | _NO_LINKS)
+        handle = os.open(path, os.O_RDONLY | _NO_LINKS)
     except OSError as error:
         raise BlobMissing(f"shared file {name} cannot be opened", cause=str(error)) from None
     try:
-        status = os.fstat(source)
+        status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode) or status.st_size != size_bytes:
             raise BlobCorrupt(f"shared file {name} has {status.st_size} bytes, expected {size_bytes}")
-        while piece := os.read(source, PIECE_BYTES):
-            write_all(memoryview(piece), handle)
+        yield handle
     finally:
-        os.close(source)
-    _unlink(path)
+        os.close(handle)
 
 
 def share(directory: str | Path, name: str) -> memoryview:

@@ -162,9 +162,7 @@ def _interpreter() -> Iterator[Path]:
         if folder.name in ("site-packages", "dist-packages") or folder.is_file():
             yield folder
         elif folder.is_dir():
-            yield from (
-                path for path in folder.iterdir() if path.suffix in _MODULES or (path / "__init__.py").is_file()
-            )
+            yield from filter(_is_module, folder.iterdir())
 
 
 def _is_module(path: Path) -> bool:

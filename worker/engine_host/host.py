@@ -182,10 +182,6 @@ class _Resident:
     size_bytes: int
     users: int = 0
 
-    @property
-    def loaded_bytes(self) -> int:
-        return 0 if self.handle is None else self.size_bytes
-
 
 ParamKey = tuple[bytes, TensorType]  # what identifies a param: its content, and the type that it is read as
 

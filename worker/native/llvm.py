@@ -101,11 +101,6 @@ def machine_code(module: ir.Module, processor: Processor) -> bytes:
     return bytes(target_machine(processor).emit_object(_parsed(module, processor)))
 
 
-def assembly(module: ir.Module, processor: Processor) -> str:
-    """The module as text of the processor's assembler, to look at."""
-    return str(target_machine(processor).emit_assembly(_parsed(module, processor)))
-
-
 def _parsed(module: ir.Module, processor: Processor) -> Any:
     machine = target_machine(processor)
     module.triple = machine.triple

@@ -16,8 +16,6 @@ from .vectors import REGISTERS, Vectors
 
 Value = Any
 
-HALF = ir.HalfType()
-
 
 def is_float(dtype: str) -> bool:
     return dtype in ("f32", "f64")

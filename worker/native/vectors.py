@@ -338,10 +338,6 @@ class Vectors:
         """The float with these bits."""
         return self.builder.bitcast(a, self.type_of(_FLOATS[self.width(a)]))
 
-    def to_integer(self, a: ir.Value, kind: ir.Type = I32) -> ir.Value:
-        """A float that is within the range of a signed integer, towards zero; another one gives any value."""
-        return self.builder.fptosi(a, self.type_of(kind))
-
     def saturated(self, a: ir.Value, kind: ir.Type, signed: bool) -> ir.Value:
         """A float as an integer, towards zero: the nearest one there is, and 0 for NaN."""
         name = f"llvm.fpto{'si' if signed else 'ui'}.sat"

@@ -59,7 +59,7 @@ class Lease:
             )
         if self.owner is not None and not (self._is_had_by(event) or self.lapsed):
             busy = f"this worker serves coordinator {self.owner.name}"
-            return Busy(busy, next_step="Stop that one, or use its workers")
+            return Busy(busy, next_step="Connect to that one, at the address that mesh-coord serve prints; or stop it")
         if self._last and self._last.node == event.node and event.epoch < self._last.epoch:
             return StaleGeneration(f"epoch {event.epoch} is over, {self._last.epoch} began")
         return None

@@ -18,9 +18,41 @@ import re
 
 from .function_texts import definitions
 
-_POW_STEPS = "\n".join(
-    "  r = select(r, r * b, (n & 1u) == 1u); b = b * b; n = n >> 1u;" for _ in range(32)
-)  # a loop would count towards the driver's cap on iterations
+# Lines that stand in several functions, or several times in one: each by the word that stands for it in the text.
+_LINES = {
+    "POW_STEPS": "\n".join(
+        "  r = select(r, r * b, (n & 1u) == 1u); b = b * b; n = n >> 1u;" for _ in range(32)
+    ),  # a loop would count towards the driver's cap on iterations
+    "WORDS": """\
+  let b = bitcast<u32>(x);
+  let m = (b << 8u) | 0x80000000u;
+  let e = (b >> 23u) - 126u;
+  let four = (e & 128u) != 0u;
+  let two = (e & 64u) != 0u;
+  let one = (e & 32u) != 0u;
+  let s = e & 31u;
+  let f0 = select(0u, 0x7d4d3770u, four);
+  let f1 = select(0x28be60dbu, 0x36d8a566u, four);
+  let f2 = select(0x9391054au, 0x4f10e410u, four);
+  let f3 = select(0x7f09d5f4u, 0x7f9458eau, four);
+  let t2 = select(f2, 0x7d4d3770u, two);
+  let t3 = select(f3, 0x36d8a566u, two);
+  let t1 = select(f1, f3, two);
+  let w0 = select(select(f0, f2, two), t1, one);
+  let w1 = select(t1, t2, one);
+  let w2 = select(t2, t3, one);""",
+    "SHIFTED": """\
+  let back = (32u - s) & 31u;
+  let some = s != 0u;
+  let hi = select(w0, (w0 << s) | (w1 >> back), some);
+  let mid = select(w1, (w1 << s) | (w2 >> back), some);""",
+    "NEAR_TURN": """\
+  if (x <= 8192.0f) {
+    let k = round(x * 0.636619772f);
+    let r = ((x - k * 1.5703125f) - k * 4.837512969970703125e-4f) - k * 7.54978995489188e-8f;
+    return gm_turned(r, bitcast<u32>(k + 12582912.0f));
+  }""",
+}
 
 TEXT = """
 var<private> gm_zero: u32 = 0u;
@@ -58,54 +90,16 @@ fn gm_mul_high(a: u32, b: u32) -> u32 {
 struct gm_turned { rest: f32, quarter: u32 }
 struct gm_turned4 { rest: vec4<f32>, quarter: vec4<u32> }
 fn gm_turn_far(x: f32) -> gm_turned {
-  let b = bitcast<u32>(x);
-  let m = (b << 8u) | 0x80000000u;
-  let e = (b >> 23u) - 126u;
-  let four = (e & 128u) != 0u;
-  let two = (e & 64u) != 0u;
-  let one = (e & 32u) != 0u;
-  let s = e & 31u;
-  let f0 = select(0u, 0x7d4d3770u, four);
-  let f1 = select(0x28be60dbu, 0x36d8a566u, four);
-  let f2 = select(0x9391054au, 0x4f10e410u, four);
-  let f3 = select(0x7f09d5f4u, 0x7f9458eau, four);
-  let t2 = select(f2, 0x7d4d3770u, two);
-  let t3 = select(f3, 0x36d8a566u, two);
-  let t1 = select(f1, f3, two);
-  let w0 = select(select(f0, f2, two), t1, one);
-  let w1 = select(t1, t2, one);
-  let w2 = select(t2, t3, one);
-  let back = (32u - s) & 31u;
-  let some = s != 0u;
-  let hi = select(w0, (w0 << s) | (w1 >> back), some);
-  let mid = select(w1, (w1 << s) | (w2 >> back), some);
+WORDS
+SHIFTED
   let high = m * hi + gm_mul_high(m, mid);
   let rest = f32(bitcast<i32>(high << 2u)) * 3.657295392e-10f;
   return gm_turned(rest, (high + 0x20000000u) >> 30u);
 }
 fn gm_turn_far_fine(x: f32) -> gm_turned {
-  let b = bitcast<u32>(x);
-  let m = (b << 8u) | 0x80000000u;
-  let e = (b >> 23u) - 126u;
-  let four = (e & 128u) != 0u;
-  let two = (e & 64u) != 0u;
-  let one = (e & 32u) != 0u;
-  let s = e & 31u;
-  let f0 = select(0u, 0x7d4d3770u, four);
-  let f1 = select(0x28be60dbu, 0x36d8a566u, four);
-  let f2 = select(0x9391054au, 0x4f10e410u, four);
-  let f3 = select(0x7f09d5f4u, 0x7f9458eau, four);
-  let t2 = select(f2, 0x7d4d3770u, two);
-  let t3 = select(f3, 0x36d8a566u, two);
-  let t1 = select(f1, f3, two);
-  let w0 = select(select(f0, f2, two), t1, one);
-  let w1 = select(t1, t2, one);
-  let w2 = select(t2, t3, one);
+WORDS
   let w3 = select(t3, select(0x7d4d3770u, 0x4f10e410u, two), one);
-  let back = (32u - s) & 31u;
-  let some = s != 0u;
-  let hi = select(w0, (w0 << s) | (w1 >> back), some);
-  let mid = select(w1, (w1 << s) | (w2 >> back), some);
+SHIFTED
   let lo = select(w2, (w2 << s) | (w3 >> back), some);
   let low = m * mid + gm_mul_high(m, lo);
   let carry = select(0u, 1u, low < m * mid);
@@ -120,19 +114,11 @@ fn gm_turn_far_fine(x: f32) -> gm_turned {
   return gm_turned(select(frac, -frac, upper), q);
 }
 fn gm_turn(x: f32) -> gm_turned {
-  if (x <= 8192.0f) {
-    let k = round(x * 0.636619772f);
-    let r = ((x - k * 1.5703125f) - k * 4.837512969970703125e-4f) - k * 7.54978995489188e-8f;
-    return gm_turned(r, bitcast<u32>(k + 12582912.0f));
-  }
+NEAR_TURN
   return gm_turn_far(x);
 }
 fn gm_turn_fine(x: f32) -> gm_turned {
-  if (x <= 8192.0f) {
-    let k = round(x * 0.636619772f);
-    let r = ((x - k * 1.5703125f) - k * 4.837512969970703125e-4f) - k * 7.54978995489188e-8f;
-    return gm_turned(r, bitcast<u32>(k + 12582912.0f));
-  }
+NEAR_TURN
   return gm_turn_far_fine(x);
 }
 fn gm_turn4(x: vec4<f32>) -> gm_turned4 {
@@ -275,7 +261,9 @@ fn gm_threefry(k0: u32, k1: u32, counter: u32) -> u32 {
   v = gm_mix(gm_mix(gm_mix(gm_mix(v, 13u), 15u), 26u), 6u) + vec2<u32>(k2, k0 + 5u);
   return v.x;
 }
-""".replace("POW_STEPS", _POW_STEPS)
+"""
+for _word, _lines in _LINES.items():
+    TEXT = TEXT.replace(_word, _lines)
 
 _NAME = re.compile(r"\bgm_[a-z0-9_]+")
 

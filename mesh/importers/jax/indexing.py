@@ -21,7 +21,7 @@ from ...core.array import Array, apply, literal
 from ...numpy.promotion import cast, index_dtype
 from .rows import Equation, Row
 
-CLIP, DROP, IN_BOUNDS = "CLIP", "FILL_OR_DROP", "PROMISE_IN_BOUNDS"
+CLIP, DROP = "CLIP", "FILL_OR_DROP"
 
 
 @dataclass(frozen=True, slots=True)

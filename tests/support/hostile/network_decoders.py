@@ -48,7 +48,7 @@ from wire.joining.join_protocol import (
     prove_grant,
 )
 from wire.joining.join_protocol import encode as encode_join
-from wire.joining.join_tokens import new_token, parse_token, redacted
+from wire.joining.join_tokens import new_token, parse_token
 from wire.limits import DEFAULT
 from wire.link.address_policy import is_loopback
 from wire.protocol.frames import (
@@ -497,7 +497,6 @@ def words(folder: Path) -> Target:
 
     def a_token(text: str) -> None:
         assert parse_token(text).text == text.strip().lower()
-        assert text.strip() not in redacted(f"say {text}.")
 
     def an_address(text: str) -> None:
         host, port = parse_address(text)
