@@ -30,13 +30,15 @@ class Access:
         name = _host_name(host or "")
         if name not in LOOPBACK_NAMES and name not in self.hosts and (not here or name.strip("[]") != here):
             raise ApiError(
-                403, f"this server is not called {name or 'nothing'!r}: allow it with --allow-host", code="wrong_host"
+                403,
+                f"the Host header says {name!r:.80}, which is not a name of this server: allow it with --allow-host",
+                code="wrong_host",
             )
         if origin is None or origin in self.origins:
             return
         if origin.lower() not in (f"http://{host}".lower(), f"https://{host}".lower()):
             raise ApiError(
-                403, f"pages of {origin[:80]!r} may not ask this server: allow it with --allow-origin",
+                403, f"pages of {origin[:80]!r} may not send requests to this server: allow it with --allow-origin",
                 code="wrong_origin",
             )  # fmt: skip
 

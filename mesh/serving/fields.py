@@ -150,7 +150,7 @@ class Fields:
             if field not in NEUTRAL:
                 raise ApiError(400, f"unknown parameter {self.name(field)}", code="unknown_parameter", param=field)
             if value not in NEUTRAL[field]:
-                told = f"this server does not have {self.name(field)}: leave it out"
+                told = f"this server does not support {self.name(field)}: leave it out"
                 raise ApiError(400, told, code="unsupported_parameter", param=self.name(field))
 
     def wrong(self, field: str, wanted: str, value: Any) -> ApiError:
@@ -166,7 +166,7 @@ def whole_characters(text: str, name: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise wrong(f"{name} has half of a character at {error.start}", name) from None
+        raise wrong(f"{name} has half of a surrogate pair at {error.start}", name) from None
     return text
 
 

@@ -147,7 +147,9 @@ class HttpServer:
         given = bearer(tuple(request.headers.items()))
         holder = keys.holder(given) if given else None
         if holder is None:
-            told = "this is no API key of this server" if given else "an API key is needed: Authorization: Bearer KEY"
+            told = (
+                "this server does not know the API key" if given else "an API key is needed: Authorization: Bearer KEY"
+            )
             raise ApiError(401, told, code="invalid_api_key")
         return holder.key_id
 
@@ -167,7 +169,7 @@ class HttpServer:
         try:
             return await asyncio.to_thread(json.loads, data.decode("utf-8"))
         except (ValueError, RecursionError) as error:
-            raise ApiError(400, f"the body is no JSON: {str(error)[:200]}", code="invalid_json") from None
+            raise ApiError(400, f"the body is not valid JSON: {str(error)[:200]}", code="invalid_json") from None
 
     async def _read(self, request: web.BaseRequest, most: int) -> bytearray:
         """The bytes of a body."""
@@ -180,7 +182,7 @@ class HttpServer:
                     if len(data) > most:
                         raise too_large(most)
                     if self._bodies_bytes > self._listening.bodies_bytes_max:
-                        told = "too many large requests come at once: try again in a while"
+                        told = "too many large requests arrive at once: try again later"
                         raise ApiError(503, told, code="overloaded", retry_after_s=1)
         except TimeoutError:
             raise ApiError(408, "the body did not come in time", code="slow_body") from None

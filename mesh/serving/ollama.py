@@ -188,7 +188,7 @@ def _options(fields: Fields) -> Fields:
         del given[name]
     for name, values in NEUTRAL.items():
         if name in given and given.pop(name) not in (None, *values):
-            told = f"this server does not have options.{name}: leave it out"
+            told = f"this server does not support options.{name}: leave it out"
             raise ApiError(400, told, code="unsupported_parameter", param=f"options.{name}")
     options = Fields(given, "options")
     options.get("stop")

@@ -25,7 +25,7 @@ async def completions(call: Call) -> Reply:
     likeliest = fields.integer("logprobs", 0, 20)
     echo = fields.boolean("echo", False)
     if echo:
-        raise wrong("this server does not have echo: leave it out", "echo", "unsupported_parameter")
+        raise wrong("this server does not support echo: leave it out", "echo", "unsupported_parameter")
     how = TextRequest(
         read_prompts(fields.get("prompt"), "prompt"), read_sampling(fields, call),
         read_tokens_max(fields) or TOKENS_MAX, fields.integer("n", 1, CHOICES_MAX, 1), fields.texts("stop", 16),

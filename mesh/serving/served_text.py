@@ -186,10 +186,10 @@ class ServedText:
     def _tokens(self, prompt: str | tuple[int, ...], request: TextRequest) -> tuple[int, ...]:
         tokens = tuple(self.tokenizer.ids(prompt, request.framed)) if isinstance(prompt, str) else prompt
         if not tokens:
-            raise wrong("the prompt is empty: a model goes on with one token at least", request.param)
+            raise wrong("the prompt is empty: it needs one token at least", request.param)
         unknown = next((token for token in tokens if not 0 <= token < self._batches.vocabulary), None)
         if unknown is not None:
-            raise wrong(f"the model has {self._batches.vocabulary} tokens, and no token {unknown}", request.param)
+            raise wrong(f"there is no token {unknown}: the vocabulary has {self._batches.vocabulary}", request.param)
         most = self._batches.positions_max
         if most is not None and len(tokens) > most:
             raise ApiError(

@@ -113,4 +113,4 @@ def test_a_coordinator_daemon_takes_in_workers_as_they_announce_themselves(tmp_p
             wait_for(lambda: node_states(coordinator) == {"w": "healthy"})
         asked = run("coord", "nodes", "--mesh", "other", "--coordinator", coordinator.address, env=env)
         assert asked.returncode == exit_codes.USAGE
-        assert "is no member of mesh 'other'" in asked.stderr
+        assert "are no member of mesh 'other'" in asked.stderr
