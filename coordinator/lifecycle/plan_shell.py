@@ -176,7 +176,7 @@ class PlanShell(ABC):
     def began(self, generation: int, step: int, node: str, part: int) -> None:
         """A worker has begun with a part of a step, and is not done with it at once."""
         deployment = self.deployments.get(generation)
-        if deployment is None:
+        if deployment is None or self._lifecycle.lacks(generation, step, 0) is None:  # no step of ours is begun so
             return
         deployment.begun.add((step, node))
         self.feed(ev.NodeBegan(generation, step, node))

@@ -41,6 +41,7 @@ from wire.errors import (
 from wire.limits import DEFAULT, MIB
 from wire.link.guard import BY_ROLE
 from wire.protocol.messages import (
+    Began,
     CancelStep,
     Combine,
     Drop,
@@ -226,6 +227,19 @@ async def test_small_tensors_for_plans_that_are_not_there_are_not_kept(scene: Sc
     async with scene.load():
         await pushed(link, [Push(PlanKey(scene.epoch, 5000), step, 0, 0, LIE) for step in range(20_000)])
     assert all(now - then < GROWTH_MAX // 4 for now, then in zip(scene.memory(), before, strict=True))
+
+
+async def test_steps_that_there_are_not_have_no_beginning(scene: Scene) -> None:
+    before, grown = scene.memory()[0], 0
+    link = await scene.liars["worker"].link(scene.port)
+    async with scene.load():  # which goes by several plans, one after the other
+        for first in range(1000, 401_000, 5000):
+            plan = PlanKey(scene.epoch, max(scene.steps))
+            for step in range(first, first + 5000):
+                link.notify(Began(plan, step, 0))
+            await link.ping(ANSWER_S)
+            grown = max(grown, scene.memory()[0] - before)
+    assert grown < GROWTH_MAX // 4
 
 
 async def test_a_worker_is_had_by_its_coordinator_alone(scene: Scene) -> None:
