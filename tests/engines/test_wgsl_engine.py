@@ -31,6 +31,7 @@ from wire.ir.graph import GraphBuilder, WireGraph
 from wire.ir.ops import EXACT, OPS
 from worker.cpu import evaluate
 from worker.engine.protocol import Engine
+from worker.wgsl.legalise import FOURS
 
 pytestmark = needs_adapter
 
@@ -610,6 +611,23 @@ def test_sine_and_cosine_of_four_elements_at_once_have_the_bits_of_one(engine: A
     assert "gm_sin4(" in text(whole) and "gm_cos4(" in text(whole) and "gm_sin4(" not in text(one_less)
     for four, one in zip(engine.run(whole, [x]), engine.run(one_less, [x[:-1]]), strict=True):
         assert four[:-1].tobytes() == one.tobytes()
+
+
+@pytest.mark.parametrize("name", sorted(FOURS))
+def test_a_function_of_four_elements_has_the_bits_of_one(engine: Any, name: str) -> None:
+    rng = np.random.default_rng(1)
+    bits = rng.integers(0, 1 << 32, 4096, np.uint32).view(np.float32)
+    x = np.concatenate([bits, rng.uniform(-4, 4, 4096).astype(np.float32), special(F32)])
+    x = x[: x.size // 4 * 4]
+    found = []
+    for part in (x, x[:-1]):
+        builder = GraphBuilder()
+        graph = builder.build([builder.add(name, builder.input("x", part.shape, F32))])
+        executable = engine.compile(graph)
+        assert (f"gm_{name}4(" in executable.program.modules[0].text) == (part.size % 4 == 0)
+        found.append(engine.run(executable, [part])[0])
+    four, one = found
+    assert four[:-1].tobytes() == one.tobytes()
 
 
 WIDER: dict[str, Callable[..., Any]] = {

@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 from ..compiler.expressions import Expr
 
-FOURS = frozenset({"sin", "cos"})  # that have a text of four elements at once, as kernels/fours.py asks for
+FOURS = frozenset({"cos", "erf", "exp", "exp2", "expm1", "log", "log1p", "log2", "sin", "tanh"})
+"""Functions that have a text of four elements at once, as kernels/fours.py asks for."""
 
 # (op, dtype of the first operand) -> text; {0} {1} {2} are the operands
 ROWS: dict[tuple[str, str], str] = {

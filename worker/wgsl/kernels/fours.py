@@ -1,7 +1,9 @@
 """Ops on four elements at once, where that is cheaper than four times one.
 
-On a processor's vectors, all sides of a branch are done for every element.  Sine and cosine of large arguments are such
-a side, and a long one: of four elements it is done one at a time, as long as there is one that needs it.
+A function's operations wait for each other; those of four elements side by side do not, and a processor that executes
+WGSL looks only so far ahead.  On its vectors, all sides of a branch are done for every element.  Sine and cosine of
+large arguments are such a side, and a long one: of four elements it is done one at a time, as long as there is one that
+needs it.
 """
 
 from __future__ import annotations
