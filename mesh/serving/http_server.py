@@ -41,6 +41,7 @@ COMMON_HEADERS: Mapping[str, str] = {
     "Server": "graph-mesh",
     "X-Content-Type-Options": "nosniff",
 }
+DEPTH_MAX = 100  # of arrays and objects within each other: what reads them calls itself
 NO_BODY = ("GET", "HEAD", "OPTIONS")
 
 
@@ -167,7 +168,7 @@ class HttpServer:
         if not data:
             return {}
         try:
-            return await asyncio.to_thread(json.loads, data.decode("utf-8"))
+            return await asyncio.to_thread(_parsed, data)
         except (ValueError, RecursionError) as error:
             raise ApiError(400, f"the body is not valid JSON: {str(error)[:200]}", code="invalid_json") from None
 
@@ -268,6 +269,19 @@ PREFLIGHT: Mapping[str, str] = {
     "Access-Control-Allow-Headers": "authorization, content-type, x-api-key, anthropic-version, anthropic-beta",
     "Access-Control-Max-Age": "600",
 }
+
+
+def _parsed(data: bytearray) -> Any:
+    """The value that JSON holds; ValueError or RecursionError for other bytes, and for one that is nested too deep."""
+    value = json.loads(data.decode("utf-8"))
+    depth, level = 0, [value] if isinstance(value, dict | list) else []
+    while level:
+        depth += 1
+        if depth > DEPTH_MAX:
+            raise ValueError(f"arrays and objects are nested more than {DEPTH_MAX} deep")
+        members = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [member for some in members for member in some if isinstance(member, dict | list)]
+    return value
 
 
 def too_large(most: int) -> ApiError:

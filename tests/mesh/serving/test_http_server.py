@@ -74,6 +74,8 @@ def error_of(reply: Reply) -> dict[str, Any]:
         ("POST", "/v1/chat/completions", b"{", {}, 400, "the body is not valid JSON"),
         ("POST", "/v1/chat/completions", b"\xff", {}, 400, "the body is not valid JSON"),
         ("POST", "/v1/chat/completions", b"[" * 100_000, {}, 400, "the body is not valid JSON"),
+        ("POST", "/v1/chat/completions", b"[" * 900 + b"]" * 900, {}, 400, "are nested more than 100 deep"),
+        ("POST", "/v1/chat/completions", b'{"a": ' * 100 + b"1" + b"}" * 100, {}, 400, "model is required"),
         ("POST", "/v1/chat/completions", b"[]", {}, 400, "the body is a JSON object"),
         ("POST", "/v1/chat/completions", b"", {}, 400, "model is required"),
         ("POST", "/v1/chat/completions", b'{"model": "x"}', {}, 404, "there is no model 'x' here"),

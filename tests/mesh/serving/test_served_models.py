@@ -121,6 +121,16 @@ def test_a_damaged_file_of_an_encoder_is_named(
         server.load_model("bert", folder)
 
 
+def test_a_schema_of_any_depth_is_answered_or_refused(server: ModelServer, folder: Path) -> None:
+    server.load_model("llama", folder)
+    for depth in (10, 45, 60, 300):
+        schema: Any = {}
+        for _ in range(depth):
+            schema = {"properties": {"a": schema}}
+        tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+        assert status(server, tools=[tool], tool_choice="required", max_tokens=2) == (200 if depth < 50 else 400)
+
+
 async def test_a_template_runs_beside_the_loop(folder: Path) -> None:
     went_on, seen = threading.Event(), list[bool]()
 
