@@ -11,6 +11,7 @@ from wire.ir.arithmetic import NATIVE_1
 from wire.policy.strategies import Strategy, strategy_of
 
 FLOAT_MAX = (2 - 2.0**-52) * 2.0**1023
+ROWS_MAX = 1 << 20  # of a batch, of a queue, and replicas
 CHUNK_MAX = 1 << 14  # tokens that a step reads of a prompt: a batch computes as many for each of its slots
 
 
@@ -97,7 +98,9 @@ class Options:
 
     def __post_init__(self) -> None:
         for name in ("max_batch", "queue", "replicas"):
-            count(getattr(self, name), name)
+            count(getattr(self, name), name, most=ROWS_MAX)
+        if not isinstance(self.strategy, Strategy):
+            strategy_of(self.strategy)
         count(self.chunk, "chunk", most=CHUNK_MAX)
         number(self.max_wait_ms, "max_wait_ms")
         if self.batched is not None:

@@ -83,6 +83,8 @@ class HttpServer:
     async def start(self) -> int:
         """Listen; ConfigError where the port is taken or the address is none of this machine's."""
         where = self._listening
+        if not 0 <= where.port < 1 << 16:
+            raise ConfigError(f"port {where.port} is not from 0 to 65535", next_step="Choose another with --port")
         if not is_loopback(where.host) and where.keys is None:
             raise ConfigError(
                 f"will not serve on {where.host} without API keys: anybody who reaches it could use it",

@@ -21,6 +21,7 @@ from ..client.mesh import Mesh
 from ..inference.settings import Options
 from ..models.load import load
 from ..models.model import Model
+from ..util.annotation_checks import checked
 from ..util.json_file import read_object
 from .api_error import ApiError
 from .api_keys import ApiKeys
@@ -198,9 +199,8 @@ class ModelServer:
     no model is called 'llama'. Loaded: none
     """
 
+    @checked
     def __init__(self, mesh: Mesh, host: str = "127.0.0.1", port: int = PORT, keys: str | Path | None = None) -> None:
-        if not isinstance(mesh, Mesh):
-            raise InputError(f"ModelServer serves on a mesh.Mesh, got {mesh!r:.60}")
         listening = Listening(host, port, keys=None if keys is None else ApiKeys(Path(keys)))
         self._mesh = mesh
         self._async = mesh.wait(_made(mesh.on_loop, listening))
@@ -214,6 +214,7 @@ class ModelServer:
         """The address of this server, such as http://127.0.0.1:7200."""
         return self._async.url
 
+    @checked
     def load_model(
         self,
         name: str,

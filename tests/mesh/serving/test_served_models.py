@@ -162,8 +162,39 @@ def test_a_model_that_is_being_loaded_is_not_one_that_is_not_there() -> None:
     assert caught.value.status == 404
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "why"),
+    [
+        ("strategy", "hello", "strategy='hello' is not known"),
+        ("strategy", 3, "strategy of ModelServer.load_model is a text, not 3"),
+        ("max_batch", 10**30, "max_batch is 1048576 at most"),
+        ("queue", 0, "queue counts from 1"),
+    ],
+)
+def test_an_option_is_checked_when_the_model_is_loaded(
+    server: ModelServer, folder: Path, option: str, value: Any, why: str
+) -> None:
+    with pytest.raises(InputError, match=why):
+        server.load_model("llama", folder, **{option: value})
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "why"),
+    [
+        ("host", 3, "host of ModelServer is a text, not 3"),
+        ("port", 1.5, "port of ModelServer is an int, not 1.5"),
+        ("port", 1 << 16, "port 65536 is not from 0 to 65535"),
+        ("keys", 3, "keys of ModelServer is .*, not 3"),
+    ],
+)
+def test_a_server_names_a_wrong_argument(option: str, value: Any, why: str) -> None:
+    arguments: dict[str, Any] = {"port": 0, option: value}
+    with mesh.Mesh.builder().build() as own, pytest.raises((InputError, ConfigError), match=why):
+        ModelServer(own, **arguments)
+
+
 def test_a_server_needs_a_mesh_and_keys_for_other_machines() -> None:
-    with pytest.raises(InputError, match=r"on a mesh\.Mesh"):
+    with pytest.raises(InputError, match="mesh of ModelServer is of the class Mesh, not 3"):
         ModelServer(3)  # type: ignore[arg-type]
     with mesh.Mesh.builder().build() as own, pytest.raises(ConfigError, match="without API keys"):
         ModelServer(own, host="0.0.0.0", port=0)
