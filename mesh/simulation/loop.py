@@ -28,6 +28,15 @@ class Stuck(RuntimeError):
     """Nothing can happen any more: everything waits and no timer is left, or a moment never ends."""
 
 
+def _tell(done: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    if done.done():  # it was cancelled
+        return
+    if error is None:
+        done.set_result(result)
+    else:
+        done.set_exception(error)
+
+
 class VirtualLoop(asyncio.SelectorEventLoop):
     """`time()` begins at 0 and moves only when everything waits.
 
@@ -55,6 +64,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._timers_max = TIMERS_MIN
         self._set = itertools.count()
         self._stopped: dict[str, list[asyncio.Handle]] = {}  # what processes that stand still would run, by name
+        self.thread_s: Callable[[], float] = lambda: 0.0  # what work in a thread takes; a slow disk is in there too
         super().__init__()
 
     def stop_process(self, name: str, seconds: float) -> None:
@@ -98,14 +108,19 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def run_in_executor(  # type: ignore[override]  # typeshed's has type variables that only it can spell
         self, executor: Any, func: Callable[..., Any], *args: Any
     ) -> asyncio.Future[Any]:
-        """Call `func` now, in this thread, so that the order of events does not depend on another thread's."""
+        """Call `func` now, in this thread, so that the order of events does not depend on another thread's.  What comes
+        of it is known after `thread_s()`."""
         done: asyncio.Future[Any] = self.create_future()
         try:
-            done.set_result(func(*args))
+            tell = partial(_tell, done, func(*args), None)
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as error:
-            done.set_exception(error)
+            tell = partial(_tell, done, None, error)
+        if (took_s := self.thread_s()) > 0.0:
+            self.call_later(took_s, tell)
+        else:
+            tell()
         return done
 
     # -- BaseEventLoop's rounds, without looking at files and at a clock in each

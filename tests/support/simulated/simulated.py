@@ -45,6 +45,13 @@ def weights_moved(report: CallReport) -> int:
 Fault = Callable[["Chaos"], Awaitable[None]]
 
 
+def take_time(seed: int) -> None:
+    """Have threads of the running simulation take time: mostly little, and now and then a second, as a disk does."""
+    loop, rng = asyncio.get_running_loop(), random.Random(f"threads {seed}")
+    assert isinstance(loop, VirtualLoop)
+    loop.thread_s = lambda: rng.choice((0.0, 0.001, 0.05, 1.0))
+
+
 def simulate(
     scenario: Callable[[Cluster], Awaitable[object]],
     workers: int = 3,
@@ -54,11 +61,13 @@ def simulate(
     plan_ahead: bool = True,
     plan_ahead_min: int = PLAN_AHEAD_MIN,
     answerer: PlannerClient | None = None,
+    slow_threads: bool = False,
     **settings: Any,
 ) -> str:
     """Run a scenario on a new cluster to its end; the transcript.  A failure shows it too.
 
-    Without `devices` every worker has one whose parts take up to 0.3 s.  `settings` are more of CoordinatorConfig.
+    With `slow_threads` what is done in threads takes up to a second.  Without `devices` every worker has one whose
+    parts take up to 0.3 s.  `settings` are more of CoordinatorConfig.
     """
 
     async def run() -> str:
@@ -70,6 +79,8 @@ def simulate(
             plan_ahead_min=plan_ahead_min,
             **settings,
         )
+        if slow_threads:
+            take_time(seed)
         chance = random.Random(seed)
         any_speed = [Device(dispatch_s=10 ** chance.uniform(-4, -0.5)) for _ in range(workers)]
         async with Cluster(config, devices or any_speed, seed, answerer or InProcessPlanner()) as cluster:

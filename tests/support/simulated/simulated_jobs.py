@@ -33,7 +33,7 @@ from wire.transfer.content_exchange import BlobExchange
 
 from ..compare import same_bits
 from ..hostile.faulty_disk import FaultyDisk, Fuse, faulty_connect
-from .simulated import Chaos, Job
+from .simulated import Chaos, Job, take_time
 
 M = TypeVar("M", bound=Message)
 LIMITS = JobLimits(gather_s=3.0)
@@ -305,10 +305,12 @@ def simulate_durable(
 ) -> tuple[str, int]:
     """The transcript of a run, and how many lives its coordinator had.  A failure shows the transcript.
 
-    The coordinator dies of its disk only if it is `mortal`.
+    The coordinator dies of its disk only if it is `mortal`.  With every third seed threads take time.
     """
 
     async def run() -> tuple[str, int]:
+        if seed % 3 == 2:
+            take_time(seed)
         config = CoordinatorConfig("sim", "me")
         chance = random.Random(seed)
         devices = [Device(dispatch_s=10 ** chance.uniform(-4, -0.5)) for _ in range(workers)]
