@@ -1,7 +1,8 @@
 """One node, several addresses: try them side by side and keep the connection that stands first (RFC 8305's way).
 
 An attempt that fails lets the next begin at once, so an address that is out of reach costs nothing, and one that never
-answers costs a moment.  It knows neither sockets nor who answers.
+answers costs a moment.  While one was not heard of yet, those that failed are tried again: a standby begins to listen
+after the coordinator's machine has lost its power.  It knows neither sockets nor who answers.
 
 Not aiohappyeyeballs, which races TCP connections: here an attempt is a WebSocket over TLS.  Its race has one delay for
 all attempts, so none has a head start; it cancels those that lost in the middle of their handshake, which the other
@@ -21,6 +22,7 @@ T = TypeVar("T")
 
 HEAD_START_S = 0.25  # of an address that worked before; RFC 8305's own figure
 LATE_S = 1.0  # for an attempt that lost to come to its end
+AGAIN_S = 0.25  # until one that failed is tried again
 STAGGER_S = 0.005  # between others: a cable answers sooner than Wi-Fi, and either sooner than a detour
 
 
@@ -39,20 +41,25 @@ async def race(
     tasks, running = Tasks(), dict[asyncio.Task[T], str]()
     failures: dict[str, MeshError] = {}
     next_s, wait_s = loop.time(), head_start_s
+    again_s: dict[str, float] = {}  # when those that failed are to be tried again
     won: asyncio.Task[T] | None = None
     try:
-        while left or running:
-            if left and (not running or loop.time() >= next_s):
+        while running or any(address not in failures for address in left):
+            if left and (not running or loop.time() >= again_s.get(left[0], next_s)):
                 address = left.pop(0)
                 running[tasks.run("dialling", connect(address), unheard)] = address
                 next_s, wait_s = loop.time() + wait_s, STAGGER_S
-            patience_s = max(next_s - loop.time(), 0.0) if left else None
+            patience_s = max(again_s.get(left[0], next_s) - loop.time(), 0.0) if left else None
             done, _ = await asyncio.wait(running, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
             for task in sorted(done, key=lambda task: addresses.index(running[task])):
                 if task.exception() is None:
                     won = task
                     return running[task], task.result()
-                failures[running.pop(task)] = _failure(task)
+                address, error = running.pop(task), _failure(task)
+                failures[address] = error
+                if isinstance(error, ConnectFailed) and any(each not in failures for each in running.values()):
+                    again_s[address] = loop.time() + AGAIN_S
+                    left.append(address)
     finally:
         for task in (loser for loser in running if loser is not won):
             if won is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,9 @@ class NoMembership:
         outdated = False
 
     async def refresh(self) -> None:
+        return
+
+    def met(self, addresses: Sequence[str]) -> None:
         return
 
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -28,7 +28,16 @@ from wire.ir.types import TensorType
 from wire.link.endpoint import Endpoint
 from wire.link.identity import identity_here
 from wire.link.link import Link
-from wire.protocol.messages import AskJobs, AwaitJob, JobAccepted, JobResult, Jobs, Message, SubmitJob
+from wire.protocol.messages import (
+    AskJobs,
+    AwaitJob,
+    Coordinators,
+    JobAccepted,
+    JobResult,
+    Jobs,
+    Message,
+    SubmitJob,
+)
 from wire.transfer.content_exchange import BlobExchange
 
 from ..compare import same_bits
@@ -42,6 +51,8 @@ STEPS_MAX = 150  # of a life's disk; later ones end by the clock
 LIFE_S_MAX = 4.0
 DONE_S = 300.0  # virtual seconds within which everything is over once nothing is broken any more
 HANGING_UP = 40.0
+STANDBY = "standby"  # a host
+HEARD_S = 0.1  # until all have what a coordinator told them
 
 
 @dataclass(slots=True)
@@ -60,18 +71,23 @@ class Bomb(Fuse):
 
 @dataclass(slots=True)
 class DurableCluster(Cluster):
-    """A Cluster with a coordinator daemon.  `crash` it; another one starts on what lay on the disk at that moment."""
+    """A Cluster with a coordinator daemon.  `crash` it; another one starts on what lay on the disk at that moment.
+
+    `host` is that on which the present one runs.
+    """
 
     chance: random.Random = field(default_factory=random.Random)
     service: JobService = field(init=False)
     sessions: SessionService = field(init=False)
     lives: int = 0
+    host: str = COORDINATOR
     bomb: Bomb = field(init=False)
     mortal: bool = True
     dates: random.Random = field(default_factory=lambda: random.Random(19))
     _image: Path | None = None
     _staying: asyncio.Task[None] | None = None
     _next: asyncio.Task[None] | None = None
+    _lost: tuple[JobService, SessionService, Coordinator] | None = None  # whose machine is
 
     async def _start_coordinator(self) -> None:
         while not await self._begin_life():
@@ -87,24 +103,27 @@ class DurableCluster(Cluster):
         self.bomb = Bomb(at, blow=lambda: self._snap(folder))
         self._image = None
         config, loop = self.config, asyncio.get_running_loop()
-        identity = replace(identity_here(COORDINATOR, config.mesh, config.name, None), node_id="c" * 32)
+        node_id = ("c" if self.host == COORDINATOR else "e") * 32
+        identity = replace(identity_here(COORDINATOR, config.mesh, self.host, None), node_id=node_id)
         try:
             store, found = JobStore.open(folder, 1, FaultyDisk(self.bomb), faulty_connect(self.bomb, lies=False))
         except NotDurable:
             self.tell(f"the coordinator dies in its start, at step {at} of its disk")
             return False
         self.coordinator = Coordinator(
-            config, identity, None, lambda identity, handler: self._endpoint(COORDINATOR, identity, handler),
+            config, identity, None, lambda identity, handler, host=self.host: self._endpoint(host, identity, handler),
             self.checker.coordinator,
         )  # fmt: skip
         self.coordinator.epoch = store.epoch
+        if self.host == STANDBY:
+            self.coordinator.descends(tuple(range(1, store.epoch + 1)))
         self.coordinator.link_watch.wall = loop.time
         self.coordinator.watchers.append(self._saw)
         self.service = JobService(self.coordinator, JobTable(LIMITS), store, self._date)
         self.sessions = SessionService(self.coordinator, self.service.contents, store)
         self.service.resume(entry for entry in found if entry.kind not in SESSION_ENTRIES)
         self.sessions.resume(entry for entry in found if entry.kind in SESSION_ENTRIES)
-        await self.coordinator.endpoint.listen(COORDINATOR, PORT, PORT)
+        await self.coordinator.endpoint.listen(self.host, PORT, PORT)
         self._staying = asyncio.create_task(self._stay())
         self.tell(f"the coordinator begins life {self.lives} with {len(found)} entries")
         return True
@@ -117,6 +136,25 @@ class DurableCluster(Cluster):
         """As `kill -9` does, now; the next life begins after a while."""
         if self._staying is not None:
             self._snap(self._folder / f"life-{self.lives}")
+
+    async def lose_power(self, silent: Iterable[str], after_s: float) -> None:
+        """The coordinator's machine is gone without a word, for its workers and for the programs on `silent`; a standby
+        with the same journal, of which all of them have heard, serves after a while."""
+        for link in list(self.coordinator.endpoint.links.values()):
+            link.notify(Coordinators((f"{STANDBY}:{PORT}",)))
+        await asyncio.sleep(HEARD_S)
+        assert self._staying is not None
+        self._staying.cancel()
+        self._image = self._folder / f"image-{self.lives}"
+        shutil.copytree(self._folder / f"life-{self.lives}", self._image)
+        self.tell("the coordinator's machine loses its power")
+        others = [*self.names, *silent, STANDBY]
+        self.network.block([self.host], others)
+        self.network.block(others, [self.host])
+        self._lost = self.service, self.sessions, self.coordinator
+        await asyncio.sleep(after_s)
+        self.host = STANDBY
+        await self._start_coordinator()
 
     def _snap(self, folder: Path) -> None:
         """What lies in the folder at this moment is what the next life finds."""
@@ -147,6 +185,11 @@ class DurableCluster(Cluster):
         self.network.heal(COORDINATOR)
 
     async def stop(self) -> None:
+        if self._lost is not None:
+            service, sessions, coordinator = self._lost
+            await sessions.leave()
+            await service.close()
+            await coordinator.close()
         if self._staying is not None:
             self._staying.cancel()
         await self.sessions.leave()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -11,7 +12,7 @@ import pytest
 
 from mesh.simulation.loop import VirtualLoop
 from wire.errors import ConfigError, ConnectFailed, MeshError
-from wire.link.happy_eyeballs import HEAD_START_S, STAGGER_S, race
+from wire.link.happy_eyeballs import AGAIN_S, HEAD_START_S, STAGGER_S, race
 
 T = TypeVar("T")
 
@@ -71,6 +72,40 @@ def test_a_failure_lets_the_next_begin_at_once() -> None:
 
 def test_one_that_never_answers_does_not_hold_up_the_others() -> None:
     assert run(Addresses(silent=1e6, there=0.01).race())[0] == "there"
+
+
+def test_one_that_begins_to_listen_while_another_never_answers_is_found() -> None:
+    """A standby, once the machine of the coordinator before it has lost its power."""
+
+    async def scenario() -> tuple[str, float]:
+        begun = Counter[str]()
+
+        async def connect(address: str) -> str:
+            begun[address] += 1
+            if address == "lost":
+                await asyncio.sleep(1e6)
+            if begun[address] < 5:
+                raise ConnectFailed("no", cause="Connection refused")
+            return f"to {address}"
+
+        found, _ = await race(["lost", "standby"], connect, print)
+        assert begun == {"lost": 1, "standby": 5}
+        return found, asyncio.get_running_loop().time()
+
+    assert run(scenario()) == ("standby", pytest.approx(4 * AGAIN_S + STAGGER_S))
+
+
+def test_what_failed_is_tried_again_only_while_others_were_not_heard_of() -> None:
+    addresses = Addresses(soon=unreachable(0.1), late=unreachable(0.6), fault=(0.2, ConfigError("not loopback")))
+    begun = list[str]()
+
+    async def connect(address: str) -> str:
+        begun.append(address)
+        return await addresses.connect(address)
+
+    with pytest.raises(ConnectFailed, match="at any of"):
+        run(race(list(addresses.answers), connect, print))
+    assert Counter(begun) == {"soon": 2, "late": 1, "fault": 1}
 
 
 def test_late_connections_are_given_back() -> None:
