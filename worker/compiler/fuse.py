@@ -43,6 +43,7 @@ ANCHORS_MAX = 12  # reductions of one kernel: each has up to two accumulators pe
 CLASSES_MAX = 6  # different index maps under which one node is computed in one kernel
 EXPRESSIONS_MAX = 6_000  # distinct scalar expressions of one group's symbolic lowering
 COPY_COST_MAX = 6  # a node cheaper than this may be computed by several kernels rather than stored
+PICKED_ROWS_MAX = 64  # of a product whose operand is picked in its kernel: each block of rows picks it again
 UNPACKED_MIN = 2  # an operand of a product is made in its kernel if it takes so many times the bytes of its sources
 SPREAD = 4  # a costly node broadcast to this many times its size is stored first
 
@@ -261,7 +262,7 @@ class _Fuser:
 
     def unpacked(self, dot: Node) -> set[int]:
         """The nodes that make a dot's right operand, if its kernel should make it: from a tensor of another dtype that
-        takes less memory."""
+        takes less memory, or from rows that lie in several places, such as pages of a cache."""
         left, right = dot.inputs
         if left == right:
             return set()
@@ -272,15 +273,25 @@ class _Fuser:
             alone = len(self.consumers[index]) == 1 and index not in self.outputs
             if self.inline_only(index) or index in inside:
                 continue
-            if node.op in self.target.unpacking and alone and not self.in_memory(index):
+            if node.op in self.target.picking and alone and not self.in_memory(index) and self.rows(dot) <= PICKED_ROWS_MAX:
+                inside.add(index)
+            elif node.op in self.target.unpacking and alone and not self.in_memory(index):
                 inside.add(index)
                 pending.extend(node.inputs)
             else:
                 sources.add(index)
+        if any(self.graph.nodes[index].op in self.target.picking for index in inside):
+            return inside  # what it is picked from is read once, where it would be read, written and read again
         if not any(self.graph.nodes[index].op == "cast" for index in inside):
             return set()
         read = sum(self.graph.types[source].size_bytes for source in sources)
         return inside if UNPACKED_MIN * read <= self.graph.types[right].size_bytes else set()
+
+    def rows(self, dot: Node) -> int:
+        """How many rows each product of a dot has."""
+        left = self.graph.types[dot.inputs[0]]
+        others = (*dot.attrs["lhs_batch"], *dot.attrs["lhs_contract"])
+        return math.prod(size for axis, size in enumerate(left.shape) if axis not in others)
 
     def feeds_dot(self, index: int, group: Group) -> bool:
         """Whether `index` is used, through inlined nodes, by the group's dot."""

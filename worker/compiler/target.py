@@ -34,7 +34,7 @@ class Target:
 
     `prologue` are ops on operands of a product that its kernel computes while it loads, each element many times.
     `unpacking` are those by which it makes the right operand of a `dot` from what takes less memory than that operand:
-    weights of fewer bits, with their scales.
+    weights of fewer bits, with their scales.  `picking` are those by which it reads one that lies in several places.
     `costly` are ops that are not worth computing twice, and `looping` those, by dtype, that must stay out of the loops
     of a reduction.  `takes(graph, index)` says whether a kernel computes a node; another node's result is in memory,
     and so are its operands.  Scores of at most `scores_max` rows and columns are computed where they are summed
@@ -49,6 +49,7 @@ class Target:
     takes: Callable[[WireGraph, int], bool] = everything
     scores_max: int = 0
     unpacking: frozenset[str] = frozenset()
+    picking: frozenset[str] = frozenset()
     bindings: Callable[[TensorType], int] = one
     joined_max: int | None = None
 

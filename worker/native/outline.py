@@ -116,7 +116,7 @@ def _groups(graph: WireGraph) -> list[Group]:
     products whose operands are uneven as they lie in memory."""
     groups = fuse(graph, NATIVE)
     if _uneven(graph, groups):
-        plain = replace(NATIVE, prologue=frozenset(), unpacking=frozenset())
+        plain = replace(NATIVE, prologue=frozenset(), unpacking=frozenset(), picking=frozenset())
         groups = fuse(graph, plain)
         if uneven := _uneven(graph, groups):
             groups = fuse(graph, replace(plain, takes=lambda graph, index: index not in uneven and takes(graph, index)))

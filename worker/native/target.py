@@ -84,5 +84,6 @@ NATIVE = Target(
     costly=COSTLY,
     takes=takes,
     unpacking=UNPACKING,
+    picking=frozenset({"gather"}),
     joined_max=JOINED_MAX,
 )

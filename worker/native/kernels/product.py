@@ -462,7 +462,11 @@ class _Dot(_Product):
     @cached_property
     def right(self) -> Operand | Unpacked | None:
         value = self._element(1, self.k, self.x)
-        return self._strided(value, self.k, self.x) if self._is_stored(value) else Unpacked(value, self._by_rows(value))
+        if not self._is_stored(value):
+            return Unpacked(value, self._by_rows(value))
+        strided = self._strided(value, self.k, self.x)
+        picked = strided is None and any(node.op == "gather" for node in self.frame.graph.nodes)
+        return Unpacked(value, self._by_rows(value)) if picked else strided
 
     def _by_rows(self, value: Expr) -> bool:
         """Whether more of what an element of the right operand is made of lies along its columns than along k."""
