@@ -585,6 +585,14 @@ HTTP_QUEUE = Bound(
     unit="requests",
     setting="`serve-model --queue`",
 )
+KV_POOL = Bound(
+    "server",
+    "Keys and values of the texts of each model, on all workers together, in pages of 16 tokens.",
+    WAITS,
+    "The beginnings of earlier texts are forgotten first. Then a new text waits, and of those that grow the one that "
+    "came last gives its pages back, waits, and is read again.",
+    setting="`serve-model --kv-budget`, `load_model(kv_budget=)`",
+)
 HTTP_BODIES = Bound(
     "server",
     "Bodies of requests that are not whole yet.",

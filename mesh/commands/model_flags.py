@@ -32,6 +32,8 @@ def serve_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
     chunk = "tokens of a prompt that one step reads (default: %(default)s)"
     parser.add_argument("--chunk", type=int, default=16, metavar="N", help=chunk)
+    kept = "most memory for keys and values of a model's texts, such as 4GiB (default: a quarter of a worker's)"
+    parser.add_argument("--kv-budget", default="", metavar="SIZE", help=kept)
     parser.add_argument(
         "--strategy", default="auto", help="how the model is placed on the workers (default: %(default)s)"
     )

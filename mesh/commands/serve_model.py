@@ -49,7 +49,7 @@ async def _serve(
     watch_signals(asyncio.get_running_loop(), lambda why: stopped.set())
     how = ModelOptions(
         max_batch=options.max_batch, queue=options.queue, replicas=options.replicas, chunk=options.chunk,
-        strategy=options.strategy,
+        strategy=options.strategy, kv_budget=options.kv_budget or None,
     )  # fmt: skip
     own = await _mesh(options)
     keeping = asyncio.create_task(certificate.keep()) if certificate else None

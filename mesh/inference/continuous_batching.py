@@ -4,9 +4,13 @@ Texts wait, take a free slot, are read from their prompt, go on token by token, 
 Steps are asked for before the ones ahead of them were answered: what a step chooses, the next one takes over on the
 workers.  Whoever ends leaves steps behind that are under way; their answers are nobody's.
 
-A batch that is too small asks for another `room`, and so does one that has been too large for a while; one whose state
-was lost reads every text again, with the tokens that were chosen.  A text with a guide is asked for one token at a
-time: the guide has to see it before it says which ones may follow.  This file knows no session and no clock.
+Keys and values lie in pages (`kv_pages.py`).  A text begins with the pages that are found for it, and takes others as
+it grows.  Where none is left, the text that came last gives its pages back and waits: it is read again, with the tokens
+that were chosen, once there are enough.  So are all texts after the state was lost.
+
+A batch that is too small asks for another `room`, and so does one that has been too large for a while.  A text with a
+guide is asked for one token at a time: the guide has to see it before it says which ones may follow.  This file knows
+no session and no clock.
 """
 
 from __future__ import annotations
@@ -19,10 +23,12 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from .kv_pages import PAGE, KvPages, pages_for, prefix_keys
 from .settings import GREEDY, Room, Sampling
 
-LENGTH_MIN = 64
-SPARE = 128  # tokens that a text is given room for when it comes, if it wants as many
+PAGES_MIN = 8
+LENGTH_MIN, LENGTH_STEP = 1024, 4  # tokens of a text: a step's program grows with the logarithm of this
+SPARE = 128  # tokens that there is room for when a text comes, if it wants as many
 ROOMY_STEPS, ROOMY_TOKENS = 16, 64  # a smaller room is asked for after so many steps, if a text wants as much more
 STOP, FULL, FAILED = "stop", "length", "failed"
 
@@ -117,6 +123,7 @@ class Feeds:
     start: NDArray[np.int32]
     count: NDArray[np.int32]
     follow: NDArray[np.bool_]
+    table: NDArray[np.int32]
     settings: tuple[Sampling, ...]
     texts: tuple[TextRequest | None, ...] = ()
 
@@ -127,6 +134,9 @@ class _Text:
     tokens: list[int]  # the prompt, and what was chosen
     fed: int = 0  # how many positions the steps asked for fill
     coming: int = 0  # tokens that steps under way will choose
+    pages: list[int] = field(default_factory=list)
+    published: int = 0  # how many of the pages others may find
+    keys: list[bytes] = field(default_factory=list)  # of the pages that the tokens fill
 
     @property
     def produced(self) -> int:
@@ -150,26 +160,64 @@ class _Text:
 
     @property
     def room(self) -> int:
-        """How long a slot has to be for now."""
+        """How many positions it wants for now."""
         known = len(self.tokens) + self.coming
         return max(self.fed + 1, known + min(SPARE, self.request.tokens_max - self.produced - self.coming) - 1)
+
+    @property
+    def most(self) -> int:
+        """How many positions it takes at most."""
+        return len(self.request.prompt) + self.request.tokens_max - 1
+
+    def more(self, tokens: int) -> int:
+        """How many pages more so many positions take."""
+        return max(0, pages_for(tokens) - len(self.pages))
+
+    @property
+    def pages_least(self) -> int:
+        """The pages without which it does not begin: those of its tokens, and one to go on in."""
+        return min(pages_for(len(self.tokens)) + 1, pages_for(self.most))
+
+    def all_keys(self) -> list[bytes]:
+        """The keys of the pages that its tokens fill."""
+        self.keys += prefix_keys(self.tokens[len(self.keys) * PAGE :], self.keys[-1] if self.keys else b"")
+        return self.keys
+
+    def keys_before(self) -> list[bytes]:
+        """The keys without the last token, which is always read: what follows it is computed then."""
+        return self.all_keys()[: (len(self.tokens) - 1) // PAGE]
+
+    def again(self) -> _Text:
+        """The same text, of which nothing is read."""
+        return _Text(self.request, self.tokens, keys=self.keys)
 
 
 @dataclass(slots=True)
 class Slots:
-    """The pure machine of a batch.  `slots_max` bounds the batch, `length_max` a text (None: nothing does)."""
+    """The pure machine of a batch.
+
+    `slots_max` bounds the batch, `pages_max` its pages, `length_max` a text (None: nothing does).  A pool of up to
+    `pages_kept` pages grows before it forgets what was read, and for whole texts; a larger one as texts need it.
+    """
 
     slots_max: int
     chunk: int
     length_max: int | None = None
+    pages_max: int = 1 << 30
+    pages_kept: int = 0
     room: Room = field(init=False)
+    pages: KvPages = field(init=False)
     waiting: deque[_Text] = field(default_factory=deque)
+    read: int = 0  # tokens that steps were asked to read, beside those that the steps before chose
+    spared: int = 0  # tokens that were found
+    put_back: int = 0  # how often a text gave its pages back
     _texts: list[_Text | None] = field(default_factory=list)
     _under_way: deque[list[_Text | None]] = field(default_factory=deque)
     _roomy: int = 0  # steps since the room was needed
 
     def __post_init__(self) -> None:
-        self.room = Room(1, self._length(1), self.chunk)
+        self.room = Room(1, min(PAGES_MIN, self.pages_max), self._length(1), self.chunk)
+        self.pages = KvPages(self.room.pages)
         self._texts = [None]
 
     @property
@@ -197,18 +245,23 @@ class Slots:
     def leave(self, number: int) -> None:
         """A text is not wanted any more."""
         self.waiting = deque(text for text in self.waiting if text.request.number != number)
-        self._texts = [None if text is not None and text.request.number == number else text for text in self._texts]
+        for slot, text in enumerate(self._texts):
+            if text is not None and text.request.number == number:
+                self._end(slot, text)
 
     def wanted(self) -> Room:
         """The room that the texts need: the present one, if they fit and do not lie in it loosely for long."""
         slots = min(bucket(self.active + len(self.waiting)), bucket(self.slots_max))
-        lengths = [text.fed + 1 for text in self._texts if text is not None and not text.satisfied]
-        free = max(slots, self.room.slots) - self.active
-        lengths += [text.room for text in list(self.waiting)[:free]]
-        length = max((self._length(tokens) for tokens in lengths), default=0)
-        if slots > self.room.slots or length > self.room.length:
-            return Room(max(slots, self.room.slots), max(length, self.room.length), self.chunk)
-        more = max((text.request.tokens_max - text.produced for text in self._texts if text is not None), default=0)
+        there = [text for text in self._texts if text is not None]
+        coming = list(self.waiting)[: max(slots, self.room.slots) - self.active]
+        length = max((self._length(text.room) for text in [*there, *coming]), default=0)
+        pages = self._pages_wanted(there, coming)
+        if coming and there and self._missing(coming[0]) > self.pages.free + pages - self.room.pages:
+            slots = self.room.slots  # no text can come before another one ends
+        if slots > self.room.slots or length > self.room.length or pages > self.room.pages:
+            room = self.room
+            return Room(max(slots, room.slots), max(pages, room.pages), max(length, room.length), self.chunk)
+        more = max((text.request.tokens_max - text.produced for text in there), default=0)
         return self._needed() if self._roomy >= ROOMY_STEPS and more >= ROOMY_TOKENS else self.room
 
     def order(self, room: Room) -> tuple[int, ...]:
@@ -223,30 +276,38 @@ class Slots:
         assert not self._under_way
         texts = [self._texts[slot] for slot in (self.order(room) if order is None else order)]
         self._texts = texts + [None] * (room.slots - len(texts))
+        self.pages.grow(room.pages)
         self.room = room
         self._roomy = 0
 
-    def lost(self) -> None:
-        """Nothing is left of the state, and no step will be answered: all texts are read again."""
+    def lost(self, room: Room | None = None) -> None:
+        """Nothing is left of the state, and no step will be answered: all texts are read again, in `room`."""
         self._under_way.clear()
-        for text in self._texts:
-            if text is not None:
-                text.fed = text.coming = 0
+        self.room = room or self.room
+        again = [text.again() for text in self._texts if text is not None]
+        self.waiting.extendleft(sorted(again, key=_number, reverse=True))
+        self._texts = [None] * self.room.slots
+        self.pages = KvPages(self.room.pages)
+
+    def refused(self) -> tuple[int, ...]:
+        """The numbers of texts that wait for more pages than there will ever be."""
+        return tuple([text.request.number for text in self.waiting if text.pages_least >= self.pages_max])
 
     def ask(self) -> Feeds | None:
         """The next step, None if no text has anything to do in one."""
-        for slot, text in enumerate(self._texts):
-            if text is None and self.waiting:
-                self._texts[slot] = self.waiting.popleft()
+        self._admit()
         slots = self.room.slots
+        there = [text for text in self._texts if text is not None and self._has_work(text)]
+        provided = [text for text in sorted(there, key=_number) if text in self._texts and self._provide(text)]
         feeds = Feeds(
             np.zeros((slots, self.chunk), np.int32), np.zeros(slots, np.int32), np.zeros(slots, np.int32),
-            np.zeros(slots, np.bool_), tuple([text.request.sampling if text else GREEDY for text in self._texts]),
+            np.zeros(slots, np.bool_), np.zeros((slots, pages_for(self.room.length)), np.int32),
+            tuple([text.request.sampling if text else GREEDY for text in self._texts]),
             tuple([text.request if text else None for text in self._texts]),
         )  # fmt: skip
         choosing: list[_Text | None] = [None] * slots
         for slot, text in enumerate(self._texts):
-            if text is not None and not text.satisfied and not text.awaited and text.fed < self.room.length:
+            if text is not None and text in provided:
                 choosing[slot] = self._give(feeds, slot, text)
         if not feeds.count.any():
             return None
@@ -262,36 +323,131 @@ class Slots:
                 continue
             text.coming -= 1
             text.tokens.append(int(token))
+            self._publish(text)
             reason = text.reason(int(token))
             score = scores[slot] if scores is not None and text.request.scored else None
             tokens.append(ChosenToken(text.request.number, int(token), reason, score))
             if reason:
-                self._texts[self._texts.index(text)] = None
+                self._end(self._texts.index(text), text)
         return tokens
 
-    # -- helpers
+    # -- rooms
+
+    def _pages_wanted(self, there: Sequence[_Text], coming: Sequence[_Text]) -> int:
+        """The pages that the pool should have: more than now if the next step lacks some, or a text that waits."""
+        lacking = sum(text.more(self._until(text)) for text in there if self._has_work(text))
+        lacking += sum(self._missing(text) for text in coming[:1])
+        kept = self.pages.idle if self.room.pages < self.pages_kept else 0
+        if lacking <= self.pages.free - kept:
+            return self.room.pages
+        texts, taken = [*there, *coming], 1 + self.pages.held + kept
+        to_the_end = bucket(taken + sum(text.more(text.most) for text in texts), PAGES_MIN)
+        for_now = bucket(taken + sum(text.more(text.room) for text in texts), PAGES_MIN)
+        pages = to_the_end if to_the_end <= self.pages_kept else max(for_now, self.pages_kept)
+        return max(min(pages, self.pages_max), self.room.pages)
+
+    def _missing(self, text: _Text) -> int:
+        """How many pages a text takes from those that can be had when it begins."""
+        found = self.pages.found(text.keys_before())
+        return text.pages_least - len(found) + self.pages.cost(found)
 
     def _needed(self) -> Room:
-        """What would do for the texts that there are, to their ends."""
-        there = [*self.waiting, *(text for text in self._texts if text is not None)]
-        slots = min(bucket(len(there)), self.room.slots)
-        length = max((self._length(len(text.request.prompt) + text.request.tokens_max) for text in there), default=0)
-        return Room(slots, min(max(length, self._length(1)), self.room.length), self.chunk)
+        """What would do for the texts that there are, to their ends; a large pool is not moved for that."""
+        count = len(self.waiting) + self.active
+        slots = min(bucket(count), self.room.slots) if self.room.pages <= self.pages_kept else self.room.slots
+        return Room(slots, self.room.pages, self.room.length, self.chunk)
+
+    def _length(self, tokens: int) -> int:
+        """1024, 4096, 16384, ..."""
+        length = LENGTH_MIN
+        while length < tokens:
+            length *= LENGTH_STEP
+        return length if self.length_max is None else min(length, self.length_max)
+
+    # -- pages
+
+    def _admit(self) -> None:
+        """Waiting texts take free slots in their order, as long as there are pages for what is known of them."""
+        for slot, there in enumerate(self._texts):
+            if there is not None or not self.waiting:
+                continue
+            text = self.waiting[0]
+            if self._missing(text) > self.pages.free:
+                return
+            self._texts[slot] = self.waiting.popleft()
+            text.pages = self.pages.found(text.keys_before())
+            self.pages.hold(text.pages)
+            text.published = len(text.pages)
+            text.fed = text.published * PAGE
+            self.spared += text.fed
+            self._take(text, PAGE * text.pages_least)
+
+    def _provide(self, text: _Text) -> bool:
+        """Give a text pages for its next tokens; where there are none, the text that came last is put back.
+
+        False if it has to wait: a step under way may end a text, and its own token would be lost."""
+        while not self._take(text, self._until(text)):
+            there = [one for one in self._texts if one is not None]
+            last = max(there, key=_number)
+            if any(one.satisfied for one in there) or (last is text and text.coming):
+                return False
+            self._end(self._texts.index(last), last)
+            self.waiting.appendleft(last.again())
+            self.put_back += 1
+            if last is text:
+                return False
+        return True
+
+    def _take(self, text: _Text, tokens: int) -> bool:
+        """Take pages for so many tokens; False if there are too few."""
+        while len(text.pages) < pages_for(tokens):
+            page = self.pages.take()
+            if page is None:
+                return False
+            text.pages.append(page)
+        return True
+
+    def _publish(self, text: _Text) -> None:
+        """Let others find the pages whose tokens are known and that the steps asked for fill."""
+        whole = min(text.fed, len(text.tokens)) // PAGE
+        if whole > text.published:
+            keys = text.all_keys()
+            for place in range(text.published, whole):
+                self.pages.publish(text.pages[place], keys[place])
+            text.published = whole
+
+    def _end(self, slot: int, text: _Text) -> None:
+        self.pages.release(text.pages)
+        self._texts[slot] = None
+
+    # -- steps
+
+    def _has_work(self, text: _Text) -> bool:
+        return not text.satisfied and not text.awaited and text.fed < self.room.length
+
+    def _known(self, text: _Text) -> list[int]:
+        """The tokens that its next step reads; none if that takes what the step before chooses."""
+        return text.tokens[text.fed : min(text.fed + self.chunk, self.room.length)]
+
+    def _until(self, text: _Text) -> int:
+        """The positions that its next step fills, and all before them."""
+        return text.fed + max(len(self._known(text)), 1)
 
     def _give(self, feeds: Feeds, slot: int, text: _Text) -> _Text | None:
         """Put a text's next tokens into the feeds; the text, if this step chooses one for it."""
-        known = text.tokens[text.fed : min(text.fed + self.chunk, self.room.length)]
+        known = self._known(text)
         feeds.ids[slot, : len(known)] = known
         feeds.start[slot], feeds.count[slot] = text.fed, max(len(known), 1)
         feeds.follow[slot] = not known
         text.fed += max(len(known), 1)
+        self.read += len(known)
+        feeds.table[slot, : len(text.pages)] = text.pages
+        self._publish(text)
         if text.fed < len(text.tokens) + text.coming:
             return None
         text.coming += 1
         return text
 
-    def _length(self, tokens: int) -> int:
-        """64, 96, 128, 192, 256, ...: a step looks at all that a slot has room for, so that is not twice too much."""
-        length = bucket(tokens, LENGTH_MIN)
-        length = length * 3 // 4 if length > LENGTH_MIN and tokens <= length * 3 // 4 else length
-        return length if self.length_max is None else min(length, self.length_max)
+
+def _number(text: _Text) -> int:
+    return text.request.number

@@ -10,7 +10,7 @@ from wire.errors import InputError
 from ..backends.config import MeshConfig
 from ..client.mesh import Mesh
 from ..models.model import Model, Prompt
-from .generation_runner import Generating, text_of
+from .generation_runner import Generating, budget_of, text_of
 from .replies import Reply, Request, is_one
 from .settings import choice
 from .tokenizer import Tokenizer
@@ -77,8 +77,9 @@ class _Call:
     async def _begin(self) -> tuple[Generating, list[Reply]]:
         count = len(self._prompts)
         generating = Generating(
-            self._mesh.on_loop, self._model, slots=min(count, SLOTS_MAX), queue=count, strategy=self._strategy
-        )
+            self._mesh.on_loop, self._model, slots=min(count, SLOTS_MAX), queue=count, strategy=self._strategy,
+            kv_bytes=await budget_of(self._mesh.on_loop, None),
+        )  # fmt: skip
         try:
             return generating, [
                 self._request.begin(generating, self._tokenizer, prompt, place)

@@ -2,7 +2,8 @@
 
 It performs what `continuous_batching.py` decides: a session holds the keys and values on the workers
 (`kv_cache_step.py`), steps are asked for ahead, and what they choose goes to the streams.  A session whose state died
-with a worker is opened anew, and the texts are read again.
+with a worker is opened anew, and the texts are read again.  A pool that turns out not to fit the workers stays as large
+as it was.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from wire.errors import Cancelled, InputError, NodeLost, QueueFull
+from wire.errors import Cancelled, InputError, NodeLost, OutOfMemory, PlacementError, QueueFull
+from wire.system.memory import default_budget
 
 from ..client.async_mesh import AsyncMesh
 from ..client.session import AsyncSession
@@ -24,15 +26,19 @@ from ..core.array import handle_array
 from ..functions.step_trace import Stepping
 from ..models.decoder import Text, table_of
 from ..models.model import Model
-from ..util.units import counted
+from ..util.units import counted, size_text
 from . import kv_cache_step, sampling
-from .continuous_batching import ChosenToken, Feeds, Guide, Slots, TextRequest
+from .continuous_batching import PAGES_MIN, ChosenToken, Feeds, Guide, Slots, TextRequest
+from .kv_pages import PAGE, pages_for
 from .settings import GREEDY, Room, Sampling, by_rows
 
 TOKENS_MAX = 128  # new ones where nobody says how many
 AHEAD = 3  # steps asked for before the first of them is answered
 REBUILDS_MAX = 20  # sessions lost without a token between them
 ROOMS_MAX = 8  # whose steps are kept
+PAGES_MAX = 1 << 20  # of any pool: their rows are counted in 32 bits
+KV_SHARE = 4  # keys and values take one part in so many of a worker's memory, unless a budget is given
+KV_KEPT_BYTES = 64 << 20  # of a pool that grows before it forgets what was read: to move one so large takes no time
 
 
 class TokenStream:
@@ -162,11 +168,14 @@ class Generating:
         The copies of the weights that workers keep.
     detailed : bool, optional
         Whether texts may have guides, and tokens scores; a step of such a batch takes and gives more.
+    kv_bytes : int, optional
+        The most bytes of keys and values, on all workers together; by default a quarter of what a worker of this
+        machine would use.
 
     Raises
     ------
     InputError
-        If the model does not generate text.
+        If the model does not generate text, or the bytes do not hold one page.
 
     Notes
     -----
@@ -197,6 +206,7 @@ class Generating:
     def __init__(
         self, mesh: AsyncMesh, model: Model, *, slots: int = 8, queue: int = 64, chunk: int = 16,
         strategy: str = "auto", mode: str = "auto", copies: str | None = None, detailed: bool = False,
+        kv_bytes: int | None = None,
     ) -> None:  # fmt: skip
         self._text = text_of(model)
         self._detailed = detailed
@@ -207,7 +217,10 @@ class Generating:
         self._queue = queue
         self._params = {name: handle_array(handle) for name, handle in model.handles.items()}
         self._dtype, self.vocabulary = table_of(model.weights, self._text.decoder)
-        self._slots = Slots(slots, chunk, self._text.decoder.positions_max)
+        self._page_bytes = kv_cache_step.page_bytes(self._text.decoder, self._dtype)
+        pages_max = pages_in(model, default_budget() // KV_SHARE if kv_bytes is None else kv_bytes)
+        kept = KV_KEPT_BYTES // max(self._page_bytes, 1)
+        self._slots = Slots(slots, chunk, self._text.decoder.positions_max, pages_max, min(kept, pages_max))
         self._streams: dict[int, TokenStream] = {}
         self._numbers = itertools.count()
         self._session: AsyncSession | None = None
@@ -217,6 +230,8 @@ class Generating:
         self._closed = False
         self._steps = self._rebuilt = 0
         self._fruitless = 0  # sessions that were lost since the last answer
+        self._fitting: Room | None = None  # the last one that a step was answered in
+        self._too_large: Exception | None = None  # what was said of the last pool that did not fit the workers
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     @property
@@ -238,6 +253,26 @@ class Generating:
     def room(self) -> Room:
         """The size of the batch now."""
         return self._slots.room
+
+    @property
+    def kv_bytes(self) -> int:
+        """The bytes of keys and values that texts have now."""
+        return self._slots.pages.held * self._page_bytes
+
+    @property
+    def tokens_read(self) -> int:
+        """How many tokens of prompts were read, and of texts that were read again."""
+        return self._slots.read
+
+    @property
+    def tokens_found(self) -> int:
+        """How many tokens needed no reading, since a text before began with them."""
+        return self._slots.spared
+
+    @property
+    def put_back(self) -> int:
+        """How often a text had to wait in its middle, and was read again, since there was no page left."""
+        return self._slots.put_back
 
     @property
     def steps(self) -> int:
@@ -343,12 +378,26 @@ class Generating:
                 await self._turn()
             except Exception as error:  # nobody else would tell those who wait
                 await self._close_session()
+                if self._is_too_large(error):
+                    continue
                 self._slots.lost()
                 self._fruitless += 1
                 self._rebuilt += 1
                 alone = self._fruitless > 1 and not self._mesh.live()  # the second session has waited for somebody
                 if not isinstance(error, NodeLost) or alone or self._fruitless > REBUILDS_MAX:
                     self._fail_all(error)  # it belongs to those whose texts it ends
+
+    def _is_too_large(self, error: Exception) -> bool:
+        """Whether the workers have no memory for the pool that they were to have, and had some for a smaller one; then
+        texts go on in that one, and the next one to be asked for lies between the two."""
+        slots, fitting = self._slots, self._fitting
+        if fitting is None or not isinstance(error, PlacementError | OutOfMemory) or slots.room.pages <= fitting.pages:
+            return False
+        between = (slots.room.pages + fitting.pages) // 2
+        slots.pages_max = between if between >= fitting.pages + PAGES_MIN else fitting.pages
+        slots.lost(fitting)
+        self._too_large = error
+        return True
 
     async def _turn(self) -> None:
         """Ask for a step, or wait for an answer, or for a text."""
@@ -366,6 +415,9 @@ class Generating:
             self._answers.append(self._session.step(*self._arguments(feeds)))
         elif self._answers:
             await self._answer()
+        elif self._too_large is not None and (refused := slots.refused()):
+            for number in refused:
+                self._fail(number, self._too_large)
         else:
             self._news.clear()
             await self._news.wait()
@@ -380,6 +432,7 @@ class Generating:
         self._answers.popleft()
         self._steps += 1
         self._fruitless = 0
+        self._fitting = self._slots.room
         answer = np.asarray(chosen)
         tokens, scores = (answer[:, 0], sampling.read_scores(answer)) if self._detailed else (answer, None)
         for token in self._slots.answer(tokens.tolist(), scores):
@@ -398,7 +451,8 @@ class Generating:
         how = sampling.fed(feeds.settings)
         if self._detailed:
             how |= sampling.limits(feeds.texts, self.vocabulary)
-        return kv_cache_step.feeds(self._slots.room, feeds.ids, feeds.start, feeds.count, feeds.follow, how)
+        room = self._slots.room
+        return kv_cache_step.feeds(room, feeds.ids, feeds.start, feeds.count, feeds.follow, feeds.table, how)
 
     async def _open(self, room: Room) -> None:
         """A session with this much room, of the state that there is."""
@@ -432,7 +486,8 @@ class Generating:
         if self._detailed:
             how |= sampling.limits([None] * room.slots, self.vocabulary)
         ids = np.zeros((room.slots, room.chunk), np.int32)
-        return kv_cache_step.feeds(room, ids, zeros, zeros, np.zeros(room.slots, np.bool_), how)
+        table = np.zeros((room.slots, pages_for(room.length)), np.int32)
+        return kv_cache_step.feeds(room, ids, zeros, zeros, np.zeros(room.slots, np.bool_), table, how)
 
     async def _close_session(self) -> None:
         self._answers.clear()
@@ -441,22 +496,28 @@ class Generating:
             await session.close()
 
     def _fail_all(self, error: BaseException) -> None:
-        for number, stream in list(self._streams.items()):
-            self._slots.leave(number)
-            stream._fail(error)
-        self._streams.clear()
+        for number in list(self._streams):
+            self._fail(number, error)
+
+    def _fail(self, number: int, error: BaseException) -> None:
+        self._slots.leave(number)
+        self._streams.pop(number)._fail(error)
 
     def _room_for(self, tokens: tuple[int, ...], asked: int | None) -> int:
         """How many tokens may follow; the last of them needs no position."""
-        most = self._text.decoder.positions_max
-        if most is None:
-            return asked or TOKENS_MAX
+        most, held = self._text.decoder.positions_max, PAGE * (self._slots.pages_max - 1)
+        what = f"the model has {most} positions"
+        if most is None or held < most:
+            size = size_text(self._slots.pages_max * self._page_bytes)
+            most, what = held, f"{size} of keys and values hold {held} tokens"
         room = most - len(tokens) + 1
         if asked is not None and asked > room:
             raise InputError(
-                f"the model has {most} positions: after a prompt of {counted(len(tokens), 'token')} there is room for "
-                f"{room} new ones, and max_new_tokens = {asked}",
-                next_step=f"Ask for max_new_tokens={room} at most, or shorten the prompt",
+                f"{what}: after a prompt of {counted(len(tokens), 'token')} there is room for "
+                f"{max(room, 0)} new ones, and max_new_tokens = {asked}",
+                next_step=f"Ask for max_new_tokens={room} at most, or shorten the prompt"
+                if room > 0
+                else "Shorten the prompt",
             )
         return min(asked or TOKENS_MAX, room)
 
@@ -466,9 +527,38 @@ class Generating:
         wrong = next((token for token in tokens if not 0 <= token < self.vocabulary), None)
         if wrong is not None:
             raise InputError(f"the model has {self.vocabulary} tokens, and no token {wrong}")
-        most = self._text.decoder.positions_max
+        most, held = self._text.decoder.positions_max, PAGE * (self._slots.pages_max - 1)
         if most is not None and len(tokens) > most:
             raise InputError(f"the model has {most} positions, got {counted(len(tokens), 'token')}")
+        if len(tokens) > held:
+            size = size_text(self._slots.pages_max * self._page_bytes)
+            raise InputError(
+                f"{size} of keys and values hold {held} tokens, got {counted(len(tokens), 'token')}",
+                next_step="Give more bytes for keys and values, or shorten the prompt",
+            )
+
+
+async def budget_of(mesh: AsyncMesh, asked: int | None, batches: int = 1) -> int:
+    """The bytes of keys and values for each of some running batches: `asked` for all of them, by default a quarter of
+    what the worker with the most memory may use, or this process where there is none."""
+    if asked is None:
+        most = max((node.memory_bytes for node in await mesh.nodes() if node.devices), default=0)
+        asked = (most or default_budget()) // KV_SHARE
+    return asked // batches
+
+
+def pages_in(model: Model, kv_bytes: int) -> int:
+    """How many pages of a model's keys and values so many bytes hold; InputError if a text cannot have one of them."""
+    text = text_of(model)
+    page_bytes = kv_cache_step.page_bytes(text.decoder, table_of(model.weights, text.decoder)[0])
+    pages = min(kv_bytes // max(page_bytes, 1), PAGES_MAX)
+    if pages < 2:
+        raise InputError(
+            f"{size_text(kv_bytes)} for keys and values is too little: {PAGE} tokens of "
+            f"{model.name or 'the model'} take {size_text(page_bytes)}, and there is one page more",
+            next_step=f"Give {size_text(2 * page_bytes)} at least, and as much again for every {PAGE} tokens more",
+        )
+    return pages
 
 
 def text_of(model: Model) -> Text:

@@ -1,9 +1,11 @@
 """KV-cache step: one step of a batch of texts, whose keys and values stay where the layers are computed.
 
-A batch has `slots` places, each with room for `length` tokens.  A step takes up to `chunk` tokens of every text: those
-of a prompt, or the one that the step before chose, which never leaves the workers.  So prompts are read in pieces while
-other texts go on by one token (Agrawal et al., 2024, "Sarathi-Serve"), and steps can be asked for ahead.  Where no text
-has more than one token the layers compute no more than that.
+A batch has `slots` places.  Keys and values lie in one pool of pages for all of them, and a table names the pages of
+each text in their order (`kv_pages.py`).  A step takes up to `chunk` tokens of every text: those of a prompt, or the
+one that the step before chose, which never leaves the workers.  So prompts are read in pieces while other texts go on
+by one token (Agrawal et al., 2024, "Sarathi-Serve"), and steps can be asked for ahead.  Where no text has more than one
+token the layers compute no more than that, and attention reads as many pages as the longest text has, rounded up to a
+power of two: each number has a branch of its own, so that one program does for texts of all lengths.
 
 What is written behind a text's end is never looked at before it is overwritten, so nothing has to be cleared.
 """
@@ -26,15 +28,29 @@ from ..core.handle import Handle
 from ..models.decoder import Decoder, Scores, attended
 from ..transforms.control_flow import cond
 from . import sampling
+from .kv_pages import PAGE, pages_for
 from .settings import Room
 
 State = dict[str, Any]
 LAST = "last"
+WIDTH_MIN = 8  # pages that attention reads at least
+
+
+def page_bytes(decoder: Decoder, dtype: DType) -> int:
+    """The bytes of a page of all layers."""
+    return 2 * decoder.layers * TensorType((decoder.kv_heads, PAGE, decoder.size), dtype).size_bytes
+
+
+def widths(room: Room) -> tuple[int, ...]:
+    """The numbers of pages that attention may read, rising; the last one is all that a table has."""
+    most = pages_for(room.length)
+    powers = [WIDTH_MIN << turn for turn in range(max(most - 1, 0).bit_length())]
+    return (*(width for width in powers if width < most), most)
 
 
 def empty(decoder: Decoder, room: Room, dtype: DType) -> State:
-    """The state of a batch without texts: keys and values (slots, kv_heads, length, size) of every layer, all zeros."""
-    kind = TensorType((room.slots, decoder.kv_heads, room.length, decoder.size), dtype)
+    """The state of a batch without texts: keys and values (pages, kv_heads, PAGE, size) of every layer, all zeros."""
+    kind = TensorType((room.pages, decoder.kv_heads, PAGE, decoder.size), dtype)
     zeros = np.zeros(kind.shape, dtype.numpy)  # one for all: memory that nobody writes takes no place
     zeros.flags.writeable = False
     first = Handle(hash_array(zeros), kind, "zeros", zeros)
@@ -43,18 +59,24 @@ def empty(decoder: Decoder, room: Room, dtype: DType) -> State:
 
 
 def moved(state: Mapping[str, NDArray[Any]], room: Room, order: Sequence[int]) -> State:
-    """The texts of these slots in a batch of another size."""
-    return {name: _moved(array, room, order) for name, array in state.items()}
+    """The state in another room: pages stay as they are, and slots in this order come first."""
+    return {
+        name: _longer(array[list(order)] if name == LAST else array, room.slots if name == LAST else room.pages)
+        for name, array in state.items()
+    }
 
 
 def feeds(
     room: Room, ids: NDArray[np.int32], start: NDArray[np.int32], count: NDArray[np.int32], follow: NDArray[np.bool_],
-    how: dict[str, NDArray[Any]],
+    table: NDArray[np.int32], how: dict[str, NDArray[Any]],
 ) -> tuple[Any, ...]:  # fmt: skip
     """A step's arguments: tokens (slots, chunk), of which `count` are meant, at positions from `start`; where `follow`
-    the first one is what the step before chose.  Last: whether a text has several."""
-    assert ids.shape == (room.slots, room.chunk)
-    return ids, start, count, follow, how, np.any(count > 1)
+    the first one is what the step before chose; the pages of each text (slots, pages).  Last: whether a text has
+    several tokens, and for every width but the last whether it does for all texts."""
+    assert ids.shape == (room.slots, room.chunk) and table.shape == (room.slots, pages_for(room.length))
+    longest = pages_for(int(np.max((start + count) * (count > 0))))
+    near = tuple([np.bool_(longest <= width) for width in widths(room)[:-1]])
+    return ids, start, count, follow, table, how, np.any(count > 1), near
 
 
 def stepper(
@@ -64,15 +86,17 @@ def stepper(
     takes `sampling.limits` too, and gives what `sampling.scored` makes."""
 
     def step(
-        state: State, ids: Array, start: Array, count: Array, follow: Array, how: Any, several: Array
-    ) -> tuple[State, Array]:
+        state: State, ids: Array, start: Array, count: Array, follow: Array, table: Array, how: Any, several: Array,
+        near: tuple[Array, ...],
+    ) -> tuple[State, Array]:  # fmt: skip
         column = mnp.astype(mnp.arange(room.chunk), mnp.int32)[None]
         ids = mnp.where(follow[:, None] & (column == 0), state[LAST][:, None], ids)
         x = decoder.embed(params, ids, start[:, None] + column)
         following: State = {}
         for number in range(decoder.layers):
             kept = state[f"keys.{number}"], state[f"values.{number}"]
-            x, *kept = _either(_layer(decoder, number, params, room.length), several, x, start, count, kept)
+            layer = _layer(decoder, number, params, table, tuple(zip(widths(room), (*near, None), strict=True)))
+            x, *kept = _either(layer, several, x, start, count, kept)
             following[f"keys.{number}"], following[f"values.{number}"] = kept
         final = apply("gather", x, mnp.maximum(count - 1, 0)[:, None], axis=1, batch_dims=1)[:, 0]
         logits = decoder.head(params, final)
@@ -99,7 +123,13 @@ def _either(layer: Any, several: Array, x: Array, start: Array, count: Array, ke
     return cond(several, lambda *kept: tuple(layer(x, start, count, *kept)), first, *kept)
 
 
-def _layer(decoder: Decoder, number: int, params: Mapping[str, Array], length: int) -> Callable[..., tuple[Array, ...]]:
+Choices = tuple[tuple[int, Array | None], ...]
+"""Numbers of pages, rising, each with whether it does; the last one always does."""
+
+
+def _layer(
+    decoder: Decoder, number: int, params: Mapping[str, Array], table: Array, choices: Choices
+) -> Callable[..., tuple[Array, ...]]:
     """A layer that reads and extends what was kept: (x, keys, values)."""
     window = decoder.windows[number]
 
@@ -109,13 +139,18 @@ def _layer(decoder: Decoder, number: int, params: Mapping[str, Array], length: i
         positions, meant = start[:, None] + column, column < count[:, None]
 
         def attend(_: int, q: Array, k: Array, v: Array, scores: Scores) -> Array:
-            caches[:] = [_written(old, new, positions, meant) for old, new in ((keys, k), (values, v))]
-            there = mnp.astype(mnp.arange(length), mnp.int32)
-            seen = there <= positions[:, :, None]
-            if window is not None and window < length:
-                seen = seen & (there > positions[:, :, None] - window)
-            k, v = (mnp.astype(cache, q.dtype) for cache in caches)
-            return attended(q, k, v, seen[:, None], scores, there[None])
+            places = _places(keys.shape, table, positions, meant)
+            caches[:] = [_written(old, new, places) for old, new in ((keys, k), (values, v))]
+
+            def over(width: int) -> Array:
+                there = mnp.astype(mnp.arange(width * PAGE), mnp.int32)
+                seen = there <= positions[:, :, None]
+                if window is not None and window < width * PAGE:
+                    seen = seen & (there > positions[:, :, None] - window)
+                k, v = (mnp.astype(_of_pages(cache, table[:, :width]), q.dtype) for cache in caches)
+                return attended(q, k, v, seen[:, None], scores, there[None])
+
+            return _first(choices, over)
 
         x = decoder.layer(params, number, x, positions, attend)
         return x, *caches
@@ -123,22 +158,42 @@ def _layer(decoder: Decoder, number: int, params: Mapping[str, Array], length: i
     return layer
 
 
-def _written(old: Array, new: Array, positions: Array, meant: Array) -> Array:
-    """`old` (slots, heads, length, size) with `new` (slots, heads, n, size) at its positions, where it is meant."""
-    slots, heads, length, size = old.shape
-    rows = slots * heads
-    first = mnp.reshape(mnp.astype(mnp.arange(rows), mnp.int32) * length, (slots, heads, 1))
-    fits = (meant & (positions < length))[:, None]
-    places = mnp.where(fits, first + positions[:, None], rows * length)  # beyond the end: dropped
-    flat = mnp.reshape(old, (rows * length, size))
-    updates = mnp.reshape(mnp.astype(new, old.dtype), (-1, size))
-    written = apply("scatter", flat, mnp.reshape(places, (-1,)), updates, axis=0, mode="set")
-    return mnp.reshape(written, old.shape)
+def _first(choices: Choices, over: Callable[[int], Array]) -> Array:
+    """`over` the first number that does."""
+    (width, does), *others = choices
+    return over(width) if does is None else cond(does, lambda: over(width), lambda: _first(tuple(others), over))
 
 
-def _moved(array: NDArray[Any], room: Room, order: Sequence[int]) -> NDArray[Any]:
-    shape = (room.slots, array.shape[1], room.length, array.shape[3]) if array.ndim > 1 else (room.slots,)
-    resized = np.zeros(shape, array.dtype)
-    part = tuple([slice(0, min(old, new)) for old, new in zip(array.shape[1:], shape[1:], strict=True)])
-    resized[(slice(len(order)), *part)] = array[list(order)][(slice(None), *part)]
+def _places(shape: tuple[int, ...], table: Array, positions: Array, meant: Array) -> Array:
+    """Find where the rows of tokens lie in a pool (pages, heads, PAGE, size): i32 (slots * heads * n,)."""
+    pages, heads = shape[:2]
+    meant = meant & (positions < table.shape[1] * PAGE)
+    page = mnp.take_along_axis(table, mnp.where(meant, positions, 0) // PAGE, axis=1)
+    rows = (page[:, None] * heads + _heads(heads)) * PAGE + (positions % PAGE)[:, None]
+    return mnp.reshape(mnp.where(meant[:, None], rows, pages * heads * PAGE), (-1,))  # beyond the end: dropped
+
+
+def _written(old: Array, new: Array, places: Array) -> Array:
+    """A pool with rows (slots, heads, n, size) at their places."""
+    rows = mnp.reshape(old, (-1, old.shape[-1]))
+    updates = mnp.reshape(mnp.astype(new, old.dtype), (-1, old.shape[-1]))
+    return mnp.reshape(apply("scatter", rows, places, updates, axis=0, mode="set"), old.shape)
+
+
+def _of_pages(pool: Array, table: Array) -> Array:
+    """What lies in the pages of a table (slots, width), in their order: (slots, heads, width * PAGE, size)."""
+    pages, heads, page, size = pool.shape
+    by_heads = mnp.reshape(pool, (pages * heads, page, size))
+    found = apply("gather", by_heads, table[:, None] * heads + _heads(heads), axis=0, batch_dims=0)
+    return mnp.reshape(found, (table.shape[0], heads, table.shape[1] * page, size))
+
+
+def _heads(heads: int) -> Array:
+    return mnp.astype(mnp.arange(heads), mnp.int32)[None, :, None]
+
+
+def _longer(array: NDArray[Any], length: int) -> NDArray[Any]:
+    """An array with zeros behind it along its first axis."""
+    resized = np.zeros((length, *array.shape[1:]), array.dtype)
+    resized[: len(array)] = array
     return resized

@@ -28,7 +28,7 @@ from ..models.load import load
 from ..models.model import Model, Prompt, Stop
 from ..transforms.graph_function import graph_function
 from ..util.did_you_mean import optioned, spelt
-from .generation_runner import Generating, text_of
+from .generation_runner import Generating, budget_of, pages_in, text_of
 from .replies import Reply, Request
 from .request_runner import RequestRunner, is_batched
 from .settings import Options, by_rows, choice
@@ -141,6 +141,7 @@ class AsyncInferenceServer:
         strategy: str = "auto",
         mode: str = "auto",
         copies: str | None = None,
+        kv_budget: int | str | None = None,
     ) -> None:
         """Serve a model under a name.
 
@@ -172,6 +173,9 @@ class AsyncInferenceServer:
             Where a call is computed, as for `Mesh.run`.
         copies : str, optional
             The copies of the weights that workers keep, as for `Mesh.run`.
+        kv_budget : int or str, optional
+            The most memory for keys and values of texts, on all workers together, in bytes or as "4GiB"; by default a
+            quarter of what the worker with the most memory may use.
 
         Raises
         ------
@@ -185,7 +189,7 @@ class AsyncInferenceServer:
         Weights go to the workers when they are first needed.
         """
         _check_mesh(mesh, self._mesh)
-        options = Options(max_batch, max_wait_ms, queue, replicas, chunk, batched, strategy, mode, copies)
+        options = Options(max_batch, max_wait_ms, queue, replicas, chunk, batched, strategy, mode, copies, kv_budget)
         await self._serve(name, model, options)
 
     async def _serve(self, name: str, model: Source, options: Options) -> None:
@@ -199,7 +203,10 @@ class AsyncInferenceServer:
         try:
             loaded = await asyncio.to_thread(_loaded, model, options.batched is not False)
             self._check_open()
-            self._models[name] = _ServedModel(self._mesh, loaded, options)
+            kv_bytes = await budget_of(self._mesh, options.kv_bytes, options.replicas)
+            if isinstance(loaded, Model) and loaded.text is not None:
+                pages_in(loaded, kv_bytes)
+            self._models[name] = _ServedModel(self._mesh, loaded, options, kv_bytes)
         finally:
             self._loading.discard(name)
 
@@ -417,6 +424,7 @@ class InferenceServer:
         strategy: str = "auto",
         mode: str = "auto",
         copies: str | None = None,
+        kv_budget: int | str | None = None,
     ) -> None:
         """Serve a model under a name.
 
@@ -448,6 +456,9 @@ class InferenceServer:
             Where a call is computed, as for `Mesh.run`.
         copies : str, optional
             The copies of the weights that workers keep, as for `Mesh.run`.
+        kv_budget : int or str, optional
+            The most memory for keys and values of texts, on all workers together, in bytes or as "4GiB"; by default a
+            quarter of what the worker with the most memory may use.
 
         Raises
         ------
@@ -461,7 +472,7 @@ class InferenceServer:
         Weights go to the workers when they are first needed.
         """
         _check_mesh(mesh, self._mesh)
-        options = Options(max_batch, max_wait_ms, queue, replicas, chunk, batched, strategy, mode, copies)
+        options = Options(max_batch, max_wait_ms, queue, replicas, chunk, batched, strategy, mode, copies, kv_budget)
         self._mesh.wait(self._async._serve(name, model, options))
 
     @spelt
@@ -616,8 +627,9 @@ class InferenceServer:
 class _ServedModel:
     """A model with its queues."""
 
-    def __init__(self, mesh: AsyncMesh, model: Model | Callable[..., Any], options: Options) -> None:
+    def __init__(self, mesh: AsyncMesh, model: Model | Callable[..., Any], options: Options, kv_bytes: int) -> None:
         self._mesh = mesh
+        self._kv_bytes = kv_bytes
         self.model = model
         self._options = options
         batched = options.batched
@@ -643,6 +655,7 @@ class _ServedModel:
                 Generating(
                     self._mesh, self.model, slots=int(options.max_batch), queue=queue,
                     chunk=int(options.chunk), strategy=options.strategy, mode=options.mode, copies=options.copies,
+                    kv_bytes=self._kv_bytes,
                 )
                 for _ in range(options.replicas)
             ]  # fmt: skip

@@ -6,9 +6,11 @@ from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import Any
 
-from wire.errors import InputError
+from wire.errors import ConfigError, InputError
 from wire.ir.arithmetic import NATIVE_1
 from wire.policy.strategies import Strategy, strategy_of
+
+from ..util.units import parse_size
 
 FLOAT_MAX = (2 - 2.0**-52) * 2.0**1023
 ROWS_MAX = 1 << 20  # of a batch, of a queue, and replicas
@@ -69,6 +71,9 @@ class Options:
         Where a call is computed, as for `Mesh.run`.
     copies : str, optional
         The copies of the weights that workers keep, as for `Mesh.run`.
+    kv_budget : int or str, optional
+        The most memory for keys and values of texts, on all workers together, in bytes or as "4GiB"; by default a
+        quarter of what the worker with the most memory may use.
 
     Raises
     ------
@@ -95,6 +100,7 @@ class Options:
     strategy: str = "auto"
     mode: str = "auto"
     copies: str | None = None
+    kv_budget: int | str | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_batch", "queue", "replicas"):
@@ -105,6 +111,19 @@ class Options:
         number(self.max_wait_ms, "max_wait_ms")
         if self.batched is not None:
             choice(self.batched, "batched")
+        _ = self.kv_bytes
+
+    @property
+    def kv_bytes(self) -> int | None:
+        """The budget of keys and values in bytes; None for the default."""
+        if self.kv_budget is None:
+            return None
+        if isinstance(self.kv_budget, Integral):
+            return count(self.kv_budget, "kv_budget, the bytes for keys and values,")
+        try:
+            return parse_size(str(self.kv_budget))
+        except ConfigError as error:
+            raise InputError(f"kv_budget is a size such as 4GiB, got {self.kv_budget!r:.60}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,18 +198,21 @@ class Room:
     ----------
     slots : int
         Texts at once.
+    pages : int
+        Pages of keys and values, the first of which is nobody's.
     length : int
-        Tokens of a text that there is room for.
+        The most tokens of a text.
     chunk : int
         Tokens of each text that a step reads.
 
     Examples
     --------
     >>> from mesh.inference.settings import Room
-    >>> Room(slots=4, length=64, chunk=16).slots
+    >>> Room(slots=4, pages=64, length=1024, chunk=16).slots
     4
     """
 
     slots: int
+    pages: int
     length: int
     chunk: int

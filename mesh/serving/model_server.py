@@ -225,6 +225,7 @@ class ModelServer:
         replicas: int = 1,
         chunk: int = 16,
         strategy: str = "auto",
+        kv_budget: int | str | None = None,
     ) -> None:
         """Serve a model under a name.
 
@@ -245,13 +246,18 @@ class ModelServer:
             Tokens of a prompt that a step reads.
         strategy : str, optional
             How a step is placed, as for `Mesh.run`.
+        kv_budget : int or str, optional
+            The most memory for keys and values of texts, on all workers together, in bytes or as "4GiB"; by default a
+            quarter of what the worker with the most memory may use.
 
         Raises
         ------
         InputError
             If the name is taken, an option is wrong, or the model is of neither kind.
         """
-        options = Options(max_batch=max_batch, queue=queue, replicas=replicas, chunk=chunk, strategy=strategy)
+        options = Options(
+            max_batch=max_batch, queue=queue, replicas=replicas, chunk=chunk, strategy=strategy, kv_budget=kv_budget
+        )
         self._mesh.wait(self._async.load_model(name, model, options))
 
     def unload_model(self, name: str) -> None:

@@ -16,7 +16,8 @@ from wire.errors import InputError
 
 from ..client.async_mesh import AsyncMesh
 from ..inference.continuous_batching import Guide
-from ..inference.generation_runner import Generating, text_of
+from ..inference.generation_runner import Generating, budget_of, pages_in, text_of
+from ..inference.kv_pages import PAGE
 from ..inference.settings import Options, Sampling
 from ..inference.tokenizer import Tokenizer
 from ..models.decoder import table_of
@@ -56,17 +57,19 @@ class Batches(Protocol):
 
 
 class MeshBatches:
-    """The running batches of a model on a mesh: `replicas` plain ones, and one for texts with guides or scores."""
+    """The running batches of a model on a mesh: `replicas` plain ones, and one for texts with guides or scores.  Each
+    may have `kv_bytes` of keys and values."""
 
-    def __init__(self, mesh: AsyncMesh, model: Model, options: Options) -> None:
+    def __init__(self, mesh: AsyncMesh, model: Model, options: Options, kv_bytes: int) -> None:
         text = text_of(model)
         _, self.vocabulary = table_of(model.weights, text.decoder)
-        self.positions_max = text.decoder.positions_max
+        held = PAGE * (pages_in(model, kv_bytes) - 1)
+        self.positions_max: int | None = min(held, text.decoder.positions_max or held)
         self.ends = text.ends
         self._make: Callable[[bool], Generating] = lambda detailed: Generating(
             mesh, model, slots=int(options.max_batch), queue=CHOICES_MAX * int(options.max_batch) * options.replicas,
             chunk=int(options.chunk), strategy=options.strategy, mode=options.mode, copies=options.copies,
-            detailed=detailed,
+            detailed=detailed, kv_bytes=kv_bytes,
         )  # fmt: skip
         self._replicas = options.replicas
         self._plain: list[Generating] = []
@@ -192,9 +195,11 @@ class ServedText:
             raise wrong(f"there is no token {unknown}: the vocabulary has {self._batches.vocabulary}", request.param)
         most = self._batches.positions_max
         if most is not None and len(tokens) > most:
+            context = self.facts.positions_max
+            what = "the model's context is" if most == context else "the memory for keys and values (--kv-budget) holds"
             raise ApiError(
                 400,
-                f"the model's context is {most} tokens, and the request has {len(tokens)}: shorten it",
+                f"{what} {most} tokens, and the request has {len(tokens)}: shorten it",
                 code="context_length_exceeded",
                 param=request.param,
             )
@@ -220,7 +225,8 @@ async def serve_text(mesh: AsyncMesh, facts: ModelFacts, model: Model, options: 
     folder = text_of(model).folder
     tokenizer = await asyncio.to_thread(Tokenizer, folder)
     template = await asyncio.to_thread(load_chat_template, folder)
-    batches = MeshBatches(mesh, model, options)
+    kv_bytes = await budget_of(mesh, options.kv_bytes, options.replicas + 1)
+    batches = MeshBatches(mesh, model, options, kv_bytes)
     admission = Admission(int(options.max_batch) * options.replicas, int(options.queue))
     return ServedText(facts, model, batches, tokenizer, template, admission)
 

@@ -1,4 +1,4 @@
-"""Products whose right operand lies in pages: their kernel reads it there, and gives the bits of a product of a copy."""
+"""Products whose right operand lies in pages: their kernel reads it there, with the bits of a product of a copy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def native() -> Iterator[NativeEngine]:
 def of_pages(pool: Any, table: Any) -> Any:
     """(texts, heads, LENGTH, SIZE)"""
     heads = mnp.astype(mnp.arange(HEADS), mnp.int32)[None, :, None]
-    found = apply("gather", mnp.reshape(pool, (PAGES * HEADS, PAGE, SIZE)), table[:, None] * HEADS + heads, axis=0, batch_dims=0)
+    found = apply(
+        "gather", mnp.reshape(pool, (PAGES * HEADS, PAGE, SIZE)), table[:, None] * HEADS + heads, axis=0, batch_dims=0
+    )
     return mnp.reshape(found, (TEXTS, HEADS, LENGTH, SIZE))
 
 

@@ -129,12 +129,13 @@ def test_a_cache_is_written_where_it_is_also_inside_a_branch() -> None:
 @pytest.mark.parametrize("chunk", [1, 4])
 @pytest.mark.parametrize("make", [CpuEngine, partial(NativeEngine, threads=1)], ids=["cpu", "native"])
 def test_a_step_of_texts_writes_the_rows_of_their_tokens_and_copies_no_cache(make: Any, chunk: int) -> None:
-    model, room = golden_model("mistral"), Room(2, 2048, chunk)
+    model, room = golden_model("mistral"), Room(2, 257, 2048, chunk)
     assert model.text is not None
     decoder, ones = model.text.decoder, np.ones(2, np.int32)
     params = {key: handle_array(handle) for key, handle in model.handles.items()}
+    table = 1 + np.arange(256, dtype=np.int32).reshape(2, 128)
     feeds = kv_cache_step.feeds(
-        room, np.ones((2, chunk), np.int32), 0 * ones, ones, ones < 0, sampling.fed([GREEDY] * 2)
+        room, np.ones((2, chunk), np.int32), 0 * ones, ones, ones < 0, table, sampling.fed([GREEDY] * 2)
     )
     step = kv_cache_step.stepper(decoder, room, params)
     stepping = Stepping(step, kv_cache_step.empty(decoder, room, F32), feeds, "auto")

@@ -18,7 +18,8 @@ from mesh.inference.settings import GREEDY, Room, Sampling
 from wire.ir.dtypes import F32
 
 pytestmark = needs_adapter
-ROOM = Room(2, 32, 4)
+ROOM = Room(2, 5, 32, 4)
+TABLE = np.array([[4, 2], [1, 3]], np.int32)
 REFERENCE: dict[str, Any] = json.loads((GOLDEN / "generation.json").read_text())
 DRAWN = Sampling(0.9, 20, 0.95, 7)
 
@@ -43,7 +44,7 @@ def test_texts_on_an_adapter_are_those_of_transformers(engine: Any, name: str) -
     ids = np.tile(np.array(prompt, np.int32), (2, 1))
     whole, one = np.full(2, ROOM.chunk, np.int32), np.ones(2, np.int32)
     how = sampling.fed([GREEDY, DRAWN])
-    first = kv_cache_step.feeds(ROOM, ids, np.zeros(2, np.int32), whole, np.zeros(2, bool), how)
+    first = kv_cache_step.feeds(ROOM, ids, np.zeros(2, np.int32), whole, np.zeros(2, bool), TABLE, how)
     step = kv_cache_step.stepper(text.decoder, ROOM, params)
     stepping = Stepping(step, kv_cache_step.empty(text.decoder, ROOM, F32), first, "auto")
     executable = engine.compile(stepping.graph)
@@ -51,9 +52,10 @@ def test_texts_on_an_adapter_are_those_of_transformers(engine: Any, name: str) -
     names = [stepping.graph.nodes[at].attrs["name"] for at in (*stepping.graph.inputs, *stepping.graph.params)]
     chosen = []
     for number in range(4):
-        feeds = (
-            first if not number else kv_cache_step.feeds(ROOM, ids * 0, whole + number - 1, one, np.ones(2, bool), how)
-        )
+        feeds = first
+        if number:
+            at = whole + number - 1
+            feeds = kv_cache_step.feeds(ROOM, ids * 0, at, one, np.ones(2, bool), TABLE, how)
         given = {**values, **stepping.bind(feeds)}
         outputs = engine.run(executable, [given[key] for key in names])
         values |= {key: outputs[at] for key, at in stepping.carries}

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 from support.adapter import needs_adapter
+from support.cases.updating import written
 
 import mesh
 import mesh.numpy as mnp
-from mesh.inference.kv_cache_step import _written
 from wire.errors import Cancelled, InputError
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder, WireGraph
@@ -120,7 +120,7 @@ def test_every_output_can_be_kept_whatever_it_shares(graph: WireGraph) -> None:
 
 def attended(old: Any, new: Any, positions: Any) -> Any:
     """Two caches share the places that are written, which are made in another shape."""
-    keys, values = (_written(cache, new, positions, positions >= 0) for cache in (old, old * 2))
+    keys, values = (written(cache, new, positions, positions >= 0) for cache in (old, old * 2))
     return keys, values, mesh.nn.scaled_dot_product_attention(new, keys, values)
 
 
@@ -128,7 +128,7 @@ def test_an_output_in_another_shape_is_not_copied(engine: Any) -> None:
     """As a step of a text writes keys: over the rows of a flat cache, which leaves in the cache's shape."""
     old = np.arange(2 * 3 * 512 * 16, dtype=np.float32).reshape(2, 3, 512, 16)
     new, positions = -np.ones((2, 3, 1, 16), np.float32), np.array([[7], [511]], np.int32)
-    graph = mesh.trace(_written, old, new, positions, np.ones((2, 1), bool))
+    graph = mesh.trace(written, old, new, positions, np.ones((2, 1), bool))
     executable = engine.compile(graph)
     assert [row.name for row in engine.explain(executable).rows] == ["scatter"]
     (made,) = kept(engine, executable, [old, new, positions, np.ones((2, 1), bool)], 0)

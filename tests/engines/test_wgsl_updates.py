@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 from support.adapter import needs_adapter
 from support.cases.op_cases import cases
-from support.cases.updating import KIND, arguments, stepping
+from support.cases.updating import KIND, arguments, stepping, written
 
 import mesh
 import mesh.numpy as mnp
 from mesh.core.array import apply
-from mesh.inference.kv_cache_step import _written
 from wire.errors import Cancelled, OutOfMemory
 from wire.ir.graph import WireGraph
 from worker.cpu import evaluate
@@ -96,8 +95,8 @@ def test_every_case_of_an_update_in_place_has_the_bits_of_the_cpu_engine(engine:
 
 def cache_step(old: Any, new: Any, positions: Any) -> Any:
     """As a step of a text: keys are written, and all are read."""
-    written = _written(old, new, positions, positions >= 0)
-    return written, mnp.sum(written, axis=(2, 3))
+    kept = written(old, new, positions, positions >= 0)
+    return kept, mnp.sum(kept, axis=(2, 3))
 
 
 OLD = np.arange(2 * 3 * 64 * 16, dtype=np.float32).reshape(2, 3, 64, 16)

@@ -15,7 +15,9 @@ import mesh
 from mesh import Mesh
 from mesh.errors import NodeLost
 from mesh.inference import Generating, Sampling
+from mesh.inference.kv_cache_step import page_bytes
 from mesh.simulation.loop import VirtualLoop
+from wire.ir.dtypes import F32
 
 REFERENCE: dict[str, Any] = json.loads((GOLDEN / "generation.json").read_text())["llama"]
 
@@ -56,6 +58,37 @@ async def _killed_at_every_token() -> None:
 
 def test_a_worker_killed_after_every_single_token_changes_none() -> None:
     run(_killed_at_every_token())
+
+
+async def _killed_with_shared_pages(model: mesh.Model) -> None:
+    shared = [(3 * at) % 251 for at in range(40)]
+    prompts = [[*shared, at] for at in range(4)]
+    hows = [Sampling(0.9 * (at % 2), seed=at) for at in range(4)]
+    wanted = [
+        model.generate(prompt, max_new_tokens=30, ends=(), temperature=how.temperature, seed=how.seed)
+        for prompt, how in zip(prompts, hows, strict=True)
+    ]
+    async with await Mesh.builder().mesh("sim").simulate(3).build_async() as own:
+        cluster = own.simulation
+        assert model.text is not None
+        budget = 10 * page_bytes(model.text.decoder, F32)  # one text takes five pages, and two are shared
+        generating = Generating(own, model, slots=4, strategy="pipeline", kv_bytes=budget)
+        streams = [generating.begin(prompt, 30, how, ()) for prompt, how in zip(prompts, hows, strict=True)]
+        said: list[list[int]] = []
+        for place, stream in enumerate(streams):
+            first = [await anext(stream) for _ in range(5)]
+            name = cluster.names[place % 3]
+            cluster.kill(name)
+            said.append(first + [token async for token in stream])
+            cluster.start(name)
+        assert said == wanted
+        assert generating.rebuilt and generating.put_back and generating.tokens_found
+        await generating.close()
+
+
+def test_texts_that_share_pages_and_wait_for_others_outlive_their_workers(tmp_path: Path) -> None:
+    model = mesh.load(gpt2_folder(tmp_path, layers=3))
+    run(_killed_with_shared_pages(model))
 
 
 async def mischief(cluster: Any, rng: random.Random) -> None:

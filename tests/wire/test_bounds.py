@@ -106,6 +106,8 @@ FILLED: Mapping[str, str] = {  # a test that fills it with the real part, and se
     "ARENA_OPERANDS": "tests/worker/collectives/test_shared_arena.py::test_what_finds_no_room_travels_in_messages",
     "INLINE_OUTPUTS": "tests/worker/test_failing_hosts.py::test_many_small_tensors_fit_into_a_message_or_go_by_files",
     "TRACE_WAITS": "tests/worker/test_kernel_trace.py::test_what_one_run_tells_does_not_collect_in_memory",
+    "KV_POOL": "tests/mesh/inference/test_paged_generation.py::"
+    "test_a_budget_that_is_too_small_for_all_makes_texts_wait_and_fails_none",
     "HTTP_QUEUE": "tests/mesh/serving/test_request_queue.py::test_a_full_queue_refuses_with_the_time_to_wait",
     "HTTP_BODIES": "tests/mesh/serving/test_http_server.py::test_so_many_bytes_of_bodies_are_held",
     "HTTP_CONNECTIONS": "tests/mesh/serving/test_http_server.py::test_so_many_connections_are_held",

@@ -273,9 +273,10 @@ class _Fuser:
             alone = len(self.consumers[index]) == 1 and index not in self.outputs
             if self.inline_only(index) or index in inside:
                 continue
-            if node.op in self.target.picking and alone and not self.in_memory(index) and self.rows(dot) <= PICKED_ROWS_MAX:
+            inner = alone and not self.in_memory(index)
+            if inner and node.op in self.target.picking and self.rows(dot) <= PICKED_ROWS_MAX:
                 inside.add(index)
-            elif node.op in self.target.unpacking and alone and not self.in_memory(index):
+            elif inner and node.op in self.target.unpacking:
                 inside.add(index)
                 pending.extend(node.inputs)
             else:

@@ -16,6 +16,7 @@ from mesh.core.array import handle_array
 from mesh.errors import InputError
 from mesh.inference import kv_cache_step
 from mesh.inference.generation_runner import text_of
+from mesh.inference.kv_pages import NOBODYS, PAGE
 from mesh.inference.sampling import chosen, fed
 from mesh.inference.settings import GREEDY, Room, Sampling
 from mesh.tracing.trace import trace_full
@@ -50,14 +51,14 @@ def native() -> Iterator[NativeEngine]:
     engine.close()
 
 
-def kept_by(engine: NativeEngine, room: Room, prompts: list[list[int]], steps: int) -> list[dict[str, Any]]:
-    """The state of every slot after some steps of greedy texts, as far as it is written."""
-    model, executable = golden_model("llama"), None
+def kept_by(engine: NativeEngine, room: Room, table: Any, prompts: list[list[int]], steps: int) -> list[dict[str, Any]]:
+    """The state of every text after some steps of greedy texts, as far as it is written, in the order of its pages."""
+    model, traced, executable = golden_model("llama"), None, None
     decoder, params = text_of(model).decoder, {key: handle_array(handle) for key, handle in model.handles.items()}
     step = kv_cache_step.stepper(decoder, room, params)
     state: Any = kv_cache_step.empty(decoder, room, dtype_of(model.weights[decoder.table]))
     state = {key: np.asarray(value) for key, value in state.items()}
-    start = np.zeros(room.slots, np.int32)
+    start, table = np.zeros(room.slots, np.int32), np.array(table, np.int32)
     for _ in range(steps):
         ids = np.zeros((room.slots, room.chunk), np.int32)
         count, follow = np.zeros(room.slots, np.int32), np.zeros(room.slots, np.bool_)
@@ -65,28 +66,44 @@ def kept_by(engine: NativeEngine, room: Room, prompts: list[list[int]], steps: i
             rest = prompt[start[slot] :][: room.chunk]
             ids[slot, : len(rest)] = rest
             count[slot], follow[slot] = max(len(rest), 1), not rest
-        feeds = kv_cache_step.feeds(room, ids, start.copy(), count, follow, fed([GREEDY] * room.slots))
-        traced = trace_full(step, state, *feeds)
+        feeds = kv_cache_step.feeds(room, ids, start.copy(), count, follow, table, fed([GREEDY] * room.slots))
+        traced = traced or trace_full(step, state, *feeds)
         bound = traced.bind(state, *feeds)
         values = {**bound.inputs, **{key: np.asarray(handle) for key, handle in bound.params.items()}}
         executable = executable or engine.compile(traced.graph)
         state, _ = traced.unflatten(engine.run(executable, ordered(traced.graph, values)))
         start += count
+    assert not any(array[NOBODYS].any() for array in state.values() if array.ndim > 1), "nobody's page is written"
     return [
-        {key: each[slot, :, : start[slot]] if each.ndim > 1 else each[slot] for key, each in state.items()}
+        {
+            key: np.concatenate(each[table[slot]], axis=1)[:, : start[slot]] if each.ndim > 1 else each[slot]
+            for key, each in state.items()
+        }
         for slot in range(len(prompts))
     ]
 
 
 def test_the_native_engine_keeps_the_same_bits_of_a_text_alone_and_in_every_batch(native: NativeEngine) -> None:
-    """With other texts beside it, more room, and its prompt read in other pieces."""
+    """With other texts beside it, other pages and more of them, and its prompt read in other pieces."""
     prompts = [[3, 4, 9, 1, 7], list(range(2, 21)), [7], [8, 6, 4]]
-    together = kept_by(native, Room(slots=4, length=32, chunk=8), prompts, 8)
+    pages = [[7, 2, 10], [9, 1, 8], [4, 12, 3], [5, 11, 6]]
+    together = kept_by(native, Room(4, 13, 48, 8), pages, prompts, 8)
     for prompt, beside in zip(prompts, together, strict=True):
         length = beside["keys.0"].shape[1]
-        (alone,) = kept_by(native, Room(slots=1, length=30, chunk=1), [prompt], length)
+        (alone,) = kept_by(native, Room(1, 3, 32, 1), [[1, 2]], [prompt], length)
         for key, array in beside.items():
             assert alone[key].tobytes() == array.tobytes(), f"{key} of {prompt}"
+
+
+def test_attention_over_more_pages_gives_the_same_bits(native: NativeEngine) -> None:
+    """A program that has branches for several numbers of pages, and one that always reads all."""
+    prompt, pages = list(range(2, 40)), np.random.default_rng(5).permutation(30)[:20] + 1
+    assert kv_cache_step.widths(Room(1, 31, 320, 8)) == (8, 16, 20)
+    (branched,) = kept_by(native, Room(1, 31, 320, 8), [pages], [prompt], 120)
+    (plain,) = kept_by(native, Room(1, 13, 192, 40), [range(1, 13)], [prompt], 116)
+    assert branched["keys.0"].shape[1] > kv_cache_step.WIDTH_MIN * PAGE, "two of the branches were taken"
+    for key, array in branched.items():
+        assert plain[key].tobytes() == array.tobytes(), key
 
 
 def test_a_cache_that_is_full_grows_until_there_are_no_positions(tmp_path: Path) -> None:

@@ -1,4 +1,8 @@
-"""The machine of a running batch, with a worker that remembers which token is where, and chooses by a hash of them."""
+"""The machine of a running batch, with a worker that remembers which token is where, and chooses by a hash of them.
+
+What a text is told depends on all of its tokens as they lie in its pages: so a page that is another text's, or that was
+given to another one too early, changes what is told.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ import numpy as np
 import pytest
 
 from mesh.inference.continuous_batching import FULL, ROOMY_TOKENS, STOP, Feeds, Slots, TextRequest, bucket
+from mesh.inference.kv_pages import NOBODYS, PAGE, pages_for
 from mesh.inference.settings import GREEDY, Room, Sampling
 
 CHUNK = 4
@@ -31,18 +36,18 @@ def alone(wish: TextRequest) -> list[int]:
 
 @dataclass
 class Worker:
-    """Its `cache` has a token per position of every slot, of the room that it was given."""
+    """Its `pool` has a token per place of every page, of the room that it was given."""
 
     room: Room
-    cache: list[dict[int, int]] = field(default_factory=list)
+    pool: dict[tuple[int, int], int] = field(default_factory=dict)
     last: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.cache = [*self.cache, *({} for _ in range(self.room.slots - len(self.cache)))]
         self.last = [*self.last, *(0 for _ in range(self.room.slots - len(self.last)))]
 
     def moved(self, room: Room, order: tuple[int, ...]) -> Worker:
-        return Worker(room, [self.cache[slot] for slot in order], [self.last[slot] for slot in order])
+        assert room.pages >= self.room.pages, "a page was lost"
+        return Worker(room, self.pool, [self.last[slot] for slot in order])
 
     def step(self, feeds: Feeds) -> list[int]:
         for slot, count in enumerate(feeds.count.tolist()):
@@ -52,22 +57,31 @@ class Worker:
             given = feeds.ids[slot, :count].tolist()
             if feeds.follow[slot]:
                 given[0] = self.last[slot]
-            for place, token in enumerate(given):
-                assert start + place < self.room.length, "written behind the end"
-                self.cache[slot][start + place] = token
-            tokens = [self.cache[slot][at] for at in range(start + count)]
+            table = feeds.table[slot].tolist()
+            assert len(table) == pages_for(self.room.length)
+
+            def place(at: int, table: list[int] = table) -> tuple[int, int]:
+                assert table[at // PAGE] != NOBODYS and table[at // PAGE] < self.room.pages
+                return table[at // PAGE], at % PAGE
+
+            for further, token in enumerate(given):
+                assert start + further < self.room.length, "written behind the end"
+                self.pool[place(start + further)] = token
+            tokens = [self.pool[place(at)] for at in range(start + count)]
             self.last[slot] = next_token(tokens, feeds.settings[slot])
         return list(self.last)
 
 
 def play(
-    wishes: list[TextRequest], seed: int, slots_max: int = 4, die: float = 0.0, length_max: int | None = None
-) -> list[Room]:
-    """Texts come at any time, answers too, and the state is lost now and then; every text is as if it were alone.
+    wishes: list[TextRequest], seed: int, slots_max: int = 4, die: float = 0.0, length_max: int | None = None,
+    pages_max: int = 1 << 20, leave: float = 0.0,
+) -> tuple[list[Room], Slots]:  # fmt: skip
+    """Texts come at any time, answers too, the state is lost now and then, and so are people's wishes; every text is as
+    if it were alone.
 
-    The rooms that the batch had, in turn."""
+    The rooms that the batch had, in turn, and its machine."""
     rng = random.Random(seed)
-    slots = Slots(slots_max, CHUNK, length_max)
+    slots = Slots(slots_max, CHUNK, length_max, pages_max, min(32, pages_max))
     worker: Worker | None = None
     coming, answers = list(wishes), list[list[int]]()
     heard: dict[int, list[int]] = {wish.number: [] for wish in wishes}
@@ -81,9 +95,16 @@ def play(
             if told.reason:
                 reasons[told.number] = told.reason
 
+    left = set[int]()
+    turns = 0
     while coming or not slots.idle or answers:
+        turns += 1
+        assert turns < 100_000, "nothing goes on"
         if coming and rng.random() < 0.3:
             slots.join(coming.pop(0))
+        if leave and rng.random() < leave and (there := [wish.number for wish in wishes if wish not in coming]):
+            left.add(rng.choice(there))
+            slots.leave(max(left))
         if worker is not None and rng.random() < die:
             slots.lost()
             answers.clear()
@@ -102,17 +123,27 @@ def play(
         if answers and rng.random() < 0.5:
             answer()
         assert slots.under_way == len(answers)
+        assert slots.pages.count == slots.room.pages <= pages_max, "the budget is exceeded"
+        needed = sum(pages_for(text.fed) for text in slots._texts if text is not None)
+        assert slots.pages.held <= needed + sum(text.pages_least for text in slots._texts if text is not None)
+    assert slots.pages.held == 0, "pages of texts that are over"
     for wish in wishes:
+        if wish.number in left:
+            assert heard[wish.number] == alone(wish)[: len(heard[wish.number])]
+            continue
         assert heard[wish.number] == alone(wish)
         assert reasons[wish.number] == (STOP if heard[wish.number][-1] in wish.ends else FULL)
-    return rooms
+    return rooms, slots
 
 
 def wishes(seed: int, count: int) -> list[TextRequest]:
+    """Texts of any lengths, of which many begin alike."""
     rng = random.Random(seed)
+    beginning = tuple(rng.randrange(1000) for _ in range(3 * PAGE))
     return [
         TextRequest(
-            number, tuple(rng.randrange(1000) for _ in range(rng.choice((1, 3, 4, 5, 30)))), rng.choice((1, 2, 9, 60)),
+            number, beginning[: rng.choice((0, 0, PAGE, 2 * PAGE + 3, 3 * PAGE))]
+            + tuple(rng.randrange(1000) for _ in range(rng.choice((1, 3, 4, 5, 30)))), rng.choice((1, 2, 9, 60)),
             frozenset(rng.sample(range(1000), 30)), Sampling(seed=number),
         )
         for number in range(count)
@@ -127,6 +158,59 @@ def test_every_text_is_as_if_it_were_alone(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_texts_go_on_where_they_were_after_the_state_is_lost(seed: int) -> None:
     play(wishes(seed, 8), seed, die=0.1)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_texts_that_there_are_too_few_pages_for_wait_and_go_on(seed: int) -> None:
+    """The longest text alone fills the pool, and some of them are not wanted any more."""
+    most = max(pages_for(len(wish.prompt) + wish.tokens_max - 1) for wish in wishes(seed, 10))
+    play(wishes(seed, 10), seed, die=0.02 * (seed % 2), pages_max=1 + most + seed % 5, leave=0.01 * (seed % 3))
+
+
+def test_in_a_pool_that_is_too_small_for_two_the_later_one_is_put_back_once() -> None:
+    _, slots = play([TextRequest(number, (number,), 10 * PAGE) for number in range(2)], 1, pages_max=12)
+    assert slots.put_back == 1
+
+
+def test_of_a_prompt_that_was_read_before_only_the_rest_is_read() -> None:
+    shared = tuple(range(32 * PAGE))
+    slots = Slots(1, CHUNK, pages_max=100)
+    worker = Worker(slots.room)
+    read = []
+    for number, more in enumerate(((1, 2, 3), (4, 5), ())):
+        wish = TextRequest(number, (*shared, *more), 3)
+        before = slots.read
+        slots.join(wish)
+        heard = []
+        while not slots.idle:
+            room = slots.wanted()
+            if room != slots.room:
+                worker = worker.moved(room, slots.order(room))
+                slots.moved(room)
+            feeds = slots.ask()
+            assert feeds is not None
+            heard += [told.token for told in slots.answer(worker.step(feeds))]
+        assert heard == alone(wish)
+        read.append(slots.read - before - 2)  # two of its three tokens are fed again, since no step was asked ahead
+    assert read == [32 * PAGE + 3, 2, PAGE], "the last token of a prompt is always read, with its page"
+    assert slots.spared == 63 * PAGE
+
+
+def test_pages_grow_with_the_tokens_of_a_text_and_a_long_prompt_holds_nobody_up() -> None:
+    slots = Slots(2, CHUNK)
+    slots.join(TextRequest(0, (1,), 100))
+    slots.join(TextRequest(1, tuple(range(40 * PAGE)), 3))
+    worker = Worker(slots.wanted())
+    slots.moved(worker.room)
+    for turn in range(1, 60):
+        feeds = slots.ask()
+        assert feeds is not None
+        told = slots.answer(worker.step(feeds))
+        assert [one.number for one in told] == [0], "a token of the text at every step"
+        own = slots._texts[0]
+        assert own is not None and max(2, pages_for(turn)) >= len(own.pages) >= pages_for(turn)
+    slots.leave(1)
+    assert slots.pages.held == len(own.pages), "only a short text is left"
 
 
 def test_a_loss_at_every_single_step_changes_no_token() -> None:
@@ -148,25 +232,28 @@ def test_a_loss_at_every_single_step_changes_no_token() -> None:
 
 
 def test_a_batch_grows_with_its_texts_and_no_further_than_it_may() -> None:
-    rooms = play(
+    rooms, _ = play(
         [TextRequest(0, tuple(range(60)), 100), *(TextRequest(at, (at,), 5) for at in range(1, 12))], 1, slots_max=4
     )
-    assert (max(room.slots for room in rooms), max(room.length for room in rooms)) == (4, 192)
-    assert play([TextRequest(0, tuple(range(60)), 41)], 1, length_max=100) == [Room(1, 100, CHUNK)]
+    assert max((room.slots, room.pages, room.length) for room in rooms) == (4, 16, 1024)
+    assert play([TextRequest(0, tuple(range(60)), 41)], 1, length_max=100)[0] == [Room(1, 8, 100, CHUNK)]
+    slots = Slots(4, CHUNK, pages_max=1 << 10, pages_kept=64)
+    slots.join(TextRequest(0, tuple(range(1000)), 3000))
+    assert slots.wanted() == Room(1, 128, 4096, CHUNK), "a large pool has room for some tokens more, and not for all"
     assert [bucket(count) for count in (1, 2, 3, 8, 9)] == [1, 2, 4, 8, 16]
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_batch_shrinks_when_texts_that_end_leave_one_with_much_to_say(seed: int) -> None:
     long, short = TextRequest(0, (1, 2, 3), 300), [TextRequest(at, (at,), 5) for at in range(1, 8)]
-    rooms = play([*short, long] if seed % 2 else [long, *short], seed, slots_max=8)
+    rooms, _ = play([*short, long] if seed % 2 else [long, *short], seed, slots_max=8)
     most = max(rooms, key=lambda room: room.slots)
     assert most.slots > 2 and rooms[-1].slots == 1, rooms
     assert len(rooms) < 12, "it does not go to and fro"
 
 
 def test_a_batch_becomes_no_smaller_for_a_few_tokens() -> None:
-    rooms = play(
+    rooms, _ = play(
         [TextRequest(0, (1,), ROOMY_TOKENS), *(TextRequest(at, (at,), 5) for at in range(1, 8))], 3, slots_max=8
     )
     assert [room.slots for room in rooms] == sorted(room.slots for room in rooms)
@@ -183,7 +270,7 @@ def test_texts_keep_their_order_in_a_smaller_room_and_one_that_leaves_on_the_way
     slots.answer(worker.step(first))
     slots.leave(0)
     slots.leave(2)
-    room = Room(2, 64, CHUNK)
+    room = Room(2, slots.room.pages, slots.room.length, CHUNK)
     order = slots.order(room)
     assert order == (1, 3)
     slots.leave(1)
@@ -213,7 +300,7 @@ def test_who_leaves_makes_room_for_who_waits() -> None:
 def test_a_slot_without_a_text_has_nothing_to_do() -> None:
     slots = Slots(2, CHUNK)
     slots.join(TextRequest(0, (1,), 3))
-    slots.moved(Room(2, 64, CHUNK))
+    slots.moved(Room(2, 8, 1024, CHUNK))
     feeds = slots.ask()
     assert feeds is not None and feeds.count.tolist() == [1, 0] and feeds.settings[1] is GREEDY
     assert feeds.ids.dtype == np.int32

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+import mesh.numpy as mnp
+from mesh.core.array import apply
 from wire.ir.dtypes import F32, I32
 from wire.ir.graph import GraphBuilder, WireGraph
 from wire.ir.types import TensorType
@@ -14,6 +16,18 @@ from .control_cases import graph_of, siblings
 
 ROWS_COUNT, WIDTH = 96, 64
 KIND, ROW, SCALAR = TensorType((ROWS_COUNT, WIDTH), F32), TensorType((1, WIDTH), F32), TensorType((), I32)
+
+
+def written(old: Any, new: Any, positions: Any, meant: Any) -> Any:
+    """`old` (texts, heads, length, size) with `new` (texts, heads, n, size) at its positions, where it is meant: as a
+    cache of keys is updated."""
+    texts, heads, length, size = old.shape
+    rows = texts * heads
+    first = mnp.reshape(mnp.astype(mnp.arange(rows), mnp.int32) * length, (texts, heads, 1))
+    fits = (meant & (positions < length))[:, None]
+    places = mnp.where(fits, first + positions[:, None], rows * length)  # beyond the end: dropped
+    flat, updates = mnp.reshape(old, (rows * length, size)), mnp.reshape(new, (-1, size))
+    return mnp.reshape(apply("scatter", flat, mnp.reshape(places, (-1,)), updates, axis=0, mode="set"), old.shape)
 
 
 def grown(builder: GraphBuilder, rng: np.random.Generator, values: list[int], at: int, row: int, depth: int) -> None:
