@@ -211,7 +211,7 @@ def _compiled(source: str, clock: Callable[[], datetime]) -> Any:
             return dict.fromkeys(*args)
 
     class Sandbox(ImmutableSandboxedEnvironment):
-        """jinja2's sandbox, which also makes no value that fills the memory."""
+        """jinja2's sandbox, which also refuses products and powers that would fill the memory."""
 
         intercepted_binops = frozenset({"*", "**"})
 

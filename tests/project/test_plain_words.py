@@ -22,6 +22,10 @@ PAGES = (
     "docs/redundancy.md",
     "docs/commands.md",
     "docs/glossary.md",
+    "docs/importers.md",
+    "docs/trust.md",
+    "docs/threat-model.md",
+    "SECURITY.md",
 )
 # By what they match: the words that a reader knows instead.
 PLAIN = {
