@@ -20,6 +20,7 @@ from wire.errors import (
     OutOfMemory,
     PlacementError,
     QueueFull,
+    StorageError,
 )
 
 
@@ -77,11 +78,11 @@ class ApiError(Exception):
 
 
 def api_error(error: BaseException, param: str | None = None) -> ApiError:
-    """The error that a caller is told of; what is no MeshError says nothing about itself."""
+    """The error that a caller is told of.  One of this server's disk, and what is no MeshError, is in the log alone."""
     if isinstance(error, ApiError):
         return error
     for kind, status, code in STATUS_OF:
-        if isinstance(error, kind):
+        if isinstance(error, kind) and not isinstance(error, StorageError):
             return ApiError(status, str(error), code=code, param=param)
     return ApiError(500, "the server failed to answer; its log has the reason", code="internal_error")
 

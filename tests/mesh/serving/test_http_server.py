@@ -210,6 +210,18 @@ async def test_keys_are_asked_for_and_hold_from_the_next_request_on(tmp_path: Pa
         assert (await ask(port, "GET", "/v1/models", Authorization=f"Bearer {text}"))[0] == 401
 
 
+async def test_a_damaged_file_of_keys_is_for_the_log_and_not_for_strangers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "keys.json"
+    path.write_text("{")
+    async with serving(Listening(keys=ApiKeys(path))) as port:
+        refused = await ask(port, "GET", "/v1/models", Authorization="Bearer gm-x")
+    assert (refused[0], error_of(refused)["code"]) == (500, "internal_error")
+    assert str(tmp_path) not in refused[2].decode()
+    assert str(path) in caplog.text
+
+
 async def test_pages_of_an_allowed_origin_may_read_the_answer() -> None:
     origin = "https://chat.example"
     async with serving(Listening(access=Access(origins=frozenset({origin})))) as port:
