@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 
 import pytest
 
@@ -60,3 +61,16 @@ def test_what_is_repeated_in_a_submission_teaches_once() -> None:
     (one,) = sliced([turn, "copy", turn, turn])
     learn(one, 0.006)
     assert turn.costs.seconds == [pytest.approx(0.002)]
+
+
+def test_what_is_learned_costs_no_call_for_each_dispatch() -> None:
+    """A run that took longer than a slice is learned from in each replay, and nobody waits for Python."""
+    costs, calls = Costs(1_000), list[str]()
+    sys.setprofile(lambda frame, event, argument: calls.append(event))
+    try:
+        costs.scale(0, 1_000, 1e-9)
+    finally:
+        sys.setprofile(None)
+    assert len(calls) < 20
+    assert costs.seconds == [costs.seconds[0]] * 1_000
+    assert 0 < costs.seconds[0] <= 1e-7

@@ -27,8 +27,8 @@ class Costs:
 
     def scale(self, start: int, stop: int, factor: float) -> None:
         """The dispatches from `start` to before `stop` took so many times what was expected."""
-        for at in range(start, stop):
-            self.seconds[at] = max(self.seconds[at] * factor, _LEAST_S)
+        took = [seconds * factor for seconds in self.seconds[start:stop]]
+        self.seconds[start:stop] = [seconds if seconds > _LEAST_S else _LEAST_S for seconds in took]
         self.total_s = sum(self.seconds)
 
 
