@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -260,16 +260,9 @@ class ModelStore:
                 )
             return there
         hub = _hub()
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder.parent / f".{folder.name}.lock")
-        if not lock.try_acquire():
-            raise StorageError(f"another process pulls {model}", next_step="Wait for it, and pull again")
-        try:
-            with self._translated(hub, model, revision, folder):
-                commit, files = self._files(hub, model, revision)
-                self._fetch(hub, model, commit, _chosen(model, files), folder, report)
-        finally:
-            lock.release()
+        with self._translated(hub, model, revision, folder), _alone(folder, str(model)):
+            commit, files = self._files(hub, model, revision)
+            self._fetch(hub, model, commit, _chosen(model, files), folder, report)
         return _what_to_load(folder, model)
 
     @checked
@@ -304,6 +297,8 @@ class ModelStore:
         ------
         InputError
             If there is no such model.
+        StorageError
+            If another process pulls it.
 
         Examples
         --------
@@ -317,7 +312,8 @@ class ModelStore:
         """
         for model in self.models():
             if model.name == name:
-                shutil.rmtree(model.folder)
+                with _alone(model.folder, name):
+                    shutil.rmtree(model.folder)
                 return model.size_bytes
         raise InputError(f"{name!r} is not in the store {self.folder}", next_step="mesh-coord models list shows them")
 
@@ -327,7 +323,7 @@ class ModelStore:
 
     def _stored(self, folder: Path) -> StoredModel:
         notes = _notes(folder)
-        size_bytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        size_bytes = sum(_sizes(folder))
         whole = notes is not None or not (folder / OWN).exists()
         revision = notes["revision"] if notes else ""
         return StoredModel(f"{folder.parent.name}/{folder.name}", revision, size_bytes, folder, whole)
@@ -442,7 +438,12 @@ class ModelStore:
             raise ConnectFailed(f"the hub does not give {model}", cause=_first(error), next_step=by_hand) from None
         except OSError as error:
             if error.errno not in FULL_DISK:
-                raise ConnectFailed(f"no hub answers for {model}", cause=_first(error), next_step=by_hand) from None
+                if error.filename is None:  # of a connection, and of no file
+                    raise ConnectFailed(f"no hub answers for {model}", cause=_first(error), next_step=by_hand) from None
+                raise StorageError(
+                    f"the store {self.folder} cannot be written", cause=_first(error),
+                    next_step="Set MESH_MODELS to a folder that you may write in",
+                ) from None  # fmt: skip
             raise StorageError(
                 f"the disk of {self.folder} is full: {error.strerror}",
                 next_step="Free some space, and pull again: what was downloaded stays",
@@ -451,6 +452,27 @@ class ModelStore:
             if type(error).__module__.partition(".")[0] not in ("httpx", "httpx2", "httpcore", "huggingface_hub"):
                 raise
             raise ConnectFailed(f"no hub answers for {model}", cause=_first(error), next_step=by_hand) from None
+
+
+@contextmanager
+def _alone(folder: Path, name: str) -> Iterator[None]:
+    """Hold the lock of a model, so that this process alone changes it; StorageError if another one does."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder.parent / f".{folder.name}.lock")
+    if not lock.try_acquire():
+        raise StorageError(f"another process pulls {name}", next_step="Wait for it, and try again")
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _sizes(folder: Path) -> Iterator[int]:
+    """The bytes of each file below a folder, which a pull may change meanwhile."""
+    for where, _, files in os.walk(folder):
+        for file in files:
+            with suppress(FileNotFoundError):
+                yield os.stat(os.path.join(where, file)).st_size
 
 
 def _named(text: str) -> ModelName:

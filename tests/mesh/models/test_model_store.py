@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -184,6 +185,50 @@ def test_models_are_listed_and_deleted(store: ModelStore) -> None:
         store.remove("org/gpt2")
     with pytest.raises(InputError, match="is not in the store"):
         store.remove("../outside")
+
+
+def test_a_list_is_given_while_files_come(store: ModelStore) -> None:
+    parts, over = store.folder / "org" / "name" / ".parts", threading.Event()
+    parts.mkdir(parents=True)
+
+    def pull() -> None:
+        while not over.is_set():
+            for number in range(20):
+                (parts / f"{number}.part").write_bytes(b"x")
+            for number in range(20):
+                (parts / f"{number}.part").replace(parts.parent / f"{number}.bin")
+            parts.rmdir()
+            parts.mkdir()
+
+    pulling = threading.Thread(target=pull)
+    pulling.start()
+    try:
+        for _ in range(2000):
+            assert [model.name for model in store.models()] == ["org/name"]
+    finally:
+        over.set()
+        pulling.join()
+
+
+def test_a_model_that_another_process_pulls_is_not_deleted(store: ModelStore) -> None:
+    folder = store.folder / "org" / "name"
+    folder.mkdir(parents=True)
+    holding = "import sys; from wire.system.file_lock import FileLock; from pathlib import Path\n"
+    holding += "lock = FileLock(Path(sys.argv[1])); lock.try_acquire(); print('held', flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", holding, str(folder.parent / ".name.lock")]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdin is not None and other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(StorageError, match="another process pulls org/name"):
+            store.remove("org/name")
+        other.stdin.close()
+    assert store.remove("org/name") == 0 and not folder.exists()
+
+
+def test_a_store_that_cannot_be_written_is_named(hub: Hub, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match=r"the store .* cannot be written"):
+        ModelStore(tmp_path / "file", endpoint=hub.endpoint).pull("org/gpt2")
 
 
 def test_who_may_not_have_a_model_is_told_so(store: ModelStore) -> None:
