@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Sequence
 from pathlib import Path
 
 from coordinator.authority.authority import Authority
 from wire.addresses import EVERY
-from wire.errors import ConfigError
+from wire.errors import ConfigError, MeshError
 from wire.link.interfaces import interfaces_here
 from wire.security.certificates import new_key
 from wire.security.tls import TLSContext, reload_web, web_context
@@ -19,6 +20,8 @@ from wire.system.private_folder import private_folder
 from ..backends.enrolment import at_home, authority_folder
 
 RENEWED_S = 24 * 3600.0
+AGAIN_S = 3600.0
+log = logging.getLogger("graph_mesh.serving")
 
 
 class WebCertificate:
@@ -39,12 +42,21 @@ class WebCertificate:
         self._issue()
         self.context: TLSContext = web_context(self._certificate, self._key)
 
-    async def keep(self) -> None:
-        """Renew the certificate each day, until it is cancelled."""
+    async def keep(self, renewed_s: float = RENEWED_S, again_s: float = AGAIN_S) -> None:
+        """Renew the certificate each day, until it is cancelled; where that fails, say so and try again in an hour."""
+        wait_s = renewed_s
         while True:
-            await asyncio.sleep(RENEWED_S)
-            await asyncio.to_thread(self._issue)
-            reload_web(self.context, self._certificate, self._key)
+            await asyncio.sleep(wait_s)
+            wait_s = renewed_s
+            try:
+                await asyncio.to_thread(self._renew)
+            except (MeshError, OSError) as error:
+                log.error("the certificate %s is not renewed, and is tried again: %s", self._certificate, error)
+                wait_s = again_s
+
+    def _renew(self) -> None:
+        self._issue()
+        reload_web(self.context, self._certificate, self._key)
 
     def _issue(self) -> None:
         key = new_key()
