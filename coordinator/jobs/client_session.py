@@ -120,6 +120,7 @@ class ClientSession:
     record: SessionRecord | None = None  # likewise, where its state is
     feeds: dict[int, dict[str, NDArray[Any]]] = field(default_factory=dict)  # of steps that may be done again
     resuming: asyncio.Lock = field(default_factory=asyncio.Lock)
+    loading: asyncio.Lock = field(default_factory=asyncio.Lock)  # the entry
 
     def take(self, content: ProgramContent) -> Program:
         """The program, once its graph is known."""

@@ -454,9 +454,10 @@ class SessionService:
 
     async def _content(self, opened: ClientSession) -> ProgramContent:
         """The program of a session of the process before."""
-        if not isinstance(opened.entry, ProgramContent):
-            with reading_journal():
-                opened.entry = await load_program(opened.entry, self._store.load)
+        async with opened.loading:  # its client sends many feeds at once
+            if not isinstance(opened.entry, ProgramContent):
+                with reading_journal():
+                    opened.entry = await load_program(opened.entry, self._store.load)
         return opened.entry
 
     # -- sessions that have a name, and who drives them

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -51,13 +52,16 @@ class ProgramContent:
 async def load_program(kept: Mapping[str, Any], load: Load) -> ProgramContent:
     """The program whose values an entry keeps; BlobMissing or BlobCorrupt where the disk has not all of them."""
     graph = decode_graph(bytes(await load(kept["graph"])))
-    params = {}
-    for name, leaf in kept["params"].items():
-        array = tensor_from(await load(leaf), graph.param_types[name])
-        params[name] = (await off_loop(array.nbytes, hash_array, array), array)
     kinds = {address.hex(): (address, kind) for address, kind in consts_of(graph).items()}
-    consts = {}
-    for name, leaf in kept["consts"].items():
+
+    async def param(name: str) -> tuple[bytes, NDArray[Any]]:
+        array = tensor_from(await load(kept["params"][name]), graph.param_types[name])
+        return await off_loop(array.nbytes, hash_array, array), array
+
+    async def const(name: str) -> tuple[bytes, NDArray[Any]]:
         address, kind = kinds[name]
-        consts[address] = tensor_from(await load(leaf), kind)
-    return ProgramContent(graph, params, consts)
+        return address, tensor_from(await load(kept["consts"][name]), kind)
+
+    # side by side: a model has hundreds of tensors, and each of them waits for a thread and the disk
+    params = dict(zip(kept["params"], await asyncio.gather(*map(param, kept["params"])), strict=True))
+    return ProgramContent(graph, params, dict(await asyncio.gather(*map(const, kept["consts"]))))

@@ -44,6 +44,7 @@ from wire.transfer.content_exchange import BlobExchange
 from ..core.backend import Stateful, Work
 from ..core.handle import Handle
 
+FEEDS_AT_ONCE = 64  # after a takeover: with one at a time, each would wait for the way there and back
 ASKED_MAX = 5  # times for values that are not there any more, over a link that stands
 M = TypeVar("M", bound=Message)
 Named = Callable[[Mapping[str, Any], dict[bytes, NDArray[Any]]], Awaitable[tuple[NamedValue, ...]]]
@@ -268,12 +269,9 @@ class RemoteSession:
                 if answer.first >= answer.until:
                     break
                 feeds = {each.step: each.inputs for each in self._requests if each.step is not None}
-                for step in range(answer.first, answer.until):
-                    inputs = feeds.get(step)
-                    if inputs is None:
-                        raise NodeLost(f"the inputs of step {step} are not held any more")
-                    async with self._offering(inputs) as values:
-                        await self._ask(SessionFeed(name, step, values), Done)
+                for first in range(answer.first, answer.until, FEEDS_AT_ONCE):
+                    steps = range(first, min(first + FEEDS_AT_ONCE, answer.until))
+                    await asyncio.gather(*(self._feed(name, step, feeds.get(step)) for step in steps))
             self._numbers = itertools.count(number)
             self._heard, self._heard_above = number, set()
             for request in self._requests:
@@ -285,6 +283,13 @@ class RemoteSession:
             self._over = self._over or error
         finally:
             self._resuming = None
+
+    async def _feed(self, name: str, step: int, inputs: Mapping[str, NDArray[Any]] | None) -> None:
+        """Send the inputs of a step that may have to be done again."""
+        if inputs is None:
+            raise NodeLost(f"the inputs of step {step} are not held any more")
+        async with self._offering(inputs) as values:
+            await self._ask(SessionFeed(name, step, values), Done)
 
     async def _ask(self, message: Message, kind: type[M]) -> M:
         return await self._ask_over(message, kind, self._link)
