@@ -554,7 +554,7 @@ def pages_in(model: Model, kv_bytes: int) -> int:
     pages = min(kv_bytes // max(page_bytes, 1), PAGES_MAX)
     if pages < 2:
         raise InputError(
-            f"{size_text(kv_bytes)} for keys and values is too little: {PAGE} tokens of "
+            f"{size_text(kv_bytes)} for keys and values of each batch is too little: {PAGE} tokens of "
             f"{model.name or 'the model'} take {size_text(page_bytes)}, and there is one page more",
             next_step=f"Give {size_text(2 * page_bytes)} at least, and as much again for every {PAGE} tokens more",
         )

@@ -12,7 +12,7 @@ from ..inference.settings import Sampling
 from .answer import Answer, Ended, TextPiece, TextRequest, ToolCalled, Usage, whole
 from .api_error import ApiError, anthropic_shape
 from .calls import Call
-from .conversation import AUTO, NONE, REQUIRED, Conversation, asked, function_tool, joined_text
+from .conversation import AUTO, NONE, REQUIRED, Conversation, asked, ends_with_assistant, function_tool, joined_text
 from .fields import Fields
 from .openai_chat import TOKENS_LIMIT, TOP_K_MAX
 from .replies import EVENT_STREAM, JsonReply, Reply, StreamReply, named_frame
@@ -67,7 +67,10 @@ def _conversation(fields: Fields) -> Conversation:
     told: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     for place, each in enumerate(fields.items("messages", required=True)):
         told += _messages(Fields(each, f"messages[{place}]"))
-    return Conversation(told, tools, _tool_choice(fields, tools))
+    continued = ends_with_assistant(told)  # the answer goes on with it
+    if continued and told[-1]["content"] != told[-1]["content"].rstrip():
+        raise ApiError(400, "the last message of the assistant ends with whitespace: leave that out", param="messages")
+    return Conversation(told, tools, _tool_choice(fields, tools), continued=continued)
 
 
 def _messages(fields: Fields) -> list[dict[str, Any]]:

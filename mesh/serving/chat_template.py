@@ -52,11 +52,13 @@ class ChatTemplate:
         documents: Sequence[Message] | None = None,
         add_generation_prompt: bool = True,
         more: Mapping[str, Any] | None = None,
+        continued: bool = False,
     ) -> str:
         """The text of a conversation, up to where the model's answer begins.
 
-        `more` are further variables of the template, such as enable_thinking.  InputError says why a template does not
-        render: its own words, if it raised an exception.
+        A conversation that is `continued` ends within its last message, whose text the answer goes on with.  `more` are
+        further variables of the template, such as enable_thinking.  InputError says why a template does not render: its
+        own words, if it raised an exception.
         """
         if not messages:
             raise InputError("a conversation has at least one message")
@@ -66,9 +68,10 @@ class ChatTemplate:
             "messages": [_normalised(message) for message in messages],
             "tools": tools,
             "documents": documents,
-            "add_generation_prompt": add_generation_prompt,
+            "add_generation_prompt": add_generation_prompt and not continued,
         }
-        return _rendered(self.source(tools is not None), variables, self.clock)
+        text = _rendered(self.source(tools is not None), variables, self.clock)
+        return _up_to(text, messages[-1].get("content")) if continued else text
 
 
 def load_chat_template(folder: Path) -> ChatTemplate | None:
@@ -152,6 +155,16 @@ def _rendered(source: str, variables: Mapping[str, Any], clock: Callable[[], dat
         why = f"{type(error).__name__}: {error}"
         raise InputError("the chat template cannot render the conversation", cause=why) from None
     return "".join(pieces)
+
+
+def _up_to(text: str, content: Any) -> str:
+    """A rendered conversation without what its template writes behind the last message's text."""
+    stripped = content.strip() if isinstance(content, str) else ""
+    at = text.rfind(stripped) if stripped else -1
+    if at < 0:
+        raise InputError("the chat template does not write the last message as it is, so nothing can go on with it")
+    whole = content.lstrip()  # with its spaces at the end, if the template leaves them
+    return text[: at + len(whole if text.startswith(whole, at) else stripped)]
 
 
 def _normalised(message: Message) -> dict[str, Any]:

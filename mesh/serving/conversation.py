@@ -29,7 +29,8 @@ AUTO, NONE, REQUIRED = "auto", "none", "required"
 class Conversation:
     """What a chat request says beside how its answer is sampled.
 
-    `tool_choice` is AUTO, NONE, REQUIRED or the name of a tool.  `template` are further variables of the template.
+    `tool_choice` is AUTO, NONE, REQUIRED or the name of a tool.  `template` are further variables of the template.  The
+    answer goes on with the last message where this is `continued`.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -37,6 +38,7 @@ class Conversation:
     tool_choice: str = AUTO
     format: Grammar | None = None
     template: Mapping[str, Any] = field(default_factory=dict)
+    continued: bool = False
 
 
 async def asked(model: ServedText, chat: Conversation, how: TextRequest) -> TextRequest:
@@ -54,7 +56,7 @@ def _asked(model: ServedText, chat: Conversation, how: TextRequest) -> TextReque
         raise ApiError(
             400, f"the chat template of {model.facts.name!r} has no tools", code="unsupported_parameter", param="tools"
         )
-    prompt = model.prompt_of(for_template(chat.messages, source), tools, chat.template)
+    prompt = model.prompt_of(for_template(chat.messages, source), tools, chat.template, chat.continued)
     if not tools:
         return replace(how, prompts=(prompt,), grammar=chat.format)
     row = format_of(source)
@@ -73,6 +75,21 @@ def read_messages(fields: Fields) -> list[dict[str, Any]]:
     """The messages of a request, each checked; ApiError names the one that is wrong."""
     given = fields.items("messages", required=True)
     return [_message(Fields(each, f"messages[{place}]")) for place, each in enumerate(given)]
+
+
+def is_continued(fields: Fields, messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the answer goes on with the last message; ApiError 400 if that is no text of the assistant."""
+    if not fields.boolean("continue_final_message", False):
+        return False
+    if not ends_with_assistant(messages):
+        raise wrong("continue_final_message needs a last message that is a text of the assistant", "messages")
+    return True
+
+
+def ends_with_assistant(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the last message is a text of the assistant."""
+    last = messages[-1] if messages else {"role": ""}
+    return last["role"] == "assistant" and not last.get("tool_calls") and bool((last["content"] or "").strip())
 
 
 def read_tools(fields: Fields) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from ..inference.settings import Sampling
 from .answer import Answer, Ended, Event, Said, ScoredToken, TextPiece, TextRequest, ToolCalled, Usage, whole
 from .api_error import openai_shape, wrong
 from .calls import Call
-from .conversation import Conversation, asked, read_format, read_messages, read_tool_choice, read_tools
+from .conversation import Conversation, asked, is_continued, read_format, read_messages, read_tool_choice, read_tools
 from .fields import Fields
 from .replies import DONE, EVENT_STREAM, JsonReply, Reply, StreamReply, data_frame
 from .served_text import CHOICES_MAX
@@ -25,12 +25,14 @@ async def chat_completions(call: Call) -> Reply:
     fields = Fields(call.body)
     model = call.models.text(fields.text("model"))
     tools = read_tools(fields)
+    told = read_messages(fields)
     chat = Conversation(
-        read_messages(fields),
+        told,
         tools,
         read_tool_choice(fields, tools),
         read_format(fields),
         fields.object("chat_template_kwargs") or {},
+        is_continued(fields, told),
     )
     wanted = fields.boolean("logprobs", False)
     likeliest = fields.integer("top_logprobs", 0, 20)

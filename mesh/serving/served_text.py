@@ -129,7 +129,7 @@ class ServedText:
 
     def prompt_of(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None,
-        more: Mapping[str, Any] | None = None,
+        more: Mapping[str, Any] | None = None, continued: bool = False,
     ) -> str:  # fmt: skip
         """The text of a conversation, by the model's chat template; ApiError 400 where there is none, or it refuses."""
         if self.template is None:
@@ -141,7 +141,7 @@ class ServedText:
                 param="messages",
             )
         try:
-            return self.template.render(messages, tools or None, more=more)
+            return self.template.render(messages, tools or None, more=more, continued=continued)
         except InputError as error:
             raise ApiError(400, str(error), code="chat_template_failed", param="messages") from None
 

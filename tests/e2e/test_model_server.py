@@ -223,6 +223,28 @@ def test_plain_texts_go_on(client: openai.OpenAI) -> None:
     assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices)
 
 
+def test_an_answer_continues_the_last_message_where_it_is_asked_to(client: openai.OpenAI, folder: Path) -> None:
+    template, tokenizer, model = load_chat_template(folder), Tokenizer(folder), mesh.load(folder)
+    assert template is not None
+    asked = {"role": "user", "content": "Tell me a story."}
+    begun: Any = [asked, {"role": "assistant", "content": "Once upon"}]
+    text = template.render(begun, continued=True)
+    assert text.endswith("assistant\nOnce upon")
+    ids = tokenizer.ids(text, framed=False)
+    wanted = tokenizer.text(model.generate(ids, max_new_tokens=6))
+    how = {"max_tokens": 6, "temperature": 0}
+    answer = client.chat.completions.create(
+        model="llama", messages=begun, extra_body={"continue_final_message": True}, **how
+    )
+    assert answer.choices[0].message.content == wanted
+    assert client.chat.completions.create(model="llama", messages=begun, **how).usage.prompt_tokens > len(ids)
+    raw: Any = client.post("/messages", body={"model": "llama", "messages": begun, **how}, cast_to=object)
+    assert raw["content"] == [{"type": "text", "text": wanted}]
+    spaced = [asked, {"role": "assistant", "content": "Once upon "}]
+    with pytest.raises(openai.BadRequestError, match="ends with whitespace"):
+        client.post("/messages", body={"model": "llama", "messages": spaced, **how}, cast_to=object)
+
+
 def test_embeddings_are_the_demos(client: openai.OpenAI) -> None:
     texts = ["A cat sat.", "Wie spät ist es?", "word " * 100]
     with mesh.Mesh.builder().build() as own:
@@ -257,7 +279,8 @@ def test_embeddings_are_the_demos(client: openai.OpenAI) -> None:
         ({"max_completion_tokens": 0}, 400, "max_completion_tokens", "from 1"),
         ({"n": 99}, 400, "n", "from 1 to 16"),
         ({"stop": [""]}, 400, "stop", "a list of up to 16"),
-        ({"frequency_penalty": 1}, 400, "frequency_penalty", "does not have"),
+        ({"frequency_penalty": 1}, 400, "frequency_penalty", "does not support frequency_penalty"),
+        ({"continue_final_message": True}, 400, "messages", "a last message that is a text"),
         ({"colour": "red"}, 400, "colour", "unknown parameter"),
         ({"top_logprobs": 3}, 400, "top_logprobs", "needs logprobs"),
         ({"tools": [{"type": "function", "function": {}}]}, 400, "tools[0].function.name", "required"),

@@ -150,7 +150,7 @@ def test_a_budget_says_what_is_too_long_for_it_before_anything_is_computed(model
         ("much", "kv_budget is a size such as 4GiB, got 'much'"),
         (0, "kv_budget, the bytes for keys and values, counts from 1, got 0"),
         (True, "kv_budget, the bytes for keys and values, counts from 1, got True"),
-        ("1KiB", "1.0 KiB for keys and values is too little"),
+        ("1KiB", "1.0 KiB for keys and values of each batch is too little"),
         ([1], r"kv_budget is a size such as 4GiB, got \[1\]"),
     ],
 )

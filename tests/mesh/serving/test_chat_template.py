@@ -142,3 +142,25 @@ def test_a_template_cannot_render_without_end() -> None:
 def test_a_conversation_has_a_message() -> None:
     with pytest.raises(InputError, match="at least one message"):
         template("x").render([])
+
+
+@pytest.mark.parametrize("family", RENDERED)
+def test_a_conversation_that_is_continued_ends_with_its_last_message(family: str) -> None:
+    source = (GOLDEN / "chat_templates" / f"{family}.jinja").read_text("utf-8")
+    messages = [*HELLO, {"role": "assistant", "content": "It is a"}]
+    whole = template(source).render(messages, add_generation_prompt=False)
+    text = template(source).render(messages, continued=True)
+    assert whole.startswith(text) and text.endswith("It is a")
+
+
+def test_spaces_at_the_end_of_a_message_that_is_continued_are_those_that_the_template_writes() -> None:
+    messages = [*HELLO, {"role": "assistant", "content": " it is  "}]
+    plain = "{% for each in messages %}<{{ each.role }}>{{ each.content }}</s>{% endfor %}"
+    assert template(plain).render(messages, continued=True) == "<user>hello</s><assistant> it is  "
+    trimmed = plain.replace("each.content", "each.content | trim")
+    assert template(trimmed).render(messages, continued=True) == "<user>hello</s><assistant>it is"
+
+
+def test_a_template_without_the_last_message_says_so() -> None:
+    with pytest.raises(InputError, match="does not write the last message as it is"):
+        template("{{ messages[0].content }}").render([*HELLO, {"role": "assistant", "content": "it"}], continued=True)
