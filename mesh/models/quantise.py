@@ -22,23 +22,23 @@ OUTPUTS = 1024  # that are rounded at once
 
 @checked
 def quantise(model: Model, to: str) -> Model:
-    """Round the matrices of a model to few bits per weight, with a scale for each block of 32.
+    """Quantise the matrices of a model to few bits per weight, with a scale for each block of 32.
 
-    They stay packed wherever they go: in memory, on the wire, and in files (`mesh.save_safetensors(model.weights, ...)`
-    beside the model's config.json).  Products read them as they are packed.
+    They stay packed in memory, on the network, and in files (`mesh.save_safetensors(model.weights, ...)` beside the
+    model's config.json).  Matrix products read the packed weights.
 
     Parameters
     ----------
     model : Model
         A model of a Hugging Face folder, or of a GGUF file whose weights are not packed.
     to : {"int8", "int4"}
-        8.5 or 4.5 bits per weight, scales included.  Tables of tokens have 8.5 in either case.
+        8.5 or 4.5 bits per weight, with the scales.  Embedding tables have 8.5 bits in either case.
 
     Returns
     -------
     Model
-        The same model with rounded weights, which are `buffers` and are not trained.  Norms, biases, and matrices whose
-        inputs are no multiple of 32 stay as they are.
+        The same model with quantised weights, which are `buffers` and are not trained.  Norms, biases, and matrices
+        whose inputs are no multiple of 32 stay as they are.
 
     Raises
     ------
@@ -59,7 +59,7 @@ def quantise(model: Model, to: str) -> Model:
     wire.errors.InputError: empty does not tell which of its params are matrices. Load it from a Hugging Face folder
     """
     if to not in BITS:
-        raise InputError(f"weights are rounded to {' or '.join(BITS)}, not {to!r}")
+        raise InputError(f"weights are quantised to {' or '.join(BITS)}, not {to!r}")
     name = model.name or "the model"
     if not model.matrices:
         raise InputError(

@@ -79,7 +79,7 @@ class StoredModel:
     revision : str
         The commit that was pulled, "" where somebody put the files there.
     size_bytes : int
-        What it takes.
+        The size of its files.
     folder : Path
         Where it is.
     whole : bool
@@ -144,7 +144,7 @@ class ModelStore:
         Where they are; by default `MESH_MODELS`, else a folder of the user's data (`~/.local/share/graph-mesh/models`
         on Linux).
     limit_bytes : int, optional
-        How much they may take; by default `MESH_MODELS_MAX` ("200GiB", say), else all that the disk has but 1 GiB.
+        The most that all models may take; by default `MESH_MODELS_MAX`, such as "200GiB", else the disk but for 1 GiB.
     endpoint : str, optional
         The address of the hub; by default `HF_ENDPOINT`, else Hugging Face's.
 
@@ -234,7 +234,7 @@ class ModelStore:
         ConfigError
             If huggingface-hub is not installed, or the hub wants a token.
         ConnectFailed
-            If no hub answers; it names the folder to put the files in.
+            If the hub does not answer; the error names the folder to put the files in.
         StorageError
             If the disk or the store's limit has no room, a file differs from the hub's checksum, or another process
             pulls the model.
@@ -291,7 +291,7 @@ class ModelStore:
         Returns
         -------
         int
-            How many bytes that frees.
+            The bytes that are freed.
 
         Raises
         ------

@@ -116,7 +116,7 @@ class AsyncModelServer:
         return served.facts
 
     async def unload_model(self, name: str) -> None:
-        """End what is asked of a model, and free what it has on the workers."""
+        """Cancel the requests of a model, and free its memory on the workers."""
         served = self._served.by_name.pop(name, None)
         if served is None:
             known = ", ".join(self._served.by_name) or "none"
@@ -124,7 +124,7 @@ class AsyncModelServer:
         await served.close()
 
     async def close(self) -> None:
-        """End every request, and unload all models."""
+        """Cancel all requests, and unload all models."""
         await self._http.close()
         while self._served.by_name:
             await self._served.by_name.popitem()[1].close()
@@ -165,14 +165,15 @@ class ModelServer:
     port : int, optional
         The port; 0 takes a free one.
     keys : str or Path, optional
-        The file of API keys that callers need; without it every program of this machine is answered.
+        The file of API keys (`mesh-coord keys`), one of which each request needs. Without it, programs of this machine
+        need no key.
 
     Raises
     ------
     InputError
-        If it is no `mesh.Mesh`.
+        If an argument is of the wrong type.
     ConfigError
-        If it cannot listen there, or would answer other machines without keys.
+        If it cannot listen on this address, or would serve other machines without keys.
 
     Notes
     -----
@@ -237,13 +238,13 @@ class ModelServer:
             A folder as for `mesh.load`, or a model: a causal language model, or an encoder whose last layer is averaged
             to embeddings.
         max_batch : int, optional
-            Texts that go on together.
+            Requests that are generated together.
         queue : int, optional
-            Requests that may wait beside these.
+            Requests that may wait; others are refused with status 429.
         replicas : int, optional
-            Running batches of texts.
+            Batches that run side by side.
         chunk : int, optional
-            Tokens of a prompt that a step reads.
+            Tokens of a prompt that one step reads.
         strategy : str, optional
             How a step is placed, as for `Mesh.run`.
         kv_budget : int or str, optional
@@ -261,7 +262,7 @@ class ModelServer:
         self._mesh.wait(self._async.load_model(name, model, options))
 
     def unload_model(self, name: str) -> None:
-        """End what is asked of a model, and free what it has on the workers.
+        """Cancel the requests of a model, and free its memory on the workers.
 
         Parameters
         ----------
@@ -276,7 +277,7 @@ class ModelServer:
         self._mesh.wait(self._async.unload_model(name))
 
     def close(self) -> None:
-        """End every request, and unload all models."""
+        """Cancel all requests, and unload all models."""
         self._mesh.wait(self._async.close())
 
     def __enter__(self) -> ModelServer:

@@ -229,7 +229,7 @@ def outputs(model: mesh.Model, given: dict[str, Any]) -> list[NDArray[Any]]:
 def test_what_cannot_be_quantised_is_named(tmp_path: Path) -> None:
     _, floats = folders(tmp_path, gptq, GPTQ)
     model = mesh.load(floats)
-    with pytest.raises(InputError, match="rounded to int8 or int4, not 'int3'"):
+    with pytest.raises(InputError, match="quantised to int8 or int4, not 'int3'"):
         mesh.quantise(model, "int3")
     with pytest.raises(InputError, match="no matrix whose inputs are a multiple of 32"):
         mesh.quantise(mesh.quantise(model, "int8"), "int8")
