@@ -13,6 +13,7 @@ import contextlib
 import itertools
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -218,7 +219,7 @@ class Generating:
         self._params = {name: handle_array(handle) for name, handle in model.handles.items()}
         self._dtype, self.vocabulary = table_of(model.weights, self._text.decoder)
         self._page_bytes = kv_cache_step.page_bytes(self._text.decoder, self._dtype)
-        pages_max = pages_in(model, default_budget() // KV_SHARE if kv_bytes is None else kv_bytes)
+        self._pages_max = pages_max = pages_in(model, default_budget() // KV_SHARE if kv_bytes is None else kv_bytes)
         kept = KV_KEPT_BYTES // max(self._page_bytes, 1)
         self._slots = Slots(slots, chunk, self._text.decoder.positions_max, pages_max, min(kept, pages_max))
         self._streams: dict[int, TokenStream] = {}
@@ -381,6 +382,7 @@ class Generating:
                 if self._is_too_large(error):
                     continue
                 self._slots.lost()
+                self._slots.pages_max = self._pages_max  # other workers may have the memory
                 self._fruitless += 1
                 self._rebuilt += 1
                 alone = self._fruitless > 1 and not self._mesh.live()  # the second session has waited for somebody
@@ -388,13 +390,22 @@ class Generating:
                     self._fail_all(error)  # it belongs to those whose texts it ends
 
     def _is_too_large(self, error: Exception) -> bool:
-        """Whether the workers have no memory for the pool that they were to have, and had some for a smaller one; then
-        texts go on in that one, and the next one to be asked for lies between the two."""
+        """Whether the workers have no memory for the pool, and may have some for a smaller one, in which texts go on.
+
+        That is the one before, if this one was to be larger, and the next one to be asked for lies between the two;
+        else, as after the death of a worker, one of half the size.
+        """
         slots, fitting = self._slots, self._fitting
-        if fitting is None or not isinstance(error, PlacementError | OutOfMemory) or slots.room.pages <= fitting.pages:
+        if not isinstance(error, PlacementError | OutOfMemory):
             return False
-        between = (slots.room.pages + fitting.pages) // 2
-        slots.pages_max = between if between >= fitting.pages + PAGES_MIN else fitting.pages
+        if fitting is not None and slots.room.pages > fitting.pages:
+            between = (slots.room.pages + fitting.pages) // 2
+            slots.pages_max = between if between >= fitting.pages + PAGES_MIN else fitting.pages
+        elif slots.room.pages > PAGES_MIN:
+            fitting = replace(slots.room, pages=max(slots.room.pages // 2, PAGES_MIN))
+            slots.pages_max, self._fitting = fitting.pages, None
+        else:
+            return False
         slots.lost(fitting)
         self._too_large = error
         return True

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.cases.language import golden_model, gpt2_folder
+from support.processes.commands import PATIENT_S
 
 import mesh
 from mesh.errors import InputError, PlacementError
@@ -160,6 +164,27 @@ def test_a_budget_that_cannot_be_is_named_when_a_model_is_loaded(budget: Any, sa
             server.load_model("gpt2", golden_model("gpt2"), kv_budget=budget)
         server.load_model("gpt2", golden_model("gpt2"), kv_budget="1MiB", replicas=2)
         assert len(server.generate("gpt2", [1, 2], max_new_tokens=3)) == 3
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no kill -9")
+def test_a_pool_of_two_workers_is_halved_where_one_of_them_dies(tmp_path: Path) -> None:
+    model = mesh.load(gpt2_folder(tmp_path, width=256, layers=2, heads=4, positions=512))
+    prompts = [[at, 1, 2] for at in range(3)]
+    wanted = model.generate(prompts, max_new_tokens=130, ends=())
+
+    async def work() -> None:
+        builder = mesh.AsyncMesh.builder().local(2, engine="cpu", max_memory="28MiB").node_timeout(PATIENT_S)
+        async with await builder.build_async() as own:
+            batch = Generating(own, model, strategy="pipeline", slots=4, kv_bytes=bytes_of(model, 64))
+            streams = [batch.begin(prompt, 130, ends=()) for prompt in prompts]
+            said = [[await anext(stream) for _ in range(50)] for stream in streams]
+            assert batch.room.pages == 32
+            os.kill((await own.nodes())[1].pid, signal.SIGKILL)
+            said = [first + [token async for token in stream] for first, stream in zip(said, streams, strict=True)]
+            assert said == wanted and batch.room.pages == 16, "32 pages do not fit the worker that is left"
+            await batch.close()
+
+    asyncio.run(work())
 
 
 def test_a_pool_that_workers_have_no_memory_for_stays_as_large_as_it_was(tmp_path: Path) -> None:
