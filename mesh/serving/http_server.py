@@ -24,6 +24,7 @@ from wire.deadlines import HTTP_BODY, HTTP_HEADERS, HTTP_READER, Deadline
 from wire.errors import ConfigError
 from wire.link.address_policy import is_loopback
 from wire.security.tls import TLSContext
+from wire.units import size_text
 
 from .access import OWN, Access, bearer
 from .api_error import ApiError, api_error
@@ -288,7 +289,7 @@ def _parsed(data: bytearray) -> Any:
 
 def too_large(most: int) -> ApiError:
     """The error for a body that is larger than may be."""
-    return ApiError(413, f"the body is larger than {most >> 20} MiB", code="request_too_large")
+    return ApiError(413, f"the body is larger than {size_text(most)}", code="request_too_large")
 
 
 def _address_here(request: web.BaseRequest) -> str:

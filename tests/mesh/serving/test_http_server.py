@@ -105,9 +105,10 @@ async def test_a_body_that_is_too_large_is_refused_before_it_is_read() -> None:
         writer.write(
             f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Length: 100000000\r\n\r\n".encode()
         )
-        status, headers, _ = await read_reply(reader)  # though not a byte of it was sent
+        status, headers, body = await read_reply(reader)  # though not a byte of it was sent
         writer.close()
         assert (status, headers["connection"]) == (413, "close")
+        assert b"larger than 1000 B" in body
         chunked = b"".join(b"3e8\r\n" + b" " * 1000 + b"\r\n" for _ in range(9)) + b"0\r\n\r\n"
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nTransfer-Encoding: chunked\r\n\r\n"
