@@ -84,8 +84,8 @@ def _held() -> tuple[int, Counter[str]]:
 @pytest.mark.parametrize(
     ("work", "warm", "times", "most"),  # the most blocks of Python's memory that may stay of each
     [
-        (Work.step, 1200, 300, 5.0),
-        (Work.call, 500, 300, 5.0),
+        (Work.step, 1100, 150, 5.0),
+        (Work.call, 500, 150, 5.0),
         (Work.whole_session, 60, 40, 60.0),
         (Work.death, 30, 15, 60.0),
         (Work.pause, 30, 15, 60.0),
