@@ -46,6 +46,7 @@ from .shell import StandbyShell
 from .state import StandbyTimes
 
 log = logging.getLogger("graph_mesh.standby")
+_Told = tuple[int, int, int, bool]  # what tells messages of one link apart whose entries belong together
 IS_STANDBY = Busy("this coordinator is a standby", next_step="Ask the coordinator that serves")
 
 
@@ -76,7 +77,7 @@ class Following:
         self._shell = StandbyShell(node, others, self._file, broken, times)
         self._tasks = Tasks()
         self._served: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._parts: list[Entry] = []  # of a message that comes in several
+        self._parts: dict[Link, dict[_Told, list[Entry]]] = {}  # of what comes in several messages
         self._came: list[Entry] = []  # with the message that is being handled
         self._came_of: tuple[int, ...] = ()  # the epochs that the coordinator goes on from, where it is everything
         self._writes: asyncio.Queue[tuple[ev.Entries, list[Entry], tuple[int, ...]]] = asyncio.Queue(
@@ -180,10 +181,14 @@ class Following:
     # -- what the coordinator says
 
     def _entries(self, link: Link, body: JournalEntries) -> None:
-        self._parts += [Entry(entry.job, entry.kind, entry.body) for entry in body.entries]
+        told = body.stream, body.first, body.last, body.whole
+        parts = self._parts.setdefault(link, {})
+        came = parts.setdefault(told, [])
+        came += [Entry(entry.job, entry.kind, entry.body) for entry in body.entries]
         if body.more:
             return
-        self._came, self._parts = self._parts, []
+        del parts[told]
+        self._came = came
         if body.whole:
             self._meet(link)
         self._came_of = tuple(body.epochs)
@@ -233,4 +238,4 @@ class Following:
             self._shell.state.meet(link.peer.node_id)
 
     def on_unlinked(self, link: Link, error: MeshError | None) -> None:
-        self._parts = []
+        self._parts.pop(link, None)

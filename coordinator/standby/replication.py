@@ -13,6 +13,7 @@ from pathlib import Path
 
 from wire.deadlines import STANDBY_ACKNOWLEDGED
 from wire.errors import ConnectFailed, MeshError, NotDurable
+from wire.limits import DEFAULT
 from wire.link.link import Link
 from wire.protocol.messages import (
     AttachStandby,
@@ -43,7 +44,7 @@ from .state import StandbyTimes
 log = logging.getLogger("graph_mesh.standby")
 
 ACKNOWLEDGED_S = STANDBY_ACKNOWLEDGED.seconds  # without an answer of standby or voters, an entry is then refused
-MESSAGE_BYTES = 4 << 20  # of entries in one message
+MESSAGE_BYTES = 4 << 20  # of entries in one message, after which the next one begins
 ARBITERS_MAX = 3
 
 
@@ -283,13 +284,20 @@ def _authority_files(folder: Path) -> tuple[AuthorityFile, ...]:
 
 
 def _pieces(entries: Iterable[Entry]) -> Iterator[tuple[list[Entry], bool]]:
-    """The entries of each message, and whether more follow; at least one message."""
-    piece: list[Entry] = []
+    """The entries of each message, and whether more follow; at least one message.
+
+    Of several messages each is a long one: those keep their order, and a short one would overtake them.
+    """
+    pieces: list[list[Entry]] = [[]]
     size_bytes = 0
     for entry in entries:
-        if piece and size_bytes + len(entry.body) > MESSAGE_BYTES:
-            yield piece, True
-            piece, size_bytes = [], 0
-        piece.append(entry)
+        if size_bytes > MESSAGE_BYTES:
+            pieces.append([])
+            size_bytes = 0
+        pieces[-1].append(entry)
         size_bytes += len(entry.body)
-    yield piece, False
+    if len(pieces) > 1 and size_bytes <= DEFAULT.chunk_bytes_max:
+        last = pieces.pop()
+        pieces[-1] += last
+    for number, piece in enumerate(pieces, 1):
+        yield piece, number < len(pieces)
