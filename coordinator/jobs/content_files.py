@@ -116,19 +116,18 @@ class ContentFiles:
 
     def find(self, address: bytes, size_bytes: int) -> memoryview | None:
         """Map content that is held; None if it is not held, or damaged."""
-        with self._lock:
-            if address not in self._holds:
-                return None
+        if address not in self._holds:  # without the lock, as in `view`
+            return None
         try:
             return self.load(address, size_bytes)
         except (BlobMissing, BlobCorrupt):
             return None
 
     def view(self, address: bytes) -> memoryview | None:
-        """Map content that is held, whatever its size, for somebody who checks it; None if it is not here."""
-        with self._lock:
-            if address not in self._holds:
-                return None
+        """Map content that is held, whatever its size, for somebody who checks it; None if it is not here.  It never
+        waits: an event loop asks, and who has the lock may write gigabytes."""
+        if address not in self._holds:
+            return None
         try:
             with open(self._path(address), "rb") as file:
                 return mapped_files.viewed(file.fileno(), file.seek(0, 2))

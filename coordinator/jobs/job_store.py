@@ -13,6 +13,7 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -146,13 +147,37 @@ class JobStore:
                 with contextlib.suppress(type(error)):
                     arriving.__exit__(type(error), error, error.__traceback__)
                 raise
-            await asyncio.to_thread(arriving.__exit__, None, None, None)
+            await self._take_in(address, arriving)
         except OSError as error:
             raise NotDurable("a job's values cannot be written", cause=str(error), next_step="Make room") from None
         held = self._contents.view(address)
         if held is None:
             raise NotDurable(f"content {address.hex()[:16]} is gone as soon as it was written")
         return held
+
+    async def _take_in(self, address: bytes, arriving: AbstractContextManager[int]) -> None:
+        """Hold content that is there as a whole.  A thread does it to the end, also where nobody waits for it any more:
+        then it is let go again."""
+
+        async def take() -> OSError | None:
+            try:
+                await asyncio.to_thread(arriving.__exit__, None, None, None)
+            except OSError as error:
+                return error
+            return None
+
+        def unwanted(taking: asyncio.Task[OSError | None]) -> None:
+            if not taking.cancelled() and taking.exception() is None and taking.result() is None:
+                self._tasks.run("releasing content", self._release([address]), unheard)
+
+        taking = self._tasks.run("taking content in", take(), unheard)
+        try:
+            refused = await asyncio.shield(taking)
+        except asyncio.CancelledError:
+            taking.add_done_callback(unwanted)
+            raise
+        if refused is not None:
+            raise refused
 
     async def release(self, addresses: list[bytes]) -> None:
         """Undo one `receive` each."""

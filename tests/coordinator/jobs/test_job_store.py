@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -303,4 +304,65 @@ async def test_of_content_that_does_not_arrive_nothing_stays(tmp_path: Path, wha
         await store.receive(address, len(LONG), fill)
     assert files(tmp_path) == set()
     assert await store.find(address, len(LONG)) is None
+    await store.close()
+
+
+class HeldUp(QuickDisk):
+    """A disk that writes and syncs content only once it is let go."""
+
+    def __init__(self) -> None:
+        self.at_work, self.go_on = threading.Event(), threading.Event()
+        self.holds = False
+
+    def write_whole(self, path: str | Path, parts: Sequence[Data]) -> None:
+        if Path(path).parent.name == "content":
+            self._wait()
+        super().write_whole(path, parts)
+
+    def sync(self, fd: int) -> None:
+        self._wait()
+        super().sync(fd)
+
+    def _wait(self) -> None:
+        if self.holds and not self.go_on.is_set():
+            self.at_work.set()
+            assert self.go_on.wait(20)
+
+
+async def test_content_that_is_whole_as_its_sender_goes_is_let_go_again(tmp_path: Path) -> None:
+    disk = HeldUp()
+    store, _ = opened(tmp_path, disk)
+    disk.holds, address = True, hash_bytes(LONG)
+
+    async def fill(handle: int) -> None:
+        os.pwrite(handle, LONG, 0)
+
+    receiving = asyncio.create_task(store.receive(address, len(LONG), fill))
+    assert await asyncio.to_thread(disk.at_work.wait, 10)
+    receiving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await receiving
+    disk.go_on.set()
+    await asyncio.sleep(0.2)
+    while store._tasks:
+        await asyncio.wait(list(store._tasks))
+        await asyncio.sleep(0)
+    assert files(tmp_path) == set() and await store.find(address, len(LONG)) is None
+    await store.close()
+
+
+async def test_who_looks_for_content_does_not_wait_while_other_content_is_written(tmp_path: Path) -> None:
+    disk = HeldUp()
+    store, _ = opened(tmp_path, disk)
+    disk.holds = True
+    saving = asyncio.create_task(store.save("a", "ended", {}, values(LONG)))
+    assert await asyncio.to_thread(disk.at_work.wait, 10)
+    looking = threading.Thread(target=lambda: (store.view(hash_bytes(LONG)), looked.set()), daemon=True)
+    looked = threading.Event()
+    looking.start()
+    try:
+        assert await asyncio.to_thread(looked.wait, 5)
+    finally:
+        disk.go_on.set()
+    await saving
     await store.close()

@@ -220,3 +220,22 @@ def test_no_answered_step_is_lost_whoever_goes_on(end: Callable[[World], None]) 
             assert len(world.claimed) == 1 and answered <= world.claimed[0] <= asked, (seed, answered, asked)
             done = world.claimed[0]
         assert not world.ended and CLIENT not in world.alive
+
+
+def test_a_claim_of_a_client_that_goes_meanwhile_leaves_the_session_to_itself() -> None:
+    """Its state is stored again after a death, as that of any session that nobody drives."""
+    for seed in range(20):
+        world = World(seed, BUDDY)
+        do(world, 12)
+        world.feed(ev.ClientWent(True))
+        world.feed(ev.ClaimRequested())
+        world.feed(ev.ClientWent(True))  # the one that claims
+        world.settle()
+        for name in ("a", "b"):
+            world.kill(name)
+            world.settle()
+            world.start(name)
+            world.settle()
+        world.feed(ev.ClaimRequested())
+        world.settle()
+        assert world.claimed == [12, 12] and not world.ended

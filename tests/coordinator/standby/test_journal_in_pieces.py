@@ -1,4 +1,4 @@
-"""A journal that goes to a standby in several messages is there as a whole, or not at all, whatever comes in between."""
+"""A journal that goes to a standby in several messages is there as a whole, whatever comes in between."""
 
 from __future__ import annotations
 
