@@ -119,6 +119,7 @@ class Attendance:
 
     away: bool = False  # its client is: what it has come to is stored
     claimed: bool = False  # by another client, which waits for that
+    left: bool = False  # the one that claimed it is away, too
     unsure: bool = False  # another process ran it, and its client is away, too: nobody was told how many steps are done
     unknown: bool = False  # likewise, and the workers that know are not back
     tries: int = 0  # in a row to store it
@@ -129,8 +130,14 @@ class Attendance:
 
     def over(self) -> None:
         """Somebody drives it."""
-        self.away = self.claimed = self.unsure = self.unknown = False
+        self.away = self.claimed = self.left = self.unsure = self.unknown = False
         self.stored()
+
+    def handed_over(self) -> None:
+        """Whoever claimed it may have it: who is away by now is one that does not drive it."""
+        left = self.left
+        self.over()
+        self.away = left
 
     def stored(self) -> None:
         self.tries = 0

@@ -24,6 +24,7 @@ def client_went(machine: SessionState, event: ev.ClientWent, now: float) -> list
     if machine.over:
         return []
     machine._attendance.away = event.away
+    machine._attendance.left = event.away and machine._attendance.claimed
     machine._attendance.stored()
     return move(machine, now)
 
@@ -31,7 +32,7 @@ def client_went(machine: SessionState, event: ev.ClientWent, now: float) -> list
 def claim_asked(machine: SessionState, event: ev.ClaimRequested, now: float) -> list[ev.Action]:
     if machine.over:
         return []
-    machine._attendance.claimed = True
+    machine._attendance.claimed, machine._attendance.left = True, False
     return [*move(machine, now), *machine._issue(now)]
 
 
@@ -85,5 +86,5 @@ def _forget_feeds_of_others(machine: SessionState) -> list[ev.Action]:
     """Let copies go whose later feeds the next client has not.  In a session without other copies they are here."""
     needless = machine._attendance.unsure or (_is_stored(machine) and machine.policy.copies != "none")
     machine._heard = machine._told
-    machine._attendance.over()
+    machine._attendance.handed_over()
     return [*machine._trim_lost(), *machine._trim(lambda copy: needless and copy.value < machine._done)]
