@@ -215,6 +215,12 @@ def outputs(
     return [_output(source, index, plan.graph, given, inputs, params) for source, index in mine]
 
 
+def copied_bytes(plan: Plan) -> int:
+    """The bytes that `outputs` copies: of what does not come from a worker as it is."""
+    made = zip(plan.outputs, plan.graph.outputs, strict=False)
+    return sum(plan.graph.types[index].size_bytes for source, index in made if not isinstance(source, FromPart))
+
+
 def counts(plan: Plan, arrived: Mapping[int, HostArray]) -> list[int]:
     """What the auditors of a plan found, in their order."""
     return [int(arrived[slot]) for slot in range(len(plan.graph.outputs), len(plan.outputs))]

@@ -10,6 +10,7 @@ import itertools
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, get_args
 
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ from ..calls import events as ev
 from ..calls.state import CoordinatorState
 from ..config import CoordinatorConfig
 from ..delivery.deployer import NO_STATE
+from ..lifecycle.answers import give
 from ..lifecycle.error_context import disagreement, in_quarantine
 from ..lifecycle.plan_context import PlanContext
 from ..lifecycle.plan_shell import Arrays, PlanShell
@@ -254,9 +256,9 @@ class CallRunner(PlanShell):
             self._tasks.run("following the pace", self._pacing.finished(action.generation, deployment), unheard)
         bindings = call.program.bindings
         params = {name: self._held.of(blob, kind) for name, (blob, kind) in bindings.items() if blob in self._held}
-        outputs = plan_messages.outputs(deployment.plan, action.outputs, call.inputs, params)
-        if not call.future.done():
-            call.future.set_result(outputs)
+        make = partial(plan_messages.outputs, deployment.plan, action.outputs, call.inputs, params)
+        made = plan_messages.copied_bytes(deployment.plan), make
+        give(self._tasks, call.future, "putting the outputs together", lambda: made)
 
     def _reject(self, action: ev.Reject) -> None:
         call = self.calls.pop(action.number)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from numpy.typing import NDArray
 
 from wire.errors import MeshError
-from wire.system.tasks import as_error
+from wire.system.tasks import Tasks
 
-T = TypeVar("T")
+from ..lifecycle.answers import Made, give
+
 Outputs = list[NDArray[Any]]
 State = dict[str, NDArray[Any]]
 
@@ -20,8 +21,9 @@ class Callers:
     """The callers of one session.  Made on the event loop.  A caller may cancel its future; nothing else happens
     then, but that `unread` is told of a read."""
 
-    def __init__(self, unread: Callable[[int], None]) -> None:
+    def __init__(self, unread: Callable[[int], None], tasks: Tasks) -> None:
         self._loop = asyncio.get_running_loop()
+        self._tasks = tasks  # which put together what is large
         self._unread = unread
         self._steps: dict[int, asyncio.Future[Outputs]] = {}
         self._reads: dict[int, asyncio.Future[State]] = {}
@@ -41,9 +43,9 @@ class Callers:
         future = self._steps[number] = self._loop.create_future()
         return future
 
-    def resolve(self, number: int, make: Callable[[], Outputs]) -> None:
-        """Give the outputs of a step, as `make` puts them together."""
-        _settle(self._steps.pop(number), "putting the outputs together", make)
+    def resolve(self, number: int, prepare: Callable[[], Made[Outputs]]) -> None:
+        """Give the outputs of a step, as they are put together by what `prepare` returns."""
+        give(self._tasks, self._steps.pop(number), "putting the outputs together", prepare)
 
     def reject(self, number: int, error: MeshError) -> None:
         """Give the error of a step."""
@@ -62,9 +64,9 @@ class Callers:
         if self._reads.pop(request, None) is not None:
             self._unread(request)
 
-    def give_state(self, request: int, make: Callable[[], State]) -> None:
-        """Give the state that was asked for, as `make` puts it together."""
-        _settle(self._reads.pop(request, None), "putting the state together", make)
+    def give_state(self, request: int, prepare: Callable[[], Made[State]]) -> None:
+        """Give the state that was asked for, as it is put together by what `prepare` returns."""
+        give(self._tasks, self._reads.pop(request, None), "putting the state together", prepare)
 
     def refuse_state(self, request: int, error: MeshError) -> None:
         """Give the error of a read of the state."""
@@ -90,16 +92,6 @@ class Callers:
         left: list[asyncio.Future[Any]] = [*self._steps.values(), *self._reads.values(), *self._claims]
         for future in left:
             _fail(future, error.copy())
-
-
-def _settle(future: asyncio.Future[T] | None, doing: str, make: Callable[[], T]) -> None:
-    """Give whoever waits what this makes, or the error that becomes of it: the session itself may go on."""
-    if future is None or future.done():
-        return
-    try:
-        future.set_result(make())
-    except Exception as fault:
-        future.set_exception(as_error(f"{doing} failed", fault))
 
 
 def _fail(future: asyncio.Future[Any] | None, error: MeshError) -> None:

@@ -21,6 +21,7 @@ from wire.protocol.messages import Snapshot, Snapshotted
 from wire.system.tasks import as_error
 from wire.transfer.content_exchange import off_loop
 
+from ..lifecycle.answers import Made
 from ..lifecycle.error_context import is_lack_of_memory
 from ..planning import plan_messages
 from ..planning.model.plan import FromState, Plan, Window
@@ -80,7 +81,8 @@ class CopyShell:
         arrays = {}
         for piece, address in start.contents.items():
             arrays[piece] = await self._fetched(piece, address, start.holders[piece])
-        for name, array in self.whole(arrays).items():
+        size_bytes = sum(array.nbytes for array in arrays.values())
+        for name, array in (await off_loop(size_bytes, self.whole, arrays)).items():
             address = await off_loop(array.nbytes, hash_array, array)
             self._held.hold(address, array)
             start.gathered[name] = address, self._program.bindings[name][1]
@@ -188,12 +190,18 @@ class CopyShell:
 
     # -- tensors
 
-    def value_of(self, contents: ev.Contents | None, names: Iterable[str]) -> dict[str, NDArray[Any]]:
+    def value_of(self, contents: ev.Contents | None, names: Iterable[str]) -> Made[dict[str, NDArray[Any]]]:
         """The state that this process holds, by name; `contents` None: what the client gave under these names."""
         if contents is None:
             given = {FromState(name): self._program.bindings[name] for name in names}
-            return self.whole({piece: self._held.of(*content).copy() for piece, content in given.items()})
-        return self.whole({piece: self._held.of(at, self._type_of(piece)).copy() for piece, at in contents.items()})
+            held = {piece: self._held.of(*content) for piece, content in given.items()}
+        else:
+            held = {piece: self._held.of(at, self._type_of(piece)) for piece, at in contents.items()}
+
+        def make() -> dict[str, NDArray[Any]]:
+            return self.whole({piece: array.copy() if piece.window is None else array for piece, array in held.items()})
+
+        return sum(array.nbytes for array in held.values()), make
 
     def whole(self, arrays: Mapping[FromState, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """The tensors of the state, put together where they were cut."""

@@ -10,6 +10,7 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
 from typing import Any, get_args
 
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from wire.policy.redundancy import copies_of
 from wire.protocol.messages import Deployed, Ran, Working
 from wire.system.tasks import unheard
 
+from ..lifecycle.answers import Made
 from ..lifecycle.plan_shell import Arrays, PlanShell
 from ..planning import plan_messages
 from ..planning.model.plan import FromParam, Plan
@@ -69,7 +71,7 @@ class SessionShell(PlanShell):
         # a copy moves all of the state, so that feeds of fewer bytes are kept rather than that one is made for them
         worth_bytes = 0 if policy.copies == "none" else min(state_bytes, COPIED_FEEDS.most)
         self._replay_bytes_max = max(policy.replay_bytes, worth_bytes)
-        self._callers = Callers(self._unread)
+        self._callers = Callers(self._unread, context.plans.tasks)
         self._timer: asyncio.TimerHandle | None = None
         self._maker = PlanMaker(context, program, state, policy, elastic, lambda: self._machine.committed)
         self._watch = PlanWatch(context, self._maker, lambda: self.plan, self._move)
@@ -241,14 +243,15 @@ class SessionShell(PlanShell):
     def _resolve(self, action: ev.Resolve) -> None:
         self._callers.resolve(action.number, lambda: self._outputs_of(action))
 
-    def _outputs_of(self, action: ev.Resolve) -> list[NDArray[Any]]:
+    def _outputs_of(self, action: ev.Resolve) -> Made[list[NDArray[Any]]]:
         deployment = self.deployments[action.generation]
         plan, bindings = deployment.plan, deployment.program.bindings
         assert plan is not None
         inputs = arrays_of(self._feeds[action.number], deployment.portions)
         passed = [bindings[output.name] for output in plan.outputs if isinstance(output, FromParam)]
         params = {name: self._held.of(*content) for name, content in bindings.items() if content in passed}
-        return plan_messages.outputs(plan, action.outputs, inputs, params)
+        make = partial(plan_messages.outputs, plan, action.outputs, inputs, params)
+        return plan_messages.copied_bytes(plan), make
 
     def _tick(self) -> None:
         self._timer, working = None, {}
