@@ -8,6 +8,7 @@ It does not know where content is kept: `find` is given.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import math
 import os
@@ -147,7 +148,8 @@ class BlobExchange:
         if self._shared is not None:
             with link.room_for_file(data.nbytes) as room:
                 if room:
-                    return Blob(data.nbytes, None, await share_with(link, self._shared, data))
+                    with contextlib.suppress(OutOfMemory):  # of shared memory: a stream takes none
+                        return Blob(data.nbytes, None, await share_with(link, self._shared, data))
         await link.send_stream(BlobStream(asked.blob, asked.stream), data)  # first: if it fails, this is the answer
         return Blob(data.nbytes)
 

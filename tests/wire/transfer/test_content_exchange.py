@@ -18,6 +18,7 @@ from wire.ir.types import TensorType
 from wire.limits import GIB, MIB
 from wire.link.link import Link
 from wire.protocol.messages import Blob, BlobStream, FetchBlob
+from wire.system.shared_memory import SharedDir
 from wire.transfer.content_exchange import BlobExchange, room_for
 
 
@@ -71,3 +72,17 @@ async def test_a_file_of_any_size_fits_where_there_is_no_other(tmp_path: Path) -
         for number in range(1, 4):
             assert bytes(await asks.exchange.fetch(link, hash_bytes(content), len(content))) == content
             assert link.bytes_received["shared"] == number * len(content)
+
+
+@pytest.mark.parametrize("size_bytes", [MIB // 2, 4 * MIB])
+async def test_content_comes_as_a_stream_where_shared_memory_is_full(
+    size_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object) -> str:
+        raise OutOfMemory("shared memory is full")
+
+    content = np.random.default_rng(0).bytes(size_bytes)
+    async with linked(content, folder=tmp_path, untaken_bytes_max=GIB) as (link, asks):
+        monkeypatch.setattr(SharedDir, "write", full)
+        assert bytes(await asks.exchange.fetch(link, hash_bytes(content), len(content))) == content
+        assert link.bytes_received["shared"] == 0
