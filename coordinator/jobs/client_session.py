@@ -77,6 +77,7 @@ class Requests:
     answers: dict[int, asyncio.Task[SessionTold]] = field(default_factory=dict)  # until the client has them
     after: dict[int, int] = field(default_factory=dict)  # of these answers, the steps done by then
     blobs: dict[int, list[bytes]] = field(default_factory=dict)  # of these answers
+    ended: bool = False  # no turn comes any more
 
     def done(self, number: int) -> None:
         """Let the next number go on: this one was asked of the session, or never will be."""
@@ -90,6 +91,7 @@ class Requests:
 
     def end(self, error: MeshError) -> None:
         """Nobody's turn comes any more."""
+        self.ended = True
         for waiting in self.turns.values():
             if not waiting.done():
                 waiting.set_exception(error.copy())

@@ -317,7 +317,7 @@ class SessionService:
         session = opened.session
         assert session is not None
         try:
-            if number > requests.next_number:
+            if number > requests.next_number and not requests.ended:
                 await requests.turns.setdefault(number, asyncio.get_running_loop().create_future())
             if opened.requests is not requests:
                 raise _taken(opened)
