@@ -45,6 +45,7 @@ log = logging.getLogger("graph_mesh.standby")
 
 ACKNOWLEDGED_S = STANDBY_ACKNOWLEDGED.seconds  # without an answer of standby or voters, an entry is then refused
 MESSAGE_BYTES = 4 << 20  # of entries in one message, after which the next one begins
+LONG_BYTES = DEFAULT.chunk_bytes_max // 2  # of entries: such a message may take the way of long ones
 ARBITERS_MAX = 3
 
 
@@ -77,6 +78,7 @@ class Replication:
         self._count = 1  # entries since this coordinator serves; everything before counts as one
         self._batch: tuple[int, Sequence[Entry]] = (0, ())  # the number of its first, and the newest entries
         self._snapshots: dict[str, Sequence[Entry]] = {}  # by node, while it attaches
+        self._long: dict[str, tuple[int, int]] = {}  # by node, the stream and the last entry of a long message to it
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         self._told: dict[str, tuple[Link, tuple[str, ...]]] = {}
         self._sent_authority: tuple[AuthorityFile, ...] = ()
@@ -171,13 +173,18 @@ class Replication:
             entries = batch
         if link is None or link.closed:
             return
+        long = sum(len(entry.body) + len(entry.job) for entry in entries) > LONG_BYTES
+        in_order = long or (bool(entries) and send.node in self._long)  # else it would overtake a long one
+        if in_order:
+            self._long[send.node] = message.stream, message.last
         for piece, more in _pieces(entries):
             epochs = self._coordinator.epochs if message.whole and not more else ()
             link.notify(
                 JournalEntries(
                     ballot_field(message.ballot), message.stream, message.first, message.last, message.whole, more,
                     epochs, tuple(JournalEntry(entry.job, entry.kind, entry.body) for entry in piece),
-                )
+                ),
+                in_order,
             )  # fmt: skip
 
     # -- what standbys say
@@ -209,6 +216,9 @@ class Replication:
         self._snapshots.pop(node, None)
 
     def _have(self, link: Link, body: JournalHave) -> None:
+        stream, last = self._long.get(link.peer.node_id, (0, 0))
+        if body.stream > stream or (body.stream == stream and body.last >= last):
+            self._long.pop(link.peer.node_id, None)
         if self._shell is not None:
             self._shell.feed(ev.Have(link.peer.node_id, body.stream, body.last))
 

@@ -181,9 +181,12 @@ class Link:
             self._machine.cancel(number)
             self._flush()
 
-    def notify(self, body: Message) -> None:
-        """Send a one-way message, at once where the socket takes it.  NodeLost when the link has ended."""
-        self._machine.notify(self._encoded(body))
+    def notify(self, body: Message, in_order: bool = False) -> None:
+        """Send a one-way message, at once where the socket takes it.  NodeLost when the link has ended.
+
+        A short one may overtake long ones, but for those that are sent `in_order`: they take the same way.
+        """
+        self._machine.notify(self._encoded(body), in_order)
         self._flush()
 
     async def send_stream(self, header: Message, data: memoryview | Sequence[memoryview]) -> None:

@@ -371,10 +371,10 @@ class Peer:
         self._dropped.add(number)
         self._put(BULK if in_pieces else CONTROL, Cancel(number))  # behind the request, wherever that went
 
-    def notify(self, body: Bytes) -> None:
-        """Say something that has no answer."""
+    def notify(self, body: Bytes, in_order: bool = False) -> None:
+        """Say something that has no answer; `in_order` behind all long messages that were said before."""
         self._expect_open()
-        self._send_body(Notify(body))
+        self._send_body(Notify(body), long=in_order)
 
     def ping(self, token: int) -> None:
         """Ask for a Ponged event with this token (0 to 2^64 - 1)."""
@@ -605,10 +605,10 @@ class Peer:
         self._frames[channel].append(data)
         self._queued_bytes += len(data) + _QUEUED_FRAME_BYTES
 
-    def _send_body(self, frame: Request | Reply | Notify, request: int = 0) -> bool:
-        """Send a frame on control, or in pieces on bulk if it is long; whether it was."""
+    def _send_body(self, frame: Request | Reply | Notify, request: int = 0, long: bool = False) -> bool:
+        """Send a frame on control, or in pieces on bulk if it is long, or to go as such; whether it was."""
         size = len(frame.body)
-        if size <= self.limits.chunk_bytes_max:
+        if size <= self.limits.chunk_bytes_max and not long:
             self._put(CONTROL, frame)
             return False
         if size > self.limits.message_bytes_max:

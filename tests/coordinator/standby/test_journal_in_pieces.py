@@ -19,10 +19,12 @@ from mesh.simulation.network import SimulatedNetwork
 from wire.limits import DEFAULT, KIB
 from wire.link.endpoint import Endpoint
 from wire.link.link import Link
-from wire.protocol.messages import JournalEntries, Message
+from wire.protocol.messages import JournalEntries, JournalHave, Message
 from wire.standby.configuration import Ballot
 
 WHOLE = ev.Entries("a", Ballot(1, "a"), 1, 0, 9, True)
+NEW = Entry("job", "accepted", b"{}")
+NEXT = ev.Entries("a", Ballot(1, "a"), 1, 10, 10, False)
 BEAT = ev.Entries("a", Ballot(1, "a"), 1, 10, 9, False)
 
 
@@ -56,7 +58,7 @@ class Follower:
 def sender(endpoint: Endpoint, to: str, snapshot: Sequence[Entry]) -> Any:
     replication = cast(Any, Replication.__new__(Replication))
     replication._coordinator = SimpleNamespace(endpoint=endpoint, epochs=(1, 2))
-    replication._batch, replication._snapshots = (0, ()), {to: snapshot}
+    replication._batch, replication._snapshots, replication._long = (10, [NEW]), {to: snapshot}, {}
     return replication
 
 
@@ -108,3 +110,26 @@ def test_all_messages_of_several_are_long_ones_which_keep_their_order() -> None:
         sizes = [sum(len(entry.body) for entry in piece) for piece in pieces]
         assert len(sizes) == 1 or min(sizes) > DEFAULT.chunk_bytes_max
     assert list(_pieces([])) == [([], False)]
+
+
+def test_an_entry_that_is_written_while_the_journal_is_on_its_way_comes_after_it() -> None:
+    snapshot = entries(3 * MESSAGE_BYTES)
+    follower = follow(snapshot, WHOLE, NEXT)
+    assert [(told.whole, came) for told, came in follower.told] == [(True, snapshot), (False, [NEW])]
+
+
+def test_entries_come_by_the_short_way_again_once_the_long_one_is_empty() -> None:
+    there = cast(Any, SimpleNamespace(peer=SimpleNamespace(node_id="b"), closed=False))
+    sent: list[tuple[JournalEntries, bool]] = []
+    there.notify = lambda message, in_order: sent.append((message, in_order))
+    endpoint = cast(Any, SimpleNamespace(links={"b": there}))
+    replication = sender(endpoint, "b", entries(MESSAGE_BYTES))
+    replication._shell = None
+    for message in (WHOLE, BEAT, NEXT):
+        replication._send(ev.Send("b", message))
+    for stream, last in ((0, 10), (1, 9)):  # of a stream before, and before the last that went the long way
+        replication._have(there, JournalHave(stream, last))
+        replication._send(ev.Send("b", NEXT))
+    replication._have(there, JournalHave(1, 10))
+    replication._send(ev.Send("b", NEXT))
+    assert [in_order for _, in_order in sent] == [True, False, True, True, True, False]
