@@ -116,6 +116,10 @@ class SharedDir:
         finally:
             os.close(handle)
 
+    def open(self) -> tuple[str, int]:
+        """A new file without bytes: its name, and it, open to be written and closed by the caller.  OutOfMemory."""
+        return self._new_file(os.O_WRONLY)
+
     def write_copies(self, chunks: Iterable[bytes | bytearray | memoryview], copies: int) -> tuple[str, ...]:
         """A new file of these bytes under one name for each receiver; OutOfMemory if it does not fit, and then none."""
         names = [self.write(chunks)]

@@ -176,7 +176,7 @@ class BlobExchange:
             link.bytes_received["shared"] += size_bytes
             return memoryview(b"")  # is left to write
 
-        writing = Tasks().run("writing what arrives", _written(link, buffer, handle), unheard)
+        writing = Tasks().run("writing what arrives", written(link, buffer, handle), unheard)
         try:
             data = await self._fetched(link, blob, size_bytes, lambda _: buffer, copied)
             if data is not buffer.view:  # it did not come as a stream
@@ -290,7 +290,7 @@ class BlobExchange:
         return NamedValue(name, dtype, array.shape, None, address or hash_array(array))
 
 
-async def _written(link: Link, buffer: PacedBuffer, handle: int) -> OSError | None:
+async def written(link: Link, buffer: PacedBuffer, handle: int) -> OSError | None:
     """Write what arrives in a buffer into an open file, until all of it is there; the error of a disk that refuses."""
 
     def write(begin: int, end: int, handle: int) -> None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from wire.errors import MeshError
+from wire.errors import MeshError, OutOfMemory
+from wire.limits import MIB
 from wire.link.link import Link
+from wire.protocol.flow_control import PacedBuffer
 from wire.protocol.messages import (
     CancelStep,
     Deploy,
@@ -20,15 +26,29 @@ from wire.protocol.messages import (
     Snapshot,
     Suspected,
 )
+from wire.system import mapped_files
 from wire.system.outcome import Outcome
 from wire.system.shared_memory import SharedDir, remove
-from wire.system.tasks import as_error
+from wire.system.tasks import as_error, unheard
+from wire.transfer.content_exchange import written
 
 from ..state import events as ev
 from .arriving_tensors import ArrivingTensors
 from .link_handler import Answer, PromptAnswer, Take
 from .machine_shell import MachineShell
 from .tensor_refs import is_here, tensor_of
+
+LARGE_BYTES = 32 * MIB  # memory for so much is had in 20 ms, in which the event loop stands still
+
+
+@dataclass(frozen=True, slots=True)
+class _Large:
+    """A tensor that is written into its file by threads, as it comes."""
+
+    name: str
+    handle: int  # the open file
+    buffer: PacedBuffer
+    writing: asyncio.Task[OSError | None]
 
 
 class PlanRequests:
@@ -51,6 +71,7 @@ class PlanRequests:
         self._joined = joined
         self._arriving = arriving
         self._files: dict[int, str] = {}  # id of a stream's buffer -> name of its file
+        self._large: dict[int, _Large] = {}  # likewise
 
     def requests(self) -> dict[type[Message], Answer]:
         return {
@@ -118,24 +139,66 @@ class PlanRequests:
 
     # -- streams of tensors
 
-    def open_stream(self, link: Link, header: Push, size_bytes: int) -> memoryview:
+    def open_stream(self, link: Link, header: Push, size_bytes: int) -> memoryview | PacedBuffer:
         node = link.peer.node_id
         self._arriving.check(header, node, size_bytes)
+        buffer: memoryview | PacedBuffer
         try:
-            segment = self._shared.allocate(size_bytes)
+            if size_bytes > LARGE_BYTES:
+                buffer = self._open_large(link, size_bytes)
+            else:
+                segment = self._shared.allocate(size_bytes)
+                buffer = segment.buffer
+                self._files[id(buffer)] = segment.name
         except Exception as fault:
             self._shell.feed(ev.TensorLost(header.plan, header.step, as_error("taking a tensor failed", fault)))
             raise
-        self._files[id(segment.buffer)] = segment.name
         self._arriving.begin(header, node, size_bytes)
-        return segment.buffer
+        return buffer
+
+    def _open_large(self, link: Link, size_bytes: int) -> PacedBuffer:
+        buffer = PacedBuffer(mapped_files.passing(size_bytes))
+        name, handle = self._shared.open()
+        writing = self._shell.tasks.run("writing what arrives", written(link, buffer, handle), unheard)
+        self._large[id(buffer.view)] = _Large(name, handle, buffer, writing)
+        return buffer
 
     def stream_done(self, link: Link, header: Push, buffer: memoryview, error: MeshError | None) -> None:
-        name, value = self._files.pop(id(buffer)), header.value
+        large = self._large.pop(id(buffer), None)
+        if large is not None:
+            landing = self._land(link, header, large, error)
+            self._shell.tasks.run("taking a tensor", landing, partial(self._lost, header))
+            return
+        name = self._files.pop(id(buffer))
         self._arriving.end(header)
         if error is not None:
             remove(self._shared.path, name)
             return
+        self._arrived(link, header, name)
+
+    async def _land(self, link: Link, header: Push, large: _Large, error: MeshError | None) -> None:
+        """All that comes of a large tensor has come: once it is in its file, it is there."""
+        landed = False
+        try:
+            refused = await large.writing if error is None else None
+            if refused is not None:
+                raise OutOfMemory("shared memory is full", cause=str(refused))
+            landed = error is None
+        finally:
+            large.writing.cancel()
+            link.give_up(large.buffer)
+            os.close(large.handle)
+            self._arriving.end(header)
+            if not landed:
+                remove(self._shared.path, large.name)
+        if landed:
+            self._arrived(link, header, large.name)
+
+    def _lost(self, header: Push, error: MeshError) -> None:
+        self._shell.feed(ev.TensorLost(header.plan, header.step, error))
+
+    def _arrived(self, link: Link, header: Push, name: str) -> None:
+        value = header.value
         tensor = ev.SharedFile(value.dtype, value.shape, str(self._shared.path), name)
         self._shell.feed(
             ev.TensorArrived(link.peer.node_id, header.plan, header.step, header.part, header.slot, tensor)

@@ -1,0 +1,132 @@
+"""A large tensor that comes as a stream is written by threads: to have memory for it takes half a second for a GiB, for
+which the worker's event loop would stand still."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from support.machines.links import Recorder, node
+
+from wire.errors import MeshError, NodeLost, OutOfMemory
+from wire.limits import MIB
+from wire.link.link import Link
+from wire.link.websocket_carrier import Endpoint
+from wire.protocol.flow_control import PacedBuffer
+from wire.protocol.messages import Message, PlanKey, Push, Value
+from wire.system import shared_memory
+from wire.system.shared_memory import SharedDir, take
+from wire.system.tasks import Tasks
+from worker.daemon.plan_requests import LARGE_BYTES, PlanRequests
+from worker.state import events as ev
+
+SIZE = LARGE_BYTES // 4 + 3
+HEADER = Push(PlanKey(1, 1), 0, 0, 0, Value("f32", (SIZE,)))
+
+
+class Receiver(Recorder):
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.shared, self.under_way = SharedDir.create(folder), 0
+        self.events: list[ev.Event] = []
+        self.tasks, self.told = Tasks(), asyncio.Event()
+        shell = cast(Any, SimpleNamespace(feed=self._feed, tasks=self.tasks))
+        arriving = cast(Any, SimpleNamespace(check=lambda *args: None, begin=self._begin, end=self._end))
+        self.requests = PlanRequests(shell, self.shared, *cast(Any, (None, None, None)), arriving)
+
+    def _feed(self, event: ev.Event) -> None:
+        self.events.append(event)
+        self.told.set()
+
+    def _begin(self, *args: object) -> None:
+        self.under_way += 1
+
+    def _end(self, *args: object) -> None:
+        self.under_way -= 1
+
+    def on_stream_open(self, link: Link, header: Message, size_bytes: int) -> Any:
+        buffer = self.requests.open_stream(link, cast(Push, header), size_bytes)
+        assert isinstance(buffer, PacedBuffer)
+        return buffer
+
+    def on_stream_done(self, link: Link, header: Message, buffer: memoryview, error: MeshError | None) -> None:
+        self.requests.stream_done(link, cast(Push, header), buffer, error)
+
+    def files(self) -> list[str]:
+        return [path.name for path in self.shared.path.iterdir() if path.name != "lock"]
+
+
+@contextlib.asynccontextmanager
+async def receiving(folder: Path) -> AsyncIterator[tuple[Link, Receiver]]:
+    receiver = Receiver(folder)
+    here = Endpoint(node("sends", host_id="a"), Recorder())
+    there = Endpoint(node("takes", host_id="b"), receiver)
+    try:
+        yield await here.dial("127.0.0.1", await there.listen("127.0.0.1", 0, 0)), receiver
+    finally:
+        await here.close()
+        await there.close()
+        receiver.shared.close()
+
+
+async def test_it_is_in_a_file_as_it_was_sent_and_no_loop_had_to_make_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writers: set[threading.Thread] = set()
+    write = os.write
+
+    def wrote(handle: int, data: Any) -> int:
+        if len(data) > MIB // 8:
+            writers.add(threading.current_thread())
+        return write(handle, data)
+
+    monkeypatch.setattr(shared_memory, "_reserve", None)
+    tensor = np.random.default_rng(0).random(SIZE, np.float32)
+    async with receiving(tmp_path) as (link, receiver):
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "write", wrote)
+            await link.send_stream(HEADER, memoryview(tensor))
+            await receiver.told.wait()
+        (event,) = receiver.events
+        assert isinstance(event, ev.TensorArrived) and isinstance(event.tensor, ev.SharedFile)
+        assert event.tensor.shape == (SIZE,) and receiver.under_way == 0
+        data = take(event.tensor.directory, event.tensor.name, tensor.nbytes)
+        assert bytes(data) == tensor.tobytes() and not receiver.files()
+        assert writers and threading.main_thread() not in writers
+
+
+async def test_without_room_its_step_hears_of_it_and_nothing_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object) -> int:
+        raise OSError(28, "no space left on the test's device")
+
+    async with receiving(tmp_path) as (link, receiver):
+        monkeypatch.setattr("wire.transfer.content_exchange.write_all", full)
+        await link.send_stream(HEADER, memoryview(np.zeros(SIZE, np.float32)))
+        await receiver.told.wait()
+        (event,) = receiver.events
+        assert isinstance(event, ev.TensorLost) and isinstance(event.error, OutOfMemory)
+        assert receiver.under_way == 0 and not receiver.files()
+        await link.ping()
+
+
+async def test_of_one_whose_sender_goes_nothing_stays(tmp_path: Path) -> None:
+    async with receiving(tmp_path) as (link, receiver):
+        sending = asyncio.create_task(link.send_stream(HEADER, memoryview(np.zeros(SIZE, np.float32))))
+        while not receiver.under_way:
+            await asyncio.sleep(0)
+        link.fail(NodeLost("the test ends it"))
+        with pytest.raises(MeshError):
+            await sending
+        while receiver.tasks:
+            await asyncio.sleep(0.01)
+        assert not receiver.events and receiver.under_way == 0 and not receiver.files()
