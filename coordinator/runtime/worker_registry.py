@@ -58,6 +58,7 @@ class WorkerRegistry:
         self._names = worker_names.NamesTaken(members)
         self._now = asyncio.get_running_loop().time  # also asked from other threads
         self._joins: dict[Link, asyncio.Task[NodeReport]] = {}
+        self._said: dict[Link, dict[type, Paused | Devices]] = {}  # by workers that are about to join, the latest
         self._staying: dict[tuple[str, int], asyncio.Task[None]] = {}
 
     async def adopt(self, link: Link, host: str, port: int) -> NodeReport:
@@ -103,6 +104,7 @@ class WorkerRegistry:
             raise
         finally:
             self._joins.pop(link, None)
+            said = self._said.pop(link, {})
         again = link_to(self._members, peer.node_id) is link  # it had joined over this link, so its ways are known
         before = self._members[peer.node_id] if again else None
         graphs, blobs = (before.graphs, before.blobs) if before else (set[bytes](), set[bytes]())
@@ -119,6 +121,8 @@ class WorkerRegistry:
             self._tasks.run("dropping a plan", drop, unheard)
         if not again:
             self._prober.joined(peer.node_id)
+        for news in said.values():  # after it had answered
+            self.devices_changed(link, news) if isinstance(news, Devices) else self.paused(link, news)
         return report
 
     def _forget_gone(self) -> None:
@@ -159,8 +163,14 @@ class WorkerRegistry:
 
     def paused(self, link: Link, body: Paused) -> None:
         """A worker was paused by its machine, or is so no more."""
+        self._note(link, body)
         if link_to(self._members, link.peer.node_id) is link:
             self._set_pause(link.peer.node_id, body.by)
+
+    def _note(self, link: Link, news: Paused | Devices) -> None:
+        """Note what a worker says that has answered, and is looked up in the roster: it does not say it again."""
+        if link in self._joins:
+            self._said.setdefault(link, {})[type(news)] = news
 
     def _set_pause(self, node: str, by: str, joining: bool = False) -> None:
         """Note whether a connected worker is paused, and by whom."""
@@ -180,6 +190,7 @@ class WorkerRegistry:
 
     def devices_changed(self, link: Link, body: Devices) -> None:
         """A worker gave a device up: it is still connected, and has fewer devices."""
+        self._note(link, body)
         node = link.peer.node_id
         member = self._members.get(node)
         if member is None or member.link is not link:

@@ -16,6 +16,7 @@ from mesh.simulation.cluster import Cluster
 from mesh.simulation.engine_host import Device
 from mesh.simulation.loop import VirtualLoop
 from wire.errors import NodeLost
+from wire.protocol.messages import Paused
 
 X = np.linspace(-1, 1, 64 * 64, dtype=np.float32).reshape(64, 64)
 
@@ -90,6 +91,31 @@ def test_a_link_that_ends_while_its_worker_is_looked_up_joins_nobody() -> None:
         await asyncio.sleep(10)
         assert {node.name: node.state for node in coordinator.nodes()}["sim-1"] == "healthy"
         assert not coordinator._members[ended[0]].link.closed
+
+    simulate(scenario, devices=[Device() for _ in range(2)])
+
+
+@pytest.mark.parametrize("by", ["machine", ""])
+def test_what_a_worker_says_while_it_is_looked_up_counts(by: str) -> None:
+    """It has answered by then, and does not say it again."""
+
+    async def scenario(cluster: Cluster) -> None:
+        coordinator, told = cluster.coordinator, list[str]()
+
+        def looked_up(node: str) -> None:
+            told.append(node)
+            link = coordinator.endpoint.links[node]
+            for news in (Paused("machine"), Paused(by)):
+                link._owner.handler.on_notify(link, news)
+
+        cluster.kill("sim-1")
+        await asyncio.sleep(5)
+        coordinator.names_come_from(looked_up)
+        cluster.start("sim-1")
+        await asyncio.sleep(5)
+        (node,) = told
+        assert coordinator._members[node].paused == by
+        assert (node in coordinator._state.nodes) == (not by)
 
     simulate(scenario, devices=[Device() for _ in range(2)])
 
