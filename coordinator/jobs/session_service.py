@@ -491,7 +491,16 @@ class SessionService:
         return SessionAttached(steps, opened.graph, form, opened.fixed)
 
     async def _hand_over(self, opened: ClientSession, client: str, name: str, token: str) -> None:
-        """Have the client with this token drive the session from now on, and nobody else."""
+        """Have the client with this token drive the session from now on, and nobody else.  It is done to the end, also
+        where that client goes meanwhile: the journal may say so by then."""
+        handing = self._doing.run("handing a session over", self._handed_over(opened, client, name, token), unheard)
+        try:
+            await asyncio.shield(handing)
+        except asyncio.CancelledError:
+            await asyncio.wait([handing])
+            raise
+
+    async def _handed_over(self, opened: ClientSession, client: str, name: str, token: str) -> None:
         former = (*opened.former, opened.token)[-FORMER_MAX:]
         fields = {"client": client, "name": name, "token": token, "former": former}
         await self._store.save(_ENTRY[DRIVER] + opened.id, DRIVER, fields)
@@ -504,6 +513,8 @@ class SessionService:
         self._tokens[opened.owner, token] = opened.id
         requests, opened.requests = opened.requests, Requests()
         self._over(opened, requests, _taken(opened))
+        if opened.client and not self._linked(opened.client):  # it went before it was the one who drives
+            self._client_left(opened)
 
     async def _adopt(self, opened: ClientSession) -> None:
         """Go on with a session of the process before, whose client did not come back, so that its state stays safe."""

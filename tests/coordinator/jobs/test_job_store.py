@@ -357,9 +357,13 @@ async def test_who_looks_for_content_does_not_wait_while_other_content_is_writte
     disk.holds = True
     saving = asyncio.create_task(store.save("a", "ended", {}, values(LONG)))
     assert await asyncio.to_thread(disk.at_work.wait, 10)
-    looking = threading.Thread(target=lambda: (store.view(hash_bytes(LONG)), looked.set()), daemon=True)
     looked = threading.Event()
-    looking.start()
+
+    def look() -> None:
+        store.view(hash_bytes(LONG))
+        looked.set()
+
+    threading.Thread(target=look, daemon=True).start()
     try:
         assert await asyncio.to_thread(looked.wait, 5)
     finally:

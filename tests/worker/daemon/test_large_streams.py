@@ -40,7 +40,7 @@ class Receiver(Recorder):
         self.tasks, self.told = Tasks(), asyncio.Event()
         shell = cast(Any, SimpleNamespace(feed=self._feed, tasks=self.tasks))
         arriving = cast(Any, SimpleNamespace(check=lambda *args: None, begin=self._begin, end=self._end))
-        self.requests = PlanRequests(shell, self.shared, *cast(Any, (None, None, None)), arriving)
+        self.requests = cast(Any, PlanRequests)(shell, self.shared, None, None, None, arriving)
 
     def _feed(self, event: ev.Event) -> None:
         self.events.append(event)
@@ -93,7 +93,7 @@ async def test_it_is_in_a_file_as_it_was_sent_and_no_loop_had_to_make_room(
     async with receiving(tmp_path) as (link, receiver):
         with monkeypatch.context() as patched:
             patched.setattr(os, "write", wrote)
-            await link.send_stream(HEADER, memoryview(tensor))
+            await link.send_stream(HEADER, tensor.data)
             await receiver.told.wait()
         (event,) = receiver.events
         assert isinstance(event, ev.TensorArrived) and isinstance(event.tensor, ev.SharedFile)
@@ -111,7 +111,7 @@ async def test_without_room_its_step_hears_of_it_and_nothing_stays(
 
     async with receiving(tmp_path) as (link, receiver):
         monkeypatch.setattr("wire.transfer.content_exchange.write_all", full)
-        await link.send_stream(HEADER, memoryview(np.zeros(SIZE, np.float32)))
+        await link.send_stream(HEADER, np.zeros(SIZE, np.float32).data)
         await receiver.told.wait()
         (event,) = receiver.events
         assert isinstance(event, ev.TensorLost) and isinstance(event.error, OutOfMemory)
@@ -121,7 +121,7 @@ async def test_without_room_its_step_hears_of_it_and_nothing_stays(
 
 async def test_of_one_whose_sender_goes_nothing_stays(tmp_path: Path) -> None:
     async with receiving(tmp_path) as (link, receiver):
-        sending = asyncio.create_task(link.send_stream(HEADER, memoryview(np.zeros(SIZE, np.float32))))
+        sending = asyncio.create_task(link.send_stream(HEADER, np.zeros(SIZE, np.float32).data))
         while not receiver.under_way:
             await asyncio.sleep(0)
         link.fail(NodeLost("the test ends it"))
