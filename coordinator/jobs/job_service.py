@@ -261,6 +261,10 @@ class JobService:
             await self._recall(job)
             if job.key not in self._published:
                 self._published[job.key] = await self._publish(job)
+                if not self._table.has(job):  # it was forgotten meanwhile, and another one may have its id
+                    self._unpublish(job.key)
+                    self._job(link, body.job, ADMIN)
+                    raise InputError(f"job {body.job} was forgotten, and there is a newer one of that id")
                 for other in list(self._published)[:-PUBLISHED_MAX]:
                     self._unpublish(other)  # whoever asks for it again has it published again
             return JobResult(self._published[job.key], job.report)

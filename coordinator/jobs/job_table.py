@@ -465,6 +465,10 @@ class JobTable:
             raise InputError(f"no job {job!r} here", next_step=f"Most recent: {known}; results are kept for {kept}")
         return named
 
+    def has(self, job: Job) -> bool:
+        """Whether this very job is not forgotten."""
+        return self._jobs.get(job.key) is job
+
     def all(self, owner: str | None = None) -> list[Job]:
         """The jobs of an owner, or everybody's."""
         return [job for job in self._jobs.values() if owner is None or job.owner == owner]
