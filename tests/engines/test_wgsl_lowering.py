@@ -412,7 +412,7 @@ def test_the_folder_is_bounded_and_keeps_what_was_read_last(tmp_path: Any) -> No
         ("[1, 1, 1]", "[0, 1, 1]"),
         ('"slot"', '"hole"'),
         ('"outputs": [', '"outputs": [99, '),
-        ('"format": 2', '"format": 0'),
+        ('"format": 3', '"format": 0'),
     ],
 )
 def test_a_program_that_cannot_be_is_not_read(old: str, new: str) -> None:

@@ -520,6 +520,7 @@ PURE_FILES = (
     "worker/wgsl/profile.py",
     "worker/wgsl/program.py",
     "worker/wgsl/shaders.py",
+    "worker/wgsl/textures.py",
 )
 IMPURE = {
     "asyncio", "ctypes", "datetime", "getpass", "mmap", "multiprocessing", "os", "platform", "random", "secrets",

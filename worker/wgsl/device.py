@@ -32,6 +32,7 @@ from wire.units import size_text
 from ..engine.kernel_rows import Key, Span, Spans
 from ..engine.protocol import Stopped, never
 from .profile import OFFSETS, SUBGROUPS, DeviceLimits, Profile
+from .program import extent
 from .slices import SLICE_S, Costs, Pass, Piece, learn, sliced
 
 _TYPES = ("DiscreteGPU", "IntegratedGPU", "VirtualGPU", "CPU")  # best first
@@ -44,6 +45,7 @@ _POOL_STEP = 8  # a pooled buffer is at most 1/8 larger than asked
 _WATCHED_MAX = 1024  # dispatches of one submission that is watched: a query set has two readings for each
 _STAMP_BYTES = 8  # of a reading
 LANE = "device"  # what kernels' times are told under
+_TEXTURE = 0  # instead of a buffer's usage
 _POOL_RUNS = 64  # a pooled buffer that so many runs had no use for is freed
 _PIECE_BYTES = 1 << 20  # of a tensor that leaves a device without room: staging for it may exceed the budget
 
@@ -68,7 +70,7 @@ def list_adapters() -> list[AdapterInfo]:
 
 
 class Memory:
-    """A device buffer; `size_bytes` may exceed what was asked for.  Identity is equality."""
+    """A device buffer, or a texture; `size_bytes` may exceed what was asked for.  Identity is equality."""
 
     __slots__ = ("given", "raw", "size_bytes", "usage")
 
@@ -168,6 +170,10 @@ class Device:
         """A storage buffer of at least `size_bytes`, from the pool if one fits; its content is arbitrary."""
         return self._take(size_bytes, self._storage)
 
+    def take_texture(self, size_bytes: int) -> Memory:
+        """A texture of so many bytes (`program.extent`), from the pool if it has one; its content is arbitrary."""
+        return self._take(size_bytes, _TEXTURE)
+
     def give(self, memory: Memory) -> None:
         """Back into the pool."""
         if self._closed:
@@ -215,7 +221,9 @@ class Device:
 
     def _take(self, size_bytes: int, usage: int) -> Memory:
         self._check_open()
-        size = max(size_bytes, min(_pool_size(size_bytes), self.profile.limits.buffer_bytes))
+        size = size_bytes
+        if usage != _TEXTURE:  # the size says how long a texture's rows are
+            size = max(size_bytes, min(_pool_size(size_bytes), self.profile.limits.buffer_bytes))
         pooled = self._free.get((size, usage))
         if pooled:
             return pooled.popitem()[0]
@@ -239,9 +247,18 @@ class Device:
                 next_step="Unload weights, lower the batch, or raise --max-memory",
             )
         with translated("allocating a buffer"):
-            raw = self._device.create_buffer(size=size, usage=usage)
+            texture = usage == _TEXTURE
+            raw = self._create_texture(size) if texture else self._device.create_buffer(size=size, usage=usage)
         self.allocated_bytes += size
         return Memory(raw, size, usage)
+
+    def _create_texture(self, size_bytes: int) -> Any:
+        width, height = extent(size_bytes)
+        most = self.profile.limits.texture_side
+        if max(width, height) > most:
+            raise OutOfMemory(f"a texture of {width} x {height} texels exceeds the adapter's {most} along a side")
+        usage = wgpu.TextureUsage.STORAGE_BINDING | wgpu.TextureUsage.TEXTURE_BINDING
+        return self._device.create_texture(size=(width, height, 1), format="rgba32float", usage=usage)
 
     def _free_unused(self) -> None:
         """Destroy pooled buffers that no run has used of late."""
@@ -276,12 +293,15 @@ class Device:
         self._pipelines.pop(text, None)
 
     def bind_group(self, pipeline: Any, buffers: Sequence[tuple[Memory, int, int]]) -> Any:
-        """Bind each (buffer, from which byte on, how many bytes of it) in order."""
+        """Bind each (buffer, from which byte on, how many bytes of it) in order; a texture as a whole."""
         limits = self.profile.limits
         if len(buffers) > limits.storage_buffers:
             raise ExecuteFailed(f"{len(buffers)} buffers in one kernel, the adapter has {limits.storage_buffers}")
-        entries = []
+        entries: list[dict[str, Any]] = []
         for place, (memory, at, size) in enumerate(buffers):
+            if memory.usage == _TEXTURE:
+                entries.append({"binding": place, "resource": memory.raw.create_view()})
+                continue
             if not 0 < size <= min(memory.size_bytes - at, limits.binding_bytes) or size % 4 or at < 0 or at % OFFSETS:
                 raise ExecuteFailed(f"binding {place} of {size} bytes from byte {at} on is not possible")
             entries.append({"binding": place, "resource": {"buffer": memory.raw, "offset": at, "size": size}})
@@ -717,6 +737,7 @@ def _device_limits(raw: Mapping[str, int]) -> DeviceLimits:
         invocations=invocations,
         workgroup_bytes=raw["max-compute-workgroup-storage-size"],
         groups_per_dimension=raw["max-compute-workgroups-per-dimension"],
+        texture_side=raw["max-texture-dimension-2d"],
     )
 
 

@@ -38,7 +38,7 @@ from .kernel_ir import (
 from .legalise import literal, text_of
 from .polyfills import closure
 from .profile import DeviceLimits, Profile
-from .program import stored_size
+from .program import extent, stored_size
 
 STORAGE = {"f32": "f32", "i32": "i32", "u32": "u32", "bool": "u32", "f16": "f16"}
 _BYTES = {"f32": 4, "i32": 4, "u32": 4, "bool": 4, "f16": 2}
@@ -57,6 +57,9 @@ class Shader:
     stored: tuple[bool, ...]
     grid: tuple[int, int, int]
     choice: Choice | None = None
+    quads: frozenset[int] = frozenset()  # buffers that are read or stored only in fours
+    from_textures: frozenset[int] = frozenset()  # buffers that the kernel reads sooner from textures
+    textures: frozenset[int] = frozenset()  # buffers that are textures
 
 
 class TextTooLong(CompileFailed):
@@ -78,26 +81,31 @@ def check_size(type_: TensorType, op: str, limits: DeviceLimits) -> None:
         )
 
 
-def emit(kernel: Kernel, profile: Profile, types: Sequence[TensorType]) -> Shader:
-    """The shader of a kernel, given the types of its buffers.  TooLarge if it has to bind more than it can;
-    CompileFailed if it breaks another limit, which is a fault of the lowering."""
+def emit(
+    kernel: Kernel, profile: Profile, types: Sequence[TensorType], textures: frozenset[int] = frozenset()
+) -> Shader:
+    """The shader of a kernel, given the types of its buffers, of which some are textures.  TooLarge if it has to bind
+    more than it can; CompileFailed if it breaks another limit, which is a fault of the lowering."""
     limits = profile.limits
     bindings = {buffer: limits.bindings(types[buffer]) for buffer in kernel.dtypes}
     pieces = {buffer: count for buffer, count in bindings.items() if count > 1}
-    printer = _Printer(kernel, dict.fromkeys(pieces, limits.piece_bytes))
+    textures &= kernel.dtypes.keys()
+    widths = {buffer: extent(stored_size(types[buffer]))[0] for buffer in textures}
+    printer = _Printer(kernel, dict.fromkeys(pieces, limits.piece_bytes), widths)
     main = printer.function()
     for buffer in sorted(printer.used):
         check_size(types[buffer], kernel.name, limits)
     stored = {statement.buffer for statement in statements(kernel.body) if isinstance(statement, Store)}
     buffers = tuple(buffer for buffer in sorted(printer.used) for _ in range(bindings[buffer]))
     declarations = [
-        f"@group(0) @binding({place}) var<storage, {'read_write' if buffer in stored else 'read'}> "
-        f"in{place}: array<{printer.element(buffer)}>;"
+        f"@group(0) @binding({place}) {printer.declaration(f'in{place}', buffer, buffer in stored)}"
         for place, buffer in enumerate(buffers)
     ]
     declarations += [f"var<workgroup> {s.name}: array<{_wgsl_type(s.dtype)}, {s.count}>;" for s in kernel.shared]
     for buffer in sorted(printer.used & pieces.keys()):
         declarations += printer.of_pieces(buffer, range(buffers.index(buffer), buffers.index(buffer) + pieces[buffer]))
+    for buffer in sorted(printer.used & widths.keys()):
+        declarations.append(printer.of_texture(buffer, buffers.index(buffer), buffer in stored))
     head = ["enable f16;"] if "f16" in kernel.dtypes.values() else []
     head += ["enable subgroups;"] if "subgroup" in main else []
     text = "\n".join([*head, *declarations, closure(main), main, ""])
@@ -124,7 +132,9 @@ def emit(kernel: Kernel, profile: Profile, types: Sequence[TensorType]) -> Shade
     for broken, what in problems:
         if broken:
             raise CompileFailed(f"kernel {kernel.name} needs {what}", op=kernel.name)
-    return Shader(text, buffers, tuple(buffer in stored for buffer in buffers), grid, kernel.choice)
+    quads = frozenset(printer.quads)
+    writes = tuple(buffer in stored for buffer in buffers)
+    return Shader(text, buffers, writes, grid, kernel.choice, quads, kernel.from_textures, textures)
 
 
 def folded(groups: int, most: int) -> tuple[int, int, int]:
@@ -148,10 +158,12 @@ def _renumbered(text: str, buffers: tuple[int, ...]) -> str:
 
 
 class _Printer:
-    def __init__(self, kernel: Kernel, piece_bytes: Mapping[int, int]) -> None:
-        """`piece_bytes` are of a buffer's pieces, if it is bound in several."""
+    def __init__(self, kernel: Kernel, piece_bytes: Mapping[int, int], widths: Mapping[int, int]) -> None:
+        """`piece_bytes` are of a buffer's pieces, if it is bound in several; `widths` are those of textures."""
         self.kernel = kernel
         self.piece_bytes = piece_bytes
+        self.widths = widths
+        self.called = piece_bytes.keys() | widths.keys()  # buffers that functions load and store
         self.lines: list[str] = []
         self.scopes: list[dict[object, str]] = [{}]
         self.count = 0
@@ -161,6 +173,19 @@ class _Printer:
     def element(self, buffer: int) -> str:
         own = STORAGE[self.kernel.dtypes[buffer]]
         return f"vec4<{own}>" if buffer in self.quads else own
+
+    def declaration(self, name: str, buffer: int, stored: bool) -> str:
+        if buffer in self.widths:
+            return f"var {name}: {'texture_storage_2d<rgba32float, write>' if stored else 'texture_2d<f32>'};"
+        return f"var<storage, {'read_write' if stored else 'read'}> {name}: array<{self.element(buffer)}>;"
+
+    def of_texture(self, buffer: int, place: int, stored: bool) -> str:
+        """The function that loads or stores four neighbours of a buffer that is a texture."""
+        width = self.widths[buffer]
+        texel = f"vec2<u32>(at & {width - 1}u, at >> {width.bit_length() - 1}u)"
+        if stored:
+            return f"fn store_b{buffer}(at: u32, value: vec4<f32>) {{ textureStore(in{place}, {texel}, value); }}"
+        return f"fn load_b{buffer}(at: u32) -> vec4<f32> {{ return textureLoad(in{place}, {texel}, 0); }}"
 
     def of_pieces(self, buffer: int, places: range) -> list[str]:
         """The functions that load and store an element of a buffer whose pieces are bound in these places."""
@@ -178,7 +203,7 @@ class _Printer:
     def at(self, buffer: int, index: str) -> str:
         """An element of a buffer, to be read."""
         self.used.add(buffer)
-        return f"load_b{buffer}({index})" if buffer in self.piece_bytes else f"b{buffer}[{index}]"
+        return f"load_b{buffer}({index})" if buffer in self.called else f"b{buffer}[{index}]"
 
     def function(self) -> str:
         self.block(self.kernel.body)
@@ -272,8 +297,7 @@ class _Printer:
         buffer, index = store.buffer, self.ref(store.index)
         self.used.add(buffer)
         value = values[0] if len(values) == 1 else f"{self.element(buffer)}({', '.join(values)})"
-        cut = buffer in self.piece_bytes
-        self.line(f"store_b{buffer}({index}, {value});" if cut else f"b{buffer}[{index}] = {value};")
+        self.line(f"store_b{buffer}({index}, {value});" if buffer in self.called else f"b{buffer}[{index}] = {value};")
 
     def ref(self, expr: Expr) -> str:
         """Text that stands for the expression's value, printing the `let`s it needs."""

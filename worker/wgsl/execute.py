@@ -161,7 +161,9 @@ class WgslExecutable:
         taken: list[Memory] = []
         try:
             for number in numbers:
-                taken.append(self._device.take(self.program.buffers[number].size_bytes))
+                buffer = self.program.buffers[number]
+                take = self._device.take_texture if buffer.kind == "texture" else self._device.take
+                taken.append(take(buffer.size_bytes))
         except BaseException:
             self._give(taken)
             raise

@@ -111,6 +111,7 @@ class Kernel:
     shared: tuple[Shared, ...] = ()
     in_place: frozenset[int] = field(default_factory=frozenset)  # buffers both read and stored
     choice: Choice | None = None  # of its form, where there are several
+    from_textures: frozenset[int] = field(default_factory=frozenset)  # buffers that it reads sooner from textures
 
 
 def statements(body: Sequence[Statement]) -> Iterator[Statement]:

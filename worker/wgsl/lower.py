@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import replace
 
 from wire.ir.graph import Node, WireGraph
@@ -16,8 +17,9 @@ from ..compiler.shorter_sums import shorter_sums
 from .canonicalise import canonicalise
 from .emit import Shader, TextTooLong, TooLarge, check_size
 from .profile import Profile
-from .program import Buffer, Dispatch, Module, Program, padded, stored_size
+from .program import Buffer, Dispatch, Module, Program, extent, padded, stored_size, texture_size
 from .shaders import Shaders
+from .textures import in_textures
 
 
 def lower(graph: WireGraph, known: Shaders) -> Program:
@@ -51,10 +53,21 @@ def grouped(graph: WireGraph, known: Shaders) -> list[tuple[Group, list[Shader]]
     target = known.profile.target
     for weight_max in larger:
         try:
-            return [(group, known.of(graph, group)) for group in fuse(graph, target, weight_max)]
+            return _of_groups(graph, known, fuse(graph, target, weight_max))
         except (TextTooLong, TooLarge):
             continue
-    return [(group, known.of(graph, group)) for group in fuse(graph, target, smallest)]
+    return _of_groups(graph, known, fuse(graph, target, smallest))
+
+
+def _of_groups(graph: WireGraph, known: Shaders, groups: list[Group]) -> list[tuple[Group, list[Shader]]]:
+    """The shaders, those that store or read a texture printed once more."""
+    made = [(group, known.of(graph, group)) for group in groups]
+    textures = in_textures(graph, [shader for _, shaders in made for shader in shaders], known.profile.limits)
+    touched = [any(textures.intersection(shader.buffers) for shader in shaders) for _, shaders in made]
+    return [
+        (group, known.of(graph, group, textures) if again else shaders)
+        for (group, shaders), again in zip(made, touched, strict=True)
+    ]
 
 
 def const_key(node: Node) -> str:
@@ -76,12 +89,17 @@ def assemble(graph: WireGraph, shaders: list[Shader]) -> Program:
     live = [output for output in graph.outputs if graph.types[output].size]
     tensors = sorted({buffer for bound in uses for buffer in bound} | set(live))
     leaves = [index for index in tensors if graph.nodes[index].op in LEAVES and _in_memory(graph, index)]
-    sizes = {index: stored_bytes(graph, index) for index in tensors if index not in leaves}
+    textures = frozenset[int]().union(*(shader.textures for shader in shaders))
+    sizes = {index: stored_bytes(graph, index) for index in tensors if index not in leaves and index not in textures}
     placed, slots = assign_slots(uses, sizes, live)
     buffers = [_leaf_buffer(graph, index) for index in leaves]
     number = {index: place for place, index in enumerate(leaves)}
     number.update({index: len(leaves) + slot for index, slot in placed.items()})
     buffers += [Buffer("slot", "", size) for size in slots]
+    for same in _of_one_width({index: texture_size(stored_bytes(graph, index)) for index in textures}):
+        placed, slots = assign_slots(uses, same, live)
+        number.update({index: len(buffers) + slot for index, slot in placed.items()})
+        buffers += [Buffer("texture", "", size) for size in slots]
     dispatches = []
     for shader in shaders:
         module = Module(shader.text, shader.stored, str(shader.choice.shape_class) if shader.choice else "")
@@ -89,6 +107,14 @@ def assemble(graph: WireGraph, shaders: list[Shader]) -> Program:
         dispatches.append(Dispatch(place, tuple(number[buffer] for buffer in shader.buffers), shader.grid))
     outputs = tuple(number[output] if graph.types[output].size else -1 for output in graph.outputs)
     return Program(tuple(modules), tuple(buffers), tuple(dispatches), outputs)
+
+
+def _of_one_width(sizes: Mapping[int, int]) -> list[dict[int, int]]:
+    """Textures in parts that may share: the width of a texture is in the text of a kernel, its height is not."""
+    parts: dict[int, dict[int, int]] = {}
+    for index in sorted(sizes):
+        parts.setdefault(extent(sizes[index])[0], {})[index] = sizes[index]
+    return [parts[width] for width in sorted(parts)]
 
 
 def _in_memory(graph: WireGraph, index: int) -> bool:

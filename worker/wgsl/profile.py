@@ -34,6 +34,7 @@ class DeviceLimits:
     invocations: int = 256  # in one workgroup
     workgroup_bytes: int = 16 * KIB  # workgroup memory
     groups_per_dimension: int = 65_535
+    texture_side: int = 8192  # texels of a texture of two dimensions, along either
 
     @property
     def piece_bytes(self) -> int:

@@ -7,20 +7,24 @@ because a cache file may be damaged.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from wire.ir.dtypes import BOOL
 from wire.ir.types import TensorType
 
-FORMAT = 2
-KINDS = ("input", "const", "slot")
-PAD = 16  # buffers are multiples of one vec4
+FORMAT = 3
+KINDS = ("input", "const", "slot", "texture")
+PAD = 16  # buffers are multiples of one vec4, which is a texel of a texture
 
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """Device memory: an `input` (name), a `const` (content key) or a reusable `slot`; size padded to PAD."""
+    """Device memory: an `input` (name), a `const` (content key), or a reusable `slot` or `texture`; size padded to PAD.
+
+    A texture has the extent of its size (`extent`).
+    """
 
     kind: str
     name: str
@@ -73,6 +77,20 @@ def padded(size_bytes: int) -> int:
     return max(PAD, size_bytes + -size_bytes % PAD)
 
 
+def extent(size_bytes: int) -> tuple[int, int]:
+    """Width and height of the texture for so many bytes, in texels.  The width is a power of two and no less than the
+    height, so that element i of four numbers lies at (i % width, i // width); it is that of whole textures, too."""
+    texels = max(1, -(-size_bytes // PAD))
+    width = 1 << math.isqrt(texels - 1).bit_length()
+    return width, -(-texels // width)
+
+
+def texture_size(size_bytes: int) -> int:
+    """The bytes of the texture for so many bytes: its last row may be filled in part."""
+    width, height = extent(size_bytes)
+    return width * height * PAD
+
+
 def to_json(program: Program) -> str:
     return json.dumps(
         {
@@ -122,3 +140,9 @@ def _check(program: Program) -> None:
             raise ValueError("a dispatch binds a buffer that is not there")
     if not all(-1 <= output < count for output in program.outputs):
         raise ValueError("an output that is not there")
+    textures = {number for number, buffer in enumerate(program.buffers) if buffer.kind == "texture"}
+    if textures & set(program.outputs):
+        raise ValueError("an output in a texture")
+    sizes = {program.buffers[number].size_bytes for number in textures}
+    if any(texture_size(size) != size for size in sizes):
+        raise ValueError("a texture of another size than it says")

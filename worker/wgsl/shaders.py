@@ -28,23 +28,31 @@ class Shaders:
         self.profile = profile
         self._known: OrderedDict[tuple[object, ...], tuple[Shader, ...]] = OrderedDict()
 
-    def of(self, graph: WireGraph, group: Group) -> list[Shader]:
-        """The group's shaders, in order; their buffers are numbers of `graph`'s nodes."""
+    def of(self, graph: WireGraph, group: Group, textures: frozenset[int] = frozenset()) -> list[Shader]:
+        """The group's shaders, in order; their buffers are numbers of `graph`'s nodes, of which some are textures."""
         part = cut(graph, group)
-        known = self._known.pop(part.key, None)
-        self._known[part.key] = known or lower_cut(part, self.profile)
+        own = frozenset(place for place, number in enumerate(part.numbers) if number in textures)
+        key = (*part.key, own)
+        known = self._known.pop(key, None)
+        self._known[key] = known or lower_cut(part, self.profile, own)
         if len(self._known) > SHADERS_MAX:
             self._known.popitem(last=False)
         return [
-            replace(shader, buffers=tuple(part.numbers[buffer] for buffer in shader.buffers))
-            for shader in self._known[part.key]
+            replace(
+                shader,
+                buffers=tuple(part.numbers[buffer] for buffer in shader.buffers),
+                quads=frozenset(part.numbers[buffer] for buffer in shader.quads),
+                from_textures=frozenset(part.numbers[buffer] for buffer in shader.from_textures),
+                textures=frozenset(part.numbers[buffer] for buffer in shader.textures),
+            )
+            for shader in self._known[key]
         ]
 
 
-def lower_cut(part: Cut, profile: Profile) -> tuple[Shader, ...]:
+def lower_cut(part: Cut, profile: Profile, textures: frozenset[int] = frozenset()) -> tuple[Shader, ...]:
     root = len(part.nodes) - 1
     graph = WireGraph(part.nodes, (root,), ("0",), part.types)
     reads = {number for number, node in enumerate(part.nodes) if node.op == "input"}
     group = Group(root, part.kind, list(part.anchors), set(), reads)
     kernels = LOWERINGS[part.kind](Frame(graph, group, profile))
-    return tuple(emit(kernel, profile, part.types) for kernel in kernels)
+    return tuple(emit(kernel, profile, part.types, textures) for kernel in kernels)

@@ -1,7 +1,8 @@
 """A product by one subgroup per tile, for software devices: no workgroup memory, and as few loads as there can be.
 
 The lanes hold the tile's left block in registers, rows side by side, and read each other's; each lane has columns of
-its own.  Software drivers turn a load into a loop over lanes, and a broadcast into one instruction.
+its own.  Software drivers turn a load from a buffer into a loop over lanes, one from a texture into a few instructions,
+and a broadcast into one.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class BroadcastProduct(Product):
         if self.stretches > 1:
             sweep = [Loop(stretch, build.number(0), self.stretches, 1, tuple(inner))]
         body = (*self.head(), *sweep, *self.results())
-        return Kernel("matmul", self.groups, self.form.invocations, body, self.frame.dtypes)
+        reads = frozenset(self.frame.group.reads)
+        return Kernel("matmul", self.groups, self.form.invocations, body, self.frame.dtypes, from_textures=reads)
 
     def row_of(self, i: Expr) -> Expr:
         return self.build.sum(self.build.scaled(self.tile_row, self.form.rows), i)
