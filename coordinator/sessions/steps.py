@@ -134,7 +134,7 @@ class Attendance:
         self.stored()
 
     def handed_over(self) -> None:
-        """Whoever claimed it may have it: who is away by now is one that does not drive it."""
+        """The claimant may have it.  It is away if the claimant is gone by now."""
         left = self.left
         self.over()
         self.away = left
