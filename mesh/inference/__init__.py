@@ -5,6 +5,7 @@ it; `server.py` has several models at once.  `kv_cache_step.py` and `sampling.py
 """
 
 from .generation_runner import Generating, TokenStream
+from .logit_adjustment import LogitAdjustment
 from .replies import Reply
 from .server import AsyncInferenceServer, InferenceServer, LoadedModel
 from .settings import GREEDY, Options, Sampling
@@ -15,6 +16,7 @@ __all__ = [
     "Generating",
     "InferenceServer",
     "LoadedModel",
+    "LogitAdjustment",
     "Options",
     "Reply",
     "Sampling",

@@ -9,8 +9,8 @@ it grows.  Where none is left, the text that came last gives its pages back and 
 that were chosen, once there are enough.  So are all texts after the state was lost.
 
 A batch that is too small asks for another `room`, and so does one that has been too large for a while.  A text with a
-guide is asked for one token at a time: the guide has to see it before it says which ones may follow.  This file knows
-no session and no clock.
+guide is asked for one token at a time: the guide has to see it before it says which ones may follow.  So is a text
+whose logits change with the tokens that came.  This file knows no session and no clock.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .kv_pages import PAGE, KvPages, pages_for, prefix_keys
+from .logit_adjustment import LogitAdjustment
 from .settings import GREEDY, Room, Sampling
 
 PAGES_MIN = 8
@@ -53,7 +54,7 @@ class Guide(Protocol):
 class TextRequest:
     """A text to go on with: after `prompt`, up to `tokens_max` tokens or to one of `ends`, which is given too.
 
-    `guide` limits its tokens; `scored` asks for the logarithms of their probabilities.
+    `guide` limits its tokens; `scored` asks for the logarithms of their probabilities; `adjustment` changes its logits.
     """
 
     number: int
@@ -63,6 +64,7 @@ class TextRequest:
     sampling: Sampling = GREEDY
     guide: Guide | None = None
     scored: bool = False
+    adjustment: LogitAdjustment | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,7 @@ class Feeds:
     table: NDArray[np.int32]
     settings: tuple[Sampling, ...]
     texts: tuple[TextRequest | None, ...] = ()
+    changes: tuple[dict[int, tuple[float, float]], ...] = ()  # of logits: `LogitAdjustment.changes`
 
 
 @dataclass(slots=True, eq=False)
@@ -155,8 +158,15 @@ class _Text:
 
     @property
     def awaited(self) -> bool:
-        """Whether its guide has to see a token first."""
-        return self.request.guide is not None and self.coming > 0
+        """Whether its guide, or what counts its tokens, has to see a token first."""
+        counts = self.request.adjustment is not None and self.request.adjustment.counts
+        return (self.request.guide is not None or counts) and self.coming > 0
+
+    @property
+    def changes(self) -> dict[int, tuple[float, float]]:
+        """What its next logits become, by token."""
+        adjustment = self.request.adjustment
+        return {} if adjustment is None else adjustment.changes(self.tokens, len(self.request.prompt))
 
     @property
     def room(self) -> int:
@@ -304,6 +314,7 @@ class Slots:
             np.zeros(slots, np.bool_), np.zeros((slots, pages_for(self.room.length)), np.int32),
             tuple([text.request.sampling if text else GREEDY for text in self._texts]),
             tuple([text.request if text else None for text in self._texts]),
+            tuple([text.changes if text else {} for text in self._texts]),
         )  # fmt: skip
         choosing: list[_Text | None] = [None] * slots
         for slot, text in enumerate(self._texts):

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import itertools
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,9 +28,10 @@ from ..functions.step_trace import Stepping
 from ..models.decoder import Text, table_of
 from ..models.model import Model
 from ..util.units import counted, size_text
-from . import kv_cache_step, sampling
+from . import kv_cache_step, logit_adjustment, sampling
 from .continuous_batching import PAGES_MIN, ChosenToken, Feeds, Guide, Slots, TextRequest
 from .kv_pages import PAGE, pages_for
+from .logit_adjustment import LogitAdjustment
 from .settings import GREEDY, Room, Sampling, by_rows
 
 TOKENS_MAX = 128  # new ones where nobody says how many
@@ -172,11 +173,14 @@ class Generating:
     kv_bytes : int, optional
         The most bytes of keys and values, on all workers together; by default a quarter of what a worker of this
         machine would use.
+    adjusted : bool, optional
+        Whether texts may change their logits, too, in a detailed batch; a step of such a batch takes still more.
 
     Raises
     ------
     InputError
-        If the model does not generate text, or the bytes do not hold one page.
+        If the model does not generate text, or the bytes do not hold one page; or if the batch is adjusted and not
+        detailed.
 
     Notes
     -----
@@ -207,10 +211,12 @@ class Generating:
     def __init__(
         self, mesh: AsyncMesh, model: Model, *, slots: int = 8, queue: int = 64, chunk: int = 16,
         strategy: str = "auto", mode: str = "auto", copies: str | None = None, detailed: bool = False,
-        kv_bytes: int | None = None,
+        kv_bytes: int | None = None, adjusted: bool = False,
     ) -> None:  # fmt: skip
         self._text = text_of(model)
-        self._detailed = detailed
+        if adjusted and not detailed:
+            raise InputError("an adjusted batch is a detailed one", next_step="Make it with detailed=True, too")
+        self._detailed, self._adjusted = detailed, adjusted
         self._mesh = mesh
         strategy = by_rows(strategy) if mesh.reproducible else strategy
         mode = mode if mode != "auto" else "on" if mesh.live() or mesh.reproducible else "off"  # and so it stays
@@ -293,6 +299,7 @@ class Generating:
         ends: Iterable[int] | None = None,
         guide: Guide | None = None,
         scored: bool = False,
+        adjustment: LogitAdjustment | None = None,
     ) -> TokenStream:
         """Go on with a text.
 
@@ -309,7 +316,9 @@ class Generating:
         guide : Guide, optional
             What says which tokens may come next.
         scored : bool, optional
-            Whether tokens come with the logarithms of their probabilities.
+            Whether tokens come with the logarithms of their probabilities, which no adjustment changes.
+        adjustment : LogitAdjustment, optional
+            What the text changes of its logits.
 
         Returns
         -------
@@ -320,7 +329,7 @@ class Generating:
         ------
         InputError
             If the model does not have a token, or has fewer positions than are asked for; or for a guide or scores in
-            a batch that is not a detailed one.
+            a batch that is not a detailed one, and an adjustment in one that is not an adjusted one.
         QueueFull
             At once, if too many wait already.
         Cancelled
@@ -332,8 +341,11 @@ class Generating:
             raise QueueFull(f"{self.waiting} texts wait already", next_step="Try again when some of them are done")
         if (guide is not None or scored) and not self._detailed:
             raise InputError("only a detailed batch has guides and scores", next_step="Make it with detailed=True")
+        if adjustment is not None and not self._adjusted:
+            raise InputError("only an adjusted batch changes logits", next_step="Make it with adjusted=True")
         tokens = tuple([int(token) for token in prompt])
         self._check(tokens)
+        self._known([token for token, _ in adjustment.biases] if adjustment is not None else ())
         request = TextRequest(
             next(self._numbers),
             tokens,
@@ -342,6 +354,7 @@ class Generating:
             how,
             guide,
             scored,
+            adjustment,
         )
         stream = self._streams[request.number] = TokenStream(request.number, self)
         self._slots.join(request)
@@ -459,10 +472,8 @@ class Generating:
             stream._end(chosen.reason)
 
     def _arguments(self, feeds: Feeds) -> tuple[Any, ...]:
-        how = sampling.fed(feeds.settings)
-        if self._detailed:
-            how |= sampling.limits(feeds.texts, self.vocabulary)
         room = self._slots.room
+        how = self._how(room, feeds.settings, feeds.texts, feeds.changes)
         return kv_cache_step.feeds(room, feeds.ids, feeds.start, feeds.count, feeds.follow, feeds.table, how)
 
     async def _open(self, room: Room) -> None:
@@ -493,12 +504,23 @@ class Generating:
 
     def _example(self, room: Room) -> tuple[Any, ...]:
         zeros = np.zeros(room.slots, np.int32)
-        how = sampling.fed([GREEDY] * room.slots)
-        if self._detailed:
-            how |= sampling.limits([None] * room.slots, self.vocabulary)
+        how = self._how(room, [GREEDY] * room.slots, [None] * room.slots, [{}] * room.slots)
         ids = np.zeros((room.slots, room.chunk), np.int32)
         table = np.zeros((room.slots, pages_for(room.length)), np.int32)
         return kv_cache_step.feeds(room, ids, zeros, zeros, np.zeros(room.slots, np.bool_), table, how)
+
+    def _how(
+        self, room: Room, settings: Sequence[Sampling], texts: Sequence[TextRequest | None],
+        changes: Sequence[dict[int, tuple[float, float]]],
+    ) -> dict[str, Any]:  # fmt: skip
+        """How a step chooses tokens: more in a detailed batch, and most in an adjusted one."""
+        how = sampling.fed(settings)
+        if self._detailed:
+            how |= sampling.limits(texts, self.vocabulary)
+        if self._adjusted:
+            most = logit_adjustment.changed_max(room.length, self.vocabulary)
+            how |= logit_adjustment.fed(changes, most)
+        return how
 
     async def _close_session(self) -> None:
         self._answers.clear()
@@ -535,9 +557,7 @@ class Generating:
     def _check(self, tokens: tuple[int, ...]) -> None:
         if not tokens:
             raise InputError("a text to go on with has at least one token")
-        wrong = next((token for token in tokens if not 0 <= token < self.vocabulary), None)
-        if wrong is not None:
-            raise InputError(f"the model has {self.vocabulary} tokens, and no token {wrong}")
+        self._known(tokens)
         most, held = self._text.decoder.positions_max, PAGE * (self._slots.pages_max - 1)
         if most is not None and len(tokens) > most:
             raise InputError(f"the model has {most} positions, got {counted(len(tokens), 'token')}")
@@ -547,6 +567,11 @@ class Generating:
                 f"{size} of keys and values hold {held} tokens, got {counted(len(tokens), 'token')}",
                 next_step="Give more bytes for keys and values, or shorten the prompt",
             )
+
+    def _known(self, tokens: Iterable[int]) -> None:
+        wrong = next((token for token in tokens if not 0 <= token < self.vocabulary), None)
+        if wrong is not None:
+            raise InputError(f"the model has {self.vocabulary} tokens, and no token {wrong}")
 
 
 async def budget_of(mesh: AsyncMesh, asked: int | None, batches: int = 1) -> int:

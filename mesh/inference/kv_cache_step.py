@@ -83,7 +83,7 @@ def stepper(
     decoder: Decoder, room: Room, params: Mapping[str, Array], detailed: bool = False
 ) -> Callable[..., tuple[State, Array]]:
     """`step(state, *feeds)` gives the next state and the token i32 (slots,) chosen behind every text; a detailed one
-    takes `sampling.limits` too, and gives what `sampling.scored` makes."""
+    takes `sampling.limits` too, may take `logit_adjustment.fed`, and gives what `sampling.scored` makes."""
 
     def step(
         state: State, ids: Array, start: Array, count: Array, follow: Array, table: Array, how: Any, several: Array,

@@ -78,12 +78,27 @@ def read_scores(answer: NDArray[np.int32]) -> list[Score]:
 def chosen(logits: Array, positions: Array, how: dict[str, Array]) -> Array:
     """The tokens i32 (n,) that stand at `positions` i32 (n,), of logits (n, vocab) and settings as `fed` makes them."""
     scores = mnp.astype(logits, mnp.float32)
+    if "changed" in how:
+        before = scores
+        scores = cond(mnp.any(how["changed"] >= 0), lambda: _adjusted(before, how), lambda: before)
     if "mask" in how:
         scores = mnp.where(_allowed(how["mask"], scores.shape[-1]), scores, _HIDDEN)
     likeliest = mnp.astype(mnp.argmax(scores, axis=-1), mnp.int32)
     warm = how["temperature"] > 0
     drawn = cond(mnp.any(warm), lambda: _drawn(scores, positions, how), lambda: likeliest)
     return mnp.where(warm, drawn, likeliest)
+
+
+def _adjusted(scores: Array, how: dict[str, Array]) -> Array:
+    """Scores f32 (n, vocabulary) with those of some tokens changed, as `logit_adjustment.fed` makes them."""
+    tokens, repeat = how["changed"], how["repeat"]
+    texts, vocabulary = scores.shape
+    before = mnp.take_along_axis(scores, mnp.maximum(tokens, 0), axis=1)
+    after = mnp.where(before > 0, before / repeat, before * repeat) + how["added"]
+    row = mnp.astype(mnp.arange(texts), mnp.int32)[:, None] * vocabulary
+    places = mnp.where(tokens >= 0, row + tokens, texts * vocabulary)  # beyond the end: dropped
+    flat = [mnp.reshape(each, (-1,)) for each in (scores, places, after)]
+    return mnp.reshape(apply("scatter", *flat, axis=0, mode="set"), scores.shape)
 
 
 def _allowed(mask: Array, vocabulary: int) -> Array:

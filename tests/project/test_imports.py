@@ -447,6 +447,7 @@ PURE_FILES = (
     "mesh/commands/diagnosis.py",
     "mesh/inference/continuous_batching.py",
     "mesh/inference/kv_pages.py",
+    "mesh/inference/logit_adjustment.py",
     "mesh/inference/request_batcher.py",
     "mesh/inference/settings.py",
     "mesh/serving/access.py",
