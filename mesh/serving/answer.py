@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ..inference.continuous_batching import FAILED, ChosenToken
+from ..inference.logit_adjustment import LogitAdjustment
 from ..inference.settings import Sampling
 from ..inference.tokenizer import Detokenizer, Tokenizer
 from .api_error import ApiError
@@ -24,7 +25,8 @@ class TextRequest:
     """What is asked of a model, whichever the API: to go on with each prompt, a text or tokens, `choices` times.
 
     `framed` prompts get what the tokenizer puts before and behind a text; a chat template has written that itself.
-    `likeliest` is how many of the likeliest tokens come with every token, None without probabilities.
+    `likeliest` is how many of the likeliest tokens come with every token, None without probabilities.  `adjustment` is
+    what changes logits before a token is chosen, None for nothing.
     """
 
     prompts: tuple[str | tuple[int, ...], ...]
@@ -35,6 +37,7 @@ class TextRequest:
     likeliest: int | None = None
     grammar: Grammar | None = None
     tools: ToolFormat | None = None
+    adjustment: LogitAdjustment | None = None
     framed: bool = False
     param: str = "messages"  # what errors about the prompt name
 

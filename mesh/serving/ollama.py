@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from ..inference.logit_adjustment import PENALTY_MAX, REPEAT_MAX, REPEAT_MIN, LogitAdjustment
 from ..inference.settings import Sampling
 from .answer import Answer, TextPiece, TextRequest, ToolCalled, whole
 from .api_error import ApiError, ollama_shape, wrong
@@ -23,6 +24,7 @@ from .openai_completions import read_prompts
 from .replies import JSON_LINES, JsonReply, Reply, StreamReply, line_frame
 from .served_text import ModelFacts
 
+REPEAT_LAST = 64  # tokens for which penalties count, where the request does not say
 VERSION = "0.12.0"  # the version of Ollama whose interface this is
 # What only says how Ollama computes; it changes nothing here.
 COMPUTING = frozenset(
@@ -40,9 +42,8 @@ COMPUTING = frozenset(
     }
 )
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "repeat_penalty": (1,), "presence_penalty": (0,), "frequency_penalty": (0,), "mirostat": (0,), "min_p": (0,),
-    "typical_p": (1,), "tfs_z": (1,), "penalize_newline": (False,), "repeat_last_n": (0, 64), "mirostat_tau": (5,),
-    "mirostat_eta": (0.1,),
+    "mirostat": (0,), "min_p": (0,), "typical_p": (1,), "tfs_z": (1,), "penalize_newline": (False,),
+    "mirostat_tau": (5,), "mirostat_eta": (0.1,),
 }  # fmt: skip
 
 
@@ -76,9 +77,7 @@ async def generate(call: Call) -> Reply:
     if raw or model.template is None:
         if system:
             raise wrong("system needs a chat template", "system")
-        request = TextRequest(
-            (prompt,), how.sampling, how.tokens_max, stops=how.stops, grammar=form, framed=True, param="prompt"
-        )
+        request = replace(how, prompts=(prompt,), grammar=form, framed=True, param="prompt")
     else:
         told = [{"role": "system", "content": system}] if system else []
         talk = Conversation([*told, {"role": "user", "content": prompt}], format=form, template=template)
@@ -177,8 +176,21 @@ def _how(fields: Fields, call: Call) -> TextRequest:
         call.new_seed() if seed is None else seed,
     )  # fmt: skip
     most = options.integer("num_predict", -2, TOKENS_LIMIT, -1)
+    adjustment = _penalties(options)
     options.done()
-    return TextRequest((), sampling, most if most > 0 else None, stops=options.texts("stop", 16))
+    stops = options.texts("stop", 16)
+    return TextRequest((), sampling, most if most > 0 else None, stops=stops, adjustment=adjustment)
+
+
+def _penalties(options: Fields) -> LogitAdjustment | None:
+    """The penalties, for which the last tokens count, those of the prompt too; None for nothing."""
+    presence, frequency = (
+        options.number(name, -PENALTY_MAX, PENALTY_MAX, 0) for name in ("presence_penalty", "frequency_penalty")
+    )
+    repeat = options.number("repeat_penalty", REPEAT_MIN, REPEAT_MAX, 1)
+    last = options.integer("repeat_last_n", -1, TOKENS_LIMIT, REPEAT_LAST)
+    adjustment = LogitAdjustment((), presence, frequency, repeat, TOKENS_LIMIT if last < 0 else last)
+    return None if adjustment.neutral else adjustment
 
 
 def _options(fields: Fields) -> Fields:

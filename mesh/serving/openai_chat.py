@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
+from ..inference.logit_adjustment import BIAS_MAX, BIASES_MAX, PENALTY_MAX, LogitAdjustment
 from ..inference.settings import Sampling
 from .answer import Answer, Ended, Event, Said, ScoredToken, TextPiece, TextRequest, ToolCalled, Usage, whole
 from .api_error import openai_shape, wrong
@@ -18,6 +19,7 @@ from .served_text import CHOICES_MAX
 TOKENS_LIMIT = 1 << 30
 SEED_MAX = (1 << 63) - 1
 TOP_K_MAX = (1 << 31) - 1
+TOKEN_DIGITS_MAX = 10  # of the number of a token
 
 
 async def chat_completions(call: Call) -> Reply:
@@ -41,6 +43,7 @@ async def chat_completions(call: Call) -> Reply:
     how = TextRequest(
         (), read_sampling(fields, call), read_tokens_max(fields), fields.integer("n", 1, CHOICES_MAX, 1),
         fields.texts("stop", 16), (likeliest or 0) if wanted else None,
+        adjustment=read_adjustment(fields),
     )  # fmt: skip
     stream, usage = fields.boolean("stream", False), wants_usage(fields)
     fields.done()
@@ -76,6 +79,33 @@ def read_sampling(fields: Fields, call: Call, temperature: float = 1.0, top_p: f
         warmth, fields.integer("top_k", -1, TOP_K_MAX, top_k) if fields.get("top_k") != -1 else 0,
         max(most, 1e-6), call.new_seed() if seed is None else seed,
     )  # fmt: skip
+
+
+def read_adjustment(fields: Fields) -> LogitAdjustment | None:
+    """What changes the logits; None for nothing, so that such a text runs as one that does not name it."""
+    presence, frequency = (
+        fields.number(name, -PENALTY_MAX, PENALTY_MAX, 0) for name in ("presence_penalty", "frequency_penalty")
+    )
+    adjustment = LogitAdjustment(_read_biases(fields), presence, frequency)
+    return None if adjustment.neutral else adjustment
+
+
+def _read_biases(fields: Fields) -> tuple[tuple[int, float], ...]:
+    given = fields.object("logit_bias") or {}
+    if len(given) > BIASES_MAX:
+        raise wrong(f"logit_bias has {BIASES_MAX} tokens at most, got {len(given)}", "logit_bias")
+    biases: dict[int, float] = {}
+    inner = Fields(given, "logit_bias")
+    for name in given:
+        if not (name.isascii() and name.isdigit() and len(name) <= TOKEN_DIGITS_MAX):
+            raise wrong(f"logit_bias has the numbers of tokens, counted from 0, got {name!r:.60}", "logit_bias")
+        if int(name) in biases:
+            raise wrong(f"logit_bias has token {int(name)} twice", "logit_bias")
+        if inner.get(name) is None:
+            told = f"logit_bias.{name} is a number from {-BIAS_MAX:g} to {BIAS_MAX:g}, got None"
+            raise wrong(told, f"logit_bias.{name}")
+        biases[int(name)] = inner.number(name, -BIAS_MAX, BIAS_MAX, 0)
+    return tuple(biases.items())
 
 
 def read_tokens_max(fields: Fields) -> int | None:

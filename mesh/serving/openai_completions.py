@@ -11,7 +11,7 @@ from .api_error import openai_shape, wrong
 from .calls import Call
 from .conversation import read_format
 from .fields import Fields, whole_characters
-from .openai_chat import Head, read_sampling, read_tokens_max, usage_of, wants_usage
+from .openai_chat import Head, read_adjustment, read_sampling, read_tokens_max, usage_of, wants_usage
 from .replies import DONE, EVENT_STREAM, JsonReply, Reply, StreamReply, data_frame
 from .served_text import CHOICES_MAX
 
@@ -29,7 +29,7 @@ async def completions(call: Call) -> Reply:
     how = TextRequest(
         read_prompts(fields.get("prompt"), "prompt"), read_sampling(fields, call),
         read_tokens_max(fields) or TOKENS_MAX, fields.integer("n", 1, CHOICES_MAX, 1), fields.texts("stop", 16),
-        likeliest, read_format(fields), framed=True, param="prompt",
+        likeliest, read_format(fields), adjustment=read_adjustment(fields), framed=True, param="prompt",
     )  # fmt: skip
     stream, usage = fields.boolean("stream", False), wants_usage(fields)
     fields.done()

@@ -10,6 +10,7 @@ import asyncio
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Protocol
 
 from wire.errors import InputError
@@ -18,6 +19,7 @@ from ..client.async_mesh import AsyncMesh
 from ..inference.continuous_batching import Guide
 from ..inference.generation_runner import Generating, budget_of, pages_in, text_of
 from ..inference.kv_pages import PAGE
+from ..inference.logit_adjustment import LogitAdjustment
 from ..inference.settings import Options, Sampling
 from ..inference.tokenizer import Tokenizer
 from ..models.decoder import table_of
@@ -51,14 +53,23 @@ class Batches(Protocol):
         ends: Sequence[int],
         guide: Guide | None,
         scored: bool,
+        adjustment: LogitAdjustment | None,
     ) -> TokenSource: ...
 
     async def close(self) -> None: ...
 
 
+class _Kind(Enum):
+    """What a batch's steps take: an adjusted one takes what a detailed one does, and more."""
+
+    PLAIN = "plain"
+    DETAILED = "detailed"
+    ADJUSTED = "adjusted"
+
+
 class MeshBatches:
-    """The running batches of a model on a mesh: `replicas` plain ones, and one for texts with guides or scores.  Each
-    may have `kv_bytes` of keys and values."""
+    """The running batches of a model on a mesh: `replicas` plain ones, one for texts with guides or scores, and one for
+    texts that change their logits.  Each may have `kv_bytes` of keys and values."""
 
     def __init__(self, mesh: AsyncMesh, model: Model, options: Options, kv_bytes: int) -> None:
         text = text_of(model)
@@ -66,14 +77,13 @@ class MeshBatches:
         held = PAGE * (pages_in(model, kv_bytes) - 1)
         self.positions_max: int | None = min(held, text.decoder.positions_max or held)
         self.ends = text.ends
-        self._make: Callable[[bool], Generating] = lambda detailed: Generating(
+        self._make: Callable[[_Kind], Generating] = lambda kind: Generating(
             mesh, model, slots=int(options.max_batch), queue=CHOICES_MAX * int(options.max_batch) * options.replicas,
             chunk=int(options.chunk), strategy=options.strategy, mode=options.mode, copies=options.copies,
-            detailed=detailed, kv_bytes=kv_bytes,
+            detailed=kind is not _Kind.PLAIN, adjusted=kind is _Kind.ADJUSTED, kv_bytes=kv_bytes,
         )  # fmt: skip
-        self._replicas = options.replicas
-        self._plain: list[Generating] = []
-        self._detailed: list[Generating] = []
+        self._most = {_Kind.PLAIN: options.replicas, _Kind.DETAILED: 1, _Kind.ADJUSTED: 1}
+        self._batches: dict[_Kind, list[Generating]] = {kind: [] for kind in _Kind}
 
     def begin(
         self,
@@ -83,17 +93,19 @@ class MeshBatches:
         ends: Sequence[int],
         guide: Guide | None,
         scored: bool,
+        adjustment: LogitAdjustment | None,
     ) -> TokenSource:
         """Go on with a text in the batch that has least to do."""
-        detailed = guide is not None or scored
-        batches = self._detailed if detailed else self._plain
-        if len(batches) < (1 if detailed else self._replicas):
-            batches.append(self._make(detailed))
+        more = _Kind.DETAILED if guide is not None or scored else _Kind.PLAIN
+        kind = more if adjustment is None else _Kind.ADJUSTED
+        batches = self._batches[kind]
+        if len(batches) < self._most[kind]:
+            batches.append(self._make(kind))
         least = min(batches, key=lambda batch: batch.waiting + batch.active)
-        return least.begin(tokens, tokens_max, how, ends, guide, scored)
+        return least.begin(tokens, tokens_max, how, ends, guide, scored, adjustment)
 
     async def close(self) -> None:
-        await asyncio.gather(*(batch.close() for batch in (*self._plain, *self._detailed)))
+        await asyncio.gather(*(batch.close() for batches in self._batches.values() for batch in batches))
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +189,9 @@ class ServedText:
         texts = len(prompts) * request.choices
         if texts > CHOICES_MAX:
             raise wrong(f"a request has {CHOICES_MAX} texts at most, got {texts}", "n")
+        for token, _ in request.adjustment.biases if request.adjustment is not None else ():
+            if token >= self._batches.vocabulary:
+                raise wrong(f"there is no token {token}: the vocabulary has {self._batches.vocabulary}", "logit_bias")
         if request.grammar is None:
             return prompts, [None] * texts
         if self._grammars is None:
@@ -211,7 +226,8 @@ class ServedText:
         if most is not None:
             tokens_max = min(tokens_max, most - len(tokens) + 1)
         how = request.sampling.shifted(place)
-        return self._batches.begin(tokens, tokens_max, how, self._ends, guide, request.likeliest is not None)
+        scored = request.likeliest is not None
+        return self._batches.begin(tokens, tokens_max, how, self._ends, guide, scored, request.adjustment)
 
 
 def new_call_id() -> str:
@@ -225,7 +241,7 @@ async def serve_text(mesh: AsyncMesh, facts: ModelFacts, model: Model, options: 
     folder = text_of(model).folder
     tokenizer = await asyncio.to_thread(Tokenizer, folder)
     template = await asyncio.to_thread(load_chat_template, folder)
-    kv_bytes = await budget_of(mesh, options.kv_bytes, options.replicas + 1)
+    kv_bytes = await budget_of(mesh, options.kv_bytes, options.replicas + len(_Kind) - 1)
     batches = MeshBatches(mesh, model, options, kv_bytes)
     admission = Admission(int(options.max_batch) * options.replicas, int(options.queue))
     return ServedText(facts, model, batches, tokenizer, template, admission)

@@ -245,6 +245,49 @@ def test_an_answer_continues_the_last_message_where_it_is_asked_to(client: opena
         client.post("/messages", body={"model": "llama", "messages": spaced, **how}, cast_to=object)
 
 
+def test_penalties_and_biases_change_what_is_chosen(client: openai.OpenAI, folder: Path) -> None:
+    tokenizer, model = Tokenizer(folder), mesh.load(folder)
+    prompt, (forced, other) = [5, 6, 7], tokenizer.ids("a b", framed=False)[:2]
+    how: dict[str, Any] = {"model": "llama", "prompt": prompt, "max_tokens": 6, "temperature": 0}
+
+    def went_on(**more: Any) -> str:
+        return str(client.completions.create(**how, **more).choices[0].text)
+
+    plain = tokenizer.text(model.generate(prompt, max_new_tokens=6, ends=()))
+    assert went_on(logit_bias={}, presence_penalty=0, frequency_penalty=0) == went_on() == plain
+    assert went_on(logit_bias={str(forced): 100}) == tokenizer.text([forced] * 6)
+    # the bias outweighs all logits of this model; the penalty tells the two tokens apart, whichever comes first
+    both = went_on(logit_bias={str(forced): 100, str(other): 100}, presence_penalty=2, frequency_penalty=2)
+    ids = wanted_tokens(model, prompt, 6, {forced: 100, other: 100}, 2, 2)
+    assert {forced, other} == set(ids)
+    assert both == tokenizer.text(ids)
+    for more in ({"n": 2}, {"stream": True}):
+        answer = client.chat.completions.create(
+            model="llama", messages=HELLO, max_tokens=4, logit_bias={str(forced): 100}, frequency_penalty=0.1, **more
+        )
+        texts = (
+            ["".join(chunk.choices[0].delta.content or "" for chunk in answer if chunk.choices)]
+            if "stream" in more
+            else [choice.message.content for choice in answer.choices]
+        )
+        assert set(texts) == {tokenizer.text([forced] * 4)}
+
+
+def wanted_tokens(
+    model: mesh.Model, prompt: list[int], count: int, biases: dict[int, float], presence: float, frequency: float
+) -> list[int]:
+    """The likeliest tokens by the formula of OpenAI's reference."""
+    chosen: list[int] = []
+    for _ in range(count):
+        logits = np.asarray(model(input_ids=np.array([prompt + chosen], np.int32)), np.float32)[0, -1].copy()
+        for token, bias in biases.items():
+            logits[token] += bias
+        for token in set(chosen):
+            logits[token] -= chosen.count(token) * frequency + presence
+        chosen.append(int(np.argmax(logits)))
+    return chosen
+
+
 def test_embeddings_are_the_demos(client: openai.OpenAI) -> None:
     texts = ["A cat sat.", "Wie spät ist es?", "word " * 100]
     with mesh.Mesh.builder().build() as own:
@@ -279,7 +322,17 @@ def test_embeddings_are_the_demos(client: openai.OpenAI) -> None:
         ({"max_completion_tokens": 0}, 400, "max_completion_tokens", "from 1"),
         ({"n": 99}, 400, "n", "from 1 to 16"),
         ({"stop": [""]}, 400, "stop", "a list of up to 16"),
-        ({"frequency_penalty": 1}, 400, "frequency_penalty", "does not support frequency_penalty"),
+        ({"frequency_penalty": 2.1}, 400, "frequency_penalty", "a number from -2 to 2, got 2.1"),
+        ({"presence_penalty": "much"}, 400, "presence_penalty", "a number from -2 to 2, got 'much'"),
+        ({"logit_bias": [1]}, 400, "logit_bias", "a JSON object"),
+        ({"logit_bias": {"one": 1}}, 400, "logit_bias", "the numbers of tokens, counted from 0, got 'one'"),
+        ({"logit_bias": {"-1": 1}}, 400, "logit_bias", "the numbers of tokens, counted from 0, got '-1'"),
+        ({"logit_bias": {"7": 1, "07": 1}}, 400, "logit_bias", "token 7 twice"),
+        ({"logit_bias": {"7": 101}}, 400, "logit_bias.7", "a number from -100 to 100, got 101"),
+        ({"logit_bias": {"7": None}}, 400, "logit_bias.7", "a number from -100 to 100, got None"),
+        ({"logit_bias": {"9999999": 1}}, 400, "logit_bias", "no token 9999999: the vocabulary has"),
+        ({"logit_bias": {str(token): 1 for token in range(301)}}, 400, "logit_bias", "300 tokens at most, got 301"),
+        ({"best_of": 2}, 400, "best_of", "does not support best_of"),
         ({"continue_final_message": True}, 400, "messages", "a last message that is a text"),
         ({"colour": "red"}, 400, "colour", "unknown parameter"),
         ({"top_logprobs": 3}, 400, "top_logprobs", "needs logprobs"),

@@ -6,6 +6,7 @@ import json
 import signal
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -15,7 +16,9 @@ import pytest
 from support.cases.served_models import llama_folder
 from support.processes.commands import Daemon, daemon, environment
 
+import mesh
 from mesh.importers.minilm import model_folder
+from mesh.inference.tokenizer import Tokenizer
 
 with pytest.MonkeyPatch.context() as _patch:  # it makes a client when it is imported
     _patch.delenv("SSL_CERT_FILE", raising=False)
@@ -31,10 +34,15 @@ HELLO: Any = [{"role": "user", "content": "Hello, how are you?"}]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return llama_folder(tmp_path_factory.mktemp("models") / "llama")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     own = tmp_path_factory.mktemp("server")
     arguments = (
-        "serve-model", str(llama_folder(own / "llama")), f"minilm={model_folder()}", "--port", "0", "--local", "1",
+        "serve-model", str(folder), f"minilm={model_folder()}", "--port", "0", "--local", "1",
         "--engine", "cpu",
     )  # fmt: skip
     with (
@@ -176,11 +184,41 @@ def test_ollama_formats_and_models(llamas: ollama.Client) -> None:
     np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1, atol=1e-5)
 
 
+def test_ollama_penalties_are_for_the_last_tokens(llamas: ollama.Client, folder: Path) -> None:
+    tokenizer, model = Tokenizer(folder), mesh.load(folder)
+    prompt = "the cat and the dog and the cat"
+    ids = tokenizer.ids(prompt, framed=True)
+
+    def went_on(**options: Any) -> str:
+        given = {"num_predict": 8, "temperature": 0, **options}
+        return str(llamas.generate("llama", prompt, raw=True, options=given).response)
+
+    def wanted(repeat: float, presence: float, last: int) -> str:
+        tokens = list(ids)
+        for _ in range(8):
+            logits = np.asarray(model(input_ids=np.array([tokens], np.int32)), np.float32)[0, -1].copy()
+            for token in set(tokens[-last:] if last else ()):
+                logits[token] = (logits[token] / repeat if logits[token] > 0 else logits[token] * repeat) - presence
+            tokens.append(int(np.argmax(logits)))
+        return tokenizer.text(tokens[len(ids) :])
+
+    # of this prompt no plain answer repeats anything, so the penalties here are rewards, which change every answer
+    plain, all_of_it, few = wanted(1, 0, 0), wanted(0.3, -1, 64), wanted(0.3, -1, 4)
+    assert len({plain, all_of_it, few}) == 3
+    assert went_on() == went_on(repeat_penalty=0.3, repeat_last_n=0) == plain
+    assert went_on(repeat_penalty=0.3, presence_penalty=-1) == all_of_it
+    assert went_on(repeat_penalty=0.3, presence_penalty=-1, repeat_last_n=-1) == all_of_it
+    assert went_on(repeat_penalty=0.3, presence_penalty=-1, repeat_last_n=4) == few
+
+
 @pytest.mark.parametrize(
     ("more", "status", "why"),
     [
         ({"model": "nothing"}, 404, "no model 'nothing'"),
-        ({"options": {"repeat_penalty": 1.3}}, 400, "options.repeat_penalty"),
+        ({"options": {"repeat_penalty": 0}}, 400, "options.repeat_penalty is a number from 0.01 to 100, got 0"),
+        ({"options": {"presence_penalty": 3}}, 400, "options.presence_penalty is a number from -2 to 2, got 3"),
+        ({"options": {"repeat_last_n": -2}}, 400, "options.repeat_last_n is an integer from -1"),
+        ({"options": {"mirostat": 1}}, 400, "does not support options.mirostat"),
         ({"options": {"temperature": "hot"}}, 400, "options.temperature"),
         ({"options": {"colour": 1}}, 400, "unknown parameter options.colour"),
         ({"messages": [{"role": "user", "content": "x", "images": [b"x"]}]}, 400, "reads text alone"),

@@ -51,6 +51,9 @@ BODIES: dict[str, Any] = {
         "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}},
         "stream_options": {"include_usage": True},
         "chat_template_kwargs": {"a": 1},
+        "logit_bias": {"5": 1},
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.5,
     },
     "/v1/completions": {
         "model": "llama",
@@ -109,7 +112,7 @@ BODIES: dict[str, Any] = {
         "system": "y",
         "raw": False,
         "stream": False,
-        "options": {"num_predict": 2},
+        "options": {"num_predict": 2, "repeat_penalty": 1.1, "presence_penalty": 0.5, "repeat_last_n": 8},
         "format": {"type": "object"},
     },
     "/api/embed": {"model": "minilm", "input": ["a"], "truncate": True},
