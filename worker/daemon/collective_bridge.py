@@ -172,21 +172,22 @@ class Bridge:
                 self._disconnected(buffer)
 
     def buffers_changed(self, device: int) -> None:
-        """Carry on what the host of a device wrote, and report what it read."""
-        for name, original in self._originals.items():
+        """Carry on what the host of a device wrote, and report what it read.  A link that cannot take it ends, and a
+        plan with it."""
+        for name, original in list(self._originals.items()):
             if original.device == device and original.reader is not None:
                 self._send_new(name, original, original.reader)
-        for name, copy in self._copies.items():
+        for name, copy in list(self._copies.items()):
             if copy.device == device and copy.writer is not None:
                 self._report_soon(name, copy)
 
     def linked(self, node: str) -> None:
         """Send again what may have been lost with the link before."""
-        for name, original in self._originals.items():
+        for name, original in list(self._originals.items()):
             if original.node == node and original.reader is not None:
                 original.sent, original.failed = original.reader.read, 0
                 self._send_new(name, original, original.reader)
-        for name, copy in self._copies.items():
+        for name, copy in list(self._copies.items()):
             if copy.node == node:
                 self._offer_connection(copy.back)
                 if copy.writer is not None:
@@ -328,13 +329,15 @@ class Bridge:
         if link is None or link.closed:
             return  # `linked` sends it
         for number in range(original.sent, reader.written):
+            if link.closed:  # by what was sent just now
+                return
             data = reader.message(number)
             if len(data) <= INLINE_BYTES_MAX:
                 link.notify(Letter(name, number, bytes(data)))
             else:
                 self._stream(link, Letter(name, number), data)
             original.sent = number + 1
-        if original.failed != reader.failed:
+        if original.failed != reader.failed and not link.closed:
             original.failed = reader.failed
             link.notify(GaveUp(name, reader.failed, reader.failure(reader.failed) or b""))
 

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 from support.machines.bridges import MEMBERS, PLAN, Link, Network, prepared, reducing
 
-from wire.errors import ConnectFailed, OutOfMemory, ProtocolError, StaleGeneration
+from wire.errors import ConnectFailed, NodeLost, OutOfMemory, ProtocolError, StaleGeneration
 from wire.protocol.messages import Gang, Letter, LettersRead, Member, PlanKey
 from worker.daemon.collective_bridge import name_of
 from worker.engine.protocol import never
@@ -93,3 +93,25 @@ async def test_a_gang_whose_workers_are_not_linked_is_an_error_that_says_so(netw
     bridge.prepare(7, PLAN, Gang(("dp",), (2,), 0, MEMBERS))
     with pytest.raises(ConnectFailed, match="no link"):
         bridge.directories(7)
+
+
+async def test_a_link_that_ends_under_what_is_sent_takes_no_host_along(network: Network) -> None:
+    """Its end ends the plan at once, whose ring buffers are being looked at."""
+    ranks = prepared(network)
+    bridge, link = network.nodes["a"].bridge, network.nodes["a"].links["b"]
+    sent: list[Any] = []
+
+    def notify(message: Any) -> None:
+        if link.closed:
+            raise NodeLost("the link is closed")
+        sent.append(message)
+        link.closed = True
+        bridge.unprepare(7)
+
+    link.notify = notify
+    ranks[0].begin(2, never)
+    ranks[0].fail(OutOfMemory("no room"))
+    ranks[0].begin(3, never)
+    ranks[0].fail(OutOfMemory("no room"))
+    bridge.buffers_changed(0)
+    assert len(sent) == 1 and link.closed
