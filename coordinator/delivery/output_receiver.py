@@ -17,7 +17,7 @@ from wire.ir.types import TensorType
 from wire.link.link import Link
 from wire.protocol.flow_control import PacedBuffer
 from wire.protocol.messages import Ballast, BlobStream, Message, Push, Value
-from wire.system.shared_memory import take
+from wire.system.shared_memory import remove, take
 from wire.system.tasks import as_error
 from wire.transfer.content_exchange import BlobExchange, room_for
 from wire.transfer.link_probe import Meter
@@ -54,6 +54,7 @@ class OutputReceiver:
     def pushed(self, link: Link, body: Push) -> None:
         """Take an output from a message or a file, or the worker's notice that it could not send one."""
         if body.plan.epoch != self._epoch():
+            let_go(link, body.value)
             return
         plan = self._plan(body.plan.generation)
         try:
@@ -116,6 +117,12 @@ def not_sent(link: Link) -> MeshError:
     return BlobMissing(
         "the worker could not send an output", node=link.peer.name, next_step="Its log says why, in mesh-coord logs"
     )
+
+
+def let_go(link: Link, value: Value) -> None:
+    """Remove the file of a tensor that nobody waits for any more: whoever is told of a file owns it."""
+    if value.shared:
+        remove(link.peer.shared_memory, value.shared)
 
 
 def tensor_of(link: Link, value: Value) -> NDArray[Any]:

@@ -22,7 +22,7 @@ from wire.protocol.messages import CancelStep, Deployed, Ran, Run, Value
 from wire.system.tasks import as_error, unheard
 
 from ..delivery.input_sender import Sending, run_step
-from ..delivery.output_receiver import check_type_of, tensor_of
+from ..delivery.output_receiver import check_type_of, let_go, tensor_of
 from ..planning import plan_messages
 from ..planning.model.plan import Plan
 from ..workers.records import Deployment
@@ -225,6 +225,7 @@ class PlanShell(ABC):
         """An output as `take_output` takes it; None if no step waits for it."""
         kind = self.output_type(link, generation, step, slot)
         if kind is None:
+            let_go(link, value)
             return None
         check_type_of(value, kind)
         return tensor_of(link, value)
