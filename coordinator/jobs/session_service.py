@@ -183,6 +183,7 @@ class SessionService:
     ) -> SessionOpened:
         if (known := self._known(link, token, body.name)) is not None:
             return await self._opened(known)
+        self._check_room(member_id(link.peer.node_id))  # others came while its values did
         graph, kinds = content.graph, content.graph.param_types
         for carry in body.carries:
             if carry.name not in kinds or carry.output >= len(graph.outputs) or body.told > len(graph.outputs):

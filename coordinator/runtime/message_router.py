@@ -38,6 +38,8 @@ class MessageRouter:
         """End the links of revoked nodes, and send the list to all others, now and when they connect."""
         self._revocations = revocations
         for link in list(links):
+            if link.closed:  # by the end of one before
+                continue
             if member_id(link.peer.node_id) in node_ids:
                 log.warning("%s was revoked", link.peer.name)
                 link.close("this node was revoked")

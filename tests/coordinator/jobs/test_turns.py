@@ -10,7 +10,7 @@ import pytest
 
 from coordinator.jobs.client_session import Requests
 from coordinator.jobs.session_service import SessionService
-from wire.errors import Cancelled, MeshError
+from wire.errors import Busy, Cancelled, MeshError
 
 
 def in_turn(opened: Any, requests: Requests, number: int) -> asyncio.Task[Any]:
@@ -41,3 +41,13 @@ async def test_what_arrives_after_the_end_of_a_session_does_not_wait_for_what_wa
         with pytest.raises(MeshError):
             async with asyncio.timeout(5):
                 await late
+
+
+async def test_sessions_whose_values_arrive_at_the_same_time_are_no_more_than_may_be() -> None:
+    service = cast(Any, SessionService.__new__(SessionService))
+    service._sessions_max, service._sessions_of_client_max = 8, 1
+    mine = SimpleNamespace(owner="client", terms=SimpleNamespace(name=""))
+    service._sessions, service._tokens = {"other": mine}, {}
+    link = SimpleNamespace(peer=SimpleNamespace(node_id="client", name="client"))
+    with pytest.raises(Busy):
+        await service._open_with(link, SimpleNamespace(name="", session="t"), "t", None, "auto")

@@ -1,0 +1,33 @@
+"""The handler of a coordinator's links."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from coordinator.runtime.message_router import MessageRouter
+from wire.errors import NodeLost
+from wire.protocol.messages import Revocations
+
+
+def test_a_link_that_ends_with_a_revoked_one_keeps_no_other_from_the_news() -> None:
+    """What is said of the end of a link is told others, whose links may not take it."""
+    told: list[str] = []
+
+    def link(node: str) -> Any:
+        made = SimpleNamespace(peer=SimpleNamespace(node_id=node, name=node), closed=False)
+
+        def notify(message: object) -> None:
+            if made.closed:
+                raise NodeLost("the link is closed")
+            told.append(node)
+
+        def close(reason: str) -> None:
+            made.closed = links[1].closed = True
+
+        made.notify, made.close = notify, close
+        return made
+
+    links = [link("revoked"), link("full"), link("well")]
+    MessageRouter({}).revoke(cast(Revocations, None), {"revoked"}, links)
+    assert told == ["well"]
