@@ -139,6 +139,10 @@ def test_a_session_too_many_of_one_client_is_refused_to_that_one() -> None:
     simulate_durable(1, 0, scenario, mortal=False)
 
 
+def added(s: Any, x: Any) -> tuple[Any, Any]:
+    return s + x[0], s
+
+
 def test_a_step_whose_arguments_have_no_room_is_refused_to_that_client_and_room_is_made() -> None:
     x = np.ones(10_000, np.float32)
 
@@ -149,8 +153,7 @@ def test_a_step_whose_arguments_have_no_room_is_refused_to_that_client_and_room_
             AsyncMesh(await client_of(cluster)) as mine,
             AsyncMesh(await client_of(cluster, "b", "e" * 32)) as his,
         ):
-            step = lambda s, x: (s + x[0], s)  # noqa: E731
-            sessions = [await mesh.session(step, x[0], x, copies="checkpoint", every=1000) for mesh in (mine, his)]
+            sessions = [await mesh.session(added, x[0], x, copies="checkpoint", every=1000) for mesh in (mine, his)]
             for number in range(3):
                 assert await sessions[0].step(x) == number + 1
             with pytest.raises(LimitExceeded, match=r"have 117\.2 KiB of arguments here.*39\.1 KiB more"):

@@ -40,8 +40,10 @@ class Follower:
         self.following = cast(Any, Following.__new__(Following))
         self.following._parts, self.following._came = {}, []
         self.following._meet = lambda link: None
-        feed = lambda event: self.told.append((event, list(self.following._came)))  # noqa: E731
-        self.following._shell = SimpleNamespace(feed=feed)
+        self.following._shell = SimpleNamespace(feed=self.feed)
+
+    def feed(self, event: ev.Entries) -> None:
+        self.told.append((event, list(self.following._came)))
 
     def on_notify(self, link: Link, body: Message) -> None:
         assert isinstance(body, JournalEntries)

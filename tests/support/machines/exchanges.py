@@ -32,12 +32,12 @@ class Exchanging(Recorder):
     async def on_request(self, link: Link, body: Message) -> Message:
         return await self.exchange.serve(link, body) if isinstance(body, FetchBlob) else body
 
-    def on_stream_open(self, link: Link, header: Message, size_bytes: int) -> memoryview:
+    def on_stream_open(self, link: Link, header: Message, size_bytes: int) -> memoryview | PacedBuffer:
         assert isinstance(header, BlobStream)
         buffer = self.exchange.open_stream(link, header, size_bytes)
         if isinstance(buffer, PacedBuffer):
             self.buffers.append(buffer)
-        return buffer  # type: ignore[return-value]
+        return buffer
 
     def on_stream_done(self, link: Link, header: Message, buffer: memoryview, error: MeshError | None) -> None:
         assert isinstance(header, BlobStream)
@@ -60,3 +60,6 @@ async def linked(
     finally:
         await here.close()
         await there.close()
+        for each in dirs:
+            if each is not None:
+                each.close()

@@ -10,6 +10,7 @@ from mesh.simulation.virtual_network import PERFECT, Conditions, Network, Wire
 from wire.errors import MeshError
 from wire.limits import DEFAULT, Limits
 from wire.link.link import Link
+from wire.protocol.flow_control import PacedBuffer
 from wire.protocol.messages import Message
 from wire.protocol.peer import Event, Identity, Peer, State
 from wire.protocol.versions import PROTOCOL
@@ -92,7 +93,7 @@ class Recorder:
     def on_notify(self, link: Link, body: Message) -> None:
         self.notes.put_nowait(body)
 
-    def on_stream_open(self, link: Link, header: Message, size_bytes: int) -> memoryview:
+    def on_stream_open(self, link: Link, header: Message, size_bytes: int) -> memoryview | PacedBuffer:
         return memoryview(bytearray(size_bytes))
 
     def on_stream_done(self, link: Link, header: Message, buffer: memoryview, error: MeshError | None) -> None:
