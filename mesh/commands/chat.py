@@ -22,11 +22,15 @@ Options = argparse.Namespace
 
 
 def chat(options: Options) -> int:
-    """Send every line to the model, with all that was said before; an empty line or Ctrl-D ends."""
+    """Send every line to the model, with all that was said before; an empty line or Ctrl-D ends.
+
+    With --json an answer is one object, once it is whole, and there is no prompt.
+    """
     messages: list[dict[str, str]] = [{"role": "system", "content": options.system}] if options.system else []
     talking = sys.stdin.isatty()
+    prompt = "> " if talking and not options.json else ""
     while True:
-        line = _line(talking)
+        line = _line(prompt)
         if not line:
             return OK
         messages.append({"role": "user", "content": line})
@@ -44,21 +48,23 @@ def chat(options: Options) -> int:
             messages.pop()
 
 
-def _line(talking: bool) -> str:
+def _line(prompt: str) -> str:
     try:
-        return input("> " if talking else "").strip()
+        return input(prompt).strip()
     except EOFError:
         return ""
 
 
 def _answer(options: Options, messages: list[dict[str, str]]) -> str:
-    """Print an answer as it comes; its text."""
+    """Print an answer as it comes, or as JSON once it is whole; its text."""
     pieces = []
     for piece in _pieces(options, messages):
-        say_lines(piece, end="")
+        if not options.json:
+            say_lines(piece, end="")
         pieces.append(piece)
-    say(flush=True)
-    return "".join(pieces)
+    text = "".join(pieces)
+    say(json.dumps({"role": "assistant", "content": text}) if options.json else "", flush=True)
+    return text
 
 
 def _pieces(options: Options, messages: list[dict[str, str]]) -> Iterator[str]:

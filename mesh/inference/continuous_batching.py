@@ -103,6 +103,8 @@ class ChosenToken:
         Why it is the last one, "" if it is not.
     score : Score, optional
         The logarithm of its probability, if the text wants it.
+    cached : int, optional
+        How many tokens of the text's prompt needed no reading, since a text before began with them.
 
     Examples
     --------
@@ -115,6 +117,7 @@ class ChosenToken:
     token: int
     reason: str = ""
     score: Score | None = None
+    cached: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +143,7 @@ class _Text:
     pages: list[int] = field(default_factory=list)
     published: int = 0  # how many of the pages others may find
     keys: list[bytes] = field(default_factory=list)  # of the pages that the tokens fill
+    cached: int | None = None  # how many tokens were found when it began; None before that
 
     @property
     def produced(self) -> int:
@@ -199,7 +203,7 @@ class _Text:
 
     def again(self) -> _Text:
         """The same text, of which nothing is read."""
-        return _Text(self.request, self.tokens, keys=self.keys)
+        return _Text(self.request, self.tokens, keys=self.keys, cached=self.cached)
 
 
 @dataclass(slots=True)
@@ -337,7 +341,7 @@ class Slots:
             self._publish(text)
             reason = text.reason(int(token))
             score = scores[slot] if scores is not None and text.request.scored else None
-            tokens.append(ChosenToken(text.request.number, int(token), reason, score))
+            tokens.append(ChosenToken(text.request.number, int(token), reason, score, text.cached or 0))
             if reason:
                 self._end(self._texts.index(text), text)
         return tokens
@@ -391,6 +395,7 @@ class Slots:
             text.published = len(text.pages)
             text.fed = text.published * PAGE
             self.spared += text.fed
+            text.cached = text.fed if text.cached is None else text.cached
             self._take(text, PAGE * text.pages_least)
 
     def _provide(self, text: _Text) -> bool:

@@ -95,10 +95,12 @@ Event = TextPiece | ToolCalled | Ended
 
 @dataclass(slots=True)
 class Usage:
-    """Tokens of the prompts, and those that came until now."""
+    """Tokens of the prompts, those that came until now, and those of the prompts that needed no reading: a text before
+    began with them."""
 
     prompt_tokens: int
     completion_tokens: int = 0
+    cached_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -147,7 +149,7 @@ class Answer:
     async def _read(self, choice: int, stream: TokenSource) -> None:
         writing = Detokenizer(self.tokenizer, self.request.stops, special=self.request.tools is not None)
         reader = Reader(self.request.tools) if self.request.tools else None
-        told, scores = 0, list[ScoredToken]()
+        told, scores, first = 0, list[ScoredToken](), True
 
         def tell(text: str) -> None:
             nonlocal told, scores
@@ -161,6 +163,9 @@ class Answer:
 
         while not writing.stopped and (token := await stream.next()) is not None:
             self.usage.completion_tokens += 1
+            if first and choice % self.request.choices == 0:  # a prompt counts once, whatever its choices
+                self.usage.cached_tokens += token.cached
+            first = False
             if token.token in self.ends:
                 continue
             if token.score is not None:

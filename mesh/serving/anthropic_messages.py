@@ -131,7 +131,11 @@ def _ended(event: Ended) -> dict[str, Any]:
 
 
 def _usage(usage: Usage) -> dict[str, int]:
-    return {"input_tokens": usage.prompt_tokens, "output_tokens": usage.completion_tokens}
+    """The tokens as Anthropic counts them: those that were found are not among those of the input."""
+    return {
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens, "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached_tokens, "output_tokens": usage.completion_tokens,
+    }  # fmt: skip
 
 
 def _tool_use(called: ToolCalled) -> dict[str, Any]:

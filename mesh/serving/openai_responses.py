@@ -102,7 +102,7 @@ class _Head:
 
 def _usage(usage: Usage) -> dict[str, Any]:
     return {
-        "input_tokens": usage.prompt_tokens, "input_tokens_details": {"cached_tokens": 0},
+        "input_tokens": usage.prompt_tokens, "input_tokens_details": {"cached_tokens": usage.cached_tokens},
         "output_tokens": usage.completion_tokens, "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }  # fmt: skip

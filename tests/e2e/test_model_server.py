@@ -29,8 +29,10 @@ from coordinator.authority.authority import Authority
 from mesh.backends.enrolment import authority_folder
 from mesh.commands.exit_codes import OK
 from mesh.importers.minilm import embed, model_folder
+from mesh.inference.kv_pages import PAGE
 from mesh.inference.tokenizer import Tokenizer
 from mesh.serving.chat_template import load_chat_template
+from wire.text import printable
 
 HELLO: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello, how are you?"}]
 SCHEMA = {
@@ -105,6 +107,15 @@ def test_an_answer_is_what_the_model_says_to_the_rendered_template(client: opena
     assert answer.usage is not None
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(ids), 12)
     assert answer.choices[0].finish_reason == "length"
+
+
+def test_the_usage_says_how_many_tokens_of_the_prompt_were_known(client: openai.OpenAI) -> None:
+    long = [{"role": "user", "content": "The usage says how many of these tokens needed no reading. " * 4}]
+    first, again = (said(client, messages=long, n=2).usage for _ in range(2))
+    assert first is not None and first.prompt_tokens_details is not None
+    assert first.prompt_tokens_details.cached_tokens < PAGE
+    assert again is not None and again.prompt_tokens_details is not None
+    assert again.prompt_tokens_details.cached_tokens == (again.prompt_tokens - 1) // PAGE * PAGE
 
 
 def test_a_stream_has_the_same_text_and_ends_with_the_usage(client: openai.OpenAI) -> None:
@@ -415,6 +426,11 @@ def test_chat_in_the_terminal(server: Daemon, tmp_path: Path) -> None:
 
     found = talk("llama", "--url", server.ready["url"], "--max-tokens", "5", "--temperature", "0")
     assert (found.returncode, len(found.stdout.strip().splitlines()) >= 2) == (0, True), found.stderr
+    told = talk("llama", "--url", server.ready["url"], "--max-tokens", "5", "--temperature", "0", "--json")
+    answers = [json.loads(line) for line in told.stdout.splitlines()]
+    assert [answer["role"] for answer in answers] == ["assistant", "assistant"]
+    shown = [printable(word) for answer in answers for word in answer["content"].split()]
+    assert shown == found.stdout.split()
     wrong = talk("nothing", "--url", server.ready["url"])
     assert wrong.returncode == 2
     assert "no model 'nothing'" in wrong.stderr

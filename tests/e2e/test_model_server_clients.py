@@ -18,6 +18,7 @@ from support.processes.commands import Daemon, daemon, environment
 
 import mesh
 from mesh.importers.minilm import model_folder
+from mesh.inference.kv_pages import PAGE
 from mesh.inference.tokenizer import Tokenizer
 
 with pytest.MonkeyPatch.context() as _patch:  # it makes a client when it is imported
@@ -76,6 +77,11 @@ def openais(server: Daemon) -> Iterator[openai.OpenAI]:
 WEATHER: Any = {"name": "get_weather", "description": "The weather of a city.", "input_schema": SCHEMA}
 
 
+def read_of(message: anthropic.types.Message) -> int:
+    """All tokens of a prompt, known before or not."""
+    return message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0)
+
+
 def test_anthropic_whole_and_streamed(claude: anthropic.Anthropic) -> None:
     how: Any = {"model": "llama", "max_tokens": 9, "messages": HELLO, "system": "Be brief."}
     how["extra_body"] = {"temperature": 0}
@@ -87,10 +93,13 @@ def test_anthropic_whole_and_streamed(claude: anthropic.Anthropic) -> None:
         text = "".join(stream.text_stream)
         last = stream.get_final_message()
     assert text == block.text
-    assert (last.stop_reason, last.usage) == (whole.stop_reason, whole.usage)
+    assert (last.stop_reason, last.usage.output_tokens) == (whole.stop_reason, whole.usage.output_tokens)
     assert claude.messages.count_tokens(model="llama", messages=HELLO, system="Be brief.").input_tokens == (
-        whole.usage.input_tokens
+        asked := read_of(whole)
     )
+    found = last.usage.cache_read_input_tokens
+    assert found == (asked - 1) // PAGE * PAGE > 0, "the whole answer's prompt was read before"
+    assert last.usage.input_tokens == asked - found
     stop = text[2:4]
     cut = claude.messages.create(**how, stop_sequences=[stop])
     assert (cut.stop_reason, cut.stop_sequence) == ("stop_sequence", stop)
@@ -111,7 +120,7 @@ def test_anthropic_tools_and_their_results(claude: anthropic.Anthropic) -> None:
     result = {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": "sunny"}]}
     back: Any = [*HELLO, {"role": "assistant", "content": answer.content}, {"role": "user", "content": [result]}]
     more = claude.messages.create(model="llama", max_tokens=5, messages=back, tools=[WEATHER])
-    assert more.usage.input_tokens > answer.usage.input_tokens
+    assert read_of(more) > read_of(answer)
 
 
 @pytest.mark.parametrize(
@@ -302,6 +311,9 @@ def test_responses_whole_and_streamed(openais: openai.OpenAI) -> None:
     assert events[0].type == "response.created"
     assert events[-1].type == "response.incomplete"
     assert events[-1].response.output_text == whole.output_text
+    again = events[-1].response.usage
+    assert again is not None
+    assert again.input_tokens_details.cached_tokens == (again.input_tokens - 1) // PAGE * PAGE > 0
     turns: Any = [*HELLO, {"role": "assistant", "content": [{"type": "output_text", "text": "Well."}]}, *HELLO]
     assert openais.responses.create(model="llama", input=turns, max_output_tokens=3).usage is not None
 
