@@ -87,7 +87,7 @@ class ContentFiles:
         finally:
             os.close(handle)
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
+                mapped_files.unlink(path)  # an event loop may do it, where the sender went meanwhile
 
     def forget(self) -> None:
         """Release what is held only because it may come again: the disk is needed for something else."""

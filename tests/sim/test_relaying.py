@@ -27,13 +27,16 @@ PUSH = Push(PlanKey(1, 2), 3, 0, 1, Value("u8", (5,)))
 class Room:
     """The pairs of workers between which tensors are relayed."""
 
-    tensors: dict[str, memoryview] = field(default_factory=dict)
+    tensors: dict[str, bytearray] = field(default_factory=dict)
     released: list[str] = field(default_factory=list)
 
-    def allocate(self, node: str, push: Push, size_bytes: int) -> tuple[memoryview, str]:
+    def allocate(self, node: str, push: Push, size_bytes: int) -> str:
         label = f"tensor {len(self.tensors)}"
-        self.tensors[label] = memoryview(bytearray(size_bytes))
-        return self.tensors[label], label
+        self.tensors[label] = bytearray(size_bytes)
+        return label
+
+    def write(self, label: str, offset: int, data: bytes) -> None:
+        self.tensors[label][offset : offset + len(data)] = data
 
     def release(self, push: Push, label: str) -> None:
         self.released.append(label)
@@ -63,7 +66,7 @@ class End(Recorder):
     def __init__(self) -> None:
         super().__init__()
         self.room = Room()
-        self.receiver = RelayReceiver(self.room.allocate, self.room.release)
+        self.receiver = RelayReceiver(self.room.allocate, self.room.write, self.room.release)
         self.complete: list[str] = []
 
     async def on_request(self, link: Link, body: Message) -> Message:
@@ -164,14 +167,14 @@ def test_giving_up_stops_the_pieces_and_what_arrived_is_released() -> None:
 )
 def test_a_piece_that_does_not_belong_is_refused(offset: int, size: int) -> None:
     room = Room()
-    receiver = RelayReceiver(room.allocate, room.release)
+    receiver = RelayReceiver(room.allocate, room.write, room.release)
     with pytest.raises(ProtocolError, match="does not belong"):
         receiver.take(Relay("a", PUSH, 5, offset, bytes(size)))
 
 
 def test_a_piece_that_comes_twice_is_refused() -> None:
     room = Room()
-    receiver = RelayReceiver(room.allocate, room.release)
+    receiver = RelayReceiver(room.allocate, room.write, room.release)
     piece = Relay("a", PUSH, RELAY_BYTES_MAX + 1, 0, bytes(RELAY_BYTES_MAX))
     assert receiver.take(piece) is None
     with pytest.raises(ProtocolError, match="does not belong"):

@@ -4,16 +4,19 @@ Python's `mmap` keeps a descriptor of every mapping for as long as it lives (fro
 are either read-only or written to the file.  So memory is mapped with the system's own call, and a copy can be writable
 and yet cost nothing before somebody writes.  A mapping ends with the last view of it.
 
-To map the pages of a gigabyte takes 0.4 s, and to give them back 0.2 s.  An event loop may do either, so neither is
-done where a large mapping begins or ends.
+To map the pages of a gigabyte takes 0.4 s, and to give them back 0.2 s, as it does where the last name of a file goes.
+An event loop may do either, so neither is done where a large mapping begins or ends, or a large file is removed.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import ctypes
 import mmap
 import os
 import queue
+import stat
 import sys
 import threading
 from collections.abc import Callable
@@ -25,6 +28,7 @@ import numpy as np
 READ_BYTES_MAX = 4 << 20  # a copy of so much is made as quickly as pages are mapped
 AT_ONCE_BYTES_MAX = 16 << 20  # pages of more are mapped by whoever reads them, and given back by a thread
 SETTLE_S = 60.0  # to give back 100 GB takes 20 s
+SETTLE_ON_LOOP_S = 0.02  # an event loop that stood still for longer would be late with its heartbeats
 _FAILED = ctypes.c_void_p(-1).value
 
 
@@ -68,6 +72,27 @@ def forget(view: memoryview, begin: int, end: int) -> None:
     if sys.platform != "win32" and begin < end:
         address = np.frombuffer(view, np.uint8).ctypes.data
         _system().madvise(address + begin, end - begin, getattr(mmap, "MADV_DONTNEED", 4))
+
+
+def unlink(path: str) -> None:
+    """Remove a file.  Its name is gone at once; of a large one a thread gives back the memory, or the room on the disk.
+    OSError."""
+    handle = _opened_if_large(path)
+    try:
+        os.unlink(path)
+    finally:
+        if handle is not None and not _ending.take(partial(os.close, handle)):
+            os.close(handle)
+
+
+def _opened_if_large(path: str) -> int | None:
+    """A large file, open, so that it outlives its name; None for others."""
+    if sys.platform != "win32":  # which removes no file that is open
+        with contextlib.suppress(OSError):
+            status = os.lstat(path)
+            if stat.S_ISREG(status.st_mode) and status.st_size > AT_ONCE_BYTES_MAX:
+                return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    return None
 
 
 def _mapped(handle: int, size_bytes: int, private: bool, writable: bool, populate: bool) -> memoryview:
@@ -131,11 +156,11 @@ class _Ending:
         self._left.put(unmap)
         return True
 
-    def settle(self) -> bool:
+    def settle(self, wait_s: float) -> bool:
         if not self._count:
             return False
         done = threading.Event()
-        return self.take(done.set) and done.wait(SETTLE_S)
+        return self.take(done.set) and done.wait(wait_s)
 
     def _work(self) -> None:
         while True:
@@ -148,9 +173,13 @@ _ending = _Ending()
 
 
 def settle() -> bool:
-    """Wait until the memory of all large mappings that ended before is free, for whoever finds no room.  False if there
-    was nothing to wait for."""
-    return _ending.settle()
+    """Wait until the memory of all large mappings that ended before is free, for whoever finds no room; an event loop
+    waits for a moment only.  False if there was nothing to wait for, or it takes longer."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return _ending.settle(SETTLE_S)
+    return _ending.settle(SETTLE_ON_LOOP_S)
 
 
 @cache

@@ -100,6 +100,24 @@ class SharedDir:
             os.close(handle)
         return name
 
+    def write_at(self, name: str, offset: int, data: bytes) -> None:
+        """Write bytes into a file of this directory, from an offset on, beyond its end too.  OutOfMemory if they do not
+        fit, BlobMissing where the file is gone."""
+        _with_room(lambda: self._write_at(name, offset, memoryview(data)))
+
+    def _write_at(self, name: str, offset: int, data: memoryview) -> None:
+        try:
+            handle = os.open(self._file(name), os.O_WRONLY | _NO_LINKS)
+        except OSError as error:
+            raise BlobMissing(f"shared file {name} cannot be opened", cause=str(error)) from None
+        try:
+            os.lseek(handle, offset, os.SEEK_SET)
+            write_all(data, handle)
+        except OSError as error:
+            raise OutOfMemory("shared memory is full", cause=str(error)) from None
+        finally:
+            os.close(handle)
+
     def allocate(self, size_bytes: int, name: str = "") -> Segment:
         """A new file of `size_bytes` zeros to write into, named so or by chance.  OutOfMemory if it has no room."""
         return _with_room(lambda: self._allocate(size_bytes, name))
@@ -328,7 +346,8 @@ def _base() -> Path:
 
 
 def _with_room(make: Callable[[], T]) -> T:
-    """What `make` makes; if there is no room, once more when the memory of what is over is free."""
+    """What `make` makes; if there is no room, once more when the memory of what is over is free, for which an event
+    loop waits a moment only."""
     try:
         return make()
     except OutOfMemory:
@@ -354,7 +373,7 @@ def write_all(data: memoryview, handle: int) -> None:
 def _unlink(path: str) -> None:
     # Windows cannot unlink a mapped file: it goes with its directory.
     with contextlib.suppress(FileNotFoundError, PermissionError):
-        os.unlink(path)
+        mapped_files.unlink(path)
 
 
 def _left_over(folder: Path) -> Iterator[Path]:

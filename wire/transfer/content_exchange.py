@@ -294,7 +294,13 @@ async def written(link: Link, buffer: PacedBuffer, handle: int) -> OSError | Non
     """Write what arrives in a buffer into an open file, until all of it is there; the error of a disk that refuses."""
 
     def write(begin: int, end: int, handle: int) -> None:
-        write_all(buffer.view[begin:end], handle)
+        try:
+            write_all(buffer.view[begin:end], handle)
+        except OSError:
+            if not mapped_files.settle():
+                raise
+            os.lseek(handle, begin, os.SEEK_SET)  # once more where there was no room, and memory was being given back
+            write_all(buffer.view[begin:end], handle)
         mapped_files.forget(buffer.view, begin, end)
 
     while (begin := buffer.emptied) < buffer.view.nbytes:

@@ -75,7 +75,7 @@ Key = tuple[str, PlanKey, int, int, int]  # sender, plan, step, part, slot
 
 @dataclass(slots=True)
 class _Arriving:
-    buffer: memoryview
+    size_bytes: int
     label: str
     missing: set[int]  # offsets
 
@@ -84,27 +84,30 @@ class _Arriving:
 class RelayReceiver:
     """One worker's end where tensors arrive.
 
-    `allocate` gives room and a label for a tensor of so many bytes from a node, or raises a MeshError for one that is
-    not wanted; `release` takes back what was never completed.
+    `allocate` gives a label to a tensor of so many bytes from a node, or raises a MeshError for one that is not wanted.
+    `write` keeps a piece under the label, from an offset on; MeshError where it has no room.  `release` takes back what
+    was never completed.
     """
 
-    allocate: Callable[[str, Push, int], tuple[memoryview, str]]
+    allocate: Callable[[str, Push, int], str]
+    write: Callable[[str, int, bytes], None]
     release: Callable[[Push, str], None]
     _arriving: dict[Key, tuple[Push, _Arriving]] = field(default_factory=dict)
 
     def take(self, piece: Relay) -> str | None:
-        """Keep a piece; the label of the tensor once it is complete.  ProtocolError for what does not fit."""
+        """Keep a piece; the label of the tensor once it is complete.  ProtocolError for what does not fit, and what
+        `allocate` and `write` raise."""
         push, size = piece.push, piece.size_bytes
         key = piece.node, push.plan, push.step, push.part, push.slot
         if key not in self._arriving:
-            buffer, label = self.allocate(piece.node, push, size)
+            label = self.allocate(piece.node, push, size)
             offsets = set(range(0, max(size, 1), RELAY_BYTES_MAX))
-            self._arriving[key] = push, _Arriving(buffer, label, offsets)
+            self._arriving[key] = push, _Arriving(size, label, offsets)
         arriving = self._arriving[key][1]
-        end = min(piece.offset + RELAY_BYTES_MAX, arriving.buffer.nbytes)
+        end = min(piece.offset + RELAY_BYTES_MAX, arriving.size_bytes)
         if piece.offset not in arriving.missing or len(piece.data) != end - piece.offset:
             raise ProtocolError(f"a relayed piece of {len(piece.data)} bytes at {piece.offset} does not belong there")
-        arriving.buffer[piece.offset : end] = piece.data
+        self.write(arriving.label, piece.offset, piece.data)
         arriving.missing.discard(piece.offset)
         if arriving.missing:
             return None

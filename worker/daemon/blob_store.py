@@ -246,7 +246,7 @@ class BlobStore:
         """Whether it is gone; what cannot be removed, on a disk that has become read-only, still takes its room."""
         entry = self._entries[blob]
         try:
-            os.unlink(self._path(entry, blob))
+            mapped_files.unlink(self._path(entry, blob))
         except FileNotFoundError:
             pass
         except OSError as error:

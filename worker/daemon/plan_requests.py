@@ -144,17 +144,22 @@ class PlanRequests:
         self._arriving.check(header, node, size_bytes)
         buffer: memoryview | PacedBuffer
         try:
-            if size_bytes > LARGE_BYTES:
-                buffer = self._open_large(link, size_bytes)
-            else:
-                segment = self._shared.allocate(size_bytes)
-                buffer = segment.buffer
-                self._files[id(buffer)] = segment.name
+            small = self._open_small(size_bytes) if size_bytes <= LARGE_BYTES else None
+            buffer = self._open_large(link, size_bytes) if small is None else small
         except Exception as fault:
             self._shell.feed(ev.TensorLost(header.plan, header.step, as_error("taking a tensor failed", fault)))
             raise
         self._arriving.begin(header, node, size_bytes)
         return buffer
+
+    def _open_small(self, size_bytes: int) -> memoryview | None:
+        """None where there is no room now: threads may wait for memory that is being given back, and the loop not."""
+        try:
+            segment = self._shared.allocate(size_bytes)
+        except OutOfMemory:
+            return None
+        self._files[id(segment.buffer)] = segment.name
+        return segment.buffer
 
     def _open_large(self, link: Link, size_bytes: int) -> PacedBuffer:
         buffer = PacedBuffer(mapped_files.passing(size_bytes))

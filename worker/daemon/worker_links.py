@@ -41,7 +41,7 @@ class WorkerLinks:
         self._patience_s = patience_s
         self._outgoing = RelaySender()
         self._arriving = arriving
-        self._incoming = RelayReceiver(self._allocate, self._discard)
+        self._incoming = RelayReceiver(self._allocate, shared.write_at, self._discard)
 
     def performers(self) -> Performers:
         return {
@@ -128,11 +128,12 @@ class WorkerLinks:
         """Discard what was relayed so far for a step, a plan, or all plans."""
         self._incoming.forget(plan, step)
 
-    def _allocate(self, node: str, push: Push, size_bytes: int) -> tuple[memoryview, str]:
+    def _allocate(self, node: str, push: Push, size_bytes: int) -> str:
+        """The name of a file, which has memory for pieces as they come: for all at once the loop would stand still."""
         self._arriving.check(push, node, size_bytes)
-        segment = self._shared.allocate(size_bytes)
+        name = self._shared.write(())
         self._arriving.begin(push, node, size_bytes)
-        return segment.buffer, segment.name
+        return name
 
     def _discard(self, push: Push, name: str) -> None:
         self._arriving.end(push)

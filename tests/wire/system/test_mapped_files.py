@@ -15,7 +15,7 @@ import pytest
 from wire.errors import OutOfMemory
 from wire.system import mapped_files
 from wire.system.mapped_files import AT_ONCE_BYTES_MAX
-from wire.system.shared_memory import SharedDir
+from wire.system.shared_memory import SharedDir, exists, remove
 
 LARGE = AT_ONCE_BYTES_MAX + mapped_files.READ_BYTES_MAX
 
@@ -44,27 +44,78 @@ def test_pages_of_a_large_file_are_mapped_by_whoever_reads_them(handle: int) -> 
     os.close(handle)
 
 
+class Ends:
+    """What gives memory back, once it may; `threads` did so."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.threads, self.may_end = list[str](), threading.Event()
+        take = mapped_files._Ending.take
+
+        def slowly(ending: mapped_files._Ending, unmap: Callable[[], object]) -> bool:
+            def work() -> None:
+                self.may_end.wait(60)
+                unmap()
+                self.threads.append(threading.current_thread().name)
+
+            return take(ending, work)
+
+        patch.setattr(mapped_files._Ending, "take", slowly)
+
+
 def test_a_thread_gives_large_mappings_back_and_can_be_waited_for(handle: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    ended, may_end = list[str](), threading.Event()
-    take = mapped_files._Ending.take
-
-    def slowly(ending: mapped_files._Ending, unmap: Callable[[], object]) -> bool:
-        def work() -> None:
-            may_end.wait(60)
-            unmap()
-            ended.append(threading.current_thread().name)
-
-        return take(ending, work)
-
     view = mapped_files.copied(handle, LARGE)
     with monkeypatch.context() as patch:
-        patch.setattr(mapped_files._Ending, "take", slowly)
+        ends = Ends(patch)
         del view
-    assert not ended
-    threading.Timer(0.01, may_end.set).start()
+    assert not ends.threads
+    threading.Timer(0.01, ends.may_end.set).start()
     assert mapped_files.settle()
-    assert ended == ["unmapping"]
+    assert ends.threads == ["unmapping"]
     os.close(handle)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a file that is open cannot be removed there")
+@pytest.mark.parametrize("size_bytes", [LARGE, 5])
+def test_a_file_is_gone_at_once_and_a_thread_gives_back_what_a_large_one_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size_bytes: int
+) -> None:
+    """On a disk a gigabyte takes 0.2 s, for which an event loop would stand still."""
+    shared, open_files = SharedDir.create(tmp_path), psutil.Process().num_fds()
+    name = shared.allocate(size_bytes).name
+    with monkeypatch.context() as patch:
+        ends = Ends(patch)
+        remove(shared.path, name)
+    assert not exists(shared.path, name)
+    assert psutil.Process().num_fds() == open_files + (size_bytes == LARGE)
+    ends.may_end.set()
+    mapped_files.settle()
+    assert ends.threads == (["unmapping"] if size_bytes == LARGE else [])
+    assert psutil.Process().num_fds() == open_files
+    shared.close()
+
+
+async def test_an_event_loop_that_finds_no_room_does_not_wait_until_memory_is_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(handle: int, size_bytes: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("wire.system.shared_memory._reserve", full)
+    shared, given_back, tired = SharedDir.create(tmp_path), threading.Event(), list[bool]()
+    mapped_files._ending.take(lambda: given_back.wait(60))
+
+    def end_it() -> None:
+        tired.append(True)
+        given_back.set()
+
+    timer = threading.Timer(5.0, end_it)
+    timer.start()
+    with pytest.raises(OutOfMemory):
+        shared.allocate(100)
+    assert not tired, "the loop stood still"
+    given_back.set()
+    timer.cancel()
+    shared.close()
 
 
 def test_what_finds_no_room_waits_for_memory_that_is_given_back(

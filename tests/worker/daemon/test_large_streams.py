@@ -22,7 +22,7 @@ from wire.link.link import Link
 from wire.link.websocket_carrier import Endpoint
 from wire.protocol.flow_control import PacedBuffer
 from wire.protocol.messages import Message, PlanKey, Push, Value
-from wire.system import shared_memory
+from wire.system import mapped_files, shared_memory
 from wire.system.shared_memory import SharedDir, take
 from wire.system.tasks import Tasks
 from worker.daemon.plan_requests import LARGE_BYTES, PlanRequests
@@ -130,3 +130,32 @@ async def test_of_one_whose_sender_goes_nothing_stays(tmp_path: Path) -> None:
         while receiver.tasks:
             await asyncio.sleep(0.01)
         assert not receiver.events and receiver.under_way == 0 and not receiver.files()
+
+
+async def test_a_small_one_for_which_there_is_no_room_now_is_written_by_threads_that_may_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(handle: int, size_bytes: int) -> None:
+        raise OSError(28, "no space left on the test's device")
+
+    monkeypatch.setattr(shared_memory, "_reserve", full)
+    given_back = threading.Event()
+    mapped_files._ending.take(lambda: given_back.wait(60))
+    wrote = shared_memory.write_all
+
+    def write_all(data: memoryview, handle: int) -> None:
+        if not given_back.is_set():
+            threading.Timer(0.05, given_back.set).start()
+            wrote(data[: len(data) // 2], handle)
+            raise OSError(28, "no space left on the test's device")
+        wrote(data, handle)
+
+    monkeypatch.setattr("wire.transfer.content_exchange.write_all", write_all)
+    tensor = np.random.default_rng(0).random(1 << 18, np.float32)
+    async with receiving(tmp_path) as (link, receiver):
+        await link.send_stream(Push(PlanKey(1, 1), 0, 0, 0, Value("f32", tensor.shape)), tensor.data)
+        await receiver.told.wait()
+        (event,) = receiver.events
+        assert isinstance(event, ev.TensorArrived) and isinstance(event.tensor, ev.SharedFile)
+        data = take(event.tensor.directory, event.tensor.name, tensor.nbytes)
+        assert bytes(data) == tensor.tobytes() and receiver.under_way == 0 and not receiver.files()
