@@ -30,6 +30,7 @@ from wire.sharding.partition import partition
 from wire.units import size_text, time_text
 
 from .auto_strategy import CandidatePlans, Measured, add_splits, whole_name
+from .model.chosen_workers import chosen_profiles, for_chosen
 from .model.cost_model import CostModel, PartSketch, Prediction
 from .model.memory_check import does_not_fit, missing, tightened
 from .model.plan import REASONS_MAX, Candidate, Plan
@@ -102,6 +103,9 @@ def make_plan(
     asked = strategy_of(strategy)
     if not profiles.workers:
         raise PlacementError("there is no worker to plan for", next_step="Start mesh-worker")
+    if asked.workers:
+        rest = replace(asked, workers=())
+        return for_chosen(make_plan(graph, chosen_profiles(profiles, asked), rest.text, carries, measured), asked)
     with collector_paused():
         if not asked.reproducible:
             return _made(simplify(graph), profiles, asked, carries, measured)

@@ -19,6 +19,7 @@ from wire.policy.strategies import FOR_ANY_GRAPH, Auto, Pipeline, Single, Split,
 from wire.units import counted, time_text
 
 from .auto_strategy import CandidatePlans, add_splits, needs_ranks, whole_name
+from .model.chosen_workers import chosen_profiles, for_chosen
 from .model.cost_model import CostModel
 from .model.graph_index import GraphIndex
 from .model.memory_check import does_not_fit, memory_by_worker, missing, tightened
@@ -79,8 +80,11 @@ class SessionQuestion:
 
 def session_plan(graph: WireGraph, profiles: Profiles, strategy: str, state: Stateful) -> Plan:
     """The plan for the steps of a session; PlacementError if nothing fits, or nothing that has the state in place."""
-    graph = simplify(graph)
     asked = strategy_of(strategy)
+    if asked.workers:
+        rest = replace(asked, workers=())
+        return for_chosen(session_plan(graph, chosen_profiles(profiles, asked), rest.text, state), asked)
+    graph = simplify(graph)
     if asked.reproducible and profiles.workers:
         alike = reproducible_profiles(profiles, graph, asked)
         check_split(asked, alike, graph)
@@ -120,12 +124,13 @@ def sticky_session_plan(
     graph: WireGraph, profiles: Profiles, strategy: str, state: Stateful, homes: Homes
 ) -> Plan | None:
     """A plan that leaves whole tensors of the state, and weights, where their `homes` are, for what follows a death;
-    None where there is none like that."""
+    None where there is none like that; PlacementError where no worker is there that may compute."""
     graph = simplify(graph)
     asked = strategy_of(strategy)
     whole = asked.plain.text in STICKY_STRATEGIES and not graph.has_spmd and not needs_ranks(graph)
     if not (whole and homes and profiles.workers):
         return None
+    profiles = chosen_profiles(profiles, asked)
     colocation = _colocation(
         graph, reproducible_profiles(profiles, graph, asked) if asked.reproducible else profiles, state
     )
@@ -176,7 +181,8 @@ def interim_plan(
     graph: WireGraph, profiles: Profiles, asked: Strategy, state: Stateful, lacking: PlacementError
 ) -> Plan:
     """A plan for as long as there are too few workers for what was asked, which says so: of fewer stages, or of one."""
-    count, strategy = len(profiles.workers), Single(reproducible=asked.reproducible).text
+    profiles = chosen_profiles(profiles, asked)
+    count, strategy = len(profiles.workers), Single(reproducible=asked.reproducible, workers=asked.workers).text
     if isinstance(asked, Pipeline) and count > 1:
         data = min(asked.data, count // 2)
         strategy = replace(asked, stages=min(asked.stages, count // data), data=data).text

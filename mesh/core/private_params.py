@@ -33,9 +33,9 @@ def private_strategy(bindings: Mapping[str, Handle], strategy: str, copies: str)
     asked = strategy_of(strategy)
     if isinstance(asked, DeviceMap) and all(_kept_by(asked, each, there) for each, there in on.items()):
         return strategy
-    if not isinstance(asked, Auto | Single):
+    if not isinstance(asked, Auto | Single) or asked.workers:
         raise InputError(
-            f"the param {name!r} is private to a worker, and strategy={asked.word!r} would give it to others",
+            f"the param {name!r} is private to a worker, and strategy={asked.text!r} would give it to others",
             next_step="Leave out the strategy",
         )
     if len(set(on.values())) == 1:

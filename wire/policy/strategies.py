@@ -34,26 +34,36 @@ class Strategy:
     reproducible : bool or str, optional
         Whether only plans are allowed whose results have the same bits, whichever workers there are (docs/planning.md).
         The name of an arithmetic, such as "native-1", is True by that arithmetic alone.
+    workers : tuple of str, optional
+        The names or ids of the only workers that may compute; () for all.  Those that are not there are left out.  If
+        none of them is, that is a PlacementError.
 
     Raises
     ------
     InputError
-        If the strategy has no such plans.
+        If the strategy has no such plans, or these are no names.
 
     Examples
     --------
+    >>> import numpy as np
     >>> import mesh
     >>> strategy = mesh.Single(reproducible=True)
     >>> strategy.text, strategy.plain
-    ('single {"reproducible":true}', Single(reproducible=False))
+    ('single {"reproducible":true}', Single(reproducible=False, workers=()))
+    >>> with mesh.Mesh.builder().simulate(3).build() as m:
+    ...     m.plan(lambda x: x + 1, np.zeros(2), strategy=mesh.Auto(workers=("sim-2", "sim-9"))).workers
+    ('sim-2',)
     """
 
     reproducible: bool | str = field(default=False, kw_only=True)
+    workers: tuple[str, ...] = field(default=(), kw_only=True)
     word: ClassVar[str]
 
     def __post_init__(self) -> None:
         if type(self.reproducible) is not bool and not (isinstance(self.reproducible, str) and self.reproducible):
             raise InputError(f"reproducible is True, False or the name of an arithmetic, not {self.reproducible!r}")
+        if not isinstance(self.workers, tuple) or not all(isinstance(name, str) and name for name in self.workers):
+            raise InputError(f"workers is a tuple of names of workers, not {self.workers!r:.200}")
         if self.reproducible and self.other_bits:
             raise InputError(
                 f"the strategy {self.word!r} is not reproducible: {self.other_bits}",
@@ -68,8 +78,8 @@ class Strategy:
 
     @property
     def plain(self) -> Strategy:
-        """The same strategy without `reproducible`."""
-        return replace(self, reproducible=False) if self.reproducible else self
+        """The same strategy without `reproducible` and `workers`."""
+        return replace(self, reproducible=False, workers=()) if self.reproducible or self.workers else self
 
     @property
     def text(self) -> str:
@@ -95,6 +105,8 @@ class Auto(Strategy):
     use_all : bool, optional
         Whether to choose only among plans that give every worker work; PlacementError if there is none.
     reproducible : bool, optional
+        As for Strategy.
+    workers : tuple of str, optional
         As for Strategy.
 
     Examples
@@ -122,6 +134,8 @@ class Single(Strategy):
     Parameters
     ----------
     reproducible : bool, optional
+        As for Strategy.
+    workers : tuple of str, optional
         As for Strategy.
 
     Examples
@@ -153,6 +167,8 @@ class Pipeline(Strategy):
     data : int, optional
         How many copies of each stage there are, with a share of the micro-batches each.
     reproducible : bool, optional
+        As for Strategy.
+    workers : tuple of str, optional
         As for Strategy.
 
     Raises
@@ -210,6 +226,8 @@ class Ranks(Strategy):
     ----------
     reproducible : bool, optional
         As for Strategy.
+    workers : tuple of str, optional
+        As for Strategy.
 
     Examples
     --------
@@ -234,6 +252,8 @@ class Split(Strategy):
     ranks : int, optional
         The number of ranks, at least 2; 0 for as many as are predicted to be fastest.
     reproducible : bool, optional
+        As for Strategy.
+    workers : tuple of str, optional
         As for Strategy.
     """
 
@@ -294,6 +314,8 @@ class DataParallel(Split):
         where that is faster, unless this is False.
     reproducible : bool, optional
         As for Strategy.
+    workers : tuple of str, optional
+        As for Strategy.
 
     Examples
     --------
@@ -328,6 +350,8 @@ class TensorParallel(Split):
         The number of ranks, at least 2; 0 for as many as are predicted to be fastest.
     reproducible : bool, optional
         As for Strategy.
+    workers : tuple of str, optional
+        As for Strategy.
 
     Notes
     -----
@@ -355,6 +379,8 @@ class FullySharded(Split):
     inputs : tuple of str, optional
         The arguments that are batches, which are split along their first dimension; by default all inputs.
     reproducible : bool, optional
+        As for Strategy.
+    workers : tuple of str, optional
         As for Strategy.
 
     Notes
@@ -390,6 +416,8 @@ class DataTensor(Split):
     inputs : tuple of str, optional
         The arguments that are batches, which are split along their first dimension; by default all inputs.
     reproducible : bool, optional
+        As for Strategy.
+    workers : tuple of str, optional
         As for Strategy.
 
     Examples
@@ -487,11 +515,13 @@ class DeviceMap(Strategy):
         What `layer` and `layers` make.
     reproducible : bool, optional
         As for Strategy.
+    workers : tuple of str, optional
+        It stays empty: the rows name the workers.
 
     Raises
     ------
     InputError
-        If rows overlap; gaps and unknown layers raise it when a program is placed.
+        If rows overlap, or `workers` is given; gaps and unknown layers raise it when a program is placed.
 
     Examples
     --------
@@ -506,6 +536,8 @@ class DeviceMap(Strategy):
 
     def __post_init__(self) -> None:
         Strategy.__post_init__(self)
+        if self.workers:
+            raise InputError("a device map names a worker for each layer", next_step="Leave out workers")
         if not isinstance(self.rows, tuple) or not all(isinstance(row, Row) for row in self.rows):
             raise InputError("a device map has rows, made by layer() and layers()", next_step="Begin with DeviceMap()")
 

@@ -9,7 +9,7 @@ from typing import Any
 from wire.cached_property import cached_property
 from wire.ir.graph import WireGraph
 from wire.ir.types import TensorType
-from wire.policy.strategies import DeviceMap
+from wire.policy.strategies import DeviceMap, strategy_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,10 +37,11 @@ class Program:
         """What a plan is made for, whatever the params are bound to."""
         return self.graph, self.strategy, self.copies
 
-    @property
+    @cached_property
     def by_hand(self) -> bool:
-        """Whether the user says which worker has what, so that nobody else may have it."""
-        return self.strategy.partition(" ")[0] == DeviceMap.word
+        """Whether the user says which workers have what, so that nobody else may have it."""
+        asked = strategy_of(self.strategy)
+        return isinstance(asked, DeviceMap) or bool(asked.workers)
 
     @cached_property
     def _hash(self) -> int:

@@ -19,6 +19,7 @@ from wire.passes.simplify import simplify
 from wire.policy.strategies import strategy_of
 from wire.units import size_text, time_text
 
+from ..model.chosen_workers import chosen_profiles
 from ..model.cost_model import CostModel
 from ..model.memory_check import missing
 from ..model.plan import Plan
@@ -41,12 +42,14 @@ def sticky_plan(
     """The plan, or None where there is none that leaves all weights where they are.
 
     What was lost goes to those who have `kept` it for others, as far as they have room for all of that.
+    PlacementError where no worker is there that may compute.
     """
     graph = simplify(graph)
     whole = not graph.has_spmd and all(node.op != "constraint" for node in graph.nodes)
     asked = strategy_of(strategy)
     if not (homes and whole and asked.plain.text in STICKY_STRATEGIES):
         return None
+    profiles = chosen_profiles(profiles, asked)
     model = CostModel(graph, reproducible_profiles(profiles, graph, asked) if asked.reproducible else profiles)
     assignment, lost = _at_home(model, homes)
     has = {unit: _having(model, unit, kept) for unit in lost}

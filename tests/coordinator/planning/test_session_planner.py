@@ -15,9 +15,10 @@ from coordinator.planning.model.plan import FromPart, FromState, Plan
 from coordinator.planning.model.profiles import Profiles
 from coordinator.planning.placement.state_colocation import _even
 from coordinator.planning.plan_codec import plan_bytes, plan_from
-from coordinator.planning.session_planner import Stateful, check_carried, session_plan
+from coordinator.planning.session_planner import Stateful, check_carried, session_plan, sticky_session_plan
 from mesh.functions.step_trace import Stepping
 from wire.errors import InputError, PlacementError
+from wire.policy.strategies import Auto, Pipeline, Single, Strategy
 
 STEP = Stepping(train, first_state(), batch(0), "auto")
 STATE = Stateful(STEP.carries, STEP.told, values=2)
@@ -102,3 +103,19 @@ def test_slices_are_contiguous_and_none_is_empty(weights: list[float]) -> None:
     for count in range(1, len(weights) + 1):
         slices = _even(weights, count)
         assert slices == sorted(slices) and set(slices) == set(range(count))
+
+
+@pytest.mark.parametrize("strategy", [Auto, Single, Pipeline])
+def test_a_session_stays_on_the_workers_that_its_strategy_names(strategy: type[Strategy]) -> None:
+    asked = strategy(workers=("worker-1", "node-3"))
+    plan = session_plan(STEP.graph, mesh_of(4), asked.text, STATE)
+    sound(plan)
+    assert {part.node for part in plan.parts} <= {"node-1", "node-3"}
+    assert plan.strategy == asked.text
+    homes = {place.name: place.homes for place in plan.params} | {
+        piece.name: tuple(nodes) for piece, nodes in plan.owners.items()
+    }
+    after = sticky_session_plan(STEP.graph, mesh_of(4).without("node-1"), asked.text, STATE, homes)
+    assert after is None or {part.node for part in after.parts} == {"node-3"}
+    with pytest.raises(PlacementError, match="none is there"):
+        session_plan(STEP.graph, mesh_of(4).without("node-1").without("node-3"), asked.text, STATE)

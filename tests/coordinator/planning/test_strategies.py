@@ -177,3 +177,36 @@ def test_a_program_takes_a_strategy_as_a_value_or_by_name() -> None:
         simulated.run(lambda p, x: p["w"] + x, held, np.float32(1), strategy=Single())
         with pytest.raises(InputError):
             simulated.run(lambda x: x + 1, np.float32(1), strategy="fastest")
+
+
+# -- only some of the workers
+
+
+@pytest.mark.parametrize("strategy", [Auto, Single, Pipeline, mesh.TensorParallel, mesh.DataParallel])
+@pytest.mark.parametrize("named", [("worker-1", "node-2"), ("node-2", "worker-1", "worker-9")])
+def test_only_the_workers_that_a_strategy_names_compute(strategy: Any, named: tuple[str, ...]) -> None:
+    asked = strategy(workers=named)
+    assert strategy_of(asked.text) == asked
+    plan = make_plan(stack(), THREE, asked.text)
+    assert {part.node for part in plan.parts} <= {"node-1", "node-2"}
+    assert plan.strategy == asked.text
+    assert plan.reasons[0] == f"only {', '.join(named)} may compute it"
+    (output,) = run_plan(plan, {"x": X}, WEIGHTS)
+    (expected,) = run_plan(make_plan(stack(), THREE, "single"), {"x": X}, WEIGHTS)
+    np.testing.assert_allclose(output, expected, rtol=1e-5)
+
+
+def test_of_workers_that_are_all_gone_none_computes() -> None:
+    with pytest.raises(PlacementError, match=r"\(worker-8, worker-9\) none is there.*worker-0, worker-1, worker-2"):
+        make_plan(stack(), THREE, Single(workers=("worker-8", "worker-9")).text)
+
+
+@pytest.mark.parametrize("workers", ["anna", ["anna"], ("",), (3,), None])
+def test_the_workers_of_a_strategy_are_a_tuple_of_names(workers: Any) -> None:
+    with pytest.raises(InputError, match="workers is a tuple of names"):
+        Auto(workers=workers)
+
+
+def test_a_device_map_names_its_workers_itself() -> None:
+    with pytest.raises(InputError, match="Leave out workers"):
+        DeviceMap(workers=("anna",))
