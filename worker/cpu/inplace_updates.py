@@ -16,6 +16,7 @@ import numpy as np
 from wire.ir.types import Attrs, HostArray
 
 from ..engine.donation import Lent, Undo
+from ..engine.line_aligned import is_all_of
 from .structural import Remember, scatter_into, update_into
 
 Update = Callable[[HostArray, Attrs, Sequence[HostArray], Remember], None]
@@ -48,7 +49,7 @@ class Writing:
         if id(root) in self._foreign or not (array.flags.writeable and array.flags.c_contiguous):
             return None
         lent = self._lent.get(id(root))
-        if lent is not None and array.nbytes != root.nbytes:
+        if lent is not None and not is_all_of(array, root):
             return None
         INTO[op](array, attrs, operands, _forget if lent is None else lent.undo.append)
         return array
@@ -60,7 +61,7 @@ class Writing:
         for place, array in enumerate(outputs):
             root = root_of(array)
             borrowed = not root.flags.owndata and id(root) not in self._lent
-            if borrowed or id(root) in taken or root.nbytes != array.nbytes or not array.flags.writeable:
+            if borrowed or id(root) in taken or not is_all_of(array, root) or not array.flags.writeable:
                 array = root = array.copy()
             elif id(root) in self._lent:
                 self._lent[id(root)].output = place
@@ -85,7 +86,7 @@ def root_of(array: HostArray) -> HostArray:
 
 
 def _is_whole(root: HostArray, array: HostArray) -> bool:
-    return bool(root.flags.owndata and root.flags.writeable and root.nbytes == array.nbytes)
+    return bool(root.flags.owndata and root.flags.writeable and is_all_of(array, root))
 
 
 def _forget(_undo: Undo) -> None:

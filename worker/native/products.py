@@ -317,19 +317,15 @@ class _ProductCore(_Packing):
         )
         of_a, *of_b, c, c_row, height, begin, end, depth, first, nowhere = function.args
         v = Vectors(build, tile.lanes)
-        wide = vectors * tile.lanes
         addresses = [build.gep(c, [build.mul(index(row), c_row)]) for row in range(rows)]
         addresses[-1] = build.select(build.icmp_signed("==", height, index(rows)), addresses[-1], nowhere)
-        for address in addresses:
-            for at in (*range(0, wide, LINE // tile.bytes), wide - 1):
-                prefetch(build, build.gep(address, [index(at)]), write=True)
-
         before, (again, check, done) = build.block, map(function.append_basic_block, ("again", "check", "done"))
         build.branch(again)
         build.position_at_end(again)
         starts, stops = build.phi(I64), build.phi(I64)
         zeros = [self._zeros()] * (rows * vectors)
         with loop_with(build, starts, stops, index(1), zeros, "k") as (k, sums, following):
+            self._fetch(build, Matrix(c, c_row, index(1)), rows, vectors, k)
             element = build.gep(of_a, [build.mul(k, index(tile.height))])
             line_start = self._line(build, of_b, k)
             line = [v.load(build.gep(line_start, [index(at * tile.lanes)])) for at in range(vectors)]
@@ -348,6 +344,14 @@ class _ProductCore(_Packing):
             v.store(self._onto(build, first, v.load(where), value), where)
         build.ret_void()
         return function
+
+    def _fetch(self, build: ir.IRBuilder, c: Matrix, rows: int, vectors: int, k: ir.Value) -> None:
+        """Fetch a line of C, another one for every second k.  All of them at once would hold up the panels' lines."""
+        lines = max(1, vectors * self.tile.lanes * self.tile.bytes // LINE)  # of a row
+        turn = build.udiv(k, index(2))
+        row = smaller(build, build.udiv(turn, index(lines)), index(rows - 1))
+        column = build.mul(build.urem(turn, index(lines)), index(LINE // self.tile.bytes))
+        prefetch(build, c.at(build, row, column), write=True)
 
     def _line(self, build: ir.IRBuilder, of_b: Sequence[ir.Value], k: ir.Value) -> ir.Value:
         """The address of the elements that a panel of B has for a k."""

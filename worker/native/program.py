@@ -18,6 +18,7 @@ from wire.ir.dtypes import dtype_named
 from wire.ir.types import TensorType
 
 from ..compiler.memory import assign_slots
+from ..engine import line_aligned
 from .runner import WORDS, Row, Runner
 from .steps import ALIGNED, Region, Step, aligned, regions_of
 from .threads import Program
@@ -111,7 +112,7 @@ class Sequenced:
     def bind(self, inputs: Sequence[NDArray[Any]], weights: Weights) -> tuple[list[NDArray[Any]], object]:
         """Give the program its tensors, and the panels of those that are weights; the arrays that it fills, and what
         must live until it has."""
-        outputs = [np.empty(shape, dtype) for shape, dtype in self._made]
+        outputs = [line_aligned.empty(shape, dtype) for shape, dtype in self._made]
         block = np.empty(self.block_bytes + ALIGNED, np.uint8)
         first = block.ctypes.data
         tensors = [np.asarray(tensor) for tensor in (*inputs, *outputs)]  # numpy gives scalars for tensors without axes
