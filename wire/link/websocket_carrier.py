@@ -113,6 +113,7 @@ class WebSockets:
         self._came_from: dict[str, float] = {}  # when a member last did, by origin
         self._web: web.Server | None = None
         self._session: aiohttp.ClientSession | None = None
+        self._closed = False
         self._unlinked: OrderedDict[Any, asyncio.TimerHandle] = OrderedDict()
         self._accept: Callable[[_Socket], Awaitable[None]] | None = None
 
@@ -211,6 +212,8 @@ class WebSockets:
         """Connect to an address."""
         self.allowed.check(address, "dial")
         secret = await self._know_secret()
+        if self._closed:
+            raise ConnectFailed(f"this node has closed its links, and does not dial {shown(address)}:{port} any more")
         if self._session is None:
             proving = self._credentials is None
             self._session = aiohttp.ClientSession(
@@ -262,7 +265,8 @@ class WebSockets:
         return nobody_at(where, _reason(error))
 
     async def close(self) -> None:
-        """Stop listening, and drop connections that belong to no link."""
+        """Stop listening and dialling, and drop connections that belong to no link."""
+        self._closed = True
         if self._listener is not None:
             await self._listener.close()
         for protocol in list(self._unlinked):

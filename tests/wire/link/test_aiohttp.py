@@ -9,8 +9,10 @@ import asyncio
 import re
 import tomllib
 
+import pytest
 from support.source import ROOT
 
+from wire.errors import ConnectFailed
 from wire.limits import DEFAULT
 from wire.link.endpoint import Socket
 from wire.link.websocket_carrier import WebSockets
@@ -54,4 +56,18 @@ async def test_both_ends_of_a_websocket_move_their_messages_past_aiohttp() -> No
         await socket.close()
     finally:
         await client.close()
+        await server.close()
+
+
+async def test_what_was_closed_dials_nobody_and_opens_no_session() -> None:
+    server, client, unused = WebSockets(DEFAULT), WebSockets(DEFAULT), WebSockets(DEFAULT)
+    try:
+        address, port = await server.listen("127.0.0.1", 0, 0, lambda socket: socket.close())
+        await (await client.connect(address, port)).close()
+        for closed in (client, unused):
+            await closed.close()
+            with pytest.raises(ConnectFailed, match="closed its links"):
+                await closed.connect(address, port)
+        assert unused._session is None, "nobody would close it"
+    finally:
         await server.close()
