@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from . import runner
 from .cores import FUNCTION, Tile, tile_for
-from .few_rows import few_rows_core
+from .few_rows import few_rows_core, lines_of_few_core
 from .llvm import Loaded, ir
 from .objects import Objects
 from .products import lines_core, packed_core, panels_core, product_core, window_core
@@ -17,6 +17,7 @@ CORES = {
     "packed": packed_core,
     "panels": panels_core,
     "few_rows": few_rows_core,
+    "lines_of_few": lines_of_few_core,
     "windows": window_core,
     "lines": lines_core,
 }

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from worker.native.cores import FEW, FUNCTION, RUN, Tile, tile_for
+from worker.native.few_rows import LINES_AHEAD
 from worker.native.library import CORES
 from worker.native.llvm import Loaded, Processor, machine_code, this_processor
 from worker.native.spans import BLOCK
@@ -57,6 +58,8 @@ class Core:
         few = [(a.shape[0], b), (b.shape[1], a)]
         if self.form in ("lines", "packed"):
             return b.dtype == self.computed  # it is given rows, however these lie, or panels
+        if self.form == "lines_of_few":
+            return a.shape[0] <= FEW
         return self.form == "product" or any(count <= FEW and other.itemsize in other.strides for count, other in few)
 
     def __call__(self, a: np.ndarray[Any, Any], b: np.ndarray[Any, Any], c: np.ndarray[Any, Any] | None = None) -> Any:
@@ -70,6 +73,9 @@ class Core:
         start = scratch.ctypes.data + -scratch.ctypes.data % 64
         if self.form == "lines":
             self._by_lines(function, a, b, c, start)
+            return c
+        if self.form == "lines_of_few":
+            self._by_lines_of_few(function, a, b, c, start)
             return c
         of_a, of_b, of_c = (words_of(each) for each in (a, b, c))
         panels: Any = None
@@ -109,6 +115,21 @@ class Core:
             depth = max(run.stop - run.start, 0)
             function(*of_a, memory.ctypes.data, table.ctypes.data, k, *of_c[:2], m, n, depth, scratch)
 
+    def _by_lines_of_few(self, function: Any, a: Any, b: Any, c: Any, scratch: int) -> None:
+        """Of rows of B in any order, and of its columns, to the same bits."""
+        (m, length), n = a.shape, b.shape[1]
+        results = [np.copy(c) for _ in range(2)]
+        for by_rows, result in zip((True, False), results, strict=True):
+            count, size = (length, n) if by_rows else (n, length)
+            order = np.random.default_rng(0).permutation(count)
+            memory = (b if by_rows else b.T)[order].reshape(-1)
+            table = np.full(count + LINES_AHEAD, 1 << 40, np.int64)  # behind the end may be anything
+            table[:count] = np.argsort(order) * size
+            steps = (table.ctypes.data, 1) if by_rows else (1, table.ctypes.data)
+            function(*words_of(a), memory.ctypes.data, *steps, *words_of(result)[:2], m, n, length, scratch)
+        assert results[0].tobytes() == results[1].tobytes()
+        c[...] = results[0]
+
 
 def words_of(matrix: np.ndarray[Any, Any]) -> tuple[int, int, int]:
     """Where a matrix begins, and its strides in elements."""
@@ -127,7 +148,7 @@ def core(variant: str, dtype: str = "f32", form: str = "product") -> Core:
     return Core(form, dtype, processor, tile or tile_for(processor, dtype))
 
 
-FORMS = ("product", "few_rows", "lines", "packed")
+FORMS = ("product", "few_rows", "lines_of_few", "lines", "packed")
 
 
 def results(variant: str, a: Any, b: Any, dtype: str = "f32") -> list[np.ndarray[Any, Any]]:

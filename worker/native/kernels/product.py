@@ -18,6 +18,7 @@ from wire.ir.types import Attrs
 from ...compiler.element_exprs import Anchor, Index
 from ...compiler.expressions import Expr, terms_of
 from ..cores import CORE, FEW, PACKED_ROWS_MIN, RUN
+from ..few_rows import LINES_AHEAD
 from ..llvm import ADDRESS, F32, F64, I64, index, ir, loop, prefetch
 from ..printer import Buffer, Printer, stride_of
 from ..vectors import Vectors
@@ -108,6 +109,16 @@ class Unpacked:
     by_rows: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """A right operand whose rows or columns lie anywhere in a buffer, as those of pages do: the line of a k, or of an
+    x, begins at `start`, and its elements follow each other."""
+
+    buffer: int
+    start: Expr
+    by_rows: bool
+
+
 class _Scratch:
     """The scratch memory of a task: parts of it, of known sizes, and the rest."""
 
@@ -166,7 +177,7 @@ class _Product(ABC):
 
     @property
     @abstractmethod
-    def right(self) -> Operand | Table | Unpacked | None: ...
+    def right(self) -> Operand | Table | Unpacked | Lines | None: ...
 
     @property
     @abstractmethod
@@ -412,6 +423,8 @@ class _Dot(_Product):
     @property
     def core(self) -> str:
         """Few rows or columns are multiplied where the other operand lies, if its rows or columns are contiguous."""
+        if isinstance(self.right, Lines):
+            return f"lines_of_few {self.kind}"
         other = self.right if self.rows <= FEW else self.left if self.columns <= FEW else None
         lies = isinstance(other, Unpacked) or (isinstance(other, Operand) and 1 in (other.row, other.column))
         return f"{'few_rows' if lies else 'product'} {self.kind}"
@@ -429,6 +442,10 @@ class _Dot(_Product):
     ) -> None:  # fmt: skip
         """Multiply; if a part is not read, some columns at a time, of the rows in which one of these is read."""
         builder, right, reach = printer.builder, self.right, self.reach
+        if isinstance(right, Lines):
+            of_right = self._listed_lines(printer, right, corner[1], size[1], room)
+            self._call_core(printer, of_right, corner, size, into, across_row, room)
+            return
         if reach is None or not isinstance(right, Operand):
             super()._multiply(printer, corner, size, into, across_row, room)
             return
@@ -441,6 +458,27 @@ class _Dot(_Product):
                 place = builder.gep(into, [builder.add(down, builder.sub(column, corner[1]))])
                 of_right = self._of_columns(printer, right, column)
                 self._call_core(printer, of_right, (row, column), some, place, across_row, room)
+
+    def _listed_lines(
+        self, printer: Printer, right: Lines, column: Value, columns: Value, room: _Scratch
+    ) -> list[Value]:
+        """The core's arguments: a table of the lines that a task reads."""
+        builder = printer.builder
+        variable, first, count, most = ("k", index(0), index(self.length), self.length)
+        if not right.by_rows:
+            variable, first, count, most = "x", column, columns, self._tile()[1]
+        table = room.take(8 * (most + LINES_AHEAD))
+
+        def begin(builder: ir.IRBuilder, at: Value) -> Value:
+            with printer.scope():
+                printer.bind(variable, narrowed(builder, at))
+                return builder.zext(printer.scalar(right.start), I64)
+
+        listed = _listed(builder, table, (first, builder.add(first, count)), begin)
+        pointer = printer.buffers[right.buffer].pointer
+        if right.by_rows:
+            return [builder.bitcast(builder.gep(pointer, [column]), ADDRESS), listed, index(1)]
+        return [builder.bitcast(pointer, ADDRESS), index(1), listed]
 
     def _slices(self) -> tuple[int, tuple[int, ...]]:
         operands = self._element(0, self.row, self.k), self._element(1, self.k, self.x)
@@ -460,13 +498,23 @@ class _Dot(_Product):
         return self._strided(value, self.row, self.k) if self._is_stored(value) else None
 
     @cached_property
-    def right(self) -> Operand | Unpacked | None:
+    def right(self) -> Operand | Unpacked | Lines | None:
         value = self._element(1, self.k, self.x)
         if not self._is_stored(value):
             return Unpacked(value, self._by_rows(value))
         strided = self._strided(value, self.k, self.x)
         picked = strided is None and any(node.op == "gather" for node in self.frame.graph.nodes)
-        return Unpacked(value, self._by_rows(value)) if picked else strided
+        if not picked:
+            return strided
+        return (self.rows <= FEW and self._lines(value)) or Unpacked(value, self._by_rows(value))
+
+    def _lines(self, load: Expr) -> Lines | None:
+        """The lines that a picked element lies in, if they are contiguous."""
+        for by_rows, inner in ((True, self.x), (False, self.k)):
+            const, terms = terms_of(load.args[0])
+            if terms.pop(inner, 0) == 1 and not any(inner.attr in atom.free for atom in terms):
+                return Lines(load.attr, self.frame.build.affine(const, terms), by_rows)
+        return None
 
     def _by_rows(self, value: Expr) -> bool:
         """Whether more of what an element of the right operand is made of lies along its columns than along k."""
