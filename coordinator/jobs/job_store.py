@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from wire.errors import MeshError, NotDurable, StorageError
+from wire.errors import NotDurable, StorageError
 from wire.ir.codec import hash_bytes
 from wire.system.atomic_files import Disk
 from wire.system.tasks import Tasks, unheard
@@ -106,8 +106,7 @@ class JobStore:
             self._doubtful += held
             await asyncio.to_thread(self._contents.forget)
             raise
-        doubtful, self._doubtful = self._doubtful, []
-        await self._release(doubtful)
+        await self._release_doubtful()
         if kind in WHOLE:
             former = self._held.pop(job, b"")
             if held:
@@ -210,17 +209,22 @@ class JobStore:
                 for _ in range(sum(each == (address, size_bytes) for pairs in held for each in pairs)):
                     await asyncio.to_thread(self._contents.put, address, data)
                     put.append(address)
-            there = frozenset(entry.job for entry in entries)
-            gone = sorted(self._journal.jobs() - there) if whole else []
-            everything = [*(Entry(job, FORGOTTEN, b"{}") for job in gone), *entries]
-            if everything:
-                await self._in_writer(self._journal.write, everything)
         except OSError as error:
             await self._release(put)
             raise NotDurable("a job's values cannot be written", cause=str(error), next_step="Make room") from None
-        except MeshError:
+        except Exception:
             await self._release(put)
             raise
+        there = frozenset(entry.job for entry in entries)
+        gone = sorted(self._journal.jobs() - there) if whole else []
+        everything = [*(Entry(job, FORGOTTEN, b"{}") for job in gone), *entries]
+        try:
+            if everything:
+                await self._in_writer(self._journal.write, everything)
+        except StorageError:
+            self._doubtful += put
+            raise
+        await self._release_doubtful()
         former = b"".join(self._held.pop(job, b"") for job in gone)
         for entry, pairs in zip(entries, held, strict=True):
             if entry.kind in WHOLE:
@@ -258,6 +262,11 @@ class JobStore:
             await asyncio.to_thread(self._contents.release, held)
         except OSError as error:  # the next start removes what nothing holds
             log.warning("content that is not needed stays on the disk: %s", error)
+
+    async def _release_doubtful(self) -> None:
+        """Another entry is surely on the disk, so those that were refused before are surely not."""
+        doubtful, self._doubtful = self._doubtful, []
+        await self._release(doubtful)
 
     async def _write(self, entry: Entry) -> None:
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -644,12 +644,17 @@ class SessionService:
             self._ending.run("ending a session", self._end(opened), unheard)
 
     async def _end(self, opened: ClientSession) -> None:
+        """End a session: to the end also where the client that asks for it goes meanwhile, as the journal names it
+        until then, and its name would be taken after the next start."""
         if self._sessions.pop(opened.id, None) is None:
             return
         for token in (opened.token, *opened.former):
             self._tokens.pop((opened.owner, token), None)
         if opened.leaving is not None:
             opened.leaving.cancel()
+        await asyncio.shield(self._ending.run("ending a session", self._ended(opened), unheard))
+
+    async def _ended(self, opened: ClientSession) -> None:
         if opened.session is not None:
             await opened.session.close()
         elif opened.record is not None:

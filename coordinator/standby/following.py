@@ -35,7 +35,7 @@ from wire.standby.in_messages import ballot_field, ballot_of
 from wire.standby.standby_file import PROMOTE_FILE, StandbyFile
 from wire.system.atomic_files import Disk
 from wire.system.file_lock import FileLock
-from wire.system.tasks import Tasks
+from wire.system.tasks import Tasks, as_error
 from wire.transfer.content_exchange import BlobExchange
 
 from ..jobs.job_service import WORKERS
@@ -152,14 +152,15 @@ class Following:
                 if link is None:
                     raise ConnectFailed("the coordinator is gone")
                 await self._store.copy(entries, partial(self._exchange.fetch, link), message.whole)
-            except MeshError as error:
+                self._look_for_workers(entries)
+                if message.whole:
+                    self._file.change(epochs=epochs)
+                    log.info("%d entries of the journal of %s are here", len(entries), link.peer.name)
+            except Exception as fault:  # whatever it is: who has entries that come after these is believed to have them
+                error = as_error("copying entries of the journal failed", fault)
                 log.warning("entries of the journal were not copied: %s", error)
                 self._shell.feed(ev.NotStored(message.stream))
                 continue
-            self._look_for_workers(entries)
-            if message.whole:
-                self._file.change(epochs=epochs)
-                log.info("%d entries of the journal of %s are here", len(entries), link.peer.name)
             self._shell.feed(ev.Stored(message.stream, message.last))
 
     def _look_for_workers(self, entries: Sequence[Entry]) -> None:

@@ -370,3 +370,34 @@ async def test_who_looks_for_content_does_not_wait_while_other_content_is_writte
         disk.go_on.set()
     await saving
     await store.close()
+
+
+async def test_content_of_a_copied_entry_that_may_be_on_the_disk_all_the_same_stays(tmp_path: Path) -> None:
+    """A journal that cannot say any more how long it is has its rows still, and the next start believes them."""
+
+    class CannotAcknowledge(QuickDisk):
+        refuses = False
+
+        def replace(self, old: str | Path, new: str | Path) -> None:
+            if self.refuses and Path(new).name == "acknowledged":
+                raise OSError(errno.ENOSPC, "no space left on the test's device")
+            super().replace(old, new)
+
+    store, _ = opened(tmp_path / "a")
+    await store.save("a", "accepted", {}, values(LONG))
+    disk = CannotAcknowledge()
+    copy, _ = opened(tmp_path / "b", disk)
+
+    async def fetch(address: bytes, size_bytes: int) -> memoryview:
+        return store.view(address) or memoryview(b"")
+
+    disk.refuses = True
+    with pytest.raises(NotDurable):
+        await copy.copy(await store.entries(), fetch)
+    copy._journal.close()  # as a kill does
+    copy, (entry,) = opened(tmp_path / "b")
+    assert await loaded(copy, entry.fields["values"]) == [LONG]
+    await copy.save("a", "forgotten", {})
+    assert files(tmp_path / "b") == set()
+    await copy.close()
+    await store.close()
