@@ -35,7 +35,8 @@ class ContentFiles:
         self._disk = disk
         self._holds: Counter[bytes] = Counter()
         self._recent: dict[bytes, int] = {}  # sizes of what is held once more as it may come again, the oldest first
-        self._lock = threading.Lock()
+        self._busy: set[bytes] = set()  # what a thread writes or removes now
+        self._changing = threading.Condition()  # held for a change of these tables, never while the disk is waited for
 
     def restore(self, held: Iterable[bytes]) -> None:
         """Restore the holds of an earlier run; all other files in the folder are removed."""
@@ -49,21 +50,39 @@ class ContentFiles:
     def put(self, address: bytes, data: memoryview, again: bool = False) -> None:
         """Hold content: write it if it is not held yet, and keep it longer if it may come `again`.  OSError if the disk
         refuses, and then it is not held."""
-        with self._lock:
-            room = min(self._recent_bytes_max, shutil.disk_usage(self._folder).free // 4) if again else 0
+        room = min(self._recent_bytes_max, shutil.disk_usage(self._folder).free // 4) if again else 0
+        try:
+            self._put(address, data, again)
+        except OSError:
+            if not self._recent:
+                raise
+            self._forget(0)
+            self._put(address, data, again)
+        if again:
+            self._forget(room)
+
+    def _put(self, address: bytes, data: memoryview, again: bool) -> None:
+        with self._alone_with(address):
             if address not in self._holds:
-                try:
-                    self._disk.write_whole(self._path(address), [data])
-                except OSError:
-                    if not self._recent:
-                        raise
-                    self._forget(0)
-                    self._disk.write_whole(self._path(address), [data])
-            self._holds[address] += 1
-            if again:
-                self._holds[address] += self._recent.pop(address, None) is None
-                self._recent[address] = data.nbytes
-                self._forget(room)
+                self._disk.write_whole(self._path(address), [data])
+            with self._changing:
+                self._holds[address] += 1
+                if again:
+                    self._holds[address] += self._recent.pop(address, None) is None
+                    self._recent[address] = data.nbytes
+
+    @contextlib.contextmanager
+    def _alone_with(self, address: bytes) -> Iterator[None]:
+        """Only the block writes or removes this content; others go on with theirs, as a disk may take seconds."""
+        with self._changing:
+            self._changing.wait_for(lambda: address not in self._busy)
+            self._busy.add(address)
+        try:
+            yield
+        finally:
+            with self._changing:
+                self._busy.discard(address)
+                self._changing.notify_all()
 
     @contextlib.contextmanager
     def arriving(self, address: bytes, size_bytes: int) -> Iterator[int]:
@@ -79,11 +98,12 @@ class ContentFiles:
             if _hash_of(handle) != address:
                 raise BlobCorrupt(f"what arrived for content {address.hex()[:16]} has another address")
             self._disk.sync(handle)
-            with self._lock:
+            with self._alone_with(address):
                 if address not in self._holds:
                     self._disk.replace(path, self._path(address))
                     self._disk.sync_folder(self._folder)
-                self._holds[address] += 1
+                with self._changing:
+                    self._holds[address] += 1
         finally:
             os.close(handle)
             with contextlib.suppress(FileNotFoundError):
@@ -91,14 +111,12 @@ class ContentFiles:
 
     def forget(self) -> None:
         """Release what is held only because it may come again: the disk is needed for something else."""
-        with self._lock:
-            self._forget(0)
+        self._forget(0)
 
     def release(self, addresses: Iterable[bytes]) -> None:
         """Undo one `put` each; what nobody holds is removed."""
-        with self._lock:
-            for address in addresses:
-                self._let_go(address)
+        for address in addresses:
+            self._let_go(address)
 
     def load(self, address: bytes, size_bytes: int) -> memoryview:
         """Map the content; BlobMissing or BlobCorrupt, naming the file, if it is not what was put."""
@@ -116,7 +134,7 @@ class ContentFiles:
 
     def find(self, address: bytes, size_bytes: int) -> memoryview | None:
         """Map content that is held; None if it is not held, or damaged."""
-        if address not in self._holds:  # without the lock, as in `view`
+        if address not in self._holds:  # it does not wait for who changes that
             return None
         try:
             return self.load(address, size_bytes)
@@ -125,7 +143,7 @@ class ContentFiles:
 
     def view(self, address: bytes) -> memoryview | None:
         """Map content that is held, whatever its size, for somebody who checks it; None if it is not here.  It never
-        waits: an event loop asks, and who has the lock may write gigabytes."""
+        waits: an event loop asks."""
         if address not in self._holds:
             return None
         try:
@@ -136,17 +154,24 @@ class ContentFiles:
 
     def _forget(self, size_bytes: int) -> None:
         """Release the oldest recent content until the rest has at most `size_bytes` together."""
-        while self._recent and sum(self._recent.values()) > size_bytes:
-            oldest = next(iter(self._recent))
-            del self._recent[oldest]
+        gone = []
+        with self._changing:
+            while self._recent and sum(self._recent.values()) > size_bytes:
+                gone.append(next(iter(self._recent)))
+                del self._recent[gone[-1]]
+        for address in gone:
             with contextlib.suppress(OSError):  # what stays is removed by the next start
-                self._let_go(oldest)
+                self._let_go(address)
 
     def _let_go(self, address: bytes) -> None:
-        self._holds[address] -= 1
-        if self._holds[address] <= 0:
-            del self._holds[address]
-            self._disk.remove(self._path(address))
+        with self._alone_with(address):
+            with self._changing:
+                self._holds[address] -= 1
+                last = self._holds[address] <= 0
+                if last:
+                    del self._holds[address]
+            if last:
+                self._disk.remove(self._path(address))
 
     def _path(self, address: bytes) -> str:
         return os.path.join(self._folder, address.hex())

@@ -401,3 +401,53 @@ async def test_content_of_a_copied_entry_that_may_be_on_the_disk_all_the_same_st
     assert files(tmp_path / "b") == set()
     await copy.close()
     await store.close()
+
+
+class Slow(QuickDisk):
+    """A disk on which one content takes as long as the test wants, to be written or removed."""
+
+    def __init__(self, content: bytes) -> None:
+        self.name, self.began, self.goes_on = hash_bytes(content).hex(), threading.Event(), threading.Event()
+
+    def _wait(self, path: str | Path) -> None:
+        if Path(path).name == self.name:
+            self.began.set()
+            assert self.goes_on.wait(20)
+
+    def write_whole(self, path: str | Path, parts: Sequence[Data], writer: str = "") -> None:
+        self._wait(path)
+        super().write_whole(path, parts, writer)
+
+    def remove(self, path: str | Path) -> None:
+        self._wait(path)
+        super().remove(path)
+
+
+@pytest.mark.parametrize("removes", [False, True])
+async def test_who_writes_or_releases_content_waits_for_nobody_with_other_content(
+    tmp_path: Path, removes: bool
+) -> None:
+    """A disk takes seconds for what is large, or where it is a network's."""
+    disk, other = Slow(LONG), LONG[::-1]
+    store, _ = opened(tmp_path, disk)
+    await store.save("before", "accepted", {}, values(LONG[1:] + b"x"))
+    if removes:
+        disk.goes_on.set()
+        await store.save("slow", "accepted", {}, values(LONG))
+        disk.goes_on.clear()
+        disk.began.clear()
+    slow = asyncio.create_task(
+        store.save("slow", FORGOTTEN, {}) if removes else store.save("slow", "accepted", {}, values(LONG))
+    )
+    assert await asyncio.to_thread(disk.began.wait, 20)
+    same = asyncio.create_task(store.save("same", "accepted", {}, values(LONG)))
+    async with asyncio.timeout(10):
+        await store.save("quick", "accepted", {}, values(other))
+        await store.save("before", FORGOTTEN, {})
+    assert files(tmp_path) >= {hash_bytes(other).hex()} and not slow.done() and not same.done()
+    disk.goes_on.set()
+    kept = await same
+    await slow
+    assert await loaded(store, kept) == [LONG]
+    assert files(tmp_path) == {hash_bytes(content).hex() for content in (LONG, other)}
+    await store.close()
