@@ -354,7 +354,11 @@ class JobService:
 
     def _not_saved(self, save: Save, error: MeshError) -> None:
         log.error("job %s: %s", save.job.job, error)
-        known = error if isinstance(error, StorageError) else NotDurable("the job could not be kept", cause=str(error))
+        known = (
+            error
+            if isinstance(error, StorageError | LimitExceeded)
+            else NotDurable("the job could not be kept", cause=str(error))
+        )
         self._feed(self._table.save_failed(save, self._now(), known))
 
     def _start_running(self, start: Start) -> None:

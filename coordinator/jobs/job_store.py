@@ -15,13 +15,17 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from wire.errors import NotDurable, StorageError
+from wire.errors import LimitExceeded, NotDurable, StorageError
 from wire.ir.codec import hash_bytes
+from wire.limits import KIB
+from wire.protocol.messages.standby import JOURNAL_BYTES_MAX
 from wire.system.atomic_files import Disk
 from wire.system.tasks import Tasks, unheard
+from wire.units import need_text, room_text
 
 from .content_files import RECENT_BYTES_MAX, ContentFiles
 from .journal import FORGOTTEN, WHOLE, Connect, Entry, Journal
@@ -32,6 +36,8 @@ T = TypeVar("T")
 Fetch = Callable[[bytes, int], Awaitable[memoryview]]
 ADDRESS_BYTES = 32
 IN_ENTRY_BYTES_MAX = 4096  # a file costs two syncs, a longer entry next to nothing
+TEXT_ON_LOOP_BYTES_MAX = 256 * KIB
+IN_ENTRY_TOTAL_BYTES_MAX = JOURNAL_BYTES_MAX // 2  # of all values: as text they take a third more
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +99,20 @@ class JobStore:
     async def save(self, job: str, kind: str, fields: Mapping[str, Any], values: Any = None) -> Any:
         """Keep an entry whose `values` is a tree of dicts, lists and Content; the tree that `load` takes leaves of.
 
-        Returns once it is on the disk.  Raises NotDurable if the disk refuses; then the entry does not count.
+        Returns once it is on the disk.  Raises NotDurable if the disk refuses, and LimitExceeded for an entry that no
+        standby could be sent; then the entry does not count.
         """
         held: list[bytes] = []
         try:
-            kept = await asyncio.to_thread(self._put, values, held) if _long(values) else self._put(values, held)
-            await self._write(Entry(job, kind, json.dumps({**fields, "values": kept}).encode()))
+            make = partial(self._entry_of, job, kind, fields, values, held)
+            entry, kept = await asyncio.to_thread(make) if _long(values) else make()
+            await self._write(entry)
         except OSError as error:
             await self._release(held)
             raise NotDurable("a job's values cannot be written", cause=str(error), next_step="Make room") from None
+        except LimitExceeded:
+            await self._release(held)
+            raise
         except StorageError:
             self._doubtful += held
             await asyncio.to_thread(self._contents.forget)
@@ -241,9 +252,21 @@ class JobStore:
 
     # -- helpers
 
+    def _entry_of(
+        self, job: str, kind: str, fields: Mapping[str, Any], values: Any, held: list[bytes]
+    ) -> tuple[Entry, Any]:
+        kept = self._put(values, held)
+        body = json.dumps({**fields, "values": kept}).encode()
+        check_size(job, len(body))
+        return Entry(job, kind, body), kept
+
     def _put(self, values: Any, held: list[bytes]) -> Any:
+        room_bytes = IN_ENTRY_TOTAL_BYTES_MAX
+
         def keep(content: Content) -> dict[str, Any]:
-            if content.data.nbytes <= IN_ENTRY_BYTES_MAX:
+            nonlocal room_bytes
+            if content.data.nbytes <= min(IN_ENTRY_BYTES_MAX, room_bytes):
+                room_bytes -= content.data.nbytes
                 return {"data": base64.b64encode(content.data).decode()}
             address = content.address or hash_bytes(content.data)
             self._contents.put(address, content.data, again=content.address is not None and content.again)
@@ -301,15 +324,24 @@ class JobStore:
         self._writing = None
 
 
+def check_size(job: str, size_bytes: int) -> None:
+    """Raise LimitExceeded for an entry of a job that no standby could be sent."""
+    if size_bytes > JOURNAL_BYTES_MAX:
+        raise LimitExceeded(
+            f"the journal's entry of {job} is {need_text(size_bytes)}, and at most {room_text(JOURNAL_BYTES_MAX)} fit",
+            next_step="Give the program fewer inputs and params: each of them has a line there",
+        )
+
+
 def _apart(addresses: bytes) -> list[bytes]:
     return [addresses[at : at + ADDRESS_BYTES] for at in range(0, len(addresses), ADDRESS_BYTES)]
 
 
 def _long(values: Any) -> bool:
-    """Whether any of the contents does not go into the entry."""
+    """Whether any of the contents may not go into the entry, or they are much to be written as text."""
     sizes: list[int] = []
     _map(lambda content: sizes.append(content.data.nbytes), values)
-    return max(sizes, default=0) > IN_ENTRY_BYTES_MAX
+    return max(sizes, default=0) > IN_ENTRY_BYTES_MAX or sum(sizes) > TEXT_ON_LOOP_BYTES_MAX
 
 
 def _map(change: Callable[[Content], Any], tree: Any) -> Any:

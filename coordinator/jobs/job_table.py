@@ -39,6 +39,7 @@ from wire.roles import member_id
 from wire.timeouts import DEFAULT_TIMEOUTS
 from wire.units import size_text
 
+LOG_LINE_CHARS_MAX = 4096  # of a job's log
 FINAL = frozenset({"done", "failed", "cancelled"})
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -477,7 +478,7 @@ class JobTable:
         """The job as a message row, with its log and its report or without."""
         seconds = max((now if job.over_s is None else job.over_s) - job.began_s, 0.0)
         error = job.error.to_fields() if job.error and job.state in FINAL else {}
-        log = tuple(line[:4096] for line in job.log) if details else ()
+        log = tuple(line[:LOG_LINE_CHARS_MAX] for line in job.log) if details else ()
         report = job.report if details else ""
         waits = self._waits(job)
         return JobReport(job.job, job.name, job.state, job.created_s, seconds, error, log, report, waits, job.owner)
@@ -571,7 +572,7 @@ class JobTable:
         return [Free(job)]
 
     def _tell(self, job: Job, now: float, text: str) -> None:
-        job.log = (*job.log, f"{now + self.unix_s:.3f} {text}")[-self.limits.log_lines_max :]
+        job.log = (*job.log, f"{now + self.unix_s:.3f} {text}"[:LOG_LINE_CHARS_MAX])[-self.limits.log_lines_max :]
 
 
 def _over_s(job: Job) -> float:

@@ -35,7 +35,7 @@ from wire.system.tasks import Tasks
 from wire.transfer.content_exchange import BlobExchange
 
 from ..coordinator import Coordinator
-from ..jobs.job_store import JobStore
+from ..jobs.job_store import JobStore, check_size
 from ..jobs.journal import Entry
 from . import events as ev
 from .shell import StandbyShell
@@ -205,11 +205,13 @@ class Replication:
             self._make_shell()
         assert self._shell is not None
         self._shell.state.meet(node)
-        self._file.change(peers={**self._file.remembered.peers, node: body.addresses})
+        self._file.met(node, body.addresses)
         self._tasks.run("sending the journal", self._send_all(self._shell, node, body.stream), _not_sent)
 
     async def _send_all(self, shell: StandbyShell, node: str, stream: int) -> None:
         entries = await self._store.entries()  # with all that was written before, and no more than is counted
+        for entry in entries:  # of an older version, whose entries had no limit
+            check_size(entry.job, len(entry.body))
         self._sent_authority = ()
         self._snapshots[node] = entries
         shell.feed(ev.Attach(node, stream))

@@ -15,8 +15,9 @@ from support.hostile.faulty_disk import FaultyDisk, Fuse, QuickDisk, quick_conne
 
 from coordinator.jobs.job_store import IN_ENTRY_BYTES_MAX, Content, JobStore, StoredEntry
 from coordinator.jobs.journal import FORGOTTEN, Entry
-from wire.errors import BlobCorrupt, BlobMissing, NodeLost, NotDurable
+from wire.errors import BlobCorrupt, BlobMissing, LimitExceeded, NodeLost, NotDurable
 from wire.ir.codec import hash_bytes
+from wire.protocol.messages.standby import JOURNAL_BYTES_MAX
 from wire.system.atomic_files import Data, Disk
 
 LONG = bytes(range(256)) * 17
@@ -450,4 +451,26 @@ async def test_who_writes_or_releases_content_waits_for_nobody_with_other_conten
     await slow
     assert await loaded(store, kept) == [LONG]
     assert files(tmp_path) == {hash_bytes(content).hex() for content in (LONG, other)}
+    await store.close()
+
+
+async def test_an_entry_with_many_small_values_is_no_longer_than_a_standby_takes(tmp_path: Path) -> None:
+    store, _ = opened(tmp_path)
+    contents = [number.to_bytes(4, "big") * (IN_ENTRY_BYTES_MAX // 4) for number in range(2300)]
+    kept = await store.save("a", "accepted", {}, values(*contents))
+    (entry,) = await store.entries()
+    assert len(entry.body) <= JOURNAL_BYTES_MAX and 0 < len(files(tmp_path)) < len(contents)
+    assert await loaded(store, kept) == contents
+    await store.save("a", FORGOTTEN, {})
+    assert files(tmp_path) == set()
+    await store.close()
+
+
+async def test_an_entry_that_no_standby_takes_is_refused_at_once_and_leaves_nothing(tmp_path: Path) -> None:
+    store, _ = opened(tmp_path)
+    long = {"record": "x" * JOURNAL_BYTES_MAX}
+    with pytest.raises(LimitExceeded, match=r"entry of a is .* and at most 8.* fit.*fewer inputs"):
+        await store.save("a", "accepted", long, values(LONG))
+    assert files(tmp_path) == set() and await store.entries() == []
+    await store.save("b", "accepted", {})
     await store.close()

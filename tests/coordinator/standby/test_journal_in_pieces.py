@@ -16,10 +16,12 @@ from coordinator.standby.following import Following
 from coordinator.standby.replication import MESSAGE_BYTES, Replication, _pieces
 from mesh.simulation.loop import VirtualLoop
 from mesh.simulation.network import SimulatedNetwork
+from wire.errors import LimitExceeded
 from wire.limits import DEFAULT, KIB
 from wire.link.endpoint import Endpoint
 from wire.link.link import Link
 from wire.protocol.messages import JournalEntries, JournalHave, Message
+from wire.protocol.messages.standby import JOURNAL_BYTES_MAX
 from wire.standby.configuration import Ballot
 
 WHOLE = ev.Entries("a", Ballot(1, "a"), 1, 0, 9, True)
@@ -135,3 +137,16 @@ def test_entries_come_by_the_short_way_again_once_the_long_one_is_empty() -> Non
     replication._have(there, JournalHave(1, 10))
     replication._send(ev.Send("b", NEXT))
     assert [in_order for _, in_order in sent] == [True, False, True, True, True, False]
+
+
+async def test_an_entry_of_an_older_version_that_fits_into_no_message_is_told_and_not_sent_again_and_again() -> None:
+    told: list[ev.Event] = []
+
+    async def stored() -> list[Entry]:
+        return [NEW, Entry("long", "accepted", bytes(JOURNAL_BYTES_MAX + 1))]
+
+    replication = cast(Any, Replication.__new__(Replication))
+    replication._store, replication._snapshots = SimpleNamespace(entries=stored), {}
+    with pytest.raises(LimitExceeded, match="entry of long"):
+        await replication._send_all(SimpleNamespace(feed=told.append), "b", 1)
+    assert not told
