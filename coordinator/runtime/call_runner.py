@@ -148,9 +148,9 @@ class CallRunner(PlanShell):
             members = self._members.items()
             self._untrusted = frozenset(node for node, member in members if not member.profile.trusted)
             self._planning.changed()
-            self._guards.nodes_changed()
             gone = (event.error, event.away) if isinstance(event, ev.NodeGone) else (None, False)
             self._sessions.nodes_changed(*gone)
+            self._guards.nodes_changed()
 
     def _unanswered(self, error: MeshError) -> None:
         log.warning("%s", error)

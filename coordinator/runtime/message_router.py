@@ -11,6 +11,7 @@ from wire.link.link import Link
 from wire.protocol.flow_control import PacedBuffer
 from wire.protocol.messages import Message, Revocations
 from wire.roles import member_id
+from wire.system.tasks import as_error
 
 from ..delivery.output_receiver import OutputReceiver
 from ..workers.records import Member
@@ -58,7 +59,10 @@ class MessageRouter:
         if self.closing:
             return
         for told in self.unlinked:
-            told(link, error)
+            try:
+                told(link, error)
+            except Exception as fault:  # which keeps no other from hearing of it
+                as_error("hearing of the end of a link failed", fault)
         member = self._members.get(link.peer.node_id)
         if member is not None and member.link is link:
             self.lost(link.peer.node_id, str(error or "connection closed"))

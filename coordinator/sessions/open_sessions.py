@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
 
 from wire.errors import MeshError
 from wire.protocol.messages import PlanKey, Working
-from wire.system.tasks import unheard
+from wire.system.tasks import as_error, unheard
 
 from ..planning.model.program import Program
 from ..planning.session_planner import Stateful, check_carried
@@ -93,15 +94,14 @@ class Sessions:
 
     def nodes_changed(self, error: MeshError | None, away: bool = False) -> None:
         """The usable workers changed, perhaps by an error; workers that are `away` may come back as they were."""
-        for session in list(self._open):
-            session.nodes_changed(error, away)
+        self._tell_each(lambda session: session.nodes_changed(error, away))
 
     def back(self, node: str, kept: Mapping[int, int]) -> None:
         """A worker joined again, and has kept these plans, by generation, of each of which it has done so many
         steps."""
-        self._kept_by[node] = kept
-        for session in list(self._open):
-            session.feed(ev.NodeReturned(node, frozenset(kept), kept))
+        members = self._context.plans.members
+        self._kept_by = {each: told for each, told in self._kept_by.items() if each in members} | {node: kept}
+        self._tell_each(lambda session: session.feed(ev.NodeReturned(node, frozenset(kept), kept)))
 
     @property
     def kept(self) -> frozenset[int]:
@@ -135,8 +135,7 @@ class Sessions:
 
     def stuck(self, node: str) -> None:
         """A worker is stuck in work that is no session's."""
-        for session in list(self._open):
-            session.feed(ev.NodeStuck(node))
+        self._tell_each(lambda session: session.feed(ev.NodeStuck(node)))
 
     def of(self, generation: int) -> Session | None:
         """The session that a plan is of; None for one of calls."""
@@ -154,5 +153,13 @@ class Sessions:
 
     def close(self) -> None:
         """End them all."""
+        self._tell_each(lambda session: session.feed(ev.CloseRequested()))
+
+    def _tell_each(self, tell: Callable[[Session], object]) -> None:
+        """Tell all sessions something.  One that fails at it ends, and keeps no other from hearing it."""
         for session in list(self._open):
-            session.feed(ev.CloseRequested())
+            try:
+                tell(session)
+            except Exception as fault:
+                error = as_error("a session failed at what it was told", fault)
+                asyncio.get_running_loop().call_soon(session._unanswered, error)

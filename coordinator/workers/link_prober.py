@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from wire.errors import MeshError, NodeLost, ProtocolError
 from wire.link.link import Link as Wire
 from wire.protocol.messages import PairReport, Probe, Probed
+from wire.system.tasks import as_error
 from wire.timeouts import DEFAULT_TIMEOUTS, SILENT
 from wire.transfer.link_probe import Meter
 from wire.units import time_text
@@ -107,7 +108,8 @@ class LinkProber:
             way = await (self._measure(target) if source == CLIENT else self._ask(source, target))
         except TimeoutError:
             way = ProbeResult(False, cause=f"no answer within {self._probe_s:g} s")
-        except MeshError as error:
+        except Exception as fault:  # the table waits for an answer, and others for both nodes
+            error = as_error("probing a link failed", fault)
             way = ProbeResult(False, cause=error.cause or error.message)
         log.debug("from %s to %s: %s", source or "here", target or "here", way)
         if self.table.probed(pair, way, asyncio.get_running_loop().time(), self._assumed(source, target)):

@@ -31,3 +31,17 @@ def test_a_link_that_ends_with_a_revoked_one_keeps_no_other_from_the_news() -> N
     links = [link("revoked"), link("full"), link("well")]
     MessageRouter({}).revoke(cast(Revocations, None), {"revoked"}, links)
     assert told == ["well"]
+
+
+def test_who_fails_at_hearing_of_the_end_of_a_link_keeps_no_other_from_hearing_of_it() -> None:
+    told: list[str] = []
+
+    def fails(link: Any, error: Any) -> None:
+        raise KeyError("a session")
+
+    link = cast(Any, SimpleNamespace(peer=SimpleNamespace(node_id="worker", name="worker")))
+    router = MessageRouter({"worker": cast(Any, SimpleNamespace(link=link))})
+    router.unlinked += [fails, lambda link, error: told.append("second")]
+    router.lost = lambda node, why: told.append(f"{node} is lost: {why}")
+    router.on_unlinked(link, NodeLost("silent"))
+    assert told == ["second", "worker is lost: silent"]

@@ -1,0 +1,61 @@
+"""All sessions of a coordinator: what goes wrong in one of them is nothing to the others."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from coordinator.sessions.open_sessions import Sessions
+from wire.errors import MeshError, NodeLost
+
+
+class Told:
+    """A session that notes what it is told; one that `fails` cannot take it."""
+
+    def __init__(self, fails: bool = False) -> None:
+        self.fails, self.told, self.ended = fails, list[str](), list[MeshError]()
+
+    def nodes_changed(self, error: MeshError | None, away: bool) -> None:
+        self.feed("nodes changed")
+
+    def feed(self, event: Any) -> None:
+        if self.fails:
+            raise KeyError("a plan that is gone")
+        self.told.append(event if isinstance(event, str) else type(event).__name__)
+
+    def _unanswered(self, error: MeshError) -> None:
+        self.ended.append(error)
+
+
+def sessions(*those: Told, members: Any = ()) -> Any:
+    opened = Sessions(cast(Any, SimpleNamespace(plans=SimpleNamespace(members=members))))
+    opened._open.extend(cast(Any, those))
+    return opened
+
+
+async def test_one_that_fails_at_what_it_hears_ends_and_the_others_hear_of_the_death() -> None:
+    bad, well = Told(fails=True), Told()
+    opened = sessions(bad, well)
+    opened.nodes_changed(NodeLost("a worker died"), True)
+    opened.back("worker", {1: 2})
+    opened.stuck("worker")
+    opened.close()
+    assert well.told == ["nodes changed", "NodeReturned", "NodeStuck", "CloseRequested"]
+    await asyncio.sleep(0)
+    assert len(bad.ended) == 4 and "KeyError" in str(bad.ended[0]) and not well.ended
+
+
+@pytest.mark.parametrize("count", [1, 100])
+async def test_what_workers_had_kept_is_known_of_those_that_are_there(count: int) -> None:
+    members = {"stays": None}
+    opened = sessions(members=members)
+    opened.back("stays", {7: 1})
+    for number in range(count):
+        members[f"goes {number}"] = None
+        opened.back(f"goes {number}", {number: 1})
+        del members[f"goes {number}"]
+    opened.back("stays", {8: 1})
+    assert opened._kept_by == {"stays": {8: 1}}
