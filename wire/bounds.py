@@ -423,6 +423,14 @@ JOURNAL_COPIES = Bound(
     unit="messages",
     most=16,
 )
+STANDBY_PEERS = Bound(
+    "coordinator",
+    "Other coordinators of which it remembers where they are dialled.",
+    FORGETS,
+    "Who was met first; never one that has every acknowledged entry, or votes.",
+    unit="coordinators",
+    most=8,
+)
 
 # -- worker
 

@@ -200,8 +200,7 @@ class Following:
     def _meet(self, link: Link) -> None:
         """Remember the coordinator that serves."""
         addresses = tuple(dict.fromkeys((*link.peer.addresses, *((link.address,) if link.address else ()))))
-        peers = {**self._file.remembered.peers, link.peer.node_id: addresses}
-        self._file.change(peers=peers)
+        self._file.met(link.peer.node_id, addresses)
         self._shell.state.meet(link.peer.node_id)
 
     def _take_authority(self, body: AuthorityFiles) -> None:

@@ -81,6 +81,7 @@ FILLED: Mapping[str, str] = {  # a test that fills it with the real part, and se
     "RECORD_WAITS": "tests/coordinator/sessions/test_record_writer.py::"
     "test_copies_are_released_after_a_while_where_the_disk_refuses",
     "CONTENT_KEPT": "tests/coordinator/jobs/test_job_store.py::test_weights_stay_a_while_for_whoever_sends_them_again",
+    "STANDBY_PEERS": "tests/wire/standby/test_standby_file.py::test_of_too_many_peers_the_oldest_that_do_not_count_go",
     "JOURNAL_COPIES": "tests/wire/test_full_queues.py::test_a_standby_with_a_slow_disk_asks_again",
     "KEPT_CONTENT": "tests/worker/state/test_kept_content.py::test_so_much_is_kept_as_there_is_room_for",
     "CACHED_WEIGHTS": "tests/worker/test_blob_store.py::test_what_the_disk_share_cannot_take_goes_to_memory",

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..bounds import STANDBY_PEERS
 from ..errors import ConfigError
 from ..system.atomic_files import Disk
 from .configuration import Ballot, Configuration, Record
@@ -20,6 +21,7 @@ from .configuration import Ballot, Configuration, Record
 STANDBY_FILE = "standby.json"
 PROMOTE_FILE = "promote"  # in the folder of a coordinator that follows: the operator's word that it takes over
 FORMAT = 1
+PEERS_MAX = STANDBY_PEERS.most
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,17 @@ class StandbyFile:
             return
         Disk().write_whole(self._path, [json.dumps(_fields(changed), indent=1).encode()])
         self.remembered, self.exists = changed, True
+
+    def met(self, node: str, addresses: Sequence[str]) -> None:
+        """Remember where another coordinator is dialled, and forget the oldest of too many; never one that counts, as
+        it may have taken over.  OSError if the disk refuses."""
+        peers = {**self.remembered.peers, node: tuple(addresses)}
+        known = self.remembered.record.configuration
+        counts = {node} | (known.everybody if known is not None else frozenset())
+        spare = [each for each in peers if each not in counts]
+        for gone in spare[: max(len(peers) - PEERS_MAX, 0)]:
+            del peers[gone]
+        self.change(peers=peers)
 
     def _read(self) -> Remembered:
         try:

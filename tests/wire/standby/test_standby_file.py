@@ -9,7 +9,7 @@ import pytest
 from wire.errors import ConfigError, ProtocolError
 from wire.standby.configuration import Ballot, Configuration, Record
 from wire.standby.in_messages import answered_of, asked_of, vote_of, voted_of
-from wire.standby.standby_file import STANDBY_FILE, Remembered, StandbyFile
+from wire.standby.standby_file import PEERS_MAX, STANDBY_FILE, Remembered, StandbyFile
 from wire.standby.voter import Answered, Asked, Stage
 
 KNOWN = Configuration(4, frozenset({"a", "b"}), (frozenset({"a", "b", "c"}), frozenset({"a", "b", "d"})))
@@ -45,3 +45,18 @@ def test_a_vote_is_the_same_after_its_way(stage: Stage) -> None:
 def test_nobody_asks_for_another_or_for_nothing(asked: Asked) -> None:
     with pytest.raises(ProtocolError, match="in one's own name"):
         asked_of(vote_of(asked), "a")
+
+
+def test_of_too_many_peers_the_oldest_that_do_not_count_go(tmp_path: Path) -> None:
+    """A standby that is taken down has another node take its place: it is not dialled for ever."""
+    file = StandbyFile(tmp_path)
+    file.change(record=RECORD)
+    for name in ("b", "old", *(f"n{number}" for number in range(PEERS_MAX - 2))):
+        file.met(name, (f"{name}:7100",))
+    assert len(file.remembered.peers) == PEERS_MAX and "old" in file.remembered.peers
+    for name in ("n0", "new", "newer"):
+        file.met(name, (f"{name}:7101",))
+    assert [*file.remembered.peers] == ["b", *(f"n{number}" for number in range(1, PEERS_MAX - 2)), "new", "newer"]
+    assert StandbyFile(tmp_path).remembered == file.remembered, (
+        "b has every acknowledged entry, and may have taken over"
+    )
