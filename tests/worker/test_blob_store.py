@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -337,3 +339,41 @@ async def test_how_much_lies_in_memory_follows_from_the_budget() -> None:
     assert WorkerConfig(memory_bytes=5 << 30).blob_memory_bytes == 5 << 30
     assert WorkerConfig().blob_memory_bytes == psutil.virtual_memory().total // 2
     assert WorkerConfig(memory_bytes=5 << 30, blob_memory_bytes_max=1).blob_memory_bytes == 1
+
+
+@pytest.mark.parametrize("keep", [False, True])
+async def test_what_is_written_as_nobody_waits_for_it_any_more_is_no_file_that_nobody_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: bool
+) -> None:
+    """A thread writes to the end, also where the plan is dropped meanwhile that the content was fetched for."""
+    held, began, goes_on = store(tmp_path), threading.Event(), threading.Event()
+    write = blob_store._write_file
+
+    def slowly(*args: Any) -> None:
+        began.set()
+        assert goes_on.wait(20)
+        write(*args)
+
+    monkeypatch.setattr(blob_store, "_write_file", slowly)
+    blob, data = content(3, 2 * MIB)
+    putting = asyncio.create_task(held.put(blob, data, keep))
+    assert await asyncio.to_thread(began.wait, 20)
+    putting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await putting
+    again = asyncio.create_task(held.put(blob, data, keep=False))  # for another plan
+    await asyncio.sleep(0)
+    again.cancel()
+    goes_on.set()
+    while held._tasks:
+        await asyncio.sleep(0.01)
+    files = [path.name for folder in ("disk", "memory") for path in (tmp_path / folder).iterdir()]
+    assert files == ([blob.hex()] if keep else []) and held.used_bytes == (data.nbytes if keep else 0)
+    assert (await held.find(blob) is not None) == keep
+
+
+async def test_two_that_put_the_same_content_at_once_both_have_it(tmp_path: Path) -> None:
+    held = store(tmp_path)
+    blob, data = content(3, 2 * MIB)
+    await asyncio.gather(held.put(blob, data, keep=False), held.put(blob, data, keep=False))
+    assert held.used_bytes == data.nbytes and held.view(blob) == data

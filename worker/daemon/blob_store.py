@@ -12,6 +12,7 @@ All bookkeeping happens on the loop's thread; hashing and writing of more than 1
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import itertools
@@ -29,6 +30,7 @@ from wire.ir.codec import hash_bytes
 from wire.limits import GIB
 from wire.system import mapped_files
 from wire.system.private_folder import make_private
+from wire.system.tasks import Tasks, unheard
 from wire.transfer.content_exchange import off_loop
 from wire.units import size_text
 
@@ -70,6 +72,8 @@ class BlobStore:
         self._disk = _Folder(disk, disk_bytes_max, durable=True) if disk else None
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()  # least recently used first
         self._serial = itertools.count()
+        self._tasks = Tasks()
+        self._writing: dict[bytes, asyncio.Task[None]] = {}
         memory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self._disk:
             self._load_index(self._disk)
@@ -131,10 +135,21 @@ class BlobStore:
     async def put(self, blob: bytes, data: memoryview, keep: bool) -> None:
         """Store content whose address the caller has checked; BlobError if there is no room for it.  What is not to be
         kept goes with the last that pinned it, or sooner if there is no room."""
+        while (other := self._writing.get(blob)) is not None:
+            await asyncio.wait([other])
         if blob in self._entries:
             entry = self._entries[blob]
             entry.keep, entry.put, entry.put_s = entry.keep or keep, True, time.monotonic()
             return
+        writing = self._writing[blob] = self._tasks.run("storing content", self._put(blob, data, keep), unheard)
+        writing.add_done_callback(lambda _: self._writing.pop(blob))
+        try:
+            await asyncio.shield(writing)
+        except asyncio.CancelledError:  # a thread writes on, and nobody is about to pin what it wrote
+            writing.add_done_callback(lambda _: self.discard((blob,)))
+            raise
+
+    async def _put(self, blob: bytes, data: memoryview, keep: bool) -> None:
         folders = [folder for folder in (self._disk if keep else None, self._memory) if folder is not None]
         for folder in folders:
             if self._make_room(folder, data.nbytes) and await self._write(folder, blob, data, keep):
